@@ -9,10 +9,10 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from engines.errors import UserError, require
+from engines.machine import machine_memory_bytes
 from engines.models.chat import CausalText, load_causal_text
 from engines.models.checkpoint import checkpoint_digest, checkpoint_dir, digest_of, read_json
 from engines.models.qwen2_config import CAUSAL_SHAPES, CAUSAL_TYPES, CausalConfig, causal_config, tiny_causal
-from engines.runtime.machine import machine_memory_bytes
 from engines.server.ar import ArGeneration
 from engines.server.ar_settings import DTYPE_BYTES, SYSTEM, ArSettings
 from engines.server.codec import Codec, IdsAlone

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baselines.dllm.dream import dream_decode, timestep_decode
-from baselines.dllm.options import RANKINGS, FastDllmOptions
-from baselines.dllm.published import PublishedMethod
-from engines.dllm.config import DecodeConfig, GenerationConfig
+from baselines.dllm.published import RANKINGS, FastDllmOptions, PublishedMethod
+from engines.dllm.config import DecodeConfig, DelayedCache, GenerationConfig, NoCache, RefreshRule
 from engines.dllm.method import BLOCKS, Options, Sampler
-from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
 from engines.errors import require
 
 THRESHOLD = 0.9

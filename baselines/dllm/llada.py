@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from baselines.dllm.published import PublishedMethod
+from engines.dllm.config import NoCache
 from engines.dllm.method import BLOCKS, Options, Sampler
-from engines.dllm.phase import NoCache
 
 
 class Llada(PublishedMethod):

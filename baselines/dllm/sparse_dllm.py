@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from baselines.dllm.dream import timestep_decode
-from baselines.dllm.options import SparseOptions
-from baselines.dllm.published import PublishedMethod
-from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
+from baselines.dllm.published import PublishedMethod, SparseOptions
+from engines.dllm.config import DecodeConfig, DelayedCache, GenerationConfig, SparsityConfig
 from engines.dllm.method import BLOCKS, Options, Sampler
-from engines.dllm.phase import DelayedCache
 from engines.errors import require
 
 

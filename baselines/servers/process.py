@@ -15,7 +15,7 @@ from pathlib import Path
 
 from baselines.servers.asking import NoPage, ask
 from engines.errors import RunError
-from engines.runtime.machine import settled
+from engines.machine import settled
 
 WARDEN = Path(__file__).with_name("warden.py")
 GRACE_S = 20.0

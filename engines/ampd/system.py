@@ -13,7 +13,7 @@ from engines.cluster.simulation import Cluster, Policies
 from engines.cluster.worker import WINDOW_S
 from engines.errors import require
 from engines.knobs import Checked, Only, Range
-from engines.policies.on_time import LateShare, OnTimeQueue
+from engines.policies.batching import LateShare, OnTimeQueue
 from engines.policies.routing import Dispatch, RemoteOnly, Router
 from engines.policies.views import PrefillQueue, Slo
 

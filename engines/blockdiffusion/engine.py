@@ -10,8 +10,8 @@ from engines.blockdiffusion.plan import NO_BLOCKS, Denoised, Executor, Outcome, 
 from engines.blockdiffusion.rules import Blocks, Bools, DecodeRule, anywhere
 from engines.blockdiffusion.scheduler import BlockEngineConfig, BlockScheduler, SeparateScheduler
 from engines.blockdiffusion.sequence import Answer, BlockRequest, Sequence
+from engines.data import asked
 from engines.errors import require
-from engines.named import asked
 
 
 class BlockEngine:

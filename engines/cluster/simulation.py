@@ -31,9 +31,9 @@ from engines.cluster.record import (
 )
 from engines.cluster.sessions import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Session
 from engines.cluster.worker import WINDOW_S, CachingPrefillWorker, Home, Live, Parts, PrefillWorker
+from engines.data import asked
 from engines.errors import RunError, UserError, require
 from engines.knobs import Checked, Count, Range
-from engines.named import asked
 from engines.policies.batching import ONE_BY_ONE, Owed, checked_decision
 from engines.policies.routing import Binder, Estimator, LeastKvMemory, Local, Router
 from engines.policies.views import Batching, PrefillQueue, PrefillTask, TaskKind

@@ -26,7 +26,7 @@ from typing import ClassVar, NamedTuple, NotRequired, Protocol, TypedDict, Unpac
 from engines.cluster.hardware import StepCost
 from engines.cluster.record import TokenLog, WorkerRow
 from engines.cluster.sessions import EventLoop, Session
-from engines.named import asked
+from engines.data import asked
 from engines.policies.batching import ONE_BY_ONE, Owed
 from engines.policies.views import (
     Batching,

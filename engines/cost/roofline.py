@@ -24,11 +24,10 @@ from math import fsum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
-from engines.data import read_text
+from engines.data import load_named, read_text, where_of
 from engines.errors import UserError, require
 from engines.knobs import Checked, Proportion, Range
 from engines.models.shape import ModelShape
-from engines.named import load_named, where_of
 
 GB = 10**9
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from time import perf_counter
 
-from engines.dllm.phase import Phase, SeeingRule
+from engines.data import asked
+from engines.dllm.config import Phase, SeeingRule
 from engines.dllm.plan import (
     Completion,
     Executor,
@@ -27,7 +28,6 @@ from engines.dllm.plan import (
 from engines.dllm.scheduling import Scheduler, booked, due_fields, plan_item
 from engines.dllm.sequence import Sequence, hold_together, is_open_ended
 from engines.errors import RunError
-from engines.named import asked
 from engines.runtime.step_timer import StepTimes
 
 _KINDS = tuple(

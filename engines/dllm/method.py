@@ -16,17 +16,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from engines.cost.roofline import StepPrice
-from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, ServeOptions, SparsityConfig, TiePolicy
+from engines.data import asked, load_named
+from engines.dllm.config import (
+    DecodeConfig,
+    DelayedCache,
+    EngineConfig,
+    GenerationConfig,
+    RefreshRule,
+    ServeOptions,
+    Settling,
+    SparsityConfig,
+    TiePolicy,
+    check_settling,
+)
 from engines.dllm.engine import Engine
-from engines.dllm.executor.simulated import RooflineExecutor
-from engines.dllm.phase import DelayedCache, RefreshRule, Settling, check_settling
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.sequence import cache_rows
+from engines.dllm.simulated import RooflineExecutor
 from engines.errors import UserError, require
 from engines.knobs import given_to, knobs_of
 from engines.models.shape import ModelShape
-from engines.named import asked, load_named
 
 if TYPE_CHECKING:
     from engines.dllm.executor.torch import TorchExecutor

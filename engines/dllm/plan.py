@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from engines.dllm.config import GenerationConfig
-from engines.dllm.phase import Phase
+from engines.dllm.config import GenerationConfig, Phase
 from engines.errors import RunError, require
 from engines.runtime.step_timer import StepTimes
 

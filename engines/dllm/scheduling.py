@@ -47,12 +47,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.phase import RefreshRule, SeeingRule, check_settling
+from engines.data import load_named, where_of
+from engines.dllm.config import EngineConfig, GenerationConfig, RefreshRule, SeeingRule, check_settling
 from engines.dllm.plan import Completion, PlanItem, Request, StepPlan
 from engines.dllm.sequence import Sequence, is_open_ended
 from engines.errors import UserError, require
-from engines.named import load_named, where_of
 
 
 class KvPool:

@@ -14,8 +14,19 @@ from copy import copy, deepcopy
 from functools import lru_cache
 from itertools import pairwise
 
-from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.phase import Phase, RefreshRule, SeeingRule, Seen, Settling, Window, check_phase
+from engines.dllm.config import (
+    DecodeConfig,
+    EngineConfig,
+    GenerationConfig,
+    Phase,
+    RefreshRule,
+    SeeingRule,
+    Seen,
+    Settling,
+    SparsityConfig,
+    Window,
+    check_phase,
+)
 from engines.dllm.plan import Request
 from engines.errors import require
 

@@ -27,11 +27,11 @@ from engines.cluster.simulation import DecodeSimulation, Simulation, StopRule
 from engines.cluster.worker import Host, Live, Parts, PrefillWorker, Worker
 from engines.cost.kernels import Composed, kernels_of
 from engines.cost.roofline import DecodeLine, Gpu, Roofline, StepPrice, StepWork
+from engines.data import asked
 from engines.errors import RunError, UserError, require
 from engines.knobs import Checked, Count, Fixed, Proportion, Range, Seconds, Tokens
 from engines.laps.system import LengthClass, PrefillSystem, PressureController, Signals
 from engines.models.shape import ModelShape
-from engines.named import asked
 from engines.policies.routing import FewestSessions, Local, RemoteOnly
 from engines.policies.views import (
     Batching,

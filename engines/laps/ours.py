@@ -6,7 +6,7 @@ share of the budget is theirs, first come, first served; it bounds the longest w
 
 On-time is its successor: it goes by due time while all that waits is on time. Else it gives up as few as possible, and a share of
 the steps is theirs. A prefill ends with the step that has its last token: which prefills can all be on time is a question of the
-steps to come, and the fewest that must be given up are Moore's and Hodgson's (``engines.policies.on_time``). Going by due time costs
+steps to come, and the fewest that must be given up are Moore's and Hodgson's (``engines.policies.batching``). Going by due time costs
 a long prompt nothing until there is too much work for all.
 """
 
@@ -19,7 +19,7 @@ from typing import Annotated, Protocol
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Proportion, Range, Seconds
-from engines.policies.on_time import LateShare, Split, by_arrival, whole_steps_s, work_by
+from engines.policies.batching import LateShare, Split, by_arrival, whole_steps_s, work_by
 from engines.policies.views import IDLE, OpenQueue, PrefillTask, Share, Situation, StepPlan
 
 

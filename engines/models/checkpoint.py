@@ -13,7 +13,7 @@ from typing import Any
 
 from engines import data
 from engines.errors import UserError
-from engines.models.diffusion_config import DREAM_7B, LLADA_8B, DreamConfig, LLaDAConfig
+from engines.models.config import DREAM_7B, LLADA_8B, DreamConfig, LLaDAConfig
 
 TINY_DIR = Path(__file__).parent / "tiny"
 """The embedded checkpoint: a small model trained on tasks this project generates."""

@@ -12,8 +12,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 
 from engines.models.block_config import BlockConfig
-from engines.models.config import Llama3Scaling, Rope
-from engines.models.diffusion_config import DreamConfig
+from engines.models.config import DreamConfig, Llama3Scaling, Rope
 from engines.models.layers import (
     GatedMLP,
     Linear,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engines.models.diffusion_config import LLaDAConfig
+from engines.models.config import LLaDAConfig
 from engines.models.layers import (
     GatedMLP,
     Linear,

@@ -22,6 +22,7 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from engines.errors import UserError
+from engines.machine import keep_freed_memory, machine_memory_bytes
 from engines.models.block_config import BLOCK_SHAPES, BlockConfig, block_config, read_block_config
 from engines.models.checkpoint import (
     INDEX_FILE,
@@ -31,15 +32,14 @@ from engines.models.checkpoint import (
     read_config,
     weight_files,
 )
+from engines.models.config import DreamConfig, LLaDAConfig
 from engines.models.decoder import BlockModel, CausalModel, DreamModel
-from engines.models.diffusion_config import DreamConfig, LLaDAConfig
 from engines.models.layers import RMSNorm
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada2 import LLaDA2Model
 from engines.models.packed import PackedModel
 from engines.models.protocol import DiffusionModel
 from engines.models.qwen2_config import CAUSAL_SHAPES, CausalConfig, causal_config, read_causal_config
-from engines.runtime.machine import keep_freed_memory, machine_memory_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

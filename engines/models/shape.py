@@ -16,9 +16,9 @@ from engines.models.block_config import LLADA2_FLASH as _LLADA2_FLASH_CONFIG
 from engines.models.block_config import LLADA2_MINI as _LLADA2_MINI_CONFIG
 from engines.models.block_config import SDAR_8B as _SDAR_8B_CONFIG
 from engines.models.block_config import BlockConfig
+from engines.models.config import DREAM_7B as _DREAM_7B_CONFIG
+from engines.models.config import LLADA_8B as _LLADA_8B_CONFIG
 from engines.models.config import ModelConfig
-from engines.models.diffusion_config import DREAM_7B as _DREAM_7B_CONFIG
-from engines.models.diffusion_config import LLADA_8B as _LLADA_8B_CONFIG
 
 _OF_MIXTURES = ("shared_hidden", "router_bias", "dense_layers", "dense_hidden")
 

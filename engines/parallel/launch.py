@@ -21,8 +21,8 @@ from typing import Any, Literal, NamedTuple
 import torch.distributed as dist
 
 from engines.errors import UserError
+from engines.machine import held
 from engines.parallel.group import TensorParallel, abort_tensors, join, leave, rank_device
-from engines.runtime.machine import held
 
 HOST = "127.0.0.1"
 _START_TIMEOUT_S = 300.0

@@ -13,9 +13,9 @@ from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from typing import Any
 
+from engines.data import asked, load_named
 from engines.errors import UserError, require
 from engines.knobs import Knob, given_to, usual_knobs_of
-from engines.named import asked, load_named
 from engines.policies.views import OpenQueue, PrefillQueue
 
 _NUMBERS = ("no", "one", "two", "three", "four")

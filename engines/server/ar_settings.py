@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from engines.data import installed
 from engines.errors import UserError
 from engines.knobs import Checked, Count, Knob, Memory, Needs, Only, Proportion, Range, Tokens, given_to, usual_knobs_of
 from engines.laps.ours import OnTimeConfig
-from engines.named import installed
 from engines.policies.own import BATCHER, Kind, Plugin
 
 SYSTEM = "ar"

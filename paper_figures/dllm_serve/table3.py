@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from engines.dllm.config import SparsityConfig
-from engines.dllm.phase import DelayedCache
+from engines.dllm.config import DelayedCache, SparsityConfig
 from paper_figures.common.figure import Columns, Page, table
 from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure

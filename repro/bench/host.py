@@ -22,14 +22,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.attention import Spans
-from engines.dllm.config import EngineConfig
+from engines.dllm.config import DelayedCache, EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.graphs import GraphForward, graph_key, metadata_size
-from engines.dllm.phase import DelayedCache
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.kernels.rowwise import rms_norm_reference, rotate_reference, swiglu_reference
-from engines.models.diffusion_config import LLADA_8B
+from engines.models.config import LLADA_8B
 from engines.models.layers import FusedOps, fuse
 from engines.models.llada import LLaDAModelLM
 from engines.models.protocol import Attend, Rotary

@@ -27,12 +27,11 @@ from time import perf_counter
 import numpy as np
 
 from engines.cost.roofline import Gpu, Roofline
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import EngineConfig, GenerationConfig, Phase
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.simulated import step_work
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan
+from engines.dllm.simulated import step_work
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import StepTimes

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from engines.errors import RunError
-from engines.runtime.machine import held
+from engines.machine import held
 from repro.capacity.objectives import LOAD, Sample, Verdict, is_lost, judged
 from repro.capacity.question import Question, Sizes
 from repro.capacity.search import Lattice, fewest, largest

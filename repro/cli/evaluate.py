@@ -302,7 +302,7 @@ def _context(deployment: Deployment) -> dict[str, Any]:
 
 def _cache(sampler: Sampler) -> str:
     from baselines.dllm.dllm_cache.method import FeatureSampler
-    from engines.dllm.phase import Settling
+    from engines.dllm.config import Settling
 
     sparsity = sampler.sparsity
     if isinstance(sampler, FeatureSampler):

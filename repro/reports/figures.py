@@ -10,9 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
+from engines.data import load_module, load_named
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, given_to, knobs_of
-from engines.named import load_module, load_named
 from repro.paths import PAPER as CLAIMS
 from repro.paths import REPO
 from repro.reports.accuracy import Accuracy, at_dense_accuracy

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 
 from engines.cost.roofline import Calibration, Roofline, StepWork, gpu
-from engines.dllm.executor.simulated import RooflineExecutor, copying
 from engines.dllm.plan import StepOutcome, StepPlan
+from engines.dllm.simulated import RooflineExecutor, copying
 from repro.files import replace_text
 from repro.reports.fitting import FITTED, STEP_OVERHEAD_S, SYSTEM, CardProtocol, fit, stated_values
 from repro.runs.cell import Cell, Scalar

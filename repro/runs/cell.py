@@ -14,9 +14,9 @@ from functools import cached_property
 from types import FunctionType
 from typing import Annotated, Any
 
+from engines.data import PLACE, name_of
 from engines.errors import UserError
 from engines.knobs import Range, check_value
-from engines.named import PLACE, name_of
 from repro.runs.clean import REDACTED, cleaned, hidden, is_secret, with_home
 
 Scalar = str | int | float | bool | None

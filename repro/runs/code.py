@@ -21,8 +21,8 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
+from engines.data import installed
 from engines.errors import RunError, UserError, require
-from engines.named import installed
 from repro.runs.cell import Cell
 from repro.runs.clean import is_secret
 from repro.runs.system import SYSTEMS

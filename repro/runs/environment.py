@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from engines.errors import UserError
-from engines.runtime.machine import SETTLED
+from engines.machine import SETTLED
 
 VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """oneDNN reads the first that is not empty."""

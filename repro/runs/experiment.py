@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from engines.data import KINDS, installed
 from engines.errors import RunError
 from engines.knobs import knobs_of
-from engines.named import KINDS, installed
 from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.environment import check_settled
 from repro.runs.family import Family, request_times

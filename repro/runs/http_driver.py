@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from engines.runtime.machine import without_collection
+from engines.machine import without_collection
 from repro.runs.record import DriveProgress, OnProgress
 
 Clock = Callable[[], float]

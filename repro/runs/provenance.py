@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engines.runtime.machine import machine_memory_bytes
+from engines.machine import machine_memory_bytes
 from repro.paths import REPO
 from repro.runs.clean import REDACTED, clean_command, clean_text, is_secret
 from repro.runs.environment import instructions, numeric_variables, processor_facts, threads_set

@@ -8,9 +8,9 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
+from engines.data import load_named, where_of
 from engines.errors import UserError
 from engines.knobs import Checked
-from engines.named import load_named, where_of
 from repro.runs.cell import Cell, Scalar
 
 T = TypeVar("T")

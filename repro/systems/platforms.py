@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from engines.cost.roofline import Gpu, gpu
+from engines.data import load_named, where_of
 from engines.errors import UserError, require
 from engines.knobs import Checked, Count, Memory, Range, Tokens, check_value, knobs_of
-from engines.named import load_named, where_of
 from repro.files import read_yaml, size_of
 from repro.runs.system import Registry
 

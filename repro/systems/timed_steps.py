@@ -16,8 +16,8 @@ from engines.cost.fit import TimedStep
 from engines.cost.roofline import L40S, Calibration, Roofline, StepWork
 from engines.data import read_text
 from engines.dllm.engine import Engine
-from engines.dllm.executor.simulated import ReplayingExecutor, RooflineExecutor, StepNotes
 from engines.dllm.plan import DelegatingExecutor, StepOutcome, StepPlan
+from engines.dllm.simulated import ReplayingExecutor, RooflineExecutor, StepNotes
 from engines.errors import UserError, require
 from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
 from engines.models.shape import ModelShape, model_shape

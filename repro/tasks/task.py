@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from engines.data import load_named
 from engines.knobs import Checked, Count, Range, Seed
-from engines.named import load_named
 from repro.workloads.card import Origin
 from repro.workloads.knobs import SourceKind
 

@@ -8,8 +8,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from engines.data import asked
 from engines.errors import RunError, UserError, require
-from engines.named import asked
 from engines.policies.own import settings_of, taken
 from repro.testing.examples import Source, tried
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.phase import Phase, RefreshRule, check_rule
+from engines.dllm.config import EngineConfig, GenerationConfig, Phase, RefreshRule, SparsityConfig, check_rule
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import PhaseScheduler
 from engines.dllm.sequence import Sequence as Live

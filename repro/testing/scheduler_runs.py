@@ -7,16 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engines.cost.roofline import L40S, Calibration, Roofline
-from engines.dllm.config import EngineConfig
+from engines.data import asked
+from engines.dllm.config import EngineConfig, RefreshRule
 from engines.dllm.engine import Engine
-from engines.dllm.executor.simulated import RooflineExecutor, step_work
-from engines.dllm.phase import RefreshRule
 from engines.dllm.plan import DelegatingExecutor, Executor, ExecutorError, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling import KvPool, Scheduler
 from engines.dllm.sequence import Sequence as Live
+from engines.dllm.simulated import RooflineExecutor, step_work
 from engines.errors import RunError, UserError
 from engines.models.shape import LLADA_8B
-from engines.named import asked
 from engines.runtime.step_timer import StepTimes
 
 _ROOFLINE = Roofline(LLADA_8B, L40S, Calibration.datasheet(L40S))

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.executor.simulated import check_simulated
-from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
+from engines.data import asked
+from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, NoCache, RefreshRule, SparsityConfig
 from engines.dllm.plan import Request, StepPlan
 from engines.dllm.scheduling import KvPool, Scheduler
 from engines.dllm.sequence import cache_rows
+from engines.dllm.simulated import check_simulated
 from engines.errors import RunError, UserError
-from engines.named import asked
 from repro.testing.examples import Source
 from repro.testing.properties import Bound, Kind, Property, Stay, bound_of, check_waits, no_starvation
 from repro.testing.scheduler_runs import Case, Late, Run, charged, named_otherwise, renamed, run, with_ids

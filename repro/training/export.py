@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save
 
+from engines.machine import held
 from engines.models.block_config import BLOCK_TYPES, BlockConfig
-from engines.models.config import DECODER_SIZES
+from engines.models.config import DECODER_SIZES, LLaDAConfig
 from engines.models.decoder import BlockModel
-from engines.models.diffusion_config import LLaDAConfig
 from engines.models.llada import LLaDAModelLM
 from engines.models.tokenizer import load_tokenizer
-from engines.runtime.machine import held
 from repro.files import replace_bytes, replace_text
 from repro.runs.workers import worker_processes
 from repro.tasks.mini import GENERATORS

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from engines.errors import UserError, require
 from engines.models.block_config import BlockConfig
 from engines.models.checkpoint import checkpoint_dir, config_of
-from engines.models.config import Rope
+from engines.models.config import LLaDAConfig, Rope
 from engines.models.decoder import BlockModel
-from engines.models.diffusion_config import LLaDAConfig
 from engines.models.llada import LLaDAModelLM
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.files import replace_bytes, writable_file, writable_folder

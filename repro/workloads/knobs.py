@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated, Literal
 
+from engines.data import PLACE, installed
 from engines.knobs import Range, Tokens
-from engines.named import PLACE, installed
 
 SourceKind = Literal["auto", "hub", "local", "embedded"]
 TimeUnit = Literal["s", "ms", "us", "ns"]

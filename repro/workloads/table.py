@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engines.errors import UserError, require
-from engines.runtime.machine import without_collection
+from engines.machine import without_collection
 from repro.files import kept
 from repro.workloads.card import Origin, file_digest
 from repro.workloads.columns import PER_SECOND, Columns, columns_of

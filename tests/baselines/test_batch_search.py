@@ -16,7 +16,7 @@ from support.refusals import refuses
 
 from baselines.dllm.fast_dllm import FastDllm
 from baselines.dllm.published import PublishedMethod
-from baselines.dllm.static.search import FoundBatch, StaticFootprint, base_bytes, largest_batch
+from baselines.dllm.static.scheduler import FoundBatch, StaticFootprint, base_bytes, largest_batch
 from engines.dllm.executor.compose import peak_bytes
 from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar

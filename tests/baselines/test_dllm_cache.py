@@ -18,23 +18,20 @@ from support.reference_samplers import llada
 from support.tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, network, prompt_of, request_on
 
 from baselines.dllm.dllm_cache.forward import FeatureForward
-from baselines.dllm.dllm_cache.head import reduce_exponentials
-from baselines.dllm.dllm_cache.method import DLLM_CACHE, memory_bytes_per_token
+from baselines.dllm.dllm_cache.method import DLLM_CACHE, FeatureCacheRooflineExecutor, memory_bytes_per_token, step_work
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
-from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor, step_work
+from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor, reduce_exponentials
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.cost.roofline import L40S, RTX4090, Calibration, Roofline, StepWork
-from engines.dllm.config import DecodeConfig, GenerationConfig
+from engines.dllm.config import DecodeConfig, GenerationConfig, NoCache
 from engines.dllm.engine import Engine
 from engines.dllm.memory import REDUCTION_ROWS
-from engines.dllm.phase import NoCache
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool
 from engines.errors import UserError
+from engines.models.config import DreamConfig
 from engines.models.decoder import DreamModel
-from engines.models.diffusion_config import DreamConfig
 from engines.models.loader import load_model
 from engines.models.shape import DREAM_7B, LLADA_8B, MIXTRAL_8X7B, ModelShape
 

@@ -21,15 +21,13 @@ from support.reference_samplers import (
 from support.refusals import refuses
 from support.tiny_models import GQA, MHA, network, prompt_of
 
-from baselines.dllm.dllm_cache.method import DLLM_CACHE, memory_bytes_per_token
+from baselines.dllm.dllm_cache.method import DLLM_CACHE, FeatureCacheRooflineExecutor, memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
-from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.cost.roofline import L40S, Roofline
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import EngineConfig, GenerationConfig, NoCache
 from engines.dllm.engine import Engine
-from engines.dllm.phase import NoCache
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool
 from engines.errors import UserError

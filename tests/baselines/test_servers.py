@@ -34,9 +34,9 @@ from baselines.servers.dynamo_worker import KnownTimes
 from baselines.servers.process import WARDEN, Address, Command, free_port, running
 from engines.errors import RunError, UserError
 from engines.laps.cluster import PrefillCluster
+from engines.machine import SETTLED
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import read_causal_config
-from engines.runtime.machine import SETTLED
 from repro.paths import REPO
 
 PATH = {"PYTHONPATH": os.pathsep.join((str(REPO), str(REPO / "tests")))}

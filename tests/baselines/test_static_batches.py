@@ -17,18 +17,17 @@ from support.tiny_models import GQA, MHA, network, prompt_of
 from torch import Tensor
 
 from baselines.dllm.published import PublishedMethod
-from baselines.dllm.static import attend as static_batch
+from baselines.dllm.static import executor as static_batch
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, NoCache
 from engines.dllm.engine import Engine
 from engines.dllm.executor.layout import Layouts
 from engines.dllm.executor.output import CandidateChoice, Commit
-from engines.dllm.executor.simulated import step_work
 from engines.dllm.executor.state import RequestState
-from engines.dllm.phase import DelayedCache, NoCache
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler, Scheduler
+from engines.dllm.simulated import step_work
 from engines.kernels import probe
 from engines.kernels.host import Runs
 from engines.models.llada import LLaDABlock, LLaDAModelLM

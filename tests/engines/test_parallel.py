@@ -25,19 +25,25 @@ from support.tiny_models import DREAM, GQA, LOUD, MHA, TinyCheckpoint, prompt_of
 from torch import Tensor
 
 from engines.attention import sdpa
-from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import (
+    DecodeConfig,
+    DelayedCache,
+    EngineConfig,
+    GenerationConfig,
+    NoCache,
+    RefreshRule,
+    SparsityConfig,
+)
 from engines.dllm.denoise import Reduction, reduce_in_chunks, vocabulary_reduction
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.torch import LeadingExecutor, follow
-from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
 from engines.dllm.plan import Executor, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.errors import UserError
 from engines.kernels.scores import ContextRows, attended, importance
 from engines.models.checkpoint import TINY_DIR, config_of
-from engines.models.config import check_division, span
-from engines.models.diffusion_config import DREAM_7B, LLADA_8B
+from engines.models.config import DREAM_7B, LLADA_8B, check_division, span
 from engines.models.loader import load_model
 from engines.models.shape import ModelShape
 from engines.models.tokenizer import load_tokenizer

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from support.refusals import refuses
 from torch import Tensor
 
-from engines.runtime import machine
+from engines import machine
 from engines.runtime.device import PinnedStaging, Staging, Transfer
 from engines.runtime.memory_limit import SMALLER_THAN_NAMED, limit_memory
 from engines.runtime.step_timer import MAX_IN_FLIGHT, STEP_PARTS, CudaTimer

@@ -17,12 +17,11 @@ from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines import kernels
 from engines.attention import availability
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.denoise import Reduced
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Request, StepRecord
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.models.llada import LLaDAModelLM

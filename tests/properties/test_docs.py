@@ -12,7 +12,7 @@ from support.command import commands
 from support.sources import tree
 
 import repro
-from engines.named import KINDS
+from engines.data import KINDS
 from repro.gpu_suite import stages
 from repro.paths import REPO
 from repro.reports.figures import FIGURES

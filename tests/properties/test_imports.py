@@ -29,8 +29,8 @@ LEAVES = {
 
 POLICIES = (
     *("engines.dllm.config", "engines.dllm.plan", "engines.dllm.sequence"),
-    *("engines.dllm.engine", "engines.dllm.method", "engines.dllm.phase", "engines.dllm.scheduling"),
-    *("engines.dllm.memory", "engines.dllm.executor.simulated"),
+    *("engines.dllm.engine", "engines.dllm.method", "engines.dllm.config", "engines.dllm.scheduling"),
+    *("engines.dllm.memory", "engines.dllm.simulated"),
     *("engines.cost.roofline", "engines.server", "engines.laps", "engines.policies", "baselines.ar.sglang"),
     *("baselines.dllm.static.scheduler", "repro.runs.system"),
     *("repro.systems.dllm.system", "baselines.servers", "repro.systems.http"),

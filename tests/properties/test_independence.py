@@ -14,12 +14,20 @@ from support.tiny_models import GQA, LOUD, MHA, ONE_LAYER, TinyModel, network, r
 
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import (
+    DecodeConfig,
+    DelayedCache,
+    EngineConfig,
+    GenerationConfig,
+    NoCache,
+    RefreshRule,
+    SparsityConfig,
+    Window,
+)
 from engines.dllm.denoise import Reduction, choose, reduce_in_chunks
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.method import Sampler
-from engines.dllm.phase import DelayedCache, NoCache, RefreshRule, Window
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.errors import UserError

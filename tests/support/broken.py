@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from types import FrameType, MappingProxyType
 from typing import ClassVar
 
-from engines.dllm.config import EngineConfig
-from engines.dllm.phase import Phase
+from engines.dllm.config import EngineConfig, Phase
 from engines.dllm.plan import Completion, Request, StepPlan
 from engines.dllm.scheduling import PhaseScheduler
 from engines.dllm.sequence import Sequence as Live

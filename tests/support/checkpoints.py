@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engines.models.diffusion_config import DreamConfig
+from engines.models.config import DreamConfig
 
 DREAM = DreamConfig(
     d_model=32,

@@ -10,9 +10,8 @@ from torch import Tensor
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import EngineConfig, GenerationConfig, NoCache
 from engines.dllm.engine import Engine
-from engines.dllm.phase import NoCache
 from engines.dllm.plan import Executor, Request, StepRecord
 from engines.dllm.scheduling import KvPool
 from engines.models.protocol import DiffusionModel

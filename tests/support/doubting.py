@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engines.dllm.phase import Phase, Seen
+from engines.dllm.config import Phase, Seen
 
 
 @dataclass

@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 from support.tiny_models import TinyModel, network
 
-from engines.dllm.config import EngineConfig, SparsityConfig
+from engines.dllm.config import DelayedCache, EngineConfig, RefreshRule, SparsityConfig, Window
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.method import Sampler
-from engines.dllm.phase import DelayedCache, RefreshRule, Window
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import SCHEDULERS, KvPool
 from engines.dllm.sequence import cache_rows

@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from engines.dllm import plan
-from engines.dllm.phase import Phase
+from engines.dllm.config import Phase
 from engines.dllm.plan import Completion, PlanItem, Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.sequence import Sequence as Live

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from engines.dllm.phase import Settling
+from engines.dllm.config import Settling
 from engines.models.protocol import DiffusionModel
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from support.tiny_models import GQA, TinyModel, prompt_of
 
-from engines.dllm.config import GenerationConfig
+from engines.dllm.config import GenerationConfig, Phase
 from engines.dllm.executor.state import RequestState
-from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, Request
 from engines.runtime.device import Staging
 from engines.runtime.rows import Ints

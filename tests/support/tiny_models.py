@@ -18,8 +18,8 @@ from torch import Tensor
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
+from engines.models.config import DreamConfig, LLaDAConfig
 from engines.models.decoder import DreamModel
-from engines.models.diffusion_config import DreamConfig, LLaDAConfig
 from engines.models.llada import LLaDAModelLM
 
 MaskRow = Literal["zero", "loud"]

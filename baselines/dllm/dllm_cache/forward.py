@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baselines.dllm.dllm_cache.features import Batch, LayerCache, form_batch
-from baselines.dllm.dllm_cache.layers import Layer, Layers
+from baselines.dllm.dllm_cache.features import Batch, Layer, LayerCache, Layers, form_batch
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig
 from engines.attention import HostVarlen, VarlenAttention, sdpa
 from engines.dllm.executor.state import RequestState

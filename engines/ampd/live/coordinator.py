@@ -16,8 +16,8 @@ from engines.ampd.live.decisions import bind_line, route_line
 from engines.ampd.live.store import Store, held, texts
 from engines.cluster.sessions import Session
 from engines.cluster.worker import WINDOW_S
+from engines.data import asked
 from engines.errors import RunError, UserError, require
-from engines.named import asked
 from engines.policies.batching import checked_decision
 from engines.policies.routing import Binder, Estimator, Router
 from engines.policies.views import PrefillTask

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
+from engines.data import asked
 from engines.errors import RunError
-from engines.named import asked
 from engines.policies.routing import Binder, Decision, Router
 from engines.policies.views import OpenQueue, PrefillQueue, PrefillTask, WorkerSnapshot
 

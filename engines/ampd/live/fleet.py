@@ -15,7 +15,7 @@ from types import TracebackType
 from engines.ampd.live.store import Store
 from engines.ampd.live.worker import FAULT, WorkerSpec, end_with_parent
 from engines.errors import RunError
-from engines.runtime.machine import held
+from engines.machine import held
 
 STOP_S = 5.0
 LOOK_S = 1.0

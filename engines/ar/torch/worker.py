@@ -31,8 +31,8 @@ from engines.ar.sampling import GREEDY, SamplingParams
 from engines.ar.torch.executor import Ran, TorchExecutor
 from engines.ar.torch.rows import DecodeColumns, Sequence, StepWork
 from engines.cluster.sessions import Session
+from engines.data import asked
 from engines.errors import require
-from engines.named import asked
 from engines.policies.batching import Owed
 from engines.policies.views import (
     IDLE,

@@ -19,7 +19,7 @@ import torch
 from torch.autograd.profiler import profile
 
 from engines.attention import VarlenAttention
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig
 from engines.dllm.denoise import reduce_in_chunks
 from engines.dllm.engine import Engine
 from engines.dllm.executor.attend import PackedAttend
@@ -31,14 +31,13 @@ from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forward, Head
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.memory import logit_rows_at_once
-from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Request, check_request
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.sequence import cache_rows
+from engines.machine import without_collection
 from engines.models.protocol import DiffusionModel
 from engines.runtime.device import PoolTensors, Staging, on, staging_to
 from engines.runtime.graphs import Recorder
-from engines.runtime.machine import without_collection
 from engines.runtime.step_timer import StepTimer, timer_of
 
 

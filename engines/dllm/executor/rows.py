@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.dllm.config import SparsityConfig
-from engines.dllm.phase import Phase
+from engines.dllm.config import Phase, SparsityConfig
 from engines.dllm.plan import PlanItem
 from engines.runtime.rows import Ints, ranks
 

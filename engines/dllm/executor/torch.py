@@ -22,14 +22,13 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
-from engines.dllm.config import EngineConfig
+from engines.dllm.config import EngineConfig, Phase
 from engines.dllm.executor.graphs import StepGraphs, mixed_keys, reuse_keys
 from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.executor.layout import Layouts
 from engines.dllm.executor.output import CandidateChoice, Commit
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forward, GraphRows, Head
-from engines.dllm.phase import Phase
 from engines.dllm.plan import DelegatingExecutor, Executor, ExecutorError, Request, StepOutcome, StepPlan
 from engines.errors import is_out_of_memory
 from engines.parallel.group import TensorParallel

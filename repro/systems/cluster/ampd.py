@@ -16,7 +16,7 @@ from engines.cluster.sessions import OpenLoop
 from engines.cluster.simulation import Cluster, StopRule
 from engines.errors import require
 from engines.knobs import knobs_of
-from engines.policies.on_time import LateShare
+from engines.policies.batching import LateShare
 from engines.policies.own import BINDER, QUEUE, ROUTER, Kind, Plugin, check_beside, named_in
 from engines.policies.views import NO_OBJECTIVE_S
 from repro.runs.cell import Cell, Scalar

@@ -21,21 +21,25 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from baselines.dllm.published import PublishedMethod
-from baselines.dllm.static.scheduler import StaticBatchScheduler, check_in_step
-from baselines.dllm.static.search import FoundBatch, StaticFootprint, largest_batch
+from baselines.dllm.static.scheduler import (
+    FoundBatch,
+    StaticBatchScheduler,
+    StaticFootprint,
+    check_in_step,
+    largest_batch,
+)
 from engines.cost.kernels import price_on
 from engines.cost.roofline import Calibration, Gpu, StepPrice, gpu
-from engines.dllm.config import EngineConfig
+from engines.data import asked
+from engines.dllm.config import EngineConfig, SeeingRule
 from engines.dllm.engine import Engine
-from engines.dllm.executor.simulated import Recording, Replayed, ReplayedRule, ReplayingExecutor, RooflineExecutor
 from engines.dllm.memory import REDUCTION_ROWS, MemoryPlan, divide_memory, logit_rows_at_once
 from engines.dllm.method import Method, Sampler
-from engines.dllm.phase import SeeingRule
 from engines.dllm.plan import Executor
 from engines.dllm.scheduling import KvPool, Scheduler, scheduler_of
+from engines.dllm.simulated import Recording, Replayed, ReplayedRule, ReplayingExecutor, RooflineExecutor
 from engines.errors import UserError, require
 from engines.knobs import given_to
-from engines.named import asked
 from repro.runs.record import Obtained, OnProgress, RunRecord
 from repro.runs.step_driver import VirtualClock, WallClock
 from repro.systems.cost import describe_calibration, fit_of, load_calibration

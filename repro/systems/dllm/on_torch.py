@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from baselines.dllm.published import PublishedMethod
-from baselines.dllm.static.profile import static_batch_bytes
-from baselines.dllm.static.search import FoundBatch, base_bytes, largest_batch
+from baselines.dllm.static.executor import static_batch_bytes
+from baselines.dllm.static.scheduler import FoundBatch, base_bytes, largest_batch
 from engines.attention import attention_backend
 from engines.cost.peaks import datasheet_gpu, measured_gpu
 from engines.cost.roofline import Gpu, Roofline
@@ -21,11 +21,12 @@ from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import MeasuredPeak, measure_worst_step
 from engines.dllm.executor.graphs import MAX_ROWS, ROWS
-from engines.dllm.executor.simulated import BoundedExecutor
 from engines.dllm.executor.torch import LeadingExecutor, TorchExecutor, follow
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, ExecutorError
+from engines.dllm.simulated import BoundedExecutor
 from engines.errors import UserError
+from engines.machine import machine_memory_bytes
 from engines.models.chat import stop_token_ids
 from engines.models.checkpoint import checkpoint_dir, config_of
 from engines.models.loader import check_device, check_weights, load_model, parse_dtype
@@ -33,7 +34,6 @@ from engines.models.protocol import DiffusionModel
 from engines.parallel.group import TensorParallel, rank_device
 from engines.parallel.launch import local_ranks
 from engines.parallel.shard import load_shard
-from engines.runtime.machine import machine_memory_bytes
 from engines.runtime.memory_limit import check_memory, limit_memory
 from repro.systems.dllm.deployment import DllmDeployment, found_facts, member_tokens, most_members, pool_rows, sized
 from repro.systems.dllm.settings import DllmSettings

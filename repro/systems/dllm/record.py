@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engines.dllm.config import Phase
 from engines.dllm.engine import Engine
-from engines.dllm.executor.simulated import LETTERS, Recording
-from engines.dllm.phase import Phase
 from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepRecord
+from engines.dllm.simulated import LETTERS, Recording
 from engines.errors import UserError
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
 from repro.runs.family import (

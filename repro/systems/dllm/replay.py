@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 from engines.dllm.config import GenerationConfig
-from engines.dllm.executor.simulated import LETTERS, Block, Replayed, drawn
-from engines.dllm.executor.simulated import Path as Steps
 from engines.dllm.plan import Request
+from engines.dllm.simulated import LETTERS, Block, Replayed, drawn
+from engines.dllm.simulated import Path as Steps
 from engines.errors import UserError, require
 from repro.files import kept
 from repro.paths import COMMITTED

@@ -9,11 +9,10 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from baselines.dllm.published import PublishedMethod
-from engines.dllm.config import GenerationConfig
-from engines.dllm.executor.simulated import check_simulated, check_simulated_generation
+from engines.dllm.config import GenerationConfig, SeeingRule, check_rule
 from engines.dllm.method import Method
-from engines.dllm.phase import SeeingRule, check_rule
 from engines.dllm.scheduling import scheduler_of
+from engines.dllm.simulated import check_simulated, check_simulated_generation
 from engines.errors import UserError, require
 from engines.models.checkpoint import config_of
 from repro.runs.cell import Cell, Scalar

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.policies.on_time import LateShare, OnTimeQueue
+from engines.policies.batching import LateShare, OnTimeQueue
 from engines.policies.views import PrefillTask
 
 TTFT_S = 1.0

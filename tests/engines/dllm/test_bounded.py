@@ -10,19 +10,18 @@ from support.recorder import Recorder
 from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, MHA, TinyModel, network, request_on
 
+from baselines.dllm.dllm_cache.method import FeatureCacheRooflineExecutor
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
-from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.cost.peaks import REPEATS, measured_peaks, seconds_of
 from engines.cost.roofline import H200, Roofline
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, NoCache
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.simulated import BoundedExecutor, RooflineExecutor, step_work
-from engines.dllm.phase import DelayedCache, NoCache
 from engines.dllm.plan import Executor, ExecutorError, Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling import KvPool, PhaseScheduler
+from engines.dllm.simulated import BoundedExecutor, RooflineExecutor, step_work
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
 from repro.runs.experiment import prepare
 from repro.systems.dllm import on_torch

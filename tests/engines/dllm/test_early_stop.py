@@ -23,16 +23,15 @@ from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.cost.roofline import Roofline, gpu
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, NoCache, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.simulated import RooflineExecutor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.method import Sampler
-from engines.dllm.phase import DelayedCache, NoCache
 from engines.dllm.plan import Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling import SCHEDULERS, KvPool, PhaseScheduler
 from engines.dllm.sequence import Sequence as LiveSequence
+from engines.dllm.simulated import RooflineExecutor
 from engines.errors import UserError
 from engines.models.chat import stop_token_ids
 from engines.models.checkpoint import TINY_DIR, read_config

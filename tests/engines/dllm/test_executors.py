@@ -17,15 +17,23 @@ from support.tiny_models import GQA, network, request_on
 
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import (
+    DelayedCache,
+    EngineConfig,
+    GenerationConfig,
+    NoCache,
+    Phase,
+    RefreshRule,
+    Settling,
+    SparsityConfig,
+)
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.rows import BlockRows, BuildRows, ItemTable, PackedRows, Places
-from engines.dllm.executor.simulated import RooflineExecutor, step_work
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.phase import DelayedCache, NoCache, Phase, RefreshRule, Settling
 from engines.dllm.plan import Executor, PlanItem, Request, StepPlan, StepRecord
 from engines.dllm.scheduling import SCHEDULERS, KvPool, Scheduler
+from engines.dllm.simulated import RooflineExecutor, step_work
 from engines.errors import UserError
 
 MAX_TOTAL = 40

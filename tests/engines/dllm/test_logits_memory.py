@@ -10,12 +10,11 @@ from support.tiny_models import TinyModel, network, prompt_of, request_on
 
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig
 from engines.dllm.denoise import Reduction, Sampling, reduce_in_chunks, reduce_in_parts
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor, peak_bytes
 from engines.dllm.memory import REDUCTION_ROWS
-from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.runtime.noise import row_keys

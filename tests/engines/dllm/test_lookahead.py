@@ -20,16 +20,15 @@ from support.refusals import refuses
 from support.step_cases import Resident, step_of
 from support.tiny_models import GQA, MHA, network, request_on
 
-from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import DecodeConfig, DelayedCache, EngineConfig, GenerationConfig, Phase, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.rows import BuildRows, ItemTable, PackedRows
-from engines.dllm.executor.simulated import step_work
 from engines.dllm.executor.step import TorchSelectAndPack
-from engines.dllm.phase import DelayedCache, Phase
 from engines.dllm.plan import Request, StepPlan, StepRecord
 from engines.dllm.scheduling import SCHEDULERS, CommittedDemand, KvPool, LookaheadScheduler, PhaseScheduler, Scheduler
 from engines.dllm.sequence import Sequence as Machine
+from engines.dllm.simulated import step_work
 from engines.errors import UserError
 from engines.kernels.scores import QUERY_ROWS, ContextRows, attended
 from engines.runtime.device import PoolTensors

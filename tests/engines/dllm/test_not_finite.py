@@ -9,12 +9,11 @@ import torch
 from support.tiny_models import GQA, network, request_on
 from torch import Tensor
 
-from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
+from engines.dllm.config import DecodeConfig, DelayedCache, EngineConfig, GenerationConfig
 from engines.dllm.denoise import Reduced
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.step import Candidates, Head
-from engines.dllm.phase import DelayedCache
 from engines.dllm.scheduling import SCHEDULERS, KvPool
 from repro.runs.step_driver import WallClock
 from repro.systems.dllm.record import DLLM, drive_engine

@@ -8,12 +8,11 @@ import torch
 from support.engine_runs import free_runs
 from support.tiny_models import GQA, network, request_on
 
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig
 from engines.dllm.denoise import Reduced
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.step import Head
-from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import SCHEDULERS, KvPool
 from repro.runs.step_driver import WallClock

@@ -16,8 +16,16 @@ from support.engine_runs import free_runs, rows_of
 from support.refusals import refuses
 
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.phase import DelayedCache, NoCache, Phase, check_rule
+from engines.dllm.config import (
+    DecodeConfig,
+    DelayedCache,
+    EngineConfig,
+    GenerationConfig,
+    NoCache,
+    Phase,
+    SparsityConfig,
+    check_rule,
+)
 from engines.dllm.plan import Request, StepPlan
 from engines.dllm.scheduling import SCHEDULERS, KvPool, PhaseScheduler, Scheduler
 from engines.errors import RunError, UserError

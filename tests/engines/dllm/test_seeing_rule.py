@@ -7,10 +7,18 @@ import torch
 from support.doubting import OnDoubt
 
 from engines.attention import varlen_attention
-from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import (
+    DecodeConfig,
+    DelayedCache,
+    EngineConfig,
+    GenerationConfig,
+    Phase,
+    RefreshRule,
+    Seen,
+    SparsityConfig,
+)
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.phase import DelayedCache, Phase, RefreshRule, Seen
 from engines.dllm.plan import Request, StepOutcome, StepPlan
 from engines.dllm.scheduling import KvPool, LookaheadScheduler, PhaseScheduler
 from engines.dllm.sequence import Sequence

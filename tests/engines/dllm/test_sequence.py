@@ -16,9 +16,17 @@ from support.engine_runs import free_runs, rows_of
 from support.refusals import refuses
 
 from engines.dllm import memory
-from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import (
+    DecodeConfig,
+    DelayedCache,
+    EngineConfig,
+    GenerationConfig,
+    NoCache,
+    Phase,
+    RefreshRule,
+    SparsityConfig,
+)
 from engines.dllm.memory import concurrency, divide_memory, logit_rows_at_once
-from engines.dllm.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool
 from engines.dllm.sequence import Sequence, cache_rows, steps_per_block, timestep_quota

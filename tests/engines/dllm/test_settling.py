@@ -16,16 +16,25 @@ from support.refusals import refuses
 from support.rooflines import roofline
 from support.tiny_models import GQA, network, request_on
 
-from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import (
+    DecodeConfig,
+    DelayedCache,
+    EngineConfig,
+    GenerationConfig,
+    Phase,
+    RefreshRule,
+    Settling,
+    SparsityConfig,
+    check_settling,
+)
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.graphs import graph_key, reuse_keys
-from engines.dllm.executor.simulated import RooflineExecutor
 from engines.dllm.method import DLLM_SERVE
-from engines.dllm.phase import DelayedCache, Phase, RefreshRule, Settling, check_settling
 from engines.dllm.plan import PlanItem, Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.sequence import Sequence as Live
+from engines.dllm.simulated import RooflineExecutor
 from engines.errors import UserError
 from engines.models.loader import load_model
 from repro.systems.dllm.requests import encode_prompts

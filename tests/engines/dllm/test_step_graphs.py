@@ -12,12 +12,11 @@ from support.engine_runs import rows_of
 from support.graph_recorders import EagerRecorder
 from support.tiny_models import GQA, MHA, TinyModel, network, request_on
 
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.graphs import MAX_ROWS, ROWS, graph_key, reuse_keys
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.phase import DelayedCache
 from engines.dllm.plan import Request, StepRecord
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 

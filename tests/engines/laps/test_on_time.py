@@ -16,7 +16,7 @@ from engines.laps.cluster import OpenTurns, PrefillCluster
 from engines.laps.latency import StepModel
 from engines.laps.ours import OnTime, OnTimeConfig, longest_on_time_s
 from engines.laps.system import on_time
-from engines.policies.on_time import kept, work_by
+from engines.policies.batching import kept, work_by
 from engines.policies.views import PrefillQueue
 
 MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alpha=5e-9, history_s=0.0, shapes={})

@@ -12,8 +12,8 @@ from support.checkpoints import DREAM, dream_weights
 from torch import Tensor
 
 from engines.attention import varlen_attention
+from engines.models.config import DREAM_7B, DreamConfig
 from engines.models.decoder import DreamModel
-from engines.models.diffusion_config import DREAM_7B, DreamConfig
 from engines.models.layers import rotate_halves
 from engines.models.loader import build_model, load_model
 from engines.models.protocol import Attend

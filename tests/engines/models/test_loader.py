@@ -24,8 +24,8 @@ from support.tiny_models import GQA, MHA
 import engines.models.loader
 from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir, read_config
+from engines.models.config import DREAM_7B, LLADA_8B, DreamConfig, LLaDAConfig
 from engines.models.decoder import DreamModel
-from engines.models.diffusion_config import DREAM_7B, LLADA_8B, DreamConfig, LLaDAConfig
 from engines.models.llada import LLaDAModelLM
 from engines.models.loader import PUBLISHED_CONFIGS, build_model, load_causal, load_model, parse_dtype, shapes_only
 from engines.models.qwen2_config import tiny_causal

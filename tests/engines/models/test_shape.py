@@ -7,7 +7,7 @@ from support.refusals import refuses
 
 from engines.errors import UserError
 from engines.models.block_config import BLOCK_SHAPES
-from engines.models.diffusion_config import LLaDAConfig
+from engines.models.config import LLaDAConfig
 from engines.models.loader import build_block, build_causal
 from engines.models.qwen2_config import CAUSAL_SHAPES
 from engines.models.shape import (
@@ -183,7 +183,7 @@ def test_num_params_is_the_modules_own(config):
 
 def test_num_params_of_the_full_model_is_the_modules_own():
     torch = pytest.importorskip("torch")
-    from engines.models.diffusion_config import LLADA_8B as config
+    from engines.models.config import LLADA_8B as config
     from engines.models.llada import LLaDAModelLM
 
     with torch.device("meta"):

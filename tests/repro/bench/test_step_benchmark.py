@@ -7,13 +7,12 @@ import torch
 from support.tiny_models import GQA, network
 
 from engines.cost.roofline import L40S, Roofline, StepWork
-from engines.dllm.config import EngineConfig
+from engines.dllm.config import DelayedCache, EngineConfig, Phase
 from engines.dllm.denoise import FusedReduction
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.simulated import step_work
-from engines.dllm.phase import DelayedCache, Phase
 from engines.dllm.plan import StepPlan
 from engines.dllm.scheduling import KvPool, PhaseScheduler
+from engines.dllm.simulated import step_work
 from engines.kernels.choice import TritonKernels
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import STEP_PARTS

@@ -15,9 +15,9 @@ from support.cells import a_cell
 from support.refusals import refuses
 
 import repro
+from engines.data import name_of
 from engines.dllm.scheduling import PhaseScheduler
 from engines.errors import UserError
-from engines.named import name_of
 from repro.paths import REPO
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare

@@ -11,10 +11,10 @@ from support.cells import a_cell
 from support.own import Gather, Stay
 from support.refusals import refuses
 
+from engines.data import installed
 from engines.dllm.config import EngineConfig
 from engines.dllm.scheduling import SCHEDULERS
 from engines.knobs import knobs_of
-from engines.named import installed
 from engines.policies.own import BATCHER, Plugin, own_knobs
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare

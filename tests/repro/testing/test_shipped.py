@@ -12,15 +12,14 @@ from baselines.ar.sglang import CacheAware, TokenBudget, graphs_only
 from baselines.ar.vllm import InFlightFirst
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RoutingConfig
-from engines.dllm.phase import DelayedCache, NoCache
+from engines.dllm.config import DelayedCache, NoCache
 from engines.dllm.scheduling import SCHEDULERS
 from engines.laps import system
 from engines.laps.batching import ClassQueue, TemporalConfig, WaitConfig, shapes_of
 from engines.laps.ours import OnTimeConfig, ReserveConfig, longest_on_time_s, longest_wait_s, share_for
 from engines.laps.system import LapsConfig, laps, on_time, reserve, srpt
 from engines.policies import routing
-from engines.policies.batching import Chunked, OneByOne, PrefillFirst
-from engines.policies.on_time import LateShare, OnTimeQueue
+from engines.policies.batching import Chunked, LateShare, OneByOne, OnTimeQueue, PrefillFirst
 from engines.policies.views import PrefillQueue
 from repro import testing
 from repro.runs.system import ENTRIES

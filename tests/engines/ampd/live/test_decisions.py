@@ -35,8 +35,7 @@ from engines.cluster.sessions import EventLoop, OpenLoop, Session
 from engines.cluster.simulation import DecodeSimulation
 from engines.cluster.worker import Live, PrefillWorker
 from engines.errors import RunError
-from engines.policies.batching import ONE_BY_ONE
-from engines.policies.on_time import LateShare, OnTimeQueue
+from engines.policies.batching import ONE_BY_ONE, LateShare, OnTimeQueue
 from engines.policies.own import BINDER, QUEUE, Plugin
 from engines.policies.routing import Binder, Decision, LeastKvMemory, RemoteOnly, Router
 from engines.policies.views import DecodeView, OpenQueue, PrefillQueue, PrefillTask, PrefillView, Slo

@@ -25,8 +25,7 @@ from engines.laps.ours import OnTimeConfig, ReserveConfig
 from engines.laps.system import LapsConfig, laps, on_time, reserve
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
-from engines.policies.batching import Chunked, OneByOne, PrefillFirst
-from engines.policies.on_time import LateShare, OnTimeQueue
+from engines.policies.batching import Chunked, LateShare, OneByOne, OnTimeQueue, PrefillFirst
 from engines.policies.views import Batching, Bucket, Chunk, PrefillQueue, Situation, StepPlan
 
 

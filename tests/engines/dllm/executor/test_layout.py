@@ -16,13 +16,12 @@ from support.tiny_models import GQA, network
 
 from engines.attention import Sdpa, VarlenAttention, sdpa
 from engines.attention.backends import SdpaPadded
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import EngineConfig, GenerationConfig, Phase, SparsityConfig
 from engines.dllm.executor.attend import PackedAttend
 from engines.dllm.executor.layout import Layouts, PackedLayout
 from engines.dllm.executor.rows import ItemTable, PackedRows
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import EagerRows, StepRows, TorchSelectAndPack
-from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, Request
 from engines.models.protocol import Attend
 from engines.runtime.device import PoolTensors, Staging, store_by_index

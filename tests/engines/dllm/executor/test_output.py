@@ -16,13 +16,12 @@ from support.step_cases import Resident, Step, step_of
 from support.tiny_models import GQA, MHA, network
 from torch import Tensor
 
-from baselines.dllm.static.head import MonolithicHead, every_row_s_logits, reduce_every_row
-from engines.dllm.config import DecodeConfig, EngineConfig
+from baselines.dllm.static.executor import MonolithicHead, every_row_s_logits, reduce_every_row
+from engines.dllm.config import DecodeConfig, EngineConfig, Phase
 from engines.dllm.denoise import Reduction
 from engines.dllm.executor.output import CandidateChoice, Commit, Committed, PackedHead, forwarded_span, guided_logits
 from engines.dllm.executor.rows import BlockRows, ItemTable, PackedRows
 from engines.dllm.executor.step import Block, Candidates, Guidance, StepLayout
-from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, Request
 from engines.runtime.noise import row_keys
 

@@ -23,17 +23,16 @@ from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.cost.roofline import L40S, Roofline
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, NoCache, Phase
 from engines.dllm.engine import Engine
 from engines.dllm.executor import compose
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.output import Committed
-from engines.dllm.executor.simulated import BoundedExecutor, RooflineExecutor
 from engines.dllm.executor.step import Block, BlockTokens, Candidates, Forwarded, StepLayout
 from engines.dllm.executor.torch import LeadingExecutor, TorchExecutor
-from engines.dllm.phase import DelayedCache, NoCache, Phase
 from engines.dllm.plan import Executor, ExecutorError, Request, StepPlan
 from engines.dllm.scheduling import KvPool, PhaseScheduler, Scheduler
+from engines.dllm.simulated import BoundedExecutor, RooflineExecutor
 from engines.errors import UserError
 from engines.models.shape import ModelShape
 from engines.parallel.group import TensorParallel

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from support.engine_runs import free_runs
 
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.phase import DelayedCache
+from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import SCHEDULERS, KvPool, LookaheadScheduler, Scheduler
 from engines.errors import UserError

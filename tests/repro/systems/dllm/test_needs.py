@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from support.cells import a_cell
 
+from engines.dllm.config import DelayedCache, Phase, Window
 from engines.dllm.method import DllmServe, Options, Sampler
-from engines.dllm.phase import DelayedCache, Phase, Window
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import PhaseScheduler
 from engines.errors import RunError, UserError

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from engines.dllm.config import EngineConfig
-from engines.dllm.phase import NoCache
+from engines.dllm.config import EngineConfig, NoCache
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.parallel.group import TensorParallel
 from repro.systems.dllm import on_torch

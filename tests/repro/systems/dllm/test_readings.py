@@ -15,13 +15,16 @@ from support.platforms import CPU_TINY
 from support.recorder import Recorder
 from support.refusals import refuses
 
-from baselines.dllm.dllm_cache.method import memory_bytes_per_token
+from baselines.dllm.dllm_cache.method import (
+    PackedFeatureCacheRooflineExecutor,
+    memory_bytes_per_token,
+    packed_work,
+    step_work,
+)
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm.dllm_cache.work import PackedFeatureCacheRooflineExecutor, packed_work, step_work
 from engines.cost.roofline import L40S, RTX4090, Calibration, Roofline
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import EngineConfig, GenerationConfig, Phase
 from engines.dllm.engine import Engine
-from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan
 from engines.errors import UserError
 from engines.knobs import knobs_of

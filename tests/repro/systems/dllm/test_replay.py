@@ -8,10 +8,9 @@ import pytest
 from support.refusals import refuses
 
 import repro
-from engines.dllm.config import GenerationConfig
-from engines.dllm.executor.simulated import Block, Replayed, block_lengths, drawn
-from engines.dllm.phase import Phase
+from engines.dllm.config import GenerationConfig, Phase
 from engines.dllm.plan import Request
+from engines.dllm.simulated import Block, Replayed, block_lengths, drawn
 from engines.errors import UserError
 from repro.files import forget
 from repro.runs.cell import BASIS

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engines.cost.roofline import StepPrice, StepWork
-from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.phase import Phase, RefreshRule, Seen, Window
+from engines.dllm.config import EngineConfig, GenerationConfig, Phase, RefreshRule, Seen, Window
 from engines.dllm.plan import DelegatingExecutor, Executor, Request, StepOutcome, StepPlan
 from engines.errors import UserError, require
 from engines.models.shape import ModelShape
