@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-import attention as benchmark
 import numpy as np
 import pytest
 import torch
@@ -42,6 +41,7 @@ from engines.attention.spans import VarlenAttention
 from engines.errors import UserError
 from engines.kernels import host
 from engines.kernels import probe as kernel_probe
+from repro.bench import attention as benchmark
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 EMULATED = FlashAttnKernel(flash_attn_varlen_forward, takes_used_k=True)

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import kernels as benchmark
 import pytest
 import torch
 from hypothesis import given, settings
@@ -33,6 +32,7 @@ from engines.kernels.pack import pack, pack_reference, store
 from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import scores, scores_reference
 from engines.models.layers import RMSNorm, inverse_frequencies, rotary_tables, rotate_halves, rotate_in_float32
+from repro.bench import kernels as benchmark
 
 dtypes = st.sampled_from(sorted(DTYPES))
 seeds = st.integers(0, 2**31)
