@@ -17,10 +17,9 @@ from repro.runs.progress import sweep_progress
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep, pool_of
 from repro.systems.platforms import platform as platform_of
-from repro.workbench.comparison import TOLERANCE, Comparison, compare_sides
+from repro.workbench.comparison import TOLERANCE, Comparison, compare_sides, sides_of
 from repro.workbench.folder import folder_of
 from repro.workbench.grid import MOST_CELLS, Grid, in_turns
-from repro.workbench.sides import sides_of
 from repro.workloads.knobs import named_after
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ def load(cell: Cell | str | Path, *, result_dir: str | Path = LOCAL) -> StoredRu
     """A run that is stored, by this code; raises StoreError where there is none. Of a folder, all runs in it as a tidy table, a
     row a run, whatever code made them."""
     if isinstance(plain(cell), str):
-        from repro.workbench.frame import frame_of
+        from repro.workbench.folder import frame_of
 
         found = folder_of(_folder(cell))
         if found.warning is not None:
@@ -131,7 +130,7 @@ def compare(
     result_dir: str | Path = LOCAL,
 ) -> Comparison:
     """How many times as large a metric is in ``b``, over pairs of runs that are equal but for what tells the sides apart. A side is a
-    folder of runs, a list of them, or a selector among those in ``result_dir`` (repro.workbench.sides)."""
+    folder of runs, a list of them, or a selector among those in ``result_dir`` (repro.workbench.comparison)."""
     first, second = sides_of(plain(a), plain(b), _folder(result_dir))
     return compare_sides(first, second, plain(metric), tolerance)
 

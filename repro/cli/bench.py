@@ -206,8 +206,8 @@ def sweep(
     """Run every combination of a grid's values; the same command again continues, and reuses what is done."""
     from dataclasses import replace
 
-    from repro.cli.data_file import check_regular
     from repro.cli.plots import check_plot, save_plot, titles_of
+    from repro.cli.sweep import check_regular
     from repro.runs.progress import MANY_CELLS
     from repro.workbench.grid import grid_of_file, in_turns
 
@@ -256,8 +256,7 @@ def make_and_show(
     output: opt.Output,
 ) -> None:
     """Ends with code 1 where a run failed, or is INVALID. ``show`` gives the files that it draws. A dry run tells what would run instead."""
-    from repro.cli.data_file import data_of
-    from repro.cli.sweep import is_failure, run_sweep, say_what_ran, sweep_of
+    from repro.cli.sweep import data_of, is_failure, run_sweep, say_what_ran, sweep_of
 
     with opened as pool:
         with _readable_data(cells):
@@ -279,7 +278,7 @@ def make_and_show(
 @contextmanager
 def _readable_data(cells: Sequence[Cell]) -> Iterator[None]:
     """Around what reads the cells' data files."""
-    from repro.cli.data_file import check_regular, readable
+    from repro.cli.sweep import check_regular, readable
 
     datasets: dict[str, dict[str, None]] = {}
     for cell in cells:

@@ -259,7 +259,7 @@ def _text(value: float | tuple[float, ...] | None) -> str:
 def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bool, json: bool) -> None:
     """Fit, say how far each step is from what is fitted, and store both beside the card's file, or in ``out``."""
     from engines.cost.fit import fit_steps
-    from repro.cli.data_file import check_regular
+    from repro.cli.sweep import check_regular
     from repro.files import replace_text, writable_file, writable_folder
     from repro.systems.card_file import card_of
     from repro.systems.cost import save_calibration

@@ -41,9 +41,8 @@ def check_results(
     """Draw every committed figure from its table of runs, judge every claim, and compare each byte of numbers and words.
     Tables in documents are compared with the results.
     Takes under a minute of processor time, and makes no run without --again. Exit code 1 if anything differs."""
-    from repro.checks.again import make_again
     from repro.checks.documents import stale_tables
-    from repro.checks.results import check_reports
+    from repro.checks.results import check_reports, make_again
     from repro.checks.results import check_results as check_figures
     from repro.checks.results import judge as judge_claims
     from repro.files import readable_folder

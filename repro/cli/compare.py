@@ -16,8 +16,7 @@ from repro.cli import options as opt
 from repro.cli.output import counted, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from repro.workbench.comparison import Change, Comparison
-    from repro.workbench.sides import Side
+    from repro.workbench.comparison import Change, Comparison, Side
 
 MOST_MODULES = 3
 """As many are named of those that differ."""
@@ -44,8 +43,7 @@ def compare(
     """Whether metrics of B differ from A's: ratios of paired runs, with 95 % intervals. Runs are paired by seed and all else that
     is equal. Ends with code 1 where one differs by more than the tolerance outside noise."""
     from repro.paths import LOCAL
-    from repro.workbench.comparison import compare_sides
-    from repro.workbench.sides import holds_runs, sides_of
+    from repro.workbench.comparison import compare_sides, holds_runs, sides_of
 
     result_dir = options.result_dir
     require(
@@ -91,7 +89,7 @@ COLUMNS = ("setting", "A", "B", "B / A", "95 %", "pairs", "verdict")
 
 
 def _texts(row: Change) -> list[str]:
-    from repro.workbench.sides import said_of
+    from repro.workbench.comparison import said_of
 
     setting = " ".join(f"{name}={said_of(name, value)}" for name, value in row.setting)
     ratio = row.ratio
@@ -183,8 +181,7 @@ def export(
 ) -> None:
     """Write a row a run: what was asked, with a column a knob, commit and code, how it came about, and every metric."""
     from repro.files import writable_file
-    from repro.workbench.folder import folder_of
-    from repro.workbench.frame import frame_of, write_frame
+    from repro.workbench.folder import folder_of, frame_of, write_frame
 
     require(out is not None or format == "csv", "format='parquet' is no text: give a file with --out")
     if out is not None:

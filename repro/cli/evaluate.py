@@ -86,9 +86,8 @@ def evaluate(
 ) -> None:
     """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated. Several values of
     --retention-ratio draw accuracy against it, beside a cache that keeps every row; other options that take a value likewise."""
-    from repro.cli.data_file import readable
     from repro.cli.plots import check_plot
-    from repro.cli.sweep import run_sweep, say_what_ran, say_what_runs, sweep_of
+    from repro.cli.sweep import readable, run_sweep, say_what_ran, say_what_runs, sweep_of
     from repro.systems.dllm.requests import require_task
     from repro.tasks.registry import task_entry
     from repro.workbench.accuracy import axis_of, curves_of, references_of

@@ -1,10 +1,11 @@
-"""``repro reproduce`` and ``repro figure``: run a figure's grid and draw it, or only draw."""
+"""``repro reproduce``, ``repro figure`` and ``repro claims``: a figure run and drawn, or only drawn, and every claim of a paper judged."""
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -14,13 +15,15 @@ import typer
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
-from repro.cli.output import print_json, print_table, say
+from repro.cli.output import counting, print_json, print_table, say
 from repro.reports.accuracy import Accuracy
 
 if TYPE_CHECKING:
-    from repro.reports.figures import Figure, Rendered, View
+    from repro.reports.claims import Flips, Judged
+    from repro.reports.figures import Figure, Paper, Rendered, View
+    from repro.reports.paper import Claim
     from repro.runs.cell import Cell
-    from repro.runs.store import StoredRun
+    from repro.runs.store import Store, StoredRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +70,13 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
             # A platform of another family than the one whose baselines have readings.
             if self.reading and where.parts and not any(isinstance(part, DllmPart) for part in where.parts):
                 raise UserError(f"reading={self.reading[0]!r} has no effect on platform={where.name!r}: leave it out")
-        asked = opt.given(num_prompts=self.num_prompts, weights=self.weights) | self.charged
-        knobs = tuple(asked.items())
+        knobs = opt.given(num_prompts=self.num_prompts, weights=self.weights) | self.charged
         return [
             View(
                 platform=where,
                 reading=reading,  # type: ignore[arg-type]
                 num_runs=figure.default_num_runs(where) if self.num_runs is None else self.num_runs,
-                knobs=knobs,
+                knobs=tuple(knobs.items()),
                 rates=rates,
                 accuracy=self.accuracy,
             )
@@ -110,22 +112,22 @@ Force = Annotated[bool, typer.Option("--force", help="Run again what is already 
 
 
 def reproduce(
-    *, name: Name, asked: FigureOptions, placement: opt.Placement, force: Force = False, json: opt.Json = False
+    *, name: Name, options: FigureOptions, placement: opt.Placement, force: Force = False, json: opt.Json = False
 ) -> None:
     """Run what is not stored of the runs behind a figure, and draw it: PNG, PDF, CSV and a table of the runs."""
-    _make(name, asked, placement, force=force, draw_only=False, json=json)
+    _make(name, options, placement, force=force, draw_only=False, json=json)
 
 
-def figure(*, name: Name, asked: FigureOptions, json: opt.Json = False) -> None:
+def figure(*, name: Name, options: FigureOptions, json: opt.Json = False) -> None:
     """Redraw a figure from stored runs; runs nothing."""
-    _make(name, asked, opt.Placement(), force=False, draw_only=True, json=json)
+    _make(name, options, opt.Placement(), force=False, draw_only=True, json=json)
 
 
 def check_rates(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None:
     """Refuse rates that are asked for where a figure has its own, or none."""
-    asked = {rate for view in views for rate in view.rates}
+    wanted = {rate for view in views for rate in view.rates}
     used = {cell.rate for cell in cells if cell.rate is not None}
-    if asked and not (used and used <= asked):
+    if wanted and not (used and used <= wanted):
         own = f"its own rates ({', '.join(f'{rate:g}' for rate in sorted(used))})" if used else "no axis of rates"
         raise UserError(f"request_rate has no effect on {name}, which has {own}: leave it out")
 
@@ -148,16 +150,16 @@ def check_accuracy(name: str, drawing: Figure, views: Sequence[View], grids: Seq
 
 
 def check_baselines(
-    name: str, asked: FigureOptions, drawing: Figure, views: Sequence[View], cells: Sequence[Cell]
+    name: str, options: FigureOptions, drawing: Figure, views: Sequence[View], cells: Sequence[Cell]
 ) -> None:
     """Refuse readings where no run of a figure is of a baseline that has any, or each has its own."""
     from repro.runs.system import SYSTEMS
     from repro.systems.dllm.knobs import READINGS
 
-    if not asked.reading:
+    if not options.reading:
         return
     families = {SYSTEMS.get(system).family.name for system in {cell.system for cell in cells}}
-    ignored = f"reading={asked.reading[0]!r} has no effect on {name}, "
+    ignored = f"reading={options.reading[0]!r} has no effect on {name}, "
     require("dllm" in families, f"{ignored}which has no runs of such baselines: leave it out")
     grids = [[_asks(_cells(drawing, replace(view, reading=reading))) for reading in READINGS] for view in views]
     is_heeded = any(grid != other for grid, *others in grids for other in others)
@@ -176,7 +178,7 @@ def _asks(cells: Sequence[Cell]) -> set[str]:
 
 
 def _make(
-    name: str, asked: FigureOptions, placement: opt.Placement, *, force: bool, draw_only: bool, json: bool
+    name: str, options: FigureOptions, placement: opt.Placement, *, force: bool, draw_only: bool, json: bool
 ) -> None:
     from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, sweep_of, what_ran
     from repro.files import readable_folder, writable_folder
@@ -186,9 +188,9 @@ def _make(
 
     opened = placement.opened()
     entry = figure_of(name)
-    drawing, views = entry.load(), asked.views(name)
-    out = asked.out(entry.name)
-    store = Store(asked.root, accept_other_code=asked.accept_other_code, accept_other_machine=draw_only)
+    drawing, views = entry.load(), options.views(name)
+    out = options.out(entry.name)
+    store = Store(options.root, accept_other_code=options.accept_other_code, accept_other_machine=draw_only)
     if draw_only:
         readable_folder("result_dir", store.root)
     # One sweep for all views: readings share the runs of dLLM-Serve.
@@ -196,16 +198,18 @@ def _make(
     cells = [cell for grid in grids for cell in grid]
     check_rates(name, views, cells)
     check_knobs(name, views, cells)
-    check_baselines(name, asked, drawing, views, cells)
+    check_baselines(name, options, drawing, views, cells)
     check_accuracy(name, drawing, views, grids)
-    if not cells and asked.num_runs is not None:
-        raise UserError(f"num_runs={asked.num_runs} has no effect on {name}, which has no runs behind it: leave it out")
+    if not cells and options.num_runs is not None:
+        raise UserError(
+            f"num_runs={options.num_runs} has no effect on {name}, which has no runs behind it: leave it out"
+        )
     if draw_only:
-        require_folders(cells, store, name, asked.command(name))
+        require_folders(cells, store, name, options.command(name))
     with opened as pool:
         sweep = sweep_of(cells, store, force=force, will_run=not draw_only, pool=pool)
         outcomes = [] if draw_only else run_sweep(sweep, out_dir=out, jobs=placement.jobs)
-    require_runs(sweep, name, asked.command(name))
+    require_runs(sweep, name, options.command(name))
     writable_folder("out_dir", out)
     figures = []
     for view, runs in zip(views, sweep.by_grid(grids), strict=True):
@@ -257,3 +261,204 @@ def _say(figures: Sequence[Mapping[str, Any]], lines: Sequence[str], *, json: bo
             say(f"files: {', '.join(map(str, shown))}", "  ")
     for line in lines:
         say(line, file=sys.stderr)
+
+
+ROLE_TITLES = {
+    "prediction": "predictions",
+    "implied by the fit": "implied by the fit (no evidence for it)",
+    "fitted": "fitted (no evidence)",
+    "by construction": "by construction (no run can change them)",
+    None: "nothing compared",
+}
+"""Headings of the counts, by role."""
+IN_BRACKETS = (
+    "in brackets: from the least to the most over the kernels of vLLM, SGLang and TensorRT-LLM that runs are stored of"
+)
+WITH_REASON = ("not reproduced", "undecided by reading", "not testable here")
+
+
+def claims(
+    *,
+    paper: Annotated[str, typer.Option(help="dllm-serve, ampd, laps or block, or module:NAME.")] = "dllm-serve",
+    reused: opt.Reused,
+    out_dir: Annotated[
+        Path | None, typer.Option(help="Where the CSV goes [default: results/figures, or figures in --result-dir].")
+    ] = None,
+    pricing: opt.Charged,
+    json: opt.Json = False,
+) -> None:
+    """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does). What no stored runs answer is
+    shown as it is committed, and marked; the CSV has your own runs alone."""
+    from repro.files import readable_folder, writable_folder
+    from repro.paths import figures_beside
+    from repro.reports.claims import count, count_by_role, count_facts, judge_all
+    from repro.reports.claims_file import as_row, read_flips, save
+    from repro.reports.evidence import stored_findings
+    from repro.reports.figures import paper as paper_of
+    from repro.reports.paper import read_claims
+    from repro.runs.store import Store
+
+    chosen = paper_of(paper)
+    stated = read_claims(chosen.claims, chosen.name)
+    root = readable_folder("result_dir", reused.root)
+    out = writable_folder("out_dir", out_dir or figures_beside(reused.result_dir))
+    store = Store(root, accept_other_code=reused.accept_other_code, accept_other_machine=True)
+    with counting("looking at stored runs, figures:") as advance:
+        charged = tuple(pricing.charged.items())
+        findings = stored_findings(chosen.entries, store, advance, charged)
+    flips = {} if charged else read_flips(chosen.name)
+    judged = judge_all(stated, findings, flips)
+    ranges = _over_kernels(chosen, stated, judged, store) if charged == (("cost", "composed"),) else {}
+    # Committed verdicts are of steps as they are charged by default.
+    committed = {} if charged else _committed(chosen, stated, flips)
+    shown = [committed.get(each.claim.id, each) if each.verdict == "not run" else each for each in judged]
+    borrowed = frozenset(each.claim.id for each, own in zip(shown, judged, strict=True) if each is not own)
+    name = "-".join([f"claims-{chosen.name}", *(str(value) for _, value in charged)])
+    path = save(out / f"{name}.csv", judged)
+    if json:
+        counts = {"verdicts": count(shown), "roles": count_by_role(shown), "facts": count_facts(shown)}
+        rows = [{**as_row(each), "committed": each.claim.id in borrowed} for each in shown]
+        for row in rows if charged else ():
+            row["over_kernels"] = ranges.get(row["id"])
+        print_json({"paper": chosen.name, **counts, "claims": rows})
+        return
+    _print_claims(chosen.name, shown, borrowed, ranges)
+    if ranges:
+        say(IN_BRACKETS)
+    say(f"file: {path}")
+    if borrowed:
+        say(
+            f"committed: {len(borrowed)} verdicts of no run here, from results/{path.name}; 'make reproduce-all' makes your own"
+        )
+    if any(each.verdict == "not run" for each in shown):
+        say("claims that were not run become answerable with 'make reproduce-all'")
+
+
+def _committed(paper: Paper, stated: Sequence[Claim], flips: Flips) -> dict[str, Judged]:
+    """What the repository has judged; nothing in an installed package, or of a paper of one's own."""
+    from engines.errors import UserError
+    from repro.paths import IS_INSTALLED, RESULTS
+    from repro.reports.claims_file import judged_again, read
+
+    path = RESULTS / f"claims-{paper.name}.csv"
+    if IS_INSTALLED or not path.is_file():
+        return {}
+    try:
+        rows = read(path)
+    except UserError as error:
+        say(f"committed verdicts are not shown: {error}", file=sys.stderr)
+        return {}
+    known = {row["id"] for row in rows}
+    return {each.claim.id: each for each in judged_again([claim for claim in stated if claim.id in known], rows, flips)}
+
+
+def _over_kernels(
+    paper: Paper, stated: Sequence[Claim], judged: Sequence[Judged], store: Store
+) -> dict[str, tuple[float, float]]:
+    """The least and the most of an answer over the frameworks' kernels, by claim; where runs of another framework are stored."""
+    from engines.cost.kernels import FRAMEWORKS
+    from repro.reports.claims import judge_all
+    from repro.reports.evidence import stored_findings
+
+    found: dict[str, list[float]] = {}
+    others = [
+        judge_all(stated, stored_findings(paper.entries, store, charged=(("cost", "composed"), ("kernels", name))))
+        for name in FRAMEWORKS
+    ]
+    for each in (each for one in (judged, *others) for each in one):
+        if each.finding is not None and isinstance(each.finding.value, float):
+            found.setdefault(each.claim.id, []).append(each.finding.value)
+    own = {each.claim.id for each in judged if each.finding is not None and each.finding.obtained == "composed"}
+    return {name: (min(values), max(values)) for name, values in found.items() if name in own and len(set(values)) > 1}
+
+
+def _print_claims(
+    paper: str, judged: Sequence[Judged], borrowed: Set[str], ranges: Mapping[str, tuple[float, float]]
+) -> None:
+    from repro.reports.claims import count, count_facts, facts
+    from repro.reports.paper import ROLES
+
+    for role in (*reversed(ROLES), None):
+        own = [each for each in judged if each.role == role and each.claim.kind != "inconsistency"]
+        if own:
+            print_table(
+                f"Claims of {paper}: {ROLE_TITLES[role]}",
+                ("claim", "states", "ours", "verdict"),
+                [
+                    (
+                        each.claim.id,
+                        _value(each.claim.expected.value, each.claim.expected.unit),
+                        _ours(each) + _range(ranges.get(each.claim.id), each.claim.expected.unit),
+                        f"{each.verdict} (committed)" if each.claim.id in borrowed else each.verdict,
+                    )
+                    for each in own
+                ],
+            )
+    if reasons := [each for each in judged if each.verdict in WITH_REASON]:
+        print_table(
+            "Why not reproduced, undecided by reading, or not testable here",
+            ("claim", "reason"),
+            [(each.claim.id, each.reason or "-") for each in reasons],
+        )
+    if own := [each for each in judged if each.claim.kind == "inconsistency"]:
+        print_table(
+            "The paper's own inconsistencies",
+            ("claim", "what does not agree", "recomputed"),
+            [
+                (
+                    each.claim.id,
+                    each.claim.statement,
+                    _words(each.claim.recomputed.verdict if each.claim.recomputed else "-"),
+                )
+                for each in own
+            ],
+        )
+    num_facts = sum(each.role is not None for each in facts(judged))
+    say(
+        f"{num_facts} facts in {sum(each.role is not None for each in judged)} comparisons: what follows from one number counts once"
+    )
+    for role, counts in count_facts(judged).items():
+        say(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in counts.items())}")
+    others = {v: n for v, n in count(judged).items() if v in ("not testable here", "not run", "paper's inconsistency")}
+    say("; ".join(f"{verdict}: {number}" for verdict, number in others.items()))
+
+
+def _words(verdict: str) -> str:
+    """``cannot_check`` and the like, as files name it."""
+    return re.sub(r"(?<=[a-z])_(?=[a-z])", " ", verdict)
+
+
+def _ours(each: Judged) -> str:
+    if each.finding is None:
+        return "-"
+    if each.claim.expected.value is None and each.finding.holds is not None:
+        return "holds" if each.finding.holds else "does not hold"
+    return _value(each.finding.value, each.claim.expected.unit)
+
+
+def _range(found: tuple[float, float] | None, unit: str | None) -> str:
+    return "" if found is None else f" [{_value(found, unit)}]"
+
+
+def _value(value: float | tuple[float, ...] | None, unit: str | None) -> str:
+    """``unit`` may be one for each of several values, and say in brackets of what it is."""
+    if value is None:
+        return "ordering"
+    values = value if isinstance(value, tuple) else (value,)
+    units = [each.strip() for each in re.split("[,;]", (unit or "").partition(" (")[0])]
+    if len(units) == len(values):
+        return ", ".join(_number(one, each) for one, each in zip(values, units, strict=True))
+    if len(set(values)) == 1:
+        return _number(values[0], units[0])
+    *first, last = (f"{one:.4g}" for one in values)
+    return (" to " if len(values) == 2 else ", ").join([*first, f"{last} {units[0]}".strip()])
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == "bool":
+        return "yes" if value else "no"
+    if unit == "rank":
+        return f"rank {value:.4g}"
+    if unit == "bytes":
+        return f"{value / 1e9:.4g} GB"
+    return f"{value:.4g} {'' if unit == 'fraction' else unit}".strip()

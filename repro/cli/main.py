@@ -40,7 +40,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "Figures and claims of the papers": {
         "reproduce": "figure:reproduce",
         "figure": "figure:figure",
-        "claims": "claims:claims",
+        "claims": "figure:claims",
         "check-results": "check:check_results",
     },
     "Serve": {"serve": "serve:serve", "install": "serve:install"},

@@ -276,7 +276,7 @@ def _planned(
     options: PlanClusterOptions, sample: Sample, solved: Solved, shape: ModelShape, card: Gpu, rate: float, slo: Slo
 ) -> Planned:
     from engines.ampd.planner import PlannerConfig, PlanningWorkload, coefficients, solve
-    from repro.cli.data_file import readable
+    from repro.cli.sweep import readable
     from repro.systems.cluster.ampd_settings import hardware_of, performance_of, profiled_context, sessions_of
     from repro.workloads.sessions import load_session_card
 
@@ -384,8 +384,8 @@ def capacity(
     """The largest rate that deployments serve under objectives, or the fewest GPUs for a rate. Simulated."""
     from repro.capacity.answers import Search
     from repro.capacity.question import Question, parse_sizes
-    from repro.cli.data_file import check_regular, readable
     from repro.cli.plots import check_plot
+    from repro.cli.sweep import check_regular, readable
 
     sizes = parse_sizes(options.gpus)
     given = opt.given(model=options.model) | charged.charged

@@ -1,4 +1,4 @@
-"""All runs that lie in a folder, by whatever code, as they are: what is compared and exported; and a run as a row of a table."""
+"""All runs that lie in a folder, by whatever code, as they are: what is compared and exported; and runs as a tidy table."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engines.errors import RunError, UserError
-from repro.files import readable_folder
+from repro.files import readable_folder, rewriting
 from repro.runs.store import SUFFIX, UNREADABLE, StoredRun, read_run
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,3 +113,30 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
     """Those of every row: what was asked, knobs by name, then the rest as it comes."""
     knobs = {name for row in rows for name in row.knobs}
     return [*rows[0].asked, *sorted(knobs), *dict.fromkeys(name for row in rows for name in row.made)]
+
+
+FORMATS = ("csv", "parquet")
+
+
+def frame_of(runs: Sequence[StoredRun]) -> pd.DataFrame:
+    """What a run has no value of is missing there."""
+    import pandas as pd
+
+    rows = [row_of(run) for run in runs]
+    return pd.DataFrame([{**row.asked, **row.knobs, **row.made} for row in rows], columns=columns_of(rows))
+
+
+def write_frame(frame: pd.DataFrame, kind: str, out: Path) -> None:
+    """A knob whose values are of several kinds is written as text: a column of parquet has one kind."""
+    with rewriting(out) as temporary:
+        if kind == "csv":
+            temporary.write_text(frame.to_csv(index=False), encoding="utf-8")
+        else:
+            _of_one_kind(frame).to_parquet(temporary, index=False)
+
+
+def _of_one_kind(frame: pd.DataFrame) -> pd.DataFrame:
+    from pandas.api.types import infer_dtype
+
+    mixed = [name for name in frame if infer_dtype(frame[name], skipna=True).startswith("mixed")]
+    return frame.assign(**{name: frame[name].map(str, na_action="ignore") for name in mixed})

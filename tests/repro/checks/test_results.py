@@ -16,8 +16,15 @@ from engines.errors import UserError
 from paper_figures.common.runs import Measure
 from repro import paths
 from repro.checks import results as checks
-from repro.checks.again import make_again
-from repro.checks.results import CLAIMS_WITHOUT_RUNS, WITHOUT_RUNS, Checked, check_reports, check_results, judged_text
+from repro.checks.results import (
+    CLAIMS_WITHOUT_RUNS,
+    WITHOUT_RUNS,
+    Checked,
+    check_reports,
+    check_results,
+    judged_text,
+    make_again,
+)
 from repro.cli.main import app
 from repro.files import sealed
 from repro.paths import RESULTS

@@ -17,8 +17,7 @@ from repro.runs.experiment import prepare
 from repro.runs.statistics import Interval, from_logarithms, mean_interval
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
-from repro.workbench.comparison import Change
-from repro.workbench.sides import _selected
+from repro.workbench.comparison import Change, _selected
 
 OTHER = "support.fake_system:OTHER"
 
