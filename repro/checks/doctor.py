@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from engines.cost.kernels import tables_of
 from engines.errors import UserError
@@ -79,8 +79,7 @@ class Machine:
     """Why a program that a model wrote cannot be confined."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Item:
+class Item(NamedTuple):
     """``ok`` and ``no`` answer whether it can be used; ``info`` is neither here nor there."""
 
     item: str
@@ -125,18 +124,6 @@ def look() -> Machine:
     )
 
 
-def _ok(item: str, detail: str) -> Item:
-    return Item(item=item, status="ok", detail=detail)
-
-
-def _no(item: str, detail: str) -> Item:
-    return Item(item=item, status="no", detail=detail)
-
-
-def _info(item: str, detail: str) -> Item:
-    return Item(item=item, status="info", detail=detail)
-
-
 def rows_for(machine: Machine) -> tuple[Item, ...]:
     """Software, hardware, data, then one row per platform and executor."""
     memory = "unknown" if machine.memory_bytes is None else _gigabytes(machine.memory_bytes)
@@ -144,8 +131,8 @@ def rows_for(machine: Machine) -> tuple[Item, ...]:
         _python_row(machine),
         _torch_row(machine),
         _gpu_row(machine),
-        _info("CPU", f"{machine.cpu or 'unknown model'}, {machine.cores or 'unknown number of'} cores usable"),
-        _info("memory", memory),
+        Item("CPU", "info", f"{machine.cpu or 'unknown model'}, {machine.cores or 'unknown number of'} cores usable"),
+        Item("memory", "info", memory),
         _disk_row(machine),
         _git_row(machine),
         _checkpoint_row(machine),
@@ -168,14 +155,14 @@ def rows_for(machine: Machine) -> tuple[Item, ...]:
 def _python_row(machine: Machine) -> Item:
     version = ".".join(map(str, machine.python))
     if machine.python[:2] < OLDEST_PYTHON:
-        return _no("python", f"{version} is too old: install {'.'.join(map(str, OLDEST_PYTHON))} or newer")
-    return _ok("python", version)
+        return Item("python", "no", f"{version} is too old: install {'.'.join(map(str, OLDEST_PYTHON))} or newer")
+    return Item("python", "ok", version)
 
 
 def _torch_row(machine: Machine) -> Item:
     if (reason := _torch_reason(machine)) is not None:
-        return _no("torch", reason)
-    return _ok("torch", f"{machine.torch}, {'CPU build' if machine.cuda is None else f'CUDA {machine.cuda}'}")
+        return Item("torch", "no", reason)
+    return Item("torch", "ok", f"{machine.torch}, {'CPU build' if machine.cuda is None else f'CUDA {machine.cuda}'}")
 
 
 def _torch_reason(machine: Machine) -> str | None:
@@ -188,8 +175,8 @@ def _torch_reason(machine: Machine) -> str | None:
 
 def _gpu_row(machine: Machine) -> Item:
     if machine.gpus:
-        return _ok("GPU", "; ".join(f"{gpu.name}, {_gigabytes(gpu.memory_bytes)}" for gpu in machine.gpus))
-    return _info("GPU", f"none: {_no_gpu_reason(machine)}")
+        return Item("GPU", "ok", "; ".join(f"{gpu.name}, {_gigabytes(gpu.memory_bytes)}" for gpu in machine.gpus))
+    return Item("GPU", "info", f"none: {_no_gpu_reason(machine)}")
 
 
 def _no_gpu_reason(machine: Machine) -> str:
@@ -201,20 +188,20 @@ def _no_gpu_reason(machine: Machine) -> str:
 def _disk_row(machine: Machine) -> Item:
     free = f"{_gigabytes(machine.disk_free_bytes)} free"
     if machine.disk_free_bytes < MIN_DISK_BYTES:
-        return _no("disk", f"{free}: make at least {_gigabytes(MIN_DISK_BYTES)} free for runs and figures")
-    return _ok("disk", free)
+        return Item("disk", "no", f"{free}: make at least {_gigabytes(MIN_DISK_BYTES)} free for runs and figures")
+    return Item("disk", "ok", free)
 
 
 def _git_row(machine: Machine) -> Item:
     if machine.commit is not None and machine.has_git:
-        return _ok("git", f"commit {machine.commit[:12]}")
+        return Item("git", "ok", f"commit {machine.commit[:12]}")
     why = "not a checkout with commits" if machine.has_git else "not installed"
-    return _info("git", f"{why}: runs are stored without a commit")
+    return Item("git", "info", f"{why}: runs are stored without a commit")
 
 
 def _checkpoint_row(machine: Machine) -> Item:
     item = "embedded model"
-    return _no(item, _no_checkpoint_reason(machine)) if machine.missing_weights else _ok(item, "present")
+    return Item(item, "no", _no_checkpoint_reason(machine)) if machine.missing_weights else Item(item, "ok", "present")
 
 
 def _no_checkpoint_reason(machine: Machine) -> str:
@@ -223,10 +210,10 @@ def _no_checkpoint_reason(machine: Machine) -> str:
 
 def _data_dir_row(machine: Machine) -> Item:
     if machine.data_dir_error is not None:
-        return _no(DATA_DIR_VARIABLE, machine.data_dir_error)
+        return Item(DATA_DIR_VARIABLE, "no", machine.data_dir_error)
     if machine.data_dir is None:
-        return _info(DATA_DIR_VARIABLE, "not set: prompts come from the embedded generators")
-    return _ok(DATA_DIR_VARIABLE, str(machine.data_dir))
+        return Item(DATA_DIR_VARIABLE, "info", "not set: prompts come from the embedded generators")
+    return Item(DATA_DIR_VARIABLE, "ok", str(machine.data_dir))
 
 
 def _local_file(machine: Machine, name: str) -> str | None:
@@ -239,7 +226,7 @@ def _local_file(machine: Machine, name: str) -> str | None:
 def _dataset_row(machine: Machine, name: str) -> Item:
     """Where source=auto takes the prompts from."""
     found = _local_file(machine, name)
-    return _ok(f"dataset {name}", "embedded generator" if found is None else f"local file {found}")
+    return Item(f"dataset {name}", "ok", "embedded generator" if found is None else f"local file {found}")
 
 
 def _task_row(machine: Machine, task: TaskEntry) -> Item:
@@ -253,31 +240,35 @@ def _task_row(machine: Machine, task: TaskEntry) -> Item:
     if task.runs_code and machine.jail_refusal is not None:
         lacks.append("generated code is not run here")
     if lacks:
-        return _no(item, "; ".join(lacks))
-    return _ok(item, "generated problems" if task.is_generated else "its problems are here")
+        return Item(item, "no", "; ".join(lacks))
+    return Item(item, "ok", "generated problems" if task.is_generated else "its problems are here")
 
 
 def _generated_code_row(machine: Machine) -> Item:
     item, refusal = "generated code", machine.jail_refusal
     if refusal is None:
-        return _ok(item, "confined by bubblewrap")
-    return _no(item, f"not run, as {refusal}: install bubblewrap, or allow it unconfined with {CONSENT_OPTION}")
+        return Item(item, "ok", "confined by bubblewrap")
+    return Item(item, "no", f"not run, as {refusal}: install bubblewrap, or allow it unconfined with {CONSENT_OPTION}")
 
 
 def _package_row(name: str, version: str | None) -> Item:
     use = OPTIONAL[name]
-    return _info(name, f"not installed, optional: {use}") if version is None else _ok(name, f"{version}: {use}")
+    return (
+        Item(name, "info", f"not installed, optional: {use}")
+        if version is None
+        else Item(name, "ok", f"{version}: {use}")
+    )
 
 
 def _measured_row(machine: Machine, platform: Platform) -> Item:
     item = f"{platform.name} measured"
     if (reason := _not_measurable(machine, platform)) is not None:
-        return _no(item, reason)
+        return Item(item, "no", reason)
     if platform.executor == "http":
-        return _ok(item, "yes, at the client: 'repro bench --url URL'")
+        return Item(item, "ok", "yes, at the client: 'repro bench --url URL'")
     if platform.gpu is None:
-        return _ok(item, f"yes, on {machine.cpu or 'this CPU'}")
-    return _ok(item, f"yes, numbers are those of {_largest(machine).name}")
+        return Item(item, "ok", f"yes, on {machine.cpu or 'this CPU'}")
+    return Item(item, "ok", f"yes, numbers are those of {_largest(machine).name}")
 
 
 def _not_measurable(machine: Machine, platform: Platform) -> str | None:
@@ -305,16 +296,17 @@ def _not_measurable(machine: Machine, platform: Platform) -> str | None:
 def _simulated_row(platform: Platform) -> Item:
     item = f"{platform.name} simulated"
     if platform.gpu is None:
-        return _no(item, "the platform names no GPU to simulate: measure instead")
+        return Item(item, "no", "the platform names no GPU to simulate: measure instead")
     by_roofline = f"roofline of {describe_calibration(load_calibration(platform.gpu))}"
     shape = _shape_of(platform)
     charged = CostKnobs().on(platform.gpu, shape)
     if charged.framework is None:
-        return _ok(item, f"yes, {by_roofline}")
+        return Item(item, "ok", f"yes, {by_roofline}")
     card = tables_of(platform.gpu, shape).card
     moved = "" if card == platform.gpu else f", transferred to the {platform.gpu}"
-    return _ok(
+    return Item(
         item,
+        "ok",
         f"yes, composed of {charged.framework} kernels measured on the {card}{moved}; with cost=roofline, {by_roofline}",
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -84,6 +83,6 @@ def doctor(json: opt.Json = False) -> None:
 
     report = examine()
     if json:
-        print_json({"items": [asdict(row) for row in report]})
+        print_json({"items": [row._asdict() for row in report]})
     else:
-        print_table("This machine", ("item", "status", "detail"), [(r.item, r.status, r.detail) for r in report])
+        print_table("This machine", ("item", "status", "detail"), report)

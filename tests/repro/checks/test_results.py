@@ -420,21 +420,6 @@ def test_the_command_writes_the_verdicts_anew(root):
     assert (root / "claims-block.csv").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("words", "field"),
-    [
-        (("--seed", "1"), "seed"),
-        (("--judge", "--again", "2"), "judge"),
-        (("--results", "/nowhere"), "results"),
-        (("--again", "0"), "again"),
-    ],
-)
-def test_the_command_refuses_by_name(words, field):
-    result = command(*words)
-    assert result.exit_code != 0
-    assert field in f"{result.output} {result.exception}"
-
-
 def test_a_folder_without_tables_is_refused(tmp_path):
     with pytest.raises(UserError, match="results"):
         CliRunner().invoke(app, ["check-results", "--results", str(tmp_path)], catch_exceptions=False)

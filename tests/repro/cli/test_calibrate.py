@@ -64,37 +64,3 @@ def test_what_a_suite_fitted_on_its_card_is_stored(monkeypatch, capsys, tmp_path
     dry, written = capsys.readouterr().out.split("h200: matmul")[1:]
     assert dry == written
     assert "median absolute error of predictions: " in dry
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["calibrate", "--sensitivity", "--keep"], "keep has no effect with sensitivity"),
-        (["calibrate", "--sensitivity", "--dry-run"], "dry_run has no effect with sensitivity"),
-        (["calibrate", "--platform", "h200", "--keep"], "keep is for cards that are fitted to stated numbers"),
-        (["calibrate", "--platform", "h200", "--write", "--dry-run"], "dry_run and write: give one of them"),
-        (["calibrate", "--write", "--dry-run"], "dry_run and write: give one of them"),
-        (["calibrate", "--platform", "h200"], "add --write, or --dry-run to see the fit alone"),
-        (
-            ["calibrate", "--platform", "h200", "--dry-run", "--result-dir", "nosuch"],
-            "platform='h200' has no calibration in nosuch: run 'make gpu-first' on such a card",
-        ),
-        (["calibrate", "--sensitivity", "--platform", "h200"], "platform='h200' has no stated cell to fit"),
-        (
-            ["bench", "--dry-run", "--system", "fast-dllm", "--batch-rule", "most"],
-            "batch_rule='most' is unknown: use one of one, workload, batch, max_model_len",
-        ),
-        (
-            ["bench", "--dry-run", "--system", "fast-dllm", "--batch-rule", "one", "--batch-size", "2"],
-            "batch_size=2 has no effect with batch_rule='one'",
-        ),
-        (["bench", "--dry-run", "--batch-rule", "one"], "batch_rule='one' has no effect with system='dllm-serve'"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_is_refused(monkeypatch, capsys, arguments, says):
-    assert call(monkeypatch, *arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert says in line

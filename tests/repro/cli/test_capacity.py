@@ -98,55 +98,6 @@ def test_the_plot_has_a_csv_with_the_pareto_front(own, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--slo", "fast"), "slo='fast'"),
-        (("--slo", "latency:p95:2"), "metric 'latency' is unknown: use one of ttft, tpot, itl, e2el"),
-        (("--slo", "ttft:p0:2"), "percentile p0 must be above 0 and at most 100"),
-        (("--slo", "ttft:p101:2"), "percentile p101 must be above 0 and at most 100"),
-        (("--gpus", "many"), "gpus='many'"),
-        (("--gpus", "8..4"), "gpus='8..4'"),
-        (("--gpus", "0"), "gpus='0'"),
-        (("--gpus", "1"), "gpus='1'"),
-        (("--gpus", "5..5"), "gpus='5..5'"),
-        (("--gpus", "64", "--platform", "h20x32"), "gpus='64'"),
-        (("--rate", "0"), "rate=0.0"),
-        (("--seeds", "0"), "seeds=0"),
-        (("--resolution", "2"), "resolution=2.0"),
-        (("--num-prompts", "0"), "num_prompts=0"),
-        (("--num-prompts", "1"), "num_prompts=1"),
-        (("--num-prompts", "2", "--system", "laps", "--slo", "ttft:p95:9"), "num_prompts=2"),
-        (("--knob", "slo_ttft_s=0.001"), "slo_ttft_s=0.001"),
-        (("--knob", "slo_itl_s=0.001"), "slo_itl_s=0.001"),
-        (("--knob", "workload=other.csv"), "workload=other.csv"),
-        (("--knob", "dataset_path=other.csv"), "dataset_path=other.csv"),
-        (("--knob", "columns=a=b"), "columns=a=b"),
-        (("--knob", "time_unit=s", "--time-unit", "ms"), "time_unit=s"),
-        (("--knob", "sort=true"), "is for --sort to set"),
-        (("--model", ""), "--model"),
-        (("--system", "nosuch"), "system='nosuch'"),
-        (("--system", "dllm-serve"), "system='dllm-serve'"),
-        (("--system", "ampd", "--system", "laps"), "system='laps'"),
-        (("--system", "laps"), "itl has no value here"),
-        (("--system", "laps", "--slo", "ttft:p95:9", "--platform", "cpu-tiny"), "platform='cpu-tiny'"),
-        (("--platform", "nosuch"), "platform='nosuch'"),
-        (("--platform", "rtx4090"), "platform='rtx4090'"),
-        (("--model", "LLaDA-8B"), "model='LLaDA-8B'"),
-        (("--workload", "nosuch.jsonl"), "workload='nosuch.jsonl'"),
-        (("--workload", "gaia", "--dataset-name", "dureader"), "dataset_name='dureader'"),
-        (("--knob", "num_gpus=4"), "knob='num_gpus=4'"),
-        (("--knob", "nosuch=4"), "nosuch=4"),
-        (("--plot", "front.txt"), "plot='front.txt'"),
-    ],
-)
-def test_a_refusal_is_one_sentence_before_any_run(options, says, own, monkeypatch):
-    monkeypatch.setattr(ClusterSite, "run", lambda *_: pytest.fail("something ran"))
-    defaults = {"--workload": own, "--slo": SLO, "--gpus": "4"}
-    kept = [word for name, value in defaults.items() if name not in options for word in (name, value)]
-    refused(repro("capacity", *kept, *options), says)
-
-
-@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "is empty: give a file with a session a line"),

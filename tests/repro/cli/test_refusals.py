@@ -1,5 +1,6 @@
 """What every command refuses, in one line that names the field, and before anything is written: refusals.txt."""
 
+import json
 import shlex
 from itertools import pairwise
 from pathlib import Path
@@ -8,7 +9,17 @@ import pytest
 from support.command import commands, refused, repro
 from support.text_checkpoints import write_dream, write_llada
 
+from repro.capacity.clusters import ClusterSite
+
 SEPARATOR = "=> "
+SESSIONS = [{"rounds": [[800 + 50 * n, 60], [300, 40]]} for n in range(12)]
+TIMES = [{"timestamp": n, "ContextTokens": 100 + n, "GeneratedTokens": 16} for n in range(24)]
+FILES = {
+    "ids.json": "[5, 6, 7]",
+    "mine.jsonl": "".join(json.dumps(each) + "\n" for each in SESSIONS),
+    "times.jsonl": "".join(json.dumps(each) + "\n" for each in TIMES),
+}
+"""What is there: token ids, sessions, and requests."""
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -51,7 +62,9 @@ def test_a_refusal(command, options, says, models, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
     monkeypatch.setattr("engines.server.run.run", lambda *_: pytest.fail("a server was begun"))
-    (tmp_path / "ids.json").write_text("[5, 6, 7]")
+    monkeypatch.setattr(ClusterSite, "run", lambda *_: pytest.fail("a plan was simulated"))
+    for file, content in FILES.items():
+        (tmp_path / file).write_text(content)
     name, *defaults = [models.get(word, word) for word in shlex.split(command)]
     asked = [name, *in_place_of(defaults, shlex.split(options))]
     known = {
@@ -60,7 +73,7 @@ def test_a_refusal(command, options, says, models, tmp_path, monkeypatch):
     if "--result-dir" in known and "--result-dir" not in options:
         asked += ["--result-dir", "r"]
     refused(repro(*asked), says)
-    assert [path.name for path in tmp_path.iterdir()] == ["ids.json"]
+    assert {path.name for path in tmp_path.iterdir()} == {*FILES}
 
 
 def test_bytes_that_are_no_text():

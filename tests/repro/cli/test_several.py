@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -21,40 +22,10 @@ rate: [1, inf]
 seed: [0, 3]
 knobs: {num_prompts: 4, retention_ratio: [0.5, 0.7], memory_limit: [23GB, 24GB], selection: [head, uniform]}
 """
-ASKED = [
-    "--system",
-    "dllm-serve",
-    "--system",
-    "sparse-dllm",
-    "--dataset-name",
-    "osc",
-    "--platform",
-    "rtx4090",
-    "--platform",
-    "l40s",
-    "--request-rate",
-    "1",
-    "--request-rate",
-    "inf",
-    "--seed",
-    "0",
-    "--seed",
-    "3",
-    "--num-prompts",
-    "4",
-    "--retention-ratio",
-    "0.5",
-    "--retention-ratio",
-    "0.7",
-    "--memory-limit",
-    "23GB",
-    "--memory-limit",
-    "24GB",
-    "--selection",
-    "head",
-    "--selection",
-    "uniform",
-]
+ASKED = shlex.split(
+    "--system dllm-serve --system sparse-dllm --dataset-name osc --platform rtx4090 --platform l40s --request-rate 1 --request-rate inf --seed 0 "
+    "--seed 3 --num-prompts 4 --retention-ratio 0.5 --retention-ratio 0.7 --memory-limit 23GB --memory-limit 24GB --selection head --selection uniform"
+)
 
 
 def asked_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list:

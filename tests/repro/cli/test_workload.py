@@ -195,30 +195,6 @@ def test_it_is_measured_with_prompts_of_its_lengths():
     assert served(run) == [(0, 20, 8), (0.05, 9, 16)]
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--workload", "absent.csv"), "file 'absent.csv' does not exist: check the path"),
-        (("--workload", "mine.jsonl"), "no column is the prompts' length, the file has timestamp"),
-        (("--workload", "mine.jsonl", "--columns", "when=timestamp"), "'when' is unknown: use arrival_s, arrival_ms"),
-        (("--workload", "mine.jsonl", "--columns", COLUMNS, "--dataset-name", "osc"), "dataset='osc'"),
-        (("--workload", "mine.jsonl", "--columns", COLUMNS, "--time-scale", "2"), "time_scale=2"),
-        (
-            ("--workload", "mine.jsonl", "--columns", COLUMNS, "--gen-length", "64"),
-            "whose rows have their own: leave it out",
-        ),
-        (("--workload", "mine.jsonl", "--columns", COLUMNS, "--dataset-path", "x.csv"), "leave one of them out"),
-        (("--columns", COLUMNS), "has no effect without a workload: leave it out"),
-        (("--workload", "mine.jsonl", "--columns", COLUMNS, "--arrivals", "trace", "--num-prompts", "25"), "come once"),
-        (("--workload", "/dev/zero"), "is a device or a pipe"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_runs(options, says):
-    write("mine.jsonl")
-    refused(repro("bench", "--platform", "l40s", "--result-dir", "runs", *options), says)
-    assert not Path("runs").exists()
-
-
 def test_times_that_fall_are_refused():
     write("mine.jsonl", ROWS[::-1])
     for system, platform in FAMILIES.items():
