@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from repro.reports.fitting import CardProtocol
 
 
-_SHARED = "calibrate replaces files that an installed package shares with others"
-
-
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions:
     platform: str = "rtx4090"
@@ -47,18 +44,60 @@ class CalibrateOptions:
     result_dir: Path | None = None
     """Where runs are [default: results/local]."""
 
-    def check(self) -> None:
-        """Refuse what cannot be, of a card that is fitted to stated numbers."""
-        from repro.paths import IS_INSTALLED
+    @property
+    def mode(self) -> str:
+        """The key in ``MODES`` of what is done."""
+        from repro.reports.fitting import PROTOCOLS
+        from repro.systems import platforms
 
+        if self.silicon is not None:
+            return "silicon"
+        if platforms.CARD_FILE.fullmatch(self.platform) is not None:
+            return "file"
+        if self.sensitivity:
+            return "sensitivity"
+        is_fitted_here = self.platform in PROTOCOLS or platforms.platform(self.platform).gpu is None
+        return "fit" if is_fitted_here else "suite"
+
+    def check(self) -> None:
+        """Refuse options that have no effect together, and to replace files unasked."""
+        from engines.cost.kernels import FOLDER
+        from repro.paths import CALIBRATION, IS_INSTALLED
+
+        mode = self.mode
+        said, effective = MODES[mode]
+        for name in ("measured", "out", "dry_run", "keep", "write", "sensitivity"):
+            value = getattr(self, name)
+            given = name if value is True else f"{name}={str(value)!r}"
+            require(not value or name in effective, f"{given} has no effect with {said}: leave it out")
+        if mode == "file":
+            require(
+                self.measured is not None,
+                f"platform={self.platform!r} is a card of a file: give --measured, a CSV of steps that were timed on it",
+            )
+            return
         if IS_INSTALLED and not self.dry_run:
-            raise UserError(f"{_SHARED}: run it in a clone of the repository, or give --dry-run to see the fit alone")
-        for name in ("dry_run", "keep", "write") if self.sensitivity else ():
-            why = "has no effect with sensitivity, which fits nothing that is kept"
-            require(not getattr(self, name), f"{name} {why}: leave it out")
+            raise UserError(
+                "calibrate replaces files that an installed package shares with others: run it in a clone of the repository, or "
+                "give --dry-run to see the fit alone"
+            )
         if self.dry_run and (self.keep or self.write):
             raise UserError(f"dry_run and {'keep' if self.keep else 'write'}: give one of them")
-        require(self.dry_run or self.write or self.keep or self.sensitivity, _unasked(self.platform))
+        replaced = f"{FOLDER / self.silicon}.csv.gz" if self.silicon else f"{CALIBRATION / self.platform}.json"
+        require(
+            self.dry_run or self.keep or self.write or self.sensitivity,
+            f"calibrate replaces {replaced}, which simulations rest on: add --write, or --dry-run to see it alone",
+        )
+
+
+MODES = {
+    "silicon": ("silicon, which takes kernel times alone", ("dry_run", "write")),
+    "file": ("a card of a file", ("measured", "out", "dry_run")),
+    "sensitivity": ("sensitivity, which fits nothing that is kept", ("sensitivity",)),
+    "suite": ("a card that gpu-suite fits", ("dry_run", "write")),
+    "fit": ("a card that is fitted to stated numbers", ("dry_run", "keep", "write")),
+}
+"""What is done -> its name in a refusal, and the options that have an effect on it."""
 
 
 def calibrate(*, options: CalibrateOptions, json: opt.Json = False) -> None:
@@ -66,26 +105,23 @@ def calibrate(*, options: CalibrateOptions, json: opt.Json = False) -> None:
     from engines.cost.roofline import Calibration
     from repro.files import writable_folder
     from repro.paths import CALIBRATION, LOCAL, RESULTS
-    from repro.reports.fitting import PROTOCOLS, protocol_of
+    from repro.reports.fitting import protocol_of
     from repro.reports.predictions import report, write_report
-    from repro.systems import platforms
     from repro.systems.cost import load_calibration, save_calibration
 
-    is_file = platforms.CARD_FILE.fullmatch(options.platform) is not None
-    _check_card_options(options, is_file and options.silicon is None)
+    options.check()
+    card, mode = options.platform, options.mode
     if options.silicon is not None:
-        _extract(options, options.silicon, json=json)
+        _extract(options.silicon, write=options.write, json=json)
         return
-    if is_file and options.measured is not None:
-        _calibrate_card(Path(options.platform), options.measured, options.out, dry_run=options.dry_run, json=json)
+    if mode == "file":
+        assert options.measured is not None, "it is checked"
+        _calibrate_card(Path(card), options.measured, options.out, dry_run=options.dry_run, json=json)
         return
-    card = options.platform
-    if card not in PROTOCOLS and platforms.platform(card).gpu is not None and not options.sensitivity:
-        require(not options.keep, "keep is for cards that are fitted to stated numbers: leave it out")
-        _adopt(card, options.result_dir or RESULTS / card, write=options.write, dry_run=options.dry_run, json=json)
+    if mode == "suite":
+        _adopt(card, options.result_dir or RESULTS / card, write=options.write, json=json)
         return
     protocol = protocol_of(card)
-    options.check()
     if options.sensitivity:
         _print_sensitivity(protocol, json=json)
         return
@@ -108,28 +144,20 @@ def calibrate(*, options: CalibrateOptions, json: opt.Json = False) -> None:
         _print_comparisons(found)
 
 
-def _extract(options: CalibrateOptions, card: str, *, json: bool) -> None:
+def _extract(card: str, *, write: bool, json: bool) -> None:
     """Kernel times of a card, and what the rules changed: those of block-diffusion models, and those of all others."""
     from engines.cluster.hardware import DEGREES
     from engines.cost.extract import extracts
     from engines.cost.kernels import FOLDER, cards, digest_of, encoded, load_tables, write_tables
     from repro.files import writable_folder
-    from repro.paths import IS_INSTALLED
 
-    for name in ("keep", "sensitivity"):
-        require(not getattr(options, name), f"{name} has no effect with silicon={card!r}: leave it out")
-    require(
-        options.write != options.dry_run,
-        f"calibrate --silicon replaces {FOLDER / card}.csv.gz, which composed steps rest on: add --write, or --dry-run to see it alone",
-    )
-    require(not (IS_INSTALLED and options.write), f"{_SHARED}: run it in a clone")
     found = extracts(card, DEGREES)
     contents = {folder: encoded(each.about, each.curves) for folder, each in found.items()}
     is_same = all(
         card in cards(folder) and digest_of(content) == load_tables(card, folder).digest
         for folder, content in contents.items()
     )
-    if options.write:
+    if write:
         for folder, content in contents.items():
             writable_folder("silicon", folder)
             write_tables(folder / f"{card}.csv.gz", content)
@@ -144,15 +172,6 @@ def _extract(options: CalibrateOptions, card: str, *, json: bool) -> None:
         [(name.replace("_", " "), *(f"{rules[name]:,}" for rules in main.rules.values())) for name in names],
     )
     say(f"{num_curves} curves; {'as committed' if is_same else 'not those that are committed'}")
-
-
-def _unasked(card: str) -> str:
-    from repro.paths import CALIBRATION
-
-    return (
-        f"calibrate replaces {CALIBRATION / card}.json and its report, which every simulation rests on: add --write, or "
-        f"--dry-run to see the fit alone"
-    )
 
 
 def _print_comparisons(found: Mapping[str, Any]) -> None:
@@ -177,17 +196,14 @@ def _print_comparisons(found: Mapping[str, Any]) -> None:
     say(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
 
 
-def _adopt(card: str, folder: Path, *, write: bool, dry_run: bool, json: bool) -> None:
+def _adopt(card: str, folder: Path, *, write: bool, json: bool) -> None:
     """The constants that a GPU suite fitted on its own card."""
     from repro.files import writable_folder
     from repro.gpu_suite.adoption import constants, read_fit, report
-    from repro.paths import CALIBRATION, IS_INSTALLED
+    from repro.paths import CALIBRATION
     from repro.reports.predictions import medians_sentence, write_report
     from repro.systems.cost import load_calibration, save_calibration
 
-    require(not (write and dry_run), "dry_run and write: give one of them")
-    require(write or dry_run, _unasked(card))
-    require(not (IS_INSTALLED and write), f"{_SHARED}: run it in a clone")
     value = read_fit(folder, card)
     calibration, found = constants(value), report(value)
     if write:
@@ -322,27 +338,6 @@ KINDS = {"layout_s": "one whose rows lie otherwise than the last one's", "build_
 
 def _share(share: float, bound: str, found: Fit) -> str:
     return "1, the datasheet's: the steps do not tell it" if bound in found.untold else f"{share:.4f}"
-
-
-def _check_card_options(options: CalibrateOptions, is_file: bool) -> None:
-    """Refuse what has no effect on a card of a file, and its options elsewhere."""
-    if not is_file:
-        for name in ("measured", "out"):
-            value = getattr(options, name)
-            require(
-                value is None,
-                f"{name}={str(value)!r} is for a card of a file: give --platform FILE.yaml, or leave it out",
-            )
-        return
-    for name in ("keep", "write", "sensitivity"):
-        require(
-            not getattr(options, name),
-            f"{name} has no effect on platform={options.platform!r}, a user's file: leave it out",
-        )
-    require(
-        options.measured is not None,
-        f"platform={options.platform!r} is a card of a file: give --measured, a CSV of steps that were timed on it",
-    )
 
 
 def _card_rows(
