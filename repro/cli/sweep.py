@@ -207,16 +207,16 @@ def _read(option: str, path: Path, dataset: str) -> None:
 
 def _read_alone(path: Path, dataset: str) -> None:
     """Reads the file as the data set's card says; nothing is read where there is no card here."""
-    from repro.workloads import conversations, rounds, sessions
+    from repro.workloads import conversations, recorded, sessions
     from repro.workloads.card import find_local
     from repro.workloads.dataset import known_datasets, load_card
     from repro.workloads.workload import open_source
 
     if dataset in sessions.known_session_cards():
         found = find_local(sessions.load_session_card(dataset).local, str(path), None)
-        rounds.read_sessions(path, None if found is None or found.entry is None else found.entry.format)
+        recorded.read_sessions(path, None if found is None or found.entry is None else found.entry.format)
     elif dataset in conversations.known_conversation_cards():
-        rounds.read_chats([path])
+        recorded.read_chats([path])
     elif dataset in known_datasets():
         open_source(load_card(dataset), "local", dataset_path=str(path))
 
