@@ -141,7 +141,7 @@ def installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     (tmp_path / "shelf.py").write_text(
         "from dataclasses import dataclass, replace\n"
-        "from engines.dllm.scheduling import Phase\n"
+        "from engines.dllm.config import Phase\n"
         "from engines.dllm.scheduling import PhaseScheduler\n"
         "from engines.cost.roofline import GPUS\n"
         "from repro.runs.system import SYSTEMS\n"
