@@ -9,13 +9,16 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, SglangConfig, graphs_only, sglang, vllm_pd
 from engines.cluster.hardware import StepCost
+from engines.cost.kernels import check_kernels
 from engines.cost.roofline import gpu
 from engines.errors import require
-from engines.knobs import SOMETHING, Count, Only, Range, knobs_of
+from engines.knobs import SOMETHING, Count, Only, Range, given_to, knobs_of, made
+from engines.knobs import resolve as resolve_knobs
 from engines.laps.batching import Graphs, TemporalConfig, WaitConfig, WithGraphs, graph_choice
 from engines.laps.cluster import Decoding, PrefillCluster
 from engines.laps.latency import StepModel
@@ -41,17 +44,22 @@ from repro.runs.record import RunRecord
 from repro.runs.system import Free
 from repro.systems.cluster.laps_record import PREFILL, tables_of, window_of
 from repro.systems.cluster.laps_settings import (
+    BOUNDARY,
     SIMULATED,
     InstanceKnobs,
     PrefillSettings,
     PrefillWorkload,
     draw_workload,
     in_tokens,
-    resolve,
+    scaled,
+    workload_of,
 )
-from repro.systems.cluster.system import PolicyDeployment, PolicySystem
-from repro.systems.platforms import Platform, PrefillPart
+from repro.systems.cluster.system import PolicyDeployment, PolicySystem, autoregressive_shape
+from repro.systems.cost import fitted_to
+from repro.systems.platforms import Platform, PrefillPart, platform
 from repro.workloads.card import remarked
+from repro.workloads.conversations import load_conversation_card
+from repro.workloads.served import workload_knobs
 
 if TYPE_CHECKING:
     from repro.runs.record import OnProgress
@@ -126,6 +134,77 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
             slos={"ttft": {"ttft_s": settings.slo_s}},
             facts=facts,
         )
+
+
+def resolve(
+    cell: Cell,
+    system: str,
+    own: type,
+    usual: Callable[[PrefillPart], Mapping[str, Any]],
+    part: PrefillPart | None = None,
+    policies: Mapping[str, Plugin] = MappingProxyType({}),
+) -> PrefillSettings:
+    """The settings of a cell; raises UserError for whatever a user can get wrong. ``own`` is the class of the system's own, ``usual``
+    their defaults on a platform, ``part`` takes the place of the platform's, ``policies`` are those that the cell names."""
+    where = platform(cell.platform)
+    part = part or where.part(PrefillPart)
+    wanted = "torch" if part.gpu is None else "roofline"
+    require(
+        cell.executor == wanted,
+        f"executor={cell.executor!r}: system={system!r} is {'measured' if wanted == 'torch' else 'simulated'} on "
+        f"platform={where.name!r}, leave it out or use {wanted}",
+    )
+    beside: dict[str, object] = {"executor": cell.executor, "rate": cell.rate}
+    plugged = {name: knob for each in policies.values() for name, knob in each.knobs.items()}
+    knobs = resolve_knobs(
+        InstanceKnobs, cell.asked, own, plugged, workload_knobs(cell.asked), system=system, beside=beside
+    )
+    if knobs.workload is None:
+        load_conversation_card(cell.dataset)
+    model = _model(knobs, part, system)
+    require(
+        1 <= knobs.num_instances <= part.most_instances,
+        f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={where.name!r}",
+    )
+    require(
+        knobs.decode == "none" or (cell.rate is None and knobs.arrivals is None),
+        f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate and arrivals out",
+    )
+    slo_s, charged = knobs.slo_ttft_s or part.slo_s, knobs.charged.on(part.gpu)
+    if part.gpu is not None:
+        check_kernels(model_shape(model), gpu(part.gpu), charged.framework)
+    deadline_s = slo_s if knobs.deadlines else None
+    paper = scaled(own, length_scale=part.length_scale, time_scale=part.time_scale)
+    asked = {name: value for name, value in cell.asked.items() if name not in plugged}
+    beside |= {"num_instances": knobs.num_instances, "decode": knobs.decode}
+    defaults = {"slo_s": deadline_s, "max_num_seqs": part.max_num_seqs, **paper, **usual(part)}
+    return PrefillSettings(
+        platform=where,
+        part=part,
+        own=given_to(made(own, defaults), asked, **beside),
+        policies=policies,
+        model=model,
+        num_instances=knobs.num_instances,
+        constants=fitted_to(part.gpu, knobs.constants),
+        charged=charged,
+        slo_s=slo_s,
+        deadline_s=deadline_s,
+        boundary=knobs.constants.boundary if "boundary" in cell.asked else round(BOUNDARY * part.length_scale),
+        cache=knobs.cache,
+        reprefills_answer=knobs.reprefills_answer,
+        decode=knobs.decode,
+        is_transient=knobs.transient,
+        workload=workload_of(cell, part, knobs),
+    )
+
+
+def _model(knobs: InstanceKnobs, part: PrefillPart, system: str) -> str:
+    """The model as its shape spells it; a measured instance has one."""
+    model = knobs.model or part.model
+    if part.gpu is not None:
+        return autoregressive_shape(model, system).name
+    require(model == part.model, f"model={model!r} is not measured here: leave it out, or use {part.model}")
+    return model
 
 
 def _until_s(workload: PrefillWorkload, decode: str) -> float:

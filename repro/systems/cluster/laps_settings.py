@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
 from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
-from engines.cost.kernels import Framework, check_kernels
+from engines.cost.kernels import Framework
 from engines.cost.roofline import Gpu, gpu
 from engines.errors import require
-from engines.knobs import Checked, Except, Needs, Only, Range, Seconds, given_to, knobs_of, made
-from engines.knobs import resolve as resolve_knobs
+from engines.knobs import Checked, Except, Needs, Only, Range, Seconds, knobs_of
 from engines.laps.batching import GRID, Graphs, graph_bytes, shapes_of
 from engines.laps.cluster import Cache, OpenTurns, PrefillArrivals, PrefillConstants, PrefillCost, Turn, cost_of
 from engines.laps.latency import StepModel
@@ -25,20 +23,18 @@ from engines.policies.own import Plugin
 from engines.policies.views import Bucket, Rung, StepTimes
 from repro.files import kept
 from repro.runs.cell import Cell
-from repro.systems.cluster.system import autoregressive_shape
-from repro.systems.cost import CostKnobs, fit_of, fitted_to
-from repro.systems.platforms import Platform, PrefillPart, platform
+from repro.systems.cost import CostKnobs, fit_of
+from repro.systems.platforms import Platform, PrefillPart
 from repro.workloads.conversations import (
     LONG,
     ConversationConfig,
     ConversationProvenance,
     Conversations,
     draw_conversations,
-    load_conversation_card,
 )
 from repro.workloads.draws import ArrivalConfig, arrival_times, arrivals_asked, derive_seed
 from repro.workloads.knobs import TraceKnobs, UntoldAnswers
-from repro.workloads.served import trace_asked, trace_of, workload_knobs
+from repro.workloads.served import trace_asked, trace_of
 from repro.workloads.sessions import Source
 
 if TYPE_CHECKING:
@@ -229,78 +225,7 @@ def scaled(kind: type, *, length_scale: float, time_scale: float) -> dict[str, A
     return times | {name: in_tokens(knobs[name].default, length_scale) for name in _TOKENS if name in knobs}
 
 
-def resolve(
-    cell: Cell,
-    system: str,
-    own: type,
-    usual: Callable[[PrefillPart], Mapping[str, Any]],
-    part: PrefillPart | None = None,
-    policies: Mapping[str, Plugin] = MappingProxyType({}),
-) -> PrefillSettings:
-    """The settings of a cell; raises UserError for whatever a user can get wrong. ``own`` is the class of the system's own, ``usual``
-    their defaults on a platform, ``part`` takes the place of the platform's, ``policies`` are those that the cell names."""
-    where = platform(cell.platform)
-    part = part or where.part(PrefillPart)
-    wanted = "torch" if part.gpu is None else "roofline"
-    require(
-        cell.executor == wanted,
-        f"executor={cell.executor!r}: system={system!r} is {'measured' if wanted == 'torch' else 'simulated'} on "
-        f"platform={where.name!r}, leave it out or use {wanted}",
-    )
-    beside: dict[str, object] = {"executor": cell.executor, "rate": cell.rate}
-    plugged = {name: knob for each in policies.values() for name, knob in each.knobs.items()}
-    knobs = resolve_knobs(
-        InstanceKnobs, cell.asked, own, plugged, workload_knobs(cell.asked), system=system, beside=beside
-    )
-    if knobs.workload is None:
-        load_conversation_card(cell.dataset)
-    model = _model(knobs, part, system)
-    require(
-        1 <= knobs.num_instances <= part.most_instances,
-        f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={where.name!r}",
-    )
-    require(
-        knobs.decode == "none" or (cell.rate is None and knobs.arrivals is None),
-        f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate and arrivals out",
-    )
-    slo_s, charged = knobs.slo_ttft_s or part.slo_s, knobs.charged.on(part.gpu)
-    if part.gpu is not None:
-        check_kernels(model_shape(model), gpu(part.gpu), charged.framework)
-    deadline_s = slo_s if knobs.deadlines else None
-    paper = scaled(own, length_scale=part.length_scale, time_scale=part.time_scale)
-    asked = {name: value for name, value in cell.asked.items() if name not in plugged}
-    beside |= {"num_instances": knobs.num_instances, "decode": knobs.decode}
-    defaults = {"slo_s": deadline_s, "max_num_seqs": part.max_num_seqs, **paper, **usual(part)}
-    return PrefillSettings(
-        platform=where,
-        part=part,
-        own=given_to(made(own, defaults), asked, **beside),
-        policies=policies,
-        model=model,
-        num_instances=knobs.num_instances,
-        constants=fitted_to(part.gpu, knobs.constants),
-        charged=charged,
-        slo_s=slo_s,
-        deadline_s=deadline_s,
-        boundary=knobs.constants.boundary if "boundary" in cell.asked else round(BOUNDARY * part.length_scale),
-        cache=knobs.cache,
-        reprefills_answer=knobs.reprefills_answer,
-        decode=knobs.decode,
-        is_transient=knobs.transient,
-        workload=_workload(cell, part, knobs),
-    )
-
-
-def _model(knobs: InstanceKnobs, part: PrefillPart, system: str) -> str:
-    """The model as its shape spells it; a measured instance has one."""
-    model = knobs.model or part.model
-    if part.gpu is not None:
-        return autoregressive_shape(model, system).name
-    require(model == part.model, f"model={model!r} is not measured here: leave it out, or use {part.model}")
-    return model
-
-
-def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWorkloadConfig:
+def workload_of(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWorkloadConfig:
     """At a rate, or in closed loops: of whole conversations or of a band of prompts, or two, of long and of short ones."""
     arrivals, think_s, file = None, knobs.think_s, trace_asked(cell.dataset, knobs, cell.asked)
     if cell.rate is not None or knobs.arrivals is not None:

@@ -9,22 +9,30 @@ from importlib import import_module
 from typing import Any, ClassVar
 
 from baselines.dllm.published import PublishedMethod
+from engines.cost.kernels import check_kernels
+from engines.cost.roofline import gpu
 from engines.dllm.config import GenerationConfig, SeeingRule, check_rule
 from engines.dllm.method import Method
 from engines.dllm.scheduling import scheduler_of
 from engines.dllm.simulated import check_simulated, check_simulated_generation
 from engines.errors import UserError, require
-from engines.models.checkpoint import config_of
-from repro.runs.cell import Cell, Scalar
+from engines.knobs import given_to, knobs_of
+from engines.knobs import resolve as resolve_knobs
+from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
+from engines.models.config import check_division
+from repro.runs.cell import NOTES, Cell, Scalar
 from repro.runs.family import Family
 from repro.runs.system import ENTRIES, SYSTEMS, Free
 from repro.systems.dllm.deployment import ON_TORCH, DllmDeployment, plan_packed, plan_static
-from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, BaselineKnobs
+from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, SIMULATED_READING, BaselineKnobs
 from repro.systems.dllm.record import DLLM
 from repro.systems.dllm.requests import requests_of, room_for_prompt, task_of, task_workload, traced_requests
-from repro.systems.dllm.settings import REPLAY, DllmSettings, resolve
+from repro.systems.dllm.settings import REPLAY, DllmSettings
+from repro.systems.platforms import DllmPart, platform
+from repro.tasks.registry import TASKS
+from repro.workloads.dataset import load_card
 from repro.workloads.knobs import MIN_PROMPT_LEN
-from repro.workloads.served import Traced, trace_asked
+from repro.workloads.served import Traced, trace_asked, workload_knobs
 from repro.workloads.workload import Workload, generation_of_length
 
 _STATIC_BATCH = Free(
@@ -198,6 +206,78 @@ class DllmSystem:
             defaults={"reading": settings.baseline.reading} if stands_for_one else {},
         )
         return (plan_packed if batching.kind == "packed" else plan_static)(deployment, lengths)
+
+
+def resolve(cell: Cell, method: Method) -> DllmSettings:
+    """The settings of a cell for a method; raises UserError for whatever a user can get wrong in them."""
+    where = platform(cell.platform)
+    given = {name: value for name, value in cell.knobs if name not in NOTES}
+    part, is_measured = where.part(DllmPart), cell.executor == "torch"
+    require(
+        cell.executor != "roofline" or where.gpu is not None,
+        f"executor='roofline' needs a GPU model and platform={where.name!r} has none: use --executor torch or platform "
+        f"rtx4090",
+    )
+    # What a baseline stands for, and what the other knobs have to know of that: dLLM-Serve has no reading.
+    baseline, beside = BaselineKnobs(reading="efficient" if is_measured else SIMULATED_READING), {}
+    own: tuple[type, ...] = (method.own, *method.plugged_in(given))
+    if isinstance(method, PublishedMethod):
+        own, baseline = (*own, BaselineKnobs), given_to(baseline, given)
+        beside = {"reading": baseline.reading}
+    scheduler = knobs_of(scheduler_of(str(given.get("scheduler", "phase"))).knobs)
+    settings = resolve_knobs(
+        DllmSettings,
+        given,
+        *own,
+        scheduler,
+        workload_knobs(given),
+        system=method.name,
+        usual=_usual(cell, part),
+        beside={"executor": cell.executor, **beside},
+        platform=where,
+        executor=cell.executor,
+        options=method.options_in(given),
+        scheduler_knobs={name: value for name, value in given.items() if name in scheduler},
+        baseline=baseline,
+    )
+    if is_measured:
+        _check_measured(settings, given)
+        return settings
+    assert where.gpu is not None, "refused above"
+    charged = settings.charged.on(where.gpu)
+    check_kernels(settings.shape, gpu(where.gpu), charged.framework)
+    return replace(settings, charged=charged)
+
+
+def _usual(cell: Cell, part: DllmPart) -> dict[str, Any]:
+    """A platform's defaults for a cell, by name; a file's lengths are its own, and so is how many it has."""
+    is_traced, is_measured = "workload" in cell.asked, cell.executor == "torch"
+    names = ("gen_length", "block_length", "steps", "max_num_batched_tokens", "max_num_logits", "max_num_seqs")
+    found = {name: getattr(part, name) for name in (*names, "max_model_len", "model")}
+    found |= {"device": part.device, "dtype": part.dtype} if is_measured else {}
+    sizes = {**{task.name: task.num_problems for task in TASKS.values()}, **part.num_requests}
+    if cell.dataset not in sizes and "num_prompts" not in cell.asked and not is_traced:
+        load_card(cell.dataset)  # refuses what is no data set at all, by name
+        raise UserError(
+            f"dataset={cell.dataset!r} has no default size on platform={cell.platform!r}: give --num-prompts"
+        )
+    return found | {
+        "seed": cell.seed,
+        "memory_limit": part.memory_bytes,
+        "num_prompts": 1 if is_traced else sizes.get(cell.dataset, 1),
+        "length_scale": 1.0 if is_traced else part.length_scale,
+    }
+
+
+def _check_measured(settings: DllmSettings, given: Mapping[str, Any]) -> None:
+    check_division(config_of(settings.model), settings.on.tensor_parallel)
+    backend = given.get("attention_backend")
+    if backend in ("flash-attn", "torch-varlen") and settings.on.device == "cpu":
+        raise UserError(f"attention_backend={backend!r} runs on CUDA devices: add --device cuda, or leave it out")
+    if settings.model in PUBLISHED_CONFIGS and settings.on.weights != "random":
+        raise UserError(
+            f"model={settings.model!r} is a shape without weights: add --weights random, or give a checkpoint with --model"
+        )
 
 
 def dllm_system(name: str) -> DllmSystem:

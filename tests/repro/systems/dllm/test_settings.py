@@ -11,7 +11,8 @@ from support.refusals import refuses
 from engines.dllm.method import DLLM_SERVE
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
-from repro.systems.dllm.settings import DllmSettings, resolve
+from repro.systems.dllm.settings import DllmSettings
+from repro.systems.dllm.system import resolve
 
 
 def cell(platform: str, executor: str = "torch", **knobs: Scalar) -> Cell:
