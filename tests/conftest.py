@@ -107,7 +107,7 @@ def _quiet_machine() -> Iterator[None]:
     # Names that have moved are errors: without the first, every sweep starts processes that import torch.
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(pool, "CELLS_PER_WORKER", 10**9)
-        # Every sweep asks three processes of git; test_provenance asks them too.
+        # Every sweep asks three processes of git; test_environment asks them too.
         patched.setattr(sweep, "git_state", functools.cache(partial(sweep.git_state, REPO)))
         yield
 

@@ -137,20 +137,6 @@ def test_workers_that_never_begin_are_given_up():
         run(FakeCluster([-1] * 4))
 
 
-def test_repeats_of_a_cell_stay_with_a_worker_that_has_their_like():
-    cells = [prepare(fake_cell(rate=rate, seed=seed, num_prompts=2)) for seed in range(3) for rate in (1.0, 2.0)]
-    groups = by_repeats(cells)
-    assert [[each.cell.rate for each in group] for group in groups] == [[1.0] * 3, [2.0] * 3]
-    assignment = Assignment(groups)
-    first, second = assignment.take(0), assignment.take(1)
-    assert (first, second) == (groups[0][0], groups[1][0])
-    assert [assignment.take(0) for _ in range(2)] == groups[0][1:]
-    # With nothing of its own it joins another one.
-    assert assignment.take(0) == groups[1][1]
-    assert assignment.take(1) == groups[1][2]
-    assert (assignment.take(0), assignment.take(1), assignment.is_left) == (None, None, False)
-
-
 # -- units ------------------------------------------------------------------------------------------------
 
 
