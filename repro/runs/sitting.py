@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.errors import RunError
+from repro.files import keep_mode
 from repro.runs.cell import file_name
 from repro.runs.experiment import Experiment
 from repro.runs.provenance import MAX_SLOWDOWN, Load
@@ -239,7 +240,10 @@ def locked(path: Path, *, wait: bool) -> ExitStack | None:
     lock = FileLock(path, mode=0o666, thread_local=False)
     stack = ExitStack()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Whoever may write to the folder of the runs may lock in it.
+            keep_mode(path.parent.parent, path.parent)
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is no plain file")
         lock.acquire(timeout=-1 if wait else 0)

@@ -241,6 +241,13 @@ def test_a_folder_is_shared_whatever_it_is_called_and_wherever_temporary_files_g
         assert locked(tmp_path / "runs" / ".a.lock", wait=False) is None, "nor has it a thread of this process"
 
 
+def test_whoever_may_write_to_the_runs_may_lock_them(tmp_path):
+    tmp_path.chmod(0o777)
+    with held(tmp_path / ".locks" / "a.lock"):
+        assert (tmp_path / ".locks").stat().st_mode & 0o777 == 0o777
+        assert (tmp_path / ".locks" / "a.lock").stat().st_mode & 0o777 == 0o666
+
+
 def test_who_waits_gets_the_lock_once_it_is_given_up(tmp_path):
     in_it, twice = [0], []
 
