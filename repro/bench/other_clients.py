@@ -121,7 +121,7 @@ def main() -> None:
     print(table(found))
     if options.json:
         options.json.write_text(
-            json.dumps({c: {s: [vars(r) for r in rs] for s, rs in f.items()} for c, f in found.items()})
+            json.dumps({c: {s: [r._asdict() for r in rs] for s, rs in f.items()} for c, f in found.items()})
         )
 
 

@@ -79,53 +79,39 @@ class _Conformance:
     seed: ClassVar[int] = 0
     without: ClassVar[Collection[str]] = ()
     _kind: ClassVar[Kind[Any]]
+    _subject: ClassVar[Callable[..., Any]]
+    _settings: ClassVar[tuple[str, ...]] = ("longest_wait",)
+    """Attributes that the subject takes besides ``make``."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         metafunc.parametrize("held", self._kind.properties, ids=[each.name for each in self._kind.properties])
 
     def test_holds(self, held: Any) -> None:
         mine = type(self)
-        found = verdict(held, self._subject(), examples=mine.examples, seed=mine.seed, without=mine.without)
+        subject = mine._subject(make=mine.make, **{name: getattr(mine, name) for name in mine._settings})
+        found = verdict(held, subject, examples=mine.examples, seed=mine.seed, without=mine.without)
         if found.skipped is not None:
             raise SkipTest(found.skipped)
         assert found.failure is None, found.failure
 
-    @classmethod
-    def _subject(cls) -> Any:
-        raise NotImplementedError
-
 
 class SchedulerConformance(_Conformance):
     longest_wait: ClassVar[Bound | None] = None
-    _kind = SCHEDULER
-
-    @classmethod
-    def _subject(cls) -> Scheduling:
-        return Scheduling(make=cls.make, longest_wait=cls.longest_wait)
+    _kind, _subject = SCHEDULER, Scheduling
 
 
 class RefreshRuleConformance(_Conformance):
-    _kind = REFRESH_RULE
-
-    @classmethod
-    def _subject(cls) -> Refreshing:
-        return Refreshing(make=cls.make)
+    _kind, _subject = REFRESH_RULE, Refreshing
+    _settings = ()
 
 
 class RouterConformance(_Conformance):
     longest_wait: ClassVar[Bound | None] = None
-    _kind = ROUTER
-
-    @classmethod
-    def _subject(cls) -> Routing:
-        return Routing(make=cls.make, longest_wait=cls.longest_wait)
+    _kind, _subject = ROUTER, Routing
 
 
 class BatcherConformance(_Conformance):
     longest_wait: ClassVar[Bound | None] = None
     queue: ClassVar[Any] = OpenQueue
-    _kind = BATCHER
-
-    @classmethod
-    def _subject(cls) -> BatchingPolicy:
-        return BatchingPolicy(make=cls.make, queue=cls.queue, longest_wait=cls.longest_wait)
+    _kind, _subject = BATCHER, BatchingPolicy
+    _settings = ("longest_wait", "queue")

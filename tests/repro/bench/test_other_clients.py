@@ -1,5 +1,7 @@
 """The server that every client is measured against, and the table."""
 
+import json
+
 import pytest
 
 from repro.bench import other_clients
@@ -26,3 +28,11 @@ def test_a_cell_is_the_medians_of_what_was_told(monkeypatch):
         "| one | 101 / 915 / 50 / - / 16 |",
         "| none | failed |",
     ]
+
+
+def test_readings_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(other_clients, "each_in_turn", lambda *_: {name: [FAILED] for name in STREAMS})
+    monkeypatch.setattr("sys.argv", ["other_clients", "--json", str(tmp_path / "rows.json")])
+    other_clients.main()
+    written = json.loads((tmp_path / "rows.json").read_text())
+    assert written["here"]["no usage"] == [dict.fromkeys(("ttft", "latency", "per_token", "longest_gap", "tokens"))]
