@@ -199,7 +199,7 @@ def _print_comparisons(found: Mapping[str, Any]) -> None:
 def _adopt(card: str, folder: Path, *, write: bool, json: bool) -> None:
     """The constants that a GPU suite fitted on its own card."""
     from repro.files import writable_folder
-    from repro.gpu_suite.adoption import constants, read_fit, report
+    from repro.gpu_suite.calibration import constants, read_fit, report
     from repro.paths import CALIBRATION
     from repro.reports.predictions import medians_sentence, write_report
     from repro.systems.cost import load_calibration, save_calibration

@@ -8,20 +8,24 @@ of that benchmark, and the throughput of every system, are predictions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 import numpy as np
 
-from engines.cost.roofline import Calibration, Gpu, Roofline, StepWork, gpu
+from engines.cost.roofline import Calibration, Gpu, Roofline, StepWork, gpu, gpu_of_device
 from engines.errors import UserError, require
 from engines.models.shape import ModelShape
 from repro.files import replace_text
 from repro.gpu_suite.expected import simulated
 from repro.gpu_suite.stages import title_of
 from repro.gpu_suite.suite import Suite, json_text
+from repro.reports import predictions
+from repro.reports.predictions import medians_sentence
 from repro.runs.family import served_per_second
 from repro.runs.store import StoredRun
 from repro.systems.platforms import DllmPart, platform
@@ -322,4 +326,65 @@ def as_json(fitted: Fitted) -> dict[str, Any]:
             unit: {"count": count, "median_percent": round(error, 2)} for unit, (count, error) in fitted.medians.items()
         },
         "comparisons": [{**asdict(each), "error_percent": round(each.error_percent, 2)} for each in fitted.comparisons],
+    }
+
+
+# -- as the calibration of every simulation of the card -------------------------------------------------------
+
+KINDS = {"tok/s": "throughputs", "ms": "steps"}
+"""Unit of a measured number -> what its median is of."""
+
+
+def read_fit(folder: Path, card: str) -> dict[str, Any]:
+    """What the suite left in its folder. Refused where it does not show that it was measured on the card, and where."""
+    path = folder / CALIBRATION
+    if not path.is_file():
+        raise UserError(f"platform={card!r} has no calibration in {folder}: run 'make gpu-first' on such a card")
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version, machine, commit = value["schema_version"], value["machine"], value["commit"]
+        calibration = constants(value)
+        medians_sentence(report(value)["medians"])
+        json.dumps(report(value), allow_nan=False)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}): run gpu-suite again") from error
+    require(version == SCHEMA_VERSION, f"{path} has schema_version={version}: run gpu-suite again")
+    known = gpu_of_device(machine) if isinstance(machine, str) else None
+    require(
+        known is not None and known.name == card == calibration.gpu,
+        f"{path} was fitted on {machine or 'an unnamed machine'}, which is no {card}: give the folder of a suite that ran "
+        f"on one",
+    )
+    require(
+        isinstance(commit, str),
+        f"{path} does not say of which commit its runs are: set REPRO_COMMIT where there is no .git, and run them again",
+    )
+    return value
+
+
+def constants(value: Mapping[str, Any]) -> Calibration:
+    return Calibration.from_dict(value["calibration"])
+
+
+def report(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As that of a card fitted to stated numbers, of measured ones."""
+    calibration = constants(value)
+    return {
+        "schema_version": predictions.SCHEMA_VERSION,
+        "card": calibration.gpu,
+        "calibration": asdict(calibration),
+        "against": f"numbers measured on {value['machine']} at commit {value['commit']}",
+        "medians": {KINDS[unit]: found for unit, found in value["medians"].items()},
+        "comparisons": [
+            {
+                "claim": each["name"],
+                "kind": "measured",
+                "role": each["role"],
+                "unit": each["unit"],
+                "expected": each["measured"],
+                "ours": each["predicted"],
+                "error_percent": each["error_percent"],
+            }
+            for each in value["comparisons"]
+        ],
     }

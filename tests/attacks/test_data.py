@@ -10,7 +10,7 @@ import pytest
 from support.command import refused, repro
 
 from repro.checks.results import check_claims
-from repro.gpu_suite.adoption import read_fit
+from repro.gpu_suite.calibration import read_fit
 from repro.gpu_suite.suite import _read as read_state
 from repro.paths import CALIBRATION, RESULTS
 

@@ -11,8 +11,17 @@ from support.told_suite import KNOWN, LENGTH, checked, peak_rows, served, step_r
 
 from engines.cost.roofline import H200, Calibration
 from engines.errors import UserError
-from repro.gpu_suite.adoption import constants, read_fit, report
-from repro.gpu_suite.calibration import CALIBRATION, Calibrating, Fitted, card_with, fit, fitted_rows
+from repro.gpu_suite.calibration import (
+    CALIBRATION,
+    Calibrating,
+    Fitted,
+    card_with,
+    constants,
+    fit,
+    fitted_rows,
+    read_fit,
+    report,
+)
 from repro.reports import predictions
 from repro.systems.cost import save_calibration
 
