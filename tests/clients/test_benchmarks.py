@@ -24,23 +24,11 @@ def report(served, program: str, *, ttft_ms: float, e2el_ms: float) -> None:
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
 def test_guidellm(served, run_client, tmp_path, route):
     out = tmp_path / "guidellm.json"
-    run_client(
-        "guidellm",
-        "run",
-        "--backend",
-        f"kind=openai_http,target={served.address},request_format={route}",
-        "--profile",
-        "kind=concurrent,streams=2",
-        "--constraint",
-        f"kind=max_requests,count={REQUESTS}",
-        "--data",
-        f"kind=synthetic_text,prompt_tokens=32,output_tokens={LENGTH}",
-        "--tokenizer",
-        f"kind=hf_auto,model={served.tokenizer}",
-        "--output",
-        f"kind=json,path={out}",
-        "--disable-console",
-    )
+    words = f"--backend kind=openai_http,target={served.address},request_format={route}"
+    words += f" --profile kind=concurrent,streams=2 --constraint kind=max_requests,count={REQUESTS}"
+    words += f" --data kind=synthetic_text,prompt_tokens=32,output_tokens={LENGTH} --disable-console"
+    files = ("--tokenizer", f"kind=hf_auto,model={served.tokenizer}", "--output", f"kind=json,path={out}")
+    run_client("guidellm", "run", *words.split(), *files)
     (benchmark,) = json.loads(out.read_text())["benchmarks"]
     done = benchmark["requests"]["successful"]
     assert benchmark["requests"]["errored"] == []
@@ -55,48 +43,22 @@ def test_guidellm(served, run_client, tmp_path, route):
     )
     assert told == REQUESTS * LENGTH
     assert served.grown(ANSWER) - told <= LENGTH
-    means = {
-        name: benchmark["metrics"][name]["successful"]["mean"] for name in ("time_to_first_token_ms", "request_latency")
-    }
-    report(served, "GuideLLM", ttft_ms=means["time_to_first_token_ms"], e2el_ms=1e3 * means["request_latency"])
+    names = ("time_to_first_token_ms", "request_latency")
+    ttft_ms, e2el_s = (benchmark["metrics"][name]["successful"]["mean"] for name in names)
+    report(served, "GuideLLM", ttft_ms=ttft_ms, e2el_ms=1e3 * e2el_s)
 
 
 @pytest.mark.parametrize("kind", ["chat", "completions"])
 def test_aiperf(served, run_client, tmp_path, kind):
-    run_client(
-        "aiperf",
-        "profile",
-        "--model",
-        served.model,
-        "--url",
-        served.address,
-        "--endpoint-type",
-        kind,
-        "--streaming",
-        "--tokenizer",
-        served.tokenizer,
-        "--request-count",
-        str(REQUESTS),
-        "--concurrency",
-        "2",
-        "--synthetic-input-tokens-mean",
-        "32",
-        "--output-tokens-mean",
-        str(LENGTH),
-        "--extra-inputs",
-        f"min_tokens:{LENGTH}",
-        "--extra-inputs",
-        "ignore_eos:true",
-        # An answer of nothing but ends has no text else, and AIPerf counts one without text as an error.
-        "--extra-inputs",
-        "skip_special_tokens:false",
-        "--artifact-dir",
-        str(tmp_path / "artifacts"),
-        "--ui",
-        "none",
-        # Told to stay offline it looks for a folder's tokenizer in the hub's cache alone.
-        offline=False,
-    )
+    words = f"--endpoint-type {kind} --streaming --request-count {REQUESTS} --concurrency 2 --ui none"
+    words += f" --synthetic-input-tokens-mean 32 --output-tokens-mean {LENGTH}"
+    # An answer of nothing but ends has no text else, and AIPerf counts one without text as an error.
+    for extra in (f"min_tokens:{LENGTH}", "ignore_eos:true", "skip_special_tokens:false"):
+        words += f" --extra-inputs {extra}"
+    own = ("--model", served.model, "--url", served.address, "--tokenizer", served.tokenizer)
+    folder = ("--artifact-dir", str(tmp_path / "artifacts"))
+    # Told to stay offline it looks for a folder's tokenizer in the hub's cache alone.
+    run_client("aiperf", "profile", *words.split(), *own, *folder, offline=False)
     (found,) = (tmp_path / "artifacts").rglob("profile_export_aiperf.json")
     told = json.loads(found.read_text())
     assert told["request_count"]["avg"] == REQUESTS
@@ -110,39 +72,11 @@ def test_vllm_bench_serve(served, run_client, tmp_path, backend):
     if not VLLM.is_file():
         pytest.skip("vLLM is not installed: repro install vllm")
     route = "/v1/chat/completions" if backend == "openai-chat" else "/v1/completions"
-    run_client(
-        VLLM,
-        "bench",
-        "serve",
-        "--backend",
-        backend,
-        "--base-url",
-        served.address,
-        "--endpoint",
-        route,
-        "--dataset-name",
-        "random",
-        "--random-input-len",
-        "32",
-        "--random-output-len",
-        str(LENGTH),
-        "--num-prompts",
-        str(REQUESTS),
-        "--model",
-        served.model,
-        "--tokenizer",
-        served.tokenizer,
-        "--ignore-eos",
-        "--max-concurrency",
-        "2",
-        "--percentile-metrics",
-        "ttft,e2el",
-        "--save-result",
-        "--result-dir",
-        str(tmp_path),
-        "--result-filename",
-        "vllm.json",
-    )
+    words = f"--backend {backend} --endpoint {route} --num-prompts {REQUESTS} --max-concurrency 2"
+    words += f" --dataset-name random --random-input-len 32 --random-output-len {LENGTH} --ignore-eos"
+    words += " --percentile-metrics ttft,e2el --save-result --result-filename vllm.json"
+    own = ("--base-url", served.address, "--model", served.model, "--tokenizer", served.tokenizer)
+    run_client(VLLM, "bench", "serve", *words.split(), *own, "--result-dir", str(tmp_path))
     told = json.loads((tmp_path / "vllm.json").read_text())
     assert (told["completed"], told["failed"]) == (REQUESTS, 0)
     assert told["total_output_tokens"] == REQUESTS * LENGTH

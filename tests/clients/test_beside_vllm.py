@@ -55,17 +55,7 @@ def theirs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--max-model-len",
-        "1024",
-        "--dtype",
-        "float32",
-        "--enforce-eager",
-    ]
+    options = f"--host 127.0.0.1 --port {port} --max-model-len 1024 --dtype float32 --enforce-eager".split()
     own = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

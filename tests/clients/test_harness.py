@@ -95,21 +95,9 @@ def evaluate(run_client, served, tasks: Path, kind: str, task: str, *options: st
     }
     text = ",".join(f"{name}={value}" for name, value in arguments.items())
     out = tasks.parent / "out"
+    folders = ("--include_path", str(tasks), "--output_path", str(out))
     run_client(
-        "lm_eval",
-        "run",
-        "--model",
-        kind,
-        "--model_args",
-        text,
-        "--tasks",
-        task,
-        "--include_path",
-        str(tasks),
-        "--output_path",
-        str(out),
-        "--log_samples",
-        *options,
+        "lm_eval", "run", "--model", kind, "--model_args", text, "--tasks", task, *folders, "--log_samples", *options
     )
     (found,) = out.rglob("results_*.json")
     return dict(json.loads(found.read_text())["results"][task])
@@ -122,34 +110,16 @@ def shots(served, task: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("task", ["humaneval_few", "gsm8k_few"])
 def test_completions(served, run_client, tasks, task):
-    found = evaluate(
-        run_client,
-        served,
-        tasks,
-        "local-completions",
-        task,
-        "--gen_kwargs",
-        "max_gen_toks=32",
-        *shots(served, task),
-        tokenized_requests="False",
-    )
+    options = ("--gen_kwargs", "max_gen_toks=32", *shots(served, task))
+    found = evaluate(run_client, served, tasks, "local-completions", task, *options, tokenized_requests="False")
     assert any(name.startswith("exact_match") for name in found)
     assert served.grown("repro_requests_total") == 4
     assert served.refusals == 0
 
 
 def test_chat_completions(served, run_client, tasks):
-    evaluate(
-        run_client,
-        served,
-        tasks,
-        "local-chat-completions",
-        "gsm8k_few",
-        "--apply_chat_template",
-        "--gen_kwargs",
-        "max_gen_toks=32",
-        *shots(served, "gsm8k_few"),
-    )
+    options = ("--apply_chat_template", "--gen_kwargs", "max_gen_toks=32", *shots(served, "gsm8k_few"))
+    evaluate(run_client, served, tasks, "local-chat-completions", "gsm8k_few", *options)
     assert served.grown("repro_requests_total") == 4
     assert served.refusals == 0
 
@@ -161,10 +131,8 @@ def test_likelihoods_are_those_of_transformers(causal, run_client, tasks):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer, model = (
-        AutoTokenizer.from_pretrained(causal.tokenizer),
-        AutoModelForCausalLM.from_pretrained(causal.tokenizer),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(causal.tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(causal.tokenizer)
 
     def likelihood(context: str, ending: str) -> float:
         ids = tokenizer(context + " " + ending, return_tensors="pt").input_ids

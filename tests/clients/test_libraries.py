@@ -26,22 +26,12 @@ def test_openai(served):
 
     client = openai.OpenAI(base_url=f"{served.address}/v1", api_key="none")
     messages = chat_messages(served)
-    whole = client.chat.completions.create(
-        model=served.model, messages=messages, max_completion_tokens=32, temperature=0
-    )
+    asked = {"model": served.model, "messages": messages, "max_completion_tokens": 32, "temperature": 0}
+    whole = client.chat.completions.create(**asked)
     assert whole.usage is not None
     assert whole.usage.completion_tokens <= 32
     options = {"include_usage": True, "include_obfuscation": False, "continuous_usage_stats": True}
-    chunks = list(
-        client.chat.completions.create(
-            model=served.model,
-            messages=messages,
-            max_completion_tokens=32,
-            temperature=0,
-            stream=True,
-            stream_options=options,
-        )
-    )
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options=options))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
@@ -74,11 +64,9 @@ def test_openai_asynchronously(served):
 
     async def texts() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{served.address}/v1", api_key="none") as client:
-            answers = [
-                client.completions.create(model=served.model, prompt=QUESTION, max_tokens=32, temperature=0)
-                for _ in range(8)
-            ]
-            return [each.choices[0].text for each in await asyncio.gather(*answers)]
+            asked = {"model": served.model, "prompt": QUESTION, "max_tokens": 32, "temperature": 0}
+            answers = await asyncio.gather(*(client.completions.create(**asked) for _ in range(8)))
+            return [each.choices[0].text for each in answers]
 
     assert len(set(asyncio.run(texts()))) == 1
     assert served.refusals == 0
@@ -125,18 +113,15 @@ def test_langchain(served):
 def test_litellm(served):
     import litellm
 
-    own = {
-        "model": f"openai/{served.model}",
-        "api_base": f"{served.address}/v1",
-        "api_key": "none",
-        "max_tokens": 32,
-        "temperature": 0,
-    }
-    messages = chat_messages(served)
-    whole = litellm.completion(messages=messages, **own)
-    chunks = list(litellm.completion(messages=messages, stream=True, stream_options={"include_usage": True}, **own))
+    own = {"api_base": f"{served.address}/v1", "api_key": "none", "max_tokens": 32, "temperature": 0}
+    asked = {"model": f"openai/{served.model}", "messages": chat_messages(served), **own}
+    whole = litellm.completion(**asked)
+    chunks = list(litellm.completion(**asked, stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
-    own["model"] = f"text-completion-openai/{served.model}"
-    assert litellm.text_completion(prompt=QUESTION, **own).choices[0].finish_reason in ("stop", "length")
+    text_model = f"text-completion-openai/{served.model}"
+    assert litellm.text_completion(model=text_model, prompt=QUESTION, **own).choices[0].finish_reason in (
+        "stop",
+        "length",
+    )
     assert served.refusals == 0
