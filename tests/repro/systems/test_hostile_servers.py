@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain, repeat
@@ -17,7 +16,6 @@ from support.run_files import parts
 from baselines.servers import asking
 from baselines.servers.asking import NoPage, ask
 from engines.errors import RunError, UserError
-from repro.cli.main import main
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
@@ -30,6 +28,7 @@ pytest.importorskip("prometheus_client", reason="needs the extra http: prometheu
 
 CARDS = b'{"data": [{"id": "mock"}]}'
 EVENT = b'data: {"choices": [{"index": 0, "text": "x"}]}\n\n'
+IDS = b'data: {"choices": [{"text": "x", "token_ids": [1, 2, 3]}]}\n\n'
 END = b'data: {"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": 1}}\n\ndata: [DONE]\n\n'
 
 
@@ -66,9 +65,8 @@ def test_no_redirect_is_followed(path, status, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     other = MockOpenAI()
     with mock_server(other) as elsewhere:
-        mock = MockOpenAI(
-            raw={path: says(page(b"", f"Location: {elsewhere}/v1/models", "Set-Cookie: a=b", status=f"{status} X"))}
-        )
+        answer = page(b"", f"Location: {elsewhere}/v1/models", "Set-Cookie: a=b", status=f"{status} X")
+        mock = MockOpenAI(raw={path: says(answer)})
         with mock_server(mock) as url:
             host = elsewhere.removeprefix("http://")
             wanted = f"{PATHS[path]} status {status}, a redirect to the host '{host}', which is not followed".strip()
@@ -198,10 +196,7 @@ ANSWERS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
     "a length of words": (says(page(EVENT, "Content-Length: many")), "no HTTP"),
     "brotli": (says(page(b"x", "Content-Encoding: br")), "its body is compressed ('br')"),
     "endless pieces": (says(page(b""), then=EVENT * 100), "goes on behind the 1 tokens that were asked for"),
-    "endless ids": (
-        says(page(b'data: {"choices": [{"text": "x", "token_ids": [1, 2, 3]}]}\n\n'), then=EVENT),
-        "goes on behind the 1 tokens",
-    ),
+    "endless ids": (says(page(IDS), then=EVENT), "goes on behind the 1 tokens"),
     "endless silence": (says(page(EVENT + END), then=b": still here\n\n" * 4000), "longer than 1000000 bytes"),
     "endless blanks": (says(page(b""), then=b"\n" * 65536), "longer than 1000000 bytes"),
     "an endless line": (says(page(b"data: "), then=b"x" * 65536), "an event of more than"),
@@ -209,21 +204,7 @@ ANSWERS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
     "an endless head": (says(b"HTTP/1.1 200 OK\r\na: ", then=b"b" * 65536), "no HTTP"),
     "for ever about to": (says(then=b"HTTP/1.1 100 Continue\r\n\r\n"), "no whole answer within timeout_s=0.3"),
     "dripping": (says(page(b""), then=b": \n"), "no whole answer within timeout_s=0.3"),
-    "two answers": (says(page(b'data: {"choices": [{"text": "x"}, {"text": "y"}]}\n\n')), "more than one answer"),
-    "another's answer": (says(page(b'data: {"choices": [{"index": 1, "text": "x"}]}\n\n')), "more than one answer"),
-    "a count twice": (
-        says(page(EVENT + b'data: {"usage": {"completion_tokens": 1, "completion_tokens": 64}}\n\n')),
-        "the key 'completion_tokens' is given twice",
-    ),
     "an error by its kind": (says(page(b'event: error\ndata: {"message": "no room"}\n\n' + EVENT + END)), "no room"),
-    "given up": (
-        says(page(b'data: {"choices": [{"text": "x", "finish_reason": "abort"}]}\n\n' + END)),
-        "the endpoint gave the answer up: finish_reason='abort'",
-    ),
-    "a reason that is none": (
-        says(page(b'data: {"choices": [{"text": "x", "finish_reason": {"a": 1}}]}\n\n' + END)),
-        "finish_reason is no text",
-    ),
     "an end before it": (says(page(b"data: [DONE]\n\n" + EVENT + END)), "the stream goes on behind its end, [DONE]"),
     "an error that is nested": (says(page(b"[" * 4000, status="500 No")), "status 500: [[["),
     "an error in colour": (says(page(b'{"message": "\\u001b[31m\\ud800no"}', status="500 No")), "status 500: ?[31m?no"),
@@ -248,6 +229,14 @@ SHAPES: dict[str, tuple[tuple[str, ...], str]] = {
     "details of a number": ((PIECE, '{"usage": {"prompt_tokens_details": 7}}'), "not as OpenAI's API has them"),
     "half": (('{"choices": [',), "JSONDecodeError"),
     "binary": (("\udcff",), "UnicodeDecodeError"),
+    "two answers": (('{"choices": [{"text": "x"}, {"text": "y"}]}',), "more than one answer"),
+    "another's answer": (('{"choices": [{"index": 1, "text": "x"}]}',), "more than one answer"),
+    "a count twice": ((PIECE, '{"usage": {"completion_tokens": 1, "completion_tokens": 64}}'), "is given twice"),
+    "given up": (
+        ('{"choices": [{"text": "x", "finish_reason": "abort"}]}',),
+        "gave the answer up: finish_reason='abort'",
+    ),
+    "a reason that is none": (('{"choices": [{"text": "x", "finish_reason": {"a": 1}}]}',), "finish_reason is no text"),
 }
 for name, (events, sentence) in SHAPES.items():
     stream = "".join(f"data: {each}\n\n" for each in (*events, "[DONE]"))
@@ -273,11 +262,11 @@ def test_a_prompt_is_not_cut_to_nothing(told, context):
     """By what an endpoint says of its context, or by what it is taken to hold where it says nothing that is a number."""
     cards = f'{{"data": [{{"id": "m", "max_model_len": {told}}}]}}'.encode()
     with mock_server(MockOpenAI(raw={"get /v1/models": says(sized(cards))})) as url:
-        with pytest.raises(
-            UserError, match=f"leaves no token for a prompt of the {context} that the endpoint is taken to hold"
-        ):
-            prepare(cell(url, input_len=None, gen_length=max(64, context)))
-        assert prepare(cell(url, input_len=None, gen_length=max(64, context), max_prompt_len=9)).workload.num_turns == 1
+        asked = cell(url, input_len=None, gen_length=max(64, context))
+        with pytest.raises(UserError, match=f"no token for a prompt of the {context} that the endpoint is taken to"):
+            prepare(asked)
+        shorter = replace(asked, knobs=(*asked.knobs, ("max_prompt_len", 9)))
+        assert prepare(shorter).workload.num_turns == 1
 
 
 def test_what_fails_the_warm_up_is_said():
@@ -380,15 +369,12 @@ def test_pages_that_are_none_are_told_apart():
         assert change(*faulty) == (None, ["the server's /metrics is not used: it broke off"])
 
 
-def test_a_page_of_metrics_that_is_cut_is_told_and_not_used(tmp_path, monkeypatch, capsys):
+def test_a_page_of_metrics_that_is_cut_is_told_and_not_used(tmp_path, monkeypatch):
     cut = says(sized(b"vllm:generation_tokens_total 12\n", 5))
     with mock_server(MockOpenAI(raw={"get /metrics": cut}, gap_s=0.002)) as url:
-        words = f"repro bench --url {url} --num-prompts 12 --gen-length 3 --input-len 8 --result-dir {tmp_path}"
-        monkeypatch.setattr(sys, "argv", [*words.split(), "--goodput", "ttft:60000"])
+        words = f"bench --url {url} --num-prompts 12 --gen-length 3 --input-len 8 --goodput ttft:60000"
         monkeypatch.setenv("COLUMNS", "80")
-        with pytest.raises(SystemExit):
-            main()
-    said = capsys.readouterr()
+        said = repro(words, "--result-dir", tmp_path)
     told = " ".join(said.err.split())
     assert "the server's /metrics is not used: its body broke off, 5 bytes before its Content-Length" in told
     lines = said.out.splitlines()
@@ -439,22 +425,9 @@ def test_a_secret_reaches_the_server_and_nothing_that_is_written(tmp_path):
     mock = MockOpenAI(fails_every=4)
     fields = {"gateway": [{"X-Api-Key": "harmless-9f3e", "route": "a"}]}
     with mock_server(mock) as url:
-        words = (
-            "bench",
-            "--url",
-            url,
-            "--num-prompts",
-            12,
-            "--gen-length",
-            2,
-            "--input-len",
-            8,
-            "--result-dir",
-            tmp_path,
-        )
-        shown = [
-            repro("--verbose", *words, "--knob", f"extra={json.dumps(fields)}", *more) for more in ((), ("--json",))
-        ]
+        words = f"--verbose bench --url {url} --num-prompts 12 --gen-length 2 --input-len 8"
+        own = ("--result-dir", tmp_path, "--knob", f"extra={json.dumps(fields)}")
+        shown = [repro(words, *own, *more) for more in ((), ("--json",))]
     assert all(body["gateway"] == fields["gateway"] for body in mock.bodies)
     assert len(mock.bodies) > 12
     shown += [repro("export", tmp_path), repro("compare", tmp_path, tmp_path)]

@@ -2,19 +2,18 @@
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.cells import a_cell
+from support.command import repro
 from support.mock_openai import MockOpenAI, mock_server
 from support.refusals import refuses
 
 from baselines.servers.checkpoint import write_tiny
 from engines.errors import UserError
-from repro.cli.main import main
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.http_driver import Ask, Exchange, Reply
@@ -24,27 +23,30 @@ from repro.systems.http.record import CHUNKS, HTTP, tables_of, warnings
 from repro.systems.http.requests import HttpWorkload, resolve, tokenizer_of
 from repro.systems.platforms import platform
 
+pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+
 PLATFORM = "endpoint"
 
 
 # -- stamps to numbers ------------------------------------------------------------------------------------------
 
 
-def exchange(
-    due_s: float, chunks_s: Sequence[float], tokens: int, *, queued_s: float | None = None, **fields: Any
-) -> Exchange:
+def exchange(due_s: float, chunks_s: Sequence[float], tokens: int, **fields: Any) -> Exchange:
     reply = Reply(chunks_s=list(chunks_s), prompt_tokens=8, completion_tokens=tokens, **fields.pop("reply", {}))
     values: dict[str, Any] = {
         "session_id": fields.pop("session_id", 0),
         "turn": 0,
-        "due_s": due_s,
-        "queued_s": due_s if queued_s is None else queued_s,
-        "sent_s": due_s if queued_s is None else queued_s,
+        **dict.fromkeys(("due_s", "queued_s", "sent_s"), due_s),
         "ended_s": chunks_s[-1] if chunks_s else due_s,
         "ask": Ask(body={}, prompt_len=8, asked_tokens=tokens),
         "reply": reply,
     }
     return Exchange(**values | fields)
+
+
+def answering(exchanges: Sequence[Exchange], **changes: Any) -> list[Exchange]:
+    """The exchanges with changed replies."""
+    return [replace(each, reply=replace(each.reply, **changes)) for each in exchanges if each.reply]
 
 
 def record_of(exchanges: Sequence[Exchange], **facts: Any) -> RunRecord:
@@ -131,13 +133,10 @@ def test_gaps_are_within_an_answer_and_of_whole_ones():
 
 
 def test_the_wait_for_a_place_is_told_apart():
-    held = [replace(e, sent_s=e.due_s + 2.0) for e in steady()]
-    held = [
-        replace(e, queued_s=e.due_s + 0.5, reply=replace(e.reply, chunks_s=[e.due_s + 3.0 + k for k in range(10)]))
-        for e in held
-        if e.reply
-    ]
-    held = [replace(e, ended_s=e.due_s + 12.0) for e in held]
+    held = []
+    for e in steady():
+        (late,) = answering([e], chunks_s=[e.due_s + 3.0 + k for k in range(10)])
+        held.append(replace(late, queued_s=e.due_s + 0.5, sent_s=e.due_s + 2.0, ended_s=e.due_s + 12.0))
     summary = HTTP.summarize(record_of(held))
     assert (summary["client_queue_s"]["mean"], summary["schedule_delay_s"]["mean"]) == (1.5, 0.5)
     assert (summary["ttft_s"]["mean"], summary["ttft_sent_s"]["mean"]) == (3.0, 1.0)
@@ -160,34 +159,17 @@ def test_reasons_not_to_use_a_run():
     assert "too few" in reasons(steady(9))
     failed = [*steady(), exchange(0.0, [], 1, session_id=99, error="status 500: no")]
     assert "1 of 13 requests failed, the first with: status 500: no" in reasons(failed)
-    slow = [
-        replace(
-            e,
-            queued_s=e.due_s,
-            sent_s=1.5 * e.due_s,
-            ended_s=1.5 * e.due_s + 1,
-            reply=replace(e.reply, chunks_s=[1.5 * e.due_s + 1]),
-        )
-        for e in steady()
-        if e.reply
-    ]
+    slow = [replace(exchange(1.5 * i, [1.5 * i + 1], 10, session_id=i), due_s=i, queued_s=i) for i in range(12)]
     assert "sent at 0.667 per second and fell due at 1 (max_concurrency held requests back)" in reasons(slow)
-    short = [
-        replace(e, reply=replace(e.reply, completion_tokens=9, chunks_s=e.reply.chunks_s[:9]))
-        for e in steady()
-        if e.reply
-    ]
+    nine = [answering([e], chunks_s=e.reply.chunks_s[:9])[0] for e in steady() if e.reply]
+    short = answering(nine, completion_tokens=9)
     assert "12 answers have not exactly the tokens" in reasons(short)
     assert reasons(short, ignore_eos=False) == ""
-    told = {"token_ids": [7] * 9, "finish_reason": "stop"}
-    ended = [replace(e, reply=replace(e.reply, chunks_s=e.reply.chunks_s[:9], **told)) for e in steady() if e.reply]
+    ended = answering(nine, token_ids=[7] * 9, finish_reason="stop")
     assert reasons(ended) == "", "the end of the text, which was heeded, is a token without an id"
-    cut = [replace(e, reply=replace(e.reply, finish_reason="length")) for e in ended if e.reply]
-    assert (
-        "12 answers have not the tokens that the endpoint counts (usage), the first 10 (pieces: 9, ids: 9)"
-        in reasons(cut)
-    )
-    warm = [replace(e, reply=replace(e.reply, cached_tokens=16)) for e in steady() if e.reply]
+    cut = "12 answers have not the tokens that the endpoint counts (usage), the first 10 (pieces: 9, ids: 9)"
+    assert cut in reasons(answering(ended, finish_reason="length"))
+    warm = answering(steady(), cached_tokens=16)
     assert "12 first turns found a part of their prompt in a cache" in reasons(warm)
     later = [*steady(), replace(warm[0], turn=1, session_id=99)]
     assert "cache" not in reasons(later), "its own history may be cached"
@@ -208,7 +190,6 @@ def cell(url: str, dataset: str = "osc", rate: float | None = None, **knobs: Any
 
 
 def test_requests_have_the_lengths_that_were_drawn_and_fresh_prefixes():
-    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     mock = MockOpenAI(has_ids=False)
     with mock_server(mock) as url:
         experiment = prepare(cell(url))
@@ -225,10 +206,9 @@ def test_requests_have_the_lengths_that_were_drawn_and_fresh_prefixes():
     prefixes = {tuple(body["prompt"][:16]) for body in mock.bodies if len(body["prompt"]) >= 16}
     assert len(prefixes) == sum(len(body["prompt"]) >= 16 for body in mock.bodies)
     assert first.requests["output_len"] == [4] * 12
-    # Where the machine is busy, either may be late.
-    assert not [
-        each for run in (first, second) for each in HTTP.assess(run).reasons if "late by the harness" not in each
-    ]
+    for run in (first, second):
+        # Where the machine is busy, either may be late.
+        assert all("late by the harness" in each for each in HTTP.assess(run).reasons)
     assert first.facts["prefix_nonce"] != second.facts["prefix_nonce"]
 
 
@@ -246,34 +226,21 @@ def test_prompts_are_of_any_checkpoint_s_tokenizer(tmp_path):
 
 @pytest.mark.parametrize(("api", "has_ids"), [("completions", True), ("completions", False), ("chat", True)])
 def test_sessions_repeat_their_history(api, has_ids):
-    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     mock = MockOpenAI(has_ids=has_ids)
     with mock_server(mock) as url:
-        asked = cell(
-            url,
-            "hotpotqa",
-            num_prompts=2,
-            length_scale=0.01,
-            max_prompt_len=4000,
-            delay_mean_s=0.0,
-            api=api,
-            num_warmups=0,
-            gen_length=64,
-        )
-        experiment = prepare(asked)
+        knobs = {"num_prompts": 2, "length_scale": 0.01, "max_prompt_len": 4000, "delay_mean_s": 0.0, "api": api}
+        experiment = prepare(cell(url, "hotpotqa", num_warmups=0, gen_length=64, **knobs))
         record = experiment.run()
     turns = {each.session_id: each.turns for each in experiment.workload.conversations}
     assert len(record.requests["request_id"]) == sum(map(len, turns.values()))
     assert set(record.requests["status"]) == {"ok"}
     if api == "chat":
         for body in mock.bodies:
-            assert [m["role"] for m in body["messages"]] == (["user", "assistant"] * len(body["messages"]))[
-                : len(body["messages"])
-            ]
+            roles = [message["role"] for message in body["messages"]]
+            assert roles == [("user", "assistant")[i % 2] for i in range(len(roles))]
         return
-    for session, turn, prompt_len in zip(
-        *(record.requests[name] for name in ("session_id", "turn", "prompt_len")), strict=True
-    ):
+    columns = (record.requests[name] for name in ("session_id", "turn", "prompt_len"))
+    for session, turn, prompt_len in zip(*columns, strict=True):
         before = turns[session][:turn]
         wanted = sum(len(t.new_ids) + t.asked_tokens for t in before) + len(turns[session][turn].new_ids)
         assert prompt_len == wanted
@@ -281,7 +248,6 @@ def test_sessions_repeat_their_history(api, has_ids):
 
 
 def test_failures_are_told_and_make_the_run_invalid():
-    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     with mock_server(MockOpenAI(fails_every=4)) as url:
         record = prepare(cell(url, num_warmups=0)).run()
     errors = {error for error in record.requests["error"] if error is not None}
@@ -292,7 +258,6 @@ def test_failures_are_told_and_make_the_run_invalid():
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_an_answer_ends_with_its_last_token_though_that_says_nothing(api):
-    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     mock = MockOpenAI(gap_s=0.01, num_silent=2)
     with mock_server(mock) as url:
         record = prepare(cell(url, num_warmups=0, api=api)).run()
@@ -304,22 +269,14 @@ def test_an_answer_ends_with_its_last_token_though_that_says_nothing(api):
     assert max(later) > 0
 
 
-def test_bench_drives_an_url(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
-    monkeypatch.chdir(tmp_path)
+def test_bench_drives_an_url(tmp_path):
     with mock_server(MockOpenAI(ttft_s=0.002)) as url:
-        words = f"repro bench --url {url} --num-prompts 12 --gen-length 3 --input-len 8 --result-dir runs --json"
-        monkeypatch.setattr(sys, "argv", [*words.split(), "--goodput", "ttft:60000"])
-        with pytest.raises(SystemExit) as stop:
-            main()
-    said = capsys.readouterr()
-    assert stop.value.code in (0, 1), said.err  # 1: a busy machine may send late
+        words = f"bench --url {url} --num-prompts 12 --gen-length 3 --input-len 8 --json --goodput ttft:60000"
+        said = repro(words, "--result-dir", tmp_path)
+    assert said.code in (0, 1), said.err  # 1: a busy machine may send late
     (run,) = json.loads(said.out)["runs"]
-    assert (run["obtained"], run["cell"]["system"], run["facts"]["endpoint"]["id"]) == (
-        "measured",
-        "openai-http",
-        "mock",
-    )
+    told = (run["obtained"], run["cell"]["system"], run["facts"]["endpoint"]["id"])
+    assert told == ("measured", "openai-http", "mock")
     assert run["summary"]["goodput_http"]["num_good"] == 12
     assert run["summary"]["num_requests"]["ok"] == 12
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -41,17 +41,17 @@ def counted(tokens: int) -> dict[str, int]:
     return {"prompt_tokens": 8, "completion_tokens": tokens}
 
 
-def record_of(*pieces: bytes | float, head: bytes = HEAD, **knobs: Any) -> RunRecord:
-    """Of one request that is answered so."""
-
-    def says() -> Iterable[bytes | float]:
-        return (head, *pieces)
-
-    own = {"num_prompts": 1, "gen_length": 64, "input_len": 8, "num_warmups": 0, "ignore_eos": False, **knobs}
-    with mock_server(MockOpenAI(raw={"post /v1/": says})) as url:
-        record = prepare(a_cell("openai-http", platform="endpoint", executor="http", url=url, **own)).run()
+def run(mock: MockOpenAI, dataset: str = "osc", **knobs: Any) -> RunRecord:
+    with mock_server(mock) as url:
+        record = prepare(a_cell("openai-http", dataset, "endpoint", "http", url=url, **knobs)).run()
     HTTP.check_tables(record)
     return record
+
+
+def record_of(*pieces: bytes | float, **knobs: Any) -> RunRecord:
+    """Of one request that is answered so."""
+    own = {"num_prompts": 1, "gen_length": 64, "input_len": 8, "num_warmups": 0, "ignore_eos": False, **knobs}
+    return run(MockOpenAI(raw={"post /v1/": lambda: (HEAD, *pieces)}), **own)
 
 
 def row(*pieces: bytes | float, **options: Any) -> dict[str, Any]:
@@ -76,6 +76,7 @@ def warnings(record: RunRecord) -> str:
 
 PLAIN = piece("a") + piece("b", "stop") + usage(2) + DONE
 SPLIT = json.dumps({"choices": [{"text": "a\u20ac", "finish_reason": None}]}, indent=1, ensure_ascii=False)
+LINES = b"".join(b"data: " + line.encode() + b"\n" for line in SPLIT.splitlines()) + b"\n"
 EVENTS = {
     "plain": PLAIN,
     "CRLF": PLAIN.replace(b"\n", b"\r\n"),
@@ -87,11 +88,7 @@ EVENTS = {
     "kinds": b"event: ping\ndata: still here\n\n" + PLAIN.replace(b"data: {", b"event: completion\ndata: {"),
     "events of nothing": b"data:\n\ndata\n\ndata: \n\n" + PLAIN,
     "a comment inside": PLAIN.replace(b"data: {", b": ping\ndata: {"),
-    "several lines of data": b"".join(b"data: " + line.encode() + b"\n" for line in SPLIT.splitlines())
-    + b"\n"
-    + piece("b", "stop")
-    + usage(2)
-    + DONE,
+    "several lines of data": LINES + piece("b", "stop") + usage(2) + DONE,
     "no empty line at the end": PLAIN[:-2],
     "no line end at the end": PLAIN[:-1],
 }
@@ -166,12 +163,8 @@ def test_an_event_is_as_late_as_its_data_and_not_as_the_line_that_ends_it():
     [(True, True, True), (True, False, True), (False, True, True), (False, False, False)],
 )
 def test_a_reason_or_the_mark_ends_an_answer(has_done, has_reason, is_whole, chat):
-    pieces = (
-        piece("a", chat=chat),
-        piece("b", "length" if has_reason else None, chat=chat),
-        usage(2),
-        DONE if has_done else b"",
-    )
+    last = piece("b", "length" if has_reason else None, chat=chat)
+    pieces = (piece("a", chat=chat), last, usage(2), DONE if has_done else b"")
     options = {"api": "chat" if chat else "completions"}
     if is_whole:
         assert row(*pieces, **options)["output_len"] == 2
@@ -361,9 +354,7 @@ def test_without_any_count_the_request_fails_and_says_what_to_give():
 def test_a_session_goes_on_with_answers_that_a_tokenizer_counts():
     mock = MockOpenAI(has_usage=False, has_ids=False)
     knobs = {"num_prompts": 1, "length_scale": 0.01, "max_prompt_len": 4000, "delay_mean_s": 0.0, "tokenizer": "tiny"}
-    with mock_server(mock) as url:
-        asked = a_cell("openai-http", dataset="hotpotqa", platform="endpoint", executor="http", url=url, **knobs)
-        record = prepare(asked).run()
+    record = run(mock, "hotpotqa", **knobs)
     assert set(record.requests["status"]) == {"ok"}
     assert set(record.requests["counted_by"]) == {"tokenizer"}
     lengths = record.requests["prompt_len"]
@@ -425,8 +416,7 @@ def test_two_events_of_one_read_are_chance_in_a_long_answer():
 def test_a_request_that_is_cut_off_on_a_kept_connection_is_sent_once_more(dropped, error):
     mock = MockOpenAI(drops=frozenset({2}), dropped=dropped)
     knobs = {"num_prompts": 4, "gen_length": 2, "input_len": 8, "num_warmups": 1, "max_concurrency": 1}
-    with mock_server(mock) as url:
-        record = prepare(a_cell("openai-http", platform="endpoint", executor="http", url=url, **knobs)).run()
+    record = run(mock, **knobs)
     resent = record.requests["was_resent"]
     if error is None:
         assert record.requests["status"] == ["ok"] * 4
@@ -444,7 +434,6 @@ def test_a_fresh_connection_that_is_cut_off_is_an_error(drops):
     """The first of all, and the one of the second try."""
     mock = MockOpenAI(drops=frozenset(drops))
     knobs = {"num_prompts": 3, "gen_length": 2, "input_len": 8, "num_warmups": 0, "max_concurrency": 1}
-    with mock_server(mock) as url:
-        record = prepare(a_cell("openai-http", platform="endpoint", executor="http", url=url, **knobs)).run()
+    record = run(mock, **knobs)
     assert record.requests["status"].count("failed") == 1
     assert sum(record.requests["was_resent"]) == (0 if drops == {0} else 1)
