@@ -33,15 +33,8 @@ def repro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repro:
 
 
 def bench(*options: str) -> tuple[str, ...]:
-    return (
-        "bench",
-        "--system",
-        SYSTEM,
-        "--platform",
-        WORKSHOP,
-        *("--dataset-name", "jobs", "--request-rate", "0.5", "--result-dir", "runs"),
-        *options,
-    )
+    words = f"bench --system {SYSTEM} --platform {WORKSHOP} --dataset-name jobs --request-rate 0.5 --result-dir runs"
+    return (*words.split(), *options)
 
 
 def test_it_runs_with_its_knob_and_is_not_run_twice(repro):

@@ -15,12 +15,8 @@ from support.platforms import CPU_TINY
 from support.recorder import Recorder
 from support.refusals import refuses
 
-from baselines.dllm.dllm_cache.method import (
-    PackedFeatureCacheRooflineExecutor,
-    memory_bytes_per_token,
-    packed_work,
-    step_work,
-)
+from baselines.dllm.dllm_cache.method import PackedFeatureCacheRooflineExecutor as Executor
+from baselines.dllm.dllm_cache.method import memory_bytes_per_token, packed_work, step_work
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from engines.cost.roofline import L40S, RTX4090, Calibration, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig, Phase
@@ -49,9 +45,8 @@ SHORTEST = {"num_prompts": 3, "gen_length": 16, "block_length": 8, "steps": 16}
 
 
 def cell_of(system: str, platform: str = "rtx4090", rate: float | None = None, **knobs: Scalar) -> Cell:
-    return a_cell(
-        system, platform=platform, executor="torch" if platform == "cpu-tiny" else "roofline", rate=rate, **knobs
-    )
+    executor = "torch" if platform == "cpu-tiny" else "roofline"
+    return a_cell(system, platform=platform, executor=executor, rate=rate, **knobs)
 
 
 def planned(cell: Cell) -> DllmDeployment:
@@ -84,9 +79,7 @@ def simulate(cell: Cell, **constants: float) -> RunRecord:
 
 def test_parallel_decoding_needs_a_batch_of_one_or_continuous_batching():
     for reading in ("published", "efficient"):
-        with pytest.raises(
-            UserError, match=r"threshold=0\.9, factor=None: parallel decoding ends .*add --batch-size 1"
-        ):
+        with pytest.raises(UserError, match=r"threshold=0\.9, factor=None: parallel .*add --batch-size 1"):
             prepare(cell_of("fast-dllm", "cpu-tiny", reading=reading, threshold=0.9))
     assert prepare(cell_of("fast-dllm", "cpu-tiny", reading="policy", threshold=0.9)).deployment.batch_size is None
     assert prepare(cell_of("fast-dllm", "cpu-tiny", batch_rule="one", threshold=0.9)).deployment.batch_size == 1
@@ -94,14 +87,8 @@ def test_parallel_decoding_needs_a_batch_of_one_or_continuous_batching():
 
 @pytest.mark.parametrize("reading", READINGS)
 def test_a_reading_heeds_its_knobs(reading):
-    knobs: dict[str, Scalar] = {"batch_size": 3}
-    if reading == "policy":
-        knobs = {
-            "scheduler": "request",
-            "max_num_batched_tokens": 3000,
-            "max_num_logits": 700,
-            "logit_rows": "monolithic",
-        }
+    packed = {"max_num_batched_tokens": 3000, "max_num_logits": 700, "logit_rows": "monolithic"}
+    knobs = {"scheduler": "request", **packed} if reading == "policy" else {"batch_size": 3}
     default, asked = (planned(cell_of("sparse-dllm", reading=reading, **extra)) for extra in ({}, knobs))
     heeded = {
         name
@@ -121,9 +108,8 @@ def test_a_reading_heeds_its_knobs(reading):
 @pytest.mark.parametrize("system", BASELINES)
 def test_published_is_the_default_of_a_simulation(system):
     """Asked for or not, it is the same run: a figure's and that of a command share it."""
-    default, named, efficient = (
-        prepare(cell_of(system, **SMALL, **extra)) for extra in ({}, {"reading": "published"}, {"reading": "efficient"})
-    )
+    readings = ({}, {"reading": "published"}, {"reading": "efficient"})
+    default, named, efficient = (prepare(cell_of(system, **SMALL, **extra)) for extra in readings)
     assert default.cell == named.cell
     assert default.run().tables == named.run().tables
     assert efficient.cell.key != default.cell.key
@@ -133,9 +119,8 @@ def test_published_is_the_default_of_a_simulation(system):
 
 @pytest.mark.parametrize("system", BASELINES)
 def test_efficient_is_the_default_of_a_measurement(system):
-    default, named = (
-        prepare(cell_of(system, "cpu-tiny", num_prompts=2, **extra)) for extra in ({}, {"reading": "efficient"})
-    )
+    readings = ({}, {"reading": "efficient"})
+    default, named = (prepare(cell_of(system, "cpu-tiny", num_prompts=2, **extra)) for extra in readings)
     assert isinstance(default.deployment, DllmDeployment)
     assert default.deployment.settings.baseline.reading == "efficient"
     assert default.cell.key == named.cell.key
@@ -179,11 +164,8 @@ def test_published_batches_follow_their_rule(system, platform, input_len):
     _, max_model_len = CARD_BYTES[platform]
     workload = "largest that holds the workload's longest request, in published code's memory"
     assert found() == found(batch_rule="workload") == (published_batch(system, platform, input_len + 256), workload)
-    longest = published_batch(system, platform, max_model_len)
-    assert found(batch_rule="max_model_len") == (
-        longest,
-        "largest that holds requests of max_model_len tokens, in published code's memory",
-    )
+    longest = "largest that holds requests of max_model_len tokens, in published code's memory"
+    assert found(batch_rule="max_model_len") == (published_batch(system, platform, max_model_len), longest)
     assert found(batch_rule="one") == (1, "one request at a time, in published code's memory")
     assert found(num_prompts=1)[0] == 1
 
@@ -199,18 +181,16 @@ def test_published_code_that_serves_one_request_at_a_time_does(platform, system)
 @pytest.mark.parametrize("system", BASELINES)
 def test_rules_of_our_own_batches_are_the_memory_models(system):
     """The largest with ``max_model_len`` is the largest of a workload of such requests."""
-    rule: dict[str, Scalar] = {"batch_rule": "max_model_len"}
-    size = {
-        name: facts_of(cell_of(system, "l40s", reading="efficient", batch_rule=name))["batch_size"]
-        for name in BATCH_RULES
-    }
-    efficient: dict[str, Scalar] = {"reading": "efficient"}
-    longest = facts_of(cell_of(system, "l40s", input_len=4096 - 256, length_scale=1.0, **efficient))
+
+    def efficient(**knobs: Scalar) -> Cell:
+        return cell_of(system, "l40s", reading="efficient", **knobs)
+
+    size = {name: facts_of(efficient(batch_rule=name))["batch_size"] for name in BATCH_RULES}
+    longest = facts_of(efficient(input_len=4096 - 256, length_scale=1.0))
     assert size["max_model_len"] == longest["batch_size"]
     assert size["one"] == 1 < size["max_model_len"] < size["workload"]
-    asked = prepare(cell_of(system, "l40s", **SMALL, **rule, **efficient)).run()
-    of_size = prepare(cell_of(system, "l40s", **SMALL, **efficient, batch_size=size["max_model_len"]))
-    assert asked.tables == of_size.run().tables
+    asked = prepare(efficient(**SMALL, batch_rule="max_model_len")).run()
+    assert asked.tables == prepare(efficient(**SMALL, batch_size=size["max_model_len"])).run().tables
 
 
 def test_requests_that_published_code_cannot_hold_are_counted_and_run():
@@ -263,23 +243,16 @@ def test_published_code_is_charged_its_copies_of_logits_and_nothing_else(system)
     """In batches of two, all else equal: the head's traffic takes so much longer, where it was the longer part or becomes
     it."""
     ours, theirs = (
-        simulate(cell_of(system, reading=r, batch_size=2, cost="roofline", **SMALL)) for r in ("efficient", "published")
+        simulate(cell_of(system, reading=reading, batch_size=2, cost="roofline", **SMALL)).tables["steps"]
+        for reading in ("efficient", "published")
     )
-    roofline = Roofline(LLADA_8B, RTX4090, load_calibration("rtx4090"))
-    calibration = roofline.calibration
-    matmul, bandwidth = (
-        calibration.matmul_efficiency * RTX4090.peak_flops,
-        calibration.bandwidth_efficiency * RTX4090.bandwidth,
-    )
+    calibration = load_calibration("rtx4090")
+    matmul = calibration.matmul_efficiency * RTX4090.peak_flops
+    bandwidth = calibration.bandwidth_efficiency * RTX4090.bandwidth
     for column in ("query_tokens", "logit_rows", "committed_tokens", "bound_s"):
-        assert ours.tables["steps"][column] == theirs.tables["steps"][column]
+        assert ours[column] == theirs[column]
     extra = []
-    for rows, sooner, later in zip(
-        ours.tables["steps"]["logit_rows"],
-        ours.tables["steps"]["duration_s"],
-        theirs.tables["steps"]["duration_s"],
-        strict=True,
-    ):
+    for rows, sooner, later in zip(ours["logit_rows"], ours["duration_s"], theirs["duration_s"], strict=True):
         compute = LLADA_8B.logits_flops_per_row * rows / matmul
         weights = LLADA_8B.streamed_weight_bytes_head
         before, after = ((weights + rows * 126464 * each) / bandwidth for each in (4, 4 + COPIED[system]))
@@ -306,9 +279,8 @@ def test_on_a_real_executor_published_code_differs_in_the_batch_alone(system):
     assert facts["published"]["batch_size"] < facts["efficient"]["batch_size"]
     assert facts["published"]["batch_size"] == 1 or system not in ("sparse-dllm", "llada")
     assert "oom_requests" not in facts["published"]
-    assert facts["published"]["batch_obtained"].startswith(
-        "largest that holds the workload's longest request, by the measured peak, up to"
-    )
+    rule = "largest that holds the workload's longest request, by the measured peak, up to"
+    assert facts["published"]["batch_obtained"].startswith(rule)
     assert facts["published"]["batch_peak_bytes"] < facts["efficient"]["batch_peak_bytes"]
 
 
@@ -321,11 +293,11 @@ def test_on_a_real_executor_a_rule_decides_what_is_measured():
 
 
 def test_on_a_real_executor_no_published_batch_is_larger_than_fits():
-    sizes = [
-        facts_of(cell_of("dllm-cache", "cpu-tiny", reading="published", memory_limit=mib * 2**20, **TINY))["batch_size"]
+    small, large = (
+        facts_of(cell_of("dllm-cache", "cpu-tiny", reading="published", memory_limit=mib * 2**20, **TINY))
         for mib in (8, 64)
-    ]
-    assert sizes[0] == 1 < sizes[1]
+    )
+    assert small["batch_size"] == 1 < large["batch_size"]
 
 
 def test_a_calibration_has_one_overhead():
@@ -408,18 +380,14 @@ def test_a_reading_changes_no_token(monkeypatch, system, knobs):
     monkeypatch.setattr(on_torch, "load", lambda *_: model)
     shared: dict[str, Scalar] = {**TINY, **SHORTEST, **knobs}
     # In batches of 2 and 1, or one by one as published; to search for the largest would take longer.
-    sizes = {"published": 2 if system in BATCHING_UPSTREAM else 1, "efficient": 2}
-    cells = [
-        cell_of(
-            system,
-            "cpu-tiny",
-            reading=reading,
-            **shared,
-            **({"batch_size": sizes[reading]} if reading in sizes else {}),
-        )
-        for reading in READINGS
-    ]
-    published, efficient, policy = (serve(cell)[1] for cell in cells)
+    sizes = {
+        "published": {"batch_size": 2 if system in BATCHING_UPSTREAM else 1},
+        "efficient": {"batch_size": 2},
+        "policy": {},
+    }
+    published, efficient, policy = (
+        serve(cell_of(system, "cpu-tiny", reading=reading, **shared, **sizes[reading]))[1] for reading in READINGS
+    )
     assert published == efficient == policy
     assert len(set(policy)) == 3
     assert None not in policy
@@ -438,12 +406,12 @@ def test_idle_steps_belong_to_the_policy(system, steps):
 @pytest.mark.parametrize(
     ("system", "knobs", "rows"),
     [
-        ("fast-dllm", {"cache": "none"}, lambda total: 0),
-        ("fast-dllm", {"cache": "prefix"}, lambda total: total),
-        ("fast-dllm", {"cache": "dual"}, lambda total: total),
-        ("sparse-dllm", {}, lambda total: (total - 32) // 2 + 32),
-        ("dllm-cache", {}, lambda total: total),
-        ("llada", {}, lambda total: 0),
+        ("fast-dllm", {"cache": "none"}, 0),
+        ("fast-dllm", {"cache": "prefix"}, 557),
+        ("fast-dllm", {"cache": "dual"}, 557),
+        ("sparse-dllm", {}, (557 - 32) // 2 + 32),
+        ("dllm-cache", {}, 557),
+        ("llada", {}, 0),
     ],
 )
 def test_a_request_reserves_what_its_policy_keeps(system, knobs, rows):
@@ -453,7 +421,7 @@ def test_a_request_reserves_what_its_policy_keeps(system, knobs, rows):
         assert engine.scheduler.pool.num_rows == experiment.deployment.kv_rows
         request = Request(request_id=0, prompt_len=301, generation=GenerationConfig())
         engine.submit(request)
-        assert engine.scheduler.waiting[0].kv_rows == rows(557)
+        assert engine.scheduler.waiting[0].kv_rows == rows
     assert all(plan.pad_to is None and plan.scheduled_tokens <= 16384 for plan in plans)
 
 
@@ -473,24 +441,12 @@ CONFIG = EngineConfig(max_num_batched_tokens=16384, max_num_logits=40, suppress_
 def item_of(request: Request) -> PlanItem:
     """Some step in some block: dLLM-Cache asks for no more."""
     start = request.prompt_len
-    return PlanItem(
-        request_id=request.request_id,
-        phase=Phase.FULL,
-        total_len=request.total_len,
-        block_start=start,
-        block_end=start + 32,
-        window_end=start + 32,
-        commit=1,
-        masks_left=32,
-        kept_rows=0,
-        kv_start=0,
-        step_in_block=0,
-    )
+    block = {"block_start": start, "block_end": start + 32, "window_end": start + 32, "masks_left": 32}
+    rest = {"commit": 1, "kept_rows": 0, "kv_start": 0, "step_in_block": 0}
+    return PlanItem(request_id=request.request_id, phase=Phase.FULL, total_len=request.total_len, **block, **rest)
 
 
-def execute(
-    executor: PackedFeatureCacheRooflineExecutor, items: Sequence[Request], admitted: Sequence[Request]
-) -> StepOutcome:
+def execute(executor: Executor, items: Sequence[Request], admitted: Sequence[Request]) -> StepOutcome:
     plan = StepPlan(items=tuple(map(item_of, items)), admitted=tuple(admitted), scheduled_tokens=0)
     return executor.execute(plan)
 
@@ -499,7 +455,7 @@ def test_every_request_counts_its_own_steps():
     """A newcomer refreshes all it has while others select rows; one that was held goes on where it was."""
     generation = GenerationConfig(gen_length=256, block_length=32, steps=256)
     a, b = (Request(request_id=i, prompt_len=100 * i, generation=generation) for i in (1, 2))
-    executor = PackedFeatureCacheRooflineExecutor(Roofline(LLADA_8B, L40S), CONFIG, DEMO)
+    executor = Executor(Roofline(LLADA_8B, L40S), CONFIG, DEMO)
     assert execute(executor, [a], [a]).query_rows == 356
     assert execute(executor, [a], []).query_rows == 64
     assert execute(executor, [a, b], [b]).query_rows == 64 + 456
@@ -515,7 +471,7 @@ def test_every_request_counts_its_own_steps():
 def test_logits_of_a_packed_step_are_the_blocks_in_chunks():
     generation = GenerationConfig(gen_length=256, block_length=32, steps=256)
     requests = [Request(request_id=i, prompt_len=100, generation=generation) for i in range(3)]
-    executor = PackedFeatureCacheRooflineExecutor(Roofline(LLADA_8B, L40S), CONFIG, DEMO)
+    executor = Executor(Roofline(LLADA_8B, L40S), CONFIG, DEMO)
     found = execute(executor, requests, requests)
     assert found.logit_rows == 96
     work = packed_work([(DEMO.step(1, 100, 256), 3)], LLADA_8B, logit_rows=96, logit_chunks=3)
@@ -545,11 +501,8 @@ def test_packed_work_is_the_sum_but_for_the_weights(steps, ratio, shape):
 
     assert streamed(whole) == max(map(streamed, alone))
     same = packed_work([(taken[0], 5)], shape, logit_rows=5 * taken[0].gen_length)
-    assert (
-        same
-        == step_work(taken[0], 5, shape)
-        == packed_work([(taken[0], 1)] * 5, shape, logit_rows=5 * taken[0].gen_length)
-    )
+    assert same == step_work(taken[0], 5, shape)
+    assert same == packed_work([(taken[0], 1)] * 5, shape, logit_rows=5 * taken[0].gen_length)
 
 
 def test_features_of_a_pool_take_four_tensors_a_token():
@@ -573,10 +526,8 @@ def test_a_trace_of_many_lengths_is_batched_and_says_so(tmp_path, system):
     rows = [{"arrival_s": 0.0, "prompt_len": 20 + i, "gen_length": 33 + 5 * i} for i in range(12)]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
     model = {"model": "dream-7b", "alg": "entropy"} if system == "dream" else {"model": "llada-8b"}
-    knobs = {"num_prompts": 12, "reading": "efficient", "dataset_path": str(path), "dataset_source": "local", **model}
-    knobs |= {"arrivals": "trace"}
-    cell = a_cell(system, platform="h200", executor="roofline", **knobs)
-    record = prepare(cell).run()
+    trace = {"dataset_path": str(path), "dataset_source": "local", "arrivals": "trace"}
+    record = prepare(cell_of(system, "h200", num_prompts=12, reading="efficient", **trace, **model)).run()
     assert DLLM.assess(record).reasons == ()
     assert record.facts["batch_size"] == 12
     assert record.facts["batch_ran"] == {"mean": 12.0, "largest": 12}
