@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import command, md1
 from support.cells import a_cell
-from support.command import Result
+from support.command import Result, refused
 from support.forks import repro_in_a_process
 
 from repro.paths import REPO
@@ -55,39 +55,24 @@ def test_its_table_shows_its_own_columns(repro):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "says"),
     [
-        (("--knob", "service_s=0"), "error: service_s=0 must be above 0"),
-        (
-            ("--knob", "speed=2"),
-            "error: speed=2 has no effect with system='md1': leave it out, or use one of service_s, num_prompts",
-        ),
-        (("--knob", "speed"), "error: knob='speed' is no setting: write NAME=VALUE"),
-        (
-            ("--retention-ratio", "0.5"),
-            "error: retention_ratio=0.5 has no effect with system='md1': leave it out, or use one of service_s, num_prompts",
-        ),
-        (
-            ("--system", "support.md1:MD2"),
-            "error: system='support.md1:MD2': module 'support.md1' has no 'MD2': write module:NAME",
-        ),
-        (
-            ("--system", "support.md0:MD1"),
-            "error: system='support.md0:MD1': there is no module support.md0: correct it or install it",
-        ),
+        ("--knob service_s=0", "service_s=0"),
+        ("--knob speed=2", "speed=2 has no effect with system='md1'"),
+        ("--knob speed", "knob='speed'"),
+        ("--retention-ratio 0.5", "retention_ratio=0.5 has no effect with system='md1'"),
+        ("--system support.md1:MD2", "system='support.md1:MD2'"),
+        ("--system support.md0:MD1", "there is no module support.md0"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(repro, tmp_path, options, sentence):
-    assert repro(*bench(*options), code=2).err.strip() == sentence
+def test_what_is_wrong_is_said_in_one_sentence(repro, tmp_path, options, says):
+    refused(repro(*bench(*options.split()), code=2), says)
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_sweep_in_processes_stores_what_one_in_turn_does(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(REPO), str(REPO / "tests"))))
-    cells = [
-        a_cell(SYSTEM, dataset="jobs", platform=WORKSHOP, executor="virtual", rate=0.5, seed=seed) for seed in range(3)
-    ]
-    experiments = [prepare(cell) for cell in cells]
+    experiments = [prepare(a_cell(SYSTEM, "jobs", WORKSHOP, "virtual", rate=0.5, seed=seed)) for seed in range(3)]
     for name, jobs in (("here", 1), ("pool", 2)):
         Sweep(experiments, Store(tmp_path / name)).run(jobs=jobs)
     here, pool = ([Store(tmp_path / name).load(e) for e in experiments] for name in ("here", "pool"))
@@ -106,12 +91,8 @@ def test_it_is_drawn_and_claimed(repro, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     claims = ("claims", "--paper", "queueing:PAPER", "--result-dir", "runs", "--out-dir", "out", "--json")
     (claim,) = json.loads(repro(*claims).out)["claims"]
-    assert (claim["id"], claim["verdict"], claim["role"], claim["obtained"]) == (
-        "md1-wait",
-        "reproduced",
-        "prediction",
-        "simulated",
-    )
+    told = [claim[name] for name in ("id", "verdict", "role", "obtained")]
+    assert told == ["md1-wait", "reproduced", "prediction", "simulated"]
     assert (tmp_path / "out" / "claims-queueing.csv").is_file()
     assert claim["committed"] is False
 

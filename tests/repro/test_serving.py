@@ -1,10 +1,11 @@
 """What ``repro serve`` answers is what ``repro generate`` prints, for every system, alone and in company."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import pickle
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from support.refusals import refuses
 from support.text_checkpoints import write_dream, write_llada
 
 from engines.dllm.config import GenerationConfig
@@ -26,24 +27,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"llada": str(write_llada(root / "llada")), "dream": str(write_dream(root / "dream"))}
 
 
-@contextmanager
-def serving(model: str, system: str = "dllm-serve", **knobs: Any) -> Iterator[tuple[DllmModel, ServedDllm]]:
-    made = DllmModel.of(system=system, platform="cpu-tiny", knobs={"model": model, **SHORT, **knobs}, name=None)
-    with made.serving() as engine:
-        assert isinstance(engine, ServedDllm)
-        yield made, engine
+def model_of(folder: str, system: str = "dllm-serve", name: str | None = None, **knobs: Any) -> DllmModel:
+    return DllmModel.of(system=system, platform="cpu-tiny", knobs={"model": folder, **SHORT, **knobs}, name=name)
 
 
-def generated(
-    model: str, system: str, ids: tuple[int, ...], knobs: Mapping[str, Any], seed: int = 0
-) -> tuple[int, ...]:
-    options = GenerateOptions(
-        system=system,
-        model=model,
-        generation=given_to(GenerationConfig(seed=seed), knobs),
-        knobs=method(system).options_in(knobs),
-        tie_policy="stable",
-    )
+def generated(model: str, system: str, ids: tuple[int, ...], knobs: Mapping[str, Any], seed: int) -> tuple[int, ...]:
+    generation, own = given_to(GenerationConfig(seed=seed), knobs), method(system).options_in(knobs)
+    options = GenerateOptions(system=system, model=model, generation=generation, knobs=own, tie_policy="stable")
     return generate(options, ids).token_ids
 
 
@@ -62,7 +52,9 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 def test_requests_in_company_get_the_tokens_of_generate(folders, system, family, asked):
     """What a request asks for itself, over a server with other defaults, and another's default length beside it."""
     folder = folders[family]
-    with serving(folder, system, tie_policy="stable") as (model, engine):
+    model = model_of(folder, system, tie_policy="stable")
+    with model.serving() as engine:
+        assert isinstance(engine, ServedDllm)
         codec = model.codec()
         prompts = [codec.encode(prompt) for prompt in PROMPTS]
         lengths = [16, 8, 32]
@@ -79,12 +71,7 @@ def test_requests_in_company_get_the_tokens_of_generate(folders, system, family,
 
 
 def test_a_request_has_the_server_s_steps_per_token_unless_it_says_otherwise(folders):
-    model = DllmModel.of(
-        system="dllm-serve",
-        platform="cpu-tiny",
-        knobs={"model": folders["llada"], "gen_length": 32, "block_length": 8, "steps": 16},
-        name="mine",
-    )
+    model = model_of(folders["llada"], name="mine", gen_length=32)
     assert model.name == "mine"
     assert model.generation({}).steps == 16
     assert model.generation({"max_tokens": 64}).steps == 32
@@ -111,9 +98,7 @@ def test_a_request_has_the_server_s_steps_per_token_unless_it_says_otherwise(fol
     ],
 )
 def test_what_a_request_may_not_ask_is_said_in_a_sentence(folders, asked, sentence):
-    model = DllmModel.of(
-        system="dllm-serve", platform="cpu-tiny", knobs={"model": folders["llada"], **SHORT}, name=None
-    )
+    model = model_of(folders["llada"])
     with pytest.raises(UserError, match=sentence):
         model.generation(asked)
 
@@ -129,27 +114,18 @@ def test_what_a_request_may_not_ask_is_said_in_a_sentence(folders, asked, senten
     ],
 )
 def test_prompts_that_cannot_run_are_refused(folders, ids, sentence):
-    model = DllmModel.of(
-        system="dllm-serve", platform="cpu-tiny", knobs={"model": folders["llada"], **SHORT}, name=None
-    )
+    model = model_of(folders["llada"])
     with pytest.raises(UserError, match=sentence):
         model.check_prompt(ids, model.generation({}))
 
 
-@pytest.mark.parametrize(
-    ("knobs", "sentence"), [({"device": "tpu"}, "device='tpu'"), ({"device": "cuda:99"}, "device='cuda:99'")]
-)
-def test_what_the_machine_lacks_is_known_without_the_model(folders, knobs, sentence):
-    model = DllmModel.of(
-        system="dllm-serve", platform="cpu-tiny", knobs={"model": folders["llada"], **SHORT, **knobs}, name=None
-    )
-    with pytest.raises(UserError, match=sentence):
-        model.check_machine()
+@pytest.mark.parametrize("device", ["tpu", "cuda:99"])
+def test_what_the_machine_lacks_is_known_without_the_model(folders, device):
+    with refuses(f"device='{device}'"):
+        model_of(folders["llada"], device=device).check_machine()
 
 
-def test_the_model_and_its_settings_pickle(folders, tmp_path):
-    import pickle
-
-    model = DllmModel.of(system="dllm-serve", platform="cpu-tiny", knobs={"model": folders["llada"]}, name=None)
+def test_the_model_and_its_settings_pickle(folders):
+    model = model_of(folders["llada"])
     model.generation({})
     assert pickle.loads(pickle.dumps(model)) == model

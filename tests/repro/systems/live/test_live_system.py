@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.cells import a_cell
 from support.command import table_of
 from support.live import needs_redis
 from support.own import Newest
@@ -28,15 +29,16 @@ from repro.systems.live.system import LIVE
 
 
 def cell(**changes: Any) -> Cell:
-    given = {"dataset": "toolbench", "platform": "cpu-tiny", "executor": "torch", "rate": 1.0} | {
-        name: changes.pop(name) for name in ("dataset", "platform", "executor") if name in changes
-    }
-    return Cell(system="ampd-live", seed=0, knobs=tuple(changes.items()), **given)
+    return a_cell(**{"system": "ampd-live", "dataset": "toolbench", "rate": 1.0, **changes})
+
+
+def prepared(asked: Cell) -> tuple[Any, Any]:
+    return SYSTEMS.get(asked.system).prepare(asked)
 
 
 def test_a_machine_without_redis_is_told_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2))
+    deployment, _ = prepared(cell(num_prompts=2))
     missing = "redis-server" if find_spec("redis") is not None else "redis client"
     with pytest.raises(UserError, match=f"{missing} is not installed"):
         deployment.check_machine()
@@ -53,7 +55,7 @@ def test_a_machine_without_redis_is_told_what_to_install(tmp_path, monkeypatch):
     ],
 )
 def test_a_redis_that_is_not_there_is_seen_before_work(address, said):
-    deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, redis=address))
+    deployment, _ = prepared(cell(num_prompts=2, redis=address))
     with pytest.raises(UserError, match=said) as caught:
         deployment.check_machine()
     assert "secret" not in str(caught.value)
@@ -71,7 +73,7 @@ class Nearby:
 
 def test_a_router_of_one_s_own_decides_as_in_a_simulation(monkeypatch):
     where = f"{__name__}:Nearby"
-    deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, router=where))
+    deployment, _ = prepared(cell(num_prompts=2, router=where))
     made = deployment._router(SimpleNamespace(performance="measured"))
     assert isinstance(made, Nearby)
     assert made.told == ("measured", deployment.settings.slo, 0)
@@ -115,7 +117,15 @@ def small(monkeypatch):
 def own_cell(**knobs: Any) -> Cell:
     own = {"workload": "support.own:Dialogues", "num_prompts": 6, "most": 3, "every_s": 0.0, "arrivals": "trace"}
     where = {"deployment": "P:TP1x1 D:TP1x2", "adaptive_routing": False}
-    return replace(cell(dataset="Dialogues", **own, **where, **knobs), rate=None)
+    return cell(dataset="Dialogues", rate=None, **own, **where, **knobs)
+
+
+def ran(asked: Cell) -> tuple[RunRecord, int]:
+    """A run of six sessions, which end well, and how many rounds they have."""
+    deployment, workload = prepared(asked)
+    found = deployment.run(workload)
+    assert found.requests["status"] == ["ok"] * 6
+    return found, sum(len(each.rounds) for each in workload.sessions)
 
 
 @needs_redis
@@ -125,15 +135,10 @@ def test_a_binder_and_a_queue_of_one_s_own_decide_in_real_processes(small, monke
     decisions = importlib.import_module("engines.ampd.live.decisions")
     again = decisions.replay
     monkeypatch.setattr(decisions, "replay", lambda lines, **how: logs.append(lines) or again(lines, **how))
-    asked = own_cell(binder="support.own:Turns", every=3, queue=f"{__name__}:Latest")
-    deployment, workload = SYSTEMS.get("ampd-live").prepare(asked)
-    found = deployment.run(workload)
-    num_rounds = sum(len(each.rounds) for each in workload.sessions)
-    assert found.requests["status"] == ["ok"] * 6
+    found, num_rounds = ran(own_cell(binder="support.own:Turns", every=3, queue=f"{__name__}:Latest"))
     assert found.requests["worker_id"] == [0, 0, 1, 0, 0, 1]
-    assert sorted(found.tables["tasks"]["postponed"]) == [*range(1, num_rounds + 1)], (
-        "what the profile took is forgotten"
-    )
+    # What the profile took is forgotten.
+    assert sorted(found.tables["tasks"]["postponed"]) == [*range(1, num_rounds + 1)]
     assert found.facts["decisions"] == {"bind": 6, "route": num_rounds, "order": num_rounds, "not_made_again": 0}
     (lines,) = logs
     orders = [each for each in (json.loads(line[1:]) for line in lines) if each["kind"] == "order"]
@@ -145,24 +150,20 @@ def test_a_binder_and_a_queue_of_one_s_own_decide_in_real_processes(small, monke
 @needs_redis
 def test_on_time_decides_in_real_processes(small):
     """Also by what its queues keep: the log's decisions are made again by others that keep it."""
-    asked = own_cell(queue_order="on-time", share=0.4, patience=1.0, slo_ttft_s=0.02)
-    deployment, workload = SYSTEMS.get("ampd-live").prepare(asked)
-    found = deployment.run(workload)
-    num_rounds = sum(len(each.rounds) for each in workload.sessions)
-    assert found.requests["status"] == ["ok"] * 6
+    found, num_rounds = ran(own_cell(queue_order="on-time", share=0.4, patience=1.0, slo_ttft_s=0.02))
     assert found.facts["decisions"] == {"bind": 6, "route": num_rounds, "order": num_rounds, "not_made_again": 0}
 
 
 @needs_redis
 def test_a_queue_that_fails_in_a_worker_ends_the_run_with_its_sentence(small):
-    deployment, workload = SYSTEMS.get("ampd-live").prepare(own_cell(queue=f"{__name__}:Sulks"))
+    deployment, workload = prepared(own_cell(queue=f"{__name__}:Sulks"))
     with pytest.raises(RunError, match=r"^policy Sulks\.take fails \(LookupError: enough\): correct it \(worker 2\)$"):
         deployment.run(workload)
 
 
 def test_redis_scripts_are_part_of_what_is_behind_the_numbers(monkeypatch):
-    deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2))
-    other, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, slo_ttft_s=0.1))
+    deployment, _ = prepared(cell(num_prompts=2))
+    other, _ = prepared(cell(num_prompts=2, slo_ttft_s=0.1))
     assert deployment.basis != other.basis
     assert deployment.obtained == "measured"
 
@@ -184,18 +185,15 @@ def test_the_last_worker_of_a_role_ends_the_run_in_its_profile(monkeypatch):
 
     left: list[Any] = []
     monkeypatch.setattr(fleet, "Fleet", Doomed)
-    deployment, workload = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2))
-    with pytest.raises(
-        RunError, match=r"no decode worker is left \(worker 0 ended with exit code 0\): see whether memory ran out"
-    ):
+    deployment, workload = prepared(cell(num_prompts=2))
+    with pytest.raises(RunError, match=r"no decode worker is left \(worker 0 ended with exit code 0\)"):
         deployment.run(workload)
     assert [process.exitcode is not None for process in left] == [True]
 
 
 def record(**facts: Any) -> RunRecord:
     """A simulated run in a live one's place."""
-    asked = replace(cell(platform="h20x32", executor="roofline", num_prompts=8), system="ampd")
-    deployment, workload = SYSTEMS.get("ampd").prepare(asked)
+    deployment, workload = prepared(cell(system="ampd", platform="h20x32", executor="roofline", num_prompts=8))
     found = deployment.run(workload)
     facts = {"lost_workers": [], "roles": {"0": "decode", "1": "prefill"}, "simulated": {}} | facts
     return replace(found, manifest={**found.manifest, "facts": {**found.facts, **facts}})
@@ -216,24 +214,10 @@ def test_the_table_has_a_clients_metrics_and_the_simulators_prediction(monkeypat
     count = len(rounds["round"])
     waits = [first - ready for first, ready in zip(rounds["first_token_s"], rounds["ready_s"], strict=True)]
     span_s = max(found.requests["finished_s"]) - min(found.requests["arrival_s"])
-    print_runs(
-        [
-            [
-                SimpleNamespace(
-                    family=LIVE,
-                    manifest={"facts": found.manifest},
-                    sum_of=lambda column: (1, 1),
-                    title="AMPD live",
-                    cell=cell(),
-                    summary=summary,
-                    facts=found.facts,
-                    record=found,
-                    obtained="measured",
-                    validity=LIVE.assess(found),
-                )
-            ]
-        ]
-    )
+    run = SimpleNamespace(family=LIVE, title="AMPD live", cell=cell(), obtained="measured", record=found)
+    run.facts, run.summary, run.validity = found.facts, summary, LIVE.assess(found)
+    run.manifest, run.sum_of = {"facts": found.manifest}, lambda column: (1, 1)
+    print_runs([[run]])
     (shown,) = table_of(capsys.readouterr().out)
     assert len({each.title for each in LIVE.shown}) == len(LIVE.shown)
     assert shown["in tok"] == f"{sum(rounds['prefill_tokens']) / count:.1f}"

@@ -59,9 +59,8 @@ def router() -> AdaptiveRouter:
 
 
 def deciding(url: str) -> Deciding:
-    return Deciding(
-        url=url, prefix=PREFIX, binder=LeastKvMemory(), router=router(), estimator=None, window_s=1e3, lease_s=600.0
-    )
+    where = {"url": url, "prefix": PREFIX, "window_s": 1e3, "lease_s": 600.0}
+    return Deciding(binder=LeastKvMemory(), router=router(), estimator=None, **where)
 
 
 def over_dynamo(**changes: Any) -> OverDynamo:
@@ -160,9 +159,7 @@ def cell(**knobs: Any) -> Cell:
 def test_an_environment_that_is_missing_is_said_with_the_line_that_installs_it(tmp_path, monkeypatch):
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, frontend="dynamo"))
-    with pytest.raises(
-        UserError, match=r"dynamo is not installed in .*: run 'repro install dynamo.*, or leave frontend out"
-    ):
+    with pytest.raises(UserError, match=r"dynamo is not installed in .*: run 'repro install dynamo"):
         deployment.check_machine()
 
 
@@ -183,21 +180,9 @@ def test_what_dynamo_is_is_part_of_what_is_behind_the_numbers(pids):
 def live(redis: RedisServer) -> Iterator[tuple[Store, Fleet]]:
     store = Store.connect(redis.url, PREFIX)
     store.call("create", 1e3)
-    specs = [
-        WorkerSpec(
-            worker_id=worker,
-            role=role,
-            url=redis.url,
-            prefix=PREFIX,
-            model=CONFIG,
-            make_queue=PrefillQueue,
-            num_tokens=16000,
-            max_len=2048,
-            num_slots=64,
-            lease_s=30.0,
-        )
-        for worker, role in ROLES.items()
-    ]
+    where = {"url": redis.url, "prefix": PREFIX, "model": CONFIG, "make_queue": PrefillQueue, "lease_s": 30.0}
+    sizes = {"num_tokens": 16000, "max_len": 2048, "num_slots": 64}
+    specs = [WorkerSpec(worker_id=worker, role=role, **where, **sizes) for worker, role in ROLES.items()]
     with Fleet(specs, store, start_s=600.0) as fleet:
         yield store, fleet
 
@@ -254,11 +239,9 @@ def test_behind_dynamo_s_frontend_answers_are_those_of_the_same_sessions_without
     for logged in (log, store.log()[direct.mark.decision :]):
         found = replay(logged, binder=LeastKvMemory(), router=router(), make_queue=lambda worker: PrefillQueue())
         assert (found.mismatches, found.decisions["route"] - NUM_TURNS) == ([], int(logged is log))
-    assert (
-        [answers(store, each) for each in SESSIONS]
-        == [answers(store, each) for each in same]
-        == engine_answers(prompts)
-    )
+    expected = engine_answers(prompts)
+    for sessions in (SESSIONS, same):
+        assert [answers(store, each) for each in sessions] == expected
     assert over.client is not None
     over.client.saw(run, store)  # which compares the tokens the client got
     others = [replace(each, session_id=each.session_id + 200) for each in SESSIONS]
