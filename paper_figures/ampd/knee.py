@@ -111,7 +111,7 @@ def cells(view: View) -> list[Cell]:
 def cells_at(
     multiples: Sequence[float], among: Sequence[TracePanel], names: Sequence[str], ask: Ask, view: View
 ) -> list[Cell]:
-    """Of every contender in every panel, at multiples of a rate."""
+    """Cells of every contender in every panel, at multiples of a rate."""
     asked = (ask(name, panel, multiple) for panel in among for multiple in multiples for name in names)
     return seed_by_seed(asked, view)
 
