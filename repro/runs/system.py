@@ -26,7 +26,7 @@ class TuneKnobs(Checked):
     """search: set the knobs that no source prints (docs/tuning.md) to the best of 64 simulated trials on other seeds."""
 
 
-class Free(NamedTuple):
+class FreeSetting(NamedTuple):
     """Something that no source prints, and what it may be besides what it is by default."""
 
     what: str
@@ -110,7 +110,7 @@ class Deployment(Protocol):
 class System(Protocol):
     """One may have besides: ``knobs``, the settings whose fields are its cells' knobs; ``default_dataset(platform)``, the data set where
     none is named; ``implied(given)``, what the knobs that a user gave say of others; ``free``, which of its settings no source prints
-    (``Free``); and, where cells can ask for a device, ``check_device(cell)``, which raises UserError where this machine lacks it,
+    (``FreeSetting``); and, where cells can ask for a device, ``check_device(cell)``, which raises UserError where this machine lacks it,
     before the cell's requests are looked at."""
 
     @property
@@ -321,7 +321,7 @@ def settings_of(name: str) -> tuple[type, ...]:
     return (*getattr(SYSTEMS.get(name), "knobs", ()), *((TuneKnobs,) if free_of(name) else ()))
 
 
-def free_of(name: str) -> tuple[Free, ...]:
+def free_of(name: str) -> tuple[FreeSetting, ...]:
     """What no source prints of a system; nothing where it does not say."""
     return getattr(SYSTEMS.get(name), "free", ())
 

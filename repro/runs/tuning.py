@@ -73,7 +73,7 @@ class Tuned:
         return record.with_manifest(facts={**record.facts, "tuned": told})
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     chosen: Setting
     num_candidates: int
 
@@ -103,7 +103,7 @@ def tuned(system: System, cell: Cell) -> tuple[Any, Any]:
 
 
 @kept(maxsize=1024)
-def searched(cell: Cell) -> Found:
+def searched(cell: Cell) -> SearchResult:
     """The best of a cell's candidates, whatever its seed."""
     family = SYSTEMS.get(cell.system).family
     score = family.score
@@ -114,7 +114,7 @@ def searched(cell: Cell) -> Found:
         deployment, workload = _with(cell.with_seed(TUNING_SEED + sample), setting)
         return score(deployment.run(workload))
 
-    return Found(halved(tried, trial), len(tried))
+    return SearchResult(halved(tried, trial), len(tried))
 
 
 def candidates(cell: Cell) -> list[Setting]:

@@ -22,7 +22,7 @@ from engines.policies.views import NO_OBJECTIVE_S
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
 from repro.runs.record import RunRecord
-from repro.runs.system import SYSTEMS, Free
+from repro.runs.system import SYSTEMS, FreeSetting
 from repro.runs.tuning import CANDIDATES, Tuned
 from repro.systems.cluster.ampd_record import AR, tables_of
 from repro.systems.cluster.ampd_settings import ClusterKnobs, ClusterSettings, Ground, resolve, sessions_of
@@ -233,19 +233,21 @@ def _replicated(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
 
 
 _TUNED = "§7.1 tunes the deployments of all and reports the best"
-_SPLITS = Free("deployment", (), _TUNED, _splits, has_default=False)
+_SPLITS = FreeSetting("deployment", (), _TUNED, _splits, has_default=False)
 _DYNAMO = (
     _SPLITS,
-    Free(
+    FreeSetting(
         "which prefill worker",
         ({"dispatch": "round-robin"}, {"dispatch": "shared"}),
         "no setting of a baseline is printed. The shortest queue by default",
     ),
 )
 _CO_LOCATED = (
-    Free("deployment", (), _TUNED, _replicated, has_default=False),
-    Free("steps", ({"scheduling": "chunked"},), "no setting of a baseline is printed. Whole prefills first by default"),
-    Free(
+    FreeSetting("deployment", (), _TUNED, _replicated, has_default=False),
+    FreeSetting(
+        "steps", ({"scheduling": "chunked"},), "no setting of a baseline is printed. Whole prefills first by default"
+    ),
+    FreeSetting(
         "where sessions go",
         ({"balance": "sessions"}, {"balance": "round-robin"}),
         "no setting of a baseline is printed. To the worker with most memory by default",

@@ -41,7 +41,7 @@ from engines.policies.views import NO_OBJECTIVE_S, OpenQueue, Slo
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
 from repro.runs.record import RunRecord
-from repro.runs.system import Free
+from repro.runs.system import FreeSetting
 from repro.systems.cluster.laps_record import PREFILL, tables_of, window_of
 from repro.systems.cluster.laps_settings import (
     BOUNDARY,
@@ -276,17 +276,17 @@ class PrefillSystemEntry(PolicySystem[Build]):
         return deployment, workload
 
 
-_WINDOW = Free(
+_WINDOW = FreeSetting(
     "waiting for company",
     ({"wait": "off"}, {"max_window_s": 0.02}),
     "§3.1: W_min and W_max are not printed; Figure 5 has no values on its axis. 5 ms by default",
 )
-_LONG_WAIT = Free(
+_LONG_WAIT = FreeSetting(
     "when a long prompt gets every other step",
     ({"max_long_wait_s": 0.0}, {"max_long_wait_s": 0.2}),
     "§3.2 has two queues and no rule between them. 1 s by default, which is beyond the objective of 0.4 s",
 )
-_CHUNK = Free(
+_CHUNK = FreeSetting(
     "C_l, tokens of long prompts in a step",
     ({"chunk_tokens": 8192},),
     "§3.2 names C_l without a value. 2,048 by default; SGLang's steps have 8,192",
@@ -301,14 +301,14 @@ def _pools(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
     return {"num_short": few}, {"num_short": many}, {"num_short": usual, "controller": "off"}
 
 
-_POOLS = Free(
+_POOLS = FreeSetting(
     "pools of several instances",
     (),
     "§3.2 prints neither the sizes that pools begin with nor a constant of the controller",
     _pools,
 )
 _STEP_TOKENS = ({"max_num_batched_tokens": 2048}, {"max_num_batched_tokens": 4096}, {"max_num_batched_tokens": 16384})
-_ROUTING = Free(
+_ROUTING = FreeSetting(
     "router",
     ({"routing": "least-requests"}, {"routing": "cache-aware"}),
     '§4 names "SGLang with router" and none of its policies. Least outstanding tokens by default',
@@ -317,29 +317,33 @@ _ROUTING = Free(
 _LAPS_FREE = (_WINDOW, _LONG_WAIT, _CHUNK, _POOLS)
 _LAPS_DISAGGREGATION_FREE = (_LONG_WAIT, _CHUNK, _POOLS)
 _SGLANG_FREE = (
-    Free("tokens of a step", _STEP_TOKENS, "no setting of a baseline is printed. 8,192, SGLang's own, by default"),
+    FreeSetting(
+        "tokens of a step", _STEP_TOKENS, "no setting of a baseline is printed. 8,192, SGLang's own, by default"
+    ),
 )
 _SGLANG_ROUTER_FREE = (*_SGLANG_FREE, _ROUTING)
 _VLLM_FREE = (
-    Free(
+    FreeSetting(
         "tokens of a step",
         ({"max_num_batched_tokens": 4096}, {"max_num_batched_tokens": 8192}, {"max_num_batched_tokens": 16384}),
         "no setting of a baseline is printed. 2,048, vLLM's own, by default",
     ),
 )
-_STEP_SECONDS = Free(
+_STEP_SECONDS = FreeSetting(
     "seconds of a step",
     ({"min_step_s": 0.025, "max_step_s": 0.075}, {"min_step_s": 0.1, "max_step_s": 0.3}),
     "ours. 0.05 to 0.15 s by default",
 )
 _RESERVE_FREE = (
     _STEP_SECONDS,
-    Free("share of late turns", ({"share": 0.25}, {"share": 0.5}), "ours. The least that its bound allows by default"),
-    Free("aging", ({"aging": 0.0},), "ours. 0.05 by default"),
+    FreeSetting(
+        "share of late turns", ({"share": 0.25}, {"share": 0.5}), "ours. The least that its bound allows by default"
+    ),
+    FreeSetting("aging", ({"aging": 0.0},), "ours. 0.05 by default"),
 )
 _ON_TIME_FREE = (
-    Free("share of those given up", ({"share": 0.125}, {"share": 0.5}), "ours. A quarter by default"),
-    Free(
+    FreeSetting("share of those given up", ({"share": 0.125}, {"share": 0.5}), "ours. A quarter by default"),
+    FreeSetting(
         "times their wait by arrival that they wait for it",
         ({"patience": 1.0}, {"patience": 4.0}),
         "ours. 2 by default",

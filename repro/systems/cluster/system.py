@@ -12,7 +12,7 @@ from engines.models.shape import CATALOGUE, ModelShape, model_shape
 from engines.policies.own import Kind, named_in
 from repro.runs.cell import Cell
 from repro.runs.record import Obtained, RunRecord, Table
-from repro.runs.system import Free
+from repro.runs.system import FreeSetting
 
 DIFFUSION = ("llada", "dream")
 Options = tuple[tuple[str, Any], ...]
@@ -31,7 +31,7 @@ class PolicySystem(Generic[Build]):
     """Settings whose fields are the system's own knobs."""
     build: Build
     """Makes the policies, of settings and the system's own knobs."""
-    free: tuple[Free, ...] = ()
+    free: tuple[FreeSetting, ...] = ()
     """What no source prints of it."""
     policies: tuple[Kind, ...] = ()
     """Kinds that a user's own may be of, each by a knob."""
