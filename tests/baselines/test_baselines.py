@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reference_samplers import Dims, Sampled, Weights, dream, dream_blocks, fast_dllm, llada_options
+from support.reference_samplers import COMMITS, Dims, Sampled, Weights, dream, dream_blocks, fast_dllm, llada_options
 from support.tiny_models import DREAM, GQA, MHA, MQA, TinyModel, prompt_of
 
 from engines.dllm.config import GenerationConfig
@@ -106,16 +106,6 @@ class Tally:
 
 
 # ---- Fast-dLLM ----------------------------------------------------------------------------------
-
-COMMITS: tuple[dict[str, float], ...] = (
-    {},
-    {"threshold": 0.9},
-    {"threshold": 0.4},
-    {"threshold": 0.05},
-    {"factor": 0.5},
-    {"factor": 1.2},
-    {"factor": 2.5},
-)
 
 
 @pytest.mark.parametrize("model", LLADA)

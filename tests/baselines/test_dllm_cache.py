@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.dllm_cache_cases import dims_of, engine_config, is_decided, run, sample, weights_of
-from support.reference_dllm_cache import dllm_cache
+from support.reference_dllm_cache import INTERVALS, dllm_cache
 from support.reference_samplers import llada
 from support.tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, network, prompt_of, request_on
 
@@ -88,23 +88,12 @@ def test_requests_it_cannot_run_are_refused():
 # ---- tokens -------------------------------------------------------------------------------------
 
 SHAPES = [(5, 16, 8, 16), (1, 12, 4, 6), (19, 24, 24, 24), (7, 16, 4, 24), (11, 18, 6, 15)]
-SETTINGS = [
-    (100, 7, 0.25),
-    (3, 2, 0.5),
-    (5, 100, 0.3),
-    (4, 6, 0.0),
-    (100, 100, 0.0),
-    (100, 5, 1.0),
-    (2, 5, 0.02),
-    (1, 3, 0.25),
-    (3, 1, 0.25),
-]
 
 
 @pytest.mark.parametrize(("model", "stride"), [(MHA, 4), (GQA, 4), (MQA, 5), (ONE_LAYER, 7)])
 def test_ids_are_those_of_the_written_rules(model, stride):
     """Rounding decides where two candidates are closer than float32 resolves; those cases prove nothing."""
-    cases = list(product(enumerate(SHAPES), SETTINGS))[::stride]
+    cases = list(product(enumerate(SHAPES), INTERVALS))[::stride]
     undecided, shapes, outputs = 0, set(), set()
     for i, ((n, (p, g, b, steps)), (kp, kg, rho)) in enumerate(cases):
         prompt = prompt_of(model, 40 + n, p)

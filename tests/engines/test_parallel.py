@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from support.forks import forks
 from support.graph_recorders import CountingRecorder
+from support.processes import ends
 from support.ranks import ComparingExecutor, RanksDiffer, wait_for_ever
 from support.refusals import refuses
 from support.tiny_models import DREAM, GQA, LOUD, MHA, TinyCheckpoint, prompt_of
@@ -530,20 +530,7 @@ def test_ranks_die_with_rank_0():
     )
     assert ended.returncode == -signal.SIGKILL
     pid = int(ended.stdout)
-    for _ in range(600):
-        if not is_running(pid):
-            return
-        time.sleep(0.1)
-    os.kill(pid, signal.SIGKILL)
-    raise AssertionError("the follower outlived rank 0")
-
-
-def is_running(pid: int) -> bool:
-    """An ended process that nobody has asked about still has an entry, in state Z."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    assert ends(pid), "the follower outlived rank 0"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Engines over tiny models, and requests run alone or together."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from engines.dllm.config import DelayedCache, EngineConfig, RefreshRule, Sparsit
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.method import Sampler
-from engines.dllm.plan import Request
+from engines.dllm.plan import Request, StepRecord
 from engines.dllm.scheduling import SCHEDULERS, KvPool
 from engines.dllm.sequence import cache_rows
 
@@ -24,15 +24,23 @@ def engine_for(model: TinyModel, config: EngineConfig, kv_rows: int, rule: Refre
     return Engine(scheduler, packed_executor(network(model), config, kv_rows))
 
 
-def run_together(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> dict[int, Ids]:
+def steps_of(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> Iterator[StepRecord]:
     """``arrivals`` are (engine step, request); every request is submitted before that step."""
-    pending, outputs, step = sorted(arrivals, key=lambda arrival: arrival[0]), {}, 0
+    pending, step = sorted(arrivals, key=lambda arrival: arrival[0]), 0
     while pending or engine.has_work:
         while pending and pending[0][0] <= step:
             engine.submit(pending.pop(0)[1])
         record = engine.step()
         step += 1
-        for request_id in record.done.finished if record else ():
+        if record is not None:
+            yield record
+
+
+def run_together(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> dict[int, Ids]:
+    """Ids of every request."""
+    outputs = {}
+    for record in steps_of(engine, arrivals):
+        for request_id in record.done.finished:
             found = engine.take_output(request_id)
             assert found is not None
             outputs[request_id] = found

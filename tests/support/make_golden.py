@@ -21,8 +21,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from support.reference_dllm_cache import dllm_cache, dream_dllm_cache
+from support.reference_dllm_cache import INTERVALS, dllm_cache, dream_dllm_cache
 from support.reference_samplers import (
+    COMMITS,
     Dims,
     Margins,
     Sampled,
@@ -80,28 +81,6 @@ EVEN = (
 RAGGED = ((6, 18, 8, 18), (11, 21, 8, 10), (4, 7, 16, 7), (16, 20, 6, 29), (3, 13, 5, 3))
 RETENTION = ((0.5, 3), (0.3, 1), (0.2, 5), (1.0, 3))
 GUIDANCE = (0.5, 1.0, 2.0)
-# How many Fast-dLLM commits per step: the schedule, a threshold, or the factor rule.
-COMMITS: tuple[dict[str, float], ...] = (
-    {},
-    {"threshold": 0.9},
-    {"threshold": 0.4},
-    {"threshold": 0.05},
-    {"factor": 0.5},
-    {"factor": 1.2},
-    {"factor": 2.5},
-)
-# (prompt_interval, gen_interval, transfer_ratio)
-INTERVALS = (
-    (100, 7, 0.25),
-    (3, 2, 0.5),
-    (5, 100, 0.3),
-    (4, 6, 0.0),
-    (100, 100, 0.0),
-    (100, 5, 1.0),
-    (2, 5, 0.02),
-    (1, 3, 0.25),
-    (3, 1, 0.25),
-)
 DREAM_SHAPES = (*EVEN[:5], (7, 20, 20, 5), (3, 9, 9, 30))
 ALGORITHMS = ("entropy", "maskgit_plus", "topk_margin")
 

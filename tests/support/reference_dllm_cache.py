@@ -29,6 +29,19 @@ from support.reference_samplers import (
 )
 from torch import Tensor
 
+# (prompt_interval, gen_interval, transfer_ratio)
+INTERVALS = (
+    (100, 7, 0.25),
+    (3, 2, 0.5),
+    (5, 100, 0.3),
+    (4, 6, 0.0),
+    (100, 100, 0.0),
+    (100, 5, 1.0),
+    (2, 5, 0.02),
+    (1, 3, 0.25),
+    (3, 1, 0.25),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Names:

@@ -56,6 +56,20 @@ class TinyCheckpoint(ABC):
         save_file(self.weights(), directory / "model.safetensors", metadata={"format": "pt"})
         return directory
 
+    def _sizes(self) -> dict[str, int]:
+        return {
+            "d_model": self.width,
+            "n_layers": self.layers,
+            "n_heads": self.heads,
+            "n_kv_heads": self.kv_heads,
+            "mlp_hidden_size": self.mlp,
+            "vocab_size": self.vocab,
+            "max_sequence_length": self.max_len,
+            "mask_token_id": self.mask_id,
+            "eos_token_id": self.vocab - 1,
+            "pad_token_id": self.vocab - 1,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModel(TinyCheckpoint):
@@ -65,20 +79,7 @@ class TinyModel(TinyCheckpoint):
 
     @property
     def config(self) -> LLaDAConfig:
-        return LLaDAConfig(
-            d_model=self.width,
-            n_layers=self.layers,
-            n_heads=self.heads,
-            n_kv_heads=self.kv_heads,
-            mlp_hidden_size=self.mlp,
-            vocab_size=self.vocab,
-            max_sequence_length=self.max_len,
-            rope_theta=500000.0,
-            rms_norm_eps=1e-5,
-            mask_token_id=self.mask_id,
-            eos_token_id=self.vocab - 1,
-            pad_token_id=self.vocab - 1,
-        )
+        return LLaDAConfig(**self._sizes(), rope_theta=500000.0, rms_norm_eps=1e-5)
 
     def weights(self) -> dict[str, Tensor]:
         random = np.random.RandomState(self.seed)
@@ -120,20 +121,7 @@ class TinyDream(TinyCheckpoint):
 
     @property
     def config(self) -> DreamConfig:
-        return DreamConfig(
-            d_model=self.width,
-            n_layers=self.layers,
-            n_heads=self.heads,
-            n_kv_heads=self.kv_heads,
-            mlp_hidden_size=self.mlp,
-            vocab_size=self.vocab,
-            max_sequence_length=self.max_len,
-            rope_theta=1e6,
-            rms_norm_eps=1e-6,
-            mask_token_id=self.mask_id,
-            eos_token_id=self.vocab - 1,
-            pad_token_id=self.vocab - 1,
-        )
+        return DreamConfig(**self._sizes(), rope_theta=1e6, rms_norm_eps=1e-6)
 
     def weights(self) -> dict[str, Tensor]:
         random = np.random.RandomState(self.seed)

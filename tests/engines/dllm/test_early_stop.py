@@ -11,7 +11,7 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.cells import a_cell
-from support.engine_runs import rows_of
+from support.engine_runs import rows_of, steps_of
 from support.quiet_machine import submitted_in_time
 from support.recorder import Recorder
 from support.refusals import refuses
@@ -63,15 +63,9 @@ def stopped_by_hand(ids: Ids, generation: GenerationConfig, stop_ids: frozenset[
 
 def drive(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> tuple[dict[int, Stop], list[StepRecord]]:
     """``arrivals`` are (engine step, request). Rows and slots must all be free in the end."""
-    pending, outputs, records, index = sorted(arrivals, key=lambda arrival: arrival[0]), {}, [], 0
-    while pending or engine.has_work:
-        while pending and pending[0][0] <= index:
-            engine.submit(pending.pop(0)[1])
-        record = engine.step()
-        index += 1
-        assert index < 1000, "no request takes that many steps"
-        if record is None:
-            continue
+    outputs, records = {}, []
+    for record in steps_of(engine, arrivals):
+        assert len(records) < 1000, "no request takes that many steps"
         records.append(record)
         lengths = dict(record.done.stopped)
         assert lengths.keys() <= set(record.done.finished)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine_runs import rows_of
+from support.engine_runs import rows_of, steps_of
 from support.recorder import Recorder
 from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, network, request_on
@@ -63,14 +63,7 @@ class Case:
 
     def run(self, executor: Executor) -> tuple[list[StepPlan], list[StepRecord]]:
         recorder = Recorder(executor)
-        engine = Engine(self.scheduler(), recorder)
-        pending, records, index = sorted(self.arrivals, key=lambda arrival: arrival[0]), [], 0
-        while pending or engine.has_work:
-            while pending and pending[0][0] <= index:
-                engine.submit(pending.pop(0)[1])
-            index += 1
-            if (record := engine.step()) is not None:
-                records.append(record)
+        records = [*steps_of(Engine(self.scheduler(), recorder), self.arrivals)]
         return recorder.plans, records
 
 

@@ -14,7 +14,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from support.cells import a_cell
 from support.dllm_cache_cases import dims_of, weights_of
-from support.engine_runs import engine_for, free_runs, rows_of, run_together
+from support.engine_runs import Ids, engine_for, free_runs, rows_of, run_together
 from support.reference_samplers import dllm_serve
 from support.refusals import refuses
 from support.step_cases import Resident, step_of
@@ -25,7 +25,7 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.rows import BuildRows, ItemTable, PackedRows
 from engines.dllm.executor.step import TorchSelectAndPack
-from engines.dllm.plan import Request, StepPlan, StepRecord
+from engines.dllm.plan import Request, StepPlan
 from engines.dllm.scheduling import SCHEDULERS, CommittedDemand, KvPool, LookaheadScheduler, PhaseScheduler, Scheduler
 from engines.dllm.sequence import Sequence as Machine
 from engines.dllm.simulated import step_work
@@ -258,18 +258,6 @@ def test_nobody_overtakes_the_head_of_the_queue():
     ]
 
 
-def serve(engine: Engine, arrivals: Arrivals) -> tuple[list[StepRecord], dict[int, tuple[int, ...] | None]]:
-    pending, records, outputs, index = sorted(arrivals, key=lambda arrival: arrival[0]), [], {}, 0
-    while pending or engine.has_work:
-        while pending and pending[0][0] <= index:
-            engine.submit(pending.pop(0)[1])
-        if (record := engine.step()) is not None:
-            records.append(record)
-            outputs.update({request_id: engine.take_output(request_id) for request_id in record.done.finished})
-        index += 1
-    return records, outputs
-
-
 def with_prompt(request: Request, *, stop_at_eos: bool) -> Request:
     length, generation = min(request.prompt_len, 20), request.generation
     return request_on(
@@ -294,13 +282,12 @@ def test_tokens_are_those_of_the_greedy_scheduler(case, may_stop):
     arrivals = [(step, with_prompt(request, stop_at_eos=may_stop)) for step, request in case.arrivals]
     stop_ids = frozenset(range(0, GQA.vocab, 3)) - {GQA.mask_id}
 
-    def outputs(kind: type[Scheduler]) -> dict[int, tuple[int, ...] | None]:
+    def outputs(kind: type[Scheduler]) -> dict[int, Ids]:
         executor = packed_executor(network(GQA), case.config, case.kv_rows, stop_ids=stop_ids)
-        return serve(Engine(case.scheduler(kind), executor), arrivals)[1]
+        return run_together(Engine(case.scheduler(kind), executor), arrivals)
 
     ahead = outputs(LookaheadScheduler)
     assert ahead == outputs(PhaseScheduler)
-    assert None not in ahead.values()
 
 
 # ---- trajectories -------------------------------------------------------------------------------

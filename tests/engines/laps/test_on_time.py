@@ -14,8 +14,8 @@ from support.refusals import refuses
 from engines.errors import UserError
 from engines.laps.cluster import OpenTurns, PrefillCluster
 from engines.laps.latency import StepModel
-from engines.laps.ours import OnTime, OnTimeConfig, longest_on_time_s
-from engines.laps.system import on_time
+from engines.laps.ours import OnTime, OnTimeConfig, ReserveConfig, longest_on_time_s
+from engines.laps.system import on_time, reserve
 from engines.policies.batching import kept, work_by
 from engines.policies.views import PrefillQueue
 
@@ -256,14 +256,15 @@ def test_without_a_share_there_is_no_bound():
     assert waits[0.25] < 6
 
 
-def test_a_larger_share_shortens_the_longest_wait_and_costs_violations():
+@pytest.mark.parametrize(("make", "config", "larger"), [(on_time, OnTimeConfig, 0.4), (reserve, ReserveConfig, 0.3)])
+def test_a_larger_share_shortens_the_longest_wait_and_costs_violations(make, config, larger):
     arrivals = hostile(3, 1.6)
     found = {}
-    for share in (0.02, 0.4):
-        system = on_time(MODEL, OnTimeConfig(share=share), graphs="none")
+    for share in (0.02, larger):
+        system = make(MODEL, config(share=share), graphs="none")
         found[share] = summarise(PrefillCluster(system=system, cost=MODEL).simulate(arrivals))
-    assert found[0.4].longest_s < found[0.02].longest_s
-    assert found[0.4].violation_rate > found[0.02].violation_rate
+    assert found[larger].longest_s < found[0.02].longest_s
+    assert found[larger].violation_rate > found[0.02].violation_rate
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

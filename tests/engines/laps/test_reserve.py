@@ -153,16 +153,6 @@ def test_the_share_keeps_the_longest_wait_it_was_chosen_for():
     assert 0.1 < share_for(ReserveConfig(), MODEL) < 0.25
 
 
-def test_a_larger_share_shortens_the_longest_wait_and_costs_violations():
-    arrivals = hostile(3, 1.6)
-    found = {}
-    for share in (0.02, 0.3):
-        system = reserve(MODEL, ReserveConfig(share=share), graphs="none")
-        found[share] = summarise(PrefillCluster(system=system, cost=MODEL).simulate(arrivals))
-    assert found[0.3].longest_s < found[0.02].longest_s
-    assert found[0.3].violation_rate > found[0.02].violation_rate
-
-
 def test_reserve_violates_less_than_laps_near_capacity():
     cost, model = h200_14b()
     arrivals = chat(60.0, 20.0, seed=8)
