@@ -9,7 +9,7 @@ import pytest
 from support.cells import a_cell
 from support.command import refused, repro
 from support.fake_system import fake_cell
-from support.run_files import parts
+from support.stored_runs import parts
 
 from engines.errors import UserError
 from repro.cli.sweep import require_alike

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command import refused, repro
-from support.run_files import parts
+from support.stored_runs import parts
 
 from repro.cli.endings import ending_of
 from repro.runs.clean import clean_command, clean_text

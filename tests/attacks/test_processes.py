@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.command import refused, repro
 from support.processes import ends
-from support.run_files import parts
+from support.stored_runs import parts
 
 from repro.cli.endings import Ending
 from repro.cli.main import _say

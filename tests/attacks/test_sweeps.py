@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.fake_system import deployed, fake_cell
 from support.forks import forks
-from support.run_files import parts
+from support.stored_runs import parts
 
 from repro.runs.cell import COMPARISON
 from repro.runs.experiment import prepare

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engine_runs import rows_of
-from support.recorder import Recorder
+from support.engine_runs import Recorder, rows_of
 from support.tiny_models import GQA, MHA, network, prompt_of
 from torch import Tensor
 

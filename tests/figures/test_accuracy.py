@@ -1,7 +1,7 @@
 """The table of what every compared configuration solves, and that what reads it reads what was written."""
 
 import pytest
-from support.platforms import CPU_TINY
+from support.cells import CPU_TINY
 from support.stored_runs import FAILED, changed, read_csv, stored
 
 from paper_figures.dllm_serve import accuracy

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from support.cells import H20_LLADA2_MINI, H200_LLADA2_MINI, H200_SDAR_8B
 from support.figure_runs import block_run, figure_runs
-from support.platforms import H20_LLADA2_MINI, H200_LLADA2_MINI, H200_SDAR_8B
 from support.refusals import refuses
 from support.stored_runs import read_csv
 

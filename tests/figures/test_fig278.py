@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 
 import pytest
-from support.platforms import CPU_TINY, L40S, RTX4090
+from support.cells import CPU_TINY, L40S, RTX4090
 from support.stored_runs import FAILED, caption_of, changed, read_csv, runs_of, text_of
 
 from engines.dllm.memory import divide_memory

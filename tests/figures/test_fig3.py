@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 from matplotlib.colors import to_hex
-from support.platforms import CPU_TINY, L40S, RTX4090
+from support.cells import CPU_TINY, L40S, RTX4090
 from support.stored_runs import (
     CALIBRATION,
     CPU,

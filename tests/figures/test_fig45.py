@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.platforms import CPU_TINY, L40S, RTX4090
+from support.cells import CPU_TINY, L40S, RTX4090
 from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, runs_of, text_of
 
 from paper_figures.dllm_serve import fig3, fig4, fig5

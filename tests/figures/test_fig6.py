@@ -2,8 +2,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from support.cells import CPU_TINY, RTX4090
 from support.perturbed_runs import unmoved
-from support.platforms import CPU_TINY, RTX4090
 from support.refusals import refuses
 from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, stored, text_of
 

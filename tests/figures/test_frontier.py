@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from support.platforms import CPU_TINY, H200
+from support.cells import CPU_TINY, H200
 from support.stored_runs import changed, runs_of, text_of
 
 from paper_figures.common.runs import Runs

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.platforms import CPU_TINY, H200, L40S, RTX4090
+from support.cells import CPU_TINY, H200, L40S, RTX4090
 from support.stored_runs import FAILED, changed, read_csv, runs_of, text_of
 
 from paper_figures.dllm_serve import growth

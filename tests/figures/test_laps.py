@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.prefill_runs import prefill_run, prefill_runs
+from support.prefill import prefill_run, prefill_runs
 
 from paper_figures.common import style
 from paper_figures.common.figure import seed_by_seed

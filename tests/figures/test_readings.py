@@ -1,7 +1,7 @@
 """The readings view: what is run, what is drawn, and what its table says."""
 
 import pytest
-from support.platforms import CPU_TINY, L40S, RTX4090
+from support.cells import CPU_TINY, L40S, RTX4090
 from support.stored_runs import read_csv, runs_of
 
 from paper_figures.dllm_serve import readings, table4

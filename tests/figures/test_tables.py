@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from support.platforms import L40S, RTX4090
+from support.cells import L40S, RTX4090
 from support.stored_runs import read_csv, runs_of
 
 from paper_figures.dllm_serve import table1, table2, table3, table4

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
+from support.cells import L40S, RTX4090
 from support.figure_runs import figure_runs
-from support.platforms import L40S, RTX4090
 from support.stored_runs import changed, read_csv, runs_of
 from support.text_boxes import overprinted
 

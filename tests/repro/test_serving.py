@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from support.checkpoints import write_dream, write_llada
 from support.refusals import refuses
-from support.text_checkpoints import write_dream, write_llada
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError

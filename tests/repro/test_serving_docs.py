@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.run_files import parts
+from support.stored_runs import parts
 
 pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
 pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")

@@ -1,8 +1,9 @@
-"""Cells in few words."""
+"""Cells and platforms that tests share."""
 
 from typing import Any
 
 from repro.runs.cell import Cell
+from repro.systems.platforms import platform
 
 
 def a_cell(
@@ -19,3 +20,12 @@ def a_cell(
     return Cell(
         system=system, dataset=dataset, platform=platform, executor=executor, rate=rate, seed=seed, knobs=knobs_given
     )
+
+
+CPU_TINY = platform("cpu-tiny")
+RTX4090 = platform("rtx4090")
+L40S = platform("l40s")
+H200 = platform("h200")
+H20_LLADA2_MINI = platform("h20-llada2-mini")
+H200_LLADA2_MINI = platform("h200-llada2-mini")
+H200_SDAR_8B = platform("h200-sdar-8b")

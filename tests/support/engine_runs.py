@@ -1,19 +1,65 @@
-"""Engines over tiny models, and requests run alone or together."""
+"""Engines over tiny models and what records or doubts their steps, and requests run alone or together."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-from support.tiny_models import TinyModel, network
+from support.tiny_models import GQA, TinyModel, network
 
-from engines.dllm.config import DelayedCache, EngineConfig, RefreshRule, SparsityConfig, Window
+from engines.cost.roofline import L40S, Calibration, Roofline
+from engines.dllm.config import DelayedCache, EngineConfig, Phase, RefreshRule, Seen, SparsityConfig, Window
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.method import Sampler
-from engines.dllm.plan import Request, StepRecord
+from engines.dllm.plan import Executor, Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling import SCHEDULERS, KvPool
 from engines.dllm.sequence import cache_rows
+from engines.models.shape import ModelShape
+
+CALIBRATION = Calibration(
+    gpu=L40S.name,
+    matmul_efficiency=0.5,
+    attention_efficiency=0.4,
+    bandwidth_efficiency=0.6,
+    step_overhead_s=1e-3,
+    fitted_on=("test",),
+    note="made up",
+)
+
+
+def roofline(model: TinyModel = GQA, calibration: Calibration | None = None) -> Roofline:
+    return Roofline(ModelShape.from_config(model.config, name=model.name, dtype_bytes=4), L40S, calibration)
+
+
+class Recorder:
+    """Passes everything on to an executor and keeps the plans."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.plans: list[StepPlan] = []
+        self.validate, self.release = executor.validate, executor.release
+        self.wait, self.times, self.close = executor.wait, executor.times, executor.close
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        self.plans.append(plan)
+        return self.executor.execute(plan)
+
+
+@dataclass
+class OnDoubt:
+    below: float = 0.9
+    caches = True
+    window = "block"
+    needs = frozenset({"confidences"})
+    doubts = False
+
+    def see(self, seen: Seen) -> None:
+        self.doubts = min(seen.confidences, default=1.0) < self.below
+
+    def phase(self, step_in_block: int) -> Phase:
+        return Phase.BUILD if step_in_block == 0 or self.doubts else Phase.REUSE
+
 
 Ids = tuple[int, ...]
 

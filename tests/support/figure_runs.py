@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from support.prefill_runs import prefill_run
+from support.prefill import prefill_run
 from support.session_runs import planner_run, session_run
 from support.stored_runs import calibration_of, changed, charged, stored, told_of
 

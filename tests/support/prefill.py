@@ -1,19 +1,29 @@
-"""Prefill instances for tests: stub costs, tasks, situations and arrivals."""
+"""Prefill instances: tasks, turns, systems and the metrics of their runs."""
 
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from math import fsum
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from support.stored_runs import calibration_of, charged, told_of
 
 from engines.cluster.record import Table
 from engines.cost.roofline import H200, DecodeLine
 from engines.laps.batching import shapes_of
-from engines.laps.cluster import OpenTurns, PrefillConstants, PrefillCost, Turn
+from engines.laps.cluster import OpenTurns, PrefillConstants, PrefillCost, PrefillRun, Turn
 from engines.laps.latency import StepModel
 from engines.models.shape import QWEN2_5_14B
 from engines.policies.views import Batching, Chunk, OpenQueue, PrefillQueue, PrefillTask, Situation, StepPlan
+from repro.runs.cell import Cell
+from repro.runs.record import REQUEST_COLUMNS, RunRecord, empty_table
+from repro.runs.store import StoredRun
+from repro.systems.cluster.laps_record import BUCKETS, PREFILL
 
 LINEAR_MODEL = StepModel(base_s=0.0, request_s=0.0, floor_s=0.0, token_s=1e-3, alpha=0.0, history_s=0.0, shapes={})
 """A millisecond a token and nothing else."""
@@ -110,3 +120,143 @@ def hostile(seed: int, load: float) -> OpenTurns:
         now += rng.expovariate(load * 60)
         entries.append((now, rng.choice([20, 40, 100, 400, 4000]) if rng.random() < 0.2 else rng.randint(10, 200)))
     return turns(*entries)
+
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillSummary:
+    """Times in seconds; NaN where there is nothing to average."""
+
+    num_requests: int
+    """Arrived after the warm-up."""
+    requests_per_s: float
+    """Finished after the warm-up."""
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    p90_short_s: float
+    p90_long_s: float
+    longest_s: float
+    violation_rate: float
+    violation_rate_short: float
+    violation_rate_long: float
+    utilisation: float
+    """Busy share of all instances, the warm-up included."""
+    padding: float
+    """Padded over real tokens."""
+
+
+def summarise(run: PrefillRun, warmup_s: float = 0.0) -> PrefillSummary:
+    """Requests that arrived before ``warmup_s`` are left out."""
+    requests, end_s = run.requests, float(run.facts["end_s"])
+    arrival_s, finished_s = _floats(requests["arrival_s"]), _floats(requests["finished_s"])
+    kept = arrival_s >= warmup_s
+    ttft_s = finished_s - arrival_s
+    is_short = np.array([each == "short" for each in requests["length_class"]], dtype=np.bool_)
+    violated = _floats(requests["violated"])
+    done = kept & ~np.isnan(finished_s)
+    age_s = np.where(np.isnan(ttft_s), end_s - arrival_s, ttft_s)[kept]
+    busy_s = fsum(run.instances["busy_s"])
+    tokens = sum(run.instances["tokens"])
+    p50_s, p90_s, p99_s = (_quantile(ttft_s[done], quantile) for quantile in (0.5, 0.9, 0.99))
+    return PrefillSummary(
+        num_requests=int(kept.sum()),
+        requests_per_s=float((finished_s >= warmup_s).sum()) / (end_s - warmup_s) if end_s > warmup_s else float("nan"),
+        mean_s=_mean(ttft_s[done]),
+        p50_s=p50_s,
+        p90_s=p90_s,
+        p99_s=p99_s,
+        p90_short_s=_quantile(ttft_s[done & is_short], 0.9),
+        p90_long_s=_quantile(ttft_s[done & ~is_short], 0.9),
+        longest_s=float(age_s.max()) if len(age_s) else float("nan"),
+        violation_rate=_mean(violated[kept]),
+        violation_rate_short=_mean(violated[kept & is_short]),
+        violation_rate_long=_mean(violated[kept & ~is_short]),
+        utilisation=busy_s / (end_s * len(run.instances["instance"])) if end_s > 0 else float("nan"),
+        padding=sum(run.instances["padded_tokens"]) / tokens if tokens else float("nan"),
+    )
+
+
+def little(run: PrefillRun) -> tuple[float, float]:
+    """Time-average number of requests in the system, and arrival rate times mean time in it (Little's law).
+
+    The first integrates the number over the run's events, the second averages the requests' own times, those cut off
+    by the end included: the two agree on any correct record.
+    """
+    end_s = float(run.facts["end_s"])
+    arrival_s, finished_s = _floats(run.requests["arrival_s"]), _floats(run.requests["finished_s"])
+    left = finished_s[~np.isnan(finished_s)]
+    times = np.concatenate([arrival_s, left])
+    change = np.concatenate([np.ones(len(arrival_s)), -np.ones(len(left))])
+    order = np.argsort(times, kind="stable")
+    number = np.cumsum(change[order])
+    lasted = np.diff(np.append(times[order], end_s))
+    stay_s = np.where(np.isnan(finished_s), end_s, finished_s) - arrival_s
+    return float((number * lasted).sum()) / end_s, len(arrival_s) / end_s * float(stay_s.mean())
+
+
+def _floats(column: Sequence[Any]) -> Floats:
+    """Null becomes NaN."""
+    return np.array([np.nan if value is None else value for value in column], dtype=np.float64)
+
+
+def _mean(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _quantile(values: Floats, quantile: float) -> float:
+    return float(np.quantile(values, quantile)) if len(values) else float("nan")
+
+
+def prefill_run(
+    cell: Cell, *, rps: float = 50.0, ttft_s: float = 0.1, late: float = 0.1, end_s: float = 60.0, valid: bool = True
+) -> StoredRun:
+    """Mean TTFT is ``ttft_s``, P90 twice and the longest ten times that; long turns take three times as long."""
+
+    def times(scale: float = 1.0) -> dict[str, float]:
+        mean = scale * ttft_s
+        return {"n": 99, "mean": mean, "p50": mean, "p90": 2 * mean, "p95": 3 * mean, "p99": 5 * mean, "max": 10 * mean}
+
+    summary: dict[str, Any] = {
+        "rps": rps,
+        "tokens_s": 270 * rps,
+        "end_s": end_s,
+        "ttft_all_s": times(),
+        "ttft_short_s": times(),
+        "ttft_long_s": times(3.0),
+        "by_length": {name: {"violations": late, **times(1 + place)} for place, (name, _, _) in enumerate(BUCKETS)},
+        "slo_violations": late,
+        "slo_violations_short": late / 2,
+        "slo_violations_long": min(1.0, 2 * late),
+        "in_system": rps * ttft_s,
+        "requests_per_step": 4.0,
+        "mixed_steps": 0.2,
+        "graph_share": 0.3,
+        "mode_shares": {"eager": 0.7, "fallback": 0.0, "graph": 0.3, "rung": 0.0},
+        "padding": 0.1,
+        "busy_share": 0.8,
+        "moves_per_minute": 0.5,
+    }
+    facts = {"calibration": calibration_of(cell), "facts": {"num_instances": 1}}
+    manifest: dict[str, Any] = {
+        "obtained": charged(cell),
+        "validity": {"valid": valid, "reasons": [] if valid else ["made up"]},
+        "facts": {"obtained": charged(cell), **facts},
+    }
+    record = RunRecord(
+        tables={name: empty_table(own) for name, own in PREFILL.columns.items()}, manifest=manifest["facts"]
+    )
+    manifest["requests"] = told_of(record, REQUEST_COLUMNS)
+    stored = replace(cell, knobs=(*cell.knobs, ("basis", "abc")))
+    run = StoredRun(cell=stored, file=Path("nowhere"), manifest=manifest, provenance={})
+    run.__dict__["summary"] = summary
+    run.__dict__["record"] = record
+    return run
+
+
+def prefill_runs(cells: Sequence[Cell], shape: Callable[[Cell], dict[str, float]]) -> list[StoredRun]:
+    return [prefill_run(cell, **shape(cell)) for cell in cells]

@@ -1,4 +1,4 @@
-"""Runs as the store returns them, made up: what figures are tested on."""
+"""Stored runs: how they are made, found and compared."""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +8,16 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from support.driven import drive
+from support.fake_system import fake_cell
 
 from repro.reports.figures import Rendered
 from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
 from repro.runs.family import Validity
+from repro.runs.provenance import GitState, Timing, collect
 from repro.runs.record import REQUESTS, Column, Obtained, RunRecord
-from repro.runs.store import StoredRun
+from repro.runs.store import PROVENANCE, SUFFIX, StoredRun, part_of, parts_of
 from repro.systems.dllm.record import DLLM, STEP_COLUMNS
 
 CPU = "A Processor 9000"
@@ -137,3 +141,42 @@ def caption_of(rendered: Rendered) -> str:
     """Title and whole caption, as one line."""
     (path,) = (file for file in rendered.files if file.suffix == ".txt")
     return " ".join(path.read_text(encoding="utf-8").split())
+
+
+def parts(file: Path) -> dict[str, Any]:
+    """By name."""
+    found = parts_of(file.read_bytes())
+    return {name: part_of(found, name) for name in found}
+
+
+def lines(file: Path) -> dict[str, bytes]:
+    """All but those of its times and machine."""
+    return {name: line for name, line in parts_of(file.read_bytes()).items() if name != PROVENANCE}
+
+
+def contents(root: Path) -> dict[str, dict[str, bytes]]:
+    """All that is stored, but for times and machines."""
+    return {str(path.relative_to(root)): lines(path) for path in root.rglob("*") if path.name.endswith(SUFFIX)}
+
+
+EXPERIMENT = prepare(fake_cell(rate=1.0, num_prompts=4, executor="real"))
+"""Measured: every table of its run is kept."""
+CELL = EXPERIMENT.cell
+
+
+def make_record(service_s: float = 0.75) -> RunRecord:
+    record = drive([0.0, 0.5, 1.0, 4.0], service_s)
+    return record.with_manifest(
+        obtained="measured", calibration="cal-1", dataset={"name": "poisson"}, max_num_batched_tokens=4
+    )
+
+
+def make_provenance(finished: str = "2025-01-02T03:04:05Z") -> dict[str, object]:
+    timing = Timing(started_utc="2025-01-02T03:04:00Z", finished_utc=finished, elapsed_s=5.0)
+    return collect(obtained="simulated", timing=timing, git=GitState(commit="abc", dirty=False), argv=["repro", "run"])
+
+
+def whole_record(run: StoredRun) -> RunRecord:
+    """With every table, as it was stored."""
+    tables = {name: run.table(name) for name in run.family.columns}
+    return RunRecord(tables=tables, manifest=run.manifest["facts"])

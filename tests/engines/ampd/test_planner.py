@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.clusters import hardware, profiled, session
-from support.lee_longton import mean_wait
+from support.md1 import mean_wait
 from support.refusals import refuses
 
 from engines.ampd.planner import (

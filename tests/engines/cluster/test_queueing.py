@@ -28,7 +28,7 @@ from support.clusters import (
     session_lists,
     simulation,
 )
-from support.lee_longton import mean_wait, wait_quantile
+from support.md1 import mean_wait, wait_quantile
 from support.waits import deterministic, markov, sampled
 
 from engines.ampd.planner import erlang_c

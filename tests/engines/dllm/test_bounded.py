@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.cells import a_cell
-from support.recorder import Recorder
-from support.rooflines import CALIBRATION, roofline
+from support.engine_runs import CALIBRATION, Recorder, roofline
 from support.tiny_models import GQA, MHA, TinyModel, network, request_on
 
 from baselines.dllm.dllm_cache.method import FeatureCacheRooflineExecutor

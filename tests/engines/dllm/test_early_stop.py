@@ -11,9 +11,8 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.cells import a_cell
-from support.engine_runs import rows_of, steps_of
+from support.engine_runs import Recorder, rows_of, steps_of
 from support.quiet_machine import submitted_in_time
-from support.recorder import Recorder
 from support.refusals import refuses
 from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, prompt_of, request_on
 from typer.testing import CliRunner

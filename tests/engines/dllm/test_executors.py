@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.engine_runs import rows_of, steps_of
-from support.recorder import Recorder
-from support.rooflines import CALIBRATION, roofline
+from support.engine_runs import CALIBRATION, Recorder, roofline, rows_of, steps_of
 from support.tiny_models import GQA, network, request_on
 
 from baselines.dllm.static.executor import padded_executor

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from support.doubting import OnDoubt
+from support.engine_runs import OnDoubt
 
 from engines.attention import varlen_attention
 from engines.dllm.config import (

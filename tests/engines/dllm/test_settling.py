@@ -7,13 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.doubting import OnDoubt
-from support.engine_runs import rows_of, run_together
+from support.engine_runs import OnDoubt, Recorder, roofline, rows_of, run_together
 from support.graph_recorders import EagerRecorder
-from support.recorder import Recorder
 from support.reference_settling import generate
 from support.refusals import refuses
-from support.rooflines import roofline
 from support.tiny_models import GQA, network, request_on
 
 from engines.dllm.config import (
@@ -382,7 +379,7 @@ def test_a_preset_sets_knobs_that_may_be_given_beside_it():
     assert balanced.settling == Settling(settle_after=1, renew_at=2, full_every=4)
     assert other.settling == Settling(settle_after=3, renew_at=2, full_every=2)
     assert isinstance(
-        DLLM_SERVE.sampler("llada", {"preset": "fast", "refresh_rule": "support.doubting:OnDoubt"}).rule, OnDoubt
+        DLLM_SERVE.sampler("llada", {"preset": "fast", "refresh_rule": "support.engine_runs:OnDoubt"}).rule, OnDoubt
     )
     asked = GenerationConfig(gen_length=8, block_length=4, steps=8)
     assert DLLM_SERVE.generation("llada", {"preset": "fast"}, asked).threshold == 0.9

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.prefill import TokenCost, ask, chat, execute, given_tokens, h200_14b, task, turns
-from support.prefill_metrics import summarise
+from support.prefill import TokenCost, ask, chat, execute, given_tokens, h200_14b, summarise, task, turns
 
 from engines.errors import UserError
 from engines.laps.batching import (

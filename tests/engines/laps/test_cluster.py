@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefill import LINEAR_MODEL, TokenCost, chat, h200_14b, turns
-from support.prefill_metrics import little, summarise
+from support.prefill import LINEAR_MODEL, TokenCost, chat, h200_14b, little, summarise, turns
 
 from baselines.ar.sglang import SglangConfig, graphs_only, sglang, vllm_pd
 from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session

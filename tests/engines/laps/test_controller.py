@@ -5,8 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefill import chat, h200_14b
-from support.prefill_metrics import summarise
+from support.prefill import chat, h200_14b, summarise
 from support.refusals import refuses
 
 from engines.errors import UserError

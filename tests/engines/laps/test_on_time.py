@@ -7,8 +7,18 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefill import LINEAR_MODEL, ahead_of, ask, execute, given_tokens, hostile, queue_of, task, turns
-from support.prefill_metrics import summarise
+from support.prefill import (
+    LINEAR_MODEL,
+    ahead_of,
+    ask,
+    execute,
+    given_tokens,
+    hostile,
+    queue_of,
+    summarise,
+    task,
+    turns,
+)
 from support.refusals import refuses
 
 from engines.errors import UserError

@@ -5,8 +5,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefill import LINEAR_MODEL, ahead_of, ask, chat, execute, given_tokens, h200_14b, hostile, queue_of, task
-from support.prefill_metrics import summarise
+from support.prefill import (
+    LINEAR_MODEL,
+    ahead_of,
+    ask,
+    chat,
+    execute,
+    given_tokens,
+    h200_14b,
+    hostile,
+    queue_of,
+    summarise,
+    task,
+)
 
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster

@@ -2,7 +2,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from support.platforms import RTX4090
+from support.cells import RTX4090
 
 import repro.checks.doctor
 from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, FoundGpu, Item, Machine, look, rows_for

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.command import commands, refused, repro
-from support.run_files import parts
+from support.stored_runs import parts
 from support.tiny_models import GQA
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel

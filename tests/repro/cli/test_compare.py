@@ -106,7 +106,7 @@ def test_the_same_code_on_other_seeds_reports_no_change(folder, tmp_path, monkey
 
 
 def json_of(file: Path) -> dict[str, object]:
-    from support.run_files import parts
+    from support.stored_runs import parts
 
     knobs: dict[str, object] = parts(file)["cell"]["knobs"]
     return knobs

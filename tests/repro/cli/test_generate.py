@@ -11,10 +11,10 @@ from unittest import mock
 
 import pytest
 from support.cells import a_cell
+from support.checkpoints import EOS, EOT, LLADA, MASK, write_dream, write_llada
 from support.command import Result, refused, repro
 from support.forks import repro_in_a_process
 from support.refusals import refuses
-from support.text_checkpoints import EOS, EOT, LLADA, MASK, write_dream, write_llada
 from support.tokenizers import CHATML_JINJA, LLADA_JINJA
 
 from baselines.dllm.fast_dllm import THRESHOLD as FAST_THRESHOLD

@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 from support.command import Result, repro
 from support.forks import repro_in_a_process
-from support.run_files import parts
+from support.stored_runs import parts
 
 from engines.cost import peaks
 from repro.gpu_suite import checks, suite

@@ -6,8 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from support.checkpoints import write_dream, write_llada
 from support.command import commands, refused, repro
-from support.text_checkpoints import write_dream, write_llada
 
 from repro.capacity.clusters import ClusterSite
 

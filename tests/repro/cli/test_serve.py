@@ -17,8 +17,8 @@ pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not in
 pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
 
+from support.checkpoints import write_llada
 from support.http_client import ask
-from support.text_checkpoints import write_llada
 from support.tokenizers import LLADA_JINJA
 
 from engines.dllm.config import GenerationConfig

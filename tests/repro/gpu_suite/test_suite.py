@@ -13,7 +13,7 @@ import pytest
 from support.cells import a_cell
 from support.fake_system import NAME, deployed, fake_cell
 from support.forks import forks
-from support.run_files import contents
+from support.stored_runs import contents
 from support.suite_cases import AT, NUM_JOBS, PLACES, make_jobs, make_suite, run_ended, run_killed
 
 from engines.errors import UserError

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from support.platforms import CPU_TINY, L40S
+from support.cells import CPU_TINY, L40S
 
 from engines.errors import UserError
 from paper_figures.dllm_serve import accuracy, fig3, fig7

@@ -1,6 +1,6 @@
 """The table of memory plans: the paper's two cards, and plans that do not fit."""
 
-from support.platforms import L40S, RTX4090
+from support.cells import L40S, RTX4090
 
 from engines.cost.roofline import GB
 from engines.dllm.config import EngineConfig

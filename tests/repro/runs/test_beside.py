@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_system import FakeDeployment, fake_cell
-from support.store_cases import make_provenance, make_record
+from support.stored_runs import make_provenance, make_record
 
 from repro.runs.code import Code
 from repro.runs.experiment import Experiment, prepare

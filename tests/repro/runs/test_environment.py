@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cells import a_cell
 from support.command import repro as command
-from support.run_files import parts
-from support.store_cases import make_provenance
+from support.stored_runs import make_provenance, parts
 
 import repro
 from engines.errors import UserError

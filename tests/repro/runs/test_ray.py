@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.command import repro
 from support.fake_system import deployed, die_until, fake_cell, hang_once
-from support.run_files import contents
+from support.stored_runs import contents
 
 from engines.errors import RunError, UserError
 from repro.paths import REPO

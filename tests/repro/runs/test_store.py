@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from support.driven import drive
 from support.fake_system import deployed, fake_cell
 from support.refusals import refuses
-from support.run_files import lines, parts
-from support.store_cases import CELL, EXPERIMENT, make_provenance, make_record, whole_record
+from support.stored_runs import CELL, EXPERIMENT, lines, make_provenance, make_record, parts, whole_record
 
 import repro.runs.store
 from engines.cluster.record import RoundRow, TaskRow, WorkerRow, rows_of, table_of

@@ -16,7 +16,7 @@ import pytest
 from support.cells import a_cell
 from support.fake_system import breaking, deployed, fake_cell
 from support.refusals import refuses
-from support.run_files import contents, parts
+from support.stored_runs import contents, parts
 
 from engines.errors import RunError, UserError
 from repro.runs import pool

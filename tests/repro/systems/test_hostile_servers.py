@@ -11,7 +11,7 @@ import pytest
 from support.cells import a_cell
 from support.command import repro
 from support.mock_openai import MockOpenAI, mock_server
-from support.run_files import parts
+from support.stored_runs import parts
 
 from baselines.servers import asking
 from baselines.servers.asking import NoPage, ask

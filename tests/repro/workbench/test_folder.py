@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.fake_system import fake_cell
-from support.run_files import parts
+from support.stored_runs import parts
 
 import repro
 from engines.errors import UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.cells import a_cell
-from support.run_files import lines
+from support.stored_runs import lines
 
 from engines.cluster.hardware import Deployment
 from engines.cluster.record import READINGS, attainments, observe

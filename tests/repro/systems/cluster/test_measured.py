@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from support.cells import a_cell
+from support.cells import CPU_TINY, a_cell
 from support.exact_instance import FLOOR_S, TOKEN_S, ExactInstance
-from support.platforms import CPU_TINY
 
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare

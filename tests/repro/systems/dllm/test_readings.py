@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cells import a_cell
-from support.platforms import CPU_TINY
-from support.recorder import Recorder
+from support.cells import CPU_TINY, a_cell
+from support.engine_runs import Recorder
 from support.refusals import refuses
 
 from baselines.dllm.dllm_cache.method import PackedFeatureCacheRooflineExecutor as Executor

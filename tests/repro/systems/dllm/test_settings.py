@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.cells import a_cell
-from support.platforms import H200, L40S, RTX4090
+from support.cells import H200, L40S, RTX4090, a_cell
 from support.refusals import refuses
 
 from engines.dllm.method import DLLM_SERVE

@@ -23,7 +23,7 @@ memory_gb: 0.064
 dllm: {model: tiny, max_num_batched_tokens: 400, max_num_logits: 256, max_num_seqs: 64, max_model_len: 400}
 """
 ASKED = {"gen_length": 32, "block_length": 16, "steps": 32, "num_prompts": 5, "max_num_batched_tokens": 400}
-DOUBTING = {"refresh_rule": "support.doubting:OnDoubt", "below": 0.99}
+DOUBTING = {"refresh_rule": "support.engine_runs:OnDoubt", "below": 0.99}
 
 
 @pytest.fixture
