@@ -72,12 +72,6 @@ def test_starts_at_zero_and_never_goes_back(config, num):
     assert (np.diff(times) >= 0).all()
 
 
-def test_poisson_golden():
-    """Pinned: the same seed must give the same arrivals on every machine."""
-    times = arrival_times(ArrivalConfig(kind="poisson", rate=1.0), 5, 0)
-    assert times.tolist() == [0.0, 2.272485, 2.490224, 2.902839, 3.246312]
-
-
 def test_constant_and_burst():
     assert arrival_times(ArrivalConfig(kind="constant", rate=4.0), 5, 0).tolist() == [0, 0.25, 0.5, 0.75, 1.0]
     assert arrival_times(ArrivalConfig(kind="burst"), 3, 0).tolist() == [0, 0, 0]

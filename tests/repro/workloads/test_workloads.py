@@ -28,8 +28,6 @@ from repro.workloads.workload import WorkloadConfig, build_workload
 
 PAPER_DATASETS = ("livebench", "burst", "osc")
 GENERATION = GenerationConfig(gen_length=64, block_length=32, steps=64)
-GOLDEN_BURST_LENGTHS = [94, 1677, 604, 827, 1906, 2025]
-GOLDEN_BURST_CHECKSUM = "46e4adb2a12b6d566098e939db49190a49988d6c896ddb6839085bbb3d0fe3fb"
 
 
 def config(dataset: str = "osc", **options: object) -> WorkloadConfig:
@@ -90,13 +88,6 @@ def test_checksum_covers_token_ids():
     shifted = build_workload(config(), GENERATION, encode=lambda text: [i + 1 for i in encode_words(text)])
     assert len({w.provenance.checksum for w in (plain, words, shifted)}) == 3
     assert lengths(plain) == lengths(words) == lengths(shifted)
-
-
-def test_golden_checksum():
-    """Pinned: a change here changes every simulated result."""
-    workload = build_workload(config("burst", seed=0), GENERATION)
-    assert lengths(workload)[:6] == GOLDEN_BURST_LENGTHS
-    assert workload.provenance.checksum == GOLDEN_BURST_CHECKSUM
 
 
 def test_simulated_requests_carry_no_tokens():
