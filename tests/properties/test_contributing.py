@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from support.documents import files_of, lines_of, resized
+from support.exact_instance import profile_little
 from typer.testing import CliRunner
 
 from repro.cli.main import app
@@ -28,7 +29,10 @@ COMMANDS = [line for line in LINES if line not in SERVING]
 FEWER = {
     "ablate --component scheduler --variant": {"--num-runs": "1", "--knob": "num_prompts=12"},
     "sweep": {"--repeats": "2"},
-    "bench --system laps --batcher mine.gather:Gather --request-rate": {"--num-prompts": "20"},
+    "bench --system laps --batcher mine.gather:Gather --request-rate": {"--num-prompts": "12"},
+    "bench --scheduler mine.shortest:Shortest --dataset-name": {"--num-prompts": "2"},
+    "bench --system mine.periodic:PERIODIC --knob": {"--num-prompts": "2"},
+    "eval": {"--limit": "4"},
     "capacity": {"--num-prompts": "40"},
 }
 """Sizes of a test, by how a command begins. The others are run as they stand."""
@@ -50,9 +54,10 @@ SAID = {
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).write_text(text.replace("num_prompts: 8", "num_prompts: 4"), encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
+    profile_little(monkeypatch)
     yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
         del sys.modules[name]

@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+import pytest
 
 from engines.laps.latency import StepModel
 from engines.policies.views import Bucket, Chunk
+from repro.systems.cluster import on_torch
 from repro.systems.cluster.instance import TINY, Setting
 from repro.systems.cluster.laps_settings import MEASURED_GRID
 
@@ -42,3 +46,10 @@ class ExactInstance:
     @property
     def facts(self) -> dict[str, Any]:
         return {"floor_s": FLOOR_S}
+
+
+def profile_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This CPU's own instance is made anew, of a few steps that are each timed once."""
+    monkeypatch.setattr(on_torch, "PROFILED", (1, 8, 32, 128))
+    monkeypatch.setattr(on_torch, "REPEATS", 1)
+    monkeypatch.setattr(on_torch, "instance", cache(on_torch.instance.__wrapped__))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.cells import a_cell
+from support.exact_instance import ExactInstance
 from support.own import Gather, Stay
 from support.refusals import refuses
 
@@ -19,6 +20,7 @@ from engines.policies.own import BATCHER, Plugin, own_knobs
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
+from repro.systems.cluster import on_torch
 from repro.systems.platforms import platform
 from repro.testing import check_batcher
 from repro.workbench.grid import Grid
@@ -42,8 +44,9 @@ def ran(cell: Cell) -> tuple[Experiment, RunRecord]:
 # ---- a batcher ------------------------------------------------------------------------------------------------
 
 
-def test_a_batcher_runs_simulated_and_measured_with_its_own_knobs():
+def test_a_batcher_runs_simulated_and_measured_with_its_own_knobs(monkeypatch):
     """The longer it waits for company, the more prompts a step has and the fewer steps there are."""
+    monkeypatch.setattr(on_torch, "instance", lambda max_len: ExactInstance())
     for executor in ("roofline", "torch"):
         steps = []
         for window_s in (0.0, 0.2):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.cells import CPU_TINY, a_cell
-from support.exact_instance import FLOOR_S, TOKEN_S, ExactInstance
+from support.exact_instance import FLOOR_S, TOKEN_S, ExactInstance, profile_little
 
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
@@ -76,10 +76,7 @@ def test_systems_of_a_comparison_take_turns():
 
 def test_the_model_itself_serves_a_few_turns(monkeypatch):
     """Steps take time of this machine's: nothing is said of how much."""
-    monkeypatch.setattr(on_torch, "PROFILED", (1, 8, 32, 128))
-    monkeypatch.setattr(on_torch, "REPEATS", 1)
-    on_torch.instance.cache_clear()
-    monkeypatch.setattr(on_torch, "instance", on_torch.instance.__wrapped__)
+    profile_little(monkeypatch)
     record = prepare(cell(clients=2, num_prompts=24, max_tokens=255)).run()
     assert PREFILL.assess(record).reasons == ()
     assert min(record.tables[STEPS]["duration_s"]) > 0
