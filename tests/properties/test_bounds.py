@@ -1,37 +1,31 @@
 """What policies, planners and models accept ends exactly where their sentences say."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.clusters import session
 from support.prefill import LINEAR_MODEL
 
-from baselines.ar.dynamo import DynamoConfig
-from baselines.ar.sglang import CacheAware
-from baselines.ar.vllm import ContinuumConfig, VllmConfig
-from engines.ampd.planner import PlannerConfig, PlanningWorkload
-from engines.ampd.policies import MAX_LOOKAHEAD, ReorderingQueue, RoutingConfig
-from engines.ar.sampling import SamplingParams
+from engines.ampd.planner import PlanningWorkload
+from engines.ampd.policies import MAX_LOOKAHEAD, ReorderingQueue
 from engines.cluster.hardware import PHYSICAL
-from engines.cluster.record import Reading
 from engines.cluster.sessions import ClosedLoop, Round, Session
-from engines.cluster.simulation import StopRule
 from engines.errors import UserError
-from engines.laps.batching import ClassQueue, TemporalConfig, WaitConfig, shapes_of
-from engines.laps.cluster import OpenTurns, PrefillCluster, PrefillConstants, Turn
-from engines.laps.latency import StepModel, TwoClasses, fit_floor_form, fit_paper_totals
+from engines.laps.batching import shapes_of
+from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
+from engines.laps.latency import StepModel, fit_floor_form, fit_paper_totals
 from engines.laps.ours import Reserve, ReserveConfig
-from engines.laps.system import ControllerConfig, LapsConfig, Spatial, laps
-from engines.policies.batching import Chunked, PrefillFirst
-from engines.policies.routing import RemoteOnly
+from engines.laps.system import Spatial, laps
 from engines.policies.views import Slo
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
-QUEUE = partial(TwoClasses, rate=1.0, short_share=0.5, short_s=0.1, long_s=0.2)
 TABLE = partial(PlanningWorkload, sessions=(session(0, 0.0, (5, 5)),), slo=SLO)
 
 
@@ -70,29 +64,22 @@ def pools_of(num_short: int) -> object:
     return PrefillCluster(system=system, cost=LINEAR_MODEL, num_instances=3)
 
 
-BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], ...] = (
-    (DynamoConfig, "conditional", (), ("always",)),
-    (DynamoConfig, "eff_isl_threshold", (0,), (-1,)),
-    (DynamoConfig, "eff_isl_ratio_threshold", (0, 1), (-0.01, 1.01)),
-    (DynamoConfig, "prefill_busy_threshold", (None, 0), (-0.01,)),
-    (DynamoConfig, "decode_busy_threshold", (None, 0), (-0.01,)),
-    (CacheAware, "cache_threshold", (0, 1), (-0.01, 1.01)),
-    (RoutingConfig, "route_order", (), ("fast",)),
-    (RoutingConfig, "window", (), ("all",)),
-    (RoutingConfig, "alpha", (0,), (-0.01,)),
-    (RoutingConfig, "beta", (0,), (-0.01,)),
+Bound = tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]]
+"""What is made, a field of it, and values just inside its bounds and just outside."""
+
+
+def stored_bounds() -> Iterator[Bound]:
+    for each in yaml.safe_load(Path(__file__).with_name("bounds.yaml").read_text(encoding="utf-8")):
+        module, _, name = each.pop("of").partition(":")
+        make = partial(getattr(import_module(module), name), **each.pop("with", {}))
+        for field, values in each.items():
+            yield make, field, values["inside"], values["outside"]
+
+
+BOUNDS: tuple[Bound, ...] = (
+    *stored_bounds(),
     (partial(ReorderingQueue, ttft_s=1.0), "w", (1, MAX_LOOKAHEAD), (0, MAX_LOOKAHEAD + 1)),
-    (VllmConfig, "scheduling", (), ("eager",)),
-    (VllmConfig, "balance", (), ("luck",)),
-    (VllmConfig, "max_num_batched_tokens", (1,), (0, -5)),
-    (ContinuumConfig, "keep_s", (0,), (-1,)),
-    (RemoteOnly, "dispatch", (), ("best",)),
-    *(
-        (PlannerConfig, name, (), (value,))
-        for name, value in (("latency", "minutes"), ("objective", "min"), ("method", "guess"), ("solver", "cplex"))
-    ),
     *((partial(replace, SLO), name, (1e-6,), (0.0, -1.0, math.inf, math.nan)) for name in ("ttft_s", "itl_s")),
-    (partial(Reading, scope="round", ttft="every"), "itl", (), ("p90",)),
     (partial(replace, PHYSICAL), "matmul_efficiency", (1,), (1.2,)),
     (partial(replace, PHYSICAL), "bandwidth_efficiency", (1,), (0.0,)),
     (partial(replace, PHYSICAL), "step_overhead_s", (0,), (-1e-3,)),
@@ -100,62 +87,10 @@ BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], .
     (partial(Session, session_id=0, arrival_s=0.0), "rounds", ((Round(1, 1),),), ((),)),
     (partial(ClosedLoop, sessions=()), "num_clients", (1,), (0,)),
     (partial(ClosedLoop, sessions=(), num_clients=1), "think_s", (0,), (-1,)),
-    (StopRule, "until_s", (1e-9,), (0,)),
-    (StopRule, "max_live_sessions", (1,), (0,)),
-    (SamplingParams, "temperature", (0,), (-0.1, math.inf)),
-    (SamplingParams, "top_p", (0.1, 1), (0.0, 1.1)),
-    (SamplingParams, "seed", (0,), (-1,)),
     (TABLE, "rate", (1e-9,), (0, -1.0, math.inf)),
-    *(
-        (make, name, (1,), (0, -1))
-        for make in (Chunked, PrefillFirst)
-        for name in ("max_num_batched_tokens", "max_num_seqs")
-    ),
     (partial(shapes_of, "nearest", 0), "bytes_per_graph", (1,), (0, -1)),
     (partial(shapes_of, "ladder", bytes_per_graph=1), "budget_bytes", (None, 0), (-1,)),
-    (ControllerConfig, "form", (), ("fixed",)),
-    (ControllerConfig, "period_s", (1e-9,), (0, -0.5)),
-    *(
-        (ControllerConfig, name, (0,), (-1e-9, math.inf))
-        for name in ("cooldown_s", "tau", "alpha", "beta", "gamma", "window_s")
-    ),
-    (ControllerConfig, "n_min", (1,), (0,)),
-    (ControllerConfig, "quantile", (0, 1), (-0.01, 1.01)),
-    *((PrefillConstants, f"{name}_efficiency", (1e-9, 1), (0, 1.01)) for name in ("matmul", "attention", "bandwidth")),
-    (PrefillConstants, "overlap", (), ("sum",)),
-    (PrefillConstants, "kappa", (-0.99, 0), (-1, math.inf)),
-    *(
-        (PrefillConstants, name, (0,), (-1e-9, math.nan))
-        for name in ("layer_launch_s", "step_overhead_s", "request_overhead_s", "graph_launch_s", "graph_check_s")
-    ),
-    (QUEUE, "rate", (1e-9,), (0, -0.5)),
-    (QUEUE, "short_share", (0, 1), (-0.01, 1.01)),
-    (QUEUE, "short_s", (1e-9, 0.2), (0, -0.5, 0.21)),
-    (partial(TwoClasses, short_share=0.5, short_s=0.5, long_s=0.5), "rate", (1.99,), (2.0, 3.0)),
-    (ClassQueue, "boundary", (1,), (0,)),
-    (ReserveConfig, "slo_s", (None, 1e-9), (0, -0.5)),
-    (ReserveConfig, "share", (None, 1e-9, 1), (0, -0.5, 1.01)),
-    (ReserveConfig, "min_step_s", (1e-9, 0.15), (0, -0.5, 0.16)),
-    (ReserveConfig, "max_step_s", (0.05,), (0.04, math.inf)),
-    (ReserveConfig, "backlog_share", (0,), (-1e-9, math.inf)),
-    (ReserveConfig, "aging", (0,), (-1e-9, math.inf)),
-    (ReserveConfig, "max_num_seqs", (1,), (0,)),
-    (Spatial, "num_short", (1,), (0,)),
     (pools_of, "num_short", (1, 2), (3, 4)),
-    (TemporalConfig, "long_dispatch", (), ("both",)),
-    (TemporalConfig, "class_rule", (), ("long-first",)),
-    (TemporalConfig, "chunk_tokens", (1,), (0,)),
-    (TemporalConfig, "short_tokens", (1,), (0,)),
-    (TemporalConfig, "max_long_wait_s", (0,), (-1e-9,)),
-    *(
-        (WaitConfig, name, (0, 0.005), (-1e-9, math.nan))
-        for name in ("min_window_s", "slack_s", "margin_s", "max_wait_s")
-    ),
-    (WaitConfig, "wait", (), ("as-is",)),
-    (WaitConfig, "min_window_s", (0.005,), (0.006,)),
-    (WaitConfig, "max_window_s", (0,), (math.inf,)),
-    (WaitConfig, "slo_s", (None, 1e-9), (0,)),
-    (WaitConfig, "token_max", (1,), (0,)),
     (floor_of, "lengths", (4, 8), (3, 1)),
     (totals_of, "samples", (4,), (3,)),
     (model_of, "sizes", (4,), (3,)),
@@ -164,8 +99,6 @@ BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], .
     (turn_of, "answered", (0, 9), (-1, 10)),
     (cluster_of, "num_instances", (1,), (0,)),
     (cluster_of, "cache", (), ("none",)),
-    (partial(Spatial, num_short=1), "pooling", (), ("own",)),
-    (LapsConfig, "graphs", (), ("best",)),
     (cluster_of, "slo_s", (None, 1e-9), (0,)),
     (cluster_of, "boundary", (1,), (0,)),
 )
