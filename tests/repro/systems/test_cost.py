@@ -4,6 +4,7 @@ from dataclasses import replace
 from statistics import mean
 
 import pytest
+from support.cells import a_cell
 from support.refusals import refuses
 
 import engines.cost.kernels as tables
@@ -19,17 +20,9 @@ FAMILIES = {
 }
 
 
-def cell(system: str, executor: str = "roofline", **knobs: object) -> Cell:
+def cell(system: str, **knobs: object) -> Cell:
     dataset, platform, rate, own = FAMILIES[system]
-    return Cell(
-        system=system,
-        dataset=dataset,
-        platform=platform,
-        executor=executor,
-        rate=rate,
-        seed=0,
-        knobs=tuple({"num_prompts": 10, **own, **knobs}.items()),
-    )
+    return a_cell(system, dataset, platform, "roofline", rate=rate, **{"num_prompts": 10, **own, **knobs})
 
 
 def run(system: str, **knobs: object) -> tuple[RunRecord, str]:

@@ -1,6 +1,8 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.records import requests_table, steps_table
 
 from repro.runs.record import RunRecord, Table, empty_table
@@ -43,46 +45,8 @@ def test_a_good_run_is_valid():
     assert DLLM.assess(record()).valid
 
 
-LOST: dict[str, list[Any]] = {"finished_s": [2.0, None], "output_len": [4, None], "num_finished": [1, 0]}
-
-
 @pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (
-            {**LOST, "status": ["ok", "failed"], "error": [None, "out of memory"], "num_failed": [0, 1]},
-            "1 of 2 requests failed, the first with: out of memory",
-        ),
-        ({**LOST, "status": ["ok", "unfinished"]}, "1 of 2 requests did not finish"),
-        (
-            {"status": ["ok", "odd"], "output_len": [4, None], "num_finished": [1, 0]},
-            "1 of 2 requests have an unknown status",
-        ),
-        ({"request_id": [0, 0]}, "1 request ids are repeated"),
-        ({"finished_s": [2.0, None]}, "1 finished requests have no finished_s"),
-        ({"finished_s": [None, None]}, "2 finished requests have no finished_s"),
-        ({"first_output_s": [None, 4.0]}, "1 finished requests have no first_output_s"),
-        ({"submit_lag_s": [0.0, -0.5]}, "some requests were submitted before they were due"),
-        ({"admitted_s": [0.0, 0.5]}, "1 requests have admitted_s before arrival_s"),
-        ({"first_output_s": [2.0, 4.5]}, "1 requests have finished_s before first_output_s"),
-        ({"first_output_s": [None, None], "admitted_s": [0.0, 4.5]}, "1 requests have finished_s before admitted_s"),
-        ({"end_s": [2.0, 1.5]}, "1 steps end before they start"),
-        ({"start_s": [0.0, 1.5]}, "1 steps start before the previous one ends"),
-        ({"forward_s": [2.5, 2.0]}, "1 steps and those after them spend longer in the forward than they last"),
-        ({"forward_s": [1.0, 2.5]}, "1 steps and those after them spend longer in the forward than they last"),
-        ({"forward_s": [-1.0, 2.0]}, "1 steps have a negative duration"),
-        ({"num_finished": [1, 0]}, "steps report 1 requests as ok, the request table has 2"),
-        ({"num_failed": [0, 1]}, "steps report 1 requests as failed, the request table has 0"),
-        ({"kv_rows_used": [65, 12]}, "1 steps use more KV rows than the pool has"),
-        ({"output_len": [4, 5]}, "1 requests have an output_len that cannot be theirs"),
-        ({"output_len": [0, None]}, "2 requests have an output_len that cannot be theirs"),
-        (
-            {"output_len": [3, 2], "committed_tokens": [2, 2]},
-            "wrong output lengths: 4 tokens were committed, 5 were due",
-        ),
-        ({"committed_tokens": [4, 3]}, "wrong output lengths: 7 tokens were committed, 8 were due"),
-        ({"committed_tokens": [4, 5]}, "wrong output lengths: 9 tokens were committed, 8 were due"),
-    ],
+    ("changed", "said"), yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text(encoding="utf-8"))
 )
 def test_each_fault_is_the_only_reason(changed, said):
     validity = DLLM.assess(record(**changed))
