@@ -16,45 +16,13 @@ TASKS = (
     else Path()
 )
 EXACT = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
-HUMANEVAL = [
-    {
-        "task_id": f"Test/{i}",
-        "prompt": f'def add_{i}(a: int, b: int) -> int:\n    """Return the sum of a, b and {i}."""\n',
-        "canonical_solution": f"    return a + b + {i}\n",
-        "test": f"def check(candidate):\n    assert candidate(1, 2) == {3 + i}\n",
-        "entry_point": f"add_{i}",
-    }
-    for i in range(4)
-]
-GSM8K = [
-    {
-        "question": f"Ben has {i} coins. Ida has 5 keys. How many things do they have?",
-        "answer": f"{i} + 5 = {i + 5}\n#### {i + 5}",
-    }
-    for i in range(4)
-]
-HELLASWAG = [
-    {
-        "ind": i,
-        "activity_label": "Cooking",
-        "ctx_a": "A man stands at a stove.",
-        "ctx_b": "he",
-        "ctx": "A man stands at a stove. he",
-        "endings": ["stirs the pot.", "flies to the moon.", "eats the pan whole.", "becomes a small fish."],
-        "source_id": f"test~{i}",
-        "split": "val",
-        "split_type": "indomain",
-        "label": "0",
-    }
-    for i in range(4)
-]
+PROBLEMS = Path(__file__).with_name("problems")
+"""Four problems of each task, in the harness's own columns."""
 
 
-def write_task(folder: Path, name: str, rows: list[dict[str, Any]], task: dict[str, Any]) -> None:
-    """A task with these rows for every split it reads."""
-    data = folder / f"{name}.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = {"train": str(data), "test": str(data), "validation": str(data)}
+def write_task(folder: Path, name: str, task: dict[str, Any]) -> None:
+    """A task with its problems for every split it reads."""
+    files = dict.fromkeys(("train", "test", "validation"), str(PROBLEMS / f"{name}.jsonl"))
     own = {"task": name, "dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(task | own))
 
@@ -77,9 +45,9 @@ def humaneval() -> dict[str, Any]:
 def tasks(tmp_path) -> Path:
     folder = tmp_path / "tasks"
     folder.mkdir()
-    write_task(folder, "humaneval_few", HUMANEVAL, humaneval())
-    write_task(folder, "gsm8k_few", GSM8K, {"include": str(TASKS / "gsm8k" / "gsm8k-cot-llama.yaml")})
-    write_task(folder, "hellaswag_few", HELLASWAG, {"include": str(TASKS / "hellaswag" / "hellaswag.yaml")})
+    write_task(folder, "humaneval_few", humaneval())
+    write_task(folder, "gsm8k_few", {"include": str(TASKS / "gsm8k" / "gsm8k-cot-llama.yaml")})
+    write_task(folder, "hellaswag_few", {"include": str(TASKS / "hellaswag" / "hellaswag.yaml")})
     return folder
 
 
