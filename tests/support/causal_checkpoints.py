@@ -1,10 +1,6 @@
 """A random causal checkpoint that reads and writes text, as the hub has them."""
 
 import json
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +10,10 @@ from support.tokenizers import BYTES, CHATML_JINJA
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engines.models.qwen2_config import CausalConfig
-from engines.server.protocol import ServedEngine
-from repro.serving_ar import ArModel
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB = len(BYTES) + len(SPECIAL)
 END, TURN_START, TURN_END = range(len(BYTES), VOCAB)
-POISON = (7,) * 6
-"""A prompt whose step raises in ``Breakable``."""
 
 
 def write_causal(
@@ -63,27 +55,3 @@ def write_causal(
     (folder / "config.json").write_text(json.dumps(fields | config))
     save_file(dict(model.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class Breakable(ArModel):
-    """Its engine fails where a step computes ``POISON``."""
-
-    slowed_by: Path | None = None
-    """While this file is there a step takes 0.05 s longer, so that what runs can be caught."""
-
-    @contextmanager
-    def serving(self) -> Iterator[ServedEngine]:
-        with super().serving() as engine:
-            model = engine._worker.executor.model
-            hidden = model.hidden
-
-            def breaks(ids: Any, *more: Any) -> Any:
-                if self.slowed_by is not None and self.slowed_by.exists():
-                    time.sleep(0.05)
-                if int((ids == POISON[0]).sum()) >= len(POISON):
-                    raise RuntimeError("the step of such a prompt raises")
-                return hidden(ids, *more)
-
-            model.hidden = breaks
-            yield engine

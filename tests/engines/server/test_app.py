@@ -375,6 +375,7 @@ def test_streams_are_timed_to_their_first_token_and_between_the_others():
 def test_a_step_that_raises_costs_its_batch_alone(server):
     failed = ask(server.port, COMPLETIONS, body([RAISE, 1]))
     assert (failed.status, failed.body["error"]["code"]) == (500, "engine_failed")
+    assert "the engine failed in a step of this request (RuntimeError)" in failed.body["error"]["message"]
     assert ask(server.port, COMPLETIONS, body()).status == 200
     assert server.call(lambda: server.service.num_restarts) == 0
     with streaming(server.port, COMPLETIONS, body([RAISE, 1], stream=True)) as events:

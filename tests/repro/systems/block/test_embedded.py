@@ -124,8 +124,7 @@ def test_no_batch_changes_an_answer(model, text):
 
 def test_a_commit_left_out_of_a_block_that_is_read_later_is_caught(monkeypatch):
     """K/V of a forward that still saw holes: answers are no longer those of the plain loop."""
-    cases = [case for case in embedded_cases(4) if case.method == "block low-confidence"]
-    assert all(result.passed for result in verify_blocks(cases))
+    cases = [case for case in embedded_cases(2) if case.method == "block low-confidence"]
     finish = sequence.Sequence.finish_block
     monkeypatch.setattr(sequence.Sequence, "finish_block", lambda self, has_kv: finish(self, has_kv=True))
     left_out = verify_blocks(cases)
@@ -143,7 +142,7 @@ def test_the_engine_is_the_plain_loop_under_every_rule(monkeypatch):
 
 def test_a_training_run_grades_the_same_answers(model, text):
     """One token a step, the most confident one."""
-    prompts = [text.encode(each.prompt) for each in problems(2)]
+    prompts = [text.encode(each.prompt) for each in problems(1)]
     dense = sample_dense(load_model(EMBEDDED_DIR), prompts, gen_length=LENGTH, block_length=16)
     answers = served(model, prompts, [LowConfidence(threshold=1.0)] * len(prompts), text)
     for i, ids in enumerate(dense):
@@ -169,21 +168,6 @@ def test_a_task_s_problems_are_asked_and_graded():
         assert summary["accuracy"]["value"] >= 5 / 6
         assert record.manifest["model"] == EMBEDDED
         assert record.facts["processor_s"] > 0
-
-
-@pytest.mark.parametrize(
-    ("dataset", "asked", "says"),
-    [
-        ("mini-gsm", {"model": "tiny-sdar"}, "dataset='mini-gsm'"),
-        ("mini-gsm", {"input_len": 20}, "input_len=20"),
-        ("mini-gsm", {"shared_len": 4}, "shared_len=4"),
-        ("mini-gsm", {"max_model_len": 96}, "there is room for 16: lower gen_length"),
-        ("mini-gsm", {"batching": "static"}, "batching='static'"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(dataset, asked, says):
-    with pytest.raises(UserError, match=says):
-        SYSTEM.prepare(a_cell("block-diffusion", dataset=dataset, **{"num_prompts": 6, **asked}))
 
 
 def test_a_simulation_asks_lengths_and_grades_nothing():
