@@ -9,6 +9,7 @@ import pytest
 import yaml
 from support.command import Result, repro
 from support.documents import Unit, calls_in, parsed, run_line, run_script, units
+from support.tables import data_beside
 
 from repro.checks.documents import BLOCK
 from repro.checks.documents import table as made_table
@@ -24,7 +25,7 @@ PAGES = [
     "results/README.md",
 ]
 
-TABLES = yaml.safe_load(Path(__file__).with_name("blocks.yaml").read_text(encoding="utf-8"))
+TABLES = data_beside(__file__, "blocks")
 
 
 def table_of(name: str) -> Mapping[tuple[str, str], Any]:

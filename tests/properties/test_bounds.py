@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.clusters import session
 from support.prefill import LINEAR_MODEL
+from support.tables import data_beside
 
 from engines.ampd.planner import PlanningWorkload
 from engines.ampd.policies import MAX_LOOKAHEAD, ReorderingQueue
@@ -69,7 +68,7 @@ Bound = tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]]
 
 
 def stored_bounds() -> Iterator[Bound]:
-    for each in yaml.safe_load(Path(__file__).with_name("bounds.yaml").read_text(encoding="utf-8")):
+    for each in data_beside(__file__, "bounds"):
         module, _, name = each.pop("of").partition(":")
         make = partial(getattr(import_module(module), name), **each.pop("with", {}))
         for field, values in each.items():

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from support.cells import a_cell
 from support.command import refused, repro
 from support.own_cards import CARD, PLANTED, write_card
 from support.refusals import refuses
+from support.tables import data_beside
 
 from engines.cost.kernels import FOLDER, Card
 from engines.cost.roofline import L40S, Calibration, Gpu, Roofline, StepWork, gpu
@@ -30,7 +30,7 @@ FAMILIES = {
     "ampd": ("toolbench", 0.3, {"num_prompts": 6, "transient": True}),
     "laps": ("lmsys-chat-1m", 4.0, {"num_prompts": 60, "transient": True}),
 }
-REFUSED = yaml.safe_load(Path(__file__).with_name("cards.yaml").read_text(encoding="utf-8"))
+REFUSED = data_beside(__file__, "cards")
 AS_L40S = CARD.replace("121", "362.05").replace("300", "864").replace("24", "48")
 
 

@@ -12,6 +12,7 @@ from support.cells import a_cell
 from support.command import repro
 from support.mock_openai import MockOpenAI, mock_server
 from support.stored_runs import parts
+from support.tables import data_beside
 
 from baselines.servers import asking
 from baselines.servers.asking import NoPage, ask
@@ -26,6 +27,7 @@ from repro.systems.http.server_metrics import Page, change
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
 pytest.importorskip("prometheus_client", reason="needs the extra http: prometheus_client is not installed")
 
+DATA = data_beside(__file__, "hostile")
 CARDS = b'{"data": [{"id": "mock"}]}'
 EVENT = b'data: {"choices": [{"index": 0, "text": "x"}]}\n\n'
 IDS = b'data: {"choices": [{"text": "x", "token_ids": [1, 2, 3]}]}\n\n'
@@ -213,30 +215,10 @@ ANSWERS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
 }
 
 
-PIECE = '{"choices": [{"text": "a", "token_ids": [1]}]}'
-SHAPES: dict[str, tuple[tuple[str, ...], str]] = {
-    "null": (("null",), "not as OpenAI's API has them"),
-    "a list": (("[1]",), "not as OpenAI's API has them"),
-    "choices of numbers": (('{"choices": [5]}',), "not as OpenAI's API has them"),
-    "deep": (("[" * 90_000,), "not as OpenAI's API has them"),
-    "text of a number": (('{"choices": [{"text": 5}]}',), "not as OpenAI's API has them"),
-    "half a character": (('{"choices": [{"text": "\\ud800"}]}',), "UnicodeEncodeError"),
-    "ids of words": (('{"choices": [{"text": "a", "token_ids": ["x"]}]}',), "token_ids is not a whole number"),
-    "usage of words": ((PIECE, '{"usage": {"completion_tokens": "x"}}'), "completion_tokens is not a whole number"),
-    "usage below 0": ((PIECE, '{"usage": {"completion_tokens": -4}}'), "completion_tokens is not a whole number"),
-    "usage without end": ((PIECE, '{"usage": {"prompt_tokens": 1e999}}'), "prompt_tokens is not a whole number"),
-    "usage of 80 bits": ((PIECE, f'{{"usage": {{"prompt_tokens": {2**80}}}}}'), "prompt_tokens is not a whole number"),
-    "details of a number": ((PIECE, '{"usage": {"prompt_tokens_details": 7}}'), "not as OpenAI's API has them"),
-    "half": (('{"choices": [',), "JSONDecodeError"),
-    "binary": (("\udcff",), "UnicodeDecodeError"),
-    "two answers": (('{"choices": [{"text": "x"}, {"text": "y"}]}',), "more than one answer"),
-    "another's answer": (('{"choices": [{"index": 1, "text": "x"}]}',), "more than one answer"),
-    "a count twice": ((PIECE, '{"usage": {"completion_tokens": 1, "completion_tokens": 64}}'), "is given twice"),
-    "given up": (
-        ('{"choices": [{"text": "x", "finish_reason": "abort"}]}',),
-        "gave the answer up: finish_reason='abort'",
-    ),
-    "a reason that is none": (('{"choices": [{"text": "x", "finish_reason": {"a": 1}}]}',), "finish_reason is no text"),
+SHAPES = {
+    **DATA["shapes"],
+    "deep": [["[" * 90_000], "not as OpenAI's API has them"],
+    "binary": [["\udcff"], "UnicodeDecodeError"],
 }
 for name, (events, sentence) in SHAPES.items():
     stream = "".join(f"data: {each}\n\n" for each in (*events, "[DONE]"))
@@ -332,28 +314,9 @@ def test_tokens_that_nothing_shows_are_told_and_no_fault():
 @pytest.mark.parametrize(
     ("before", "after", "counted", "warning"),
     [
-        ("a_total 1\n", "a_total 5\n", {"a_total": 4.0}, ""),
-        ("", "a_total 5\nb 2\n", {"a_total": 5.0, "b": 2.0}, ""),
-        ("a_total 1\n", "a_total NaN\nb 2\n", {"b": 2.0}, "a_total is no finite number"),
-        ("a_total NaN\n", "a_total 5\nb 2\n", {"b": 2.0}, "a_total is no finite number"),
-        ("", "a_total +Inf\n", {}, "a_total is no finite number"),
-        ("", "a 1e308\n", {}, "a is no finite number"),
-        ("", "a_sum -5\n", {}, "a_sum is -5, though it only grows"),
-        ("", "a -5\n", {"a": -5.0}, ""),
-        ("", "# TYPE a_count gauge\na_count -5\n", {"a_count": -5.0}, ""),
-        ("a_total 5\n", "a_total 2\n", {}, "a_total fell from 5 to 2"),
-        ("", "a_total 5\na_total 6\nb 1\n", {"b": 1.0}, "a_total is given twice"),
-        ("", 'a{x="1",y="2"} 5\na{y="2",x="1"} 6\na{x="1",y="2"} 7\n', {}, 'a{x="1",y="2"} is given twice'),
-        ("a 1\na 2\n", "a 5\n", {}, "a is given twice"),
-        ("", 'a{quantile="0.5"} NaN\n', {}, ""),
-        ("", "a NaN\nb NaN\nc NaN\nd NaN\ne NaN\n", {}, "c is no finite number; and 2 more"),
-        ("", "a_total 12", None, "is not used: its last line has no end"),
-        ("a_total 1", "a_total 12\n", None, "is not used: its last line has no end"),
-        ("", "<html></html>\n", None, "is not used: "),
+        *DATA["metrics"],
         ("", "a{" + "x" * 20000 + "} 5\n", None, "is not used: it has a line of more than 16384 characters"),
         ("", "a 5\n" * (1 << 20) + "b 5\n", None, "is not used: it has more than 4194304 characters"),
-        ("", "a five\n", None, "is not used: "),
-        ("", 'a{x="1" 5\n', None, "is not used: "),
     ],
 )
 def test_what_a_server_counts(before, after, counted, warning):
@@ -393,20 +356,7 @@ def test_a_page_of_metrics_that_is_cut_is_told_and_not_used(tmp_path, monkeypatc
 # -- extra ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("names", "fix"),
-    [
-        ("max_tokens max_completion_tokens min_tokens", "use --gen-length"),
-        ("model", "use --model"),
-        ("temperature", "use --temperature"),
-        ("seed", "use --seed"),
-        ("ignore_eos", "use --knob ignore_eos=false"),
-        ("prompt messages prompt_embeds", "those of --dataset-name"),
-        ("stream stream_options n best_of echo", "leave it out"),
-        ("truncate_prompt_tokens", "prompts are sent whole"),
-        ("extra_body", "it is no field of a request"),
-    ],
-)
+@pytest.mark.parametrize(("names", "fix"), DATA["extra"])
 def test_extra_sets_nothing_that_the_benchmark_sets(names, fix):
     for name in names.split():
         for extra in ({name: None}, {"top_k": 3, name: 1}, {"nvext": {name: 1}}):

@@ -1,16 +1,15 @@
 """Cells that no family takes: those of ``refusals.yaml``, each refused in one sentence that names what is wrong."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.cells import a_cell
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.runs.experiment import prepare
 
-TABLES = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text(encoding="utf-8"))
+TABLES = data_beside(__file__, "refusals")
 CASES = [
     pytest.param({**table["cell"], **change}, says, id=f"{name}: {', '.join(f'{k}={v}' for k, v in change.items())}")
     for name, table in TABLES.items()

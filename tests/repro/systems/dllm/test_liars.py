@@ -4,6 +4,7 @@ import re
 
 import pytest
 from support.cells import a_cell
+from support.tables import data_beside
 
 from engines.errors import RunError, UserError
 from repro.runs.experiment import prepare
@@ -17,29 +18,7 @@ def ran(name: str) -> RunRecord:
     return prepare(a_cell(platform="rtx4090", executor="roofline", **knobs)).run()
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("Twice", "scheduler Twice runs a request twice in one step"),
-        ("Empty", "scheduler Empty plans a step without requests"),
-        ("Shortens", "scheduler Shortens runs request 0 with total_len="),
-        ("Hurries", "scheduler Hurries runs request 0 with commit=32, where 8 is due"),
-        ("NeverRefreshes", "with phase=<Phase.REUSE: 'reuse'>, where <Phase.FULL: 'full'> is due"),
-        ("Stranger", "scheduler Stranger runs request 1000, which has ended or was never submitted"),
-        ("Pads", "scheduler Pads pads a batch to 1 tokens, fewer than a member has"),
-        ("AdmitsAll", "scheduler AdmitsAll reports requests 0, 1, 2, 3, 4, 5 as admitted, 0, 1 began"),
-        ("Crowds", "scheduler Crowds runs 4 requests at once, max_num_seqs=2"),
-        ("Overlaps", "scheduler Overlaps gives request 1 K/V rows that another request holds"),
-        ("OtherPool", "K/V rows, the pool has"),
-        ("Early", "scheduler Early reports first_block=0, 1 of a step with first_block=none"),
-        ("Crashes", "policy Crashes.schedule fails (KeyError: 'nothing'): correct it"),
-        ("Wanders", "scheduler Wanders plans no StepPlan"),
-        ("Listed", "scheduler Listed plans no StepPlan with a whole number of scheduled_tokens and a tuple of items"),
-        ("Floats", "scheduler Floats plans a step with an item whose fields are of another kind than PlanItem's"),
-        ("Leaves", "policy Leaves.schedule fails (GeneratorExit: ): correct it"),
-        ("Subclassed", "scheduler Subclassed plans no StepPlan"),
-    ],
-)
+@pytest.mark.parametrize(("name", "said"), data_beside(__file__, "liars").items())
 def test_a_plan_that_is_not_what_requests_need_ends_the_run_with_a_sentence(name, said):
     with pytest.raises(RunError, match=re.escape(said)):
         ran(name)

@@ -1,9 +1,8 @@
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.records import requests_table, steps_table
+from support.tables import data_beside
 
 from repro.runs.record import RunRecord, Table, empty_table
 from repro.systems.dllm.record import BLOCK_COLUMNS, BLOCKS, DLLM, STEP_COLUMNS
@@ -45,9 +44,7 @@ def test_a_good_run_is_valid():
     assert DLLM.assess(record()).valid
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"), yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text(encoding="utf-8"))
-)
+@pytest.mark.parametrize(("changed", "said"), data_beside(__file__, "faults"))
 def test_each_fault_is_the_only_reason(changed, said):
     validity = DLLM.assess(record(**changed))
     assert not validity.valid
