@@ -10,9 +10,10 @@ from paper_figures.common.caption import contended_note, device_text, invalid_no
 from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Panel
 from paper_figures.common.runs import Measure, Of, Runs
-from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS, bounds, csv_of
+from paper_figures.laps.contenders import CONTENDERS, LATE, PAIRED_SEEDS, bounds, csv_of
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
+from repro.runs.statistics import mean_interval
 from repro.systems.platforms import PrefillPart
 
 
@@ -145,3 +146,37 @@ def choices(
         for of in measures
         for place, (column, title) in enumerate(columns.items())
     ]
+
+
+# -- the load at which attainment falls to 90 % ----------------------------------------------------------
+
+
+MOST_LATE = 10.0
+"""Percent."""
+
+
+def crossing(loads: Sequence[float], late: Sequence[float]) -> float | None:
+    """The first load at which so many are late, between two that were simulated; None where fewer are at all of them."""
+    if late[0] >= MOST_LATE:
+        return loads[0]
+    for place in range(1, len(loads)):
+        if late[place] >= MOST_LATE:
+            before, share = late[place - 1], (MOST_LATE - late[place - 1]) / (late[place] - late[place - 1])
+            assert before < MOST_LATE
+            return loads[place - 1] + share * (loads[place] - loads[place - 1])
+    return None
+
+
+def knee(runs: Runs, cell_at: Callable[[float], Cell], loads: Sequence[float]) -> str:
+    """In words, over the seeds that were run at every load."""
+    by_load = [runs.values(cell_at(load), LATE) for load in loads]
+    seeds = sorted(set.intersection(*(set(values) for values in by_load)))
+    found = [crossing(loads, [values[seed] for values in by_load]) for seed in seeds]
+    known = [each for each in found if each is not None]
+    if not found:
+        return "-"
+    if len(known) < len(found):
+        return f"above {loads[-1]:g}"
+    interval = mean_interval(known)
+    spread = "" if interval.half_width is None else f" ± {interval.half_width:.2f}"
+    return f"{'at most ' if max(known) == loads[0] else ''}{interval.mean:.2f}{spread}"

@@ -27,8 +27,7 @@ from paper_figures.laps.contenders import (
     priced,
 )
 from paper_figures.laps.fig7 import by_load
-from paper_figures.laps.knee import knee
-from paper_figures.laps.layout import laps_figure, laps_page, line
+from paper_figures.laps.layout import knee, laps_figure, laps_page, line
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval

@@ -27,8 +27,7 @@ from paper_figures.laps.contenders import (
     tuned,
 )
 from paper_figures.laps.fig7 import EIGHTS_TURNS
-from paper_figures.laps.knee import knee
-from paper_figures.laps.layout import laps_figure, laps_page, line
+from paper_figures.laps.layout import knee, laps_figure, laps_page, line
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.tuning import CANDIDATES, TRIALS

@@ -78,10 +78,9 @@ _DECIDING = frozenset(
             "whole_layer",
             "compat",
             "threshold",
-            "factor",
         ),
-        *("settle_after", "full_every", "renew_at", "preset"),
-        *("prompt_interval", "gen_interval", "transfer_ratio", "temperature", "remasking", "cfg_scale"),
+        *("factor", "settle_after", "full_every", "renew_at", "preset", "prompt_interval", "gen_interval"),
+        *("transfer_ratio", "temperature", "remasking", "cfg_scale"),
     )
 )
 """Knobs that decide which tokens are committed."""

@@ -30,7 +30,7 @@ from paper_figures.laps import (
     tuned,
 )
 from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, LONGEST, MEAN, MIDDLE, PAIRED_SEEDS, RPS
-from paper_figures.laps.knee import crossing
+from paper_figures.laps.layout import crossing
 from repro.reports.claims import Finding
 from repro.reports.figures import PAPERS, View
 from repro.reports.paper import load_claims
