@@ -138,6 +138,14 @@ def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``test_layout`` draws every figure; here it is the numbers that count."""
+    from paper_figures.common import style
+
+    monkeypatch.setattr(style, "publish", lambda figure, panels, out, name, **words: (out / f"{name}.png",))
+
+
+@pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures handed to ``style.rendered``, to look into them."""
     from paper_figures.common import style

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.figure_runs import by_claim
 from support.perturbed_runs import unmoved
 from support.session_runs import planner_run, session_run, session_runs
 
@@ -16,7 +17,6 @@ from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, RAT
 from paper_figures.common import style
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import said
-from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
@@ -26,14 +26,10 @@ from repro.runs.store import StoredRun
 from repro.systems.cluster.planning import PLANNER_SYSTEM
 from repro.systems.platforms import platform
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 VIEW = View(platform=platform("h20x32"), reading="published", num_runs=3)
 SHARES = {"ampd": 0.6, "dynamo-sim": 0.5, "vllm-sim": 0.3, "continuum-sim": 0.3}
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``test_layout`` draws every figure; here it is the numbers that count."""
-    monkeypatch.setattr(style, "publish", lambda figure, panels, out, name, **words: (out / f"{name}.png",))
 
 
 def share(cell: Cell) -> float:
@@ -46,11 +42,6 @@ def share(cell: Cell) -> float:
 def table(values: dict[str, list[float]]) -> Attainments:
     arrays = {name: np.array(each, dtype=float).reshape(1, 1, -1) for name, each in values.items()}
     return Attainments(panels=(panels()[0],), rates=(0.8,), values=arrays)
-
-
-def by_claim(found: list[Finding]) -> dict[str, Finding]:
-    assert len({each.claim for each in found}) == len(found)
-    return {each.claim: each for each in found}
 
 
 # ---- panels -------------------------------------------------------------------------------------------

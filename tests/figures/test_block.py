@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.cells import H20_LLADA2_MINI, H200_LLADA2_MINI, H200_SDAR_8B
-from support.figure_runs import block_run, figure_runs
+from support.figure_runs import block_run, by_claim, figure_runs
 from support.refusals import refuses
 from support.stored_runs import read_csv
 
@@ -49,7 +49,7 @@ def test_findings_are_of_the_runs_and_have_the_other_schedule_beside(tmp_path):
         block_run(cell, tok_s={"first-done": 100.0, "synchronous": 80.0, "mixed": 120.0}[cell.knob_values["batching"]])
         for cell in sglang.FIGURE.cells(H20_VIEW)
     ]
-    found = {each.claim: each for each in sglang.FIGURE.findings(runs, H20_VIEW)}
+    found = by_claim(sglang.FIGURE.findings(runs, H20_VIEW))
     assert found["block-sglang-32"].value == pytest.approx(100.0)
     assert found["block-sglang-32"].readings == (("synchronous", pytest.approx(80.0)),)
     # Three quarters of 5.12 s are behind the first block.
@@ -82,7 +82,7 @@ def sglang_runs(of_one=592.0, **by_concurrency):
 )
 def test_a_curve_flattens_while_it_still_rises(some, more, most, holds):
     runs = sglang_runs(n32=some, n64=more, n128=most)
-    found = {each.claim: each for each in sglang.FIGURE.findings(runs, H20_VIEW)}["block-sglang-flattens"]
+    found = by_claim(sglang.FIGURE.findings(runs, H20_VIEW))["block-sglang-flattens"]
     assert found.holds is holds
     assert found.value == pytest.approx(100 * (most / more - 1))
     assert found.readings == (("synchronous", pytest.approx(found.value)),)

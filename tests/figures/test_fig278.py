@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 from support.cells import CPU_TINY, L40S, RTX4090
+from support.figure_runs import by_claim
 from support.stored_runs import FAILED, caption_of, changed, read_csv, runs_of, text_of
 
 from engines.dllm.memory import divide_memory
@@ -61,7 +62,7 @@ def test_measured_memory_split_comes_from_the_runs(tmp_path, drawn):
 
 
 def test_findings_about_memory():
-    found = {finding.claim: finding for finding in fig2.FIGURE.findings([], CARD_VIEW)}
+    found = by_claim(fig2.FIGURE.findings([], CARD_VIEW))
     assert found.keys() <= CLAIMS.keys()
     assert {finding.obtained for finding in found.values()} == {"computed"}
     assert found["dllm-logit-8p3gb"].value == 8287944704
@@ -94,7 +95,7 @@ def test_relative_throughput_by_length(tmp_path, drawn):
     assert rendered.rows[-1][:8] == ("output", "512", "dLLM-Serve", "22.5", "10.0", "2.25x", "-", "2.47x")
     assert [axes.get_title() for axes in drawn[0].axes] == ["(a) by input length", "(b) by output length"]
     assert len({axes.get_ylim() for axes in drawn[0].axes}) == 1
-    found = {f.claim: f for f in fig7.FIGURE.findings(runs, L40S_VIEW)}
+    found = by_claim(fig7.FIGURE.findings(runs, L40S_VIEW))
     assert found.keys() <= CLAIMS.keys()
     assert found["dllm-in-short"].value == pytest.approx(3.25)
     assert found["dllm-out-long"].value == pytest.approx(2.25)
@@ -102,7 +103,7 @@ def test_relative_throughput_by_length(tmp_path, drawn):
     rising = runs_of(
         fig7.FIGURE.cells(L40S_VIEW), lambda cell: 100 / by_length(cell) if cell.system == "dllm-serve" else 1.0
     )
-    assert not {f.claim: f for f in fig7.FIGURE.findings(rising, L40S_VIEW)}["dllm-in-trend"].holds
+    assert not by_claim(fig7.FIGURE.findings(rising, L40S_VIEW))["dllm-in-trend"].holds
     assert fig7.FIGURE.findings(runs_of(fig7.FIGURE.cells(CPU_VIEW), by_length), CPU_VIEW) == []
 
 
@@ -151,7 +152,7 @@ def test_ladder(tmp_path, drawn):
     assert sum(rung.is_ours for rung in LADDER) == 3
     hatched = [c.get_label() for c in drawn[0].axes[0].containers if c.patches and c.patches[0].get_hatch()]
     assert hatched == ["+ static batching", "+ single refresh", "+ look-ahead admission"]
-    found = {f.claim: f for f in fig8.FIGURE.findings(runs, CARD_VIEW)}
+    found = by_claim(fig8.FIGURE.findings(runs, CARD_VIEW))
     assert found.keys() <= CLAIMS.keys()
     assert found["dllm-abl-full-osc"].value == pytest.approx(1.8)
     assert found["dllm-abl-engine-largest"].holds

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from matplotlib.colors import to_hex
 from support.cells import CPU_TINY, L40S, RTX4090
+from support.figure_runs import by_claim
 from support.stored_runs import (
     CALIBRATION,
     CPU,
@@ -25,7 +26,7 @@ from paper_figures.dllm_serve import fig3, rates
 from paper_figures.dllm_serve.comparison import BASELINES, OURS
 from paper_figures.dllm_serve.comparison import SYSTEMS as COMPARED
 from paper_figures.dllm_serve.rates import CSV_COLUMNS
-from repro.reports.figures import View, figure
+from repro.reports.figures import View
 from repro.reports.paper import load_claims, load_figures
 from repro.runs.cell import Cell
 from repro.runs.family import Validity
@@ -49,11 +50,6 @@ def throughput(cell: Cell) -> float:
 
 def made(view: View) -> list[StoredRun]:
     return runs_of(fig3.FIGURE.cells(view), throughput)
-
-
-def test_is_the_registered_figure():
-    assert figure("fig3").load() is fig3.FIGURE
-    assert figure("fig3").title == fig3.FIGURE.title
 
 
 def test_every_system_has_a_look_of_its_own():
@@ -378,7 +374,7 @@ def test_refuses_what_is_not_the_figures(runs, tmp_path):
 
 
 def test_findings_answer_known_claims_on_the_papers_card_only():
-    found = {finding.claim: finding for finding in fig3.FIGURE.findings(made(CARD_VIEW), CARD_VIEW)}
+    found = by_claim(fig3.FIGURE.findings(made(CARD_VIEW), CARD_VIEW))
     known = {claim.id for claim in load_claims("dllm-serve")}
     assert found.keys() <= known
     assert {finding.obtained for finding in found.values()} == {"composed"}

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 from support.cells import CPU_TINY, RTX4090
+from support.figure_runs import by_claim
 from support.perturbed_runs import unmoved
 from support.refusals import refuses
 from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, stored, text_of
@@ -12,7 +13,7 @@ from paper_figures.common import style
 from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve import fig6
 from paper_figures.dllm_serve.fig6 import compare, own_runs, paper_values
-from repro.reports.figures import View, figure
+from repro.reports.figures import View
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.runs.statistics import wilson_interval
@@ -57,10 +58,7 @@ def test_a_ratio_to_none_solved_is_to_the_most_that_the_interval_leaves():
             return run
         return changed(run, record=run.record.with_columns("requests", correct=[False] * N))
 
-    usual, none = (
-        {each.claim: each for each in fig6.FIGURE.findings(runs, VIEW)}
-        for runs in (made(VIEW), [*map(none_solved, made(VIEW))])
-    )
+    usual, none = (by_claim(fig6.FIGURE.findings(runs, VIEW)) for runs in (made(VIEW), [*map(none_solved, made(VIEW))]))
     assert usual["dllm-he-ratio"].value == pytest.approx(4.0)
     assert usual["dllm-gsm-gain"].value == pytest.approx(300.0)
     assert usual["dllm-gsm-match"].value == pytest.approx(-10.0)
@@ -77,11 +75,6 @@ def broken(runs: Sequence[StoredRun], selection: str, ratio: float) -> list[Stor
         return (run.cell.dataset, knobs["selection"], knobs.get("retention_ratio")) == ("mini-gsm", selection, ratio)
 
     return [changed(run, validity=FAILED) if is_it(run) else run for run in runs]
-
-
-def test_is_the_registered_figure():
-    assert figure("fig6").load() is fig6.FIGURE
-    assert figure("dllm-serve/fig6").title == fig6.FIGURE.title
 
 
 def test_grid_differs_in_the_selection_alone():
@@ -202,7 +195,7 @@ def test_missing_runs_are_said(tmp_path):
 
 
 def test_findings_are_of_another_model():
-    found = {finding.claim: finding for finding in fig6.FIGURE.findings(made(VIEW), VIEW)}
+    found = by_claim(fig6.FIGURE.findings(made(VIEW), VIEW))
     assert found.keys() <= {claim.id for claim in load_claims("dllm-serve")}
     assert found["dllm-gsm-gain"].value == pytest.approx(300)
     assert found["dllm-gsm-match"].value == pytest.approx(-10)

@@ -34,14 +34,6 @@ def planned(run: StoredRun, **measured: int) -> StoredRun:
     return changed(run, record=run.record.with_manifest(facts=facts, calibration=calibration))
 
 
-def test_the_exponent_between_two_points_is_the_law_s_in_either_order():
-    for first, last in (((2.0, 4.0), (8.0, 64.0)), ((8.0, 64.0), (2.0, 4.0))):
-        assert growth.exponent(first, last) == pytest.approx(2.0)
-    assert growth.exponent((2.0, 9.0), (2.0, 4.0)) is None
-    assert [growth.exponent((1.0, low), (2.0, 4.0)) for low in (None, 0.0, -1.0)] == [None] * 3
-    assert [growth.exponent((1.0, 4.0), (2.0, high)) for high in (None, 0.0, -1.0)] == [None] * 3
-
-
 @pytest.mark.parametrize("where", [CPU_TINY, H200, RTX4090, L40S], ids=lambda where: where.name)
 def test_every_value_fits_the_platform(where):
     view = View(platform=where, reading="efficient")
@@ -130,9 +122,12 @@ def test_a_measured_view_of_a_card_has_files_of_its_own(tmp_path):
     [
         ((1, 2.0), (8, 16.0), 1.0),
         ((2, 8.0), (4, 2.0), -2.0),
+        ((2.0, 4.0), (8.0, 64.0), 2.0),
+        ((8.0, 64.0), (2.0, 4.0), 2.0),
         ((1, 2.0), (1, 2.0), None),
-        ((1, 0.0), (2, 1.0), None),
-        ((1, None), (2, 1.0), None),
+        ((2.0, 9.0), (2.0, 4.0), None),
+        *(((1, low), (2, 1.0), None) for low in (None, 0.0, -1.0)),
+        *(((1, 4.0), (2, high), None) for high in (None, 0.0, -1.0)),
     ],
 )
 def test_exponent(first, last, slope):

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.figure_runs import by_claim
 from support.prefill import prefill_run, prefill_runs
 
-from paper_figures.common import style
 from paper_figures.common.figure import seed_by_seed
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, is_below, said
@@ -31,7 +31,6 @@ from paper_figures.laps import (
 )
 from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, LONGEST, MEAN, MIDDLE, PAIRED_SEEDS, RPS
 from paper_figures.laps.layout import crossing
-from repro.reports.claims import Finding
 from repro.reports.figures import PAPERS, View
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
@@ -40,16 +39,12 @@ from repro.runs.statistics import mean_interval
 from repro.systems.cluster.laps_record import PREFILL
 from repro.systems.platforms import platform
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 VIEW = View(platform=platform("h200"), reading="published", num_runs=3)
 Shape = Callable[[Cell], dict[str, float]]
 SPEED = {"laps": 1.2, "reserve": 1.1, "laps-graphs-only": 1.02, "laps-disaggregation-only": 1.1}
 LATE = {"laps": 0.3, "reserve": 0.1, "sglang-pd-router": 0.4}
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``test_layout`` draws every figure; here it is the numbers that count."""
-    monkeypatch.setattr(style, "publish", lambda figure, panels, out, name, **words: (out / f"{name}.png",))
 
 
 def shape(cell: Cell) -> dict[str, float]:
@@ -65,11 +60,6 @@ def shape(cell: Cell) -> dict[str, float]:
         "late": min(1.0, LATE.get(cell.system, 0.5) * (cell.rate or 60) / 100),
         "end_s": 100 / speed,
     }
-
-
-def by_claim(found: list[Finding]) -> dict[str, Finding]:
-    assert len({each.claim for each in found}) == len(found)
-    return {each.claim: each for each in found}
 
 
 def test_ratios_and_differences_are_paired_by_seed():

@@ -12,6 +12,7 @@ from support.stored_runs import calibration_of, changed, charged, stored, told_o
 from engines.dllm.memory import divide_memory
 from paper_figures.dllm_serve import fig2
 from paper_figures.dllm_serve.layout import shape_of
+from repro.reports.claims import Finding
 from repro.reports.figures import Figure, View
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord
@@ -22,6 +23,12 @@ from repro.systems.cluster.planning import PLANNER_SYSTEM
 from repro.systems.platforms import DllmPart, platform
 
 NUM_PROBLEMS = 40
+
+
+def by_claim(found: list[Finding]) -> dict[str, Finding]:
+    """Each claim is answered once."""
+    assert len({each.claim for each in found}) == len(found)
+    return {each.claim: each for each in found}
 
 
 def figure_runs(figure: Figure, view: View) -> list[StoredRun]:
