@@ -33,7 +33,7 @@ def numbers_of(solved: Solved | None) -> tuple[float | None, ...]:
     return (None,) * 4 if solved is None else (solved.share, solved.low, solved.high, solved.n)
 
 
-def by_criterion(runs: Sequence[StoredRun], task: str) -> Iterator[tuple[str, bool, tuple[float | None, ...]]]:
+def by_criterion(runs: Sequence[StoredRun], task: str) -> Iterator[tuple[str | None, bool, tuple[float | None, ...]]]:
     """What is solved by each criterion of a task: its name, whether it is the strict one, and the numbers of a CSV."""
     entry = task_entry(task)
     for column, criterion in (("correct", entry.criterion), ("correct_strict", entry.strict)):
