@@ -44,7 +44,7 @@ PARTS: Mapping[str, tuple[str, Callable[[MemoryPlan], int]]] = {
     "KV pool": ("#0072B2", lambda plan: plan.kv_bytes),
 }
 PART_COLUMNS = ("weights_bytes", "activation_bytes", "logits_bytes", "guard_bytes", "kv_bytes")
-"""Of the parts, in their order."""
+"""Columns of the parts, in their order."""
 
 
 def cells(view: View) -> list[Cell]:
