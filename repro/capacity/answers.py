@@ -17,7 +17,7 @@ from engines.machine import held
 from repro.capacity.objectives import LOAD, Sample, Verdict, is_lost, judged
 from repro.capacity.question import Question, Sizes
 from repro.capacity.search import Lattice, fewest, largest
-from repro.capacity.site import Plan, Site
+from repro.capacity.sites import Plan, Site
 from repro.cores import usable_cores
 from repro.runs.code import held_here
 from repro.runs.workers import LOST, worker_processes

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.errors import UserError, require
-from repro.capacity.clusters import ClusterSite
-from repro.capacity.instances import InstanceSite
 from repro.capacity.objectives import METRICS, Objective, parse_objectives, tightest
 from repro.capacity.platforms import BY_CARD
-from repro.capacity.site import Site, refuse_set_here
+from repro.capacity.sites import ClusterSite, InstanceSite, Site, refuse_set_here
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
 from repro.systems.cluster.ampd import ArSystem

@@ -48,7 +48,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     "What there is": {"list": "list_command:list_command", "doctor": "list_command:doctor"},
     "Check and calibrate": {
         "verify-baselines": "check:verify_baselines",
-        "gpu-suite": "gpu_suite:gpu_suite",
+        "gpu-suite": "check:gpu_suite",
         "calibrate": "calibrate:calibrate",
         "train-tiny": "check:train_tiny",
     },

@@ -495,7 +495,7 @@ def _binding(name: str | None) -> str:
 
 def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]], options: CapacityGoal) -> list[str]:
     """How the answers were found, and what is doubtful about them."""
-    from repro.capacity.site import LASTING
+    from repro.capacity.sites import LASTING
 
     plans, simulated, runs = (sum(row[name] for row in rows) for name in ("plans", "simulated_plans", "runs"))
     said = [f"{counted(plans, 'plan')}, {simulated} of them simulated, in {counted(runs, 'run')}"]

@@ -12,7 +12,7 @@ from repro.capacity.objectives import Times
 from repro.capacity.platforms import MOST_GPUS
 from repro.capacity.question import Question, parse_sizes
 from repro.capacity.search import Lattice
-from repro.capacity.site import BEYOND, Plan, Site
+from repro.capacity.sites import BEYOND, Plan, Site
 
 LATTICE = Lattice(resolution=0.1)
 FINE = 1.05

@@ -6,7 +6,7 @@ import json
 import pytest
 from support.command import refused, repro
 
-from repro.capacity.clusters import ClusterSite
+from repro.capacity.sites import ClusterSite
 
 SLO = "ttft:p95:2000 itl:p95:50"
 FAST = ("--num-prompts", "40", "--seeds", "1", "--resolution", "0.2")

@@ -9,7 +9,7 @@ import pytest
 from support.checkpoints import write_dream, write_llada
 from support.command import commands, refused, repro
 
-from repro.capacity.clusters import ClusterSite
+from repro.capacity.sites import ClusterSite
 
 SEPARATOR = "=> "
 SESSIONS = [{"rounds": [[800 + 50 * n, 60], [300, 40]]} for n in range(12)]
