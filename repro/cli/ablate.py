@@ -11,7 +11,7 @@ from engines.errors import require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import number, percent, print_json, print_table, ratio, say
-from repro.cli.run_table import lengths_json, lengths_line
+from repro.cli.run_table import lengths_json, lengths_line, provenance_of
 
 if TYPE_CHECKING:
     from repro.reports.ablation import Variant
@@ -105,7 +105,9 @@ class Study:
             label.setdefault(dataset, variant.label)
             what = {self.dataset: dataset, "variant": variant.label, "system": variant.system, "ours": variant.is_ours}
             numbers = self.row(own, base.setdefault(dataset, own))
-            rows.append({**what, "against": against, **numbers, **_provenance(own)})
+            folders = [run.cell.folder_name for run in own]
+            made = {"num_runs": len(own), **provenance_of(own), "run_folders": folders}
+            rows.append({**what, "against": against, **numbers, **made})
         return rows
 
 
@@ -146,16 +148,6 @@ def ablate(
         drawn = save_plot(plot, title, [_as_plotted(study, row) for row in rows], titles, study.guides)
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
     say_what_ran(outcomes, store.root)
-
-
-def _provenance(runs: Runs) -> Row:
-    return {
-        "num_runs": len(runs),
-        "obtained": "; ".join(sorted({run.obtained for run in runs})),
-        "valid": all(run.validity.valid for run in runs),
-        "reasons": sorted({reason for run in runs for reason in run.validity.reasons}),
-        "run_folders": [run.cell.folder_name for run in runs],
-    }
 
 
 def _print(study: Study, title: str, rows: Sequence[Row], runs: Runs) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -275,6 +273,7 @@ def _text(value: float | tuple[float, ...] | None) -> str:
 def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bool, json: bool) -> None:
     """Fit, say how far each step is from what is fitted, and store both beside the card's file, or in ``out``."""
     from engines.cost.fit import fit_steps
+    from repro.cli.plots import csv_of
     from repro.cli.sweep import check_regular
     from repro.files import replace_text, writable_file, writable_folder
     from repro.systems.card_file import card_of
@@ -296,7 +295,7 @@ def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: b
     rows = _card_rows(steps, card, fitted, found.left_out)
     if files:
         save_calibration(fitted, files[0])
-        replace_text(files[1], _csv(rows))
+        replace_text(files[1], csv_of(rows))
     errors = {name: _errors(rows, name) for name in ("error_percent", "left_out_error_percent")}
     if json:
         print_json(
@@ -377,11 +376,3 @@ def _said(errors: Mapping[str, float | int | None]) -> str:
         return "not told: each step is needed"
     said = f"median {errors['median_percent']:.2f} %, worst {errors['worst_percent']:.2f} %"
     return said if not errors["not_told"] else f"{said}, {errors['not_told']} steps the others do not tell"
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

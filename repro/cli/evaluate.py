@@ -13,6 +13,7 @@ from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, answer_knobs, of_platform
 from repro.cli.output import counted, number, print_json, print_table, say
+from repro.cli.run_table import provenance_of
 
 if TYPE_CHECKING:
     from engines.dllm.method import Sampler
@@ -42,7 +43,7 @@ KNOBS = Knobs(_evaluated, usual=of_platform, several=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadKnobs(Checked):
+class EvalOptions(Checked):
     panel: ClassVar[str] = opt.WHAT
     task: list[str] | None = None
     """mini-gsm, mini-code, mini-chain, gsm8k or humaneval; several times [default: mini-gsm]."""
@@ -58,11 +59,10 @@ class WorkloadKnobs(Checked):
     def tasks(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.task or ("mini-gsm",)))
 
-    def grid(self, options: Mapping[str, Any]) -> Grid:
-        """``options``: the knobs."""
+    def grid(self, knobs: Mapping[str, Any]) -> Grid:
         from repro.workbench.grid import Grid
 
-        knobs = {**options, **opt.given(num_prompts=self.limit)}
+        knobs = {**knobs, **opt.given(num_prompts=self.limit)}
         return Grid(
             system=tuple(dict.fromkeys(self.system or ("dllm-serve",))),
             dataset=self.tasks,
@@ -75,7 +75,7 @@ class WorkloadKnobs(Checked):
 
 def evaluate(
     *,
-    asked: WorkloadKnobs,
+    options: EvalOptions,
     dataset_path: opt.DatasetPath = None,
     given: Annotated[Given, KNOBS],
     knob: opt.KnobTexts = None,
@@ -86,25 +86,25 @@ def evaluate(
 ) -> None:
     """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated. Several values of
     --retention-ratio draw accuracy against it, beside a cache that keeps every row; other options that take a value likewise."""
-    from repro.cli.plots import check_plot
+    from repro.cli.plots import check_plot, save_accuracy_plot
     from repro.cli.sweep import readable, run_sweep, say_what_ran, say_what_runs, sweep_of
     from repro.systems.dllm.requests import require_task
     from repro.tasks.registry import task_entry
     from repro.workbench.accuracy import axis_of, curves_of, references_of
 
     opened = place.opened()
-    for task in asked.tasks:
+    for task in options.tasks:
         task_entry(task)
-    options = {**given, **opt.of_data_file(dataset_path, given)}
-    options |= opt.parse_knobs(knob or (), options, several=True)
-    grid = asked.grid(options)
+    knobs = {**given, **opt.of_data_file(dataset_path, given)}
+    knobs |= opt.parse_knobs(knob or (), knobs, several=True)
+    grid = options.grid(knobs)
     if plot is not None:
         check_plot(plot, *grid.files)
     axis = axis_of({name: grid.knobs[name] for name in grid.varied})
     cells = grid.cells()
     references = references_of(cells, axis)
     with opened as pool:
-        with readable("dataset_path", dataset_path, asked.tasks):
+        with readable("dataset_path", dataset_path, options.tasks):
             sweep = sweep_of([*cells, *references], stored.store, force=stored.force, pool=pool)
         for experiment, cell in zip(sweep.experiments, (*cells, *references), strict=True):
             require_task(getattr(experiment.deployment, "task", None), cell)
@@ -114,30 +114,18 @@ def evaluate(
     results = [
         _result(experiment.deployment, run) for experiment, run in zip(sweep.experiments, sweep.runs, strict=True)
     ]
-    if len(cells) == 1 and plot is None:
-        _print_one(results[0], json)
+    curves = curves_of(sweep.runs, len(cells), grid.varied, axis)
+    by_key = {run.cell.key: result for run, result in zip(sweep.runs, results, strict=True)}
+    rows = [row for curve in curves for row in _curve_rows(curve, by_key)]
+    if json:
+        print_json(results[0] if len(cells) == 1 and plot is None else {"axis": axis, "points": rows})
     else:
-        curves = curves_of(sweep.runs, len(cells), grid.varied, axis)
-        by_key = {run.cell.key: result for run, result in zip(sweep.runs, results, strict=True)}
-        rows = [row for curve in curves for row in _curve_rows(curve, by_key)]
-        if json:
-            print_json({"axis": axis, "points": rows})
-        else:
-            _print_curves(curves, rows)
-        if plot is not None:
-            from repro.cli.plots import save_accuracy_plot
-
-            say(f"files: {', '.join(map(str, save_accuracy_plot(plot, curves, rows)))}", file=sys.stderr)
+        _print_curves(curves, rows)
+    if plot is not None:
+        say(f"files: {', '.join(map(str, save_accuracy_plot(plot, curves, rows)))}", file=sys.stderr)
     say_what_ran(outcomes, sweep.store.root)
     if not all(run.validity.valid for run in sweep.runs):
         raise typer.Exit(1)
-
-
-def _print_one(result: dict[str, Any], json: bool) -> None:
-    if json:
-        print_json(result)
-    else:
-        print_table(f"{result['task']}, {result['criterion']}", ("what", "value"), _rows(result))
 
 
 def _warn_of_small_models(sweep: Sweep) -> None:
@@ -160,7 +148,7 @@ def _warn_of_small_models(sweep: Sweep) -> None:
         )
 
 
-# -- several settings -----------------------------------------------------------------------------------------
+# -- points of curves -----------------------------------------------------------------------------------------
 
 
 def _curve_rows(curve: Curve, by_key: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -193,9 +181,7 @@ def _point_row(point: Point, curve: Curve, by_key: Mapping[str, Mapping[str, Any
         "cache_rows": point.mean("cache_rows"),
         "num_runs": len(point.runs),
         "dataset": first["dataset"],
-        "obtained": "; ".join(sorted({run.obtained for run in point.runs})),
-        "valid": all(run.validity.valid for run in point.runs),
-        "reasons": sorted({reason for run in point.runs for reason in run.validity.reasons}),
+        **provenance_of(point.runs),
         "files": [str(run.file) for run in point.runs],
     }
 
@@ -204,7 +190,11 @@ def _print_curves(curves: Sequence[Curve], rows: Sequence[Mapping[str, Any]]) ->
     criteria = dict.fromkeys(f"{row['task']}, {row['criterion']}" for row in rows)
     texts = [_point_texts(row, list(curves[0].points[0].knobs)) for row in rows]
     columns = [name for name in texts[0] if any(text[name] != "-" for text in texts)]
-    print_table("; ".join(criteria), columns, [[text[name] for name in columns] for text in texts])
+    if len(rows) == 1:
+        shown = [(name, texts[0][name]) for name in columns if name != "added, points"]
+        print_table("; ".join(criteria), ("what", "value"), [*shown, ("cache", rows[0]["cache"])])
+    else:
+        print_table("; ".join(criteria), columns, [[text[name] for name in columns] for text in texts])
     model = ", ".join(dict.fromkeys(f"{row['model']} ({row['platform']})" for row in rows))
     say(f"model: {model}; problems: {'; '.join(dict.fromkeys(row['dataset'] for row in rows))}")
     said = "accuracy: Wilson's 95 % interval"
@@ -254,7 +244,7 @@ def _added(row: Mapping[str, Any]) -> str:
     return f"{row['added_points']:+.1f} [{row['added_low']:.1f}, {row['added_high']:.1f}]"
 
 
-# -- one ------------------------------------------------------------------------------------------------------
+# -- runs -----------------------------------------------------------------------------------------------------
 
 
 def _result(deployment: Deployment, run: StoredRun) -> dict[str, Any]:
@@ -320,23 +310,3 @@ def _cache(sampler: Sampler) -> str:
         return f"all context rows{left_out}"
     whole = "" if sparsity.whole_layer is None else f", all of them in layer {sparsity.whole_layer}"
     return f"{100 * sparsity.retention_ratio:g} % of the context rows ({sparsity.selection}){whole}{left_out}"
-
-
-def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    rows = [
-        ("system", result["system"]),
-        ("model", f"{result['model']} ({result['platform']})"),
-        ("cache", result["cache"]),
-    ]
-    rows.append((f"accuracy ({result['criterion']})", _share(result["accuracy"])))
-    if result["accuracy_strict"] is not None:
-        rows.append((f"accuracy ({result['strict_criterion']})", _share(result["accuracy_strict"])))
-    rows.append(("throughput", f"{number(result['throughput_tok_s'])} tok/s over {number(result['window_s'])} s"))
-    rows += [("problems", result["dataset"]), ("obtained", result["obtained"])]
-    verdict = "VALID" if result["valid"] else f"INVALID: {'; '.join(result['reasons'])}"
-    return [*rows, ("verdict", verdict)]
-
-
-def _share(accuracy: dict[str, Any]) -> str:
-    percent = {name: 100 * accuracy[name] for name in ("value", "low", "high")}
-    return f"{percent['value']:.1f} % ({percent['low']:.1f} to {percent['high']:.1f} %, n = {accuracy['n']})"

@@ -82,16 +82,20 @@ def _arms(row: Mapping[str, Any], column: str) -> tuple[float, float]:
     return min(half, value or 0), half
 
 
-def save_drawn(path: Path, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
-    """The figure, and the rows behind it as a CSV of the same name."""
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
+    return text.getvalue()
+
+
+def save_drawn(path: Path, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
+    """The figure, and the rows behind it as a CSV of the same name."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:], dpi=150)
     beside = path.with_suffix(".csv")
-    replace_all({path: drawn.getvalue(), beside: text.getvalue().encode()})
+    replace_all({path: drawn.getvalue(), beside: csv_of(rows).encode()})
     return path, beside
 
 

@@ -126,6 +126,15 @@ def by_setting(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
     return list(found.values())
 
 
+def provenance_of(runs: Sequence[StoredRun]) -> dict[str, Any]:
+    """How the runs of a row came about, and whether their numbers may be used."""
+    return {
+        "obtained": "; ".join(sorted({run.obtained for run in runs})),
+        "valid": all(run.validity.valid for run in runs),
+        "reasons": sorted({reason for run in runs for reason in run.validity.reasons}),
+    }
+
+
 def run_json(run: StoredRun) -> dict[str, Any]:
     return {
         "cell": run.cell.written(),

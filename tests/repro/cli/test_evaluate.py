@@ -33,7 +33,7 @@ def test_command(tmp_path):
     assert Path(result["file"]).is_file()
     again = repro(*asked)
     assert (again.code, "0 runs done, 1 reused" in again.err) == (0, True)
-    assert "100.0 % (43.9 to 100.0 %, n = 3)" in again.out
+    assert "100.0 [43.9, 100.0]" in again.out
     assert "all context rows" in again.out
 
 
