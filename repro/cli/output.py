@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import textwrap
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -20,8 +19,6 @@ NARROW = 14
 """A cell with a number in it that is no wider is never broken into lines."""
 MOST_COLUMNS = 1000
 """The widest terminal that one would believe."""
-MOST_LINES = 3
-"""The most lines of a head, where the rows below it are lower."""
 GAP = "  "
 
 
@@ -124,48 +121,19 @@ def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
 
 
 def _shared(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Widths of the columns: none below its longest word, so that the highest row is as low as can be; what is left goes
-    first to those that lack least."""
+    """Widths of the columns: none below its longest word. The rest of the terminal goes to cells before heads, and first to those
+    that lack least."""
     whole = _lengths(columns, rows, by_word=False)
     if _taken(whole) <= width:
         return whole
-    least = _lengths(columns, rows, by_word=True)
-    texts = [
-        (name, sorted({str(cell) for cell in cells}, key=len)) for name, *cells in zip(columns, *rows, strict=True)
-    ]
-    given = least
-    for height in range(1, 1 + max((len(cell.split()) for _, cells in texts for cell in cells), default=1)):
-        asked = [_width(*text, height, *ends) for text, *ends in zip(texts, least, whole, strict=True)]
-        if _taken(asked) <= width:
-            given = asked
-            break
+    given = _lengths(columns, rows, by_word=True)
     room = width - _taken(given)
-    for done, i in enumerate(sorted(range(len(given)), key=lambda i: whole[i] - given[i])):
-        more = min(whole[i] - given[i], room // (len(given) - done))
-        given[i], room = given[i] + more, room - more
+    for wanted in (_lengths([""] * len(columns), rows, by_word=False), whole):
+        lacking = [max(0, wanted[i] - given[i]) for i in range(len(given))]
+        for done, i in enumerate(sorted(range(len(given)), key=lacking.__getitem__)):
+            more = min(lacking[i], room // (len(given) - done))
+            given[i], room = given[i] + more, room - more
     return given
-
-
-def _width(name: str, cells: Sequence[str], height: int, least: int, most: int) -> int:
-    """The smallest width at which no cell of a column takes more lines; its head may take some in any case."""
-
-    def fits(width: int) -> bool:
-        head = _num_lines(name, width) <= max(height, MOST_LINES)
-        return head and all(_num_lines(cell, width) <= height for cell in reversed(cells))
-
-    return bisect_left(range(most), True, lo=least, key=fits)
-
-
-def _num_lines(cell: str, width: int) -> int:
-    """``len(_broken(cell, width))``, of words that are no longer."""
-    if len(cell) <= width:
-        return 1
-    lines, room = 0, 0
-    for length in map(len, cell.split()):
-        if length + 1 > room:
-            lines, room = lines + 1, width + 1
-        room -= length + 1
-    return lines
 
 
 def _print_downwards(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
