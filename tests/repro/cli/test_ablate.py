@@ -6,13 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 from support.command import repro
+from support.refusals import refuses
 from typer.testing import CliRunner
 
 from repro.cli.ablate import AMPD, LAPS, MEASURED_RUNS, AblationOptions, _dllm_study, _speed, difference
 from repro.cli.main import app
 from repro.cli.plots import _arms
+from repro.reports.ablation import CLUSTER_COMPONENTS, COMPONENTS, OWN, PREFILL_COMPONENTS, own_variant
 from repro.runs.family import Validity
 from repro.runs.statistics import mean_interval
+from repro.runs.system import settings_of
 
 WHERE = ["--platform", "rtx4090", "--dataset", "livebench"]
 
@@ -145,3 +148,47 @@ def test_a_measured_ablation_says_what_it_will_run_and_counts_processor_seconds(
 def test_repeats_of_a_measured_ablation_where_none_are_asked_for(tmp_path):
     options = AblationOptions(component="scheduler", dataset=["osc"])
     assert all(len(cells) == MEASURED_RUNS for cells in _dllm_study(options, {}).cells.values())
+
+
+@pytest.mark.parametrize("component", [*PREFILL_COMPONENTS, "reordering"])
+def test_variants_of_clusters_are_paired_with_the_component_switched_off(component, tmp_path):
+    is_ampd = component in CLUSTER_COMPONENTS
+    short = ("--dataset", "dureader") if is_ampd else ("--knob", "num_prompts=150")
+    command = ("ablate", "--component", component, *short, "--num-runs", 2, "--result-dir", tmp_path / "runs", "--json")
+    done = repro(*command, "--plot", tmp_path / "a.png")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    variants = (CLUSTER_COMPONENTS if is_ampd else PREFILL_COMPONENTS)[component]
+    assert [row["variant"] for row in rows] == [variant.label for variant in variants]
+    assert rows[0]["added_points"] == 0
+    share = "slo_attainment" if is_ampd else "slo_violations"
+    for row in rows:
+        assert row["obtained"] == "composed"
+        assert row["num_runs"] == len(row["run_folders"]) == 2
+        assert row["added_points"] == pytest.approx(100 * (row[share] - rows[0][share]))
+        assert row["valid"] == (row["reasons"] == [])
+    assert len({row.get("deployment") for row in rows}) == 1
+    with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(rows)
+
+
+def test_each_component_takes_policies_by_a_knob_of_its_system():
+    assert OWN.keys() <= COMPONENTS.keys() | CLUSTER_COMPONENTS.keys() | PREFILL_COMPONENTS.keys()
+    for component, knob in OWN.items():
+        variant = own_variant(component, "mine:Policy", {"n": 2})
+        assert (variant.label, variant.knobs) == ("Policy, n=2", ((knob, "mine:Policy"), ("n", 2)))
+        assert any(knob in kind.__dataclass_fields__ for kind in settings_of(variant.system)) or knob == "scheduler"
+    with refuses("variant='mine:Policy'"):
+        own_variant("graphs", "mine:Policy", {})
+
+
+def test_an_own_batcher_stands_beside_the_papers_on_the_same_seeds(tmp_path: Path):
+    asked = ["ablate", "--component", "awd", "--num-runs", "2", "--knob", "num_prompts=40", "--json"]
+    own = ["--variant", "support.own:Gather@window_s=0.05", "--variant", "support.own:Gather"]
+    ran = CliRunner().invoke(app, [*asked, *own, "--result-dir", str(tmp_path)], catch_exceptions=False)
+    rows = json.loads(ran.stdout)["rows"]
+    assert [row["variant"] for row in rows[-2:]] == ["Gather, window_s=0.05", "Gather"]
+    assert rows[0]["variant"] == "no waiting"
+    assert all(len(row["run_folders"]) == 2 for row in rows)
+    assert rows[-2]["ttft_mean_s"] > rows[-1]["ttft_mean_s"]
+    assert not rows[-1]["ours"]

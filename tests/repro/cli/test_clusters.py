@@ -1,4 +1,4 @@
-"""Commands about clusters: plan-cluster, bench and ablate of AMPD, and what they refuse."""
+"""Commands about clusters: plan-cluster, bench of AMPD, and what they refuse."""
 
 import json
 from pathlib import Path
@@ -70,14 +70,3 @@ def test_bench_takes_clusters_by_name_and_their_own_trace(tmp_path):
     assert all(each["valid"] and each["obtained"] == "composed" for each in runs)
     assert {each["facts"]["attainment_reading"] for each in runs} == {"round/every/p95"}
     assert all(0 <= each["summary"]["slo_attainment"] <= 1 for each in runs)
-
-
-def test_ablate_pairs_variants_by_seed(tmp_path):
-    options = ("--component", "reordering", "--dataset", "dureader", "--num-runs", "2", "--result-dir", str(tmp_path))
-    rows = json.loads(run("ablate", *options, "--json"))["rows"]
-    assert [row["variant"] for row in rows] == ["first come, first served", "Algorithm 2, w = 3", "Algorithm 2, w = 5"]
-    assert rows[0]["added_points"] == 0
-    for row in rows[1:]:
-        assert row["added_points"] == pytest.approx(100 * (row["slo_attainment"] - rows[0]["slo_attainment"]))
-        assert row["num_runs"] == 2
-    assert len({row["deployment"] for row in rows}) == 1
