@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from baselines.dllm.published import RANKINGS, Algorithm, DreamOptions, PublishedMethod, Ranking
+from baselines.dllm.options import RANKINGS, Algorithm, DreamOptions, Ranking
+from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import Confidence, DecodeConfig, FirstStep, NoCache
 from engines.dllm.method import Options, Sampler
 from engines.errors import require

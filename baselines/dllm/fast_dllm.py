@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from baselines.dllm.dream import dream_decode, timestep_decode
-from baselines.dllm.published import RANKINGS, FastDllmOptions, PublishedMethod
+from baselines.dllm.options import RANKINGS, FastDllmOptions
+from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import DecodeConfig, DelayedCache, GenerationConfig, NoCache, RefreshRule
 from engines.dllm.method import BLOCKS, Options, Sampler
 from engines.errors import require

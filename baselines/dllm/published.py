@@ -1,63 +1,22 @@
-"""What all published methods have in common: whole blocks, and static batches.
-
-The options that methods have of their own, light, for those of the command line are read off them.
-"""
+"""What all published methods have in common: whole blocks, and static batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.static.scheduler import StaticFootprint, base_bytes
 from engines.cost.roofline import StepPrice
-from engines.dllm.config import EngineConfig, GenerationConfig, Retention, ServeOptions
+from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.memory import REDUCTION_ROWS
 from engines.dllm.method import Method, Options, Sampler
 from engines.dllm.simulated import RooflineExecutor
 from engines.errors import require
-from engines.knobs import Only
 from engines.models.shape import ModelShape
 
 if TYPE_CHECKING:
     from engines.dllm.executor.torch import TorchExecutor
     from engines.models.protocol import DiffusionModel
-
-
-Ranking = Literal["maskgit_plus", "topk_margin", "entropy"]
-RANKINGS: tuple[Ranking, ...] = get_args(Ranking)
-Algorithm = Literal["origin", Ranking]
-DREAM_ALONE = Only(family="dream")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DreamOptions:
-    alg: Annotated[Algorithm, DREAM_ALONE] = "origin"
-    """Dream: which masks are committed, by chance (origin) or by a ranking: maskgit_plus, topk_margin or entropy."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FastDllmOptions:
-    cache: Literal["none", "prefix", "dual"] = "dual"
-    """Fast-dLLM: none, prefix or dual."""
-    alg: Annotated[Literal[Algorithm, "confidence_threshold"], DREAM_ALONE] | None = None
-    """Dream: origin, maskgit_plus, topk_margin, entropy, or confidence_threshold, the default beside a threshold."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparseOptions(Retention):
-    alg: Annotated[Ranking, DREAM_ALONE] = "entropy"
-    """Dream: how masks are ranked: maskgit_plus, topk_margin or entropy."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DllmCacheOptions(DreamOptions):
-    features: FeatureCacheConfig = field(default_factory=FeatureCacheConfig)
-
-
-OPTIONS = (ServeOptions, FastDllmOptions, DllmCacheOptions, SparseOptions)
-"""Options of all methods that have any, the plain samplers' among them."""
 
 
 class PublishedMethod(Method):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from baselines.dllm.dream import timestep_decode
-from baselines.dllm.published import PublishedMethod, SparseOptions
+from baselines.dllm.options import SparseOptions
+from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import DecodeConfig, DelayedCache, GenerationConfig, SparsityConfig
 from engines.dllm.method import BLOCKS, Options, Sampler
 from engines.errors import require

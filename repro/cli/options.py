@@ -365,7 +365,7 @@ def _written(default: object) -> object:
 
 def decoding_knobs() -> dict[str, Sequence[type | Some]]:
     """How tokens are generated, and what is cached of their context."""
-    from baselines.dllm.published import OPTIONS
+    from baselines.dllm.options import OPTIONS
     from engines.dllm.config import EngineConfig, GenerationConfig
 
     return {DECODING: (GenerationConfig, Some(EngineConfig, ("tie_policy",))), METHOD: OPTIONS}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig, refuse_unsupported
 from baselines.dllm.dream import dream_decode
-from baselines.dllm.published import DllmCacheOptions, PublishedMethod
+from baselines.dllm.options import DllmCacheOptions
+from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import StaticBatchScheduler, StaticFootprint, base_bytes
 from engines.cost.roofline import StepPrice, StepWork
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, NoCache, Phase, Window
