@@ -20,7 +20,7 @@ from support.tokenizers import CHATML_JINJA, LLADA_JINJA
 from baselines.dllm.fast_dllm import THRESHOLD as FAST_THRESHOLD
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
-from engines.models.chat import load_chat_template, parse_messages
+from engines.models.chat import _environment, load_chat_template, parse_messages
 from engines.models.checkpoint import checkpoint_digest
 from engines.models.tokenizer import load_tokenizer
 from repro.generation import GenerateOptions, prepare_generation
@@ -126,6 +126,7 @@ def test_causal_models_are_sent_to_the_server(tmp_path):
 def test_a_template_needs_jinja(tmp_path, monkeypatch):
     folder = write_llada(tmp_path / "model", chat_template=LLADA_JINJA)
     monkeypatch.setitem(sys.modules, "jinja2", None)
+    _environment.cache_clear()
     said = refusal("--model", folder, "--prompt", "hello")
     assert "needs jinja2, which is missing: pip install 'dllm-serve-repro[hub]'" in said
     assert generate("--model", folder, "--prompt", "hello", "--no-chat", *SHORT).code == 0
