@@ -63,6 +63,8 @@ class OnDoubt:
 
 Ids = tuple[int, ...]
 
+MOST_STEPS = 1000
+
 
 def engine_for(model: TinyModel, config: EngineConfig, kv_rows: int, rule: RefreshRule | None = None) -> Engine:
     rule = rule or DelayedCache(delay=config.sparsity.refresh_delay)
@@ -71,9 +73,10 @@ def engine_for(model: TinyModel, config: EngineConfig, kv_rows: int, rule: Refre
 
 
 def steps_of(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> Iterator[StepRecord]:
-    """``arrivals`` are (engine step, request); every request is submitted before that step."""
+    """``arrivals`` are (engine step, request); every request is submitted before that step. Empty steps count as well."""
     pending, step = sorted(arrivals, key=lambda arrival: arrival[0]), 0
     while pending or engine.has_work:
+        assert step < MOST_STEPS, "no requests here take that many steps"
         while pending and pending[0][0] <= step:
             engine.submit(pending.pop(0)[1])
         record = engine.step()
