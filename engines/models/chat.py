@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -346,14 +346,14 @@ _MOST_CHARS = 1 << 22
 def render_template(source: str, variables: Mapping[str, Any]) -> str:
     """A checkpoint's chat template, filled in Jinja's sandbox. Raises UserError for one that fails, and for a missing jinja2."""
     try:
-        environment = _environment()
+        _environment()
     except ImportError:
         raise UserError(
             "the checkpoint's chat template needs jinja2, which is missing: pip install 'dllm-serve-repro[hub]'"
         ) from None
     try:
         # Messages go through JSON, so that a template gets copies.
-        text = str(environment.from_string(source).render(**json.loads(json.dumps(variables))))
+        text = str(_compiled(source).render(**json.loads(json.dumps(variables))))
         text.encode("utf-8")
         require(len(text) <= _MOST_CHARS, f"it renders {len(text)} characters")
     except Exception as error:
@@ -363,6 +363,12 @@ def render_template(source: str, variables: Mapping[str, Any]) -> str:
             f"the checkpoint's chat template failed ({reason}): change the messages or fix the template"
         ) from error
     return text
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> Any:
+    """A checkpoint's template, which every conversation with it uses: compiling takes longer than rendering."""
+    return _environment().from_string(source)
 
 
 @cache
