@@ -1,13 +1,11 @@
-"""The price of a step: what a step asks of a GPU, and the seconds that a roofline charges for it.
+"""The price of a step: a catalogue of GPUs, what a step asks of one, and the seconds that a roofline charges for it.
 
 A step has three parts that run one after the other: the matrices of the layers, attention, and
 the LM head. On the roofline each takes the longer of its arithmetic and its traffic. Traffic counts
 weights (streamed once per forward, the head once per chunk of logits), K/V rows read and written, and
 logits. Activations between kernels are not counted.
 
-Catalogue of GPUs: vendor peaks, memory and links, each with its source.
-
-Memory sizes are read in decimal: "24 GB" is 24e9 bytes, bandwidth likewise. A card reports up to
+The catalogue has vendor peaks, memory and links, each with its source. Memory sizes are read in decimal: "24 GB" is 24e9 bytes, bandwidth likewise. A card reports up to
 7 % more than that (an RTX 4090 has 24 GiB on board) or slightly less (ECC of the L40S takes its
 share); driver and context take some back. A memory plan adds its own guard band on top.
 """

@@ -1,15 +1,7 @@
-"""Every knob of the diffusion-LLM engine; frozen, keyword-only, checked when built.
+"""Every knob of the diffusion-LLM engine: frozen, keyword-only, checked when built.
 
-Phases of a denoising step and the rule that says which step is which (dLLM-Serve §2.3).
-
-Which rows a step may leave out because their K and V are good enough as they are (ours).
-
-A row's K and V follow from its own token and from what it attends to. A mask that becomes a token changes its row; the next step
-computes it once more, from the token. After that the row changes only as its context does, and a step may keep the K and V it has
-(dKV-Cache calls it delayed caching, and does so over the whole answer). The same holds of the prompt and of older blocks where a
-later block refreshes.
-
-A row predicts its own token (LLaDA). Where it predicts the next one (Dream), a mask needs the row ahead of it, settled or not.
+Before the knobs stand what they choose among: the phases of a denoising step, and the rules that say which step is which
+(dLLM-Serve §2.3).
 """
 
 from __future__ import annotations
@@ -153,7 +145,16 @@ class NoCache:
 
 @dataclass(frozen=True, kw_only=True)
 class Settling(Checked):
-    """The defaults leave out nothing: a Refresh computes every row, and a Reuse step its window."""
+    """Which rows a step may leave out because their K and V are good enough as they are (ours). The defaults leave out nothing: a
+    Refresh computes every row, and a Reuse step its window.
+
+    A row's K and V follow from its own token and from what it attends to. A mask that becomes a token changes its row; the next step
+    computes it once more, from the token. After that the row changes only as its context does, and a step may keep the K and V it has
+    (dKV-Cache calls it delayed caching, and does so over the whole answer). The same holds of the prompt and of older blocks where a
+    later block refreshes.
+
+    A row predicts its own token (LLaDA). Where it predicts the next one (Dream), a mask needs the row ahead of it, settled or not.
+    """
 
     settle_after: Annotated[int, Range(1, 2**10), Only(family="llada")] | None = None
     """A Reuse step leaves out tokens of the block committed more than this many steps ago: they keep their K and V; none by default."""

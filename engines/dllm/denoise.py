@@ -1,7 +1,5 @@
 """The decoding operator: logits in bounded chunks, each reduced at once to (token, confidence), then
-remasking (LLaDA's sampler and its relatives; dLLM-Serve §4.3).
-
-Greedy tokens and confidences of logits whose columns lie on several ranks, which are not gathered.
+remasking (LLaDA's sampler and its relatives; dLLM-Serve §4.3). Logits whose columns lie on several ranks are not gathered.
 """
 
 from __future__ import annotations

@@ -58,9 +58,10 @@ def divide_memory(
     logit_copies: int = 2,
     activations_measured_bytes: int | None = None,
 ) -> MemoryPlan:
-    """The split, without asking whether it is of any use. ``logit_copies`` counts whole buffers of a chunk: 2 for logits and their stored softmax, 1 where
-    maximum and normaliser are fused. ``activations_measured_bytes`` replaces the shape's formula by
-    a measured peak, which must not include logits.
+    """The split, without asking whether it is of any use.
+
+    ``logit_copies`` counts whole buffers of a chunk: 2 for logits and their stored softmax, 1 where maximum and normaliser are
+    fused. ``activations_measured_bytes`` replaces the shape's formula by a measured peak, which must not include logits.
     """
     activations = activations_measured_bytes
     if activations is None:

@@ -7,29 +7,6 @@ KV rows suffice. The invariant: charged tokens never exceed ``max_num_batched_to
 A running request that does not fit in this iteration is held, and nothing is admitted while one is.
 Younger running requests may use what is left, because the packing starts over from the oldest: a
 request's schedule never depends on requests that arrived after it, so nobody starves.
-
-Look-ahead admission: a request enters only where its whole trajectory fits (ours).
-
-The paper (§7) leaves a "Budgeting-Aware Scheduler" to future work: it would pre-compute the
-trajectory of tokens over the generation window, so that admitted requests never violate the cap.
-This is our design of one. On a fixed schedule the query tokens of every step that a request will
-ever run are known when it arrives: T where the step is a Refresh, the window where it is a Reuse. The
-trajectories of all running requests add up to the demand committed to each coming step. The head of
-the queue is admitted at the first step from which its own trajectory, on top of that demand, stays
-within ``max_num_batched_tokens`` to its end, a slot and its KV rows being free.
-
-An admitted request therefore runs at every step: it is never held, and its service takes exactly as
-many steps as it has. Admission is strictly first come, first served. A later request that fits
-does not overtake: its demand could push back the first step at which the head fits.
-
-How far to look. Where every block but a request's last takes the same number of steps S in all
-requests, a request costs no more at step t + S than at t. So does their sum, and what fits for S
-steps fits for good: one period is exact. Unequal settings break that, so the whole trajectory is compared:
-one vectorised comparison of at most ``steps`` numbers, without a case distinction.
-
-Where confidence or chance decides how many tokens a step commits, Refreshes move and nothing can be
-promised; such requests are refused. ``stop_at_eos`` and a cancellation only cut a trajectory short: the
-rest is given back.
 """
 
 from __future__ import annotations
@@ -350,7 +327,29 @@ class CommittedDemand:
 
 
 class LookaheadScheduler(PhaseScheduler):
-    """Charged like ``phase``; see the module for when a request enters."""
+    """Look-ahead admission: a request enters only where its whole trajectory fits (ours). It is charged as ``PhaseScheduler`` does.
+
+    The paper (§7) leaves a "Budgeting-Aware Scheduler" to future work: it would pre-compute the
+    trajectory of tokens over the generation window, so that admitted requests never violate the cap.
+    This is our design of one. On a fixed schedule the query tokens of every step that a request will
+    ever run are known when it arrives: T where the step is a Refresh, the window where it is a Reuse. The
+    trajectories of all running requests add up to the demand committed to each coming step. The head of
+    the queue is admitted at the first step from which its own trajectory, on top of that demand, stays
+    within ``max_num_batched_tokens`` to its end, a slot and its KV rows being free.
+
+    An admitted request therefore runs at every step: it is never held, and its service takes exactly as
+    many steps as it has. Admission is strictly first come, first served. A later request that fits
+    does not overtake: its demand could push back the first step at which the head fits.
+
+    How far to look. Where every block but a request's last takes the same number of steps S in all
+    requests, a request costs no more at step t + S than at t. So does their sum, and what fits for S
+    steps fits for good: one period is exact. Unequal settings break that, so the whole trajectory is compared:
+    one vectorised comparison of at most ``steps`` numbers, without a case distinction.
+
+    Where confidence or chance decides how many tokens a step commits, Refreshes move and nothing can be
+    promised; such requests are refused. ``stop_at_eos`` and a cancellation only cut a trajectory short: the
+    rest is given back.
+    """
 
     def __init__(
         self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, exact_steps: bool = False, own: Any = None

@@ -4,10 +4,9 @@ A policy (a refresh rule, a scheduler, a method) that decides by what only a mod
 that keeps state it says nothing of could hold such data all the same, and would decide by a constant where no model runs: a rule has to
 be a frozen dataclass, or say what it needs.
 
-A simulated run follows what a measured one did: its commits, stops and refreshes, at the cost of another card.
-
-What the model decides, how many tokens a step commits, when a rule refreshes and where a request stops, does not depend on the
-batch, so it is the same whenever and in whatever company a request runs.
+A replay (``Replayed``) follows what a measured run did: its commits, stops and refreshes, at the cost of another card. The model
+decides how many tokens a step commits, when a rule refreshes and where a request stops. None of it depends on the batch, so it is the
+same whenever and in whatever company a request runs.
 """
 
 from __future__ import annotations

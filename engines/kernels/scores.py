@@ -1,12 +1,7 @@
-"""Importance scores of context rows, pooled (dLLM-Serve eq. 6), as ``engines.kernels.scores`` defines them.
+"""Importance of context rows to a block, pooled (dLLM-Serve §4.5, eq. 6; Sparse-dLLM for ``uniform``; ours for ``attended``):
+in torch, and by Triton kernels.
 
-Shapes: n building requests, N packed rows, H / Hkv heads of width D, C the longest context. Sums are
-float32 whatever the dtype of q and k, so 16-bit activations tie less often than in torch. The mean over
-query rows comes first: a mean of dot products is the dot product with the mean.
-
-Importance of context rows to a block (dLLM-Serve §4.5, eq. 6; Sparse-dLLM for ``uniform``; ours for ``attended``), in torch.
-
-Shapes: n requests building their cache in this step, B the longest block, C the longest context
+Shapes: n requests building their cache in this step, N packed rows, B the longest block, C the longest context
 (all positions outside the block: prefix ++ suffix, as one list), H / Hkv heads, D head width.
 
 score[h, j] = mean over the block's query rows of q[h] . k[j], after rotation, unscaled. ``head``
@@ -14,6 +9,9 @@ ranks each KV head on its own (with GQA the maximum over its query heads) and po
 ``uniform`` averages the heads first, then pools, and all heads share one set; so do they of ``attended``, whose
 scores are attention probabilities. Pooling is a max over
 ``kernel`` neighbours of the list, across the gap the block leaves.
+
+The kernels' sums are float32 whatever the dtype of q and k, so 16-bit activations tie less often than in torch. Their mean over
+query rows comes first: a mean of dot products is the dot product with the mean.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Conversations to prompts, and answers cut where the model ended them.
+"""Conversations to prompts by a checkpoint's chat template, and answers cut where the model ended them.
 
 A rendered conversation holds its special tokens as text, the leading BOS included, so it is encoded
 without adding any: exactly one BOS. A raw prompt is encoded as it is and gets none. Content that
 spells a special token becomes that token, as upstream, but for a mask, which stays text.
-
-Texts and conversations of a causal checkpoint: its tokenizer, its chat template, and the ids that end an answer.
 """
 
 from __future__ import annotations
@@ -236,8 +234,11 @@ _ANY_FAMILY = "dream"
 
 @dataclass(frozen=True, kw_only=True)
 class CausalText:
-    """Prompts are encoded as transformers and vLLM do: a raw text gets the special tokens that its tokenizer adds, a
-    rendered conversation, which spells its own, none."""
+    """A causal checkpoint's tokenizer, its chat template, and the ids that end an answer.
+
+    Prompts are encoded as transformers and vLLM do: a raw text gets the special tokens that its tokenizer adds, a
+    rendered conversation, which spells its own, none.
+    """
 
     backend: Tokenizer
     template: ChatTemplate | None

@@ -1,9 +1,4 @@
-"""The device that launches, events and allocations without a device of their own go to.
-
-The memory of K and V that an allocator hands out: rows of a ``KvPool``, or blocks of ``BlockTables``.
-
-Host arrays to the device, all of a step's in one transfer.
-"""
+"""What both token engines do on a device: make it the current one, hold the pool's K and V there, and send a step's arrays to it."""
 
 from __future__ import annotations
 
@@ -18,7 +13,7 @@ from torch import Tensor, nn
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """Make ``device`` the current one, and its current stream the one that is launched to."""
+    """Make ``device`` the current one, to which launches, events and allocations without a device of their own go."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -34,7 +29,10 @@ class Model(Protocol):
 
 
 class PoolTensors:
-    """``k`` and ``v`` [layers, *places, Hkv, D], of the heads this process holds."""
+    """The memory of K and V that an allocator hands out, as rows of a ``KvPool`` or blocks of ``BlockTables``.
+
+    ``k`` and ``v`` are [layers, *places, Hkv, D], of the heads this process holds.
+    """
 
     def __init__(self, k: Tensor, v: Tensor) -> None:
         self.k, self.v = k, v
@@ -85,7 +83,7 @@ class Transfer(Protocol):
 
 
 class Staging:
-    """Arrays in a CPU's memory are used as they are."""
+    """Host arrays to the device, all of a step's in one transfer. Arrays in a CPU's memory are used as they are."""
 
     def send(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
         """The arrays as int64 tensors of their shapes."""
