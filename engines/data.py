@@ -1,8 +1,7 @@
 """Opens the files that a user names: regular files alone, of a size that can be read, and every failure is one sentence.
 
-JSON that people and servers write: a key that is given twice is refused, as nobody can tell which value was meant.
-
-Things that a user names as ``module:NAME``, or as an installed package names them.
+In JSON that people and servers write a key that is given twice is refused, as nobody can tell which value was meant. ``load_named``
+finds classes and values that a user names as ``module:NAME``, or as an installed package names them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The memory of this machine, and how this process keeps it.
-
-Signals that would end a process in the middle of what has to be whole.
-"""
+"""This process on this machine: how much memory there is and how it is kept, and signals held back while something has to be whole."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
-"""RMSNorm of rows, alone or with the residual addition before it; N rows of width d.
+"""Row-wise parts of a layer: RMSNorm, alone or with the residual addition before it; half-split rotary embedding of q and k, in
+place and in one launch; and the gated activation of the MLP.
 
-Half-split rotary embedding of q and k, in place and in one launch.
-
-Shapes: N packed rows, H / Hkv heads of width D. cos and sin are those of
+Shapes: N packed rows of width d, H / Hkv heads of width D, F hidden values. cos and sin are those of
 ``engines.models.layers.rotary_tables``: the halves of cos are equal, those of sin opposite; one of each is read.
-
-The gated activation of the MLP; N rows of F hidden values.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
-"""What every diffusion language model's configuration says, under one set of names.
+"""What every diffusion language model's configuration says, under one set of names, and those of LLaDA and Dream; no torch.
 
-Strict reading of a parsed ``config.json``, its rotary positions included: nothing assumed, nothing unsupported passed over.
+A parsed ``config.json`` is read strictly, its rotary positions included: nothing assumed, nothing unsupported passed over.
 
-How a model is divided among ranks, by its dimensions alone; no torch.
-
-Attention is divided by KV head, each with its query heads; the MLP by hidden unit; embedding and output
-head by vocabulary id. Norms are whole on every rank.
-
-Architecture of a LLaDA checkpoint, read strictly from its published config.json.
-
-Architecture of a Dream checkpoint, read strictly from its published config.json.
+A model is divided among ranks by its dimensions alone. Attention is divided by KV head, each with its query heads; the MLP by
+hidden unit; embedding and output head by vocabulary id. Norms are whole on every rank.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
-"""What routing and ordering policies see: a prefill that waits, the objectives, and the queue it waits in (AMPD §3, §6).
+"""What policies see and answer, as plain data: never the simulator (AMPD §3, §6).
 
-How a queue is ordered, and whether a task may leave out of turn, is a policy: a subclass.
-
-A step of a worker: what a batching policy sees before it, and the plan it answers with, as plain data.
-
-``StepPlan.mode`` says how a prefill step runs, and an executor obeys. None is the standard kernels, as any policy that knows
-nothing of graphs asks for.
-
-What the coordinator may look at: plain data and a time, never the simulator.
-
-The workers of the simulation satisfy ``PrefillView`` and ``DecodeView``; a live coordinator fills
-``WorkerSnapshot`` from shared memory and asks the very same policy objects (AMPD §3, §6).
+First a prefill that waits, the objectives, and the queue it waits in. Then a step of a worker: what a batching policy sees before
+it, and the plan it answers with. Last the workers, as a router and a binder see them: those of the simulation satisfy
+``PrefillView`` and ``DecodeView``, and a live coordinator fills ``WorkerSnapshot`` from shared memory to ask the very same policies.
 """
 
 from __future__ import annotations
@@ -68,7 +60,7 @@ class Slo(Checked):
 
 @dataclass(slots=True, eq=False)
 class PrefillQueue:
-    """First come, first served."""
+    """First come, first served. How a queue is ordered, and whether a task may leave out of turn, is a policy: a subclass."""
 
     backlog_s: float = 0.0
     """Sum of the estimates of the waiting tasks: the queuing time of AMPD eqs. (1) and (2)."""
@@ -194,7 +186,8 @@ class StepPlan(NamedTuple):
     wake_s: float | None = None
     """Ask again at this time at the latest (a batching window)."""
     mode: object = None
-    """For the worker's cost model, where it has several ways to run a step (LAPS: a captured graph)."""
+    """How a prefill step runs, where a worker has several ways (LAPS: a captured graph): an executor obeys. None is the standard
+    kernels, as any policy that knows nothing of graphs asks for."""
 
 
 IDLE = StepPlan()

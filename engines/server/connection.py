@@ -1,6 +1,6 @@
 """One client's connection: uvicorn's, with the bounds on time and number that it lacks, and refusals in a sentence.
 
-What comes in: whose requests are read, of which form, how many bytes of them at once, and for how long.
+``Addressed`` says whose requests are read, and ``Intake`` of which form, how many bytes of them at once, and for how long.
 """
 
 from __future__ import annotations

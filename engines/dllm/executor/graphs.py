@@ -1,13 +1,11 @@
 """CUDA graphs of a step's forward, captured beforehand for a few sizes.
 
 A step of few rows takes a GPU less time than launching its kernels one by one takes the host. Its forward is then
-replayed (``engines.runtime.graphs``). Steps that build a cache are not captured: what they retain shapes their work. Steps of more than MAX_ROWS rows run
-longer than their launches take, and run eagerly.
+replayed (``engines.runtime.graphs``). Steps that build a cache are not captured: what they retain shapes their work.
+Steps of more than MAX_ROWS rows run longer than their launches take, and run eagerly.
 
 Shapes: N rows and S sequences of a graph; what a step leaves of them is padding, which belongs to a slot and a
 row of the pool that are nobody's.
-
-One packed forward, as a captured graph or operator by operator, and the second one guidance takes.
 """
 
 from __future__ import annotations
@@ -177,6 +175,8 @@ def reuse_keys(max_num_seqs: int, block_length: int, *, settles: bool = False) -
 
 
 class PackedForward:
+    """One packed forward, as a captured graph or operator by operator, and the second one guidance takes."""
+
     def __init__(
         self, model: DiffusionModel, state: RequestState, staging: Staging, graphs: StepGraphs | None = None
     ) -> None:

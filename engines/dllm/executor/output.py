@@ -1,8 +1,7 @@
-"""The output head of packed steps (dLLM-Serve §4.3; §3.2 for logits made all at once).
+"""The output of packed steps: which rows get logits, the head (dLLM-Serve §4.3; §3.2 for logits made all at once), and remasking.
 
-Which rows of a step get logits, and the random numbers of requests that draw theirs.
-
-Remasking: which candidates become tokens of their request, and what the host has to learn of that.
+Requests that draw their tokens get their random numbers here. Remasking says which candidates become tokens of their request, and
+what the host has to learn of that.
 """
 
 from __future__ import annotations
