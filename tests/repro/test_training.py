@@ -215,10 +215,10 @@ def test_a_noisy_block_is_computed_as_a_server_computes_it(tokenizer):
 
 
 def test_a_block_model_is_trained_resumed_and_stored_as_a_sdar(tmp_path):
-    config = dataclasses.replace(SMALL, block_diffusion=16, steps=12)
+    config = dataclasses.replace(SMALL, block_diffusion=16)
     whole = train_tiny(config, tmp_path / "whole")
-    assert whole["history"][-1]["loss"] < 0.9 * whole["history"][0]["loss"]
-    train_tiny(config, tmp_path / "parts", stop_after=5)
+    assert whole["history"][-1]["loss"] < 0.8 * whole["history"][0]["loss"]
+    train_tiny(config, tmp_path / "parts", stop_after=9)
     train_tiny(config, tmp_path / "parts")
     one, two = (load_model(tmp_path / name).state_dict() for name in ("whole", "parts"))
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -332,7 +332,7 @@ def test_embedded_checkpoints_answer_heldout_problems(name, tasks, gen_length):
     assert (model.config.mask_token_id, model.config.eos_token_id) == (tokenizer.mask_token_id, tokenizer.eos_token_id)
     for task in tasks:
         used = 6 if task == "mini-chain" else 3
-        problems = GENERATORS[task](11, 2, "heldout", num_facts=8, num_distractors=6, num_used=used)
+        problems = GENERATORS[task](11, 3, "heldout", num_facts=8, num_distractors=6, num_used=used)
         prompts = tokenizer.encode_batch([problem.prompt for problem in problems])
         answers = sample_dense(model, prompts, gen_length=gen_length, block_length=32)
         assert all(grade(p, tokenizer.decode(a)).exact for p, a in zip(problems, answers, strict=True))
