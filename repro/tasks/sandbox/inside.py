@@ -128,10 +128,15 @@ def _take_descriptors() -> None:
     """Put the pipes where prints of the program do not reach them; nothing else stays open."""
     os.dup2(0, _CALLS)
     os.dup2(1, _ANSWERS)
+    _silence()
+    os.closerange(_ANSWERS + 1, 1024)
+
+
+def _silence() -> None:
+    """From here on nobody reads a print."""
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    os.closerange(_ANSWERS + 1, 1024)
 
 
 def limit_resources(memory_bytes: int) -> None:
@@ -204,9 +209,12 @@ def preside(memory_bytes: int, calls: int, answers: int) -> None:
     """Read a request on standard input, and write the verdict and its reason as a line of JSON."""
     request = json.loads(sys.stdin.buffer.read())
     limit_resources(memory_bytes)
+    receive(answers)  # the program's process is confined
+    output = os.dup(1)
+    _silence()  # tests may print what the program answered
+    os.write(output, READY)
     verdict, reason = judge(request, calls, answers)
-    sys.stdout.write(json.dumps([verdict, reason[:MAX_REASON_CHARS]]) + "\n")
-    sys.stdout.flush()
+    os.write(output, json.dumps([verdict, reason[:MAX_REASON_CHARS]]).encode())
 
 
 def judge(request: Mapping[str, str], calls: int, answers: int) -> tuple[str, str]:
@@ -215,8 +223,6 @@ def judge(request: Mapping[str, str], calls: int, answers: int) -> tuple[str, st
     ``tests`` raise unless the function ``entry`` of ``program`` is right, and may use the names that ``given`` defines.
     Without tests the verdict is the program's own word that it came to its end.
     """
-    receive(answers)  # it is confined
-    os.write(1, READY)
     try:
         program = {name: request[name] for name in ("program", "entry")}
         send(calls, _VALUE, json.dumps(program).encode())
