@@ -311,23 +311,23 @@ class Architecture(NamedTuple):
     forbidden: tuple[int, ...]
 
 
-# fork, vfork, ptrace, unshare, setns, process_vm_readv and _writev, memfd_create, memfd_secret, shmget, mq_open, socket,
-# socketpair, io_uring_setup, bpf, userfaultfd, perf_event_open, add_key, request_key, keyctl, pidfd_open, pidfd_getfd
+# fork, vfork, ptrace, unshare, setns, process_vm_readv and _writev, memfd_create, memfd_secret, shmget, semget, msgget, mq_open,
+# socket, socketpair, io_uring_setup, bpf, userfaultfd, perf_event_open, add_key, request_key, keyctl, pidfd_open, pidfd_getfd
 ARCHITECTURES = {
     "x86_64": Architecture(
         audit=0xC000003E,
         clone=56,
         forbidden=(
-            *(57, 58, 101, 272, 308, 310, 311, 319, 447, 29, 240, 41),
-            *(53, 425, 321, 323, 298, 248, 249, 250, 434, 438),
+            *(57, 58, 101, 272, 308, 310, 311, 319, 447, 29, 64, 68, 240),
+            *(41, 53, 425, 321, 323, 298, 248, 249, 250, 434, 438),
         ),
     ),
     "aarch64": Architecture(  # it has no fork and no vfork
         audit=0xC00000B7,
         clone=220,
         forbidden=(
-            *(117, 97, 268, 270, 271, 279, 447, 194, 180, 198),
-            *(199, 425, 280, 282, 241, 217, 218, 219, 434, 438),
+            *(117, 97, 268, 270, 271, 279, 447, 194, 190, 186, 180),
+            *(198, 199, 425, 280, 282, 241, 217, 218, 219, 434, 438),
         ),
     ),
 }

@@ -272,6 +272,8 @@ CANNOT = {
         """,
     "memory files": "import os\nfor fd in [os.memfd_create('a') for _ in range(40)]: os.write(fd, bytes(15 << 20))",
     "shared segments": "import ctypes\nassert ctypes.CDLL(None).shmget(0, 1 << 30, 0o1600) >= 0",
+    "semaphores": "import ctypes\nassert ctypes.CDLL(None).semget(0, 30_000, 0o1600) >= 0",
+    "message queues": "import ctypes\nassert ctypes.CDLL(None).msgget(0, 0o1600) >= 0",
 }
 LIBC_CALLS = [
     "libc.prctl(22, 0, 0, 0, 0)",  # PR_SET_SECCOMP, off
@@ -563,8 +565,9 @@ def decide(machine: client.Architecture, number: int, argument: int = 0, audit: 
 def test_the_filter_decides_by_call_and_argument(name):
     machine = client.ARCHITECTURES[name]
     refused = client.FAIL | errno.EPERM
-    # read, then socket, ptrace, unshare, memfd_create
-    read, *forbidden = {"x86_64": (0, 41, 101, 272, 319), "aarch64": (63, 198, 117, 97, 279)}[name]
+    # read, then socket, ptrace, unshare, memfd_create, shmget, semget, msgget
+    calls = {"x86_64": (0, 41, 101, 272, 319, 29, 64, 68), "aarch64": (63, 198, 117, 97, 279, 194, 190, 186)}
+    read, *forbidden = calls[name]
     assert decide(machine, read) == client.ALLOW
     for number in [*forbidden, 425, 438, 434]:  # io_uring_setup, pidfd_getfd, pidfd_open
         assert decide(machine, number) == refused
