@@ -248,7 +248,7 @@ def _generated_code_row(machine: Machine) -> Item:
     item, refusal = "generated code", machine.jail_refusal
     if refusal is None:
         return Item(item, "ok", "confined by bubblewrap")
-    return Item(item, "no", f"not run, as {refusal}: install bubblewrap, or allow it unconfined with {CONSENT_OPTION}")
+    return Item(item, "no", f"not run, as {refusal}, or allow it unconfined with {CONSENT_OPTION}")
 
 
 def _package_row(name: str, version: str | None) -> Item:

@@ -42,6 +42,16 @@ FOLDER_BYTES, FOLDER_FILES = 64 << 20, 4096
 _GRACE_S = 30.0
 """How long two interpreters may take to start, on a machine under load."""
 _POLL_S = 0.05
+_NO_NAMESPACES = (
+    "namespace",
+    "setting up uid map",
+    "setting up gid map",
+    "setgroups",
+    "loopback:",
+    "make / slave",
+    "pivot_root",
+)
+"""Words of bwrap where the kernel, AppArmor or a container forbids user namespaces."""
 _HOME = "/tmp"
 _INSIDE = str(Path(inside.__file__).resolve())
 
@@ -87,23 +97,35 @@ def require_jail(*, allow_code_execution: bool) -> None:
     reason = jail_refusal()
     if reason is not None and not allow_code_execution:
         raise UserError(
-            f"generated code is not run, as {reason}: install bubblewrap (Debian, Ubuntu: apt install bubblewrap) and allow "
-            f"user namespaces, or, on a machine made for it, let it run unconfined with {CONSENT_OPTION}"
+            f"generated code is not run, as {reason}, or, on a machine made for it, let it run unconfined with {CONSENT_OPTION}"
         )
 
 
 @lru_cache(maxsize=1)
 def jail_refusal() -> str | None:
-    """Why this machine cannot confine a program, which is known only by trying; None where it can."""
+    """Why this machine cannot confine a program, which is known only by trying, and the fix; None where it can."""
     if shutil.which("bwrap") is None:
-        return "bwrap is not installed"
+        return "bwrap is not installed: install bubblewrap (Debian, Ubuntu: apt install bubblewrap)"
     if platform.machine() not in ARCHITECTURES:
-        return f"there is no seccomp filter for {platform.machine()}"
+        return f"there is no seccomp filter for {platform.machine()}: use a machine of {' or '.join(ARCHITECTURES)}"
     try:
         result = run_program("", NO_CHECK)
-    except RuntimeError as error:
-        return str(error)
-    return None if result.passed else f"an empty program fails: {result.reason}"
+    except (RuntimeError, OSError) as error:
+        return _explained(str(error))
+    return None if result.passed else f"an empty program fails ({result.reason}): install bubblewrap anew"
+
+
+def _explained(failure: str) -> str:
+    """What stopped bwrap, and the fix; bwrap's own words where its cause is another."""
+    if "Unknown option" in failure:
+        return "bwrap is older than 0.7: install a newer bubblewrap"
+    if any(words in failure for words in _NO_NAMESPACES):
+        return (
+            "bwrap may not make user namespaces here: allow them (Debian: sysctl kernel.unprivileged_userns_clone=1, "
+            "Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0, in Docker: --security-opt seccomp=unconfined "
+            "--security-opt apparmor=unconfined)"
+        )
+    return f"bwrap makes no jail ({failure}): install bubblewrap 0.7 or newer and allow user namespaces"
 
 
 def run_program(
@@ -128,7 +150,8 @@ def run_program(
         with suppress(BrokenPipeError), judge.process.stdin as stdin:  # it may have ended, which the next line finds
             stdin.write(json.dumps(request).encode())
         if judge.read(time.monotonic() + _GRACE_S, count=1) != inside.READY:
-            raise RuntimeError(f"no program was run: {player.last_words() or judge.last_words()}")
+            said = player.last_words() or judge.last_words() or f"nothing started within {_GRACE_S:g} s"
+            raise RuntimeError(f"no program was run: {said}")
         return _watch(player, judge, timeout_s, memory_bytes)
 
 

@@ -130,7 +130,7 @@ def test_a_missing_checkpoint_does_not_stop_a_large_card():
     ("change", "status", "detail"),
     [
         ({}, "ok", "confined by bubblewrap"),
-        ({"jail_refusal": "bwrap is not installed"}, "no", "bwrap is not installed: install bubblewrap"),
+        ({"jail_refusal": "bwrap is x: install y"}, "no", "not run, as bwrap is x: install y, or allow it unconfined"),
     ],
 )
 def test_generated_code_is_isolated_or_not_run(change, status, detail):

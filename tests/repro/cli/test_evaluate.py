@@ -39,7 +39,7 @@ def test_command(tmp_path):
 
 @pytest.mark.usefixtures("no_data")
 def test_programs_run_without_a_jail_only_with_consent_which_the_run_records(tmp_path, monkeypatch):
-    monkeypatch.setattr(client, "jail_refusal", lambda: "bwrap is not installed")
+    monkeypatch.setattr(client, "jail_refusal", lambda: "bwrap is not installed: install bubblewrap")
     command = ("eval", "--task", "mini-code", *SHORT, "--selection", "dense", "--result-dir", tmp_path, "--json")
     refused = repro(*command)
     assert (refused.code, "install bubblewrap" in refused.err) == (2, True)

@@ -469,7 +469,7 @@ def test_many_keep_their_order():
 
 
 def test_without_a_jail_nothing_is_run_unless_allowed(monkeypatch, tmp_path):
-    monkeypatch.setattr(client, "jail_refusal", lambda: "bwrap is not installed")
+    monkeypatch.setattr(client, "jail_refusal", lambda: "bwrap is not installed: install bubblewrap")
     with pytest.raises(UserError, match=r"install bubblewrap.*--allow-code-execution"):
         run_many(["x = 1"], [NO_CHECK])
     target = tmp_path / "a"
@@ -499,7 +499,10 @@ def test_limits_hold_without_a_jail(monkeypatch, program, reason):
 
 @pytest.mark.parametrize(
     ("present", "machine", "reason"),
-    [(None, "x86_64", "not installed"), ("/usr/bin/bwrap", "riscv64", "no seccomp filter for riscv64")],
+    [
+        (None, "x86_64", "bwrap is not installed: install bubblewrap"),
+        ("/usr/bin/bwrap", "riscv64", "no seccomp filter for riscv64: use a machine of x86_64 or aarch64"),
+    ],
 )
 def test_a_machine_without_a_jail_says_why(monkeypatch, present, machine, reason):
     monkeypatch.setattr(client.shutil, "which", lambda name: present)
@@ -507,12 +510,38 @@ def test_a_machine_without_a_jail_says_why(monkeypatch, present, machine, reason
     assert reason in client.jail_refusal.__wrapped__()
 
 
-def test_a_bwrap_that_may_not_make_namespaces_says_so(monkeypatch, tmp_path):
+FORBIDDEN = "bwrap may not make user namespaces here: allow them"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("bwrap: Unknown option --size", "bwrap is older than 0.7: install a newer bubblewrap"),
+        ("bwrap: setting up uid map: Permission denied", FORBIDDEN),
+        ("bwrap: No permissions to create new namespace, likely because the kernel does not allow it", FORBIDDEN),
+        ("bwrap: Creating new namespace failed: Operation not permitted", FORBIDDEN),
+        ("bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted", FORBIDDEN),
+        ("bwrap: Failed to make / slave: Permission denied", FORBIDDEN),
+        ("bwrap: is lost", "(no program was run: bwrap: is lost): install bubblewrap 0.7 or newer and allow"),
+    ],
+)
+def test_a_bwrap_that_makes_no_jail_is_one_sentence_with_the_fix(monkeypatch, tmp_path, words, reason):
     broken = tmp_path / "bwrap"
-    broken.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2\nexit 1\n")
+    broken.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(client.shutil, "which", lambda name: str(broken))
-    assert "uid map: Permission denied" in client.jail_refusal.__wrapped__()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    said = client.jail_refusal.__wrapped__()
+    assert reason in said
+    assert "\n" not in said
+    assert (words in said) == ("is lost" in words)
+
+
+def test_a_bwrap_that_cannot_be_started_is_refused_too(monkeypatch, tmp_path):
+    broken = tmp_path / "bwrap"
+    broken.write_bytes(b"\x7fELF")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert "Exec format error" in client.jail_refusal.__wrapped__()
 
 
 def test_a_system_that_is_not_posix_is_refused_whatever_is_allowed(monkeypatch):
