@@ -310,9 +310,8 @@ ENDS = [
     (at, place, end)
     for at in range(NUM_JOBS)
     for n, place in enumerate(PLACES)
-    # Both ends at the first job, in every place; at later ones in turn.
-    for end in ((interrupt, kill) if at == 0 else ((interrupt, kill)[at % 2],))
-    if at == 0 or n == at % len(PLACES)
+    # Both ends at the first job; at later ones in turn.
+    for end in ((interrupt, kill) if at == 0 else ((interrupt, kill)[(at + n) % 2],))
 ]
 
 
