@@ -67,8 +67,14 @@ MOST_BYTES = 10**7
 _HOME = Path(__file__).resolve().parents[2]
 _SOURCES = frozenset({".py", ".yaml", ".json", ".csv", ".lua", ".cpp", ".hpp"})
 _STRING = rb'"""(?:[^\\]|\\.)*?"""|\'\'\'(?:[^\\]|\\.)*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\''
+_FIELD = rb"\{(?!\{)(?:[^{}\"'\n]|" + _STRING + rb"|\{[^{}\n]*\})*\}"
+_FORMATTED = (
+    rb"[fF][rR]?(?:\"(?!\"\")(?:[^\\\"\n{]|\\.|\{\{|" + _FIELD + rb")*\""
+    rb"|'(?!'')(?:[^\\'\n{]|\\.|\{\{|" + _FIELD + rb")*')"
+)
+"""An f-string of one line. Since Python 3.12 what stands in its braces may have quotes like its own."""
 _LINE_END = rb"[ \t]*(?:#[^\n]*)?\n"
-_COMMENT = re.compile(rb"(" + _STRING + rb")|(" + _LINE_END + rb")+|[ \t]*#[^\n]*", re.DOTALL)
+_COMMENT = re.compile(rb"(" + _FORMATTED + rb"|" + _STRING + rb")|(" + _LINE_END + rb")+|[ \t]*#[^\n]*", re.DOTALL)
 """A string, which is kept; ends of lines, those of blank ones and of comments, which are one; or a last comment."""
 _YAML_COMMENT = re.compile(rb"^[ \t]*#[^\n]*\n", re.MULTILINE)
 

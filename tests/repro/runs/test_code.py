@@ -239,6 +239,14 @@ def test_a_comment_may_hold_quotes(tmp_path):
     assert without_comments(tmp_path / "a.py") == b"a = 1\nb = '#'\nc = f'{a}#'"
 
 
+@pytest.mark.parametrize(
+    "text", ['f"{d["#4"]}"', "f'{d['#4']}'", 'rf"{d["#"]} # {{"', 'f"{"#":{w}}"', 'f"{{ # }}"', 'f""', 'f"{x!r:#x}"']
+)
+def test_a_string_in_braces_may_have_quotes_like_those_around_them(tmp_path, text):
+    (tmp_path / "a.py").write_text(f'a = {text}  # it\'s "one"\nb = 1\n')
+    assert without_comments(tmp_path / "a.py").decode() == f"a = {text}\nb = 1"
+
+
 def test_without_comments_a_source_says_the_same():
     for path in (REPO / "repro").glob("[rw]*/*.py"):
         assert ast.dump(ast.parse(without_comments(path))) == ast.dump(ast.parse(path.read_bytes()))
