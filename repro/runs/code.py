@@ -150,10 +150,11 @@ def _of_room(room: str) -> str:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Files of a folder and of those in it, but hidden ones and what Python compiles."""
+    """Files of a folder and of those in it, but hidden ones and what Python compiles; a link to nothing and a pipe are none."""
     for path, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
-        yield from (Path(path, name) for name in sorted(names) if not name.startswith(".") and name[-4:] != ".pyc")
+        found = (Path(path, name) for name in sorted(names) if not name.startswith(".") and name[-4:] != ".pyc")
+        yield from (each for each in found if each.is_file())
 
 
 def without_comments(file: Path) -> bytes:
@@ -227,7 +228,8 @@ def _state(said: str, beside: Path) -> str:
         return "not set" if value is None else "set" if is_secret(said[1:]) else _digest([value.encode()])
     path = beside / os.path.expanduser(said)
     if path.is_dir():
-        return _digest(part for each in files_below(path) for part in (each.name.encode(), each.read_bytes()))
+        named = {str(each.relative_to(path)): each for each in files_below(path)}
+        return _digest(part for name, each in named.items() for part in (name.encode(), each.read_bytes()))
     return _digest([path.read_bytes()]) if path.is_file() else "not there"
 
 

@@ -106,6 +106,14 @@ def test_hidden_and_compiled_files_are_no_part_of_it(plug):
     assert now() == before
 
 
+def test_a_link_to_nothing_and_a_pipe_are_no_part_of_it(plug):
+    before = now()
+    (plug / "gone.txt").symlink_to(plug / "nowhere.txt")
+    os.mkfifo(plug / "inner" / "pipe")
+    (plug.parent / "many" / "gone.txt").symlink_to(plug / "nowhere.txt")
+    assert now() == before
+
+
 def test_of_a_file_alone_the_python_files_beside_it_count(plug):
     folder = plug.parent
     (folder / "alone.py").write_text("LIMIT = 1\n")
@@ -136,6 +144,15 @@ def test_what_a_plug_in_declares_counts(plug, what, monkeypatch):
     before = now()
     CHANGES[what](plug.parent)
     assert now().changed_from(before.modules) == (f"plug reads {what}",)
+
+
+def test_in_a_folder_that_is_read_a_file_has_its_place(plug):
+    many = plug.parent / "many"
+    (many / "a").mkdir()
+    (many / "a" / "rows.txt").write_text("1")
+    before = now()
+    (many / "a").rename(many / "b")
+    assert now().changed_from(before.modules) == ("plug reads ../many",)
 
 
 def test_a_file_that_is_not_there_yet_counts_and_a_class_may_declare_it(plug):
