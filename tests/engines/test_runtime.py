@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -178,6 +179,27 @@ def test_a_process_keeps_what_it_frees_where_the_c_library_can(monkeypatch):
     assert [name for name, _ in asked] == [-3, -3, -1]
     assert not asks_of(0)
     assert [name for name, _ in asked] == [-3, -3]
+
+
+def test_signals_that_would_end_a_process_take_effect_after_what_has_to_be_whole():
+    came: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        came.append(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        signal.signal(signal.SIGINT, note)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with machine.held():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            assert came == []
+        assert came == [signal.SIGINT], "one that is ignored stays so"
+        assert signal.getsignal(signal.SIGINT) is note
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("error", [AttributeError, OSError, TypeError])
