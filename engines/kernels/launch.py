@@ -1,7 +1,4 @@
-"""What the wrappers share.
-
-The requests of a step that build their cache, as the kernels of §4.5 read them.
-"""
+"""Sizes and checks that the wrappers share, and the requests of a step that build their cache (dLLM-Serve §4.5)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""dLLM-Cache as a method: its intervals, its memory and its executors.
-
-What a step of dLLM-Cache asks of the hardware, and its simulated executors.
-"""
+"""dLLM-Cache as a method: its intervals, its memory, what a step asks of the hardware, and its executors."""
 
 from __future__ import annotations
 

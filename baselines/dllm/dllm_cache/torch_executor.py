@@ -1,6 +1,5 @@
-"""dLLM-Cache on a torch model: static batches, per-layer feature caches of the whole sequence.
-
-dLLM-Cache's output head: the greedy token of exponentials, and guidance whose difference is kept.
+"""dLLM-Cache on a torch model: static batches, per-layer feature caches of the whole sequence, and its own output head, which
+takes the greedy token of exponentials and keeps guidance's difference.
 """
 
 from __future__ import annotations
