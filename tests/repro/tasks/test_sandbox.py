@@ -409,6 +409,7 @@ def test_failures_say_why(program, reason):
         ("x = '\x00'", "null bytes"),
         ("f = lambda: f()\ndef g(): g()\ng()", "RecursionError"),
         ("import os\nwhile True: os.write(4, b'x' * 4096)", "wrote to a descriptor that is not its own"),
+        ("import os, time; os.write(4, b'v' + bytes([255] * 4)); time.sleep(50)", "wrote to a descriptor"),
         ("import os; os.closerange(0, 64)", "ended before"),
     ],
 )
@@ -416,6 +417,24 @@ def test_failures_of_every_interpreter_say_why(program, reason):
     result = run(program)
     assert not result.passed
     assert reason in result.reason
+
+
+@needs_jail
+def test_no_descriptor_of_the_parent_is_open(tmp_path):
+    program = """
+        import os
+        found = []
+        for number in range(5, 2000):
+            try:
+                os.fstat(number)
+            except OSError:
+                continue
+            found.append(number)
+        assert not found, found
+        """
+    with open(tmp_path / "secret", "w") as secret:
+        os.set_inheritable(secret.fileno(), True)
+        assert run(program) == SandboxResult(passed=True, reason="ok")
 
 
 @needs_jail
@@ -594,8 +613,8 @@ def decide(machine: client.Architecture, number: int, argument: int = 0, audit: 
 def test_the_filter_decides_by_call_and_argument(name):
     machine = client.ARCHITECTURES[name]
     refused = client.FAIL | errno.EPERM
-    # read, then socket, ptrace, unshare, memfd_create, shmget, semget, msgget
-    calls = {"x86_64": (0, 41, 101, 272, 319, 29, 64, 68), "aarch64": (63, 198, 117, 97, 279, 194, 190, 186)}
+    # read, then socket, ptrace, unshare, memfd_create, shmget, semget, msgget, mq_open
+    calls = {"x86_64": (0, 41, 101, 272, 319, 29, 64, 68, 240), "aarch64": (63, 198, 117, 97, 279, 194, 190, 186, 180)}
     read, *forbidden = calls[name]
     assert decide(machine, read) == client.ALLOW
     for number in [*forbidden, 425, 438, 434]:  # io_uring_setup, pidfd_getfd, pidfd_open
