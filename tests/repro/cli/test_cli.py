@@ -16,6 +16,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from typer.main import get_command
 
+from engines.models.checkpoint import TINY_DIR
 from repro.cli.main import _settle_environment, app
 from repro.reports.figures import FIGURES
 
@@ -139,6 +140,20 @@ def test_generate_prints_one_json_object(model, ids):
     assert json.loads(repro(*asked, "--steps", "4").out)["forward_passes"] == 4
 
 
+@pytest.mark.parametrize("system", ["dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada"])
+def test_generate_runs_every_system(model, ids, system):
+    result = repro("generate", "--system", system, "--model", model, "--prompt-ids", ids, *SHORT, "--json")
+    assert len(json.loads(result.out)["token_ids"]) == 8
+
+
+def test_a_text_prompt_is_its_ids(model, ids):
+    ids.write_text(json.dumps([ord(c) - 1 for c in "Hello"]))
+    by_text = repro("generate", "--model", model, "--prompt", "Hello", *SHORT)
+    by_ids = repro("generate", "--model", model, "--prompt-ids", ids, *SHORT)
+    assert by_text.code == 0
+    assert by_text == by_ids
+
+
 @pytest.mark.parametrize("text", ["[5, 6, 7]", "5 6 7", "5,6,7\n", '{"prompt_ids": [5, 6, 7]}'])
 def test_forms_of_a_file_of_ids(model, ids, text):
     expected = repro("generate", "--model", model, "--prompt-ids", ids, *SHORT, "--json")
@@ -218,6 +233,12 @@ def test_bench_and_resume(tmp_path):
     forced = repro(*command, "--force")
     assert "2 runs done, 0 reused" in forced.err
     assert json.loads(forced.out)["runs"] == runs
+
+
+def test_another_setting_is_another_run(tmp_path):
+    for ratio in ("0.5", "0.25"):
+        assert repro(*SIMULATED, "--retention-ratio", ratio, "--result-dir", tmp_path, "--json").code == 0
+    assert len(list(tmp_path.glob("*.jsonl.gz"))) == 2
 
 
 def test_dry_run_writes_nothing(tmp_path):
@@ -408,3 +429,10 @@ def test_as_a_process(tmp_path):
     assert good.returncode == 0, good.stderr
     assert json.loads(good.stdout)["runs"][0]["why"] == "not stored"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not (TINY_DIR / "model.safetensors").is_file(), reason="the embedded checkpoint is not built")
+def test_the_embedded_model_answers():
+    result = repro("generate", "--prompt", "What is 2 + 3?", "--gen-length", 16, "--block-length", 8)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.strip()
