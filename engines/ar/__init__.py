@@ -1,1 +1,1 @@
-"""Autoregressive serving: sessions of several rounds, what a step costs, and a simulated cluster of workers."""
+"""Autoregressive decoding: sampling, and the engine on a paged pool (torch)."""

@@ -1,4 +1,4 @@
-"""A cell's knobs, resolved against its platform: model, instances, objective, and what the turns of its run are."""
+"""The settings of prefill instances, and the turns of their runs."""
 
 from __future__ import annotations
 
