@@ -67,7 +67,8 @@ class CalibrateOptions:
         for name in ("measured", "out", "dry_run", "keep", "write", "sensitivity"):
             value = getattr(self, name)
             given = name if value is True else f"{name}={str(value)!r}"
-            require(not value or name in effective, f"{given} has no effect with {said}: leave it out")
+            fix = "leave it out, or give --platform FILE.yaml" if name in ("measured", "out") else "leave it out"
+            require(not value or name in effective, f"{given} has no effect with {said}: {fix}")
         if mode == "file":
             require(
                 self.measured is not None,

@@ -203,13 +203,14 @@ def _print_curves(curves: Sequence[Curve], rows: Sequence[Mapping[str, Any]]) ->
             "; added: points more than the reference solves of the same problems, with a 95 % interval of paired shares, and "
             "McNemar's exact test"
         )
-    say(said)
+    strict = dict.fromkeys(row["strict_criterion"] for row in rows if row["accuracy_strict"] is not None)
+    say(f"{said}; strict: {', '.join(strict)}" if strict else said)
     unpaired = [row for row in rows if not row["is_reference"] and row["added_points"] is None and row["valid"]]
     if unpaired:
         say(f"{counted(len(unpaired), 'row')} asked other problems than the reference, and cannot be paired with it")
     for row in rows:
         if row["reasons"]:
-            say(f"{row['task']}, {row['system']}: {row['reasons'][0]}")
+            say(f"{row['task']}, {row['system']}: {'; '.join(row['reasons'])}")
 
 
 def _point_texts(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:

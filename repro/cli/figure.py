@@ -336,7 +336,6 @@ def claims(
 
 def _committed(paper: Paper, stated: Sequence[Claim], flips: Flips) -> dict[str, Judged]:
     """What the repository has judged; nothing in an installed package, or of a paper of one's own."""
-    from engines.errors import UserError
     from repro.paths import IS_INSTALLED, RESULTS
     from repro.reports.claims_file import judged_again, read
 

@@ -3,13 +3,14 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.command import refused, repro
 from support.jail import needs_jail
 
 from engines.dllm.method import DLLM_SERVE
-from repro.cli.evaluate import _cache
+from repro.cli.evaluate import _cache, _print_curves
 from repro.runs.store import read_run
 from repro.tasks.sandbox import client
 from repro.workbench.accuracy import axis_of
@@ -35,6 +36,19 @@ def test_command(tmp_path):
     assert (again.code, "0 runs done, 1 reused" in again.err) == (0, True)
     assert "100.0 [43.9, 100.0]" in again.out
     assert "all context rows" in again.out
+    assert f"strict: {result['strict_criterion']}" in again.out
+
+
+def test_every_reason_against_a_point_is_told(capsys):
+    row = dict.fromkeys(("accuracy", "accuracy_strict", "added_points", "p_value", "throughput_tok_s"))
+    row |= dict.fromkeys(("tokens_per_processor_s", "cache_rows"))
+    row |= dict.fromkeys(("task", "criterion", "system", "obtained", "model", "platform", "dataset", "cache"), "word")
+    row |= {"is_reference": True, "valid": False, "reasons": ["too short", "too late"]}
+    curve = SimpleNamespace(points=[SimpleNamespace(knobs={})])
+    _print_curves([curve], [row])
+    said = capsys.readouterr().out
+    assert "word, word: too short; too late" in said
+    assert "strict" not in said
 
 
 @pytest.mark.usefixtures("no_data")
