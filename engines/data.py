@@ -4,8 +4,6 @@ In JSON that people and servers write a key that is given twice is refused, as n
 finds classes and values that a user names as ``module:NAME``, or as an installed package names them.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """The one exception a user can cause, the check that raises it, and what tells a lack of memory from a fault."""
 
-from __future__ import annotations
-
 import errno
 import re
 

@@ -14,8 +14,6 @@ fields it cannot be without: ``given_to`` and a ``Checked`` dataclass refuse it 
 field is its help: no part of the code identity.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import math

@@ -4,8 +4,6 @@ A library of linear algebra takes other kernels on another CPU, and their last d
 here. Only sums that are rounded once (``math.fsum``), products and square roots are used, whose results IEEE 754 fixes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 from math import fsum, sqrt

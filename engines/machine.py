@@ -1,7 +1,5 @@
 """This process on this machine: how much memory there is and how it is kept, and signals held back while something has to be whole."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Experiment harness and command line. From Python: ``repro.run(...)``, ``sweep``, ``load`` and ``compare``. No part of the identity of runs."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """The step schedulers of a served causal model, by name, and the sizes of the executor they run on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """How many cores this process may use, which a container, a batch system or taskset makes fewer than the machine has."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files that are whole or absent, folders a user names, checked before any work starts, and what is kept of files that were read once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """One prompt through one system: the command behind ``repro generate``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise

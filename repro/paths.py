@@ -1,8 +1,6 @@
 """Where data is read and results go: in a checkout below it; of an installed package, its own data, and the working
 directory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]

@@ -1,7 +1,5 @@
 """Prompts of ``repro generate``, as ids or as text, raw or as a conversation; and its answers as text."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -4,8 +4,6 @@ The paper's Dynamo always separates the phases (§7.1). Since then Dynamo can it
 worker; the rules below are those its documentation of version 1.6 describes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args

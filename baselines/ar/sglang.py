@@ -5,8 +5,6 @@ plain data parallelism (round robin), least loaded by requests or tokens, or its
 came to SGLang after the versions the papers used (pull requests 10062 and 31487); ``graphs`` switches them on.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """vLLM: co-located replicas with continuous batching and a prefix cache; and vLLM-Continuum on top of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

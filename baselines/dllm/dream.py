@@ -1,7 +1,5 @@
 """The plain Dream sampler, and Dream's way to rank tokens, which every method follows on a Dream model."""
 
-from __future__ import annotations
-
 from baselines.dllm.options import RANKINGS, Algorithm, DreamOptions, Ranking
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import Confidence, DecodeConfig, FirstStep, NoCache

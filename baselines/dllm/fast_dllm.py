@@ -1,7 +1,5 @@
 """Fast-dLLM: prefix or dual KV cache, one Refresh a block, parallel decoding by confidence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from baselines.dllm.dream import dream_decode, timestep_decode

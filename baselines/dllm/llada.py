@@ -1,7 +1,5 @@
 """The plain LLaDA sampler."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from baselines.dllm.published import PublishedMethod

@@ -1,7 +1,5 @@
 """The options that methods have of their own, light, for those of the command line are read off them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 

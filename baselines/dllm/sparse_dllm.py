@@ -1,7 +1,5 @@
 """Sparse-dLLM: a delayed sparse KV cache with one selection for all heads of a layer."""
 
-from __future__ import annotations
-
 from baselines.dllm.dream import timestep_decode
 from baselines.dllm.options import SparseOptions
 from baselines.dllm.published import PublishedMethod

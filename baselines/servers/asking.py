@@ -1,7 +1,5 @@
 """Pages of a server, read whole in bounded time and room, from the address that is named alone: redirects are not followed."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

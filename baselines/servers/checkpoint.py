@@ -3,8 +3,6 @@
 Its answers mean nothing; servers load it, chat with it and charge it like any other model of its size.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

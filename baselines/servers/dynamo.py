@@ -4,8 +4,6 @@ Discovery by files, and every address this machine's own: no etcd, no NATS. (Its
 interface even so.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Prompts are prefilled one after the other, ``prefill_us`` a token; then an answe
 measures beyond that is the frontend's, the router's and the transport's. A client that leaves takes no more of the worker's time.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from collections.abc import AsyncIterator, Mapping

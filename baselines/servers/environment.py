@@ -1,7 +1,5 @@
 """An environment of its own for each server: their packages do not go together with this project's, nor with one another."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

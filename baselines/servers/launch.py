@@ -1,7 +1,5 @@
 """What a server is started with: the settings all of them have, and what each makes of them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from abc import ABC, abstractmethod

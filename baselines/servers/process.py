@@ -1,7 +1,5 @@
 """Processes of a server: started together, waited for until they answer, stopped together whatever happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """SGLang's server on a GPU, and its router before any OpenAI-compatible servers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal

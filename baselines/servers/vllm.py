@@ -1,7 +1,5 @@
 """vLLM behind its own OpenAI-compatible server: the CPU build, or the CUDA one, of one version."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

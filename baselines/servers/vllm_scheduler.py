@@ -5,8 +5,6 @@ admit are set aside, and the prefills that it does not advance too; within it no
 are never held up.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -5,8 +5,6 @@ that no server outlives what started it. The server has a process group of its o
 reach; whoever of the group is left once the server has ended is killed.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -6,8 +6,6 @@ the same code: ``Profiled`` asks for times and does not care who measures. Linea
 least squares.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -18,8 +18,6 @@ as the sample takes to arrive, so that it has an answer for overload too. Decode
 and the time of a step make.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ whose mean TTFT of the last seconds has slack, which is random dispatch by a sig
 ``window`` are our repairs, off by default.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """AMPD as a system: its policies on a deployment, each technique with its switch (AMPD §4, Figure 5)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal

@@ -9,8 +9,6 @@ It costs copies of the keys, the masked work of sequences shorter than the longe
 copy of the keys per group: ``enable_gqa`` would have the fused kernel that takes a mask refuse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

@@ -14,8 +14,6 @@ Flash varlen kernels that may be installed, brought to one call.
 Their signatures change between versions, and no document says what they read; ``probe`` decides what works.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The step loop: schedule, execute, have each request's rule decide. The same for every executor and clock."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Items
 
 import numpy as np

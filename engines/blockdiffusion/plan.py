@@ -6,8 +6,6 @@ A unit of it is a whole number of pool blocks and of diffusion blocks, known by 
 is not final, or only in part wanted, has no key: the K/V of a token depends on all tokens of its block. Plain arrays, no torch.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

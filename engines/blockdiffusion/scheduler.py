@@ -10,8 +10,6 @@ lets each request go on with its next block then; synchronous holds all that den
 and computes those that wait for it again with every forward.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence as Items
 from dataclasses import dataclass

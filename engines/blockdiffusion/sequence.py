@@ -6,8 +6,6 @@ request begins (PREFILL), a generated one after its last denoise (COMMIT). Where
 What is asked for, and what comes of it; no torch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Annotated, Literal

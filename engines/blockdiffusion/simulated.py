@@ -6,8 +6,6 @@ How many places a forward is sure of depends on the model. A simulation draws it
 How many tokens of K/V a card holds beside a model's weights and the worst step, from shapes alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal

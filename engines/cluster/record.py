@@ -20,8 +20,6 @@ The paper says neither of what SLO attainment is the share, nor of which statist
 A round without gaps meets any ITL objective. What did not finish meets none and stays in the denominator.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields

@@ -5,8 +5,6 @@ of times, handlers and arguments: no threads, no wall clock. Those of the same t
 same every time. An event is never taken back: its handler compares a version it was given with the current one.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence

@@ -6,8 +6,6 @@ instances alone (LAPS) have the parts of it that need no decode worker.
 A serving system on hardware: which workers a run of it has, and by which policies they decide.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

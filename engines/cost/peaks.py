@@ -1,7 +1,5 @@
 """What a device reaches in practice: the yardstick where there is no datasheet, and beside one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Before the knobs stand what they choose among: the phases of a denoising step, a
 (dLLM-Serve §2.3).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ A plan is held to it before it is executed, and what the scheduler reports after
 the requests needed, whatever the scheduler says of itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import suppress
 from time import perf_counter

@@ -5,8 +5,6 @@ row per query token; decomposed, never more than ``max_num_logits`` rows, and th
 becomes KV rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from engines.dllm.config import EngineConfig, GenerationConfig, LogitRows

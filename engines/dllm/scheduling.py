@@ -9,8 +9,6 @@ Younger running requests may use what is left, because the packing starts over f
 request's schedule never depends on requests that arrived after it, so nobody starves.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque

@@ -1,7 +1,5 @@
 """Which kernels serve a model, and what stands in for those that do not."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

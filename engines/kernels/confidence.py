@@ -6,8 +6,6 @@ confidence NaN and its token some id of the vocabulary (torch's would be that of
 in the same TILE pieces, whatever M: its numbers do not depend on its company.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

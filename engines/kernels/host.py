@@ -5,8 +5,6 @@ their references' numbers within rounding, and a row the same alone and in compa
 makes is wrong on an example (``engines.kernels.probe``), torch's operators serve.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

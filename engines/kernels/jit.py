@@ -1,7 +1,5 @@
 """The Triton kernels themselves. Importing this module imports triton."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -6,8 +6,6 @@ one launch that follows the selection itself; no index or row is stored in betwe
 Fresh rows of K and V to their places in the pool, both in one launch; M rows of Hkv heads of width D, R pool rows.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ the query rows ``cu_q[i]`` to ``cu_q[i + 1]``, the last of its ``used_k[i]`` tok
 sequence hold anything.
 """
 
-from __future__ import annotations
-
 from math import log2
 
 import torch

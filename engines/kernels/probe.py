@@ -1,7 +1,5 @@
 """Tries every kernel on a small fixed example before it serves: a compiler's mistake costs speed, not results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType

@@ -5,8 +5,6 @@ Shapes: N packed rows of width d, H / Hkv heads of width D, F hidden values. cos
 ``engines.models.layers.rotary_tables``: the halves of cos are equal, those of sin opposite; one of each is read.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

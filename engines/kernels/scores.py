@@ -14,8 +14,6 @@ The kernels' sums are float32 whatever the dtype of q and k, so 16-bit activatio
 query rows comes first: a mean of dot products is the dot product with the mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

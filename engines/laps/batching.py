@@ -15,8 +15,6 @@ Graphs of prefill steps: which shapes to capture, the grid of LAPS §3.1, a ladd
 them; and which captured one a step replays, if any, as a last stage behind any batching policy.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -10,8 +10,6 @@ padding. ``kappa`` makes a step that mixes short and long chunks slower than its
 roofline gives none).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

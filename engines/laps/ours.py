@@ -10,8 +10,6 @@ steps to come, and the fewest that must be given up are Moore's and Hodgson's (`
 a long prompt nothing until there is too much work for all.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ than T_cool to pass, and every move overloads the pool that gave. So ``mended`` 
 begins the average anew after a move, and makes none that would leave the pool that gave the more pressed of the two.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace

@@ -5,8 +5,6 @@ without adding any: exactly one BOS. A raw prompt is encoded as it is and gets n
 spells a special token becomes that token, as upstream, but for a mask, which stays text.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

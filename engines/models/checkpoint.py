@@ -1,7 +1,5 @@
 """Where a checkpoint lies and what its config says; no torch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -4,8 +4,6 @@ Dream is a Qwen2 without a causal mask, SDAR a Qwen3 and Fast-dLLM v2 a Qwen2 wi
 names are those of the published checkpoints.
 """
 
-from __future__ import annotations
-
 import math
 from typing import TypeVar
 

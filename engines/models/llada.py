@@ -1,7 +1,5 @@
 """The LLaDA mask predictor over packed (varlen) rows; shapes as in ``engines.models.packed``."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -6,8 +6,6 @@ One shard is open at a time and each tensor is copied to where it stays, so load
 once, never twice.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

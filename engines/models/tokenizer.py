@@ -1,7 +1,5 @@
 """Text to token ids and back, from a checkpoint folder, with the ``tokenizers`` library alone."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The processes a model is divided among, and how they exchange tensors and plain data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar

@@ -3,8 +3,6 @@
 So progress bars, stores and answers stay where the command line is. The other ranks never outlive it.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

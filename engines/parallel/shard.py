@@ -4,8 +4,6 @@ Two sums over the ranks per layer (behind attention and behind the MLP) and one 
 rank holds which head or id follows from ``engines.models.config``.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -4,8 +4,6 @@ NAME is a class, or a function, that is called with what it takes of what its ki
 of a policy that is a dataclass, or those of its ``knobs``, settings that it is then given as ``own``, as a scheduler of dLLM is.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Mapping
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Which decode worker a session belongs to, for life, and where each of its prefills runs: there, or on a prefill worker (AMPD §3)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ it, and the plan it answers with. Last the workers, as a router and a binder see
 ``PrefillView`` and ``DecodeView``, and a live coordinator fills ``WorkerSnapshot`` from shared memory to ask the very same policies.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

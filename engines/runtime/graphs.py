@@ -4,8 +4,6 @@ A step is padded to the size of a graph: its metadata is copied into the graph's
 All graphs share one pool of memory and one stream (``CudaRecorder``), which is right because they never run at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
 from typing import Generic, Protocol, TypeVar

@@ -1,7 +1,5 @@
 """Holds a process to a part of a GPU's memory, so that a large card stands in for a smaller one."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any, Protocol
 

@@ -4,8 +4,6 @@ A counter-based generator: no state, no order of calls, so a request samples the
 in any batch, in any chunking of the logits and on any device.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ Plain arrays, no torch. Block 0 belongs to nobody: padding is read from it and w
 table, a sequence's place while it holds K/V.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

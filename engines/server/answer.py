@@ -3,8 +3,6 @@
 Log probabilities in the words of OpenAI's API: which text each token adds, and the tokens it was chosen among.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain

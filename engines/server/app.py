@@ -1,7 +1,5 @@
 """The routes: OpenAI's under ``/v1``, and tokens, health, readiness, metrics and a status page beside them."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import logging

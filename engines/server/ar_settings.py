@@ -1,7 +1,5 @@
 """What a served causal language model may be told: the settings behind ``repro serve``, light, for its options are read off them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """``ServedEngine`` over the block-diffusion engine: tells a block's ids once the block is final."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter

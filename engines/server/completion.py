@@ -1,7 +1,5 @@
 """The answers to one request: submitted together, put together from the engine's events, cancelled together."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable

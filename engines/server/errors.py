@@ -1,7 +1,5 @@
 """Refusals and failures as OpenAI's API words them: a status, and an object with one sentence in it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

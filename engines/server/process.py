@@ -3,8 +3,6 @@
 It ends with its parent, however that ends: a thread watches the socket, and its end is the process's.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -7,8 +7,6 @@ What goes between the server and its engine's process: pickles behind their leng
 engine's end, a ``multiprocessing.connection.Connection``, frames them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import struct

@@ -5,8 +5,6 @@ Nothing is kept behind an answer, whatever ``store`` says: a request tells its w
 Answers as OpenAI's API words them, whole and in chunks.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

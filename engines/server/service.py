@@ -5,8 +5,6 @@ Requests that it had not begun when it ended are given to the next one; those it
 What ``/metrics`` says, in Prometheus' text format; the status page reads it too.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """How a server is run; nothing of the engine behind it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Annotated, Literal

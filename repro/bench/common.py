@@ -1,8 +1,6 @@
 """What the scripts here share: options, the device and the model, rows with their table and file, captured calls, and how
 a refusal is said."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -8,8 +8,6 @@
 A model of LLaDA-8B's depth whose width and vocabulary are next to nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace

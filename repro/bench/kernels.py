@@ -14,8 +14,6 @@ On CUDA a call is captured in a graph and replayed, the device's caches are over
 time it. Kernels do not run on the CPU; there it times references only.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -10,8 +10,6 @@
 Bounds are at the card's datasheet peaks or at measured ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import median
 

@@ -5,8 +5,6 @@ A server sends answers of 16 tokens at known times, those of each stream below t
 environment is not given is left out. Needs the extra http.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

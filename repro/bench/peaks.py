@@ -1,7 +1,5 @@
 """What a device reaches in practice: python -m repro.bench.peaks --help"""
 
-from __future__ import annotations
-
 from engines.cost.peaks import measured_peaks
 from repro.bench.common import Rows, add_device, device_of, facts_of, parser_of, run
 

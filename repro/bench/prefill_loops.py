@@ -3,8 +3,6 @@
 Every step is run and timed; the clock between them is virtual. One row a cell, written as it is measured.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 

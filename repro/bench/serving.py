@@ -16,8 +16,6 @@
 On the CPU, with the embedded model. Needs the extras server and http.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -12,8 +12,6 @@ card    Every dLLM run that a card has served with all requests there at once (r
         of card   measured throughput over that of composed steps, by vLLM's kernels
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import importlib

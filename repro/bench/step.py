@@ -15,8 +15,6 @@ A batch of requests of one length, each in its last block, goes through the exec
     graph      share of the steps that ran as a CUDA graph
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence

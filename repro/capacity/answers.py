@@ -4,8 +4,6 @@ Those of a site come one after the other, small sizes first, as each search begi
 by side, by processes that share nothing, so that no answer hangs on how many there are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool

@@ -1,8 +1,6 @@
 """Cards by their names, as many as are asked for: what AMPD's clusters serve by default, on servers of eight of any card whose kernels
 are known."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType

@@ -1,8 +1,6 @@
 """What is asked of a capacity, checked: which plans of which systems on which cards, for which workload. Raises UserError for whatever a
 user can get wrong, before any run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ simulation of one seed in most cases, and only plans that pass are searched furt
 next, which is exact of the load; the answer does not hang on it. The end of each bracket is simulated with all seeds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ all prefills are remote none is left out that could serve more by what its prefi
 LAPS's serves turns of conversations on prefill instances, a GPU each. Answers are decoded elsewhere, so a turn has a TTFT and nothing else.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence

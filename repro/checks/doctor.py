@@ -1,7 +1,5 @@
 """What this machine can run, and why not the rest. Looks only: installs, downloads and runs nothing."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ A document marks a table by ``<!-- generated: NAME -->`` and ``<!-- end -->``; `
 numbers the table shows (CONTRIBUTING.md, "Put numbers in a document"). ``python -m repro.checks.documents`` fills every table.
 """
 
-from __future__ import annotations
-
 import csv
 import itertools
 import math

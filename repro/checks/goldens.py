@@ -6,8 +6,6 @@ method, params, prompt_ids, expected_ids, and where known nfe and tie_sensitive)
 ``format``, where given, is 1, and a case's ``params`` hold nothing that its replay does not apply.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Block diffusion plainly: one request, every forward over the whole sequence under the mask of blocks, rules in lists."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

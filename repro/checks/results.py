@@ -1,7 +1,5 @@
 """Committed figures and verdicts against those that the committed tables of runs give; and a sample of their runs, made again."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """How a command ends: every exception as one line and an exit code."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

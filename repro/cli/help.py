@@ -1,8 +1,6 @@
 """Commands whose help names every option whole, in panels where there are many, as plain text, so that ``--help`` loads
 nothing; and which refuse an option that would silently win over itself."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The command tree and the one place where errors become messages and exit codes."""
 
-from __future__ import annotations
-
 import atexit
 import inspect
 import logging

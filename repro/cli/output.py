@@ -1,7 +1,5 @@
 """Tables on a terminal, JSON for machines."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

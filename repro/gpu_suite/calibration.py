@@ -6,8 +6,6 @@ the two ends of the roofline. The share of bandwidth is that of the copy that re
 of that benchmark, and the throughput of every system, are predictions.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

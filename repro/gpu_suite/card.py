@@ -1,7 +1,5 @@
 """The card of this machine, told before anything heavy is loaded, and the platform that stands for it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

@@ -1,8 +1,6 @@
 """Checks as runs: tests, goldens, agreement and benchmarks go through the store like any cell, so that they resume, know
 their code and say where they were made."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a cell should take and make on a card, by its simulated run, which is stored like any other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """What the GPU suite measures: the cells and checks of ``suite.yaml`` in order of worth, each with the seconds it should take."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

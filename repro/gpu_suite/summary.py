@@ -1,7 +1,5 @@
 """One page on what the GPU suite did: the machine, what the checks said, and what is left."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from repro.files import replace_text

@@ -1,7 +1,5 @@
 """One page: what was found on the card, each figure beside its target. What has not run yet says so."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

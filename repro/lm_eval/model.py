@@ -4,8 +4,6 @@ Importing this module registers the model, and needs the extra ``eval``. All req
 the engine's scheduler at once, which batches them as it does under load.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ GSM8K is graded by the harness's own filters and metric, the others by the task 
 programs run in the sandbox, not in ``code_eval``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """What is written and printed names no secret, and of paths no home folder: runs, exports, JSON, logs and messages pass through here."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

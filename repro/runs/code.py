@@ -5,8 +5,6 @@ the folder of its package, or the Python files beside its own file, and what it 
 provenance names the libraries instead.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import os

@@ -5,8 +5,6 @@ With AMX a row of a bfloat16 product hangs on how many rows stand beside it. one
 otherwise. It reads its variable once, at its first product, and not when torch is imported.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

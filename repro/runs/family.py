@@ -5,8 +5,6 @@ An undefined value is None, never NaN. "ok" requests are the finished ones; fail
 have no latency, and count against goodput. Times count from the due time, so waiting for the engine is in.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A conversation's next turn is due ``delay_s`` after the answer to the one before
 Nothing here knows HTTP: what sends a request is given, and time is the event loop's, real or virtual.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Where a run came from: code, machine, libraries, times. No user names, host names or absolute paths, but of what plug-ins read elsewhere."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

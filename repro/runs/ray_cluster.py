@@ -1,8 +1,6 @@
 """A Ray cluster: one that is there, or one of this machine alone, started for a sweep and stopped with it; and the code that its
 workers need, gathered in one folder, to be sent to machines that have no checkout."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import secrets

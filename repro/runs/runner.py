@@ -1,7 +1,5 @@
 """Runs experiments by workers, each once: which run a worker makes next, and what becomes of the runs of one that is lost."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -5,8 +5,6 @@ Two systems measured half an hour apart are compared across whatever the machine
 counts as done only as a whole, and its runs alternate between the systems.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import time

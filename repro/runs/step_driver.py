@@ -5,8 +5,6 @@ system under test. A step blocks the loop, so a request due in the middle of one
 latency still counts from the due time.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -7,8 +7,6 @@ Of a measured run it holds every table. A simulated one comes out the same whene
 its tables is kept, and the tables are made again where somebody asks for them.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A sweep: experiments looked up in the store once, the missing ones run, and all of them as stored runs."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Sequence

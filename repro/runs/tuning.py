@@ -6,8 +6,6 @@ simulated trials in all, whatever the system; half of the candidates are dropped
 comparison has, so the best of many is not picked on the very runs that are reported. What a cell itself sets is not free.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence

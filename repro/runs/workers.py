@@ -1,7 +1,5 @@
 """Processes that work for another one, and never outlive it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

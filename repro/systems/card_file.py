@@ -3,8 +3,6 @@
 Whatever the file leaves out follows from the card: models and budgets from its memory, rates from its matrix peak.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

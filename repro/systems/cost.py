@@ -1,7 +1,5 @@
 """What simulated steps are charged by: a roofline, or measured kernels that a step is composed of."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache

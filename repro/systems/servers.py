@@ -1,7 +1,5 @@
 """``vllm``, ``dynamo``, ``sglang``: the projects' own servers. Simulated namesakes are called vllm-sim and so on."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import tempfile

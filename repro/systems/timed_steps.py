@@ -1,7 +1,5 @@
 """Timed steps of a user's card, in a CSV: a row a step, with what it computed and how long it took."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """Sums of many terms: mini-gsm's story, and an answer that spans several blocks, each line of which needs the total of the line before."""
 
-from __future__ import annotations
-
 from repro.tasks import mini_gsm
 from repro.tasks.problem import Problem, Span, Split
 

@@ -1,7 +1,5 @@
 """Small Python functions from docstrings: the docstring names operations, a glossary above defines them."""
 
-from __future__ import annotations
-
 import operator
 import random
 

@@ -1,7 +1,5 @@
 """Grade-school-style word problems: several facts are recalled from a story, then added or subtracted."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

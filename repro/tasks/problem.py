@@ -1,7 +1,5 @@
 """What a generated problem is, which split it belongs to, and how an answer to it is graded: by text alone, no code is run."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

@@ -1,7 +1,5 @@
 """pass@1: whether the program that a prompt and its continuation make is right, found by running it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from repro.tasks.sandbox.client import Check, run_many

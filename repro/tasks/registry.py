@@ -1,7 +1,5 @@
 """Tasks by name: data sets of a cell whose answers are graded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """What an evaluation asks and how it grades: problems with their prompts, and one verdict per answer."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The conformance suite: what the author of a scheduler, a refresh rule, a router or a batching policy runs on it."""
 
-from __future__ import annotations
-
 from repro.testing.conformance import (
     BatcherConformance,
     RefreshRuleConformance,

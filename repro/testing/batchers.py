@@ -1,7 +1,5 @@
 """What a batching policy of autoregressive systems is held to, on the queue that it takes prefills from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

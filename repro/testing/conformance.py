@@ -1,7 +1,5 @@
 """The suites as functions, and as classes for pytest: what the author of a plug-in runs on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 from unittest import SkipTest

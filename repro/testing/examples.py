@@ -1,7 +1,5 @@
 """Examples that a property is tried on: by hypothesis, which shortens what fails, where it is installed, else drawn by numpy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol, TypeVar

@@ -1,7 +1,5 @@
 """What a kind of plug-in is held to: properties by name, each tried on examples, and what came of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy

@@ -1,8 +1,6 @@
 """What a router of autoregressive systems is held to: ``route`` between decode and prefill workers, or ``pick`` among prefill
 instances."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

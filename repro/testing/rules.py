@@ -1,7 +1,5 @@
 """What a refresh rule of diffusion LLMs is held to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Runs of a scheduler that properties are judged by: the engine with its ledger, on executors without a model, arrivals by steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a scheduler of diffusion LLMs is held to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

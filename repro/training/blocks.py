@@ -9,8 +9,6 @@ some blocks visible tokens are replaced by others of the batch, and what was the
 it (LLaDA2.1). Shapes: B sequences of T clean columns and N noisy ones behind them, R = T + N.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every hyper-parameter of the tiny model; frozen, so one config and one seed name one checkpoint."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated
 

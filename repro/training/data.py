@@ -1,7 +1,5 @@
 """Batches as a function of (config, step): resuming needs no generator state."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

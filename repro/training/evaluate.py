@@ -1,7 +1,5 @@
 """Accuracy under the dense reference sampler: no cache, block-wise, the most confident token first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

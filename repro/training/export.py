@@ -1,7 +1,5 @@
 """Write a trained model as a checkpoint folder, measure the very weights written, and describe them."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

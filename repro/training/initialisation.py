@@ -7,8 +7,6 @@ mimetic initialisation, Trockman and Kolter 2023) it recalls within a few hundre
 frozen: training changes every weight.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple, cast
 

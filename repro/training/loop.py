@@ -1,7 +1,5 @@
 """The training loop: seeded, resumable, logged."""
 
-from __future__ import annotations
-
 import io
 import logging
 import math

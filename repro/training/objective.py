@@ -11,8 +11,6 @@ The loss is the weighted mean cross-entropy over the masked positions of the who
 drawn block, without LLaDA's 1/t. Plain means give rare, nearly clean sequences no excess weight.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

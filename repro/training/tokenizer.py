@@ -1,7 +1,5 @@
 """The byte-level BPE of the tiny model, trained on generated problems so that every task word is one token."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

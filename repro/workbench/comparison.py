@@ -5,8 +5,6 @@ name of a run, in which * and ? stand for others. NAME is a field of a cell, a k
 both sides would take belongs to the side that says more: ``laps@seed=0 laps`` are the runs of a seed, and all others.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Cards: YAML files read as the dataclasses that say what may be in them, by keys, kinds, choices and ranges (engines.knobs); the
 files of a user's own that a card accepts; and where a workload's rows came from."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence

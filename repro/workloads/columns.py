@@ -3,8 +3,6 @@
 Published formats say their unit by their columns. A column that is called timestamp alone does not, and its unit is never guessed.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ about the same number of tokens, so that what differs between two seeds is the o
 answers, turns and order have random streams of their own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ statistics it follows from. The parameters are recomputed from the statistics on
 when ``hub`` is asked for by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Rows of a data set: prompts of the hub or of a file, as sessions of one round, and the texts that grading needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -8,8 +8,6 @@ distribution function on one uniform per request: draw i depends on the seed and
 first n lengths of a longer workload are the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """What a user may say of a workload, whatever serves it; light, for the options of the command line are read off it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated, Literal

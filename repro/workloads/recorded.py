@@ -15,8 +15,6 @@ conversations. Where the generated text is missing a round's decode length is No
 three retrievals, as AMPD's traces invoke three (App. B); the question comes with the first.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise

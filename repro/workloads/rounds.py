@@ -1,7 +1,5 @@
 """Sessions of rounds, recorded or yielded: a set of them, and what is said of a wrong one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

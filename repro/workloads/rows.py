@@ -3,8 +3,6 @@
 Files are CSV, JSON lines, one JSON array, or parquet; all but parquet may be gzipped. Blank lines are skipped.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

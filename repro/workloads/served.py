@@ -5,8 +5,6 @@ A workload of a user's own is named as ``module:NAME``, or as an installed packa
 object with ``sessions(seed)``, which yields a ``TracedSession`` each: from there on it is served as the rows of a file are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice

@@ -9,8 +9,6 @@ and decode tokens sum to the mean times the number of sessions, rounded to a who
 sessions and rounds. So the first n sessions of a longer sample are not a shorter sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property

@@ -5,8 +5,6 @@ a chat message) and about the asked number of words; its content means nothing, 
 may be read from it.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping

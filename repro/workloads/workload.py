@@ -4,8 +4,6 @@ Streams are independent: lengths do not depend on the arrivals, and the first n 
 workload are the same requests.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Run by ``make test-clients`` in the environment of ``requirements.txt``. ``REPRO
 is collected here.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

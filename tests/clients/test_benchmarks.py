@@ -1,7 +1,5 @@
 """Benchmark programs, each with its own documented command: all requests succeed, and their counts are the server's."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """vLLM's server and ours with one checkpoint: the same bodies get the same answers."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

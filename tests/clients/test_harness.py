@@ -1,7 +1,5 @@
 """The LM Evaluation Harness against the server: its own tasks, over a few problems of their shapes, as no hub is in reach."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

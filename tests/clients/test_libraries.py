@@ -1,7 +1,5 @@
 """Python clients of OpenAI's API: whole answers, streams, conversations, each as its own documentation shows it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

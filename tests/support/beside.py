@@ -4,8 +4,6 @@
 finish and stop reasons, log-probabilities, usage, and of a stream each chunk in turn.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -3,8 +3,6 @@
 All are deterministic: ``temperature`` is 0, one token is left to draw from, or the body is refused.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -1,7 +1,5 @@
 """``repro serve`` in a process of its own, with its counters, for clients of other projects."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Policies and workloads as a user writes them, of every kind that a knob names."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

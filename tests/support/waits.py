@@ -4,8 +4,6 @@ Poisson arrivals, one queue before all servers, first come, first served. Times 
 of each server, so that ``load * servers`` customers arrive in one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

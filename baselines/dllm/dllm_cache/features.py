@@ -11,8 +11,6 @@ A published model's own names are mapped here; executors see one interface for a
 row-wise: x and h are [rows, d].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter

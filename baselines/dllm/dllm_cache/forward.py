@@ -4,8 +4,6 @@ Shapes: n members, W = prompt width + G columns, r recomputed columns, H / Hkv h
 Grouped-query attention works here; the published code reshapes keys to the query width and fails on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -2,8 +2,6 @@
 takes the greedy token of exponentials and keeps guidance's difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from functools import partial
 

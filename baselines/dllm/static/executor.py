@@ -10,8 +10,6 @@ The output head of published code: logits, and a softmax, of every row it is giv
 Measures what a static batch holds in its worst steps, on the model and device that will serve.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from traceback import clear_frames

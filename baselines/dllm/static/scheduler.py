@@ -7,8 +7,6 @@ in a straight line, leave room for it. A padded batch takes the same memory for 
 nearly exact; what it misses is for the guard band, which the limit leaves free.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace

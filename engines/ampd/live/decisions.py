@@ -1,7 +1,5 @@
 """Decisions as they are logged, inputs and outcome, and made again from the log by policy objects (AMPD §4)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy

@@ -8,8 +8,6 @@ Sessions whose K/V a decode worker holds: held while they decode or are lent, id
 Two threads use it at once, the one that steps and the one that lends, hence the lock.
 """
 
-from __future__ import annotations
-
 import json
 import queue
 import threading

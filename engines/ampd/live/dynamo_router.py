@@ -4,8 +4,6 @@ The frontend tokenizes a request and hands it to the endpoint that registered th
 coordinator binds the session, and lets its prefill go to a prefill worker or to the session's own. Torch is not needed here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ Three threads, as AMPD §6 overlaps them: while one task computes, the next is c
 of the one before is sent.
 """
 
-from __future__ import annotations
-
 import json
 import queue
 import threading

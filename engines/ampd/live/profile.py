@@ -3,8 +3,6 @@
 The simulator in the live workers' place: their profile for its costs, the same policies, the same sessions.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ Not through Redis, which would hold every byte twice and once more in its file: 
 K/V rows of a slot as bytes: what goes over the wire, [2, layers, tokens, Hkv, D] in the model's dtype.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

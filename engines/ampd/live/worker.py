@@ -1,7 +1,5 @@
 """What prefill and decode workers share: who they are in the store, their heartbeat, and how they claim a prefill."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -12,8 +12,6 @@ Which kernel an installed package has, what it calls its arguments and which blo
 small fixed example on the device (``probe``), as for the kernels of ``engines.attention``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

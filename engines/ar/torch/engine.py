@@ -8,8 +8,6 @@ advances by one token.
 What a run of the engine takes in and leaves behind: prompts, and plain tables.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping

@@ -9,8 +9,6 @@ It gives the simulated cluster measured steps on a virtual clock: queues, router
 the seconds are the device's. It also is what a policy's step model is fitted on.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from time import perf_counter, process_time

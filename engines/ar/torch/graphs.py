@@ -3,8 +3,6 @@
 A graph holds the layers and the head on each sequence's newest row, and nothing that depends on a step's sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from time import perf_counter

@@ -18,8 +18,6 @@ K/V of sequences that are over is kept besides, for prompts that repeat them: a 
 sequence goes to one follower, which takes over its blocks; they are never shared. It is idle K/V as that of a session between rounds.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Attention of a packed step: a Refresh over its own rows, a Reuse over its run of the pool (dLLM-Serve §4.5)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -8,8 +8,6 @@ Shapes: N rows and S sequences of a graph; what a step leaves of them is padding
 row of the pool that are nobody's.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import partial

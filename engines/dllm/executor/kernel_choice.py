@@ -1,7 +1,5 @@
 """Which implementation runs each part of a step on a device, and what was passed over."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

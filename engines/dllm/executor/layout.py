@@ -1,7 +1,5 @@
 """Where the rows of a step lie, on the device: all of its metadata in one transfer, shared by the steps of a block."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol, TypedDict

@@ -4,8 +4,6 @@ Requests that draw their tokens get their random numbers here. Remasking says wh
 what the host has to learn of that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from itertools import compress
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Resident requests: their token ids in slots on the device, and what the host has to know of each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -11,8 +11,6 @@ Every rank runs each plan on its own part of the model. Tokens need not be sent 
 them from the same numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The tasks of ``repro.tasks`` that the files beside it name: lm-eval reads ``!function`` from a module in the same folder."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The engine of a deployment on a real device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import lru_cache

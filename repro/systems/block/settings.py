@@ -1,7 +1,5 @@
 """What a cell asks of a block-diffusion system; light, for the command line's options are read off it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace

@@ -4,8 +4,6 @@ A graded task's problems are asked of a checkpoint as texts, and so is what a us
 sets have their lengths and arrivals, and random ids: what a block-diffusion tokenizer would make of their texts is not known here.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

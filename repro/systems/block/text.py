@@ -1,7 +1,5 @@
 """Texts of a block-diffusion checkpoint: its tokenizer and the ids that end an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

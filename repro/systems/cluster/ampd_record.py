@@ -5,8 +5,6 @@ A request is a session; rounds, prefills, transfers and workers have tables of t
 a round was ready. A run's reading of SLO attainment and its objectives are among its facts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """A cell's knobs, resolved against its platform: model, GPUs, objectives, workload."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Which deployments a system may run on: as written, AMPD's plan, or what a search chooses among (repro.runs.tuning)."""
 
-from __future__ import annotations
-
 import re
 
 from engines.ampd.planner import Plan, PlannerConfig, PlanningWorkload, coefficients, plan, solve

@@ -1,7 +1,5 @@
 """One measured prefill instance, and what its policies need to know of it: the floor, the knee and the step model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter

@@ -7,8 +7,6 @@ arrive in it count, however late they finish. All metrics are over the turns tha
 are over all steps. A turn that never had its first token misses the objective.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import fsum

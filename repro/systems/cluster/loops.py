@@ -3,8 +3,6 @@
 On a card turns, budgets and objective are those of the simulated H200; the tiny model has those of the platform cpu-tiny.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Every step is run and timed, once; arrivals, queues and policies live on a clock
 long as its steps, and time a client thinks costs none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

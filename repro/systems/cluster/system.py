@@ -1,7 +1,5 @@
 """What systems of policies on simulated workers share, whatever they serve: how they are named, built, run and recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, TypeVar

@@ -1,7 +1,5 @@
 """The knobs that cells of diffusion LLMs have beside those of the engine and of their method, and what they choose from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """A deployment on a real device: the model, what is measured of it before it serves, and its executor."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager

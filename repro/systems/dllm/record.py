@@ -1,7 +1,5 @@
 """The family of diffusion-LLM systems: what their runs record, what is read off it, and what is checked of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A measured run that a simulated one follows: its requests, and what its steps did."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace

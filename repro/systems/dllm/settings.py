@@ -1,7 +1,5 @@
 """The settings of a cell of a diffusion LLM on its platform: the fields here, and those of the engine's settings inside of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Diffusion-LLM systems: from a cell to a deployment and its requests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache

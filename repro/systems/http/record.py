@@ -1,8 +1,6 @@
 """The record of a run against an endpoint: its tables, what a client reads off them, and when its numbers may not be used. Times count
 from the due time unless they say otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

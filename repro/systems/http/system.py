@@ -1,7 +1,5 @@
 """``openai-http``: any OpenAI-compatible endpoint as a system, driven over HTTP and measured at the client."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

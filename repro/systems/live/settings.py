@@ -1,7 +1,5 @@
 """A live cell's knobs, resolved: workers, model, objectives, policies, workload."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Policies that lie in no file: a notebook's cells, ``python -c``."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Policies of a user's own, of every kind, by module:NAME or by an installed package's name, with their own knobs."""
 
-from __future__ import annotations
-
 import itertools
 from importlib import invalidate_caches
 from pathlib import Path

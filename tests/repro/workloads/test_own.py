@@ -1,7 +1,5 @@
 """A workload of a user's own is served as a file with the same sessions is, by every family, whoever names it and wherever it runs."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator
