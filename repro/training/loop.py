@@ -25,13 +25,12 @@ from engines.models.llada import LLaDAModelLM
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.files import replace_bytes, writable_file, writable_folder
 from repro.tasks.mini import GENERATORS
-from repro.training.blocks import double_batch
 from repro.training.config import TrainConfig
 from repro.training.data import make_batch
 from repro.training.evaluate import batched_attention, masked_attention, measure_accuracy
 from repro.training.export import MADE, export_checkpoint, load_model
 from repro.training.initialisation import initialise
-from repro.training.objective import MaskedBatch, mask_batch, masked_loss
+from repro.training.objective import MaskedBatch, double_batch, mask_batch, masked_loss
 from repro.training.tokenizer import TOKENIZER_FILES, save_tokenizer, train_tokenizer
 
 log = logging.getLogger(__name__)
