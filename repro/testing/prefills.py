@@ -3,9 +3,9 @@ step takes a base and so much a token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from engines.cluster.decode import DecodeWorker
 from engines.cluster.record import ClusterRun, Table
@@ -20,7 +20,7 @@ from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Binder, LeastKvMemory, Local, Router
 from engines.policies.views import Batching, Chunk, PrefillQueue, Share, Situation, Slo, StepPlan
 from repro.testing.examples import Source
-from repro.testing.properties import Stay
+from repro.testing.properties import Property, Stay, check_alike
 
 STEPS = StepModel(base_s=5e-3, request_s=0.0, floor_s=0.0, token_s=1e-4, alpha=0.0, history_s=0.0, shapes={})
 """What a step takes, which policies that ask for a model are told."""
@@ -77,17 +77,83 @@ class Watched:
         return plan
 
 
+# ---- decisions that later events and other names must not change -----------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """An example of what arrives."""
+
+    cap: int
+    """max_num_batched_tokens, for policies that take it, or have one."""
+    max_num_seqs: int
+
+    @property
+    def arrivals(self) -> tuple[Any, ...]:
+        """Each with its ``arrival_s`` and ``session_id``."""
+        raise NotImplementedError
+
+    def until(self, time_s: float) -> Self:
+        """Without what arrives from then on."""
+        return self.of(each for each in self.arrivals if each.arrival_s < time_s)
+
+    def named_otherwise(self, factor: int) -> Self:
+        raise NotImplementedError
+
+    def of(self, arrivals: Iterable[Any]) -> Self:
+        raise NotImplementedError
+
+
+def unchanged_decisions(
+    cases: Callable[[Source, Any], Case],
+    decided: Callable[[Any, Any], Sequence[Any]],
+    said: Callable[[int, Any, Any], str | None],
+    count: str,
+) -> tuple[Property[Any], Property[Any]]:
+    """The properties causality and independence of ids of a policy whose decisions begin with their time."""
+
+    def cut(source: Source, subject: Any) -> tuple[Case, float]:
+        case = cases(source, subject)
+        return case, source.one_of(case.arrivals).arrival_s
+
+    def causality(subject: Any, case_and_time: tuple[Case, float]) -> None:
+        """All of it runs first: what the policy keeps of it elsewhere would be the future of the second run."""
+        case, time_s = case_and_time
+        known = case.until(time_s)
+        if not known.arrivals:
+            return
+        whole, part = ([each for each in decided(subject, one) if each[0] < time_s] for one in (case, known))
+        check_alike(whole, part, f"nothing comes from {time_s:.4g} s on", said=said, count=count)
+
+    def otherwise(source: Source, subject: Any) -> tuple[Case, int]:
+        return cases(source, subject), source.one_of((1, 37, 1008))
+
+    def same_names(subject: Any, case_and_factor: tuple[Case, int]) -> None:
+        case, factor = case_and_factor
+        ids = sorted({each.session_id for each in case.arrivals})
+        names = ", ".join(f"{which} is {other_name(which, factor)}" for which in ids)
+        others = decided(subject, case.named_otherwise(factor))
+        check_alike(decided(subject, case), others, f"ids of sessions are others ({names})", said=said, count=count)
+
+    return (
+        Property(name="causality", draw=cut, check=causality),
+        Property(name="independence of ids", draw=otherwise, check=same_names),
+    )
+
+
+def other_name(session_id: int, factor: int) -> int:
+    """By a prime: a factor of 1,008 turns the order round."""
+    return (factor * (session_id + 1)) % 1009
+
+
 # ---- prefill instances -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turns:
+class Turns(Case):
     """An example of what prefill instances get."""
 
     turns: tuple[Turn, ...]
-    cap: int
-    """max_num_batched_tokens, for policies that take it, or have one."""
-    max_num_seqs: int
     num_instances: int = 1
     """From two on the first serves the short pool, and the others the long one, for routers that look at it."""
     shares_cache: bool = True
@@ -115,17 +181,15 @@ class Turns:
         )
         return cluster.simulate(OpenTurns(turns=self.turns)).requests
 
-    def until(self, time_s: float) -> Turns:
-        return replace(self, turns=tuple(turn for turn in self.turns if turn.arrival_s < time_s))
+    @property
+    def arrivals(self) -> tuple[Turn, ...]:
+        return self.turns
+
+    def of(self, arrivals: Iterable[Turn]) -> Turns:
+        return replace(self, turns=tuple(arrivals))
 
     def named_otherwise(self, factor: int) -> Turns:
-        turns = [turn._replace(session_id=other_name(turn.session_id, factor)) for turn in self.turns]
-        return replace(self, turns=tuple(turns))
-
-
-def other_name(session_id: int, factor: int) -> int:
-    """By a prime: a factor of 1,008 turns the order round."""
-    return (factor * (session_id + 1)) % 1009
+        return self.of(turn._replace(session_id=other_name(turn.session_id, factor)) for turn in self.turns)
 
 
 def draw_turns(source: Source, cap: int, **fields: Any) -> Turns:
@@ -175,12 +239,10 @@ def stays_of(requests: Table) -> list[Stay]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sessions:
+class Sessions(Case):
     """An example of what a cluster with decoding gets; prefill workers are numbered from 100."""
 
     sessions: tuple[Session, ...]
-    cap: int
-    max_num_seqs: int
     num_homes: int = 1
     num_prefills: int = 0
     kv_capacity: int = 10**9
@@ -201,14 +263,15 @@ class Sessions:
             built.add(PrefillWorker(built, worker_id=100 + index, cost=Linear(), queue=PrefillQueue()))
         return built.run(OpenLoop(sessions=self.sessions))
 
-    def until(self, time_s: float) -> Sessions:
-        return replace(self, sessions=tuple(each for each in self.sessions if each.arrival_s < time_s))
+    @property
+    def arrivals(self) -> tuple[Session, ...]:
+        return self.sessions
+
+    def of(self, arrivals: Iterable[Session]) -> Sessions:
+        return replace(self, sessions=tuple(arrivals))
 
     def named_otherwise(self, factor: int) -> Sessions:
-        return replace(
-            self,
-            sessions=tuple(replace(each, session_id=other_name(each.session_id, factor)) for each in self.sessions),
-        )
+        return self.of(replace(each, session_id=other_name(each.session_id, factor)) for each in self.sessions)
 
 
 def draw_sessions(source: Source, cap: int, *, is_tight: bool = False, **fields: Any) -> Sessions:

@@ -1,10 +1,12 @@
 """What a kind of plug-in is held to: properties by name, each tried on examples, and what came of it."""
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from functools import cached_property
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from engines.data import asked
 from engines.errors import RunError, UserError, require
@@ -12,6 +14,7 @@ from engines.policies.own import settings_of, taken
 from repro.testing.examples import Source, tried
 
 Subject = TypeVar("Subject")
+T = TypeVar("T")
 
 EXAMPLES = 50
 
@@ -83,6 +86,44 @@ def made(make: Any, **offered: Any) -> Any:
     if (settings := settings_of(make)) not in (None, make):
         offered["own"] = settings()
     return asked(make, **{name: value for name, value in offered.items() if name in taken(make, *offered)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlugIn(ABC):
+    """A plug-in that is judged: the one that ``make`` is, or gives."""
+
+    make: Any
+    title: ClassVar[str]
+    methods: ClassVar[tuple[str, ...]]
+    """It has at least one of these."""
+    told: ClassVar[str]
+    """What it may be made of."""
+
+    def __post_init__(self) -> None:
+        if not any(hasattr(self.one, name) for name in self.methods):
+            lacks = " and no ".join(f"{name}()" for name in self.methods)
+            raise UserError(f"{self.one!r:.80} is no {self.title}, it has no {lacks}: name one, or what makes one")
+
+    @cached_property
+    def one(self) -> Any:
+        try:
+            return self.first()
+        except RunError as error:
+            raise UserError(f"no {self.title} is made {self.told}: {error}") from error
+
+    @abstractmethod
+    def first(self) -> Any: ...
+
+
+def check_alike(
+    ones: Sequence[T], others: Sequence[T], where: str, *, said: Callable[[int, T, T], str | None], count: str
+) -> None:
+    """``said`` tells how two decisions differ, None where they do not; ``count`` what is counted."""
+    for index, (one, other) in enumerate(zip(ones, others, strict=False)):
+        if (words := said(index, one, other)) is not None:
+            raise AssertionError(f"{words} where {where}")
+    if len(ones) != len(others):
+        raise AssertionError(f"{len(ones)} {count}, and {len(others)} where {where}")
 
 
 # ---- no starvation -----------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """What a refresh rule of diffusion LLMs is held to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from engines.dllm.config import EngineConfig, GenerationConfig, Phase, RefreshRule, SparsityConfig, check_rule
@@ -10,30 +8,22 @@ from engines.dllm.plan import Request
 from engines.dllm.scheduling import PhaseScheduler
 from engines.dllm.sequence import Sequence as Live
 from engines.dllm.sequence import cache_rows
-from engines.errors import RunError, UserError
 from repro.testing.examples import Source
-from repro.testing.properties import Kind, Property, made
+from repro.testing.properties import Kind, PlugIn, Property, made
 from repro.testing.scheduler_runs import Case, charged, run
 
 _SPARSITY = SparsityConfig()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Refreshing:
+class Refreshing(PlugIn):
     """The rule that ``make`` is, or gives; of a run every request has the same."""
 
-    make: Any
+    title = "refresh rule"
+    methods = ("phase",)
+    told = "without arguments"
 
-    def __post_init__(self) -> None:
-        if not hasattr(self._one, "phase"):
-            raise UserError(f"{self._one!r:.80} is no refresh rule, it has no phase(): name one, or what makes one")
-
-    @cached_property
-    def _one(self) -> RefreshRule:
-        try:
-            return self.rule()
-        except RunError as error:
-            raise UserError(f"no refresh rule is made without arguments: {error}") from error
+    def first(self) -> RefreshRule:
+        return self.rule()
 
     def rule(self) -> RefreshRule:
         found: RefreshRule = made(self.make)
@@ -41,7 +31,7 @@ class Refreshing:
 
     @property
     def lacks_data(self) -> str | None:
-        needs = getattr(self._one, "needs", None)
+        needs = getattr(self.one, "needs", None)
         return f"it needs {', '.join(sorted(needs))}, which a model gives" if needs else None
 
 

@@ -13,7 +13,7 @@ from engines.dllm.sequence import cache_rows
 from engines.dllm.simulated import check_simulated
 from engines.errors import RunError, UserError
 from repro.testing.examples import Source
-from repro.testing.properties import Bound, Kind, Property, Stay, bound_of, check_waits, no_starvation
+from repro.testing.properties import Bound, Kind, Property, Stay, bound_of, check_alike, check_waits, no_starvation
 from repro.testing.scheduler_runs import Case, Late, Run, charged, named_otherwise, renamed, run, with_ids
 
 MOST_TOKENS = 60
@@ -196,11 +196,10 @@ def _same_names(subject: Scheduling, case_and_ids: tuple[Case, dict[int, int]]) 
 
 
 def _check_alike(plans: Sequence[StepPlan | None], others: Sequence[StepPlan | None], where: str) -> None:
-    for index, (plan, other) in enumerate(zip(plans, others, strict=False)):
-        if plan != other:
-            raise AssertionError(f"step {index} runs {_said(plan)}, and {_said(other)} where {where}")
-    if len(plans) != len(others):
-        raise AssertionError(f"all is over after {len(plans)} steps, and after {len(others)} where {where}")
+    def said(index: int, plan: StepPlan | None, other: StepPlan | None) -> str | None:
+        return None if plan == other else f"step {index} runs {_said(plan)}, and {_said(other)}"
+
+    check_alike(plans, others, where, said=said, count="steps are planned")
 
 
 def _said(plan: StepPlan | None) -> str:

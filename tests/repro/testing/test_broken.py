@@ -1,6 +1,5 @@
-"""A plug-in that breaks a property fails by its name, in one sentence that says where; with hypothesis and without."""
+"""A plug-in that breaks a property fails by its name, in one sentence that says where."""
 
-import builtins
 import re
 import subprocess
 import sys
@@ -105,7 +104,7 @@ def test_it_fails_by_the_name_of_the_property(kind, make, name, says):
     ],
 )
 def test_nothing_else_fails(make, alone, monkeypatch):
-    monkeypatch.setattr(examples, "has_hypothesis", lambda: False)
+    monkeypatch.setattr(examples, "MOST_SHORTER", 0)
     assert {each.name for each in verdicts(SCHEDULER, Scheduling(make=make), examples=12) if each.failure} == alone
 
 
@@ -120,7 +119,6 @@ def test_nothing_else_fails(make, alone, monkeypatch):
     ],
 )
 def test_a_check_raises_the_sentence(check, make, name, monkeypatch):
-    """By hypothesis, which is not asked for the shortest example."""
     monkeypatch.setattr(examples, "MOST_SHORTER", 10)
     with pytest.raises(AssertionError, match=f"^{name}: "):
         check(make, examples=25)
@@ -176,20 +174,13 @@ def test_what_is_no_plug_in_of_the_kind_is_refused(check, make, names):
         check(make, examples=1)
 
 
-def test_without_hypothesis_the_seed_decides_the_examples(monkeypatch):
-    imported = builtins.__import__
-
-    def no_hypothesis(name, *given, **named):
-        if name == "hypothesis":
-            raise ImportError(name)
-        return imported(name, *given, **named)
-
+def test_the_seed_decides_the_examples(monkeypatch):
     def failure(seed: int) -> str:
         with pytest.raises(AssertionError, match="no starvation: ") as caught:
             check_scheduler(broken.NewestFirst, examples=15, seed=seed)
         return str(caught.value)
 
-    monkeypatch.setattr(builtins, "__import__", no_hypothesis)
+    monkeypatch.setattr(examples, "MOST_SHORTER", 0)
     assert failure(4) == failure(4) != failure(5)
 
 
