@@ -28,6 +28,8 @@ _KEEP_ALIVE_S = 1260
 """Above what clients and proxies keep an idle connection for, that none sends a request into one that is being closed: the
 table in docs/serving.md."""
 _BACKLOG = 2048
+_MOST_HEAD = 1 << 14
+"""Bytes, where it does not come at once."""
 _FLUSH_S = 5
 """For a client to read the end of what was written to it."""
 
@@ -115,13 +117,7 @@ async def _until_over(
 
 
 def http_config(server: Server, settings: ServerSettings) -> uvicorn.Config:
-    connection = partial(
-        Connection,
-        settings=settings,
-        most=_room_for(settings.max_connections),
-        idle={},
-        on_refusal=lambda status: server.metrics.rejections.labels(status).inc(),
-    )
+    connection = partial(Connection, on_refusal=lambda status: server.metrics.rejections.labels(status).inc())
     return uvicorn.Config(
         server.app,
         http=cast(type[asyncio.Protocol], connection),
@@ -133,6 +129,8 @@ def http_config(server: Server, settings: ServerSettings) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
+        limit_concurrency=_room_for(settings.max_connections) + 1,
+        h11_max_incomplete_event_size=_MOST_HEAD,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_FLUSH_S,
     )

@@ -35,9 +35,8 @@ class ServerSettings(Checked):
     max_body_bytes: Held = 1 << 22
     max_bytes_in_flight: Held = 1 << 26
     """The bodies of all requests under way together; small ones are taken nonetheless."""
-    head_timeout_s: Seconds = 10.0
     body_timeout_s: Seconds = 30.0
-    """For a head, and for a body, to come whole."""
+    """For a body to come whole."""
     max_connections: Held = 4096
 
     def __post_init__(self) -> None:

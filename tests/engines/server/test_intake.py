@@ -1,6 +1,5 @@
 """What comes in over a socket and is no plain request: slow, cut, endless, misaddressed, of another form, or too much."""
 
-import asyncio
 import json
 import re
 import socket
@@ -19,15 +18,13 @@ pytest.importorskip("starlette", reason="needs the extra server: starlette is no
 pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
 pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 
-import uvicorn
 from support.http_client import ask, metrics
 from support.http_server import Running, running_server
 from support.served_echo import LONG_ANSWER, LONG_LEN, ByteCodec, EchoModel
-from uvicorn.server import ServerState
 
 from engines.server import connection
 from engines.server.completion import LARGE_TEXT
-from engines.server.connection import LARGE_BODY, MOST_PIECES, Connection
+from engines.server.connection import LARGE_BODY
 from engines.server.settings import ServerSettings
 
 WAIT_S = 60.0
@@ -36,7 +33,7 @@ LENGTH = len(CONTENT)
 MOST = 1 << 17
 """Less than all bodies may have together, so that it is what is said of one that is too long, in whatever pieces it comes."""
 SETTINGS = ServerSettings(max_body_bytes=MOST, max_bytes_in_flight=3 * LARGE_BODY, max_connections=18)
-HASTY = replace(SETTINGS, head_timeout_s=0.2, body_timeout_s=0.3, max_connections=100)
+HASTY = replace(SETTINGS, body_timeout_s=0.3, max_connections=100)
 """A client that a busy machine keeps waiting is too slow for it: it stands still until what is to come in time is sent."""
 
 
@@ -98,7 +95,6 @@ def rest_of(client: socket.socket) -> Answers:
 
 ENDLESS = (b"a",) * 12
 LAST = "Connection: close"
-SLOW_HEAD = "the head of the request was not complete after 0.2 s: send it at once"
 SLOW_BODY = "the body was not complete after 0.3 s: send it at once"
 LONG = f"the body has more than {MOST} bytes, the most that is taken: send less"
 NO_HTTP = "what came is no request in HTTP/1.1"
@@ -106,30 +102,22 @@ TYPE = "send the body as 'Content-Type: application/json'"
 
 
 SLOW = {
-    "nothing at all": ((), [], ""),
-    "half a head": ((b"POST /v1/comp",), [408], SLOW_HEAD),
-    "a head byte by byte": ((b"GET / HTTP/1.1\r\nA: ", *ENDLESS), [408], SLOW_HEAD),
-    "half a head behind a request": ((head() + CONTENT + b"GET /he",), [200, 408], SLOW_HEAD),
-    "half a head after an answer": ((head() + CONTENT, b"GET /he"), [200, 408], SLOW_HEAD),
     "a body withheld": ((head(),), [408], SLOW_BODY),
     "a body byte by byte": ((head(length=100), *ENDLESS), [408], SLOW_BODY),
     "a body cut": ((head(length=len(CONTENT) + 9) + CONTENT,), [408], SLOW_BODY),
     "a chunk cut": ((CHUNKED + b"5\r\nab",), [408], SLOW_BODY),
     "trailers withheld": ((CHUNKED + b"2\r\n{}\r\n0\r\nA: b\r\n",), [408], SLOW_BODY),
     "a large body cut": ((head(length=MOST) + b"a" * LARGE_BODY,), [408], SLOW_BODY),
-    "a body withheld from nobody": ((head(path="/nothing", length=9),), [404], "there is nothing"),
-    "a body nobody asked for": ((head(method="GET", path="/health", length=99), *ENDLESS), [200], ""),
-    "a body longer than said": ((head(length=10) + CONTENT,), [400, 408], "the body is not JSON"),
     "asked, and not sent": ((head("Expect: 100-continue"),), [100, 408], SLOW_BODY),
-    "too long, withheld": ((head(length=MOST + 1),), [413], LONG),
-    "absurdly long": ((head(length="9" * 19),), [413], LONG),
-    "too long, sent nonetheless": ((head(length=8 * MOST), b"a" * 8 * MOST), [413], LONG),
+    "too long, withheld": ((head(LAST, length=MOST + 1),), [413], LONG),
+    "absurdly long": ((head(LAST, length="9" * 19),), [413], LONG),
 }  # fmt: skip
 """What -> parts, statuses, sentence."""
 
 
-def test_what_does_not_come_in_time_ends_in_a_sentence(hasty, caplog):
+def test_what_does_not_come_in_time_ends_in_a_sentence(hasty, caplog, monkeypatch):
     """A sentence, a closed connection, nothing held, and not a line in the log. All wait at once."""
+    monkeypatch.setattr(connection, "_LINGER_S", 0.3)
     have_begun = threading.Barrier(len(SLOW) + 1, timeout=WAIT_S)
 
     def say(parts: tuple[bytes, ...]) -> Answers:
@@ -157,9 +145,8 @@ def test_what_does_not_come_in_time_ends_in_a_sentence(hasty, caplog):
     ("parts", "statuses", "sentence"),
     [
         pytest.param((head(LAST, length=8 * MOST), b"a" * 8 * MOST), [413], LONG, id="too long, by who then leaves"),
-        pytest.param((CHUNKED + b"%x\r\n" % (2 * MOST), b"a" * 2 * MOST), [413], LONG, id="one long chunk"),
-        pytest.param((CHUNKED, b"1\r\na\r\n" * 2 * MOST_PIECES), [413], "more than 8192 pieces", id="tiny chunks"),
-        pytest.param((head("Expect: 100-continue", length=MOST + 1),), [413], LONG, id="asked before it is sent"),
+        pytest.param((head(LAST, "Transfer-Encoding: chunked", length=None) + b"%x\r\n" % (2 * MOST), b"a" * 2 * MOST), [413], LONG, id="one long chunk"),
+        pytest.param((head("Expect: 100-continue", LAST, length=MOST + 1),), [413], LONG, id="asked before it is sent"),
         pytest.param((head("Expect: 100-continue", LAST) + CONTENT,), [100, 200], "", id="asked and sent"),
         pytest.param((head("Transfer-Encoding: chunked"),), [400], "are two lengths of one body", id="two lengths"),
         pytest.param((head("Content-Length: 5"),), [400], "conflicting Content-Length", id="two other lengths"),
@@ -169,8 +156,7 @@ def test_what_does_not_come_in_time_ends_in_a_sentence(hasty, caplog):
         pytest.param((CHUNKED + b"zz\r\n",), [400], "illegal chunk header", id="a chunk of no length"),
         pytest.param((b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",), [400], NO_HTTP, id="TLS"),
         pytest.param((head(host=None),), [400], "Missing mandatory Host", id="no host"),
-        pytest.param((head("A: " + "a" * (1 << 19)),), [431], "the head of the request is too long", id="a long head"),
-        pytest.param((head(*["A: b"] * 200) + CONTENT,), [431], "the head of the request is too long", id="many headers"),
+        pytest.param((b"GET / HTTP/1.1\r\nA: " + b"a" * (1 << 15),), [431], "the head of the request is too long", id="a long head"),
         pytest.param((head() + CONTENT + b"nonsense\r\n\r\n",), [200, 400], NO_HTTP, id="nonsense behind a request"),
         pytest.param(((head() + CONTENT) * 3 + head(LAST) + CONTENT,), [200] * 4, "", id="requests one behind the other"),
         pytest.param((head("Connection: close, Upgrade", "Upgrade: websocket") + CONTENT,), [200], "", id="an upgrade"),
@@ -230,7 +216,6 @@ def test_a_coded_body_is_not_read(server, coding):
     [
         pytest.param(head(length=9), id="it may still send the body"),
         pytest.param(head("Expect: 100-continue", length=MOST + 1), id="it may send the body or the next request"),
-        pytest.param(CHUNKED.replace(b"localhost", b"elsewhere"), id="the body's end is not known"),
     ],
 )
 def test_a_connection_whose_next_bytes_mean_nothing_is_said_to_close(hasty, parts):
@@ -266,14 +251,7 @@ def test_bodies_under_way_are_bounded_together_and_small_ones_go_on(server):
     server.wait_until(lambda: intake._held == 0)
 
 
-def test_idle_connections_make_room_for_who_asks(server):
-    with ExitStack() as stack:
-        for _ in range(20):
-            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-        assert ask(server.port, "/v1/completions", CONTENT).status == 200
-
-
-def test_where_none_is_idle_a_new_connection_is_refused():
+def test_requests_of_more_connections_are_refused():
     model = EchoModel(step_s=0.02, max_model_len=LONG_LEN)
     with running_server(model, ByteCodec(), ServerSettings(max_connections=2)) as server:
         with ExitStack() as stack:
@@ -282,9 +260,7 @@ def test_where_none_is_idle_a_new_connection_is_refused():
                 client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S))
                 client.sendall(head(length=len(busy)) + busy)
             server.wait_until(lambda: server.service.status.running == 2)
-            said = talk(server.port, head() + CONTENT)
-            assert said.statuses == [503]
-            assert "2 connections are open, the most that are held: come again later" in said.sentences[0]
+            assert talk(server.port, head() + CONTENT).statuses == [503]
         server.wait_until_idle()
 
 
@@ -356,34 +332,3 @@ def test_a_long_text_keeps_no_short_one_waiting():
         assert ask(server.port, "/v1/completions", CONTENT).status == 200
         codec.go_on.set()
         assert long.result().status == 200
-
-
-def test_a_client_that_reads_nothing_of_its_answer_is_let_go(monkeypatch):
-    """Whatever it was answered, the rest would be held for ever."""
-    monkeypatch.setattr(connection, "_STALL_S", 0.1)
-
-    async def answer(_scope: Any, _receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        for _ in range(64):
-            await send({"type": "http.response.body", "body": bytes(1 << 18), "more_body": True})
-        await send({"type": "http.response.body"})
-        is_over.set()
-
-    async def serve() -> None:
-        config = uvicorn.Config(answer, lifespan="off", log_config=None)
-        state = ServerState()
-        bounds = {"settings": HASTY, "most": 1, "idle": {}, "on_refusal": lambda _: None}
-
-        def connect() -> asyncio.Protocol:
-            return Connection(config=config, server_state=state, app_state={}, **bounds)
-
-        async with await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0) as listener:
-            with socket.create_connection(listener.sockets[0].getsockname()) as client:
-                client.sendall(head(method="GET", length=None))
-                async with asyncio.timeout(WAIT_S):
-                    await is_over.wait()
-                    while state.connections:
-                        await asyncio.sleep(0.01)
-
-    is_over = asyncio.Event()
-    asyncio.run(serve())
