@@ -263,7 +263,8 @@ class Server:
         assert isinstance(error, ApiError)
         self.metrics.rejections.labels(error.status).inc()
         # A connection is not kept while the server ends, nor where nobody knows what is a body and what the next request.
-        is_unclear = error.status == 408 or "expect" in request.headers or "transfer-encoding" in request.headers
+        has_two_lengths = "transfer-encoding" in request.headers and "content-length" in request.headers
+        is_unclear = error.status == 408 or "expect" in request.headers or has_two_lengths
         close = {"Connection": "close"} if self.is_draining or is_unclear else {}
         return JSONResponse(error.body, error.status, headers={**error.headers, **close})
 

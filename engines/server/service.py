@@ -1,6 +1,6 @@
 """The engine's process as the event loop sees it: starts it, starts it again where it ended, and passes its events on.
 
-Requests that it had not begun when it ended are given to the next one; those it had begun fail.
+Requests that are open when it ends fail.
 
 What ``/metrics`` says, in Prometheus' text format; the status page reads it too.
 """
@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -33,7 +33,6 @@ from engines.server.protocol import (
     EngineStatus,
     Event,
     Failed,
-    Finished,
     Ready,
     Report,
     ServedModel,
@@ -46,10 +45,6 @@ from engines.server.protocol import (
 
 logger = logging.getLogger(__name__)
 
-_MOST_RESTARTS = 3
-"""In a row, without a request finished in between."""
-_MOST_TRIES = 2
-"""Processes that a request is given to: what ends each of them must not go round for ever."""
 _STOP_S = 10.0
 """For the process to end when asked."""
 
@@ -64,9 +59,6 @@ _ENVIRONMENT = {
 }
 """Environment of the engine's process, unless the user has set it. Libraries read it once, while they are loaded."""
 
-_TOTALS = ("forward_passes", "committed_tokens", "busy_s")
-
-
 Sink = Callable[[Event], None]
 
 
@@ -74,10 +66,8 @@ Sink = Callable[[Event], None]
 class _Open:
     """A request that has not ended."""
 
-    submission: Submission
     sink: Sink
     has_begun: bool = False
-    tries: int = 0
 
 
 class EngineProcess:
@@ -95,10 +85,7 @@ class EngineProcess:
         self._watch: asyncio.Task[None] | None = None
         self.is_ready = False
         self.status = EngineStatus()
-        """As last told; its totals do not fall when an engine is started again."""
-        self._base = EngineStatus()
-        """Totals of the processes before this one."""
-        self._num_finished = 0
+        """As last told; its totals begin anew when an engine is started again."""
         self.num_restarts = 0
         self.is_able = False
         """Whether this machine has what the model needs."""
@@ -135,20 +122,16 @@ class EngineProcess:
         return None if self._process is None else self._process.pid
 
     async def _keep(self) -> None:
-        """Run one process after the other, until one cannot start or too many have ended."""
-        in_a_row = 0
-        while True:
-            finished_before = self._num_finished
-            try:
+        """Run one process after the other, until one cannot start."""
+        try:
+            while True:
                 await self._run_one()
-            except Exception as error:
-                self._give_up(error)
-                return
-            in_a_row = 1 if self._num_finished > finished_before else in_a_row + 1
-            if in_a_row > _MOST_RESTARTS:
-                self._give_up(RunError(f"the engine's process ended {in_a_row} times in a row: see its messages above"))
-                return
-            self.num_restarts += 1
+                self.num_restarts += 1
+        except Exception as error:
+            self.is_ready = False
+            assert self.ended is not None
+            if not self.ended.done():
+                self.ended.set_result(error)
 
     async def _run_one(self) -> None:
         """Start a process and pass its events on until it ends; raises where it never got ready."""
@@ -166,15 +149,10 @@ class EngineProcess:
             elif isinstance(message, Ready):
                 was_ready = self.is_ready = True
                 if self.num_restarts:
-                    taken = time.monotonic() - began
-                    logger.warning(
-                        "engine %d is ready after %.1f s, with %d requests to go on", pid, taken, self.num_open
-                    )
-                self._tell(message.status)
-                for open_ in self._open.values():
-                    self._send(open_)
+                    logger.warning("engine %d is ready after %.1f s", pid, time.monotonic() - began)
+                self.status = message.status
             elif isinstance(message, Report):
-                self._tell(message.status)
+                self.status = message.status
                 for event in message.events:
                     self._pass(event)
             else:
@@ -187,23 +165,11 @@ class EngineProcess:
             if said is not None and said.is_users:
                 raise UserError(said.sentence)
             raise RunError(f"the engine's process did not start ({said.sentence if said else _how(code)})")
-        self._base = self.status
-        self.status = replace(self._base, waiting=0, running=0, phases={}, budget_used=0, pool_used=0, pool_idle=0)
+        self.status = EngineStatus()
         reason = said.sentence if said is not None else f"its process ended: {_how(code)}"
-        lost = [i for i, open_ in self._open.items() if open_.has_begun or open_.tries >= _MOST_TRIES]
-        logger.warning(
-            "engine %d was lost (%s): %d requests fail, %d wait on", pid, reason, len(lost), self.num_open - len(lost)
-        )
-        for request_id in lost:
-            self._pass(Failed(request_id, f"the engine was lost in the middle of this request ({reason})"))
-
-    def _give_up(self, error: Exception) -> None:
-        self.is_ready = False
+        logger.warning("engine %d was lost (%s): %d requests fail", pid, reason, self.num_open)
         for request_id in list(self._open):
-            self._pass(Failed(request_id, f"there is no engine any more ({error})"))
-        assert self.ended is not None
-        if not self.ended.done():
-            self.ended.set_result(error)
+            self._pass(Failed(request_id, f"the engine was lost in the middle of this request ({reason})"))
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -219,30 +185,30 @@ class EngineProcess:
 
     def reserve(self, num: int) -> None:
         """Take places in the queue, each to be used by ``submit`` or given back. Raise ApiError where there are none."""
-        if self.ended is not None and self.ended.done():
-            raise unavailable("the engine has ended")
-        if not self.is_ready and self.num_restarts == 0:
-            raise unavailable("the model is being loaded")
+        self._check_ready()
         if self.num_waiting + num > self._max_waiting:
             raise queue_full(self._max_waiting)
         self._num_reserved += num
+
+    def _check_ready(self) -> None:
+        if self.ended is not None and self.ended.done():
+            raise unavailable("the engine has ended")
+        if not self.is_ready:
+            raise unavailable("the model is being loaded")
 
     def give_back(self, num: int) -> None:
         self._num_reserved -= num
 
     def submit(self, prompt_ids: tuple[int, ...], generation: Any, sink: Sink, *, wants_tokens: bool) -> int:
-        """Use a reserved place; ``sink`` is called with every event of the request. Its id."""
-        request_id = next(self._ids)
-        open_ = self._open[request_id] = _Open(Submission(request_id, prompt_ids, generation, wants_tokens), sink)
-        self._num_reserved -= 1
-        if self.is_ready:
-            self._send(open_)
-        return request_id
-
-    def _send(self, open_: _Open) -> None:
+        """Use a reserved place; ``sink`` is called with every event of the request. Its id. Raise ApiError where the
+        engine was lost since."""
+        self._check_ready()
         assert self._writer is not None
-        open_.tries += 1
-        self._writer.write(frame(open_.submission))
+        request_id = next(self._ids)
+        self._open[request_id] = _Open(sink)
+        self._num_reserved -= 1
+        self._writer.write(frame(Submission(request_id, prompt_ids, generation, wants_tokens)))
+        return request_id
 
     def cancel(self, request_id: int) -> None:
         """End the request, whose sink hears nothing more."""
@@ -267,7 +233,6 @@ class EngineProcess:
             open_.has_begun = True
             self._num_begun += 1
         elif isinstance(event, ENDS):
-            self._num_finished += isinstance(event, Finished)
             self._forget(event.request_id)
         open_.sink(event)
 
@@ -276,11 +241,6 @@ class EngineProcess:
         if open_ is not None:
             self._num_begun -= open_.has_begun
         return open_
-
-    def _tell(self, status: EngineStatus) -> None:
-        totals = {name: getattr(status, name) + getattr(self._base, name) for name in _TOTALS}
-        counts = {name: num + self._base.counts.get(name, 0) for name, num in status.counts.items()}
-        self.status = replace(status, **totals, counts=counts)
 
 
 def _spawn(there: socket.socket) -> subprocess.Popen[bytes]:
