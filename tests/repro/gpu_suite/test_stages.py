@@ -1,12 +1,13 @@
 """What the GPU suite measures, in which order, and how long it expects that to take."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from engines.cost.roofline import GB, gpu
 from engines.models.shape import model_shape
+from paper_figures.dllm_serve.fig7 import FIXED_INPUT, OUTPUTS
 from repro.gpu_suite.checks import CHECK
 from repro.gpu_suite.expected import PREPARATION_S
 from repro.gpu_suite.stages import COMPARED, FIRST, Planned, figures, scale_of, stages, title_of
@@ -36,11 +37,16 @@ def h200(tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
     return jobs_of(asked, Store(tmp_path_factory.mktemp("h200")))
 
 
+def is_growing(cell: Cell) -> bool:
+    """Whether it is one of Figure 7's runs of dLLM-Serve, whose outputs grow at the usual length of input."""
+    return cell.system == "dllm-serve" and cell.knob_values.get("input_len") == FIXED_INPUT
+
+
 @pytest.fixture(scope="module")
 def estimated(tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
     """What they take is simulated: for all of the first minutes and all that grow, and for some of the rest, which are alike."""
     asked = stages(scale_of("h200"))
-    alike = [each for each in asked if each.stage not in FIRST and "max_num_seqs" not in each.cell.knob_values]
+    alike = [each for each in asked if each.stage not in FIRST and not is_growing(each.cell)]
     left_out = {each.cell.key for i, each in enumerate(alike) if i % 6}
     some = [each for each in asked if each.cell.key not in left_out]
     return jobs_of(some, Store(tmp_path_factory.mktemp("estimated")))
@@ -241,7 +247,7 @@ def test_every_benchmark_is_a_script(h200):
 
 def test_figures_begin_with_the_saturated_rate_and_share_runs(h200):
     drawn = {each.name: each for each in figures(scale_of("h200"))}
-    assert list(drawn) == ["fig3", "fig4", "fig5", "table4", "fig7", "fig8", "growth"]
+    assert list(drawn) == ["fig3", "fig4", "fig5", "table4", "fig7", "fig8"]
     rates = [cell.rate for cell in drawn["fig3"].cells]
     assert list(dict.fromkeys(rates)) == [6.0, 2.0]
     assert {each.view.obtained for each in drawn.values()} == {"measured"}
@@ -251,17 +257,13 @@ def test_figures_begin_with_the_saturated_rate_and_share_runs(h200):
     assert len(keys) < sum(len(each.cells) for each in drawn.values())
 
 
-def of_growth(axis: str) -> Callable[[Job], bool]:
-    return lambda job: job.stage == "figures" and axis in job.experiment.cell.knob_values
-
-
 def test_estimates_are_of_the_simulated_run_and_grow_with_the_work(estimated):
     served_jobs = [job for job in estimated if job.experiment.family is not CHECK]
     assert all(PREPARATION_S < job.estimate_s < 900 for job in served_jobs)
-    growing = [job for job in estimated if of_growth("max_num_seqs")(job)]
-    counts = [job.experiment.cell.knob_values["max_num_seqs"] for job in growing]
-    assert counts == sorted(counts)
+    growing = [job for job in served_jobs if is_growing(job.experiment.cell)]
+    growing.sort(key=lambda job: job.experiment.cell.knob_values["gen_length"])
     estimates = [job.estimate_s for job in growing]
+    assert len(estimates) == len(OUTPUTS)
     assert estimates == sorted(estimates)
     assert estimates[0] < estimates[-1]
     # A run at a rate takes at least until its last request arrives.
