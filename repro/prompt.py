@@ -76,6 +76,23 @@ def _token_ids(text: str) -> tuple[int, ...]:
     return tuple(parsed)
 
 
+def check_prompt(
+    prompt_ids: Sequence[int], length: int, most: int, vocabulary: int, *, asked_as: str = "max_tokens", block: int = 1
+) -> None:
+    """Raise UserError for a prompt that a model of ``most`` tokens, in whole blocks of ``block``, cannot be asked; ``asked_as`` is what
+    the user calls the length of the answer."""
+    require(len(prompt_ids) > 0, "prompt has no token: give some text")
+    total = -(-(len(prompt_ids) + length) // block) * block
+    blocks = "" if block == 1 else f"{total} tokens in whole blocks of {block}, "
+    require(
+        total <= most,
+        f"prompt of {len(prompt_ids)} tokens and {asked_as}={length} make {blocks}more than max_model_len={most}: shorten "
+        f"the prompt or ask for fewer tokens",
+    )
+    wrong = next((i for i in prompt_ids if not 0 <= i < vocabulary), None)
+    require(wrong is None, f"prompt has the id {wrong} and the vocabulary {vocabulary}: use this model's tokenizer")
+
+
 def tokenizer_of(model: str) -> TextTokenizer:
     if model in PUBLISHED_CONFIGS:
         raise UserError(f"model={model!r} is a shape without a tokenizer: give --prompt-ids, or a checkpoint")

@@ -16,6 +16,7 @@ from engines.knobs import knobs_of
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of
 from engines.server.codec import Codec, IdsAlone, TextCodec
 from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
+from repro.prompt import check_prompt
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.deployment import DllmDeployment
@@ -151,18 +152,8 @@ class DllmModel:
             raise UserError(f"{name}={given[name]!r} is the whole server's to set: leave it out")
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: GenerationConfig) -> None:
-        config, most, length = config_of(self.settings.model), self.max_model_len, generation.gen_length
-        require(len(prompt_ids) > 0, "prompt has no token: give some text")
-        require(
-            len(prompt_ids) + length <= most,
-            f"prompt of {len(prompt_ids)} tokens and max_tokens={length} make more than max_model_len={most}: shorten "
-            f"the prompt or ask for fewer tokens",
-        )
-        wrong = next((i for i in prompt_ids if not 0 <= i < config.vocab_size), None)
-        require(
-            wrong is None,
-            f"prompt has the id {wrong} and the vocabulary {config.vocab_size}: use this model's tokenizer",
-        )
+        config = config_of(self.settings.model)
+        check_prompt(prompt_ids, generation.gen_length, self.max_model_len, config.vocab_size)
         require(
             config.mask_token_id not in prompt_ids,
             f"prompt has the mask token (id {config.mask_token_id}): take it out",

@@ -17,6 +17,7 @@ from engines.server.ar import ArGeneration
 from engines.server.ar_settings import DTYPE_BYTES, SYSTEM, ArSettings
 from engines.server.codec import Codec, IdsAlone
 from engines.server.protocol import Kind, ServedEngine
+from repro.prompt import check_prompt
 
 if TYPE_CHECKING:
     from engines.ar.torch.executor import TorchExecutor
@@ -152,16 +153,8 @@ class ArModel:
         return found
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: ArGeneration) -> None:
-        most, vocabulary = self.max_model_len, self.config.vocab_size
-        require(len(prompt_ids) > 0, "prompt has no token: give some text")
-        length = generation.length(len(prompt_ids), most)
-        require(
-            len(prompt_ids) + length <= most,
-            f"prompt of {len(prompt_ids)} tokens and max_tokens={length} make more than max_model_len={most}: shorten "
-            f"the prompt or ask for fewer tokens",
-        )
-        wrong = next((i for i in prompt_ids if not 0 <= i < vocabulary), None)
-        require(wrong is None, f"prompt has the id {wrong} and the vocabulary {vocabulary}: use this model's tokenizer")
+        most = self.max_model_len
+        check_prompt(prompt_ids, generation.length(len(prompt_ids), most), most, self.config.vocab_size)
 
     # -- the engine ----------------------------------------------------------------------------------------
 

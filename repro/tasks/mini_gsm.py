@@ -1,7 +1,6 @@
 """Grade-school-style word problems: several facts are recalled from a story, then added or subtracted."""
 
 import random
-from dataclasses import dataclass
 
 from repro.tasks.problem import Problem, Span, Split, check_span, draw, generate_split
 
@@ -43,69 +42,41 @@ def generate(
     check_span("num_used", num_used, 1, 8)
     check_span("drill_terms", drill_terms, 2, 8)
     rng = random.Random(f"{task}:{seed}:{split}")
-    asked = _Asked(
-        task=task,
-        names=NAMES[:num_names],
-        num_facts=num_facts,
-        num_distractors=num_distractors,
-        num_used=num_used,
-        drill_terms=drill_terms,
-        listing_share=listing_share,
-        drill_share=drill_share,
-        difference_share=difference_share,
-    )
-    return generate_split(count, split, lambda: _make(rng, asked))
 
+    def make() -> Problem:
+        counts = {name: rng.randint(1, 5) for name in rng.sample(NAMES[:num_names], draw(rng, num_facts))}
+        items = {name: rng.choice(ITEMS) for name in counts}
+        used = rng.sample(list(counts), min(draw(rng, num_used), len(counts)))
+        training_kind = rng.random()
+        if training_kind < drill_share:
+            used = []
+            kind, question, answer, final = _drill([rng.randint(1, 5) for _ in range(draw(rng, drill_terms))])
+        elif training_kind < drill_share + listing_share:
+            used = rng.sample(list(counts), min(len(counts), 12))
+            kind, question, answer, final = f"listing-{len(used)}", *_listing(used, counts)
+        elif len(used) >= 2 and counts[used[0]] != counts[used[1]] and rng.random() < difference_share:
+            used = sorted(used[:2], key=lambda name: -counts[name])
+            kind, question, answer, final = "difference", *_difference(used, counts)
+        else:
+            kind, question, answer, final = f"total-{len(used)}", *_total(used, counts)
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """What ``generate`` was called with."""
+        num = draw(rng, num_distractors)
+        distractors = [f"The {rng.choice(_NOUNS)} was {rng.choice(_ADJECTIVES)}." for _ in range(num)]
+        story = [f"{name} has {counts[name]} {items[name]}." for name in counts] + distractors
+        rng.shuffle(story)
+        names_in_story = [sentence.split()[0] for sentence in story]
+        return Problem(
+            task=task,
+            kind=kind,
+            prompt=f"Story: {' '.join(story)} Question: {question}\nAnswer:",
+            answer=answer,
+            final=final,
+            facts=tuple((name, f"{counts[name]} {items[name]}") for name in names_in_story if name in counts),
+            used=tuple(used),
+            num_distractors=num,
+        )
 
-    task: str
-    names: tuple[str, ...]
-    num_facts: Span
-    num_distractors: Span
-    num_used: Span
-    drill_terms: Span
-    listing_share: float
-    drill_share: float
-    difference_share: float
-
-
-def _make(rng: random.Random, asked: _Asked) -> Problem:
-    counts = {name: rng.randint(1, 5) for name in rng.sample(asked.names, draw(rng, asked.num_facts))}
-    items = {name: rng.choice(ITEMS) for name in counts}
-    used = rng.sample(list(counts), min(draw(rng, asked.num_used), len(counts)))
-    training_kind = rng.random()
-    if training_kind < asked.drill_share:
-        used = []
-        kind, question, answer, final = _drill([rng.randint(1, 5) for _ in range(draw(rng, asked.drill_terms))])
-    elif training_kind < asked.drill_share + asked.listing_share:
-        used = rng.sample(list(counts), min(len(counts), 12))
-        kind, question, answer, final = f"listing-{len(used)}", *_listing(used, counts)
-    elif len(used) >= 2 and counts[used[0]] != counts[used[1]] and rng.random() < asked.difference_share:
-        used = sorted(used[:2], key=lambda name: -counts[name])
-        kind, question, answer, final = "difference", *_difference(used, counts)
-    else:
-        kind, question, answer, final = f"total-{len(used)}", *_total(used, counts)
-
-    distractors = [
-        f"The {rng.choice(_NOUNS)} was {rng.choice(_ADJECTIVES)}." for _ in range(draw(rng, asked.num_distractors))
-    ]
-    story = [f"{name} has {counts[name]} {items[name]}." for name in counts] + distractors
-    rng.shuffle(story)
-    names_in_story = [sentence.split()[0] for sentence in story]
-    facts = tuple((name, f"{counts[name]} {items[name]}") for name in names_in_story if name in counts)
-    return Problem(
-        task=asked.task,
-        kind=kind,
-        prompt=f"Story: {' '.join(story)} Question: {question}\nAnswer:",
-        answer=answer,
-        final=final,
-        facts=facts,
-        used=tuple(used),
-        num_distractors=len(distractors),
-    )
+    return generate_split(count, split, make)
 
 
 def _total(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:

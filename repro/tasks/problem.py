@@ -33,10 +33,6 @@ class Problem:
     num_distractors: int
 
     @property
-    def num_facts(self) -> int:
-        return len(self.facts)
-
-    @property
     def key(self) -> str:
         """Canonical identity: facts (sorted) and question. Distractors and order do not make a new problem."""
         body = ";".join(f"{name}={statement}" for name, statement in sorted(self.facts))

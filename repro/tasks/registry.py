@@ -1,62 +1,30 @@
 """Tasks by name: data sets of a cell whose answers are graded."""
 
+import csv
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from engines.errors import UserError, require
 from repro.tasks.task import Task, TaskEntry, TaskOptions
 
-_NUMBER, _BEHIND = "last number", "number behind ####"
-_ENTRIES = (
-    TaskEntry(
-        name="mini-gsm",
-        title="mini-gsm",
-        num_problems=500,
-        is_generated=True,
-        criterion=_NUMBER,
-        strict=_BEHIND,
-        where="repro.tasks.mini:mini_gsm_task",
-    ),
-    TaskEntry(
-        name="mini-code",
-        title="mini-code",
-        num_problems=500,
-        is_generated=True,
-        criterion="pass@1",
-        strict="the reference's text",
-        runs_code=True,
-        where="repro.tasks.mini:mini_code_task",
-    ),
-    TaskEntry(
-        name="mini-chain",
-        title="mini-chain",
-        num_problems=500,
-        is_generated=True,
-        criterion=_NUMBER,
-        strict=_BEHIND,
-        where="repro.tasks.mini:mini_chain_task",
-    ),
-    TaskEntry(
-        name="gsm8k",
-        title="GSM8K",
-        num_problems=1319,
-        is_generated=False,
-        num_fewshot=5,
-        criterion="flexible extract",
-        strict="strict match",
-        where="repro.tasks.gsm8k:gsm8k_task",
-    ),
-    TaskEntry(
-        name="humaneval",
-        title="HumanEval",
-        num_problems=164,
-        is_generated=False,
-        criterion="pass@1",
-        strict=None,
-        runs_code=True,
-        where="repro.tasks.humaneval:humaneval_task",
-    ),
-)
+
+def _entry(row: Mapping[str, str]) -> TaskEntry:
+    return TaskEntry(
+        name=row["name"],
+        title=row["title"],
+        num_problems=int(row["num_problems"]),
+        is_generated=row["is_generated"] == "yes",
+        num_fewshot=int(row["num_fewshot"]) if row["num_fewshot"] else None,
+        criterion=row["criterion"],
+        strict=row["strict"] or None,
+        runs_code=row["runs_code"] == "yes",
+        where=row["where"],
+    )
+
+
+with Path(__file__).with_name("tasks.csv").open(encoding="utf-8", newline="") as file:
+    _ENTRIES = [_entry(row) for row in csv.DictReader(file)]
 TASKS: Mapping[str, TaskEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
 """What is told of each without importing it: most cells are graded by none."""
 

@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save
 
-from engines.machine import held
 from engines.models.block_config import BLOCK_TYPES, BlockConfig
 from engines.models.config import DECODER_SIZES, LLaDAConfig
 from engines.models.decoder import BlockModel
 from engines.models.llada import LLaDAModelLM
 from engines.models.tokenizer import load_tokenizer
 from repro.files import replace_bytes, replace_text
-from repro.runs.workers import worker_processes
 from repro.tasks.mini import GENERATORS
 from repro.training.config import TrainConfig
 from repro.training.evaluate import measure_accuracy
@@ -26,9 +24,8 @@ from repro.training.evaluate import measure_accuracy
 FINAL_SEED = 7_002
 WEIGHTS_FILE = "model.safetensors"
 REPORT_FILE = "training_report.json"
-MADE = (WEIGHTS_FILE, "config.json", "generation_config.json", REPORT_FILE, "README.md")
+MADE = (WEIGHTS_FILE, "config.json", "generation_config.json", REPORT_FILE)
 """Files of a checkpoint that is exported, besides its tokenizer's."""
-_WORTH_A_PROCESS = 100
 
 
 def _write_json(path: Path, content: Any) -> None:
@@ -105,19 +102,10 @@ def export_checkpoint(
     wall_s: float,
     history: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Save, reload, evaluate on held-out problems, write the report and the card; returns the report."""
+    """Save, reload, evaluate on held-out problems, write the report and return it."""
     save_model(model, config, directory)
     began = time.perf_counter()
-    tasks = config.tasks
-    if config.final_problems < _WORTH_A_PROCESS:
-        parts = [evaluate_task(directory, config, task) for task in tasks]
-    else:
-        # Two single-threaded evaluations do not disturb each other; two threads of one do.
-        with worker_processes(len(tasks)) as pool:
-            with held():
-                made = pool.map(evaluate_task, [directory] * len(tasks), [config] * len(tasks), tasks)
-            parts = list(made)
-    accuracy = [entry for part in parts for entry in part]
+    accuracy = [entry for task in config.tasks for entry in evaluate_task(directory, config, task)]
     tokenizer = load_tokenizer(directory)
     report = {
         "schema_version": 1,
@@ -134,78 +122,4 @@ def export_checkpoint(
         "history": history,
     }
     _write_json(directory / REPORT_FILE, report)
-    replace_text(directory / "README.md", render_card(report))
     return report
-
-
-def render_card(report: dict[str, Any]) -> str:
-    config = report["config"]
-    shape = (
-        f"{config['n_layers']} layers, width {config['d_model']}, {config['n_heads']} heads of "
-        f"{config['d_model'] // config['n_heads']}, SwiGLU {config['mlp_hidden_size']}, vocabulary {report['vocab_size']}, "
-        f"{report['parameters']:,} parameters, weights stored in float16"
-    )
-    stages = "\n".join(
-        f"| {stage['until']:.0%} | {_span(stage['num_facts'])} | {_span(stage['num_distractors'])} | {_span(stage['num_used'])} | "
-        f"{_span(stage['num_terms'])} | {_span(stage['num_operations'])} | {stage['listing_share']:.0%} | {stage['drill_share']:.0%} | {stage['num_names']} |"
-        for stage in config["curriculum"]
-    )
-    rows = "\n".join(
-        f"| {entry['task']} | {entry['block_length']} | {entry['n']} | {entry['exact']:.1%} "
-        f"({entry['low']:.1%} to {entry['high']:.1%}) | {entry['strict']:.1%} | {entry['flexible']:.1%} |"
-        for entry in report["accuracy"]
-    )
-    figures = config | {"steps": report["steps_done"], "tasks": ", ".join(config["tasks"])}
-    text = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
-    return text.format(
-        shape=shape,
-        stages=stages,
-        rows=rows,
-        **(_full_diffusion(config) if config["block_diffusion"] is None else _block_diffusion(config)),
-        minutes=f"{report['training_wall_s'] / 60:.1f}",
-        evaluation=f"{report['evaluation_wall_s'] / 60:.1f}",
-        hardware=report["hardware"],
-        torch=report["torch"],
-        command=_command(config),
-        **figures,
-    )
-
-
-def _command(config: dict[str, Any]) -> str:
-    usual = asdict(TrainConfig())
-    tasks = [] if tuple(config["tasks"]) == usual["tasks"] else [f"--task {task}" for task in config["tasks"]]
-    names = ("start", "seed", "steps", "gen_length", "tokens_per_batch", "block_diffusion")
-    asked = [name for name in names if config[name] != usual[name]]
-    return " ".join(
-        ["repro train-tiny --out DIR", *tasks, *(f"--{name.replace('_', '-')} {config[name]}" for name in asked)]
-    )
-
-
-def _full_diffusion(config: dict[str, Any]) -> dict[str, str]:
-    whole, random_block, left = (f"{share:.0%}" for share in config["pattern_shares"])
-    lengths = " or ".join(map(str, config["block_lengths"]))
-    return {
-        "family": "llada",
-        "title": "Tiny LLaDA",
-        "kind": "A masked-diffusion language model of LLaDA's architecture",
-        "masks": f"Masks: {whole} of sequences over the whole answer at a ratio\nt ~ U(0, 1); {random_block} at such a ratio "
-        f"within one block of {lengths} tokens, earlier blocks clean, later ones masked; {left} left to\nright within one block.",
-    }
-
-
-def _block_diffusion(config: dict[str, Any]) -> dict[str, str]:
-    block, left = config["block_diffusion"], config["pattern_shares"][2]
-    of_blocks, of_tokens = config["replaced_shares"]
-    return {
-        "family": "sdar",
-        "title": "Tiny block diffusion",
-        "kind": f"A block-diffusion language model of SDAR's architecture, in blocks of {block} tokens",
-        "masks": "Sequences are doubled: noisy copies of the answer's\nblocks see themselves and the clean blocks before them, so "
-        f"all blocks are trained at once. Masks, drawn per block: {1 - left:.0%} at a\nratio t ~ U(0, 1), {left:.0%} left to right. "
-        f"In {of_blocks:.0%} of the blocks {of_tokens:.0%} of the visible tokens are replaced by others, and what was there is to be\n"
-        "predicted: rules that edit ask for it.",
-    }
-
-
-def _span(span: Any) -> str:
-    return str(span) if isinstance(span, int) else f"{span[0]} to {span[1]}"

@@ -148,42 +148,25 @@ def new_model(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAModelLM | B
 def block_model_config(config: TrainConfig, block: int, tokenizer: TextTokenizer) -> BlockConfig:
     """SDAR's architecture in the size of ``model_config``'s."""
     head_dim = config.d_model // config.n_heads
-    return BlockConfig(
-        family="sdar",
-        d_model=config.d_model,
-        n_layers=config.n_layers,
-        n_heads=config.n_heads,
-        n_kv_heads=config.n_heads,
-        head_dim=head_dim,
-        rotary_dim=head_dim,
-        mlp_hidden_size=config.mlp_hidden_size,
-        vocab_size=tokenizer.vocab_size,
-        max_sequence_length=config.max_sequence_length,
-        rope=Rope(theta=config.rope_theta),
-        rms_norm_eps=config.rms_norm_eps,
-        mask_token_id=tokenizer.mask_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        block_length=block,
-        weight_tying=config.weight_tying,
-    )
+    rope = Rope(theta=config.rope_theta)
+    own = {"head_dim": head_dim, "rotary_dim": head_dim, "rope": rope, "block_length": block}
+    return BlockConfig(family="sdar", **own, **_sizes(config, tokenizer))
 
 
 def model_config(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAConfig:
-    return LLaDAConfig(
-        d_model=config.d_model,
-        n_layers=config.n_layers,
-        n_heads=config.n_heads,
-        n_kv_heads=config.n_heads,
-        mlp_hidden_size=config.mlp_hidden_size,
-        vocab_size=tokenizer.vocab_size,
-        max_sequence_length=config.max_sequence_length,
-        rope_theta=config.rope_theta,
-        rms_norm_eps=config.rms_norm_eps,
-        mask_token_id=tokenizer.mask_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.eos_token_id,
-        weight_tying=config.weight_tying,
-    )
+    sizes = _sizes(config, tokenizer)
+    return LLaDAConfig(rope_theta=config.rope_theta, pad_token_id=tokenizer.eos_token_id, **sizes)
+
+
+def _sizes(config: TrainConfig, tokenizer: TextTokenizer) -> dict[str, Any]:
+    """Fields that configurations of both architectures have."""
+    own = ("d_model", "n_layers", "n_heads", "mlp_hidden_size", "max_sequence_length", "rms_norm_eps", "weight_tying")
+    of_text = ("vocab_size", "mask_token_id", "eos_token_id")
+    return {
+        **{name: getattr(config, name) for name in own},
+        **{name: getattr(tokenizer, name) for name in of_text},
+        "n_kv_heads": config.n_heads,
+    }
 
 
 def rate_share(config: TrainConfig, step: int) -> float:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from engines.blockdiffusion.sequence import Answer, BlockRequest
-from engines.errors import UserError, require
+from engines.errors import UserError
 from engines.knobs import knobs_of
 from engines.models.block_config import BLOCK_SHAPES, BLOCK_TYPES
 from engines.models.chat import stored_ends
@@ -18,6 +18,7 @@ from engines.models.checkpoint import checkpoint_dir, read_json
 from engines.server.block import BlockGeneration
 from engines.server.codec import Codec, IdsAlone
 from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
+from repro.prompt import check_prompt
 from repro.systems.block.settings import EMBEDDED, NAME, TINY, BlockKnobs, BlockSettings, settings_of_requests
 from repro.systems.block.system import ON_TORCH, BlockDeployment
 from repro.systems.block.text import find_text
@@ -99,7 +100,9 @@ class BlockModel:
         )
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: BlockGeneration) -> None:
-        check_prompt(self.settings, prompt_ids, generation.gen_length, asked_as="max_tokens")
+        settings = self.settings
+        most, vocabulary = settings.max_model_len, settings.config.vocab_size
+        check_prompt(prompt_ids, generation.gen_length, most, vocabulary, block=settings.block)
 
     # -- the engine ----------------------------------------------------------------------------------------
 
@@ -120,30 +123,15 @@ def _settings(model: BlockModel, given: tuple[tuple[str, Any], ...]) -> BlockSet
     return settings_of_requests({**dict(model.knobs), **dict(given)}, model.platform)
 
 
-def check_prompt(
-    settings: BlockSettings, prompt_ids: Sequence[int], gen_length: int, *, asked_as: str = "gen_length"
-) -> None:
-    """Raise UserError for a prompt that the model cannot be asked; ``asked_as`` is what the user calls the length of the answer."""
-    block, vocabulary, most = settings.block, settings.config.vocab_size, settings.max_model_len
-    require(len(prompt_ids) > 0, "prompt has no token: give some text")
-    total = -(-(len(prompt_ids) + gen_length) // block) * block
-    require(
-        total <= most,
-        f"prompt of {len(prompt_ids)} tokens and {asked_as}={gen_length} make {total} tokens in whole blocks of {block}, more than "
-        f"max_model_len={most}: shorten the prompt or ask for fewer tokens",
-    )
-    wrong = next((i for i in prompt_ids if not 0 <= i < vocabulary), None)
-    require(wrong is None, f"prompt has the id {wrong} and the vocabulary {vocabulary}: use this model's tokenizer")
-
-
 def answer_alone(settings: BlockSettings, prompt_ids: tuple[int, ...], *, seed: int) -> Answer:
     """The answer to one prompt, up to its end token, by an engine with nothing else to do."""
-    check_prompt(settings, prompt_ids, settings.knobs.gen_length)
+    most, vocabulary, length = settings.max_model_len, settings.config.vocab_size, settings.knobs.gen_length
+    check_prompt(prompt_ids, length, most, vocabulary, asked_as="gen_length", block=settings.block)
     import_module(ON_TORCH).check_machine(settings)
     asked = BlockRequest(
         request_id=0,
         prompt_ids=prompt_ids,
-        gen_length=settings.knobs.gen_length,
+        gen_length=length,
         rule=settings.rule,
         sampling=settings.sampling(seed),
         stop_ids=stop_ids_of(settings),

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from engines.errors import UserError
+from repro.cores import usable_cores
 from repro.tasks.sandbox import inside
 
 CONSENT_OPTION = "--allow-code-execution"
@@ -85,7 +86,7 @@ def run_many(
     if not programs:
         return ()
     run = partial(run_program, is_jailed=jail_refusal() is None)
-    with ThreadPoolExecutor(min(len(programs), _usable_cores())) as pool:
+    with ThreadPoolExecutor(min(len(programs), usable_cores())) as pool:
         # The first error leaves to the others nothing more to do.
         return tuple(pool.map(run, programs, checks))
 
@@ -229,10 +230,6 @@ def _readable() -> list[str]:
 def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     reader, writer = os.pipe()
     return stack.enter_context(open(reader, "rb", buffering=0)), stack.enter_context(open(writer, "wb", buffering=0))
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _watch(player: _Confined, judge: _Confined, timeout_s: float, memory_bytes: int) -> SandboxResult:

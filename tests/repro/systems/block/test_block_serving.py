@@ -2,6 +2,7 @@
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from support.refusals import refuses
@@ -16,7 +17,7 @@ from support.http_server import running_server
 
 from repro.cli.serve import ServeOptions, _served_model
 from repro.serving import DllmModel
-from repro.systems.block.served import BlockModel, answer_alone, check_prompt
+from repro.systems.block.served import BlockModel, answer_alone
 from repro.systems.block.settings import settings_of_requests
 from repro.systems.block.text import answer_of, text_of
 from repro.tasks.mini import GENERATORS
@@ -138,9 +139,10 @@ def test_the_room_behind_a_prompt_is_the_longest_answer_that_it_may_have(tokens)
     """Positions that are no whole number of blocks: the last of them are of no use."""
     model = BlockModel.of(platform="cpu-tiny", knobs={"max_model_len": 251}, name=None)
     room = model.room(tokens)
-    check_prompt(model.settings, [5] * tokens, room)
+    generation = model.generation({})
+    model.check_prompt([5] * tokens, replace(generation, gen_length=room))
     with refuses("max_model_len=251"):
-        check_prompt(model.settings, [5] * tokens, room + 1)
+        model.check_prompt([5] * tokens, replace(generation, gen_length=room + 1))
 
 
 def test_a_conversation_is_a_story(server):
