@@ -6,9 +6,11 @@ seconds on the driver's clock since the run began.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 from engines.knobs import helps_of
@@ -127,6 +129,16 @@ def columns_of(row: type) -> tuple[Column, ...]:
         kind: ColumnKind = base.__name__ if isinstance(base, type) else "str"  # type: ignore[assignment]
         found.append(Column(each.name, kind, meanings.get(each.name, ""), nullable))
     return tuple(found)
+
+
+def columns_in(path: Path) -> dict[str, tuple[Column, ...]]:
+    """The columns of each table that a CSV describes, a row a column."""
+    found: dict[str, tuple[Column, ...]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            column = Column(row["name"], row["kind"], row["meaning"], row["null"] != "")  # type: ignore[arg-type]
+            found[row["table"]] = (*found.get(row["table"], ()), column)
+    return found
 
 
 def empty_table(columns: Sequence[Column]) -> Table:

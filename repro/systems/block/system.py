@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,13 +25,12 @@ from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.errors import require
 from repro.runs.cell import Cell
-from repro.runs.family import WAITS, Family, Metric, SummaryColumn, column, late_submissions
-from repro.runs.record import REQUESTS, Column, Obtained, OnProgress, RunRecord, Table
+from repro.runs.family import WAITS, Family, SummaryColumn, column, late_submissions, metric
+from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord, Table, columns_in
 from repro.runs.step_driver import RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
 from repro.systems.block.settings import MAX_NUM_LOGITS, BlockKnobs, BlockSettings, resolve
 from repro.systems.cost import describe_calibration, load_calibration
-from repro.systems.dllm.record import DLLM_METRICS, graded
-from repro.systems.dllm.record import REQUEST_COLUMNS as DLLM_COLUMNS
+from repro.systems.dllm.record import accuracy, accuracy_strict, graded, num_steps
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Task
 from repro.workloads.draws import arrivals_asked, derive_seed
@@ -39,41 +39,23 @@ from repro.workloads.served import Traced, trace_asked
 from repro.workloads.workload import WorkloadConfig, WorkloadProvenance, build_workload, fixed_workload, traced_workload
 
 STEPS = "steps"
-GRADES = ("correct", "correct_strict")
-REQUEST_COLUMNS = (
-    Column("gen_length", "int", "tokens asked for"),
-    Column("denoised", "int", "forwards that denoised one of its blocks; null while it is open", nullable=True),
-    Column("committed", "int", "generated blocks whose K/V was made; null while it is open", nullable=True),
-    Column("prefilled", "int", "blocks of its prompt that were computed; null while it is open", nullable=True),
-    *(each for each in DLLM_COLUMNS if each.name in GRADES),
-)
-STEP_COLUMNS = (
-    Column("step", "int", "the engine's step number"),
-    Column("start_s", "float", "start on the driver's clock"),
-    Column("end_s", "float", "end on the driver's clock"),
-    Column("duration_s", "float", "the step's forward and what was read of it"),
-    Column("num_rows", "int", "rows of requests that the forward computed"),
-    Column("num_denoised", "int", "blocks that were denoised"),
-    Column("num_committed", "int", "generated blocks whose K/V was made"),
-    Column("num_prefilled", "int", "blocks of prompts"),
-    Column("num_taken", "int", "tokens that were written, edits included"),
-    Column("num_preempted", "int", "requests whose K/V was dropped for others"),
-    Column("num_running", "int", "requests admitted and not finished"),
-    Column("num_waiting", "int", "requests submitted and not admitted"),
-)
+_COLUMNS = columns_in(Path(__file__).with_name("columns.csv"))
 
 
+@metric("tokens", "output tokens / (blocks denoised + blocks committed), over all steps", "no block was denoised")
 def tokens_per_forward(record: RunRecord) -> float | None:
     forwards = column(record, "num_denoised", STEPS).sum() + column(record, "num_committed", STEPS).sum()
     tokens = sum(length for length in record.requests["output_len"] if length is not None)
     return float(tokens / forwards) if forwards else None
 
 
+@metric("rows", "mean of num_rows over steps", "no steps")
 def rows_per_step(record: RunRecord) -> float | None:
     rows = column(record, "num_rows", STEPS)
     return float(rows.mean()) if rows.size else None
 
 
+@metric("share", "committed / (denoised + committed)", "no block was denoised")
 def commit_share(record: RunRecord) -> float | None:
     made = column(record, "num_committed", STEPS).sum()
     forwards = made + column(record, "num_denoised", STEPS).sum()
@@ -91,20 +73,9 @@ def steps_in_turn(record: RunRecord) -> Iterator[str]:
 
 BLOCK = Family(
     name="block",
-    request_columns=REQUEST_COLUMNS,
-    tables={STEPS: STEP_COLUMNS},
-    metrics=(
-        Metric(
-            "tokens_per_forward",
-            "tokens",
-            "output tokens / (blocks denoised + blocks committed), over all steps",
-            "no block was denoised",
-            tokens_per_forward,
-        ),
-        Metric("commit_share", "share", "committed / (denoised + committed)", "no block was denoised", commit_share),
-        Metric("rows_per_step", "rows", "mean of num_rows over steps", "no steps", rows_per_step),
-        *(each for each in DLLM_METRICS if each.name in ("num_steps", "accuracy", "accuracy_strict")),
-    ),
+    request_columns=_COLUMNS[REQUESTS],
+    tables={STEPS: _COLUMNS[STEPS]},
+    metrics=(tokens_per_forward, commit_share, rows_per_step, num_steps, accuracy, accuracy_strict),
     checks=(steps_in_turn, late_submissions),
     shown=(SummaryColumn("tokens/forward", "tokens_per_forward"), *WAITS),
 )
@@ -218,9 +189,9 @@ class BlockDeployment:
 
 class BlockLog(RequestLog):
     def __init__(self, engine: BlockEngine, ordered: list[BlockRequest]) -> None:
-        super().__init__(ordered, REQUEST_COLUMNS)
+        super().__init__(ordered, _COLUMNS[REQUESTS])
         self.table["gen_length"] = [request.gen_length for request in ordered]
-        self.steps: Table = {column.name: [] for column in STEP_COLUMNS}
+        self.steps: Table = {column.name: [] for column in _COLUMNS[STEPS]}
         self.answers: dict[int, tuple[int, ...]] = {}
         self._engine = engine
         self._admitted: set[int] = set()

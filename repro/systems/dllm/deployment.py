@@ -201,7 +201,7 @@ class DllmDeployment:
         if not settings.is_simulated:
             on = settings.on
             record = record.with_manifest(device=on.device, dtype=on.dtype, weights=on.weights)
-        ran = step_requests(record)
+        ran = step_requests.compute(record)
         # Requests that a step ran: of a static batch how large it was.
         batches = {"mean": ran["mean"], "largest": int(ran["max"])} if ran["n"] else None
         return record.with_manifest(

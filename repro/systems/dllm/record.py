@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,91 +12,49 @@ from engines.dllm.config import Phase
 from engines.dllm.engine import Engine
 from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepRecord
 from engines.dllm.simulated import LETTERS, Recording
-from engines.errors import UserError
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
 from repro.runs.family import (
     WAITS,
     Family,
     Floats,
-    Metric,
     SummaryColumn,
     column,
     distribution,
+    known,
     late_submissions,
+    metric,
     request_times,
     served_per_second,
     status_counts,
 )
-from repro.runs.record import REQUESTS, Column, OnProgress, RunRecord, Table
+from repro.runs.record import REQUESTS, OnProgress, RunRecord, Table, columns_in
 from repro.runs.step_driver import Clock, RequestLog, drive_steps, in_arrival_order
 from repro.tasks.task import Task
 
 STEPS = "steps"
-
-REQUEST_COLUMNS: tuple[Column, ...] = (
-    Column("gen_length", "int", "tokens to generate"),
-    Column("correct", "bool", "whether its answer solves the problem; null where nothing is graded", nullable=True),
-    Column(
-        "correct_strict", "bool", "the same by the task's stricter criterion; null where it has none", nullable=True
-    ),
-)
-
+BLOCKS = "blocks"
+"""Filled in runs in which a model decides how steps go, for those that are to follow them (``replay``); empty in others."""
 PART_COLUMNS = {f"{part}_s": part for part in STEP_PARTS}
 """Column of a profiled step -> part of the step."""
-
-STEP_COLUMNS: tuple[Column, ...] = (
-    Column("step", "int", "the engine's step number"),
-    Column("start_s", "float", "start on the driver's clock"),
-    Column("end_s", "float", "end on the driver's clock; start + duration on a virtual one"),
-    Column("duration_s", "float", "the step as the engine measured or charged it"),
-    Column(
-        "forward_s",
-        "float",
-        "the part inside the model's forward, by the device's time where there is one; null if never known",
-        nullable=True,
-    ),
-    Column("num_refresh", "int", "sequences in their Refresh phase"),
-    Column("num_reuse", "int", "sequences in their Reuse phase"),
-    Column("query_tokens", "int", "rows the forward computed, padding included"),
-    Column("scheduled_tokens", "int", "query tokens charged against the step's budget"),
-    Column("logit_rows", "int", "rows projected onto the vocabulary"),
-    Column("committed_tokens", "int", "tokens committed"),
-    Column("kv_rows_used", "int", "rows of the KV pool in use"),
-    Column("kv_rows_total", "int", "rows of the KV pool; 0 where there is no pool"),
-    Column("num_running", "int", "requests admitted and not finished"),
-    Column("num_waiting", "int", "requests submitted and not admitted"),
-    Column("num_admitted", "int", "requests admitted in this step"),
-    Column("num_first_block", "int", "requests whose first block completed in this step"),
-    Column("num_finished", "int", "requests finished in this step"),
-    Column("num_failed", "int", "requests given up in this step"),
-    Column("graph", "bool", "whether a captured CUDA graph ran the forward"),
-    *(
-        Column(name, "float", f"time in this part; null unless profiled: {part}", nullable=True)
-        for name, part in PART_COLUMNS.items()
-    ),
-    Column(
-        "bound_s",
-        "float",
-        "the roofline's lower bound of the step at the card's peaks; null where the card is unknown",
-        nullable=True,
-    ),
-)
+_COLUMNS = columns_in(Path(__file__).with_name("columns.csv"))
+REQUEST_COLUMNS, STEP_COLUMNS, BLOCK_COLUMNS = (_COLUMNS[name] for name in (REQUESTS, STEPS, BLOCKS))
 
 
-BLOCKS = "blocks"
-BLOCK_COLUMNS: tuple[Column, ...] = (
-    Column("request_id", "int", "as in the table of requests"),
-    Column("block", "int", "its number in the answer"),
-    Column("phases", "str", "of its steps: f(ull), b(uild), p(artial), r(euse)"),
-    Column("committed", "str", "tokens that each of its steps committed"),
-)
-"""Filled in runs in which a model decides how steps go, for those that are to follow them (``replay``); empty in others."""
+_NO_TIME = "no steps, or they took no time"
+_GRADED = "correct / all requests, failed ones included; Wilson's 95 % interval"
 
 
+@metric("steps", "engine iterations")
 def num_steps(record: RunRecord) -> int:
     return len(record.tables[STEPS]["step"])
 
 
+@metric("s", "sum of duration over steps")
+def busy_s(record: RunRecord) -> float:
+    return float(np.sum(column(record, "duration_s", STEPS)))
+
+
+@metric("requests", "distribution over steps of num_refresh + num_reuse", "no steps")
 def step_requests(record: RunRecord) -> dict[str, Any]:
     return distribution(column(record, "num_refresh", STEPS) + column(record, "num_reuse", STEPS))
 
@@ -107,14 +66,23 @@ def _per_busy_second(record: RunRecord, values: Floats) -> float | None:
     return float(values[is_given].sum()) / busy if busy > 0 else None
 
 
+@metric("requests", "sum of num_running * duration / sum of duration", _NO_TIME)
+def mean_running(record: RunRecord) -> float | None:
+    return _per_busy_second(record, column(record, "num_running", STEPS) * column(record, "duration_s", STEPS))
+
+
 def _kinds(record: RunRecord) -> dict[str, npt.NDArray[np.bool_]]:
     """Which steps are pure Refresh, pure Reuse and mixed; empty ones are neither."""
     refreshes, reuses = column(record, "num_refresh", STEPS) > 0, column(record, "num_reuse", STEPS) > 0
     return {"refresh": refreshes & ~reuses, "reuse": reuses & ~refreshes, "mixed": refreshes & reuses}
 
 
-def _phase_mix(record: RunRecord) -> dict[str, float | None]:
-    """Shares of non-empty steps that are pure Refresh, pure Reuse and mixed, and the Refresh share of sequences."""
+@metric(
+    "share",
+    "of non-empty steps: Refresh only, Reuse only, mixed; num_refresh / (num_refresh + num_reuse) summed over steps",
+    "no step with a sequence",
+)
+def phase_mix(record: RunRecord) -> dict[str, float | None]:
     counts = {name: int(of_kind.sum()) for name, of_kind in _kinds(record).items()}
     shares = {name: count / sum(counts.values()) if any(counts.values()) else None for name, count in counts.items()}
     refresh, reuse = (float(column(record, name, STEPS).sum()) for name in ("num_refresh", "num_reuse"))
@@ -126,13 +94,12 @@ def _phase_mix(record: RunRecord) -> dict[str, float | None]:
     }
 
 
-def _budget_occupancy(record: RunRecord) -> float | None:
-    cap = record.manifest.get("max_num_batched_tokens")
-    if cap is None or num_steps(record) == 0:
-        return None
-    if cap < 1:
-        raise UserError(f"max_num_batched_tokens={cap} must be at least 1")
-    return float(column(record, "scheduled_tokens", STEPS).mean()) / cap
+@metric(
+    "share", "mean over steps of scheduled_tokens / max_num_batched_tokens", "no steps, or the run states no budget"
+)
+def budget_occupancy(record: RunRecord) -> float | None:
+    cap, scheduled = record.manifest.get("max_num_batched_tokens"), column(record, "scheduled_tokens", STEPS)
+    return float(scheduled.mean()) / cap if cap is not None and scheduled.size else None
 
 
 def _kv_shares(record: RunRecord) -> Floats:
@@ -141,27 +108,58 @@ def _kv_shares(record: RunRecord) -> Floats:
     return np.divide(used, total, out=np.full_like(total, np.nan), where=total > 0)
 
 
-def _kv_peak(record: RunRecord) -> float | None:
-    shares = _kv_shares(record)
-    shares = shares[~np.isnan(shares)]
+@metric(
+    "share",
+    "kv_rows_used / kv_rows_total weighted by duration, over steps with a pool",
+    "no step with a pool, or they took no time",
+)
+def kv_occupancy(record: RunRecord) -> float | None:
+    return _per_busy_second(record, _kv_shares(record) * column(record, "duration_s", STEPS))
+
+
+@metric("share", "largest kv_rows_used / kv_rows_total of a step", "no step with a pool")
+def kv_occupancy_peak(record: RunRecord) -> float | None:
+    shares = known(_kv_shares(record))
     return float(shares.max()) if shares.size else None
 
 
-def _outside_forward(record: RunRecord) -> float | None:
+@metric("share", "1 - sum of forward / sum of duration", _NO_TIME)
+def outside_forward_share(record: RunRecord) -> float | None:
     inside = _per_busy_second(record, column(record, "forward_s", STEPS))
     return None if inside is None else 1.0 - inside
 
 
-def _graph_hit_rate(record: RunRecord) -> float | None:
+@metric(
+    "share", "sum of bound / sum of duration, over steps with a bound", "no card is known, or its steps took no time"
+)
+def roofline_share(record: RunRecord) -> float | None:
+    return _per_busy_second(record, column(record, "bound_s", STEPS))
+
+
+@metric(
+    "share",
+    "steps that ran as a CUDA graph / steps, of those that are Reuse only and not profiled",
+    "there is no such step",
+)
+def graph_hit_rate(record: RunRecord) -> float | None:
     """Profiled steps do not count: taking them apart leaves no graph to run."""
     could_hit = _kinds(record)["reuse"] & np.isnan(column(record, "idle_s", STEPS))
     hits = np.asarray(record.tables[STEPS]["graph"], dtype=np.bool_)[could_hit]
     return float(hits.mean()) if hits.size else None
 
 
-def _profile(record: RunRecord) -> dict[str, Any] | None:
-    """The profiled steps that are pure Refresh, pure Reuse, mixed, and all of them: how many, and seconds and share by
-    part (``STEP_PARTS``)."""
+@metric("share", "sum of idle / sum of all parts, over profiled steps", "no step was profiled, or they took no time")
+def host_share(record: RunRecord) -> float | None:
+    found = profile.compute(record)
+    return None if found is None else found["all"]["share"]["idle"]
+
+
+@metric(
+    "s, share",
+    "of profiled steps (refresh, reuse, mixed, all): num_steps; seconds and share by part",
+    "no step was profiled; share: such steps took no time",
+)
+def profile(record: RunRecord) -> dict[str, Any] | None:
     taken = {part: column(record, name, STEPS) for name, part in PART_COLUMNS.items()}
     profiled = ~np.isnan(taken["idle"])
     if not profiled.any():
@@ -176,11 +174,6 @@ def _profile(record: RunRecord) -> dict[str, Any] | None:
     return found
 
 
-def _host_share(record: RunRecord) -> float | None:
-    found = _profile(record)
-    return None if found is None else found["all"]["share"]["idle"]
-
-
 def _solved(record: RunRecord, column: str) -> dict[str, Any] | None:
     """value, low, high and n of ``correct`` or ``correct_strict``."""
     from repro.runs.statistics import wilson_interval
@@ -193,94 +186,21 @@ def _solved(record: RunRecord, column: str) -> dict[str, Any] | None:
     return {"value": solved / n, "low": low, "high": high, "n": n}
 
 
-_NO_TIME = "no steps, or they took no time"
+@metric("share", _GRADED, "nothing is graded")
+def accuracy(record: RunRecord) -> dict[str, Any] | None:
+    return _solved(record, "correct")
 
-DLLM_METRICS: tuple[Metric, ...] = (
-    Metric("num_steps", "steps", "engine iterations", "never", num_steps),
-    Metric(
-        "busy_s",
-        "s",
-        "sum of duration over steps",
-        "never",
-        lambda run: float(np.sum(column(run, "duration_s", STEPS))),
-    ),
-    Metric(
-        "step_requests", "requests", "distribution over steps of num_refresh + num_reuse", "no steps", step_requests
-    ),
-    Metric(
-        "mean_running",
-        "requests",
-        "sum of num_running * duration / sum of duration",
-        _NO_TIME,
-        lambda run: _per_busy_second(run, column(run, "num_running", STEPS) * column(run, "duration_s", STEPS)),
-    ),
-    Metric(
-        "phase_mix",
-        "share",
-        "of non-empty steps: Refresh only, Reuse only, mixed; num_refresh / (num_refresh + num_reuse) summed over steps",
-        "no step with a sequence",
-        _phase_mix,
-    ),
-    Metric(
-        "budget_occupancy",
-        "share",
-        "mean over steps of scheduled_tokens / max_num_batched_tokens",
-        "no steps, or the run states no budget",
-        _budget_occupancy,
-    ),
-    Metric(
-        "kv_occupancy",
-        "share",
-        "kv_rows_used / kv_rows_total weighted by duration, over steps with a pool",
-        "no step with a pool, or they took no time",
-        lambda run: _per_busy_second(run, _kv_shares(run) * column(run, "duration_s", STEPS)),
-    ),
-    Metric(
-        "kv_occupancy_peak", "share", "largest kv_rows_used / kv_rows_total of a step", "no step with a pool", _kv_peak
-    ),
-    Metric("outside_forward_share", "share", "1 - sum of forward / sum of duration", _NO_TIME, _outside_forward),
-    Metric(
-        "roofline_share",
-        "share",
-        "sum of bound / sum of duration, over steps with a bound",
-        "no card is known, or its steps took no time",
-        lambda run: _per_busy_second(run, column(run, "bound_s", STEPS)),
-    ),
-    Metric(
-        "graph_hit_rate",
-        "share",
-        "steps that ran as a CUDA graph / steps, of those that are Reuse only and not profiled",
-        "there is no such step",
-        _graph_hit_rate,
-    ),
-    Metric(
-        "host_share",
-        "share",
-        "sum of idle / sum of all parts, over profiled steps",
-        "no step was profiled, or they took no time",
-        _host_share,
-    ),
-    Metric(
-        "profile",
-        "s, share",
-        "of profiled steps (refresh, reuse, mixed, all): num_steps; seconds and share by part",
-        "no step was profiled; share: such steps took no time",
-        _profile,
-    ),
-    Metric(
-        "accuracy",
-        "share",
-        "correct / all requests, failed ones included; Wilson's 95 % interval",
-        "nothing is graded",
-        lambda run: _solved(run, "correct"),
-    ),
-    Metric(
-        "accuracy_strict",
-        "share",
-        "as accuracy, by the task's stricter criterion",
-        "nothing is graded, or the task has one criterion only",
-        lambda run: _solved(run, "correct_strict"),
-    ),
+
+@metric(
+    "share", "as accuracy, by the task's stricter criterion", "nothing is graded, or the task has one criterion only"
+)
+def accuracy_strict(record: RunRecord) -> dict[str, Any] | None:
+    return _solved(record, "correct_strict")
+
+
+DLLM_METRICS = (
+    *(num_steps, busy_s, step_requests, mean_running, phase_mix, budget_occupancy, kv_occupancy, kv_occupancy_peak),
+    *(outside_forward_share, roofline_share, graph_hit_rate, host_share, profile, accuracy, accuracy_strict),
 )
 
 
@@ -303,7 +223,7 @@ def step_times(record: RunRecord) -> Iterator[str]:
 
 
 def step_counts(record: RunRecord) -> Iterator[str]:
-    if num_steps(record) == 0:
+    if not record.tables[STEPS]["step"]:
         return
     counts, table = status_counts(record), record.tables[STEPS]
     for status, name in (("ok", "num_finished"), ("failed", "num_failed")):
@@ -325,7 +245,7 @@ def output_lengths(record: RunRecord) -> Iterator[str]:
     if wrong := sum(not 1 <= (n or 0) <= most if status == "ok" else n is not None for status, most, n in rows):
         yield f"{wrong} requests have an output_len that cannot be theirs"
         return
-    if num_steps(record) == 0:
+    if not record.tables[STEPS]["step"]:
         return
     least = sum(length for length in got if length is not None)
     most = sum(asked)
@@ -339,7 +259,7 @@ def submissions(record: RunRecord) -> Iterator[str]:
     steps has it."""
     due = column(record, "arrival_s")
     earliest = due
-    if num_steps(record):
+    if record.tables[STEPS]["step"]:
         start, end = (column(record, name, STEPS) for name in ("start_s", "end_s"))
         running = np.searchsorted(start, due, side="right") - 1
         earliest = np.where(running >= 0, np.maximum(due, end[running]), due)

@@ -2,6 +2,7 @@
 from the due time unless they say otherwise."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from repro.runs.family import (
     told_of_good,
 )
 from repro.runs.http_driver import Exchange, Reply
-from repro.runs.record import REQUESTS, Column, RunRecord, Table
+from repro.runs.record import REQUESTS, RunRecord, Table, columns_in
 from repro.systems.http.endpoint import count_tokens
 from repro.systems.http.requests import prompt_bounds
 from repro.systems.http.server_metrics import tokens_generated
@@ -40,49 +41,7 @@ BUNCH, MAX_BUNCHED = 4, 0.01
 
 CHUNKS = "chunks"
 
-REQUEST_COLUMNS: tuple[Column, ...] = (
-    Column("session_id", "int", "its conversation"),
-    Column("turn", "int", "of the conversation; 0 is the first"),
-    Column("client_queue_s", "float", "wait for a place under max_concurrency; null if not sent", nullable=True),
-    Column("asked_tokens", "int", "tokens asked for; null if not sent", nullable=True),
-    Column(
-        "least_prompt",
-        "int",
-        "fewest tokens that what was sent can be; of token ids their number; null if not sent",
-        nullable=True,
-    ),
-    Column("most_prompt", "int", "most tokens that what was sent can be", nullable=True),
-    Column("num_ids", "int", "token ids of the answer; null where not told", nullable=True),
-    Column("text_bytes", "int", "of the answer and its reasoning, in UTF-8; null if not sent", nullable=True),
-    Column("finish_reason", "str", "as the endpoint says it", nullable=True),
-    Column("num_chunks", "int", "pieces of the answer that have content"),
-    Column("cached_tokens", "int", "prompt tokens from a cache; null where not told", nullable=True),
-    Column(
-        "counted_by",
-        "str",
-        "what output_len is by: usage, token_ids or tokenizer; null where nothing is",
-        nullable=True,
-    ),
-    Column("first_tokens", "int", "tokens of the first piece; null where nothing shows them", nullable=True),
-    Column(
-        "first_by",
-        "str",
-        "what those are by: token_ids, usage, tokenizer, one each, one piece, or text, which is its share",
-        nullable=True,
-    ),
-    Column("is_single", "bool", "whether every piece is known to be one token"),
-    Column("finish_lag_s", "float", "from the end of the answer to the reason for it; null if none", nullable=True),
-    Column("usage_lag_s", "float", "from the end of the answer to the last usage; null if none", nullable=True),
-    Column("close_lag_s", "float", "from the end of the answer to that of the stream; null unless ok", nullable=True),
-    Column("was_resent", "bool", "whether it was cut off unanswered on a kept connection, and sent once more"),
-)
-
-CHUNK_COLUMNS: tuple[Column, ...] = (
-    Column("request_id", "int", "whose answer it is of"),
-    Column("arrived_s", "float", "when it arrived"),
-    Column("tokens", "int", "of it, by ids or usage; null where not told", nullable=True),
-    Column("is_bunched", "bool", "whether it came in one network read with the piece before it"),
-)
+_COLUMNS = columns_in(Path(__file__).with_name("columns.csv"))
 
 
 def tables_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]] | None = None) -> dict[str, Table]:
@@ -92,7 +51,7 @@ def tables_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]] 
             count_tokens(exchange.reply, encode)
     rows = [_row(number, exchange) for number, exchange in enumerate(exchanges)]
     columns = _row(0, Exchange(session_id=0, turn=0, due_s=0.0)).keys()
-    chunks: Table = {column.name: [] for column in CHUNK_COLUMNS}
+    chunks: Table = {column.name: [] for column in _COLUMNS[CHUNKS]}
     for number, exchange in enumerate(exchanges):
         reply = exchange.reply or Reply()
         chunks["request_id"] += [number] * len(reply.chunks_s)
@@ -471,8 +430,8 @@ def _bunched_pieces(record: RunRecord) -> Iterator[str]:
 
 HTTP = Family(
     name="http",
-    request_columns=REQUEST_COLUMNS,
-    tables={CHUNKS: CHUNK_COLUMNS},
+    request_columns=_COLUMNS[REQUESTS],
+    tables={CHUNKS: _COLUMNS[CHUNKS]},
     metrics=(
         ttft_sent_s,
         tpot_s,

@@ -224,12 +224,12 @@ def test_every_step_of_every_system_is_charged_one_overhead(system, reading):
     named: dict[str, Scalar] = {} if system == "dllm-serve" else {"reading": reading}
     cell = cell_of(system, **named, **SMALL)
     without, with_it = (simulate(cell, step_overhead_s=seconds) for seconds in (0.0, OVERHEAD_S))
-    assert num_steps(without) == num_steps(with_it)
+    assert num_steps.compute(without) == num_steps.compute(with_it)
     durations = zip(without.tables["steps"]["duration_s"], with_it.tables["steps"]["duration_s"], strict=True)
     assert all(later - sooner == pytest.approx(OVERHEAD_S, abs=1e-12) for sooner, later in durations)
     # Everything arrives at once, so nothing waits for anything else: the last finish is so many steps later.
     last = [max(record.requests["finished_s"]) for record in (without, with_it)]
-    assert last[1] - last[0] == pytest.approx(num_steps(without) * OVERHEAD_S, rel=1e-9)
+    assert last[1] - last[0] == pytest.approx(num_steps.compute(without) * OVERHEAD_S, rel=1e-9)
 
 
 COPIED = {"fast-dllm": 2 + 8 + 8 + 8, "dllm-cache": 2 + 2, "sparse-dllm": 2 + 2, "llada": 2 + 2}
