@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
 
@@ -58,6 +61,34 @@ class FreeSetting(NamedTuple):
 
 def _written(value: Scalar) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@cache
+def free_settings(of: str) -> tuple[FreeSetting, ...]:
+    """What no source prints of a system, or of any ``baseline``, as ``free.csv`` lists it."""
+    with Path(__file__).with_name("free.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if of in row["systems"].split()]
+    return tuple(
+        FreeSetting(
+            row["what"],
+            tuple(map(_setting, filter(None, row["settings"].split("; ")))),
+            row["why"],
+            load_named("free setting", row["more"]) if row["more"] else None,
+            has_default=row["default"] != "none",
+        )
+        for row in rows
+    )
+
+
+def _setting(text: str) -> dict[str, Scalar]:
+    found: dict[str, Scalar] = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 if TYPE_CHECKING:

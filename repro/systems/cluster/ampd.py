@@ -22,7 +22,7 @@ from engines.policies.views import NO_OBJECTIVE_S
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
 from repro.runs.record import RunRecord
-from repro.runs.system import SYSTEMS, FreeSetting
+from repro.runs.system import SYSTEMS
 from repro.runs.tuning import CANDIDATES, Tuned
 from repro.systems.cluster.ampd_record import AR, tables_of
 from repro.systems.cluster.ampd_settings import ClusterKnobs, ClusterSettings, Ground, resolve, sessions_of
@@ -222,37 +222,14 @@ def _ground(cell: Cell) -> Ground:
     return resolve(cell, system.name, system.own).ground
 
 
-def _splits(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+def all_splits(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
     """the 16 splits of all GPUs with the least worst phase by closed forms, the even one among them"""
     return tuple({"deployment": str(each)} for each in splits(_ground(cell), CANDIDATES))
 
 
-def _replicated(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+def all_replicated(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
     """replicas of every degree that holds the longest session"""
     return tuple({"deployment": str(each)} for each in replicated(_ground(cell)))
-
-
-_TUNED = "§7.1 tunes the deployments of all and reports the best"
-_SPLITS = FreeSetting("deployment", (), _TUNED, _splits, has_default=False)
-_DYNAMO = (
-    _SPLITS,
-    FreeSetting(
-        "which prefill worker",
-        ({"dispatch": "round-robin"}, {"dispatch": "shared"}),
-        "no setting of a baseline is printed. The shortest queue by default",
-    ),
-)
-_CO_LOCATED = (
-    FreeSetting("deployment", (), _TUNED, _replicated, has_default=False),
-    FreeSetting(
-        "steps", ({"scheduling": "chunked"},), "no setting of a baseline is printed. Whole prefills first by default"
-    ),
-    FreeSetting(
-        "where sessions go",
-        ({"balance": "sessions"}, {"balance": "round-robin"}),
-        "no setting of a baseline is printed. To the worker with most memory by default",
-    ),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,26 +280,13 @@ AMPD = ArSystem(
     build=build_ampd,
     is_disaggregated=True,
     deployment=PLANNER,
-    free=(_SPLITS,),
     policies=POLICIES,
 )
 DYNAMO_SIM = ArSystem(
-    name="dynamo-sim",
-    title="Dynamo",
-    own=DynamoConfig,
-    build=build_dynamo,
-    is_disaggregated=True,
-    deployment=SEARCH,
-    free=_DYNAMO,
+    name="dynamo-sim", title="Dynamo", own=DynamoConfig, build=build_dynamo, is_disaggregated=True, deployment=SEARCH
 )
 VLLM_SIM = ArSystem(
-    name="vllm-sim",
-    title="vLLM",
-    own=VllmConfig,
-    build=build_vllm,
-    is_disaggregated=False,
-    deployment=SEARCH,
-    free=_CO_LOCATED,
+    name="vllm-sim", title="vLLM", own=VllmConfig, build=build_vllm, is_disaggregated=False, deployment=SEARCH
 )
 CONTINUUM_SIM = ArSystem(
     name="continuum-sim",
@@ -331,5 +295,4 @@ CONTINUUM_SIM = ArSystem(
     build=build_continuum,
     is_disaggregated=False,
     deployment=SEARCH,
-    free=_CO_LOCATED,
 )

@@ -41,7 +41,6 @@ from engines.policies.views import NO_OBJECTIVE_S, OpenQueue, Slo
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
 from repro.runs.record import RunRecord
-from repro.runs.system import FreeSetting
 from repro.systems.cluster.laps_record import PREFILL, tables_of, window_of
 from repro.systems.cluster.laps_settings import (
     BOUNDARY,
@@ -276,80 +275,12 @@ class PrefillSystemEntry(PolicySystem[Build]):
         return deployment, workload
 
 
-_WINDOW = FreeSetting(
-    "waiting for company",
-    ({"wait": "off"}, {"max_window_s": 0.02}),
-    "§3.1: W_min and W_max are not printed; Figure 5 has no values on its axis. 5 ms by default",
-)
-_LONG_WAIT = FreeSetting(
-    "when a long prompt gets every other step",
-    ({"max_long_wait_s": 0.0}, {"max_long_wait_s": 0.2}),
-    "§3.2 has two queues and no rule between them. 1 s by default, which is beyond the objective of 0.4 s",
-)
-_CHUNK = FreeSetting(
-    "C_l, tokens of long prompts in a step",
-    ({"chunk_tokens": 8192},),
-    "§3.2 names C_l without a value. 2,048 by default; SGLang's steps have 8,192",
-)
-
-
-def _pools(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+def pools(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
     """num_short of an eighth and of three eighths of the instances, and of a quarter with controller=off"""
     instances = cell.asked.get("num_instances", 1)
     assert isinstance(instances, int)
     few, usual, many = (max(1, round(share * instances)) for share in (0.125, 0.25, 0.375))
     return {"num_short": few}, {"num_short": many}, {"num_short": usual, "controller": "off"}
-
-
-_POOLS = FreeSetting(
-    "pools of several instances",
-    (),
-    "§3.2 prints neither the sizes that pools begin with nor a constant of the controller",
-    _pools,
-)
-_STEP_TOKENS = ({"max_num_batched_tokens": 2048}, {"max_num_batched_tokens": 4096}, {"max_num_batched_tokens": 16384})
-_ROUTING = FreeSetting(
-    "router",
-    ({"routing": "least-requests"}, {"routing": "cache-aware"}),
-    '§4 names "SGLang with router" and none of its policies. Least outstanding tokens by default',
-)
-
-_LAPS_FREE = (_WINDOW, _LONG_WAIT, _CHUNK, _POOLS)
-_LAPS_DISAGGREGATION_FREE = (_LONG_WAIT, _CHUNK, _POOLS)
-_SGLANG_FREE = (
-    FreeSetting(
-        "tokens of a step", _STEP_TOKENS, "no setting of a baseline is printed. 8,192, SGLang's own, by default"
-    ),
-)
-_SGLANG_ROUTER_FREE = (*_SGLANG_FREE, _ROUTING)
-_VLLM_FREE = (
-    FreeSetting(
-        "tokens of a step",
-        ({"max_num_batched_tokens": 4096}, {"max_num_batched_tokens": 8192}, {"max_num_batched_tokens": 16384}),
-        "no setting of a baseline is printed. 2,048, vLLM's own, by default",
-    ),
-)
-_STEP_SECONDS = FreeSetting(
-    "seconds of a step",
-    ({"min_step_s": 0.025, "max_step_s": 0.075}, {"min_step_s": 0.1, "max_step_s": 0.3}),
-    "ours. 0.05 to 0.15 s by default",
-)
-_RESERVE_FREE = (
-    _STEP_SECONDS,
-    FreeSetting(
-        "share of late turns", ({"share": 0.25}, {"share": 0.5}), "ours. The least that its bound allows by default"
-    ),
-    FreeSetting("aging", ({"aging": 0.0},), "ours. 0.05 by default"),
-)
-_ON_TIME_FREE = (
-    FreeSetting("share of those given up", ({"share": 0.125}, {"share": 0.5}), "ours. A quarter by default"),
-    FreeSetting(
-        "times their wait by arrival that they wait for it",
-        ({"patience": 1.0}, {"patience": 4.0}),
-        "ours. 2 by default",
-    ),
-)
-_SRPT_FREE = (_STEP_SECONDS._replace(settings=(*_STEP_SECONDS.settings, {"min_step_s": 0.15})),)
 
 
 POLICIES = (BATCHER, OPEN_QUEUE, INSTANCE_ROUTER)
@@ -542,7 +473,7 @@ def _laps_config(settings: PrefillSettings, graphs: Graphs) -> LapsConfig:
 
 
 LAPS = PrefillSystemEntry(
-    name="laps", title="LAPS", own=LapsKnobs, build=_build_laps, usual=_cheapest, free=_LAPS_FREE, policies=POLICIES
+    name="laps", title="LAPS", own=LapsKnobs, build=_build_laps, usual=_cheapest, policies=POLICIES
 )
 LAPS_GRAPHS = PrefillSystemEntry(
     name="laps-graphs-only", title="LAPS, graphs only", own=GraphKnobs, build=_build_graphs, usual=_cheapest
@@ -552,17 +483,12 @@ LAPS_DISAGGREGATION = PrefillSystemEntry(
     title="LAPS, disaggregation only",
     own=DisaggregationKnobs,
     build=_build_disaggregation,
-    free=_LAPS_DISAGGREGATION_FREE,
 )
-RESERVE = PrefillSystemEntry(
-    name="reserve", title="Reserve", own=ReserveKnobs, build=_build_reserve, usual=_ladder, free=_RESERVE_FREE
-)
-ON_TIME = PrefillSystemEntry(
-    name="on-time", title="On-time", own=OnTimeKnobs, build=_build_on_time, usual=_ladder, free=_ON_TIME_FREE
-)
-SRPT = PrefillSystemEntry(name="srpt", title="SRPT", own=SrptKnobs, build=_build_srpt, usual=_ladder, free=_SRPT_FREE)
+RESERVE = PrefillSystemEntry(name="reserve", title="Reserve", own=ReserveKnobs, build=_build_reserve, usual=_ladder)
+ON_TIME = PrefillSystemEntry(name="on-time", title="On-time", own=OnTimeKnobs, build=_build_on_time, usual=_ladder)
+SRPT = PrefillSystemEntry(name="srpt", title="SRPT", own=SrptKnobs, build=_build_srpt, usual=_ladder)
 SGLANG_PD = PrefillSystemEntry(
-    name="sglang-pd", title="SGLang PD", own=SglangConfig, build=_build_sglang, usual=_sglang_tokens, free=_SGLANG_FREE
+    name="sglang-pd", title="SGLang PD", own=SglangConfig, build=_build_sglang, usual=_sglang_tokens
 )
 SGLANG_PD_ROUTER = PrefillSystemEntry(
     name="sglang-pd-router",
@@ -570,8 +496,5 @@ SGLANG_PD_ROUTER = PrefillSystemEntry(
     own=SglangConfig,
     build=_build_sglang_router,
     usual=lambda part: {**_sglang_tokens(part), "routing": "least-tokens"},
-    free=_SGLANG_ROUTER_FREE,
 )
-VLLM_PD = PrefillSystemEntry(
-    name="vllm-pd", title="vLLM PD", own=PdConfig, build=_build_vllm, usual=_vllm_tokens, free=_VLLM_FREE
-)
+VLLM_PD = PrefillSystemEntry(name="vllm-pd", title="vLLM PD", own=PdConfig, build=_build_vllm, usual=_vllm_tokens)

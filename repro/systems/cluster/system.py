@@ -10,7 +10,7 @@ from engines.models.shape import CATALOGUE, ModelShape, model_shape
 from engines.policies.own import Kind, named_in
 from repro.runs.cell import Cell
 from repro.runs.record import Obtained, RunRecord, Table
-from repro.runs.system import FreeSetting
+from repro.runs.system import FreeSetting, free_settings
 
 DIFFUSION = ("llada", "dream")
 Options = tuple[tuple[str, Any], ...]
@@ -29,10 +29,12 @@ class PolicySystem(Generic[Build]):
     """Settings whose fields are the system's own knobs."""
     build: Build
     """Makes the policies, of settings and the system's own knobs."""
-    free: tuple[FreeSetting, ...] = ()
-    """What no source prints of it."""
     policies: tuple[Kind, ...] = ()
     """Kinds that a user's own may be of, each by a knob."""
+
+    @property
+    def free(self) -> tuple[FreeSetting, ...]:
+        return free_settings(self.name)
 
     def options_of(self, cell: Cell) -> Options:
         own = {*knobs_of(self.own), *self.plugged_in(cell)}

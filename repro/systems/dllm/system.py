@@ -20,7 +20,7 @@ from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
 from engines.models.config import check_division
 from repro.runs.cell import NOTES, Cell, Scalar
 from repro.runs.family import Family
-from repro.runs.system import ENTRIES, SYSTEMS, FreeSetting
+from repro.runs.system import ENTRIES, SYSTEMS, FreeSetting, free_settings
 from repro.systems.dllm.deployment import ON_TORCH, DllmDeployment, plan_packed, plan_static
 from repro.systems.dllm.knobs import PACKED_STEPS, READINGS, SIMULATED_READING, BaselineKnobs
 from repro.systems.dllm.record import DLLM
@@ -33,26 +33,10 @@ from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.served import Traced, trace_asked, workload_knobs
 from repro.workloads.workload import Workload, generation_of_length
 
-_STATIC_BATCH = FreeSetting(
-    "static batch",
-    ({"batch_rule": "batch"}, {"batch_rule": "max_model_len"}, {"batch_rule": "one"}),
-    '§6.1: "the maximum static batch size that fits in memory", of which requests is not said. The largest that holds the workload\'s '
-    "longest request by default",
-)
-_PLACES = FreeSetting(
-    "requests running at once",
-    ({"max_num_seqs": 16}, {"max_num_seqs": 64}, {"max_num_seqs": 128}),
-    "Table 3 prints budgets of tokens and logits and no number of requests. 256 by default on a card",
-)
 
-
-def _packed(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+def packed(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
     """with reading=policy, whose steps are packed, as of dllm-serve"""
-    return _PLACES.settings if cell.knob_values.get("reading") == "policy" else ()
-
-
-_PACKED = FreeSetting(_PLACES.what, (), "the engine of this reading is dLLM-Serve's", _packed)
-_BASELINE = (_STATIC_BATCH, _PACKED)
+    return free_settings("dllm-serve")[0].settings if cell.knob_values.get("reading") == "policy" else ()
 
 
 class DllmSystem:
@@ -66,7 +50,7 @@ class DllmSystem:
     @property
     def free(self) -> tuple[FreeSetting, ...]:
         """Its settings that no source prints."""
-        return _BASELINE if self.has_readings else (_PLACES,)
+        return free_settings("baseline" if self.has_readings else "dllm-serve")
 
     @property
     def has_readings(self) -> bool:
