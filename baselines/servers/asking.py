@@ -1,15 +1,15 @@
-"""Pages of a server, read whole in bounded time and room, from the address that is named alone: redirects are not followed."""
+"""Pages of a server, read whole in bounded room, from the address that is named alone: neither proxies nor redirects get to see headers."""
 
-import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
-from threading import Thread
+from http.client import HTTPException, IncompleteRead
 from types import MappingProxyType
+from typing import Any
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 ASK_S = 5.0
-"""For a whole page, whatever trickles in before."""
+"""For the connection and for each piece of a page."""
 MOST_BYTES = 1 << 24
 _LONGEST_SHOWN = 100
 _MOST_DIGITS = 18
@@ -24,61 +24,42 @@ class NoPage(OSError):
         self.status = status
 
 
+class _NoRedirects(HTTPRedirectHandler):
+    def redirect_request(self, *args: Any) -> None:
+        return None
+
+
+_OPENER = build_opener(ProxyHandler({}), _NoRedirects)
+
+
 def ask(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> bytes:
-    """The body of an answer with status 200; raises NoPage. Neither proxies nor redirects get to see the headers."""
-    parts = urlsplit(url)
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=ASK_S)
-    found: list[bytes | Exception] = []
-    opened: list[socket.socket] = []
-
-    def read() -> None:
-        try:
-            connection.connect()
-            opened.append(connection.sock)
-            connection.request("GET", parts.path or "/", headers={**headers, "Connection": "close"})
-            with connection.getresponse() as response:
-                found.append(_body(response))
-        except Exception as error:
-            found.append(error)
-        finally:
-            connection.close()
-
-    # The timeout of a connection is one of each of its pieces.
-    thread = Thread(target=read, daemon=True)
-    thread.start()
-    thread.join(ASK_S)
-    answer = found[0] if found else TimeoutError()
-    if isinstance(answer, TimeoutError):  # of all of it or of a piece, whichever was seen first
-        for each in opened:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        raise NoPage(f"no whole answer within {ASK_S:g} s") from None
-    if isinstance(answer, bytes):
-        return answer
-    if isinstance(answer, NoPage):
-        raise answer
-    if isinstance(answer, IncompleteRead):
+    """The body of an answer with status 200; raises NoPage."""
+    try:
+        with _OPENER.open(Request(url, headers=dict(headers)), timeout=ASK_S) as response:
+            if response.status != 200:
+                raise NoPage(f"status {response.status}", response.status)
+            if wrong := unread(lambda name: response.headers.get_all(name, [])):
+                raise NoPage(wrong)
+            content: bytes = response.read(MOST_BYTES + 1)
+            left = response.length
+    except NoPage:
+        raise
+    except HTTPError as error:
+        is_redirect = 300 <= error.code < 400
+        said = redirect(error.code, error.headers.get("Location")) if is_redirect else f"status {error.code}"
+        raise NoPage(said, error.code) from None
+    except IncompleteRead:
         raise NoPage("its body broke off") from None
-    if isinstance(answer, OSError) and str(answer):
-        raise NoPage(str(answer)) from None
-    kind_of = "what it says is no HTTP: " if isinstance(answer, HTTPException | ValueError) else ""
-    raise NoPage(f"{kind_of}{type(answer).__name__}") from None
-
-
-def _body(response: HTTPResponse) -> bytes:
-    status, headers = response.status, response.headers
-    if 300 <= status < 400:
-        raise NoPage(redirect(status, headers.get("Location")), status)
-    if status != 200:
-        raise NoPage(f"status {status}", status)
-    if wrong := unread(lambda name: headers.get_all(name, [])):
-        raise NoPage(wrong)
-    content = response.read(MOST_BYTES + 1)
+    except (HTTPException, ValueError) as error:
+        raise NoPage(f"what it says is no HTTP: {type(error).__name__}") from None
+    except OSError as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        said = f"no answer within {ASK_S:g} s" if isinstance(reason, TimeoutError) else str(reason)
+        raise NoPage(said or type(reason).__name__) from None
     if len(content) > MOST_BYTES:
         raise NoPage(f"its body is longer than {MOST_BYTES} bytes")
-    if response.length:
-        raise NoPage(f"its body broke off, {response.length} bytes before its Content-Length")
+    if left:
+        raise NoPage(f"its body broke off, {left} bytes before its Content-Length")
     return content
 
 

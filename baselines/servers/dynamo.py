@@ -7,54 +7,15 @@ interface even so.)
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 
-from baselines.servers.environment import Device, ServerEnvironment
+from baselines.servers.environment import ServerEnvironment
 from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
 from engines.errors import require
 from engines.knobs import Range
 
-VERSION = "1.6.1"
-_VLLM_VERSION = "0.31.0"
-"""Which that version's own extra names."""
 _WORKER = Path(__file__).with_name("dynamo_worker.py")
-
-_PACKAGES: tuple[tuple[str, ...], ...] = (
-    # Its own list names a package whose release elsewhere is a placeholder, and which none of this needs.
-    ("install", "--no-deps", f"ai-dynamo=={VERSION}"),
-    (
-        "install",
-        f"ai-dynamo-runtime=={VERSION}",
-        *(
-            "aiohttp>=3.14.3,<4",
-            "certifi",
-            "kubernetes>=32.0.1,<33",
-            "msgspec",
-            "numpy",
-            "prometheus-client>=0.23.1,<1",
-        ),
-        *("pyzmq", "redis>=6.2,<9", "tqdm", "transformers>=4.56", "typing-extensions", "zstandard>=0.23,<1"),
-    ),
-)
-_CHECK = "import dynamo.frontend, dynamo.llm, dynamo.mocker, dynamo.runtime"
-
-ENVIRONMENTS: Mapping[Device, ServerEnvironment] = MappingProxyType(
-    {
-        "cpu": ServerEnvironment(
-            name="dynamo", device="cpu", steps=_PACKAGES, check=_CHECK, disk_gb=0.7, minutes="1-5"
-        ),
-        "cuda": ServerEnvironment(
-            name="dynamo",
-            device="cuda",
-            steps=(*_PACKAGES, ("install", f"vllm=={_VLLM_VERSION}")),
-            check=f"{_CHECK}; import vllm",
-            disk_gb=12,
-            minutes="5-20",
-        ),
-    }
-)
 
 _LOOPBACK = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
 
@@ -110,10 +71,6 @@ class Dynamo(Launch):
             self.model != "tiny" or not is_gpu,
             "model='tiny' is for a CPU: give a checkpoint's folder or hub id with --model",
         )
-
-    @property
-    def environment(self) -> ServerEnvironment:
-        return ENVIRONMENTS[self.device]
 
     @property
     def listed_workers(self) -> int:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -127,3 +128,26 @@ class ServerEnvironment:
 
     def _ask(self, program: str) -> str:
         return subprocess.run((str(self.python), "-c", program), stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def environments_of(server: str) -> Mapping[Device, ServerEnvironment]:
+    return _environments()[server]
+
+
+def known_servers() -> tuple[str, ...]:
+    return tuple(_environments())
+
+
+@cache
+def _environments() -> Mapping[str, Mapping[Device, ServerEnvironment]]:
+    """The environments of ``environments.yaml``, by server and device."""
+    import yaml
+
+    stored = yaml.safe_load(Path(__file__).with_name("environments.yaml").read_text())
+    return {
+        name: {
+            each["device"]: ServerEnvironment(name=name, **{**each, "steps": tuple(map(tuple, each["steps"]))})
+            for each in builds
+        }
+        for name, builds in stored.items()
+    }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from baselines.servers.checkpoint import MAX_MODEL_LEN, TINY, write_tiny
-from baselines.servers.environment import Device, ServerEnvironment
+from baselines.servers.environment import Device, ServerEnvironment, environments_of
 from baselines.servers.process import Address, Command, free_port, running
 from engines.errors import UserError
 from engines.knobs import Checked, Count, Range, Tokens
@@ -65,8 +65,8 @@ class Launch(ABC, Checked):
             raise UserError(f"model={self.model!r} has no config.json: give a checkpoint's folder, a hub id, or 'tiny'")
 
     @property
-    @abstractmethod
-    def environment(self) -> ServerEnvironment: ...
+    def environment(self) -> ServerEnvironment:
+        return environments_of(self.name)[self.device]
 
     @abstractmethod
     def commands(self, place: Place) -> tuple[Command, ...]: ...

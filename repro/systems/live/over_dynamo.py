@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import engines
 from baselines.servers.checkpoint import write_tiny
-from baselines.servers.dynamo import ENVIRONMENTS, frontend, variables
+from baselines.servers.dynamo import frontend, variables
+from baselines.servers.environment import ServerEnvironment, environments_of
 from baselines.servers.launch import SERVED_NAME, Place
 from baselines.servers.process import Address, Command, free_port, running
 from engines.ampd.live.intake import Deciding, Limits, RouterSpec
@@ -37,7 +38,6 @@ logger = logging.getLogger(__name__)
 _ROUTER = "engines.ampd.live.dynamo_router"
 START_S = 120.0
 _PACKAGES = ("ai-dynamo", "ai-dynamo-runtime")
-_ENVIRONMENT = ENVIRONMENTS["cpu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +51,20 @@ class OverDynamo:
     modules = (__name__, _ROUTER)
 
     @property
+    def _environment(self) -> ServerEnvironment:
+        return environments_of("dynamo")["cpu"]
+
+    @property
     def basis(self) -> str:
-        return hashlib.sha256(repr((_ENVIRONMENT.recipe, self._packages)).encode()).hexdigest()[:12]
+        return hashlib.sha256(repr((self._environment.recipe, self._packages)).encode()).hexdigest()[:12]
 
     @property
     def _packages(self) -> Mapping[str, str]:
-        installed = _ENVIRONMENT.packages or {}
+        installed = self._environment.packages or {}
         return {name: installed[name] for name in _PACKAGES if name in installed}
 
     def check_machine(self) -> None:
-        _ENVIRONMENT.require_installed(otherwise="leave frontend out")
+        self._environment.require_installed(otherwise="leave frontend out")
         require_client()
 
     def serve(
@@ -104,11 +108,11 @@ class OverDynamo:
         (path / "engines").symlink_to(Path(engines.__path__[0]).absolute())
         router = Command(
             name="router",
-            arguments=(str(_ENVIRONMENT.python), "-P", "-m", _ROUTER, str(spec)),
+            arguments=(str(self._environment.python), "-P", "-m", _ROUTER, str(spec)),
             environment={**variables(place), "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1"},
         )
         url = f"http://127.0.0.1:{place.port}"
-        commands = (frontend(_ENVIRONMENT, place, router="round-robin"), router)
+        commands = (frontend(self._environment, place, router="round-robin"), router)
         address = Address(url=url, model=SERVED_NAME, paths=("/health",))
         with running("dynamo", commands, address, folder=folder, within_s=START_S) as startup_s:
             yield url, startup_s

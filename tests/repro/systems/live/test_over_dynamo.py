@@ -17,8 +17,7 @@ from support.dynamo_stand_in import write_dynamo
 from support.live import HandFleet, needs_redis
 from support.processes import ends
 
-from baselines.servers.dynamo import ENVIRONMENTS
-from baselines.servers.environment import FOLDER_VARIABLE
+from baselines.servers.environment import FOLDER_VARIABLE, environments_of
 from engines.ampd.live.decisions import replay
 from engines.ampd.live.fleet import Fleet
 from engines.ampd.live.intake import Deciding, Limits
@@ -88,7 +87,7 @@ def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Dynamo's environment is a stand-in's, below the test's folder; where its processes write who they are."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "environments"))
     monkeypatch.setenv("FAKE_SERVER_PIDS", str(tmp_path / "pids"))
-    write_dynamo(ENVIRONMENTS["cpu"])
+    write_dynamo(environments_of("dynamo")["cpu"])
     return tmp_path / "pids"
 
 
@@ -188,8 +187,10 @@ def live(redis: RedisServer) -> Iterator[tuple[Store, Fleet]]:
 
 
 def needs_dynamo() -> None:
-    if ENVIRONMENTS["cpu"].packages is None:
-        pytest.skip(f"dynamo is not installed in {ENVIRONMENTS['cpu'].folder}: 'repro install dynamo --device cpu'")
+    if environments_of("dynamo")["cpu"].packages is None:
+        pytest.skip(
+            f"dynamo is not installed in {environments_of('dynamo')['cpu'].folder}: 'repro install dynamo --device cpu'"
+        )
 
 
 @needs_redis

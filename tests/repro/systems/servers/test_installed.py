@@ -3,9 +3,7 @@
 import pytest
 from support.cells import a_cell
 
-from baselines.servers.dynamo import ENVIRONMENTS as DYNAMO
-from baselines.servers.environment import ServerEnvironment
-from baselines.servers.vllm import ENVIRONMENTS as VLLM
+from baselines.servers.environment import ServerEnvironment, environments_of
 from repro.runs.experiment import prepare
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
@@ -32,7 +30,7 @@ def needs(environment: ServerEnvironment) -> None:
     ids=["vllm requests", "vllm sessions", "vllm with laps", "dynamo requests", "dynamo sessions"],
 )
 def test_a_small_workload_is_completed(system, settings, workload):
-    needs({"vllm": VLLM, "dynamo": DYNAMO}[system]["cpu"])
+    needs(environments_of(system)["cpu"])
     dataset, knobs = workload
     cell = a_cell(system, dataset=dataset, rate=5.0, **{**knobs, **settings})
     experiment = prepare(cell)

@@ -13,13 +13,10 @@ from support.fake_server import write_environment
 from support.mock_openai import MockOpenAI, mock_server
 from support.processes import ends
 
-from baselines.servers.dynamo import ENVIRONMENTS as DYNAMO
 from baselines.servers.dynamo import Dynamo
-from baselines.servers.environment import FOLDER_VARIABLE
+from baselines.servers.environment import FOLDER_VARIABLE, environments_of
 from baselines.servers.launch import Place
-from baselines.servers.sglang import ENVIRONMENT as SGLANG
 from baselines.servers.sglang import Sglang
-from baselines.servers.vllm import ENVIRONMENTS as VLLM
 from baselines.servers.vllm import Vllm
 from engines.errors import RunError, UserError
 from repro.cli.main import main
@@ -67,7 +64,7 @@ def after(words: list[str], name: str) -> str:
     ("dataset", "knobs"), [("gsm8k", {}), ("hotpotqa", {"num_prompts": 3, "length_scale": 0.01, "delay_mean_s": 0.0})]
 )
 def test_vllm_is_started_driven_and_stopped(dataset, knobs, pids):
-    write_environment(VLLM["cpu"])
+    write_environment(environments_of("vllm")["cpu"])
     experiment = prepare(cell("vllm", dataset, max_num_seqs=8, **knobs))
     experiment.deployment.check_machine()
     record = experiment.run()
@@ -100,7 +97,7 @@ def llada2(tmp_path: Path) -> str:
 
 def test_sglang_serves_a_block_diffusion_checkpoint_to_the_same_client(pids, llada2, monkeypatch):
     monkeypatch.setattr("repro.systems.servers.machine_device", lambda: "cuda")
-    write_environment(SGLANG)
+    write_environment(environments_of("sglang")["cuda"])
     asked = {"dllm_algorithm": "JointThreshold", "dllm_threshold": 0.5, "dllm_edit_threshold": 0.0, "dllm_fdfo": True}
     experiment = prepare(cell("sglang", platform="h200", model=llada2, max_num_seqs=64, **asked))
     experiment.deployment.check_machine()
@@ -137,7 +134,7 @@ def test_sglang_s_command_line_is_as_it_was_without_block_diffusion(tmp_path):
 
 def test_dynamo_s_frontend_and_workers(pids, monkeypatch):
     """The frontend ends where it is asked anything before both workers have come."""
-    write_environment(DYNAMO["cpu"])
+    write_environment(environments_of("dynamo")["cpu"])
     monkeypatch.setenv("FAKE_SERVER_AFTER", "3")
     monkeypatch.setenv("FAKE_SERVER_WORKERS", "2")
     record = prepare(cell("dynamo", workers="python", num_workers=2, prefill_us=7.5)).run()
@@ -151,7 +148,7 @@ def test_dynamo_s_frontend_and_workers(pids, monkeypatch):
 
 
 def test_a_server_that_ends_in_the_run_fails_it(pids, monkeypatch):
-    write_environment(VLLM["cpu"])
+    write_environment(environments_of("vllm")["cpu"])
     monkeypatch.setenv("FAKE_SERVER", "die")
     with pytest.raises(RunError, match=r"vllm ended during the run \(exit code 9\)"):
         prepare(cell("vllm")).run()
@@ -160,7 +157,7 @@ def test_a_server_that_ends_in_the_run_fails_it(pids, monkeypatch):
 
 
 def test_ctrl_c_in_the_run_stops_the_server(pids):
-    write_environment(VLLM["cpu"])
+    write_environment(environments_of("vllm")["cpu"])
 
     def interrupt(progress: object) -> None:
         raise KeyboardInterrupt
@@ -172,7 +169,7 @@ def test_ctrl_c_in_the_run_stops_the_server(pids):
 
 
 def test_one_command_measures_a_server(tmp_path, monkeypatch, capsys):
-    write_environment(VLLM["cpu"])
+    write_environment(environments_of("vllm")["cpu"])
     words = f"bench --system vllm --num-prompts 12 --gen-length 4 --result-dir {tmp_path / 'runs'} --json"
     assert command(monkeypatch, words) in (0, 1)  # 1: a busy machine may send late
     (run,) = json.loads(capsys.readouterr().out)["runs"]
