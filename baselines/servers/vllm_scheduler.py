@@ -1,4 +1,4 @@
-"""LAPS or Reserve in vLLM: ``--scheduler-cls baselines.servers.vllm_scheduler.PolicyScheduler``, of the version pinned in vllm.py.
+"""LAPS or Reserve in vLLM: ``--scheduler-cls baselines.servers.vllm_scheduler.PolicyScheduler``, of the version in environments.yaml.
 
 vLLM's step gives tokens to running requests and then to waiting ones. Before each step the waiting requests that the policy does not
 admit are set aside, and the prefills that it does not advance too; within it no prompt gets more than its share of the plan. Answers

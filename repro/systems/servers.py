@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from baselines.servers import dynamo, sglang, vllm
+from baselines.servers.dynamo import Dynamo
 from baselines.servers.environment import ServerEnvironment, environments_of, known_servers, machine_device
-from baselines.servers.launch import SERVED_NAME, Launch
+from baselines.servers.launch import SERVED_NAME, Launch, Sglang, Vllm
 from engines.errors import UserError, require
 from engines.knobs import check_given, knobs_of
 from repro.runs.cell import Cell
@@ -151,9 +151,9 @@ def _check_lengths(workload: HttpWorkload, launch: Launch) -> None:
         )
 
 
-VLLM = ServerSystem(name="vllm", title="vLLM", launch=vllm.Vllm)
-DYNAMO = ServerSystem(name="dynamo", title="Dynamo", launch=dynamo.Dynamo)
-SGLANG = ServerSystem(name="sglang", title="SGLang", launch=sglang.Sglang)
+VLLM = ServerSystem(name="vllm", title="vLLM", launch=Vllm)
+DYNAMO = ServerSystem(name="dynamo", title="Dynamo", launch=Dynamo)
+SGLANG = ServerSystem(name="sglang", title="SGLang", launch=Sglang)
 
 
 def environment_of(name: str, device: str | None) -> ServerEnvironment:

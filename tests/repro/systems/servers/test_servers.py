@@ -15,9 +15,7 @@ from support.processes import ends
 
 from baselines.servers.dynamo import Dynamo
 from baselines.servers.environment import FOLDER_VARIABLE, environments_of
-from baselines.servers.launch import Place
-from baselines.servers.sglang import Sglang
-from baselines.servers.vllm import Vllm
+from baselines.servers.launch import Place, Sglang, Vllm
 from engines.errors import RunError, UserError
 from repro.cli.main import main
 from repro.runs.cell import Cell
