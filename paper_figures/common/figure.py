@@ -93,20 +93,6 @@ class Page:
     """Behind the title over the table as Markdown, which a figure with None has not."""
 
 
-def no_cells(view: View) -> list[Cell]:
-    """None: arithmetic is enough."""
-    return []
-
-
-def as_asked(cells: Iterable[Cell], view: View) -> Iterable[Cell]:
-    return cells
-
-
-def no_findings(runs: Runs) -> list[Finding]:
-    """The paper claims nothing of it."""
-    return []
-
-
 def figure(
     name: str,
     source: str,
@@ -115,9 +101,9 @@ def figure(
     page: Callable[[Runs], Page],
     paper: str | None = None,
     title: str | None = None,
-    cells: Callable[[View], Iterable[Cell]] = no_cells,
-    in_order: Callable[[Iterable[Cell], View], Iterable[Cell]] = as_asked,
-    findings: Callable[[Runs], list[Finding]] = no_findings,
+    cells: Callable[[View], Iterable[Cell]] | None = None,
+    in_order: Callable[[Iterable[Cell], View], Iterable[Cell]] = lambda cells, view: cells,
+    findings: Callable[[Runs], list[Finding]] = lambda runs: [],
     num_runs: int = 1,
     is_timed: bool = True,
     decides_on: tuple[str, ...] | None = None,
@@ -127,16 +113,18 @@ def figure(
     needs_runs: bool = False,
 ) -> Figure:
     """``name`` is ``paper/figure``, or where the paper is given the figure's own; its paper lists it with a title, unless one is
-    given. ``card`` is the paper's: only there, and only of baselines as published, are its numbers comparable."""
+    given. ``cells`` are None where arithmetic is enough. ``card`` is the paper's: only there, and only of baselines as published, are its
+    numbers comparable."""
     whole = name if paper is None else f"{paper}/{name}"
-    title, bare, has_cells = title or FIGURES[whole].title, whole.rpartition("/")[2], cells is not no_cells
+    title, bare = title or FIGURES[whole].title, whole.rpartition("/")[2]
 
     def asked(view: View) -> list[Cell]:
-        return list({cell.key: cell.asked_by(bare) for cell in in_order(cells(view), view)}.values())
+        found = () if cells is None else in_order(cells(view), view)
+        return list({cell.key: cell.asked_by(bare) for cell in found}.values())
 
     def render(stored: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         runs = Runs(stored, view)
-        if needs_runs and has_cells and not stored:
+        if needs_runs and cells is not None and not stored:
             raise UserError(
                 f"figure {bare} on platform={view.platform.name!r} has no runs: run this first: repro reproduce {bare} "
                 f"--platform {view.platform.name}"
@@ -154,7 +142,7 @@ def figure(
         cells=asked,
         render=render,
         findings=found,
-        num_runs=num_runs if has_cells else 1,
+        num_runs=1 if cells is None else num_runs,
         is_timed=is_timed,
         decides_on=decides_on if card is None else (card,),
         place=place,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from repro.reports.claims import Finding, How
+from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, mean_interval, paired_ratio
@@ -56,31 +56,9 @@ class Runs:
     def versus(self, cell: Cell, base: Cell, of: Of, how: Against = "percent") -> Interval:
         return paired(self.values(cell, of), self.values(base, of), how)
 
-    def finding(
-        self,
-        claim: str,
-        value: float | tuple[float, ...],
-        how: str,
-        *,
-        obtained: How | None = None,
-        holds: bool | None = None,
-        of: tuple[str, ...] = (),
-        comparable: bool = True,
-        readings: tuple[tuple[str, float], ...] = (),
-        is_between: bool = False,
-    ) -> Finding:
-        """``obtained`` is the view's where the value comes from runs."""
-        return Finding(
-            claim=claim,
-            value=value,
-            obtained=self.view.obtained if obtained is None else obtained,
-            how=how,
-            holds=holds,
-            of=of,
-            comparable=comparable,
-            readings=readings,
-            is_between=is_between,
-        )
+    def finding(self, claim: str, value: float | tuple[float, ...], how: str, **more: Any) -> Finding:
+        """``more`` are other fields of a finding; ``obtained`` is the view's where nothing else is said."""
+        return Finding(**{"claim": claim, "value": value, "how": how, "obtained": self.view.obtained, **more})
 
 
 def paired(ours: dict[int, float], theirs: dict[int, float], how: Against) -> Interval:

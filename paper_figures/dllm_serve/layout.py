@@ -59,7 +59,8 @@ def table4_rows() -> dict[tuple[str, str], dict[str, Any]]:
 
 def printed_in(figure: str) -> Mapping[str, Any]:
     """Values of a figure that the paper's text or labels print."""
-    return next(entry.values for entry in load_figures("dllm-serve") if entry.id == f"dllm-serve/{figure}")
+    values: Mapping[str, Any] = load_figures()[f"dllm-serve/{figure}"]["values"]
+    return values
 
 
 def generation_of(where: Platform) -> GenerationConfig:

@@ -236,12 +236,11 @@ def _print_sensitivity(protocol: CardProtocol, *, json: bool) -> None:
         found = sensitivity(protocol, on_run=advance)
     path = save(found, CALIBRATION / f"{protocol.card}-sensitivity.csv")
     if json:
-        print_json({"rows": [asdict(row) for row in found.rows]})
+        print_json({"rows": [asdict(row) for row in found]})
         return
-    for table in found.tables:
-        print_table(table.title, table.columns, table.rows)
-        say(table.note)
-        print()
+    for table in dict.fromkeys(row.table for row in found):
+        own = [(row.item, row.setting, f"{row.value:.4g}", row.unit) for row in found if row.table == table]
+        print_table(f"What predictions depend on: {table}", ("item", "setting", "value", "unit"), own)
     say(f"simulated, {protocol.card}, all requests at once; file: {path}")
 
 

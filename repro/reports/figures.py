@@ -231,46 +231,22 @@ class Paper:
         )
 
 
-def figures_in(folder: str, paper: str) -> dict[str, str]:
-    """Name of each figure in a folder of ``paper_figures`` -> what it draws: the first line of its module, behind its paper's title."""
-    found = {}
-    for path in (REPO / "paper_figures" / folder).glob("*.py"):
+def _paper(name: str, title: str) -> Paper:
+    """The paper whose figures lie in a folder of ``paper_figures``: what each draws is the first line of its module, behind the title."""
+    folder, figures = name.replace("-", "_"), {}
+    for path in sorted((REPO / "paper_figures" / folder).glob("*.py")):
         text = path.read_text(encoding="utf-8")
         if "\nFIGURE = " in text:
-            title = text.partition("\n")[0].strip('"').removesuffix(".")
-            found[path.stem.replace("_", "-")] = title.removeprefix(f"{paper} ")
-    return dict(sorted(found.items()))
+            first = text.partition("\n")[0].strip('"').removesuffix(".")
+            figures[path.stem.replace("_", "-")] = first.removeprefix(f"{title} ")
+    claims = CLAIMS / folder / "claims.yaml"
+    return Paper(name=name, title=title, package=f"paper_figures.{folder}", figures=figures, claims=claims)
 
 
-DLLM_SERVE = Paper(
-    name="dllm-serve",
-    title="dLLM-Serve",
-    package="paper_figures.dllm_serve",
-    figures=figures_in("dllm_serve", "dLLM-Serve"),
-    claims=CLAIMS / "dllm_serve" / "claims.yaml",
-)
-AMPD = Paper(
-    name="ampd",
-    title="AMPD",
-    package="paper_figures.ampd",
-    figures=figures_in("ampd", "AMPD"),
-    claims=CLAIMS / "ampd" / "claims.yaml",
-)
-LAPS = Paper(
-    name="laps",
-    title="LAPS",
-    package="paper_figures.laps",
-    figures=figures_in("laps", "LAPS"),
-    claims=CLAIMS / "laps" / "claims.yaml",
-)
-
-BLOCK = Paper(
-    name="block",
-    title="Block diffusion",
-    package="paper_figures.block",
-    figures=figures_in("block", "Block diffusion"),
-    claims=CLAIMS / "block" / "claims.yaml",
-)
+DLLM_SERVE = _paper("dllm-serve", "dLLM-Serve")
+AMPD = _paper("ampd", "AMPD")
+LAPS = _paper("laps", "LAPS")
+BLOCK = _paper("block", "Block diffusion")
 """No paper: what projects that serve such models have published."""
 
 PAPERS: Mapping[str, Paper] = MappingProxyType({paper.name: paper for paper in (DLLM_SERVE, AMPD, LAPS, BLOCK)})

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -89,28 +89,6 @@ class Claim:
     advice: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class StatedFigure:
-    """One figure or table of a paper; ``values`` are the numbers its text or labels print."""
-
-    id: str
-    paper: str
-    title: str
-    kind: str
-    section: str
-    axes: Mapping[str, str] = field(default_factory=dict)
-    series: tuple[str, ...]
-    units: Mapping[str, str] = field(default_factory=dict)
-    workload: tuple[str, ...]
-    hardware: str | None = None
-    model: tuple[str, ...]
-    values: Mapping[str, Any] = field(default_factory=dict)
-    values_file: str | None = None
-    generated_by: Mapping[str, Any] = field(default_factory=dict)
-    missing_in_text: str | None = None
-    note: str | None = None
-
-
 def load_claims(paper: str | None = None, root: Path = PAPER) -> tuple[Claim, ...]:
     """Claims of one paper, or of all."""
     papers = tuple(FOLDERS) if paper is None else (paper,)
@@ -125,12 +103,9 @@ def stated(paper: str, claim: str) -> float:
     return float(value)
 
 
-def load_figures(paper: str | None = None, root: Path = PAPER) -> tuple[StatedFigure, ...]:
-    """StatedFigure and table entries of one paper, or of all."""
-    if paper is not None:
-        _folder(paper)
-    figures = tuple(_figure(raw, root / "figures.yaml") for raw in _entries(root / "figures.yaml"))
-    return tuple(figure for figure in figures if paper in (None, figure.paper))
+def load_figures(root: Path = PAPER) -> dict[str, dict[str, Any]]:
+    """Entries of figures and tables by id; ``values`` are the numbers that a text or labels print."""
+    return {entry["id"]: entry for entry in _entries(root / "figures.yaml")}
 
 
 def load_table(name: str, root: Path = PAPER) -> list[dict[str, TableValue]]:
@@ -197,21 +172,6 @@ def _claim(raw: Mapping[str, Any], path: Path) -> Claim:
     if claim.chosen is not None and claim.role == "prediction":
         raise UserError(f"{where} has role='prediction', and what was chosen to meet it: give it role: fitted")
     return claim
-
-
-def _figure(raw: Mapping[str, Any], path: Path) -> StatedFigure:
-    lists = {name: _names(raw.get(name)) for name in ("series", "workload", "model")}
-    try:
-        figure = StatedFigure(**{**raw, **lists})
-    except TypeError as error:
-        raise UserError(f"{path}: figure {raw.get('id')!r} has a missing or unknown key ({error})") from error
-    if figure.paper not in FOLDERS:
-        raise UserError(f"{path}: figure {figure.id!r} has paper={figure.paper!r}: use one of {', '.join(FOLDERS)}")
-    return figure
-
-
-def _names(value: str | list[str] | None) -> tuple[str, ...]:
-    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
 def _frozen(value: Any) -> Any:

@@ -8,7 +8,7 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -119,7 +119,7 @@ def tally(card: str, system: str, dataset: str, **knobs: Scalar) -> Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityRow:
-    """One line of the CSV: a table's, with its columns as they are there."""
+    """One line of the CSV."""
 
     table: str
     item: str
@@ -128,25 +128,11 @@ class SensitivityRow:
     unit: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class SensitivityTable:
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sensitivity:
-    tables: tuple[SensitivityTable, ...]
-    rows: tuple[SensitivityRow, ...]
-
-
-def save(found: Sensitivity, path: Path) -> Path:
+def save(found: Sequence[SensitivityRow], path: Path) -> Path:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([field.name for field in fields(SensitivityRow)])
-    writer.writerows([row.table, row.item, row.setting, f"{row.value:.6g}", row.unit] for row in found.rows)
+    writer.writerows([row.table, row.item, row.setting, f"{row.value:.6g}", row.unit] for row in found)
     return replace_text(path, text.getvalue())
 
 
@@ -156,7 +142,7 @@ def num_runs(protocol: CardProtocol) -> int:
     return len(stated) * (len(LENGTH_SCALES) - 1) + len(DATASETS) * (2 + 2 * len(BATCH_RULES))
 
 
-def sensitivity(protocol: CardProtocol, on_run: Callable[[], object] = lambda: None) -> Sensitivity:
+def sensitivity(protocol: CardProtocol, on_run: Callable[[], object] = lambda: None) -> list[SensitivityRow]:
     """``on_run`` is called after each run."""
     stated = stated_values(protocol)
 
@@ -190,12 +176,11 @@ def sensitivity(protocol: CardProtocol, on_run: Callable[[], object] = lambda: N
         for seconds in OVERHEADS_S
     }
     assumed = fits[STEP_OVERHEAD_S]
-    parts = (
-        _of_lengths(scaled, stated, assumed),
-        _of_rules(own, baselines, stated, assumed),
-        _of_overheads(own, baselines, stated, fits),
-    )
-    return Sensitivity(tables=tuple(table for table, _ in parts), rows=tuple(row for _, rows in parts for row in rows))
+    return [
+        *_of_lengths(scaled, stated, assumed),
+        *_of_rules(own, baselines, stated, assumed),
+        *_of_overheads(own, baselines, stated, fits),
+    ]
 
 
 Stated = dict[tuple[str, str], float]
@@ -208,24 +193,15 @@ def _row(table: str, item: str, setting: str, value: float, unit: str) -> Sensit
 
 def _of_lengths(
     scaled: dict[str, dict[float, Tally]], stated: Stated, calibration: Calibration
-) -> tuple[SensitivityTable, list[SensitivityRow]]:
-    shown, rows = [], []
+) -> Iterator[SensitivityRow]:
+    """Throughputs by mean prompt, and the mean prompt that would give dLLM-Serve's stated one, every prompt scaled alike."""
     for dataset, tallies in scaled.items():
         points = [(each.mean_prompt, each.throughput(calibration)) for each in tallies.values()]
-        rows += [_row("lengths", dataset, f"mean prompt {mean:.0f}", value, "tok/s") for mean, value in points]
-        paper, public = stated[SYSTEM, dataset], tallies[1.0]
-        needed = length_for(paper, points)
+        for mean, value in points:
+            yield _row("lengths", dataset, f"mean prompt {mean:.0f}", value, "tok/s")
+        needed = length_for(stated[SYSTEM, dataset], points)
         if needed is not None:
-            rows.append(_row("lengths", dataset, "mean prompt for the paper's", needed, "tokens"))
-        texts = (f"{public.mean_prompt:.0f}", f"{public.throughput(calibration):.1f}", f"{paper:.1f}")
-        shown.append((load_card(dataset).title, *texts, "none" if needed is None else f"{needed:.0f}"))
-    table = SensitivityTable(
-        title="Lengths: mean prompts that would give dLLM-Serve's stated throughputs",
-        columns=("data set", "mean prompt", "tok/s", "paper", "needed"),
-        rows=tuple(shown),
-        note="Mean prompt: tokens in the card's distribution. Needed: every prompt scaled alike, at the fitted share.",
-    )
-    return table, rows
+            yield _row("lengths", dataset, "mean prompt for the paper's", needed, "tokens")
 
 
 def length_for(value: float, points: Sequence[tuple[float, float]]) -> float | None:
@@ -241,66 +217,33 @@ def length_for(value: float, points: Sequence[tuple[float, float]]) -> float | N
 
 def _of_rules(
     own: dict[str, Tally], baselines: dict[tuple[str, str, str], Tally], stated: Stated, calibration: Calibration
-) -> tuple[SensitivityTable, list[SensitivityRow]]:
-    shown, rows, ours = [], [], []
+) -> Iterator[SensitivityRow]:
+    """Throughputs of published baselines by their rule of batches, all predicted."""
     for dataset in DATASETS:
-        title, reached = load_card(dataset).title, own[dataset].throughput(calibration)
-        ours.append(f"{title} {reached:.1f} (paper {_stated_text(stated, SYSTEM, dataset)})")
-        rows.append(_row("batch rule", f"{SYSTEM} {dataset}", "packed", reached, "tok/s"))
+        yield _row("batch rule", f"{SYSTEM} {dataset}", "packed", own[dataset].throughput(calibration), "tok/s")
         for system in BASELINES:
-            found = {rule: baselines[system, dataset, rule] for rule in BATCH_RULES}
-            speeds = {rule: each.throughput(calibration) for rule, each in found.items()}
-            rows += [_row("batch rule", f"{system} {dataset}", rule, speeds[rule], "tok/s") for rule in BATCH_RULES]
-            cells = (f"{speeds[rule]:.1f} ({found[rule].batch_size})" for rule in BATCH_RULES)
-            shown.append((title, system, _stated_text(stated, system, dataset), *cells))
-    errors = {rule: _median_error(baselines, stated, calibration, rule) for rule in BATCH_RULES}
-    rows += [_row("batch rule", "median error of baselines", rule, error, "%") for rule, error in errors.items()]
-    table = SensitivityTable(
-        title="Batch rule: tok/s of published baselines (and their batch), all predicted",
-        columns=("data set", "system", "paper", *BATCH_RULES),
-        rows=tuple(shown),
-        note=f"Median absolute error over {_num_stated(stated)} stated throughputs of baselines: "
-        + ", ".join(f"{rule} {error:.1f} %" for rule, error in errors.items())
-        + f". dLLM-Serve, which is fitted: {', '.join(ours)}.",
-    )
-    return table, rows
+            for rule in BATCH_RULES:
+                speed = baselines[system, dataset, rule].throughput(calibration)
+                yield _row("batch rule", f"{system} {dataset}", rule, speed, "tok/s")
+    for rule in BATCH_RULES:
+        error = _median_error(baselines, stated, calibration, rule)
+        yield _row("batch rule", "median error of baselines", rule, error, "%")
 
 
 def _of_overheads(
     own: dict[str, Tally], baselines: dict[tuple[str, str, str], Tally], stated: Stated, fits: dict[float, Calibration]
-) -> tuple[SensitivityTable, list[SensitivityRow]]:
-    def gain(dataset: str, rule: str, calibration: Calibration) -> float:
-        best = max(baselines[system, dataset, rule].throughput(calibration) for system in BASELINES)
-        return own[dataset].throughput(calibration) / best
-
-    shown, rows = [], []
+) -> Iterator[SensitivityRow]:
+    """The gain over the best baseline, the share of peak fitted again each time."""
     for seconds, calibration in fits.items():
-        setting, share = f"{1e3 * seconds:g} ms", calibration.matmul_efficiency
-        rows.append(_row("step overhead", "share of peak", setting, share, "1"))
-        cells = []
+        setting = f"{1e3 * seconds:g} ms"
+        yield _row("step overhead", "share of peak", setting, calibration.matmul_efficiency, "1")
         for rule in BATCH_RULES:
-            gains = {dataset: gain(dataset, rule, calibration) for dataset in DATASETS}
+            for dataset in DATASETS:
+                best = max(baselines[system, dataset, rule].throughput(calibration) for system in BASELINES)
+                gain = own[dataset].throughput(calibration) / best
+                yield _row("step overhead", f"gain {dataset} {rule}", setting, gain, "x")
             error = _median_error(baselines, stated, calibration, rule)
-            cells.append(f"{min(gains.values()):.2f}-{max(gains.values()):.2f} ({error:.0f} %)")
-            rows += [_row("step overhead", f"gain {name} {rule}", setting, value, "x") for name, value in gains.items()]
-            rows.append(_row("step overhead", f"median error of baselines {rule}", setting, error, "%"))
-        shown.append((setting, f"{share:.3f}", *cells))
-    table = SensitivityTable(
-        title="Step overhead: gain of dLLM-Serve over the best baseline (error of baselines)",
-        columns=("overhead", "share", *BATCH_RULES),
-        rows=tuple(shown),
-        note=f"Share of peak fitted again each time; the error is the median over {_num_stated(stated)} throughputs.",
-    )
-    return table, rows
-
-
-def _stated_text(stated: Stated, system: str, dataset: str) -> str:
-    value = stated.get((system, dataset))
-    return "-" if value is None else f"{value:.1f}"
-
-
-def _num_stated(stated: Stated) -> int:
-    return sum(system != SYSTEM for system, _ in stated)
+            yield _row("step overhead", f"median error of baselines {rule}", setting, error, "%")
 
 
 def _median_error(

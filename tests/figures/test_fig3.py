@@ -215,8 +215,8 @@ def test_csv_of_the_papers_card(tmp_path):
     assert first["run_folder"].startswith("dllm-serve_livebench_rtx4090_roofline_r0.1_s0_")
 
     paper = [row for row in rows if row["obtained"] == "paper"]
-    (entry,) = (entry for entry in load_figures("dllm-serve") if entry.id == "dllm-serve/fig3")
-    printed = {name.lower(): value for name, value in entry.values["Burst_peak"].items()}
+    burst = load_figures()["dllm-serve/fig3"]["values"]["Burst_peak"]
+    printed = {name.lower(): value for name, value in burst.items()}
     assert {row["system"]: float(row["throughput_tok_s"]) for row in paper} == printed
     assert {(row["dataset"], row["rate_req_s"], row["run_folder"], row["valid"]) for row in paper} == {
         ("burst", "", "", "")
