@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 from engines.errors import require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
-from repro.cli.output import number, percent, print_json, print_table, ratio, say
+from repro.cli.output import number, print_json, print_table, ratio, say
 from repro.cli.run_table import lengths_json, lengths_line, provenance_of
 
 if TYPE_CHECKING:
@@ -145,7 +145,15 @@ def ablate(
         _print(study, title, rows, sweep.runs)
     if plot is not None:
         titles = {name: axis for name, axis in study.plotted.items() if any(row[name] is not None for row in rows)}
-        drawn = save_plot(plot, title, [_as_plotted(study, row) for row in rows], titles, study.guides)
+        plotted = [
+            {
+                "label": f"{row[study.dataset]}: {row['variant']}",
+                **row,
+                **{f"{name}_half": row[half] for name, half in study.halves.items()},
+            }
+            for row in rows
+        ]
+        drawn = save_plot(plot, title, plotted, titles, study.guides)
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
     say_what_ran(outcomes, store.root)
 
@@ -169,20 +177,12 @@ def _print(study: Study, title: str, rows: Sequence[Row], runs: Runs) -> None:
             say(f"{row['variant']}: {row['reasons'][0]}")
 
 
-def _as_plotted(study: Study, row: Row) -> Row:
-    halves = {f"{name}_half": row[half] for name, half in study.halves.items()}
-    return {"label": f"{row[study.dataset]}: {row['variant']}", **row, **halves}
-
-
-NO_DIFFERENCE = "no difference shown"
-
-
 def difference(low: float | None, high: float | None, at: float, words: tuple[str, str]) -> str | None:
     """Which of ``words``, for below and above, an interval says of what makes no difference ``at``; None where there is no
     interval."""
     if low is None or high is None:
         return None
-    return words[0] if high < at else words[1] if low > at else NO_DIFFERENCE
+    return words[0] if high < at else words[1] if low > at else "no difference shown"
 
 
 def _difference_text(row: Row) -> str:
@@ -206,14 +206,25 @@ def _paired_notes(rows: Sequence[Row], what: str, at: int = 0) -> Iterator[str]:
 # -- AMPD and LAPS ----------------------------------------------------------------------------------------
 
 
+class Number(NamedTuple):
+    """A metric of the runs, or a ``part`` of it, whose mean is the value ``name`` of a row and the column ``title``."""
+
+    name: str
+    title: str
+    metric: str
+    part: str | None = None
+    digits: int = 1
+    scale: float = 1.0
+
+
 class PairedShare(NamedTuple):
     """How the variants of a cluster's component are held against the first, seed by seed: by a share in points."""
 
     metric: str
+    title: str
     words: tuple[str, str]
     """For less of it, and more."""
-    numbers: Mapping[str, tuple[str, str | None]]
-    """Key of a row -> the metric, and the part of it, whose mean it is."""
+    numbers: Sequence[Number]
     uses_invalid: bool = False
     """Whether INVALID runs count too, as some of these show that a policy never ends."""
 
@@ -236,62 +247,51 @@ class PairedShare(NamedTuple):
             "added_half_width": added.half_width,
             "difference": difference(added.low, added.high, 0, self.words),
         }
-        for name, (metric, part) in self.numbers.items():
-            values = [run.summary[metric] for run in used if run.summary[metric] is not None]
-            known = [value if part is None else value[part] for value in values]
-            found[name] = mean_interval([value for value in known if value is not None]).mean
+        for each in self.numbers:
+            values = [run.summary[each.metric] for run in used if run.summary[each.metric] is not None]
+            known = [value if each.part is None else value[each.part] for value in values]
+            found[each.name] = mean_interval([value for value in known if value is not None]).mean
         return found
+
+    def columns(self) -> Columns:
+        def text(each: Number) -> Callable[[Row], str]:
+            return lambda row: number(row[each.name], each.digits, scale=each.scale)
+
+        return {
+            self.title: lambda row: number(row[self.metric], scale=100, half_width=row["half_width"]),
+            "added, points": lambda row: number(row["added_points"], half_width=row["added_half_width"]),
+            "difference": _difference_text,
+            **{each.title: text(each) for each in self.numbers},
+        }
 
 
 AMPD = PairedShare(
     metric="slo_attainment",
+    title="attainment %",
     words=("worse", "better"),
-    numbers={
-        "ttft_initial_s": ("ttft_initial_s", "mean"),
-        "ttft_incremental_s": ("ttft_incremental_s", "mean"),
-        "itl_s": ("itl_s", "mean"),
-        "local_share": ("local_share", None),
-    },
+    numbers=(
+        Number("ttft_initial_s", "TTFT initial s", "ttft_initial_s", "mean"),
+        Number("ttft_incremental_s", "incremental s", "ttft_incremental_s", "mean"),
+        Number("itl_s", "ITL ms", "itl_s", "mean", scale=1e3),
+        Number("local_share", "local %", "local_share", scale=100),
+    ),
 )
 LAPS = PairedShare(
     metric="slo_violations",
+    title="late %",
     words=("better", "worse"),
-    numbers={
-        "rps": ("rps", None),
-        "ttft_mean_s": ("ttft_all_s", "mean"),
-        "ttft_p90_short_s": ("ttft_short_s", "p90"),
-        "ttft_p90_long_s": ("ttft_long_s", "p90"),
-        "longest_s": ("ttft_all_s", "max"),
-        "graph_share": ("graph_share", None),
-    },
+    numbers=(
+        Number("rps", "turns/s", "rps"),
+        Number("ttft_mean_s", "mean ms", "ttft_all_s", "mean", 0, 1e3),
+        Number("ttft_p90_short_s", "P90 short", "ttft_short_s", "p90", 0, 1e3),
+        Number("ttft_p90_long_s", "P90 long", "ttft_long_s", "p90", 0, 1e3),
+        Number("longest_s", "longest s", "ttft_all_s", "max"),
+        Number("graph_share", "graphs %", "graph_share", None, 0, 100),
+    ),
     uses_invalid=True,
 )
-ADDED: Columns = {
-    "added, points": lambda row: number(row["added_points"], half_width=row["added_half_width"]),
-    "difference": _difference_text,
-}
-AMPD_COLUMNS: Columns = {
-    "attainment": lambda row: f"{number(row['slo_attainment'], scale=100, half_width=row['half_width'])} %",
-    **ADDED,
-    "TTFT initial s": lambda row: number(row["ttft_initial_s"]),
-    "incremental s": lambda row: number(row["ttft_incremental_s"]),
-    "ITL ms": lambda row: number(row["itl_s"], scale=1e3),
-    "local": lambda row: percent(row["local_share"]),
-}
-LAPS_COLUMNS: Columns = {
-    "late %": lambda row: number(row["slo_violations"], scale=100, half_width=row["half_width"]),
-    **ADDED,
-    "turns/s": lambda row: number(row["rps"]),
-    "mean ms": lambda row: number(row["ttft_mean_s"], 0, scale=1e3),
-    "P90 short": lambda row: number(row["ttft_p90_short_s"], 0, scale=1e3),
-    "P90 long": lambda row: number(row["ttft_p90_long_s"], 0, scale=1e3),
-    "longest s": lambda row: number(row["longest_s"]),
-    "graphs %": lambda row: number(row["graph_share"], 0, scale=100),
-}
 AMPD_RATE, LAPS_RATE = 2.0, 60.0
 """The rate of the paper's Figure 5 in sessions/s; turns/s, seven tenths of what an instance serves with Qwen2.5-14B."""
-CLUSTER_RUNS = 10
-"""Repeats where none are asked for: one seed is an anecdote."""
 
 
 def _ampd_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
@@ -309,8 +309,7 @@ def _ampd_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
         at_once="all at once",
         share=AMPD,
         dataset="trace",
-        row=lambda runs, base: {**AMPD.row(runs, base), "deployment": runs[0].facts["deployment"]},
-        columns=AMPD_COLUMNS,
+        facts=("deployment",),
         plotted={"slo_attainment": "SLO attainment", "itl_s": "mean ITL (s)"},
     )
 
@@ -331,8 +330,6 @@ def _laps_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
         unit="turn",
         at_once=f"{part.clients} clients",
         share=LAPS,
-        row=LAPS.row,
-        columns=LAPS_COLUMNS,
         plotted={"slo_violations": "TTFT over the objective (share)", "ttft_mean_s": "mean TTFT (s)"},
     )
 
@@ -347,18 +344,23 @@ def _paired_study(
     unit: str,
     at_once: str,
     share: PairedShare,
+    facts: Sequence[str] = (),
     **shown: Any,
 ) -> Study:
+    """``facts``: those of the runs that rows have besides."""
     from repro.reports.ablation import paired_cells
 
     options.refuse("reading", "limit")
-    seeds, chosen = range(options.num_runs or CLUSTER_RUNS), options.dataset or datasets
+    # One seed is an anecdote.
+    seeds, chosen = range(options.num_runs or 10), options.dataset or datasets
     return Study(
         options=options,
         platform=where,
         cells=paired_cells(options.component, where, chosen, rate, seeds, knobs, options.own_variants()),
         said=at_once if rate is None else f"{rate:g} {unit}{'' if rate == 1 else 's'}/s",
         about={"rate": rate},
+        row=lambda runs, base: {**share.row(runs, base), **{name: runs[0].facts[name] for name in facts}},
+        columns=share.columns(),
         notes=lambda rows: _paired_notes(rows, "added"),
         halves={share.metric: "half_width"},
         **shown,

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
@@ -52,15 +52,8 @@ class PlanOptions(Checked):
 def _memory_knobs() -> dict[str, Sequence[type | Some]]:
     from engines.dllm.config import EngineConfig, SparsityConfig
 
-    return {
-        opt.ENGINE: (
-            Some(EngineConfig, ("max_num_batched_tokens", "max_num_logits")),
-            Some(SparsityConfig, ("retention_ratio",)),
-        )
-    }
-
-
-PLAN_KNOBS = Knobs(_memory_knobs, usual=of_platform)
+    memory = Some(EngineConfig, ("max_num_batched_tokens", "max_num_logits"))
+    return {opt.ENGINE: (memory, Some(SparsityConfig, ("retention_ratio",)))}
 
 
 def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -> PlanCase:
@@ -82,10 +75,10 @@ def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -
     return PlanCase(label=label, memory_bytes=memory, config=given_to(config, given))
 
 
-def plan(*, options: PlanOptions, given: Annotated[Given, PLAN_KNOBS], json: opt.Json = False) -> None:
+def plan(
+    *, options: PlanOptions, given: Annotated[Given, Knobs(_memory_knobs, usual=of_platform)], json: opt.Json = False
+) -> None:
     """The memory plan (dLLM-Serve §4.2-4.3) with and without logit decomposition. Simulated: shapes only."""
-    from dataclasses import asdict
-
     from engines.dllm.config import GenerationConfig
     from engines.models.shape import LLADA_8B
     from repro.reports.memory import compare_logit_budgets
