@@ -11,14 +11,18 @@ from engines.errors import require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import number, print_json, print_table, ratio, say
+from repro.cli.plots import check_plot, save_plot
 from repro.cli.run_table import lengths_json, lengths_line, provenance_of
+from repro.cli.sweep import require_alike, run_sweep, say_what_ran, say_what_runs, sweep_of
+from repro.reports.figures import View, default_reading
+from repro.runs.cell import Cell
+from repro.systems.platforms import DllmPart, Platform, PrefillPart
+from repro.systems.platforms import platform as platform_of
+from repro.tasks.registry import TASKS
 
 if TYPE_CHECKING:
     from repro.reports.ablation import Variant
-    from repro.reports.figures import View
-    from repro.runs.cell import Cell
     from repro.runs.store import StoredRun
-    from repro.systems.platforms import Platform
 
 Row = dict[str, Any]
 Runs = Sequence["StoredRun"]
@@ -121,8 +125,6 @@ def ablate(
     json: opt.Json = False,
 ) -> None:
     """Throughput, latency, memory, concurrency and accuracy with a component switched."""
-    from repro.cli.plots import check_plot, save_plot
-    from repro.cli.sweep import require_alike, run_sweep, say_what_ran, say_what_runs, sweep_of
     from repro.reports.ablation import system_of
 
     model = opt.given(model=options.model)
@@ -295,8 +297,6 @@ AMPD_RATE, LAPS_RATE = 2.0, 60.0
 
 
 def _ampd_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
-    from repro.systems.platforms import platform as platform_of
-
     where = platform_of(options.platform or "h20x32")
     return _paired_study(
         options,
@@ -315,9 +315,6 @@ def _ampd_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
 
 
 def _laps_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
-    from repro.systems.platforms import PrefillPart
-    from repro.systems.platforms import platform as platform_of
-
     where = platform_of(options.platform or "h200")
     part = where.part(PrefillPart)
     return _paired_study(
@@ -391,9 +388,6 @@ DLLM_COLUMNS: Columns = {
 
 def _dllm_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
     from repro.reports.ablation import BASE, variants_of
-    from repro.reports.figures import View, default_reading
-    from repro.systems.platforms import DllmPart
-    from repro.systems.platforms import platform as platform_of
 
     options.refuse("model")
     where = platform_of(options.platform or "cpu-tiny")
@@ -464,7 +458,6 @@ def _check_varied(component: str, variants: Sequence[Variant], knobs: Mapping[st
 def _tasks(options: AblationOptions, where: Platform) -> Sequence[str]:
     """The generated tasks, where variants commit other tokens and are measured."""
     from repro.reports.ablation import changes_tokens
-    from repro.tasks.registry import TASKS
 
     has_tasks = changes_tokens(options.component) and where.executor == "torch"
     if not has_tasks:
@@ -473,8 +466,6 @@ def _tasks(options: AblationOptions, where: Platform) -> Sequence[str]:
 
 
 def _cells(variant: Variant, view: View, name: str, rate: float | None, component: str, problems: int) -> list[Cell]:
-    from repro.tasks.registry import TASKS
-
     if name in TASKS and TASKS[name].is_generated:
         cells = [variant.cell(view, name, None, seed) for seed in view.seeds]
         cells = [replace(cell, knobs=(*cell.knobs, ("num_prompts", problems))) for cell in cells]

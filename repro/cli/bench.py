@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -13,18 +13,23 @@ import typer
 
 from engines.errors import require
 from engines.knobs import Checked, Needs, Range
+from engines.runtime.step_timer import STEP_PARTS
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, engine_knobs, of_platform
 from repro.cli.output import number, percent, print_json, print_table, say
+from repro.cli.plots import check_plot, save_plot, titles_of
 from repro.cli.run_table import by_setting, print_runs, rate_of, run_json
+from repro.cli.sweep import check_regular, data_of, is_failure, readable, run_sweep, say_what_ran, sweep_of
+from repro.runs.cell import Cell
+from repro.systems.dllm.settings import default_profile_every
+from repro.systems.platforms import DllmPart, Platform
+from repro.systems.platforms import platform as platform_of
+from repro.workbench.grid import Grid, grid_of_file, in_turns
 
 if TYPE_CHECKING:
-    from repro.runs.cell import Cell
     from repro.runs.pool import Pool
     from repro.runs.store import Store, StoredRun
     from repro.runs.sweep import Sweep
-    from repro.systems.platforms import Platform
-    from repro.workbench.grid import Grid
 
 CPU = "cpu-tiny"
 PROFILE_COLUMNS = {"with a Refresh": ("refresh", "mixed"), "Reuse only": ("reuse",), "all": ("all",)}
@@ -85,8 +90,6 @@ class CellOptions:
 
     def grid(self, options: Mapping[str, Any]) -> Grid:
         """``options``: the knobs."""
-        from repro.workbench.grid import Grid
-
         return Grid(
             system=tuple(self.system or ()),
             dataset=tuple(self.dataset_name or ()),
@@ -122,9 +125,6 @@ class Profiled(Checked):
     [default: 7 on CUDA, else 1]."""
 
     def knobs(self, device: str | None, where: Platform, executor: str | None) -> dict[str, int]:
-        from repro.systems.dllm.settings import default_profile_every
-        from repro.systems.platforms import DllmPart
-
         if not self.profile:
             return {}
         require(
@@ -160,11 +160,6 @@ def bench(
     output: opt.Output,
 ) -> None:
     """Run systems on a workload; the same command again continues, and reuses what is done."""
-    from dataclasses import asdict, replace
-
-    from repro.cli.plots import check_plot, save_plot, titles_of
-    from repro.systems.platforms import platform as platform_of
-
     opened = placement.opened()
     if endpoint.url is not None and cells.where == (CPU,):
         cells = replace(cells, platform=[ENDPOINT])
@@ -204,12 +199,7 @@ def sweep(
     output: opt.Output,
 ) -> None:
     """Run every combination of a grid's values; the same command again continues, and reuses what is done."""
-    from dataclasses import replace
-
-    from repro.cli.plots import check_plot, save_plot, titles_of
-    from repro.cli.sweep import check_regular
     from repro.runs.progress import MANY_CELLS
-    from repro.workbench.grid import grid_of_file, in_turns
 
     opened = placement.opened()
     check_regular("grid", grid)
@@ -256,8 +246,6 @@ def make_and_show(
     output: opt.Output,
 ) -> None:
     """Ends with code 1 where a run failed, or is INVALID. ``show`` gives the files that it draws. A dry run tells what would run instead."""
-    from repro.cli.sweep import data_of, is_failure, run_sweep, say_what_ran, sweep_of
-
     with opened as pool:
         with _readable_data(cells):
             sweep = sweep_of(cells, store, force=stored.force, pool=pool)
@@ -278,8 +266,6 @@ def make_and_show(
 @contextmanager
 def _readable_data(cells: Sequence[Cell]) -> Iterator[None]:
     """Around what reads the cells' data files."""
-    from repro.cli.sweep import check_regular, readable
-
     datasets: dict[str, dict[str, None]] = {}
     for cell in cells:
         if (path := cell.knob_values.get("dataset_path")) is not None:
@@ -365,8 +351,6 @@ def _print_profile(run: StoredRun) -> None:
 
 
 def _print_parts(name: str, profile: Mapping[str, Any]) -> None:
-    from engines.runtime.step_timer import STEP_PARTS
-
     columns = []
     for title, kinds in PROFILE_COLUMNS.items():
         count = sum(profile[kind]["num_steps"] for kind in kinds)

@@ -8,15 +8,24 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from engines.cluster.hardware import DEGREES
+from engines.cost.kernels import FOLDER, Card, cards, digest_of, encoded, load_tables, write_tables
+from engines.cost.roofline import Calibration
 from engines.errors import UserError, require
 from repro.cli import options as opt
 from repro.cli.output import counting, print_json, print_table, say
+from repro.cli.plots import csv_of
+from repro.cli.sweep import check_regular, run_sweep
+from repro.files import replace_text, writable_file, writable_folder
+from repro.reports.claims import Judged, judge_all
+from repro.reports.figures import DLLM_SERVE
+from repro.reports.paper import load_claims
+from repro.reports.predictions import medians_sentence, report, write_report
+from repro.systems.card_file import card_of
+from repro.systems.cost import load_calibration, save_calibration
 
 if TYPE_CHECKING:
     from engines.cost.fit import Fit, TimedStep
-    from engines.cost.kernels import Card
-    from engines.cost.roofline import Calibration
-    from repro.reports.claims import Judged
     from repro.reports.fitting import CardProtocol
 
 
@@ -59,7 +68,6 @@ class CalibrateOptions:
 
     def check(self) -> None:
         """Refuse options that have no effect together, and to replace files unasked."""
-        from engines.cost.kernels import FOLDER
         from repro.paths import CALIBRATION, IS_INSTALLED
 
         mode = self.mode
@@ -101,12 +109,8 @@ MODES = {
 
 def calibrate(*, options: CalibrateOptions, json: opt.Json = False) -> None:
     """Fit a card's constant on its named cells, and compare every stated number with what it gives. Runs what is missing."""
-    from engines.cost.roofline import Calibration
-    from repro.files import writable_folder
     from repro.paths import CALIBRATION, LOCAL, RESULTS
     from repro.reports.fitting import protocol_of
-    from repro.reports.predictions import report, write_report
-    from repro.systems.cost import load_calibration, save_calibration
 
     options.check()
     card, mode = options.platform, options.mode
@@ -145,10 +149,7 @@ def calibrate(*, options: CalibrateOptions, json: opt.Json = False) -> None:
 
 def _extract(card: str, *, write: bool, json: bool) -> None:
     """Kernel times of a card, and what the rules changed: those of block-diffusion models, and those of all others."""
-    from engines.cluster.hardware import DEGREES
     from engines.cost.extract import extracts
-    from engines.cost.kernels import FOLDER, cards, digest_of, encoded, load_tables, write_tables
-    from repro.files import writable_folder
 
     found = extracts(card, DEGREES)
     contents = {folder: encoded(each.about, each.curves) for folder, each in found.items()}
@@ -174,8 +175,6 @@ def _extract(card: str, *, write: bool, json: bool) -> None:
 
 
 def _print_comparisons(found: Mapping[str, Any]) -> None:
-    from repro.reports.predictions import medians_sentence
-
     print_table(
         "Stated numbers and what the calibration gives",
         ("claim", "what", "stated", "ours", "error", "role", "verdict"),
@@ -197,11 +196,8 @@ def _print_comparisons(found: Mapping[str, Any]) -> None:
 
 def _adopt(card: str, folder: Path, *, write: bool, json: bool) -> None:
     """The constants that a GPU suite fitted on its own card."""
-    from repro.files import writable_folder
     from repro.gpu_suite.calibration import constants, read_fit, report
     from repro.paths import CALIBRATION
-    from repro.reports.predictions import medians_sentence, write_report
-    from repro.systems.cost import load_calibration, save_calibration
 
     value = read_fit(folder, card)
     calibration, found = constants(value), report(value)
@@ -246,12 +242,8 @@ def _print_sensitivity(protocol: CardProtocol, *, json: bool) -> None:
 
 def _judged(platform: str, result_dir: Path) -> list[Judged]:
     """Every simulated comparison with the paper on this card; the runs behind it are made where they are missing."""
-    from repro.cli.sweep import run_sweep
-    from repro.reports.claims import judge_all
     from repro.reports.evidence import findings_of, sources, sweep_over
-    from repro.reports.figures import DLLM_SERVE
     from repro.reports.fitting import FITTED
-    from repro.reports.paper import load_claims
     from repro.runs.store import Store
 
     chosen = sources(DLLM_SERVE.entries, (platform,), charged=FITTED)
@@ -273,11 +265,6 @@ def _text(value: float | tuple[float, ...] | None) -> str:
 def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bool, json: bool) -> None:
     """Fit, say how far each step is from what is fitted, and store both beside the card's file, or in ``out``."""
     from engines.cost.fit import fit_steps
-    from repro.cli.plots import csv_of
-    from repro.cli.sweep import check_regular
-    from repro.files import replace_text, writable_file, writable_folder
-    from repro.systems.card_file import card_of
-    from repro.systems.cost import save_calibration
     from repro.systems.timed_steps import read_steps
 
     card, model = card_of(where)

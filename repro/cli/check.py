@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engines.errors import UserError, require
+from engines.knobs import given_to
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some
 from repro.cli.output import counted, counting, print_json, print_table, say
+from repro.files import readable_folder, writable_folder
+from repro.paths import IS_INSTALLED, LOCAL, REPO, RESULTS
+from repro.systems.platforms import DllmPart
+from repro.systems.platforms import platform as find_platform
+from repro.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from repro.checks.blocks import BlockResult
@@ -50,8 +56,6 @@ def check_results(
     from repro.checks.results import check_reports, make_again
     from repro.checks.results import check_results as check_figures
     from repro.checks.results import judge as judge_claims
-    from repro.files import readable_folder
-    from repro.paths import IS_INSTALLED, REPO, RESULTS
     from repro.reports.run_table import tables_in
 
     if results is None and IS_INSTALLED:
@@ -192,8 +196,6 @@ def _print_notes(results: Sequence[CaseResult | BlockResult]) -> None:
 
 
 def _trained() -> dict[str, Sequence[type | Some]]:
-    from repro.training.config import TrainConfig
-
     names = ("steps", "seed", "start", "gen_length", "tokens_per_batch", "block_diffusion")
     return {opt.WORKLOAD: (Some(TrainConfig, names),)}
 
@@ -211,8 +213,6 @@ def train_tiny(
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in --out.")] = True,
 ) -> None:
     """Train a tiny LLaDA, or block-diffusion model, on generated problems, and evaluate it on held-out ones."""
-    from engines.knobs import given_to
-    from repro.training.config import TrainConfig
     from repro.training.loop import train_tiny as train
 
     config = TrainConfig() if not task else TrainConfig(tasks=tuple(task))
@@ -243,8 +243,6 @@ class SuiteOptions:
     """List the jobs with their estimates, on any machine."""
 
     def check(self) -> None:
-        from repro.paths import IS_INSTALLED
-
         if not self.budget > 0:
             raise UserError(f"budget={self.budget:g} must be a positive number of seconds")
         if IS_INSTALLED and not self.dry_run:
@@ -265,8 +263,6 @@ class SuiteOptions:
 
     def command(self, platform: str, root: Path) -> str:
         """What goes on where this call stops."""
-        from repro.paths import REPO
-
         # As it was given: a machine's own path would be of use nowhere else.
         shown = str(root.relative_to(REPO)) if root.is_relative_to(REPO) else str(root)
         words = [f"python3 -m repro gpu-suite --budget {self.budget:g} --platform {platform} --result-dir {shown}"]
@@ -278,10 +274,8 @@ class SuiteOptions:
 def gpu_suite(*, options: SuiteOptions, json: opt.Json = False) -> None:
     """Tests, throughput, steps, figures and checks on a card, in order of worth; goes on where the last call stopped."""
     began = time.monotonic()
-    from repro.files import writable_folder
     from repro.gpu_suite import stages as plan
     from repro.gpu_suite.summary import draw
-    from repro.paths import RESULTS
 
     options.check()
     card, platform = _card_and_platform(options)
@@ -306,8 +300,6 @@ def gpu_suite(*, options: SuiteOptions, json: opt.Json = False) -> None:
 def _card_and_platform(options: SuiteOptions) -> tuple[FoundGpu | None, str]:
     """The card, if there is one, and the platform that it is; ends the command where a card is missing."""
     from repro.gpu_suite.card import driver_card, platform_on, torch_card
-    from repro.systems.platforms import DllmPart
-    from repro.systems.platforms import platform as find_platform
 
     card, platform = driver_card(), options.platform
     if options.dry_run:
@@ -335,7 +327,6 @@ def _suite(options: SuiteOptions, scale: Scale, platform: str, root: Path) -> Su
     from repro.gpu_suite.suite import Suite, jobs_of
     from repro.gpu_suite.summary import write_summary
     from repro.gpu_suite.verdict import VERDICT, write_verdict
-    from repro.paths import LOCAL
     from repro.runs.store import Store
 
     stages, calibrating = plan.stages(scale), Calibrating()

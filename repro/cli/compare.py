@@ -14,6 +14,9 @@ from engines.errors import require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import counted, print_json, print_table, say
+from repro.files import writable_file
+from repro.paths import LOCAL
+from repro.runs.provenance import unlike
 
 if TYPE_CHECKING:
     from repro.workbench.comparison import Change, Comparison, Side
@@ -42,7 +45,6 @@ def compare(
 ) -> None:
     """Whether metrics of B differ from A's: ratios of paired runs, with 95 % intervals. Runs are paired by seed and all else that
     is equal. Ends with code 1 where one differs by more than the tolerance outside noise."""
-    from repro.paths import LOCAL
     from repro.workbench.comparison import compare_sides, holds_runs, sides_of
 
     result_dir = options.result_dir
@@ -124,8 +126,6 @@ def _notes(found: Sequence[Comparison], sides: Sequence[Side]) -> Iterator[str]:
 
 def _unlike(sides: Sequence[Side]) -> dict[str, list[str]]:
     """What tells the machines apart that the runs were measured on."""
-    from repro.runs.provenance import unlike
-
     machines = [run.machine for side in sides for run in side.runs if run.machine is not None]
     return {name: sorted(set(values)) for name, values in unlike(machines).items()}
 
@@ -180,7 +180,6 @@ def export(
     ] = None,
 ) -> None:
     """Write a row a run: what was asked, with a column a knob, commit and code, how it came about, and every metric."""
-    from repro.files import writable_file
     from repro.workbench.folder import folder_of, frame_of, write_frame
 
     require(out is not None or format == "csv", "format='parquet' is no text: give a file with --out")

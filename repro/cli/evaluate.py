@@ -9,24 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from engines.dllm.config import Settling
 from engines.knobs import Checked, Range
+from engines.models.checkpoint import EMBEDDED
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, answer_knobs, of_platform
 from repro.cli.output import counted, number, print_json, print_table, say
+from repro.cli.plots import check_plot, save_accuracy_plot
 from repro.cli.run_table import provenance_of
+from repro.cli.sweep import readable, run_sweep, say_what_ran, say_what_runs, sweep_of
+from repro.runs.system import Deployment
+from repro.systems.dllm.knobs import BaselineKnobs, Device, ModelKnobs, WorkloadKnobs
+from repro.tasks.registry import task_entry
+from repro.workbench.grid import Grid
 
 if TYPE_CHECKING:
     from engines.dllm.method import Sampler
     from repro.runs.store import StoredRun
     from repro.runs.sweep import Sweep
-    from repro.runs.system import Deployment
     from repro.workbench.accuracy import Curve, Point
-    from repro.workbench.grid import Grid
 
 
 def _evaluated() -> dict[str, Sequence[type | Some]]:
-    from repro.systems.dllm.knobs import BaselineKnobs, Device, ModelKnobs, WorkloadKnobs
-
     return {
         opt.WHAT: (Some(ModelKnobs, ("model",)),),
         opt.WORKLOAD: (Some(WorkloadKnobs, ("num_fewshot", "chat", "allow_code_execution", "dataset_source")),),
@@ -60,8 +64,6 @@ class EvalOptions(Checked):
         return tuple(dict.fromkeys(self.task or ("mini-gsm",)))
 
     def grid(self, knobs: Mapping[str, Any]) -> Grid:
-        from repro.workbench.grid import Grid
-
         knobs = {**knobs, **opt.given(num_prompts=self.limit)}
         return Grid(
             system=tuple(dict.fromkeys(self.system or ("dllm-serve",))),
@@ -86,10 +88,7 @@ def evaluate(
 ) -> None:
     """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated. Several values of
     --retention-ratio draw accuracy against it, beside a cache that keeps every row; other options that take a value likewise."""
-    from repro.cli.plots import check_plot, save_accuracy_plot
-    from repro.cli.sweep import readable, run_sweep, say_what_ran, say_what_runs, sweep_of
     from repro.systems.dllm.requests import require_task
-    from repro.tasks.registry import task_entry
     from repro.workbench.accuracy import axis_of, curves_of, references_of
 
     opened = place.opened()
@@ -130,9 +129,7 @@ def evaluate(
 
 def _warn_of_small_models(sweep: Sweep) -> None:
     """The embedded models answer the generated tasks, and next to nothing of the published ones."""
-    from engines.models.checkpoint import EMBEDDED
     from repro.systems.block.settings import EMBEDDED as EMBEDDED_BLOCKS
-    from repro.tasks.registry import task_entry
 
     told: dict[tuple[str, str], None] = {}
     for experiment in sweep.to_run:
@@ -249,8 +246,6 @@ def _added(row: Mapping[str, Any]) -> str:
 
 
 def _result(deployment: Deployment, run: StoredRun) -> dict[str, Any]:
-    from repro.tasks.registry import task_entry
-
     facts, entry = run.manifest["facts"], task_entry(run.cell.dataset)
     return {
         "task": run.cell.dataset,
@@ -292,7 +287,6 @@ def _context(deployment: Deployment) -> dict[str, Any]:
 
 def _cache(sampler: Sampler) -> str:
     from baselines.dllm.dllm_cache.method import FeatureSampler
-    from engines.dllm.config import Settling
 
     sparsity = sampler.sparsity
     if isinstance(sampler, FeatureSampler):

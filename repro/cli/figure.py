@@ -12,17 +12,29 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
+from engines.cost.kernels import FRAMEWORKS
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import counting, print_json, print_table, say
+from repro.cli.run_table import lengths_json, lengths_line
+from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, sweep_of, what_ran
+from repro.files import readable_folder, writable_folder
+from repro.paths import IS_INSTALLED, RESULTS, figures_beside
 from repro.reports.accuracy import Accuracy
+from repro.reports.claims import Flips, Judged, count, count_by_role, count_facts, facts, judge_all
+from repro.reports.claims_file import as_row, judged_again, read, read_flips, save
+from repro.reports.figures import Figure, Paper, Rendered, View, default_reading
+from repro.reports.figures import figure as figure_of
+from repro.reports.figures import paper as paper_of
+from repro.reports.paper import ROLES, Claim, read_claims
+from repro.runs.cell import COMPARISON, Cell
+from repro.runs.system import SYSTEMS
+from repro.systems.dllm.knobs import READINGS
+from repro.systems.platforms import DllmPart
+from repro.systems.platforms import platform as platform_of
 
 if TYPE_CHECKING:
-    from repro.reports.claims import Flips, Judged
-    from repro.reports.figures import Figure, Paper, Rendered, View
-    from repro.reports.paper import Claim
-    from repro.runs.cell import Cell
     from repro.runs.store import Store, StoredRun
 
 
@@ -54,11 +66,6 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
     """Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir]."""
 
     def views(self, name: str) -> list[View]:
-        from repro.reports.figures import View, default_reading
-        from repro.reports.figures import figure as figure_of
-        from repro.systems.platforms import DllmPart
-        from repro.systems.platforms import platform as platform_of
-
         parsed = [opt.parse_rate(rate) for rate in self.request_rate or []]
         if None in parsed:
             raise UserError("request_rate='inf' has no place on an axis of rates: give numbers of requests/s")
@@ -99,8 +106,6 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
 
     def out(self, name: str) -> Path:
         """Folder of the figure ``PAPER/NAME``: papers have figures of one name, on one platform too."""
-        from repro.paths import figures_beside
-
         return self.out_dir or figures_beside(self.result_dir) / name.rpartition("/")[0]
 
 
@@ -153,9 +158,6 @@ def check_baselines(
     name: str, options: FigureOptions, drawing: Figure, views: Sequence[View], cells: Sequence[Cell]
 ) -> None:
     """Refuse readings where no run of a figure is of a baseline that has any, or each has its own."""
-    from repro.runs.system import SYSTEMS
-    from repro.systems.dllm.knobs import READINGS
-
     if not options.reading:
         return
     families = {SYSTEMS.get(system).family.name for system in {cell.system for cell in cells}}
@@ -172,17 +174,12 @@ def _cells(drawing: Figure, view: View) -> list[Cell]:
 
 def _asks(cells: Sequence[Cell]) -> set[str]:
     """What a figure's runs are asked, whatever comparison they are measured in."""
-    from repro.runs.cell import COMPARISON
-
     return {cell.without(COMPARISON).key for cell in cells}
 
 
 def _make(
     name: str, options: FigureOptions, placement: opt.Placement, *, force: bool, draw_only: bool, json: bool
 ) -> None:
-    from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, sweep_of, what_ran
-    from repro.files import readable_folder, writable_folder
-    from repro.reports.figures import figure as figure_of
     from repro.reports.run_table import draw
     from repro.runs.store import Store
 
@@ -226,8 +223,6 @@ def _said_of(
     name: str, drawing: Figure, view: View, runs: Sequence[StoredRun], rendered: Rendered
 ) -> Mapping[str, Any]:
     """All that is said of a drawn figure."""
-    from repro.cli.run_table import lengths_json, lengths_line
-
     return {
         "title": f"{drawing.title} - {drawing.place(view.platform)}",
         "lengths": lengths_line(runs) if runs else None,
@@ -289,13 +284,7 @@ def claims(
 ) -> None:
     """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does). What no stored runs answer is
     shown as it is committed, and marked; the CSV has your own runs alone."""
-    from repro.files import readable_folder, writable_folder
-    from repro.paths import figures_beside
-    from repro.reports.claims import count, count_by_role, count_facts, judge_all
-    from repro.reports.claims_file import as_row, read_flips, save
     from repro.reports.evidence import stored_findings
-    from repro.reports.figures import paper as paper_of
-    from repro.reports.paper import read_claims
     from repro.runs.store import Store
 
     chosen = paper_of(paper)
@@ -336,9 +325,6 @@ def claims(
 
 def _committed(paper: Paper, stated: Sequence[Claim], flips: Flips) -> dict[str, Judged]:
     """What the repository has judged; nothing in an installed package, or of a paper of one's own."""
-    from repro.paths import IS_INSTALLED, RESULTS
-    from repro.reports.claims_file import judged_again, read
-
     path = RESULTS / f"claims-{paper.name}.csv"
     if IS_INSTALLED or not path.is_file():
         return {}
@@ -355,8 +341,6 @@ def _over_kernels(
     paper: Paper, stated: Sequence[Claim], judged: Sequence[Judged], store: Store
 ) -> dict[str, tuple[float, float]]:
     """The least and the most of an answer over the frameworks' kernels, by claim; where runs of another framework are stored."""
-    from engines.cost.kernels import FRAMEWORKS
-    from repro.reports.claims import judge_all
     from repro.reports.evidence import stored_findings
 
     found: dict[str, list[float]] = {}
@@ -374,9 +358,6 @@ def _over_kernels(
 def _print_claims(
     paper: str, judged: Sequence[Judged], borrowed: Set[str], ranges: Mapping[str, tuple[float, float]]
 ) -> None:
-    from repro.reports.claims import count, count_facts, facts
-    from repro.reports.paper import ROLES
-
     for role in (*reversed(ROLES), None):
         own = [each for each in judged if each.role == role and each.claim.kind != "inconsistency"]
         if own:

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from engines.dllm.config import GenerationConfig
 from engines.errors import UserError, require
+from engines.knobs import given_to
+from engines.models.checkpoint import is_base
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, answer_knobs
 from repro.cli.output import print_json, say
+from repro.systems.dllm.knobs import Device
 
 if TYPE_CHECKING:
     from repro.prompt import TextAnswer
@@ -35,8 +39,6 @@ LOADED = Knobs(lambda: {opt.ENGINE: (Some(_device(), ("dtype", "device", "weight
 
 
 def _device() -> type:
-    from repro.systems.dllm.knobs import Device
-
     return Device
 
 
@@ -123,9 +125,7 @@ def generate(
             f"model={model!r} is a causal model, which generate does not run: use repro serve --model {model}"
         )
     model = "tiny" if model is None else model
-    from engines.dllm.config import GenerationConfig
     from engines.dllm.method import EVERYONES
-    from engines.knobs import given_to
     from repro.generation import GenerateOptions, prepare_generation, run_prepared
     from repro.prompt import answer_of
 
@@ -146,7 +146,6 @@ def generate(
 
 
 def _generate_blocks(knobs: Mapping[str, Any], prompted: PromptOptions, *, seed: int, json: bool) -> None:
-    from engines.models.checkpoint import is_base
     from repro.systems.block.served import answer_alone
     from repro.systems.block.settings import settings_of_requests
     from repro.systems.block.text import answer_of, encoded, find_text, text_of

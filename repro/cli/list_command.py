@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
-
-if TYPE_CHECKING:
-    from repro.reports.knob_reference import Entry
+from repro.paths import DATASETS
+from repro.reports.figures import FIGURES
+from repro.reports.knob_reference import Entry, entries_of
+from repro.runs.system import ENTRIES
+from repro.systems.platforms import PLATFORMS
+from repro.tasks.registry import TASKS
+from repro.workloads.card import introductions
 
 
 def list_command(
@@ -31,8 +35,6 @@ def list_command(
 
 
 def _list_knobs(system: str, *, json: bool) -> None:
-    from repro.reports.knob_reference import entries_of
-
     found = entries_of(system)
     if json:
         names = ("name", "takes", "default", "only", "what")
@@ -54,13 +56,6 @@ def _said(entry: Entry) -> str:
 
 
 def _list_all(*, json: bool) -> None:
-    from repro.paths import DATASETS
-    from repro.reports.figures import FIGURES
-    from repro.runs.system import ENTRIES
-    from repro.systems.platforms import PLATFORMS
-    from repro.tasks.registry import TASKS
-    from repro.workloads.card import introductions
-
     rows = [("system", name, entry.says) for name, entry in ENTRIES.items()]
     rows += [("dataset", name, title) for name, title, _ in introductions(DATASETS)]
     for kind, folder in (("trace", "sessions"), ("conversations", "conversations")):

@@ -12,24 +12,30 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import typer
 
+from engines.cost.roofline import Gpu
+from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.errors import UserError, require
-from engines.knobs import Checked, Memory, Range
+from engines.knobs import Checked, Memory, Range, given_to
+from engines.models.shape import LLADA_8B, ModelShape, model_shape
+from engines.policies.views import Slo
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, of_platform
 from repro.cli.output import counted, counting, number, print_json, print_table, say
+from repro.cli.plots import check_plot, save_capacity_plot
+from repro.cli.sweep import check_regular, readable
+from repro.reports.memory import PlanCase, PlanRow, compare_logit_budgets
+from repro.systems.cluster.system import DIFFUSION
 from repro.systems.cost import CostKnobs
+from repro.systems.platforms import DllmPart, Platform, paper_objectives
+from repro.systems.platforms import card as card_named
+from repro.systems.platforms import platform as platform_of
 from repro.workloads.knobs import TimeUnit
 
 if TYPE_CHECKING:
     from engines.ampd.performance import PerformanceModel
     from engines.ampd.planner import Plan
-    from engines.cost.roofline import Gpu
-    from engines.models.shape import ModelShape
-    from engines.policies.views import Slo
     from repro.capacity.answers import Answer
     from repro.capacity.objectives import Objective
-    from repro.reports.memory import PlanCase, PlanRow
-    from repro.systems.platforms import Platform
     from repro.workloads.sessions import SessionCard, SessionWorkloadConfig
 
 PLAN_COLUMNS = (
@@ -50,18 +56,11 @@ class PlanOptions(Checked):
 
 
 def _memory_knobs() -> dict[str, Sequence[type | Some]]:
-    from engines.dllm.config import EngineConfig, SparsityConfig
-
     memory = Some(EngineConfig, ("max_num_batched_tokens", "max_num_logits"))
     return {opt.ENGINE: (memory, Some(SparsityConfig, ("retention_ratio",)))}
 
 
 def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -> PlanCase:
-    from engines.dllm.config import EngineConfig, SparsityConfig
-    from engines.knobs import given_to
-    from repro.reports.memory import PlanCase
-    from repro.systems.platforms import DllmPart
-
     part = where.part(DllmPart)
     config = EngineConfig(
         max_num_batched_tokens=part.max_num_batched_tokens,
@@ -79,12 +78,6 @@ def plan(
     *, options: PlanOptions, given: Annotated[Given, Knobs(_memory_knobs, usual=of_platform)], json: opt.Json = False
 ) -> None:
     """The memory plan (dLLM-Serve §4.2-4.3) with and without logit decomposition. Simulated: shapes only."""
-    from engines.dllm.config import GenerationConfig
-    from engines.models.shape import LLADA_8B
-    from repro.reports.memory import compare_logit_budgets
-    from repro.systems.platforms import DllmPart
-    from repro.systems.platforms import platform as platform_of
-
     places = [platform_of(name) for name in options.platform or ["rtx4090", "l40s"]]
     cases = [_case(where, options.memory_limit, given) for where in places]
     part = places[0].part(DllmPart)
@@ -165,9 +158,6 @@ class Sample(Checked):
     """Sessions of the sample [default: 99, more for more GPUs]."""
 
     def slo(self, model: str, trace: str) -> Slo:
-        from engines.policies.views import Slo
-        from repro.systems.platforms import paper_objectives
-
         printed = paper_objectives().get((model, trace))
         ttft_s = self.slo_ttft_s or (printed and printed.ttft_ms / 1e3)
         itl_s = self.slo_itl_s or (printed and printed.itl_ms / 1e3)
@@ -222,10 +212,7 @@ class Planned(NamedTuple):
 
 def plan_cluster(*, options: PlanClusterOptions, sample: Sample, solved: Solved, json: opt.Json = False) -> None:
     """The best deployments of AMPD's planner, with the P95 latencies it expects. Simulated."""
-    from engines.models.shape import model_shape
     from repro.systems.cluster.ampd_settings import PLANNING_RATE
-    from repro.systems.cluster.system import DIFFUSION
-    from repro.systems.platforms import card as card_named
     from repro.workloads.sessions import load_session_card
 
     card, shape, gpu = load_session_card(options.trace), model_shape(options.model), card_named(options.hardware)
@@ -269,7 +256,6 @@ def _planned(
     options: PlanClusterOptions, sample: Sample, solved: Solved, shape: ModelShape, card: Gpu, rate: float, slo: Slo
 ) -> Planned:
     from engines.ampd.planner import PlannerConfig, PlanningWorkload, coefficients, solve
-    from repro.cli.sweep import readable
     from repro.systems.cluster.ampd_settings import hardware_of, performance_of, profiled_context, sessions_of
     from repro.workloads.sessions import load_session_card
 
@@ -377,8 +363,6 @@ def capacity(
     """The largest rate that deployments serve under objectives, or the fewest GPUs for a rate. Simulated."""
     from repro.capacity.answers import Search
     from repro.capacity.question import Question, parse_sizes
-    from repro.cli.plots import check_plot
-    from repro.cli.sweep import check_regular, readable
 
     sizes = parse_sizes(options.gpus)
     given = opt.given(model=options.model) | charged.charged
@@ -419,8 +403,6 @@ def capacity(
         for line in _capacity_notes(answers, rows, options):
             say(line)
     if plot is not None and rows:
-        from repro.cli.plots import save_capacity_plot
-
         drawn = save_capacity_plot(plot, f"{Path(options.workload).name}: {about['slo']}", rows, sites[0].unit)
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
 

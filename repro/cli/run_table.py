@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repro.cli.output import number, percent, print_table
+from repro.runs.cell import BASIS
+from repro.runs.system import SYSTEMS
+from repro.systems.dllm.knobs import BaselineKnobs
 
 if TYPE_CHECKING:
     from repro.runs.family import Family, SummaryColumn
@@ -33,9 +36,6 @@ def lengths_of(run: StoredRun) -> Lengths:
 
 def reading_of(run: StoredRun) -> str | None:
     """What a baseline's run stands for; None of systems that are what they are."""
-    from repro.runs.system import SYSTEMS
-    from repro.systems.dllm.knobs import BaselineKnobs
-
     if not getattr(SYSTEMS.get(run.cell.system), "has_readings", False):
         return None
     # A stored measured run names none; a simulated one that names none was made while this was every cell's default.
@@ -118,8 +118,6 @@ def model_of(run: StoredRun) -> str:
 
 def by_setting(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
     """The repeats of each."""
-    from repro.runs.cell import BASIS
-
     found: dict[object, list[StoredRun]] = {}
     for run in runs:
         found.setdefault(run.cell.without(BASIS).with_seed(0), []).append(run)

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from engines.dllm.config import EngineConfig
 from engines.errors import require
+from engines.knobs import check_given, given_to, knobs_of
+from engines.server.ar_settings import SCHEDULERS, SYSTEM, ArSettings, scheduler_knobs
+from engines.server.settings import ServerSettings
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, answer_knobs, model_knobs, of_platform
 from repro.cli.output import say
@@ -24,18 +28,12 @@ if TYPE_CHECKING:
 
 
 def _served() -> dict[str, Sequence[type | Some]]:
-    from engines.dllm.config import EngineConfig
-    from engines.server.ar_settings import ArSettings
-
     model = model_knobs()
     return {**model, opt.ENGINE: (*model[opt.ENGINE], EngineConfig, ArSettings), **answer_knobs()}
 
 
 def _usual() -> Mapping[str, object]:
     """Defaults of a diffusion LLM are its platform's."""
-    from engines.knobs import knobs_of
-    from engines.server.ar_settings import SCHEDULERS, ArSettings
-
     found = dict(of_platform())
     for name in ("max_num_batched_tokens", "max_num_seqs", "gen_length"):
         found[name] = f"{found[name]}; of ar {knobs_of(ArSettings)[name].default}"
@@ -60,7 +58,6 @@ class ServeOptions:
 
     @property
     def chosen(self) -> str:
-        from engines.server.ar_settings import SYSTEM
         from repro.serving_ar import is_causal
         from repro.systems.block.served import is_block
         from repro.systems.block.settings import NAME
@@ -73,8 +70,6 @@ class ServeOptions:
 
 
 def _listening() -> dict[str, Sequence[type | Some]]:
-    from engines.server.settings import ServerSettings
-
     names = ("host", "port", "max_queue", "request_timeout", "drain_timeout", "unknown_fields")
     return {opt.SERVER: (Some(ServerSettings, names),)}
 
@@ -110,7 +105,6 @@ def serve(
 ) -> None:
     """Serve completions and chat over HTTP until SIGTERM or Ctrl-C. Settings of a generation are the defaults of requests."""
     from engines.server.run import run
-    from engines.server.settings import ServerSettings
 
     settings = ServerSettings(**listening, api_key=api_key, allow_origin=tuple(allow_origin or ()))
     name = options.served_model_name
@@ -131,8 +125,6 @@ def serve(
 def _served_model(
     options: ServeOptions, given: Mapping[str, Any], name: str | None
 ) -> DllmModel | BlockModel | ArModel:
-    from engines.knobs import check_given, given_to
-    from engines.server.ar_settings import SCHEDULERS, SYSTEM, ArSettings, scheduler_knobs
     from repro.serving import DllmModel
     from repro.serving_ar import ArModel
     from repro.systems.block.served import BlockModel

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from engines.data import open_file
 from engines.errors import RunError, UserError
+from engines.models.checkpoint import EMBEDDED
 from repro.cli.output import counted, say
+from repro.runs.cell import Cell
+from repro.runs.provenance import unlike
+from repro.tasks.registry import TASKS
+from repro.workloads.card import find_local
 
 if TYPE_CHECKING:
-    from repro.runs.cell import Cell
     from repro.runs.experiment import Experiment
     from repro.runs.pool import Pool
     from repro.runs.store import Store, StoredRun
@@ -95,9 +99,6 @@ def say_what_runs(sweep: Sweep) -> None:
 
 def _seconds(experiment: Experiment) -> float | None:
     """That a run of the embedded model takes; None of others."""
-    from engines.models.checkpoint import EMBEDDED
-    from repro.tasks.registry import TASKS
-
     settings = getattr(experiment.deployment, "settings", None)
     requests = getattr(experiment.workload, "requests", ())
     if getattr(settings, "model", None) not in EMBEDDED or experiment.device != "cpu" or not requests:
@@ -160,8 +161,6 @@ def _refuse(num_missing: int, num_cells: int, first: str, figure: str, command: 
 
 def require_alike(runs: Iterable[StoredRun], what: str) -> None:
     """Refuse to compare runs that were measured on unlike machines."""
-    from repro.runs.provenance import unlike
-
     for name, values in unlike([run.machine for run in runs if run.machine is not None]).items():
         raise UserError(
             f"runs behind {what} were measured on unlike machines ({name}: {'; '.join(sorted(set(values)))}): measure them "
@@ -208,7 +207,6 @@ def _read(option: str, path: Path, dataset: str) -> None:
 def _read_alone(path: Path, dataset: str) -> None:
     """Reads the file as the data set's card says; nothing is read where there is no card here."""
     from repro.workloads import conversations, recorded, sessions
-    from repro.workloads.card import find_local
     from repro.workloads.dataset import known_datasets, load_card
     from repro.workloads.workload import open_source
 
