@@ -29,13 +29,10 @@ from repro.workbench.grid import Grid, grid_of_file, in_turns
 if TYPE_CHECKING:
     from repro.runs.pool import Pool
     from repro.runs.store import Store, StoredRun
-    from repro.runs.sweep import Sweep
 
 CPU = "cpu-tiny"
 PROFILE_COLUMNS = {"with a Refresh": ("refresh", "mixed"), "Reuse only": ("reuse",), "all": ("all",)}
 """Title -> the kinds of step in it, as the metric ``profile`` has them."""
-ENDPOINT = "endpoint"
-"""Where a system behind --url runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +159,7 @@ def bench(
     """Run systems on a workload; the same command again continues, and reuses what is done."""
     opened = placement.opened()
     if endpoint.url is not None and cells.where == (CPU,):
-        cells = replace(cells, platform=[ENDPOINT])
+        cells = replace(cells, platform=["endpoint"])
     if endpoint.url is not None and not cells.system:
         cells = replace(cells, system=["openai-http"])
     where = [platform_of(name) for name in cells.where]
@@ -204,7 +201,14 @@ def sweep(
     opened = placement.opened()
     check_regular("grid", grid)
     found = grid_of_file(grid).repeated(repeated.repeats)
-    _check_options(repeated, stored, num_seeds=len(found.seed))
+    require(
+        not (repeated.keep_other_code and stored.accept_other_code),
+        "keep_other_code makes runs anew that accept_other_code reuses: leave one out",
+    )
+    require(
+        len(found.seed) > 1 or not repeated.interleave,
+        "interleave has no effect with one run of each setting: add --repeats, or leave it out",
+    )
     if output.plot is not None:
         check_plot(output.plot, grid, *found.files)
     if MANY_CELLS <= found.num_cells <= repeated.max_cells:
@@ -220,17 +224,6 @@ def sweep(
 
     store = replace(stored.store, beside_other_code=repeated.keep_other_code)
     make_and_show(in_turns(cells) if repeated.interleave else cells, store, show, opened, stored, placement, output)
-
-
-def _check_options(repeated: Repeated, stored: opt.Stored, *, num_seeds: int) -> None:
-    require(
-        not (repeated.keep_other_code and stored.accept_other_code),
-        "keep_other_code makes runs anew that accept_other_code reuses: leave one out",
-    )
-    require(
-        num_seeds > 1 or not repeated.interleave,
-        "interleave has no effect with one run of each setting: add --repeats, or leave it out",
-    )
 
 
 # -- runs of a grid ---------------------------------------------------------------------------------------
@@ -251,7 +244,11 @@ def make_and_show(
             sweep = sweep_of(cells, store, force=stored.force, pool=pool)
         if output.dry_run:
             pool.check(sweep.experiments)
-            _say_what_would_run(sweep, json=output.json)
+            reasons = [(each.cell.folder_name, sweep.why(each.cell)) for each in sweep.experiments]
+            if output.json:
+                print_json({"runs": [{"run": name, "why": reason} for name, reason in reasons]})
+            else:
+                print_table("What would run, or be reused", ("run", "why"), reasons)
             return
         for line in data_of(sweep.experiments):
             say(line, file=sys.stderr)
@@ -276,14 +273,6 @@ def _readable_data(cells: Sequence[Cell]) -> Iterator[None]:
         for path, of in datasets.items():
             stack.enter_context(readable("dataset_path", Path(path), of))
         yield
-
-
-def _say_what_would_run(sweep: Sweep, *, json: bool) -> None:
-    reasons = [(each.cell.folder_name, sweep.why(each.cell)) for each in sweep.experiments]
-    if json:
-        print_json({"runs": [{"run": name, "why": reason} for name, reason in reasons]})
-    else:
-        print_table("What would run, or be reused", ("run", "why"), reasons)
 
 
 def _print_or_json(runs: Sequence[StoredRun], varied: Sequence[str], *, json: bool) -> None:
@@ -351,24 +340,17 @@ def _print_profile(run: StoredRun) -> None:
 
 
 def _print_parts(name: str, profile: Mapping[str, Any]) -> None:
-    columns = []
+    parts = (*STEP_PARTS, "whole step")
+    table: dict[str, Sequence[str]] = {"ms, share": parts}
     for title, kinds in PROFILE_COLUMNS.items():
         count = sum(profile[kind]["num_steps"] for kind in kinds)
-        seconds = {part: sum(profile[kind]["seconds"][part] for kind in kinds) for part in STEP_PARTS}
-        columns.append((f"{title} ({count})", _shares({**seconds, "whole step": sum(seconds.values())}, count)))
-    print_table(
-        f"Where a step's time goes: {name}",
-        ("ms, share", *(title for title, _ in columns)),
-        [(part, *(cells[part] for _, cells in columns)) for part in (*STEP_PARTS, "whole step")],
-    )
-
-
-def _shares(seconds: Mapping[str, float], count: int) -> dict[str, str]:
-    total = seconds["whole step"]
-    return {
-        part: f"{number(1e3 * value / count, 3)}  {percent(value / total):>7}" if count and total else "-"
-        for part, value in seconds.items()
-    }
+        seconds = [sum(profile[kind]["seconds"][part] for kind in kinds) for part in STEP_PARTS]
+        total = sum(seconds)
+        table[f"{title} ({count})"] = [
+            f"{number(1e3 * value / count, 3)}  {percent(value / total):>7}" if count and total else "-"
+            for value in (*seconds, total)
+        ]
+    print_table(f"Where a step's time goes: {name}", tuple(table), list(zip(*table.values(), strict=True)))
 
 
 def _rate_text(run: StoredRun) -> str:

@@ -26,9 +26,7 @@ from repro.training.config import TrainConfig
 if TYPE_CHECKING:
     from repro.checks.blocks import BlockResult
     from repro.checks.doctor import FoundGpu
-    from repro.checks.documents import StaleTable
     from repro.checks.goldens import CaseResult
-    from repro.checks.results import Checked
     from repro.gpu_suite.stages import Scale
     from repro.gpu_suite.suite import JobOutcome, Suite
 
@@ -52,8 +50,8 @@ def check_results(
     """Draw every committed figure from its table of runs, judge every claim, and compare each byte of numbers and words.
     Tables in documents are compared with the results.
     Takes under a minute of processor time, and makes no run without --again. Exit code 1 if anything differs."""
-    from repro.checks.documents import stale_tables
-    from repro.checks.results import check_reports, make_again
+    from repro.checks.documents import COMMAND, stale_tables
+    from repro.checks.results import Checked, check_reports, make_again
     from repro.checks.results import check_results as check_figures
     from repro.checks.results import judge as judge_claims
     from repro.reports.run_table import tables_in
@@ -77,40 +75,33 @@ def check_results(
     with counting("compared:") as advance:
         found = check_figures(root, advance) if again is None else make_again(root, again, seed or 0, advance)
         if again is None and root == RESULTS:
-            found += [*check_reports(), *(_stale_table(each) for each in stale_tables(REPO, root))]
+            found += check_reports()
+            found += [
+                Checked(figure="documents", path=each.document, status="differs", reason=each.reason, command=COMMAND)
+                for each in stale_tables(REPO, root)
+            ]
+    rows = [
+        {
+            "figure": each.figure,
+            "file": _name(each.path, root),
+            "status": each.status,
+            "fault": each.is_fault,
+            "reason": each.reason,
+            "command": each.command,
+        }
+        for each in found
+    ]
     if json:
-        print_json({"results": [_as_json(each, root) for each in found]})
+        print_json({"results": rows})
     else:
-        _print_found(found, root)
+        shown = [tuple(row[name] for name in ("figure", "file", "status", "reason")) for row in rows]
+        print_table("Committed results", ("figure", "file", "status", "why"), shown)
+        same, faults = (sum(each.status == status for each in found) for status in ("same", "differs"))
+        say(f"{same} the same, {faults} different; {process_time():.0f} s of processor time")
+        for command in dict.fromkeys(each.command for each in found if each.is_fault and each.command != "-"):
+            say(command, "  ")
     if any(each.is_fault for each in found):
         raise typer.Exit(1)
-
-
-def _stale_table(table: StaleTable) -> Checked:
-    from repro.checks.documents import COMMAND
-    from repro.checks.results import Checked
-
-    return Checked(figure="documents", path=table.document, status="differs", reason=table.reason, command=COMMAND)
-
-
-def _as_json(each: Checked, root: Path) -> dict[str, Any]:
-    return {
-        "figure": each.figure,
-        "file": _name(each.path, root),
-        "status": each.status,
-        "fault": each.is_fault,
-        "reason": each.reason,
-        "command": each.command,
-    }
-
-
-def _print_found(found: Sequence[Checked], root: Path) -> None:
-    rows = [(each.figure, _name(each.path, root), each.status, each.reason) for each in found]
-    print_table("Committed results", ("figure", "file", "status", "why"), rows)
-    same, faults = (sum(each.status == status for each in found) for status in ("same", "differs"))
-    say(f"{same} the same, {faults} different; {process_time():.0f} s of processor time")
-    for command in dict.fromkeys(each.command for each in found if each.is_fault and each.command != "-"):
-        say(command, "  ")
 
 
 def _name(path: Path, root: Path) -> str:
@@ -151,16 +142,12 @@ def verify_baselines(
     if json:
         print_json({"methods": rows})
     else:
-        print_table(
-            f"Golden cases of {where}",
-            ("method", "verdict", "passed", "tie-sensitive passed"),
-            [
-                (row["method"], row["verdict"], f"{row['passed']} of {row['cases']}", ties)
-                for row in rows
-                for num in [row["tie_sensitive_cases"]]
-                for ties in [f"{row['tie_sensitive_passed']} of {num}" if num else "-"]
-            ],
-        )
+        shown = []
+        for row in rows:
+            num = row["tie_sensitive_cases"]
+            ties = f"{row['tie_sensitive_passed']} of {num}" if num else "-"
+            shown.append((row["method"], row["verdict"], f"{row['passed']} of {row['cases']}", ties))
+        print_table(f"Golden cases of {where}", ("method", "verdict", "passed", "tie-sensitive passed"), shown)
         _print_notes(results)
     if any(row["failed"] for row in rows):
         raise typer.Exit(1)
@@ -217,12 +204,6 @@ def train_tiny(
 
     config = TrainConfig() if not task else TrainConfig(tasks=tuple(task))
     print_json(train(given_to(config, given), out, resume=resume))
-
-
-LISTED = "h200"
-"""Platform whose jobs are listed where none is given and no card tells."""
-EXPECTED = "gpu-suite-expected"
-"""Folder below the results of this machine: simulated runs of every cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +284,7 @@ def _card_and_platform(options: SuiteOptions) -> tuple[FoundGpu | None, str]:
 
     card, platform = driver_card(), options.platform
     if options.dry_run:
-        return card, platform or (LISTED if card is None else platform_on(card, None))
+        return card, platform or ("h200" if card is None else platform_on(card, None))
     if platform is not None or card is not None:
         platform = platform_on(card, platform)  # a card that is another is said at once, before torch is loaded
     if platform is not None and find_platform(platform).part(DllmPart).device == "cpu":
@@ -341,7 +322,7 @@ def _suite(options: SuiteOptions, scale: Scale, platform: str, root: Path) -> Su
             say(f"{VERDICT} is not written ({type(error).__name__}: {error})", file=sys.stderr)
 
     return Suite(
-        jobs=jobs_of([each for each in stages if each.stage in told], Store(LOCAL / EXPECTED)),
+        jobs=jobs_of([each for each in stages if each.stage in told], Store(LOCAL / "gpu-suite-expected")),
         root=root,
         platform=platform,
         command=options.command(platform, root),

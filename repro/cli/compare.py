@@ -21,9 +21,6 @@ from repro.runs.provenance import unlike
 if TYPE_CHECKING:
     from repro.workbench.comparison import Change, Comparison, Side
 
-MOST_MODULES = 3
-"""As many are named of those that differ."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(Checked):
@@ -105,8 +102,8 @@ def _notes(found: Sequence[Comparison], sides: Sequence[Side]) -> Iterator[str]:
     yield from dict.fromkeys(side.warning for side in sides if side.warning is not None)
     changed = _changed_modules(sides)
     if changed:
-        more = f" and {len(changed) - MOST_MODULES} more" if len(changed) > MOST_MODULES else ""
-        yield f"code differs in {', '.join(changed[:MOST_MODULES])}{more}"
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        yield f"code differs in {', '.join(changed[:3])}{more}"
     if told := _unlike(sides):
         said = (f"{name} {', '.join(values)}" for name, values in told.items())
         yield f"measured on unlike machines: {'; '.join(said)}"
@@ -132,15 +129,10 @@ def _unlike(sides: Sequence[Side]) -> dict[str, list[str]]:
 
 def _changed_modules(sides: Sequence[Side]) -> list[str]:
     """Modules that both sides rest on, and that are not the same."""
-    modules: list[dict[str, set[str]]] = []
-    for side in sides:
-        held: dict[str, set[str]] = {}
-        for run in side.runs:
-            for name, digest in run.manifest["code"]["modules"].items():
-                held.setdefault(name, set()).add(digest)
-        modules.append(held)
-    first, second = modules
-    return sorted(name for name in first.keys() & second.keys() if first[name] != second[name])
+    first, second = (
+        {module for run in side.runs for module in run.manifest["code"]["modules"].items()} for side in sides
+    )
+    return sorted({name for name, _ in first} & {name for name, _ in second} & {name for name, _ in first ^ second})
 
 
 def _side_json(side: Side) -> dict[str, Any]:
