@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
@@ -24,7 +24,7 @@ from repro.paths import IS_INSTALLED, RESULTS, figures_beside
 from repro.reports.accuracy import Accuracy
 from repro.reports.claims import Flips, Judged, count, count_by_role, count_facts, facts, judge_all
 from repro.reports.claims_file import as_row, judged_again, read, read_flips, save
-from repro.reports.figures import Figure, Paper, Rendered, View, default_reading
+from repro.reports.figures import Figure, Paper, View, default_reading
 from repro.reports.figures import figure as figure_of
 from repro.reports.figures import paper as paper_of
 from repro.reports.paper import ROLES, Claim, read_claims
@@ -35,7 +35,7 @@ from repro.systems.platforms import DllmPart
 from repro.systems.platforms import platform as platform_of
 
 if TYPE_CHECKING:
-    from repro.runs.store import Store, StoredRun
+    from repro.runs.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,7 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
 Name = Annotated[
     str, typer.Argument(help="Name of the figure ('repro list' shows them), or a module of your own and a colon.")
 ]
+
 
 Force = Annotated[bool, typer.Option("--force", help="Run again what is already stored.", rich_help_panel=opt.RUNS)]
 
@@ -208,52 +209,32 @@ def _make(
         outcomes = [] if draw_only else run_sweep(sweep, out_dir=out, jobs=placement.jobs)
     require_runs(sweep, name, options.command(name))
     writable_folder("out_dir", out)
-    figures = []
+    pages, here = [], Path.cwd()
     for view, runs in zip(views, sweep.by_grid(grids), strict=True):
         assert runs is not None
         require_alike(runs, name)
-        figures.append(_said_of(entry.name, drawing, view, runs, draw(entry, view, runs, out)))
-    lines = [*what_ran(outcomes, store.root)] if outcomes else []
-    if outcomes and all(outcome.status == "reused" for outcome in outcomes):
-        lines.append("nothing new to run: every run behind this figure is stored; the figure was drawn from them")
-    _say(figures, lines, json=json)
-
-
-def _said_of(
-    name: str, drawing: Figure, view: View, runs: Sequence[StoredRun], rendered: Rendered
-) -> Mapping[str, Any]:
-    """All that is said of a drawn figure."""
-    return {
-        "title": f"{drawing.title} - {drawing.place(view.platform)}",
-        "lengths": lengths_line(runs) if runs else None,
-        "json": {
-            "figure": name,
+        drawn = draw(entry, view, runs, out)
+        page = {
+            "figure": entry.name,
             "platform": view.platform.name,
             "reading": view.reading,
             "accuracy": view.accuracy,
-            "lengths": lengths_json(runs),
-            "files": [str(path) for path in rendered.files],
-            "columns": rendered.columns,
-            "rows": rendered.rows,
-            "notes": rendered.notes,
-        },
-    }
-
-
-def _say(figures: Sequence[Mapping[str, Any]], lines: Sequence[str], *, json: bool) -> None:
-    """``lines`` are of the runs, and go to stderr."""
+        }
+        files = [str(file) for file in drawn.files]
+        table = {"files": files, "columns": drawn.columns, "rows": drawn.rows, "notes": drawn.notes}
+        pages.append({**page, "lengths": lengths_json(runs), **table})
+        if json:
+            continue
+        print_table(f"{drawing.title} - {drawing.place(view.platform)}", drawn.columns, drawn.rows)
+        for note in (*([lengths_line(runs)] if runs else ()), *drawn.notes):
+            say(note, "  ")
+        shown = (file.relative_to(here) if file.is_relative_to(here) else file for file in drawn.files)
+        say(f"files: {', '.join(map(str, shown))}", "  ")
     if json:
-        print_json({"figures": [figure["json"] for figure in figures]})
-    else:
-        here = Path.cwd()
-        for figure in figures:
-            page = figure["json"]
-            print_table(figure["title"], page["columns"], page["rows"])
-            for note in filter(None, (figure["lengths"], *page["notes"])):
-                say(note, "  ")
-            files = map(Path, page["files"])
-            shown = (file.relative_to(here) if file.is_relative_to(here) else file for file in files)
-            say(f"files: {', '.join(map(str, shown))}", "  ")
+        print_json({"figures": pages})
+    lines = [*what_ran(outcomes, store.root)] if outcomes else []
+    if outcomes and all(outcome.status == "reused" for outcome in outcomes):
+        lines.append("nothing new to run: every run behind this figure is stored; the figure was drawn from them")
     for line in lines:
         say(line, file=sys.stderr)
 
@@ -266,10 +247,6 @@ ROLE_TITLES = {
     None: "nothing compared",
 }
 """Headings of the counts, by role."""
-IN_BRACKETS = (
-    "in brackets: from the least to the most over the kernels of vLLM, SGLang and TensorRT-LLM that runs are stored of"
-)
-WITH_REASON = ("not reproduced", "undecided by reading", "not testable here")
 
 
 def claims(
@@ -313,7 +290,9 @@ def claims(
         return
     _print_claims(chosen.name, shown, borrowed, ranges)
     if ranges:
-        say(IN_BRACKETS)
+        say(
+            "in brackets: from the least to the most over the kernels of vLLM, SGLang and TensorRT-LLM that runs are stored of"
+        )
     say(f"file: {path}")
     if borrowed:
         say(
@@ -360,38 +339,28 @@ def _print_claims(
 ) -> None:
     for role in (*reversed(ROLES), None):
         own = [each for each in judged if each.role == role and each.claim.kind != "inconsistency"]
-        if own:
-            print_table(
-                f"Claims of {paper}: {ROLE_TITLES[role]}",
-                ("claim", "states", "ours", "verdict"),
-                [
-                    (
-                        each.claim.id,
-                        _value(each.claim.expected.value, each.claim.expected.unit),
-                        _ours(each) + _range(ranges.get(each.claim.id), each.claim.expected.unit),
-                        f"{each.verdict} (committed)" if each.claim.id in borrowed else each.verdict,
-                    )
-                    for each in own
-                ],
-            )
-    if reasons := [each for each in judged if each.verdict in WITH_REASON]:
+        rows = []
+        for each in own:
+            which, expected = each.claim.id, each.claim.expected
+            span = f" [{_value(ranges[which], expected.unit)}]" if which in ranges else ""
+            verdict = f"{each.verdict} (committed)" if which in borrowed else each.verdict
+            rows.append((which, _value(expected.value, expected.unit), _ours(each) + span, verdict))
+        if rows:
+            print_table(f"Claims of {paper}: {ROLE_TITLES[role]}", ("claim", "states", "ours", "verdict"), rows)
+    reasoned = ("not reproduced", "undecided by reading", "not testable here")
+    if reasons := [each for each in judged if each.verdict in reasoned]:
         print_table(
             "Why not reproduced, undecided by reading, or not testable here",
             ("claim", "reason"),
             [(each.claim.id, each.reason or "-") for each in reasons],
         )
-    if own := [each for each in judged if each.claim.kind == "inconsistency"]:
+    if own := [each.claim for each in judged if each.claim.kind == "inconsistency"]:
+        # Files name verdicts as ``cannot_check`` and the like.
+        verdicts = [each.recomputed.verdict.replace("_", " ") if each.recomputed else "-" for each in own]
         print_table(
             "The paper's own inconsistencies",
             ("claim", "what does not agree", "recomputed"),
-            [
-                (
-                    each.claim.id,
-                    each.claim.statement,
-                    _words(each.claim.recomputed.verdict if each.claim.recomputed else "-"),
-                )
-                for each in own
-            ],
+            [(each.id, each.statement, verdict) for each, verdict in zip(own, verdicts, strict=True)],
         )
     num_facts = sum(each.role is not None for each in facts(judged))
     say(
@@ -403,21 +372,12 @@ def _print_claims(
     say("; ".join(f"{verdict}: {number}" for verdict, number in others.items()))
 
 
-def _words(verdict: str) -> str:
-    """``cannot_check`` and the like, as files name it."""
-    return re.sub(r"(?<=[a-z])_(?=[a-z])", " ", verdict)
-
-
 def _ours(each: Judged) -> str:
     if each.finding is None:
         return "-"
     if each.claim.expected.value is None and each.finding.holds is not None:
         return "holds" if each.finding.holds else "does not hold"
     return _value(each.finding.value, each.claim.expected.unit)
-
-
-def _range(found: tuple[float, float] | None, unit: str | None) -> str:
-    return "" if found is None else f" [{_value(found, unit)}]"
 
 
 def _value(value: float | tuple[float, ...] | None, unit: str | None) -> str:

@@ -23,7 +23,7 @@ from repro.cli.options import Given, Knobs, Some, of_platform
 from repro.cli.output import counted, counting, number, print_json, print_table, say
 from repro.cli.plots import check_plot, save_capacity_plot
 from repro.cli.sweep import check_regular, readable
-from repro.reports.memory import PlanCase, PlanRow, compare_logit_budgets
+from repro.reports.memory import PlanCase, compare_logit_budgets
 from repro.systems.cluster.system import DIFFUSION
 from repro.systems.cost import CostKnobs
 from repro.systems.platforms import DllmPart, Platform, paper_objectives
@@ -42,6 +42,9 @@ PLAN_COLUMNS = (
     *("card", "logits", "rows at once", "weights GB", "activations GB", "logits GB", "guard GB"),
     *("KV GB", "KV rows", "requests", "verdict"),
 )
+
+
+PLAN_PARTS = ("weights", "activation", "logits", "guard", "kv")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +95,15 @@ def plan(
     print_table(
         f"Memory plan of LLaDA-8B, requests of {input_len} + {part.gen_length} tokens (simulated: from shapes)",
         PLAN_COLUMNS,
-        [_as_text(row) for row in rows],
+        [
+            (
+                *(row.label, row.logits, f"{row.logit_rows:,}"),
+                *(number(getattr(row.plan, f"{part}_bytes") / 1e9, 2) for part in PLAN_PARTS),
+                *(f"{row.plan.kv_rows:,}", str(row.requests), row.verdict),
+            )
+            for row in rows
+        ],
     )
-
-
-def _as_text(row: PlanRow) -> tuple[str, ...]:
-    plan = row.plan
-    sizes = (plan.weights_bytes, plan.activation_bytes, plan.logits_bytes, plan.guard_bytes, plan.kv_bytes)
-    said = (number(size / 1e9, 2) for size in sizes)
-    return (row.label, row.logits, f"{row.logit_rows:,}", *said, f"{plan.kv_rows:,}", str(row.requests), row.verdict)
 
 
 PLAN_SEED = 10**6
@@ -223,7 +226,19 @@ def plan_cluster(*, options: PlanClusterOptions, sample: Sample, solved: Solved,
     rate, slo = sample.rate or PLANNING_RATE * options.gpus / card.num_gpus, sample.slo(shape.name, card.name)
     options = options.on(gpu)
     found = _planned(options, sample, solved, shape, gpu, rate, slo)
-    rows = _plan_rows(found.plans, slo)
+    rows = [
+        {
+            "rank": rank,
+            "deployment": str(plan.deployment),
+            "worst_of_slo": plan.value,
+            "ttft_p95_s": plan.prefill.seconds,
+            "ttft_p95_of_slo": plan.prefill.of_slo,
+            "round_decode_p95_s": plan.decode.seconds,
+            "itl_p95_of_slo": plan.decode.of_slo,
+            "itl_p95_s": plan.decode.of_slo * slo.itl_s,
+        }
+        for rank, plan in enumerate(found.plans, start=1)
+    ]
     if json:
         how = {
             "constants": found.constants,
@@ -281,22 +296,6 @@ def _planned(
     end = time.perf_counter()
     require(bool(found), f"gpus={gpus}: no split into prefill and decode workers uses them all, give an even number")
     return Planned([*found], performance, ground.constants.name, profiled - start, end - profiled)
-
-
-def _plan_rows(plans: list[Plan], slo: Slo) -> list[dict[str, Any]]:
-    return [
-        {
-            "rank": rank,
-            "deployment": str(plan.deployment),
-            "worst_of_slo": plan.value,
-            "ttft_p95_s": plan.prefill.seconds,
-            "ttft_p95_of_slo": plan.prefill.of_slo,
-            "round_decode_p95_s": plan.decode.seconds,
-            "itl_p95_of_slo": plan.decode.of_slo,
-            "itl_p95_s": plan.decode.of_slo * slo.itl_s,
-        }
-        for rank, plan in enumerate(plans, start=1)
-    ]
 
 
 CapacityPlot = Annotated[
@@ -451,21 +450,15 @@ def _print_answers(
             number(row[f"{name}_s"], 0, scale=1e3) for row in rows
         ]
     columns["longest wait s"] = [number(row["longest_ttft_s"], 2) for row in rows]
-    columns["binds"] = [_binding(row["binds"]) for row in rows]
+    # Without the limit, which the title has.
+    binds = [(row["binds"] or "-").split(":") for row in rows]
+    columns["binds"] = [f"{name[0].upper()} {name[1]}" if len(name) > 1 else name[0] for name in binds]
     obtained = ", ".join(sorted({row["obtained"] for row in rows}))
     title = (
         f"{model}, {Path(about['workload']).name}: {about['slo']}; {about['unit']} within {100 * about['resolution']:g} %, "
         f"{counted(about['seeds'], 'seed')} ({obtained})"
     )
     print_table(title, tuple(columns), list(zip(*columns.values(), strict=True)))
-
-
-def _binding(name: str | None) -> str:
-    """Without the limit, which the title has."""
-    if name is None or ":" not in name:
-        return name or "-"
-    metric, percentile, _ = name.split(":")
-    return f"{metric.upper()} {percentile}"
 
 
 def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]], options: CapacityGoal) -> list[str]:
