@@ -8,7 +8,7 @@ gaps between them; a fourth is padding, as are the last query rows. Gaps hold Na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -83,32 +83,22 @@ class Example(NamedTuple):
         return None
 
 
-def attempts(name: str, kernels: tuple[VarlenKernel, ...], group: int) -> Iterator[FlashVarlen]:
-    """Every way to use the kernels, the cheapest first."""
-    for kernel in kernels:
-        if kernel.takes_used_k:
-            yield FlashVarlen(name, kernel, "runs")
-    for kernel in kernels:
-        yield FlashVarlen(name, kernel, "gather")
-    if group > 1:
-        for kernel in kernels:
-            yield FlashVarlen(name, kernel, "gather", repeats_heads=True)
-
-
 @lru_cache(maxsize=64)
 def probe(
     name: str, kernels: tuple[VarlenKernel, ...], device: torch.device, dtype: torch.dtype, head_dim: int, group: int
 ) -> FlashVarlen | str:
-    """The first way to use the kernels that is right, or why there is none."""
+    """The first of the kernels that reads keys where they lie and is right, or why there is none."""
     example = Example.make(device, dtype, head_dim, group)
     faults = []
-    for backend in attempts(name, kernels, group):
+    for kernel in kernels:
+        if not kernel.takes_used_k:
+            continue
+        backend = FlashVarlen(name, kernel)
         fault = example.fault(backend)
         if fault is None:
             return backend
-        heads = " with repeated heads" if backend.repeats_heads else ""
-        faults.append(f"{type(backend.kernel).__name__} over {backend.layout}{heads}: {fault}")
-    return "; ".join(faults) or "it has no varlen kernel"
+        faults.append(f"{type(kernel).__name__}: {fault}")
+    return "; ".join(faults) or "it has no varlen kernel that takes seqused_k"
 
 
 BACKENDS = ("flash-attn", "torch-varlen", "sdpa-padded", "sdpa")

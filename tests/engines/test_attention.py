@@ -36,7 +36,7 @@ from engines.attention.flash import (
     parameters_of,
     torch_varlen_kernels,
 )
-from engines.attention.registry import Example, attempts, probe
+from engines.attention.registry import Example, probe
 from engines.attention.spans import VarlenAttention
 from engines.errors import UserError
 from engines.kernels import host
@@ -49,9 +49,7 @@ LIBRARY: dict[str, VarlenAttention] = {
     "sdpa": Sdpa(),
     "sdpa-padded": SdpaPadded(),
     "sdpa-padded, one at a time": SdpaPadded(memory_limit=1),
-    "runs": FlashVarlen("flash-attn", EMULATED, "runs"),
-    "gather": FlashVarlen("flash-attn", EMULATED, "gather"),
-    "gather, repeated heads": FlashVarlen("flash-attn", EMULATED, "gather", repeats_heads=True),
+    "flash-attn": FlashVarlen("flash-attn", EMULATED),
 }
 if kernel_probe.host_fault(torch.float32) is None:
     LIBRARY["host"] = HostVarlen()
@@ -239,63 +237,29 @@ def refuse(arguments: dict[str, Any]) -> None:
     raise RuntimeError("no kernel image")
 
 
-def ungrouped(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Any:
-    if q.shape[1] != k.shape[1]:
-        raise ValueError("as many heads")
-    return flash_attn_varlen_forward(q, k, v, **arguments)
-
-
 def kernel(change: Callable[[dict[str, Any]], None]) -> FlashAttnKernel:
     return FlashAttnKernel(keywords(change), takes_used_k=True)
 
 
-@pytest.mark.parametrize("group", [1, 4])
-def test_the_probe_takes_runs_where_they_work(group):
-    found = probe("flash-attn", (EMULATED,), CPU, torch.float32, 16, group)
-    assert found == FlashVarlen("flash-attn", EMULATED, "runs")
-
-
 @pytest.mark.parametrize("change", [forget_used, one_key_less, one_key_more, refuse_used])
-def test_the_probe_falls_through_to_gather(change):
-    wrong = kernel(change)
-    found = probe("flash-attn", (wrong,), CPU, torch.float32, 16, 2)
-    assert found == FlashVarlen("flash-attn", wrong, "gather")
-    assert Example.make(CPU, torch.float32, 16, 2).fault(FlashVarlen("flash-attn", wrong, "runs")) is not None
-
-
-def test_a_right_kernel_is_taken_before_a_copy():
-    kernels = (kernel(forget_used), EMULATED)
-    assert probe("flash-attn", kernels, CPU, torch.float32, 16, 1) == FlashVarlen("flash-attn", EMULATED, "runs")
-
-
-def test_kernels_without_used_k_gather():
-    plain = FlashAttnKernel(flash_attn_varlen_forward, takes_used_k=False)
-    assert probe("flash-attn", (plain,), CPU, torch.float32, 16, 1) == FlashVarlen("flash-attn", plain, "gather")
-
-
-def test_heads_are_repeated_for_a_kernel_without_groups():
-    wants_equal = FlashAttnKernel(ungrouped, takes_used_k=True)
-    found = probe("flash-attn", (wants_equal,), CPU, torch.float32, 16, 3)
-    assert found == FlashVarlen("flash-attn", wants_equal, "gather", repeats_heads=True)
-    assert not isinstance(found, str)
-    assert CASES["grouped"].error(found, CPU, torch.float32) <= TOLERANCE[torch.float32]
+def test_the_probe_takes_the_first_kernel_that_is_right(change):
+    without = FlashAttnKernel(flash_attn_varlen_forward, takes_used_k=False)
+    found = probe("flash-attn", (without, kernel(change), EMULATED), CPU, torch.float32, 16, 4)
+    assert found == FlashVarlen("flash-attn", EMULATED)
 
 
 def test_the_probe_says_what_is_wrong():
     found = probe("flash-attn", (kernel(refuse),), CPU, torch.float32, 16, 1)
-    assert found == (
-        "FlashAttnKernel over runs: RuntimeError: no kernel image; "
-        "FlashAttnKernel over gather: RuntimeError: no kernel image"
-    )
+    assert found == "FlashAttnKernel: RuntimeError: no kernel image"
     example = Example.make(CPU, torch.float32, 16, 2)
     faults = {
-        change: example.fault(FlashVarlen("flash-attn", kernel(change), "runs"))
+        change: example.fault(FlashVarlen("flash-attn", kernel(change)))
         for change in (forget_used, one_key_less, one_key_more, refuse_used)
     }
     assert faults[refuse_used] == "RuntimeError: seqused_k is not supported"
     assert faults[one_key_more] == "it reads keys outside the runs"
     assert str(faults[one_key_less]).startswith("it is off by")
-    assert probe("flash-attn", (), CPU, torch.float32, 16, 1) == "it has no varlen kernel"
+    assert probe("flash-attn", (), CPU, torch.float32, 16, 1) == "it has no varlen kernel that takes seqused_k"
 
 
 def test_the_probe_sees_rows_overwritten_that_are_not_its_own():
@@ -311,17 +275,16 @@ def test_the_probe_sees_rows_overwritten_that_are_not_its_own():
             return found
 
     example = Example.make(CPU, torch.float32, 16, 1)
-    assert example.fault(FlashVarlen("x", Careless(), "runs")) == "it writes outside its output"
-    assert example.fault(FlashVarlen("x", EMULATED, "runs")) is None
+    assert example.fault(FlashVarlen("x", Careless())) == "it writes outside its output"
+    assert example.fault(FlashVarlen("x", EMULATED)) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [8, 64, 256])
 def test_rounding_is_no_fault(dtype, head_dim):
     example = Example.make(CPU, dtype, head_dim, 2)
-    for backend in attempts("flash-attn", (EMULATED,), 2):
+    for backend in (FlashVarlen("flash-attn", EMULATED), SdpaPadded()):
         assert example.fault(backend) is None
-    assert example.fault(SdpaPadded()) is None
 
 
 def test_a_kernel_is_probed_once():
@@ -347,10 +310,8 @@ def test_kernels_of_flash_attn(monkeypatch):
     fake_flash_attn(monkeypatch, _flash_attn_varlen_forward=flash_attn_varlen_forward, flash_attn_varlen_func=public)
     kernels = flash_attn_kernels()
     assert [each.takes_used_k for each in kernels] == [True, False]
-    for each in kernels:
-        found = probe("flash-attn", (each,), CPU, torch.float32, 16, 2)
-        assert isinstance(found, FlashVarlen)
-        assert CASES["grouped"].error(found, CPU, torch.float32) <= TOLERANCE[torch.float32]
+    assert probe("flash-attn", kernels, CPU, torch.float32, 16, 2) == FlashVarlen("flash-attn", kernels[0])
+    assert isinstance(probe("flash-attn", kernels[1:], CPU, torch.float32, 16, 2), str)
 
 
 def test_a_custom_operator_shows_its_parameters():
@@ -385,9 +346,8 @@ def test_kernels_of_torch(takes_out, takes_gqa):
         return None
 
     varlen = TorchVarlenKernel(function, takes_used_k=True, takes_out=takes_out, takes_gqa=takes_gqa)
-    for layout in ("runs", "gather"):
-        backend = FlashVarlen("torch-varlen", varlen, layout)
-        assert CASES["grouped"].error(backend, CPU, torch.float32) <= TOLERANCE[torch.float32]
+    backend = FlashVarlen("torch-varlen", varlen)
+    assert CASES["grouped"].error(backend, CPU, torch.float32) <= TOLERANCE[torch.float32]
 
 
 def test_the_kernels_of_this_torch():
@@ -395,9 +355,9 @@ def test_the_kernels_of_this_torch():
     assert any(each.takes_used_k for each in kernels), "no varlen kernel of this torch takes seqused_k"
     assert isinstance(kernels[-1], AtenVarlenKernel)
     example = Example.make(CPU, torch.bfloat16, 64, 1)
-    for backend in attempts("torch-varlen", kernels, 1):
+    for each in kernels:
         # They have no CPU kernel: arguments got through, whatever the signature.
-        assert str(example.fault(backend)).startswith("NotImplementedError"), backend
+        assert str(example.fault(FlashVarlen("torch-varlen", each))).startswith("NotImplementedError"), each
 
 
 # ---- choice -------------------------------------------------------------------------------

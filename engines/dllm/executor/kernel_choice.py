@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from engines.attention import VarlenAttention, attention_backend, availability
-from engines.attention.flash import reads_pool_in_place
+from engines.attention.flash import FlashVarlen
 from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.denoise import FusedReduction, Reduction, VocabularyReduction, vocabulary_reduction
 from engines.dllm.executor.layout import SelectingLayers
@@ -73,7 +73,7 @@ class KernelChoice:
         """How forwards are captured; None where they are not: a graph's layers all read the same runs."""
         if self.selecting is not None:
             return None
-        if self._device.type != "cuda" or not self._config.cuda_graphs or not reads_pool_in_place(self.attention):
+        if self._device.type != "cuda" or not self._config.cuda_graphs or not isinstance(self.attention, FlashVarlen):
             return None
         return CudaRecorder(self._device)
 
