@@ -6,7 +6,7 @@ LLaDA2 (2.0 and 2.1, mini and flash), SDAR (dense) and Fast-dLLM v2. Tokens of a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -16,6 +16,7 @@ from engines.models.checkpoint import checkpoint_dir, read_json
 from engines.models.config import (
     DECODER_SIZES,
     IMPLEMENTED_OF_DECODERS,
+    PUBLISHED,
     Heads,
     Hidden,
     Layers,
@@ -259,79 +260,20 @@ def read_block_config(directory: Path) -> BlockConfig:
     return BlockConfig.from_dict(read_json(path))
 
 
-_MINI_EXPERTS = ExpertsConfig(
-    num_experts=256,
-    experts_per_token=8,
-    num_groups=8,
-    groups_per_token=4,
-    scaling=2.5,
-    expert_hidden=512,
-    shared_hidden=512,
-    dense_layers=1,
-)
-LLADA2_MINI = BlockConfig(
-    family="llada2",
-    d_model=2048,
-    n_layers=20,
-    n_heads=16,
-    n_kv_heads=4,
-    head_dim=128,
-    rotary_dim=64,
-    mlp_hidden_size=5120,
-    vocab_size=157184,
-    max_sequence_length=32768,
-    rope=Rope(theta=6e5),
-    rms_norm_eps=1e-6,
-    mask_token_id=156895,
-    eos_token_id=156892,
-    block_length=32,
-    experts=_MINI_EXPERTS,
-)
+def _published(name: str) -> BlockConfig:
+    own = dict(PUBLISHED["block"][name])
+    rope = Rope(theta=own.pop("rope_theta"))
+    experts = own.pop("experts", None)
+    return BlockConfig(**own, rope=rope, experts=experts and ExpertsConfig(**experts))
+
+
+LLADA2_MINI = _published("llada2-mini")
 """LLaDA2.0-mini and LLaDA2.1-mini (16,255,643,392 parameters)."""
-LLADA2_FLASH = replace(
-    LLADA2_MINI,
-    d_model=4096,
-    n_layers=32,
-    n_heads=32,
-    mlp_hidden_size=9216,
-    experts=replace(_MINI_EXPERTS, expert_hidden=1024, shared_hidden=1024),
-)
+LLADA2_FLASH = _published("llada2-flash")
 """LLaDA2.0-flash and LLaDA2.1-flash (102,889,705,216 parameters)."""
-SDAR_8B = BlockConfig(
-    family="sdar",
-    d_model=4096,
-    n_layers=36,
-    n_heads=32,
-    n_kv_heads=8,
-    head_dim=128,
-    rotary_dim=128,
-    mlp_hidden_size=12288,
-    vocab_size=151936,
-    max_sequence_length=32768,
-    rope=Rope(theta=1e6),
-    rms_norm_eps=1e-6,
-    mask_token_id=151669,
-    eos_token_id=151643,
-    block_length=4,
-)
+SDAR_8B = _published("sdar-8b")
 """SDAR-8B (8,190,735,360 parameters)."""
-FAST_DLLM_V2_7B = BlockConfig(
-    family="fast-dllm-v2",
-    d_model=3584,
-    n_layers=28,
-    n_heads=28,
-    n_kv_heads=4,
-    head_dim=128,
-    rotary_dim=128,
-    mlp_hidden_size=18944,
-    vocab_size=152064,
-    max_sequence_length=32768,
-    rope=Rope(theta=1e6),
-    rms_norm_eps=1e-6,
-    mask_token_id=151665,
-    eos_token_id=151645,
-    block_length=32,
-)
+FAST_DLLM_V2_7B = _published("fast-dllm-v2-7b")
 """Fast-dLLM v2 7B (7,615,616,512 parameters)."""
 
 BLOCK_SHAPES: Mapping[str, BlockConfig] = {

@@ -8,9 +8,11 @@ hidden unit; embedding and output head by vocabulary id. Norms are whole on ever
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from engines.errors import UserError, require
@@ -23,6 +25,10 @@ Hidden = Annotated[int, Range(1, 2**20)]
 Rows = Annotated[int, Range(1, 2**24)]
 """Rows of a vocabulary, or positions."""
 Positive = Annotated[float, Range(above=0, most=1e30)]
+PUBLISHED: Mapping[str, Mapping[str, Any]] = json.loads(
+    Path(__file__).with_name("published.json").read_text(encoding="utf-8")
+)
+"""Dimensions of published checkpoints: kind -> name -> fields of the kind's class."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,20 +368,7 @@ class LLaDAConfig(ModelConfig):
         return {**_LLADA_CONSTANT, **asdict(self), "embedding_size": self.vocab_size}
 
 
-LLADA_8B = LLaDAConfig(
-    d_model=4096,
-    n_layers=32,
-    n_heads=32,
-    n_kv_heads=32,
-    mlp_hidden_size=12288,
-    vocab_size=126464,
-    max_sequence_length=4096,
-    rope_theta=500000.0,
-    rms_norm_eps=1e-5,
-    mask_token_id=126336,
-    eos_token_id=126081,
-    pad_token_id=126081,
-)
+LLADA_8B = LLaDAConfig(**PUBLISHED["diffusion"]["llada-8b"])
 """LLaDA-8B-Instruct, from its published config.json (8,015,581,184 parameters)."""
 
 
@@ -466,20 +459,7 @@ class DreamConfig(ModelConfig):
         }
 
 
-DREAM_7B = DreamConfig(
-    d_model=3584,
-    n_layers=28,
-    n_heads=28,
-    n_kv_heads=4,
-    mlp_hidden_size=18944,
-    vocab_size=152064,
-    max_sequence_length=131072,
-    rope_theta=1000000.0,
-    rms_norm_eps=1e-6,
-    mask_token_id=151666,
-    eos_token_id=151643,
-    pad_token_id=151643,
-)
+DREAM_7B = DreamConfig(**PUBLISHED["diffusion"]["dream-7b"])
 """Dream-v0-7B, Base and Instruct (7,615,616,512 parameters).
 
 A checkpoint's own config.json is what is served; this one only sizes random weights and estimates.

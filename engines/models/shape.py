@@ -7,7 +7,6 @@ counted; norms, rotations, biases and activations are below one percent and are 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any
 
 from engines.errors import UserError
@@ -18,7 +17,7 @@ from engines.models.block_config import SDAR_8B as _SDAR_8B_CONFIG
 from engines.models.block_config import BlockConfig
 from engines.models.config import DREAM_7B as _DREAM_7B_CONFIG
 from engines.models.config import LLADA_8B as _LLADA_8B_CONFIG
-from engines.models.config import ModelConfig
+from engines.models.config import PUBLISHED, ModelConfig
 
 _OF_MIXTURES = ("shared_hidden", "router_bias", "dense_layers", "dense_hidden")
 
@@ -208,66 +207,21 @@ def _sizes(config: ModelConfig | BlockConfig) -> dict[str, Any]:
 
 LLADA_8B = ModelShape.from_config(_LLADA_8B_CONFIG, name="LLaDA-8B")
 
-# Dimensions below are those of the published config.json files; the tests hold each against the
-# checkpoint's published parameter count.
-_published = partial(ModelShape, head_dim=128)
-QWEN2_5_7B = _published(
-    name="Qwen2.5-7B",
-    d_model=3584,
-    n_layers=28,
-    n_heads=28,
-    n_kv_heads=4,
-    mlp_hidden=18944,
-    vocab_rows=152064,
-    qkv_bias=True,
-)
+
+def _published(name: str) -> ModelShape:
+    """The tests hold each against the checkpoint's published parameter count."""
+    return ModelShape(name=name, **PUBLISHED["shapes"][name])
+
+
+QWEN2_5_7B = _published("Qwen2.5-7B")
 DREAM_7B = ModelShape.from_config(_DREAM_7B_CONFIG, name="Dream-7B")
-QWEN2_5_14B = _published(
-    name="Qwen2.5-14B",
-    d_model=5120,
-    n_layers=48,
-    n_heads=40,
-    n_kv_heads=8,
-    mlp_hidden=13824,
-    vocab_rows=152064,
-    qkv_bias=True,
-)
-QWEN2_5_32B = replace(QWEN2_5_14B, name="Qwen2.5-32B", n_layers=64, mlp_hidden=27648)
-QWEN3_32B = _published(
-    name="Qwen3-32B",
-    d_model=5120,
-    n_layers=64,
-    n_heads=64,
-    n_kv_heads=8,
-    mlp_hidden=25600,
-    vocab_rows=151936,
-    qk_norm=True,
-)
-QWEN3_14B = replace(QWEN3_32B, name="Qwen3-14B", n_layers=40, n_heads=40, mlp_hidden=17408)
-QWEN3_8B = replace(QWEN3_32B, name="Qwen3-8B", d_model=4096, n_layers=36, n_heads=32, mlp_hidden=12288)
-QWEN3_4B = replace(QWEN3_8B, name="Qwen3-4B", d_model=2560, mlp_hidden=9728, tied=True)
-QWEN3_1_7B = replace(QWEN3_4B, name="Qwen3-1.7B", d_model=2048, n_layers=28, n_heads=16, mlp_hidden=6144)
-QWEN3_0_6B = replace(QWEN3_1_7B, name="Qwen3-0.6B", d_model=1024, mlp_hidden=3072)
-QWEN3 = (QWEN3_0_6B, QWEN3_1_7B, QWEN3_4B, QWEN3_8B, QWEN3_14B, QWEN3_32B)
-MISTRAL_7B_V0_1 = _published(
-    name="Mistral-7B-v0.1", d_model=4096, n_layers=32, n_heads=32, n_kv_heads=8, mlp_hidden=14336, vocab_rows=32000
-)
-MISTRAL_7B_V0_3 = replace(MISTRAL_7B_V0_1, name="Mistral-7B-v0.3", vocab_rows=32768)
-MISTRAL = (MISTRAL_7B_V0_1, MISTRAL_7B_V0_3)
-LLAMA_3_1_70B = _published(
-    name="Llama-3.1-70B", d_model=8192, n_layers=80, n_heads=64, n_kv_heads=8, mlp_hidden=28672, vocab_rows=128256
-)
-MIXTRAL_8X7B = _published(
-    name="Mixtral-8x7B",
-    d_model=4096,
-    n_layers=32,
-    n_heads=32,
-    n_kv_heads=8,
-    mlp_hidden=14336,
-    vocab_rows=32000,
-    num_experts=8,
-    experts_per_token=2,
-)
+QWEN2_5_14B = _published("Qwen2.5-14B")
+QWEN2_5_32B = _published("Qwen2.5-32B")
+QWEN3 = tuple(_published(f"Qwen3-{size}") for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B"))
+QWEN3_32B = QWEN3[-1]
+MISTRAL = (_published("Mistral-7B-v0.1"), _published("Mistral-7B-v0.3"))
+LLAMA_3_1_70B = _published("Llama-3.1-70B")
+MIXTRAL_8X7B = _published("Mixtral-8x7B")
 
 LLADA2_MINI = ModelShape.from_block_config(_LLADA2_MINI_CONFIG, name="LLaDA2-mini")
 LLADA2_FLASH = ModelShape.from_block_config(_LLADA2_FLASH_CONFIG, name="LLaDA2-flash")
