@@ -21,7 +21,7 @@ from engines.attention.backends import HostVarlen, Sdpa, SdpaPadded
 from engines.attention.flash import FlashVarlen, VarlenKernel, flash_attn_kernels, torch_varlen_kernels
 from engines.attention.spans import Spans, VarlenAttention
 from engines.errors import UserError
-from engines.kernels.choice import HostKernels
+from engines.kernels.probe import HostKernels
 
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
 """Largest difference to the reference that rounding explains, for outputs of order 1."""

@@ -31,7 +31,7 @@ from engines.attention import Spans, VarlenAttention, attention_backend
 from engines.blockdiffusion.plan import Denoised, Outcome, SharedTables, StepPlan, Work
 from engines.dllm.denoise import Reduced, Reduction, Sampling
 from engines.errors import UserError, require
-from engines.kernels.choice import HostKernels, TritonKernels
+from engines.kernels.probe import HostKernels, TritonKernels
 from engines.models.block_config import BlockConfig
 from engines.models.layers import FusedOps, fuse
 from engines.models.llada2 import Experts

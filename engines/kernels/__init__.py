@@ -1,6 +1,6 @@
 """Triton kernels of the CUDA path (``jit``), their wrappers, each beside its reference in torch; those of a CPU are in ``host``, C++.
 
-A wrapper checks shapes and launches; it never falls back. Callers ask ``available`` and otherwise
+A wrapper launches, and never falls back; shapes are as its docstring says. Callers ask ``available`` and otherwise
 call the reference, which has the same signature. Nothing here reads from the device: wrappers may run
 inside CUDA graph capture once a call of the same shapes outside it has compiled them. Block sizes are
 fixed, so a row's numbers do not depend on what else is in the launch. Importing a module other than

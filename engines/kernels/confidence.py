@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import DTYPES, expect, power_of_two, tiles
+from engines.kernels.launch import power_of_two, tiles
 from engines.runtime.device import on
 
 TILE = 4096
@@ -39,7 +39,6 @@ def confidence(logits: Tensor, suppress_id: int | None = None) -> tuple[Tensor, 
 
 def confidence_reference(logits: Tensor, suppress_id: int | None = None) -> tuple[Tensor, Tensor]:
     """As ``confidence``."""
-    _check(logits)
     p = torch.softmax(logits, dim=-1, dtype=torch.float32)
     if suppress_id is not None:
         logits = logits.clone()
@@ -73,7 +72,6 @@ def partial(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
 
 def partial_reference(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
     """As ``partial``; of float64 logits in float64."""
-    _check(logits, (*DTYPES, torch.float64))
     wide = torch.promote_types(logits.dtype, torch.float32)
     logits = logits.to(wide, copy=suppress_id is not None)
     maximum = logits.amax(dim=-1)
@@ -109,7 +107,6 @@ def _empty(shape: tuple[int, ...], device: torch.device) -> Partial:
 
 def _tile_parts(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
     """[M, tiles] of TILE logits each."""
-    _check(logits)
     from engines.kernels.jit import reduce_tiles
 
     rows, vocabulary = logits.shape
@@ -138,10 +135,6 @@ def _combine(parts: Partial, *, by_row: bool) -> tuple[Tensor, Tensor]:
     from engines.kernels.jit import merge_parts
 
     parts = Partial(*(t.contiguous() for t in parts))
-    expect(
-        parts.best.dim() == 2 and all(t.shape == parts.best.shape for t in parts) and parts.token.dtype == torch.int64,
-        "parts of one shape [S, M], tokens int64",
-    )
     rows, count = parts.best.shape if by_row else parts.best.shape[::-1]
     token = torch.empty(rows, dtype=torch.int64, device=parts.best.device)
     probability = torch.empty(rows, dtype=torch.float32, device=parts.best.device)
@@ -163,11 +156,3 @@ def _combine(parts: Partial, *, by_row: bool) -> tuple[Tensor, Tensor]:
                 enable_fp_fusion=False,
             )
     return token, probability
-
-
-def _check(logits: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
-    expect(
-        logits.dim() == 2 and logits.shape[1] > 0 and (logits.shape[1] == 1 or logits.stride(1) == 1),
-        "logits [M, V] with contiguous V",
-    )
-    expect(logits.dtype in dtypes, "logits in bfloat16, float16 or float32")

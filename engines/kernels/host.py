@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import expect
 from engines.models.layers import rotate_halves
 from engines.runtime.device import store_by_index
 
@@ -99,6 +98,12 @@ def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
     found = library()[f"{name}_{DTYPES[dtype]}"]
     found.argtypes, found.restype = _ARGUMENTS[name], None
     return found
+
+
+def expect(condition: bool, wanted: str) -> None:
+    """Raises ValueError: a caller's mistake, no user's."""
+    if not condition:
+        raise ValueError(f"wanted {wanted}")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None) -> Tensor:

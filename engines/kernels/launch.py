@@ -1,4 +1,4 @@
-"""Sizes and checks that the wrappers share, and the requests of a step that build their cache (dLLM-Serve §4.5)."""
+"""Sizes that the wrappers share, and the requests of a step that build their cache (dLLM-Serve §4.5)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def power_of_two(count: int) -> int:
@@ -17,20 +15,6 @@ def power_of_two(count: int) -> int:
 
 def tiles(count: int, size: int) -> int:
     return -(-count // size)
-
-
-def expect(condition: bool, wanted: str) -> None:
-    """Raises ValueError: a caller's mistake, no user's."""
-    if not condition:
-        raise ValueError(f"wanted {wanted}")
-
-
-def expect_alike(names: str, first: Tensor, *others: Tensor) -> None:
-    """One floating dtype and device for all."""
-    expect(
-        first.dtype in DTYPES and all(t.dtype == first.dtype and t.device == first.device for t in others),
-        f"{names} in one floating dtype, on one device",
-    )
 
 
 class Building(NamedTuple):
@@ -53,15 +37,6 @@ class Building(NamedTuple):
     def of(cls, table: Tensor) -> Building:
         """Views of a [7, n] table, which one transfer brings to the device."""
         return cls(*table.unbind(0))
-
-    def check(self, device: torch.device) -> None:
-        shape = self.kept.shape
-        expect(
-            len(shape) == 1
-            and all(t.shape == shape and t.dtype == torch.int64 and t.device == device for t in self)
-            and all(t.stride(0) == 1 for t in self),
-            "contiguous int64 [n] tensors of the requests, on the device of q, k and v",
-        )
 
     def rows(self, i: int, context: Tensor) -> Tensor:
         """Packed rows of context indices of request i."""

@@ -4,12 +4,21 @@ Shapes: n building requests, N packed rows, R pool rows, Hkv heads of width D. K
 one launch that follows the selection itself; no index or row is stored in between.
 
 Fresh rows of K and V to their places in the pool, both in one launch; M rows of Hkv heads of width D, R pool rows.
+
+Causal attention over paged K and V, for all sequences of a step in one launch: where no flash kernel reads block tables
+(torch before 2.12 without flash-attn).
+
+Shapes: N query rows of n sequences, H / Hkv heads of width D, blocks of B tokens of K and V [blocks, B, Hkv, D]. Sequence i has
+the query rows ``cu_q[i]`` to ``cu_q[i + 1]``, the last of its ``used_k[i]`` tokens, which lie in the blocks ``table[i]``. Rows of no
+sequence hold anything.
 """
+
+from math import log2
 
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import Building, expect, expect_alike, power_of_two, tiles
+from engines.kernels.launch import Building, power_of_two, tiles
 from engines.runtime.device import on
 
 ROWS = 32
@@ -25,7 +34,6 @@ def pack(
     context indices, best first, what is past kept is not read; None keeps context row j as row j.
     ``max_kept`` is at least every kept and at most K. Ranges of pool rows must not overlap.
     """
-    _check(pool_k, pool_v, k, v, building, chosen, max_kept)
     from engines.kernels.jit import pack_rows
 
     n, (kv_heads, width) = len(building.kept), k.shape[1:]
@@ -70,7 +78,6 @@ def pack_reference(
     pool_k: Tensor, pool_v: Tensor, k: Tensor, v: Tensor, building: Building, chosen: Tensor | None, max_kept: int
 ) -> None:
     """As ``pack``, request by request."""
-    _check(pool_k, pool_v, k, v, building, chosen, max_kept)
     head = torch.arange(k.shape[1], device=k.device).unsqueeze(1)
     for i, (kept, start) in enumerate(zip(building.kept.tolist(), building.kv_start.tolist(), strict=True)):
         first = torch.arange(kept, device=k.device).unsqueeze(0)
@@ -78,31 +85,6 @@ def pack_reference(
         source = building.rows(i, context)
         pool_k[start : start + kept] = k[source, head].transpose(0, 1)
         pool_v[start : start + kept] = v[source, head].transpose(0, 1)
-
-
-def _check(
-    pool_k: Tensor, pool_v: Tensor, k: Tensor, v: Tensor, building: Building, chosen: Tensor | None, max_kept: int
-) -> None:
-    expect(
-        k.dim() == pool_k.dim() == 3 and k.shape == v.shape and pool_k.shape == pool_v.shape,
-        "k and v [N, Hkv, D], pool_k and pool_v [R, Hkv, D]",
-    )
-    expect(
-        k.shape[1:] == pool_k.shape[1:] and all(t.stride(2) == 1 for t in (k, v, pool_k, pool_v)),
-        "the same Hkv and D in k, v and the pool, with contiguous D",
-    )
-    expect_alike("k, v and the pool", k, v, pool_k, pool_v)
-    building.check(k.device)
-    if chosen is not None:
-        expect(
-            chosen.dim() == 3
-            and chosen.shape[0] == len(building.kept)
-            and chosen.shape[1] in (1, k.shape[1])
-            and chosen.shape[2] >= max_kept
-            and (chosen.shape[2] < 2 or chosen.stride(2) == 1)
-            and chosen.dtype in (torch.int32, torch.int64),
-            "chosen [n, Hkv or 1, K] int32 or int64 with contiguous K of max_kept at least",
-        )
 
 
 TILE = 2048
@@ -113,7 +95,6 @@ def store(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) ->
 
     Rows of all four lie anywhere, their heads side by side. Rows of the pool that are named twice hold one of the two.
     """
-    _check_store(pool_k, pool_v, rows, k, v)
     from engines.kernels.jit import store_rows
 
     size = k.shape[1] * k.shape[2]
@@ -139,26 +120,74 @@ def store(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) ->
 
 def store_reference(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
     """As ``store``."""
-    _check_store(pool_k, pool_v, rows, k, v)
     pool_k.index_copy_(0, rows, k)
     pool_v.index_copy_(0, rows, v)
 
 
-def _check_store(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
-    expect(
-        k.dim() == pool_k.dim() == 3 and k.shape == v.shape and pool_k.shape == pool_v.shape,
-        "k and v [M, Hkv, D], pool_k and pool_v [R, Hkv, D]",
-    )
-    expect(
-        k.shape[1:] == pool_k.shape[1:] and all(_has_whole_rows(t) for t in (k, v, pool_k, pool_v)),
-        "the same Hkv and D in k, v and the pool, heads side by side in a row",
-    )
-    expect_alike("k, v and the pool", k, v, pool_k, pool_v)
-    expect(
-        rows.shape == k.shape[:1] and rows.dtype == torch.int64 and rows.is_contiguous() and rows.device == k.device,
-        "contiguous rows [M] int64 on the device of k",
-    )
-
-
 def _has_whole_rows(x: Tensor) -> bool:
     return x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
+
+
+_KEYS = 64
+_PAGED_ROWS, _FEW_PAGED_ROWS = 64, 16
+"""Rows of a program, each a query of one head; few where a sequence has no more."""
+
+
+def paged_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, used_k: Tensor, table: Tensor, *, max_q: int
+) -> Tensor:
+    """[N, H, D]; ``max_q`` bounds the queries of a sequence."""
+    from engines.kernels.jit import paged_causal
+
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    n, kv_heads, width = len(used_k), k.shape[2], q.shape[2]
+    if min(n, max_q, len(q)) == 0:
+        return out
+    group = q.shape[1] // kv_heads
+    rows = _FEW_PAGED_ROWS if max_q * group <= _FEW_PAGED_ROWS else _PAGED_ROWS
+    with on(q.device):
+        paged_causal[(tiles(max_q * group, rows), kv_heads, n)](
+            out,
+            q,
+            k,
+            v,
+            cu_q,
+            used_k,
+            table,
+            table.stride(0),
+            log2(torch.e) * width**-0.5,
+            q.stride(0),
+            q.stride(1),
+            k.stride(1),
+            k.stride(2),
+            BLOCK=k.shape[1],
+            D=width,
+            GROUP=group,
+            ROWS=rows,
+            KEYS=_KEYS,
+            WIDTH=max(16, power_of_two(width)),
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            num_warps=4,
+        )
+    return out
+
+
+def paged_attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, used_k: Tensor, table: Tensor, *, max_q: int
+) -> Tensor:
+    """As ``paged_attention``, one sequence after the other; rows of no sequence are zero."""
+    out = torch.zeros_like(q)
+    group, block = q.shape[1] // k.shape[2], k.shape[1]
+    first = cu_q.tolist()
+    for i, used in enumerate(used_k.tolist()):
+        own = slice(first[i], first[i + 1])
+        count = own.stop - own.start
+        if count == 0:
+            continue
+        blocks = table[i, : tiles(used, block)].long()
+        keys, values = (x[blocks].flatten(0, 1)[:used].repeat_interleave(group, dim=1).float() for x in (k, v))
+        hidden = torch.ones(count, used, dtype=torch.bool, device=q.device).tril(used - count).logical_not()
+        scores = torch.einsum("qhd,khd->hqk", q[own].float(), keys) * q.shape[2] ** -0.5
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        out[own] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+    return out

@@ -1,13 +1,17 @@
-"""Tries every kernel on a small fixed example before it serves: a compiler's mistake costs speed, not results."""
+"""Which kernels serve a model, and what stands in for those that do not.
+
+Each is tried on a small fixed example before it serves: a compiler's mistake costs speed, not results.
+"""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from engines.kernels import host
+from engines.kernels import available, host
 from engines.kernels.confidence import (
     Partial,
     combine,
@@ -22,6 +26,7 @@ from engines.kernels.pack import pack, pack_reference, store, store_reference
 from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import scores, scores_reference
 from engines.models.layers import FusedOps
+from engines.runtime.device import Store, store_by_index
 
 ROUNDING = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9, torch.float32: 1e-5}
 """Largest difference that rounding explains, relative to values of order 1."""
@@ -142,9 +147,7 @@ _HOST_PAIRS: Mapping[str, tuple[Callable[[Examples], _Outputs], Callable[[Exampl
 @lru_cache(maxsize=16)
 def faults(device: torch.device, dtype: torch.dtype) -> Mapping[str, str]:
     """What is wrong with the kernels that do not give their references' numbers here. Compiles them all."""
-    from engines import kernels
-
-    if not kernels.available(device):
+    if not available(device):
         return dict.fromkeys(_KERNELS, "triton is not installed" if device.type == "cuda" else "they run on CUDA")
     examples = Examples(device, dtype)
     found = {name: _fault(*pair, examples) for name, pair in _PAIRS.items()}
@@ -165,21 +168,6 @@ def host_fault(dtype: torch.dtype) -> str | None:
     return next((f"{name}: {fault}" for name, fault in found.items() if fault is not None), None)
 
 
-def fused_ops(device: torch.device, dtype: torch.dtype) -> FusedOps:
-    """The kernels of a model's layers that serve here."""
-    broken = faults(device, dtype)
-    return FusedOps(
-        rms_norm=None if "rms_norm" in broken else rms_norm,
-        rotate=None if "rotate" in broken else rotate,
-        swiglu=None if "swiglu" in broken else swiglu,
-        joins=True,
-    )
-
-
-def serves(name: str, device: torch.device, dtype: torch.dtype) -> bool:
-    return name not in faults(device, dtype)
-
-
 def _fault(
     kernel: Callable[[Examples], _Outputs], reference: Callable[[Examples], _Outputs], examples: Examples
 ) -> str | None:
@@ -198,3 +186,68 @@ def _fault(
         if not torch.allclose(mine.float(), theirs.float(), rtol=tolerance, atol=tolerance):
             return f"it is off by {(mine.float() - theirs.float()).abs().nan_to_num().max().item():.2g}"
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonKernels:
+    """The kernels that serve one device and dtype; none where they are not wanted, and none in float32, which is for
+    comparing, operator by operator."""
+
+    device: torch.device
+    dtype: torch.dtype
+    is_wanted: bool = True
+
+    def serve(self, *names: str) -> bool:
+        """Whether all of these do; without names, whether any can."""
+        if not self.is_wanted or self.dtype == torch.float32 or not available(self.device):
+            return False
+        return all(name not in faults(self.device, self.dtype) for name in names)
+
+    @property
+    def store(self) -> Store:
+        return store if self.serve("store") else store_by_index
+
+    def ops(self, otherwise: FusedOps) -> FusedOps:
+        """Kernels of a model's layers; ``otherwise`` where none can serve."""
+        if not self.serve():
+            return otherwise
+        broken = faults(self.device, self.dtype)
+        return FusedOps(
+            rms_norm=None if "rms_norm" in broken else rms_norm,
+            rotate=None if "rotate" in broken else rotate,
+            swiglu=None if "swiglu" in broken else swiglu,
+            joins=True,
+        )
+
+    def faults(self) -> Mapping[str, str]:
+        """What is wrong with those that do not give their references' numbers."""
+        if not self.serve():
+            return {}
+        return faults(self.device, self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostKernels:
+    """The kernels of ``engines.kernels.host``: all of them serve a device and a dtype, or none."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def fault(self) -> str | None:
+        """Why they do not serve."""
+        if self.device.type != "cpu":
+            return "they run on CPUs"
+        return host_fault(self.dtype)
+
+    def serve_heads(self, width: int) -> bool:
+        """Whether attention over heads of this width is served."""
+        return width <= host.MOST_WIDTH and self.fault is None
+
+    def store(self, otherwise: Store) -> Store:
+        return otherwise if self.fault else host.store
+
+    def ops(self, otherwise: FusedOps) -> FusedOps:
+        if self.fault:
+            return otherwise
+        return FusedOps(rms_norm=host.rms_norm, rotate=host.rotate, swiglu=host.swiglu, joins=True)

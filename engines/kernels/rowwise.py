@@ -9,12 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels.launch import DTYPES, expect, expect_alike, power_of_two, tiles
+from engines.kernels.launch import power_of_two, tiles
 from engines.models.layers import rotate_halves
 from engines.runtime.device import on
-
-_MAX_WIDTH = 32768
-"""A row is held in registers."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None) -> Tensor:
@@ -23,11 +20,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None)
     x [N, d], rows of any stride; weight [d]. With delta [N, d], x becomes x + delta in place, rounded to its
     dtype, and that is normalised.
     """
-    _check_norm(x, weight, delta)
     from engines.kernels.jit import normalize_rows
 
     rows, width = x.shape
-    expect(width <= _MAX_WIDTH, f"rows of {_MAX_WIDTH} at most")
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     if rows > 0:
         padded = power_of_two(width)
@@ -51,27 +46,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None)
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None) -> Tensor:
     """As ``rms_norm``."""
-    _check_norm(x, weight, delta)
     if delta is not None:
         x += delta
     y = F.rms_norm(x.float(), (x.shape[1],), None, eps)
     return weight * y.to(x.dtype)
-
-
-def _check_norm(x: Tensor, weight: Tensor, delta: Tensor | None) -> None:
-    expect(x.dim() == 2 and x.dtype in DTYPES and x.stride(1) == 1, "x [N, d] of a floating dtype with contiguous d")
-    expect(
-        weight.shape == x.shape[1:]
-        and weight.is_contiguous()
-        and weight.dtype == x.dtype
-        and weight.device == x.device,
-        "a contiguous weight [d] of the dtype and device of x",
-    )
-    if delta is not None:
-        expect(
-            delta.shape == x.shape and delta.stride(1) == 1 and delta.dtype == x.dtype and delta.device == x.device,
-            "delta [N, d] of the dtype and device of x, with contiguous d",
-        )
 
 
 HEADS = 16
@@ -84,7 +62,6 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bo
     ``full_precision`` rotates in float32 and rounds once (LLaDA); else cos, sin and every operation are rounded to
     q's dtype (Dream).
     """
-    _check_heads(q, k, cos, sin)
     from engines.kernels.jit import rotate_rows
 
     rows, heads, width = q.shape
@@ -117,30 +94,10 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bo
 
 def rotate_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bool) -> None:
     """As ``rotate``."""
-    _check_heads(q, k, cos, sin)
     dtype = torch.float32 if full_precision else q.dtype
     cos, sin = cos.to(dtype), sin.to(dtype)
     for x in (q, k):
         x.copy_(rotate_halves(x.to(dtype), cos, sin))
-
-
-def _check_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-    rows, _, width = q.shape
-    expect(
-        k.dim() == 3 and k.shape[0] == rows and k.shape[2] == width and width % 2 == 0,
-        "q [N, H, D] and k [N, Hkv, D], even D",
-    )
-    expect_alike("q and k", q, k)
-    expect(q.stride(2) == k.stride(2) == 1, "q and k with contiguous D")
-    expect(
-        cos.shape == sin.shape
-        and cos.shape == (rows, 1, width)
-        and cos.dtype == sin.dtype
-        and cos.dtype in DTYPES
-        and cos.device == sin.device == q.device
-        and cos.stride(2) == sin.stride(2) == 1,
-        "cos and sin [N, 1, D] on the device of q, with contiguous D",
-    )
 
 
 TILE = 2048
@@ -148,7 +105,6 @@ TILE = 2048
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """[N, F] silu(gate) * up, silu rounded to the dtype before the product; gate, up [N, F], rows of any stride."""
-    _check_gate(gate, up)
     from engines.kernels.jit import gate_rows
 
     rows, width = gate.shape
@@ -165,13 +121,4 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def swiglu_reference(gate: Tensor, up: Tensor) -> Tensor:
     """As ``swiglu``."""
-    _check_gate(gate, up)
     return F.silu(gate) * up
-
-
-def _check_gate(gate: Tensor, up: Tensor) -> None:
-    expect(
-        gate.dim() == 2 and gate.shape == up.shape and gate.stride(1) == up.stride(1) == 1,
-        "gate and up [N, F] with contiguous F",
-    )
-    expect_alike("gate and up", gate, up)

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels.launch import Building, expect, expect_alike, power_of_two, tiles
+from engines.kernels.launch import Building, power_of_two, tiles
 from engines.models.protocol import Ranks
 from engines.runtime.device import on
 
@@ -137,7 +137,6 @@ def scores(
     q [N, H, D] and k [N, Hkv, D] are rotated, their rows of any stride; ``max_block`` and ``max_context`` = C are
     the longest of the step, or more; ``kernel`` is odd.
     """
-    _check(q, k, building, selection, kernel)
     from engines.kernels.jit import pooled_scores
 
     n, (kv_heads, width) = len(building.kept), k.shape[1:]
@@ -206,7 +205,6 @@ def scores_reference(
     q: Tensor, k: Tensor, building: Building, selection: Selection, kernel: int, max_block: int, max_context: int
 ) -> Tensor:
     """As ``scores``."""
-    _check(q, k, building, selection, kernel)
     table = torch.stack(building).unsqueeze(2)
     run_start, block_start, block_len, window_len, num_context = table[:5]
     context = torch.arange(max_context, device=q.device).unsqueeze(0)
@@ -219,14 +217,3 @@ def scores_reference(
         context_valid=context < num_context,
     )
     return importance(q.float(), k.float(), rows, selection, kernel)
-
-
-def _check(q: Tensor, k: Tensor, building: Building, selection: Selection, kernel: int) -> None:
-    expect(
-        q.dim() == k.dim() == 3 and q.shape[::2] == k.shape[::2] and q.shape[1] % k.shape[1] == 0,
-        "q [N, H, D] and k [N, Hkv, D], H a multiple of Hkv",
-    )
-    expect_alike("q and k", q, k)
-    expect(q.stride(2) == k.stride(2) == 1, "q and k with contiguous D")
-    expect(selection in ("head", "uniform") and kernel % 2 == 1, "selection head or uniform and an odd kernel")
-    building.check(q.device)

@@ -10,8 +10,7 @@ import torch
 from support.kernel_cases import Drawn, Sizes
 
 from engines.kernels.confidence import confidence, partial
-from engines.kernels.pack import pack, store
-from engines.kernels.paged import paged_attention
+from engines.kernels.pack import pack, paged_attention, store
 from engines.kernels.rowwise import rms_norm, rotate, swiglu
 from engines.kernels.scores import scores
 

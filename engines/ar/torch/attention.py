@@ -27,7 +27,7 @@ from engines.attention import sdpa
 from engines.attention.flash import KernelSpans, TorchVarlenKernel, flash_attn_kernels, torch_varlen_kernels
 from engines.attention.registry import TOLERANCE
 from engines.kernels import available
-from engines.kernels.paged import paged_attention, paged_attention_reference
+from engines.kernels.pack import paged_attention, paged_attention_reference
 from engines.models.protocol import Attend
 from engines.runtime.device import PoolTensors, Staging, Store
 from engines.runtime.rows import BlockTables, Ints

@@ -26,7 +26,7 @@ from engines.ar.torch.sampling import Draws, LogitRules, TokenScores, next_token
 from engines.cost.roofline import DecodeLine
 from engines.errors import UserError, require
 from engines.kernels import host
-from engines.kernels.choice import HostKernels, TritonKernels
+from engines.kernels.probe import HostKernels, TritonKernels
 from engines.models.decoder import CausalModel
 from engines.models.layers import FusedOps, fuse
 from engines.policies.views import Bucket, Chunk, Rung

@@ -11,7 +11,7 @@ from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.denoise import FusedReduction, Reduction, VocabularyReduction, vocabulary_reduction
 from engines.dllm.executor.layout import SelectingLayers
 from engines.dllm.executor.step import SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
-from engines.kernels.choice import HostKernels, TritonKernels
+from engines.kernels.probe import HostKernels, TritonKernels
 from engines.models.layers import FusedOps, fuse
 from engines.models.protocol import DiffusionModel, Ranks
 from engines.runtime.graphs import CudaRecorder, Recorder

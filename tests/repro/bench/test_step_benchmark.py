@@ -13,7 +13,7 @@ from engines.dllm.executor.compose import packed_executor
 from engines.dllm.plan import StepPlan
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.simulated import step_work
-from engines.kernels.choice import TritonKernels
+from engines.kernels.probe import TritonKernels
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import STEP_PARTS
 from repro.bench import logits, step

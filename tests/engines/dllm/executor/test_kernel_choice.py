@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.tiny_models import GQA, network
 
-from engines import kernels
 from engines.attention import HostVarlen, Sdpa
 from engines.attention.backends import SdpaPadded
 from engines.dllm.config import DecodeConfig, EngineConfig, SparsityConfig
@@ -24,7 +23,7 @@ CONFIG = EngineConfig(decode=DecodeConfig(confidence="margin"), suppress_mask_to
 def with_triton(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """As where every kernel runs but those in the set that is returned."""
     broken: set[str] = set()
-    monkeypatch.setattr(kernels, "available", lambda device: True)
+    monkeypatch.setattr(probe, "available", lambda device: True)
     monkeypatch.setattr(probe, "faults", lambda device, dtype: dict.fromkeys(broken, "it is off by 1"))
     return broken
 
