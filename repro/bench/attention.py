@@ -5,6 +5,7 @@ window's rows over a run of a KV pool whose runs lie in any order, with gaps).
 
     floor     the least time the device could take: max(FLOPs / peak, bytes / bandwidth), both peaks as measured
               on this device; 4 FLOPs per query, key, head and channel; q, k, v read once, out written once
+    bound     what the floor is made of: compute or memory
     ratio     time / floor. Operands that fit into the last cache are read faster than memory: below 1 is possible
 
 Medians over calls after warm-up; on CUDA between events; with --graph as replays of a captured graph (launches,
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from engines.attention import BACKENDS, Spans, VarlenAttention, attention_backend, availability
 from engines.cost.peaks import Peaks, measured_peaks, seconds_of
-from repro.bench.common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, shown, table
+from repro.bench.common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,22 +108,6 @@ class AttentionBatch:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionRow:
-    model: str = shown("model")
-    phase: str = shown("phase")
-    batch_size: int = shown("n")
-    backend: str = shown("backend")
-    layout: str = shown("keys")
-    """How a flash kernel reads the keys (engines/attention/flash.py)."""
-    graph: bool
-    time_us: float = shown("us", ".1f")
-    floor_us: float = shown("floor us", ".1f")
-    ratio: float = shown("ratio", ".2f")
-    bound: str = shown("bound")
-    """What the floor is made of: compute or memory."""
-
-
 def time_backend(backend: VarlenAttention, batch: AttentionBatch, repeats: int, *, graph: bool) -> float:
     spans = batch.spans if backend.needs_host_runs else replace(batch.spans, q_runs=None, k_runs=None)
     out = torch.zeros_like(batch.q)
@@ -138,24 +124,24 @@ def time_backend(backend: VarlenAttention, batch: AttentionBatch, repeats: int, 
 
 def row(
     model: str, phase: str, size: int, name: str, batch: AttentionBatch, peaks: Peaks, repeats: int, *, graph: bool
-) -> AttentionRow:
+) -> dict[str, Any]:
     heads = MODELS[model]
     backend = attention_backend(name, batch.q.device, batch.q.dtype, *heads.shape)
     graph = graph and not backend.needs_host_runs
     floor = batch.work.floor_s(flops_per_s=peaks.flops_per_s, bytes_per_s=peaks.bytes_per_s)
     seconds = time_backend(backend, batch, repeats, graph=graph)
-    return AttentionRow(
-        model=model,
-        phase=phase,
-        batch_size=size,
-        backend=name,
-        layout=getattr(backend, "layout", "-"),
-        graph=graph,
-        time_us=seconds * 1e6,
-        floor_us=floor * 1e6,
-        ratio=seconds / floor,
-        bound="compute" if batch.work.flops / peaks.flops_per_s >= floor else "memory",
-    )
+    return {
+        "model": model,
+        "phase": phase,
+        "batch_size": size,
+        "backend": name,
+        "layout": getattr(backend, "layout", "-"),  # how a flash kernel reads the keys
+        "graph": graph,
+        "time_us": seconds * 1e6,
+        "floor_us": floor * 1e6,
+        "ratio": seconds / floor,
+        "bound": "compute" if batch.work.flops / peaks.flops_per_s >= floor else "memory",
+    }
 
 
 def main() -> None:

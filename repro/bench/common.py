@@ -2,16 +2,16 @@
 a refusal is said."""
 
 import argparse
-import csv
 import json
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from engines.models.loader import Weights, check_device, load_model, parse_dtype
 from engines.models.protocol import DiffusionModel
 from engines.models.qwen2_config import CAUSAL_SHAPES
 from engines.runtime.graphs import CudaRecorder
+from repro.files import replace_text
 
 # -- options ------------------------------------------------------------------------------------------------
 
@@ -171,60 +172,28 @@ def causal_of(options: argparse.Namespace) -> Causal:
 
 @dataclass
 class Rows:
-    """What was measured, dataclasses or mappings, written after every one: a run that is cut off loses none."""
+    """What was measured, written after every row: a run that is cut off loses none."""
 
     path: Path | None
     facts: Mapping[str, Any] = field(default_factory=dict)
-    rows: list[Any] = field(default_factory=list)
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
 
-    def add(self, row: Any) -> None:
+    def add(self, row: Mapping[str, Any]) -> None:
         self.rows.append(row)
         self.save()
 
     def save(self, **facts: Any) -> None:
         """Whole or not at all."""
-        if self.path is None:
-            return
-        rows = [row if isinstance(row, Mapping) else asdict(row) for row in self.rows]
-        temporary = self.path.with_suffix(".partial")
-        temporary.write_text(json.dumps({**self.facts, **facts, "rows": rows}, indent=2, default=float) + "\n")
-        temporary.rename(self.path)
+        if self.path is not None:
+            value = {**self.facts, **facts, "rows": self.rows}
+            replace_text(self.path, json.dumps(value, indent=2, default=float) + "\n")
 
 
-def shown(title: str, form: str = "", scale: float = 1) -> Any:
-    """A field of a row that is a column of the table."""
-    return field(metadata={"title": title, "form": form, "scale": scale})
-
-
-def table(rows: Sequence[Any]) -> str:
-    """One line a row; rows are of one dataclass."""
-    if not rows:
-        return "nothing was timed"
-    columns = [each for each in fields(rows[0]) if each.metadata]
-    lines = [[each.metadata["title"] for each in columns]]
-    lines += [[_cell(getattr(row, each.name), **each.metadata) for each in columns] for row in rows]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    aligns = ["<" if each.type in (str, "str") else ">" for each in columns]
-    return "\n".join(
-        "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, aligns, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
-def write_csv(path: Path, rows: Sequence[Any]) -> None:
-    """The same rows with every field, numbers to four digits."""
-    with path.open("w", newline="", encoding="utf-8") as opened:
-        writer = csv.writer(opened, lineterminator="\n")
-        writer.writerow([each.name for each in fields(rows[0])])
-        writer.writerows([f"{x:.4g}" if isinstance(x, float) else x for x in astuple(row)] for row in rows)
-
-
-def _cell(value: Any, *, form: str, scale: float, **_: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return format(value if scale == 1 else value * scale, form)
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line a row, with all that is no list."""
+    columns = [name for name, value in rows[0].items() if not isinstance(value, tuple | list)] if rows else []
+    shown = pd.DataFrame(rows, columns=columns)
+    return shown.to_string(index=False, na_rep="-", float_format="{:.4g}".format) if rows else "nothing was timed"
 
 
 def said(values: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ A model of LLaDA-8B's depth whose width and vocabulary are next to nothing.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
@@ -31,7 +31,7 @@ from engines.models.layers import FusedOps, fuse
 from engines.models.llada import LLaDAModelLM
 from engines.models.protocol import Attend, Rotary
 from engines.runtime.device import PoolTensors, store_by_index
-from repro.bench.common import Rows, add_counts, parser_of, run, shown, table
+from repro.bench.common import Rows, add_counts, parser_of, run, table
 from repro.bench.step import StepBatch
 
 BLOCK = 32
@@ -138,17 +138,7 @@ class NullModel(LLaDAModelLM):
         return torch.zeros(len(hidden), self.config.vocab_size)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostRow:
-    requests: int = shown("requests")
-    total_len: int
-    steps: int = shown("steps")
-    reuse_ms: float = shown("reuse ms", ".3f")
-    reuse_p95_ms: float = shown("p95 ms", ".3f")
-    refresh_ms: float = shown("refresh ms", ".3f")
-
-
-def time_steps(size: int, total_len: int, *, blocks: int) -> HostRow:
+def time_steps(size: int, total_len: int, *, blocks: int) -> dict[str, Any]:
     """Steps of an engine that serves ``size`` requests at once, over all of their blocks."""
     config = EngineConfig(
         max_num_batched_tokens=size * total_len,
@@ -174,27 +164,18 @@ def time_steps(size: int, total_len: int, *, blocks: int) -> HostRow:
             seconds[record.plan.num_refresh > 0].append(taken)
         engine.close()
     reuse = seconds[False]
-    return HostRow(
-        requests=size,
-        total_len=total_len,
-        steps=len(reuse),
-        reuse_ms=1e3 * median(reuse),
-        reuse_p95_ms=1e3 * quantiles(reuse, n=20)[-1],
-        refresh_ms=1e3 * median(seconds[True]),
-    )
+    return {
+        "requests": size,
+        "total_len": total_len,
+        "steps": len(reuse),
+        "reuse_ms": 1e3 * median(reuse),
+        "reuse_p95_ms": 1e3 * quantiles(reuse, n=20)[-1],
+        "refresh_ms": 1e3 * median(seconds[True]),
+    }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForwardLaunches:
-    """Launches of a captured one."""
-
-    name: str = shown("forward")
-    a_layer: int = shown("a layer")
-    beside: int = shown("beside")
-    whole: int = shown(f"of {LLADA_8B.n_layers} layers")
-
-
-def forwards() -> list[ForwardLaunches]:
+def forwards() -> list[dict[str, Any]]:
+    """Launches of captured forwards: of a layer, beside the layers, and of all layers."""
     found = []
     for has_refresh in (False, True):
         for fused in (False, True):
@@ -202,7 +183,7 @@ def forwards() -> list[ForwardLaunches]:
             name = f"{'mixed' if has_refresh else 'reuse'}, {'fused' if fused else 'operator by operator'}"
             a_layer, beside = two - one, 2 * one - two
             whole = LLADA_8B.n_layers * a_layer + beside
-            found.append(ForwardLaunches(name=name, a_layer=a_layer, beside=beside, whole=whole))
+            found.append({"name": name, "a_layer": a_layer, "beside": beside, "whole": whole})
     return found
 
 
@@ -220,7 +201,7 @@ def main() -> None:
     torch.set_num_threads(1)
     launched = forwards()
     print(table(launched))
-    rows = Rows(options.json, {"torch": torch.__version__, "launches": [asdict(one) for one in launched]})
+    rows = Rows(options.json, {"torch": torch.__version__, "launches": launched})
     for size in options.requests:
         rows.add(time_steps(size, options.length, blocks=options.blocks))
     print(f"\n{table(rows.rows)}")

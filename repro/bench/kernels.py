@@ -3,12 +3,12 @@
 Shapes are LLaDA-8B's, one layer of it: --requests of --length tokens build their cache, --rows rows pass the
 layer's elementwise parts, --logits rows of logits are reduced. Random values.
 
-    MiB          read and written, each input and output once
-    floor        MiB / bandwidth, as peaks.py measures it on this device
-    kernel       median of --repeats calls
-    of floor     kernel / floor; 1 is as fast as memory allows
-    reference    the same in torch: what the executor does without the kernel
-    speed-up     reference / kernel
+    mib          read and written, each input and output once
+    floor_ms     mib / bandwidth, as peaks.py measures it on this device
+    kernel_ms    median of --repeats calls
+    of_floor     kernel / floor; 1 is as fast as memory allows
+    reference_ms the same in torch: what the executor does without the kernel
+    speed_up     reference / kernel
 
 On CUDA a call is captured in a graph and replayed, the device's caches are overwritten before each replay, and events
 time it. Kernels do not run on the CPU; there it times references only.
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from engines.kernels.pack import pack
 from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import scores, scores_reference
 from engines.models.layers import inverse_frequencies, rotary_tables
-from repro.bench.common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, shown, table
+from repro.bench.common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, table
 
 SIZES: dict[str, tuple[int, str]] = {
     "rows": (4096, "packed rows of a step"),
@@ -213,20 +214,6 @@ CASES: dict[str, Callable[[KernelSetting], KernelWork]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelRow:
-    """What is of a kernel is None where kernels do not run."""
-
-    kernel: str = shown("kernel")
-    shape: str = shown("shape")
-    mib: float = shown("MiB", ".2f")
-    floor_ms: float = shown("floor ms", ".4f")
-    kernel_ms: float | None = shown("kernel ms", ".4f")
-    of_floor: float | None = shown("of floor", ".2f")
-    reference_ms: float = shown("reference", ".4f")
-    speed_up: float | None = shown("speed-up", ".1f")
-
-
 def timed_ms(call: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Median over ``repeats``, after calls to warm up."""
     if device.type != "cuda":
@@ -245,23 +232,24 @@ def timed_ms(call: Callable[[], object], device: torch.device, repeats: int) -> 
     return median(started.elapsed_time(ended) for started, ended in events[3:])
 
 
-def measure(name: str, at: KernelSetting, bytes_per_s: float, repeats: int) -> KernelRow:
+def measure(name: str, at: KernelSetting, bytes_per_s: float, repeats: int) -> dict[str, Any]:
+    """A row; what is of a kernel is None where kernels do not run."""
     torch.manual_seed(0)
     work = CASES[name](at)
     floor_ms = work.num_bytes / bytes_per_s * 1e3
     has_kernels = at.device.type == "cuda" and available(at.device)
     kernel_ms = timed_ms(work.kernel, at.device, repeats) if has_kernels else None
     reference_ms = timed_ms(work.reference, at.device, repeats)
-    return KernelRow(
-        kernel=name,
-        shape=work.shape,
-        mib=work.num_bytes / 2**20,
-        floor_ms=floor_ms,
-        kernel_ms=kernel_ms,
-        of_floor=None if kernel_ms is None else kernel_ms / floor_ms,
-        reference_ms=reference_ms,
-        speed_up=None if kernel_ms is None else reference_ms / kernel_ms,
-    )
+    return {
+        "kernel": name,
+        "shape": work.shape,
+        "mib": work.num_bytes / 2**20,
+        "floor_ms": floor_ms,
+        "kernel_ms": kernel_ms,
+        "of_floor": None if kernel_ms is None else kernel_ms / floor_ms,
+        "reference_ms": reference_ms,
+        "speed_up": None if kernel_ms is None else reference_ms / kernel_ms,
+    }
 
 
 def main() -> None:
@@ -290,7 +278,7 @@ def main() -> None:
             rows.add(measure(name, at, bytes_per_s, options.repeats))
             print(f"{name} timed", file=sys.stderr)
     print(table(rows.rows))
-    if all(row.kernel_ms is None for row in rows.rows):
+    if all(row["kernel_ms"] is None for row in rows.rows):
         why = "triton is not installed" if device.type == "cuda" else f"kernels do not run on {device.type}"
         print(f"references only: {why}")
 

@@ -1,17 +1,17 @@
 """Times the output head with the reduction that serves, in chunks of max_num_logits: python -m repro.bench.logits --help
 
     ms          of all rows, from hidden states to a token and a confidence each
-    peak MiB    largest memory held at once beyond the hidden states and the weights
-    chunked ms  lower bound of this chunking: the head's weights once for every chunk, logits written once
-    whole ms    lower bound of any: the head's weights once, logits never stored
-    of ...      bound / ms
+    peak_bytes  largest memory held at once beyond the hidden states and the weights
+    chunked_ms  lower bound of this chunking: the head's weights once for every chunk, logits written once
+    whole_ms    lower bound of any: the head's weights once, logits never stored
+    of_...      bound / ms
     fused       whether the reduction is one kernel (engines/dllm/executor/kernel_choice.py)
 
 Bounds are at the card's datasheet peaks or at measured ones.
 """
 
-from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,27 +24,12 @@ from engines.dllm.executor.compose import peak_bytes
 from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
-from repro.bench.common import Rows, add_counts, add_model, parser_of, run, shown, subject_of, table
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogitsRow:
-    model: str = shown("model")
-    rows: int = shown("rows")
-    max_num_logits: int = shown("max_num_logits")
-    chunks: int = shown("chunks")
-    ms: float = shown("ms", ".3f")
-    peak_bytes: int = shown("peak MiB", ".2f", 2**-20)
-    chunked_ms: float = shown("chunked ms", ".3f")
-    whole_ms: float = shown("whole ms", ".3f")
-    of_chunked: float = shown("of chunked", ".1%")
-    of_whole: float = shown("of whole", ".1%")
-    fused: bool = shown("fused")
+from repro.bench.common import Rows, add_counts, add_model, parser_of, run, subject_of, table
 
 
 def time_head(
     name: str, model: DiffusionModel, hidden: Tensor, max_num_logits: int, card: Gpu, *, repeats: int
-) -> LogitsRow:
+) -> dict[str, Any]:
     rows = hidden.shape[0]
     chunks = -(-rows // max_num_logits)
     reduction = serving_reduction(model, max_num_logits)
@@ -68,19 +53,19 @@ def time_head(
     whole_ms = 1e3 * max(
         shape.logits_flops_per_row * rows / card.peak_flops, shape.streamed_weight_bytes_head / card.bandwidth
     )
-    return LogitsRow(
-        model=name,
-        rows=rows,
-        max_num_logits=max_num_logits,
-        chunks=chunks,
-        ms=ms,
-        peak_bytes=peak_bytes(head, hidden.device),
-        chunked_ms=chunked_ms,
-        whole_ms=whole_ms,
-        of_chunked=chunked_ms / ms,
-        of_whole=whole_ms / ms,
-        fused=type(reduction) is not Reduction,
-    )
+    return {
+        "model": name,
+        "rows": rows,
+        "max_num_logits": max_num_logits,
+        "chunks": chunks,
+        "ms": ms,
+        "peak_bytes": peak_bytes(head, hidden.device),
+        "chunked_ms": chunked_ms,
+        "whole_ms": whole_ms,
+        "of_chunked": chunked_ms / ms,
+        "of_whole": whole_ms / ms,
+        "fused": type(reduction) is not Reduction,
+    }
 
 
 def serving_reduction(model: DiffusionModel, max_num_logits: int) -> Reduction:

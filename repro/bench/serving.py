@@ -1,13 +1,9 @@
-"""What serving over HTTP costs, and what a server survives: python -m repro.bench.serving --help
+"""What serving over HTTP costs: python -m repro.bench.serving --help
 
     overhead   the same requests through the engine in this process and through 'repro serve': tokens/s, and processor
                seconds of the engine, which a busy machine does not change. The engine has one core, server and clients
                the other; there are more clients than requests in a batch, and each asks again once it is answered. With
                --system ar the autoregressive engine and a random tiny model.
-    attack     64 clients: whole answers, streams, clients that leave, prompts that do not fit, bodies that are no JSON.
-               Every answer is compared with the one that the same prompt got alone; then the server must hold nothing.
-               Then the same again with SIGTERM in the middle: what was taken is answered. With --system ar a random Qwen2
-               with the embedded tokenizer, in a pool that half the clients fill.
     memory     100 clients, a tenth of which leave: 20,000 requests of all lengths up to 200 tokens, each with a short
                answer. Every 500 requests the memory of the engine's process and of the server's is a row. The run fails
                where memory at the end is 5 % above that after 2,000 requests, or a request is lost. With --system
@@ -20,16 +16,14 @@ import asyncio
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -38,7 +32,7 @@ from typing import Any
 import aiohttp
 
 from baselines.servers.checkpoint import write_tiny
-from repro.bench.common import Rows, count, parser_of, run
+from repro.bench.common import Rows, count, parser_of, run, said
 
 LENGTH = 32
 SETTINGS = ("--gen-length", "32", "--block-length", "16", "--steps", "32")
@@ -111,15 +105,16 @@ def rss_mb(pid: int) -> float:
 # -- overhead ---------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Cost:
-    where: str
-    tokens_per_s: float
-    engine_cpu_s: float
-    forward_passes: int
-    seconds: float
-    outside_steps: float
-    """Share of the time in which the engine was in no step."""
+def cost(where: str, num: int, seconds: float, engine_cpu_s: float, passes: float, busy_s: float) -> dict[str, Any]:
+    """A row. ``outside_steps`` is the share of the time in which the engine was in no step."""
+    return {
+        "where": where,
+        "tokens_per_s": LENGTH * num / seconds,
+        "engine_cpu_s": engine_cpu_s,
+        "forward_passes": passes,
+        "seconds": seconds,
+        "outside_steps": 1 - busy_s / seconds,
+    }
 
 
 def asked(num: int) -> list[str]:
@@ -175,7 +170,7 @@ def measure(run):
 """
 
 
-def in_process(num: int, system: str) -> Cost:
+def in_process(num: int, system: str) -> dict[str, Any]:
     """In a process of its own, on core 0; a causal model by the engine's own run to the end."""
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE + (_CAUSAL if system == "ar" else _DIFFUSION)],
@@ -185,10 +180,10 @@ def in_process(num: int, system: str) -> Cost:
         check=True,
     )
     seconds, cpu, steps, busy = json.loads(done.stdout)
-    return Cost("in process", LENGTH * num / seconds, cpu, steps, seconds, 1 - busy / seconds)
+    return cost("in process", num, seconds, cpu, steps, busy)
 
 
-def over_http(num: int, system: str, num_clients: int) -> Cost:
+def over_http(num: int, system: str, num_clients: int) -> dict[str, Any]:
     os.sched_setaffinity(0, {1})
     options, model = (CAUSAL, "tiny-qwen2") if system == "ar" else (SETTINGS, "tiny")
     with serving(*options, "--max-queue", str(2 * num), cores=(0, 1)) as server:
@@ -217,167 +212,7 @@ def over_http(num: int, system: str, num_clients: int) -> Cost:
         after = server.metrics()
     os.sched_setaffinity(0, set(range(os.cpu_count() or 1)))
     passes, busy = (after[name] - before[name] for name in ("forward_passes_total", "engine_busy_seconds_total"))
-    return Cost("over HTTP", LENGTH * num / seconds, cpu, int(passes), seconds, 1 - busy / seconds)
-
-
-# -- attack -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Survival:
-    phase: str
-    outcomes: dict[str, int]
-    wrong: int
-    """Answers that differ from those the same prompts got alone, or are no proper refusal."""
-    lost: int
-    """Requests that were taken, whose client stayed, and that were not answered."""
-    rows_left: int | None = None
-    open_left: int | None = None
-    engine_mb: list[float] = field(default_factory=list)
-    server_mb: list[float] = field(default_factory=list)
-    exit_code: int | None = None
-    seconds: float = 0.0
-
-
-class Attack:
-    def __init__(self, server: ServerProcess, num_clients: int, seed: int) -> None:
-        self._url, self._num_clients = f"{server.url}/v1/completions", num_clients
-        self._random = random.Random(seed)
-        self._expected: dict[str, str] = {}
-        self.outcomes: Counter[str] = Counter()
-        self.wrong = self.lost = 0
-        self.num_ended = 0
-
-    async def learn(self, session: aiohttp.ClientSession) -> None:
-        """What every prompt gets alone."""
-        for prompt in PROMPTS:
-            async with session.post(self._url, json=self._body(prompt)) as response:
-                said = await response.json()
-                assert response.status == 200, said
-                self._expected[prompt] = said["choices"][0]["text"]
-
-    def _body(self, prompt: str, **more: Any) -> dict[str, Any]:
-        return {"model": "tiny", "prompt": prompt, "seed": 0, **more}
-
-    def _stops(self, prompt: str) -> list[str]:
-        """Two, of which its answer has one."""
-        answer = self._expected[prompt]
-        return ["####", next(c for c in answer[len(answer) // 2 :] + "3" if c.isascii() and c.isprintable())]
-
-    async def run(self, session: aiohttp.ClientSession, num: int) -> None:
-        kinds = self._random.choices(
-            ("whole", "stream", "stop", "leave", "oversize", "malformed"), (50, 20, 5, 15, 5, 5), k=num
-        )
-        left = iter(kinds)
-
-        async def client() -> None:
-            for kind in left:
-                try:
-                    await self._one(session, kind)
-                except aiohttp.ClientConnectorError:
-                    self.outcomes["not connected"] += 1
-                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
-                    # Before a status came, often before all was sent: the request was not taken.
-                    self.outcomes["closed before a status"] += 1
-                self.num_ended += 1
-
-        await asyncio.gather(*(client() for _ in range(self._num_clients)))
-
-    async def _one(self, session: aiohttp.ClientSession, kind: str) -> None:
-        prompt = self._random.choice(PROMPTS)
-        if kind == "leave":
-            request = session.post(self._url, json=self._body(prompt, stream=self._random.random() < 0.5))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._random.uniform(0, 0.5)), request as response:
-                    await response.read()
-            self.outcomes["left"] += 1
-            return
-        if kind == "oversize":
-            content = json.dumps(self._body("coins " * self._random.randint(2000, 20000))).encode()
-        elif kind == "malformed":
-            content = self._random.choice(
-                (b"{", b"[]", b'{"model": "tiny"}', b"\xff\xfe", b'{"model": "tiny", "prompt": 3}')
-            )
-        elif kind == "stop":
-            content = json.dumps(self._body(prompt, stop=self._stops(prompt))).encode()
-        else:
-            content = json.dumps(self._body(prompt, stream=kind == "stream")).encode()
-        headers = {"Content-Type": "application/json"}
-        async with session.post(self._url, data=content, headers=headers) as response:
-            try:
-                text = (await response.read()).decode()
-            except aiohttp.ClientPayloadError:
-                self.lost += 1
-                return
-            self._judge(kind, prompt, response.status, text)
-
-    def _judge(self, kind: str, prompt: str, status: int, text: str) -> None:
-        self.outcomes[f"{kind}: {status}"] += 1
-        if status != 200:
-            message = json.loads(text)["error"]["message"]
-            refusal = (400, 413) if kind in ("oversize", "malformed") else ()
-            self.wrong += status not in (*refusal, 429, 503) or not message or "\n" in message
-            return
-        if kind == "stream":
-            events = [line.removeprefix("data: ") for line in text.splitlines() if line]
-            self.lost += events[-1] != "[DONE]"
-            said = "".join(json.loads(event)["choices"][0]["text"] for event in events if event != "[DONE]")
-        else:
-            said = json.loads(text)["choices"][0]["text"]
-        wanted = self._expected[prompt]
-        if kind == "stop":
-            wanted = min((wanted.partition(stop)[0] for stop in self._stops(prompt)), key=len)
-        self.wrong += said != wanted or kind in ("oversize", "malformed")
-
-
-async def attack(server: ServerProcess, num: int, num_clients: int, *, is_ended: bool, seed: int) -> Survival:
-    made = Attack(server, num_clients, seed)
-    engine_mb: list[float] = []
-    server_mb: list[float] = []
-
-    async def watch() -> None:
-        """Memory at every quarter; the signal at two thirds."""
-        quarter, is_told = num / 8, False
-        while True:
-            if made.num_ended >= quarter * (len(engine_mb) + 1) and not is_told:
-                engine_mb.append(round(rss_mb(server.engine_pid), 1))
-                server_mb.append(round(rss_mb(server.process.pid), 1))
-            if is_ended and not is_told and made.num_ended >= num * 2 // 3:
-                server.process.send_signal(signal.SIGTERM)
-                is_told = True
-            await asyncio.sleep(0.01)
-
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        await made.learn(session)
-        watching = asyncio.create_task(watch())
-        started = time.perf_counter()
-        await made.run(session, num)
-        seconds = time.perf_counter() - started
-        watching.cancel()
-    rows_left = open_left = exit_code = None
-    if is_ended:
-        exit_code = server.process.wait(120)
-    else:
-        for _ in range(200):
-            status = server.metrics()
-            rows_left = int(status["pool_rows_used"])
-            open_left = int(status["requests_open"] + status["requests_waiting"])
-            if not rows_left and not open_left:
-                break
-            await asyncio.sleep(0.05)
-    return Survival(
-        phase="SIGTERM in the middle" if is_ended else "whole",
-        outcomes=dict(sorted(made.outcomes.items())),
-        wrong=made.wrong,
-        lost=made.lost,
-        rows_left=rows_left,
-        open_left=open_left,
-        engine_mb=engine_mb,
-        server_mb=server_mb,
-        exit_code=exit_code,
-        seconds=round(seconds, 1),
-    )
+    return cost("over HTTP", num, seconds, cpu, passes, busy)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------
@@ -387,16 +222,9 @@ LONGEST_PROMPT = 200
 """Tokens, of which the embedded tokenizer makes one of every character or two."""
 
 
-@dataclass
-class Memory:
-    requests: int
-    engine_mb: float
-    server_mb: float
-    lost: int
-    seconds: float
-
-
-async def memory(server: ServerProcess, num: int, num_clients: int, seed: int, add: Callable[[Memory], None]) -> None:
+async def memory(
+    server: ServerProcess, num: int, num_clients: int, seed: int, add: Callable[[dict[str, Any]], None]
+) -> None:
     """Rows of resident memory, while clients of all kinds come and go."""
     drawn = random.Random(seed)
     url, num_ended, lost = f"{server.url}/v1/completions", 0, 0
@@ -425,23 +253,25 @@ async def memory(server: ServerProcess, num: int, num_clients: int, seed: int, a
             num_ended += 1
             if num_ended % ROW_EVERY == 0:
                 engine_mb, server_mb = (round(rss_mb(pid), 1) for pid in (server.engine_pid, server.process.pid))
-                add(Memory(num_ended, engine_mb, server_mb, lost, round(time.perf_counter() - started, 1)))
+                seconds = round(time.perf_counter() - started, 1)
+                sizes = {"engine_mb": engine_mb, "server_mb": server_mb}
+                add({"requests": num_ended, **sizes, "lost": lost, "seconds": seconds})
 
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
         await asyncio.gather(*(client(session) for _ in range(num_clients)))
 
 
-def is_flat(rows: Sequence[Memory]) -> bool:
+def is_flat(rows: Sequence[Mapping[str, Any]]) -> bool:
     """No request was lost, and neither process has grown by more than a twentieth since it had settled."""
-    settled = [row for row in rows if row.requests >= SETTLED_AFTER]
-    sizes = [[row.engine_mb for row in settled], [row.server_mb for row in settled]]
-    return bool(settled) and not settled[-1].lost and all(max(each) <= MOST_GROWTH * each[0] for each in sizes)
+    settled = [row for row in rows if row["requests"] >= SETTLED_AFTER]
+    sizes = [[row[name] for row in settled] for name in ("engine_mb", "server_mb")]
+    return bool(settled) and not settled[-1]["lost"] and all(max(each) <= MOST_GROWTH * each[0] for each in sizes)
 
 
 @contextmanager
 def target(system: str) -> Iterator[tuple[str, ...]]:
-    """Options of the server that is attacked."""
+    """Options of the server whose memory is watched."""
     if system == "block-diffusion":
         yield "--model", "tiny-block", "--served-model-name", "tiny"
         return
@@ -454,35 +284,29 @@ def target(system: str) -> Iterator[tuple[str, ...]]:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("what", choices=("overhead", "attack", "memory"))
+    parser.add_argument("what", choices=("overhead", "memory"))
     parser.add_argument("--system", choices=("dllm-serve", "ar", "block-diffusion"), default="dllm-serve")
-    parser.add_argument("--requests", type=count, help="[default: 512 of overhead, 2000 of attack, 20000 of memory]")
+    parser.add_argument("--requests", type=count, help="[default: 512 of overhead, 20000 of memory]")
     parser.add_argument("--repeats", type=count, default=3, help="of overhead")
-    parser.add_argument("--clients", type=count, help="[default: 400 of overhead, 64 of attack, 100 of memory]")
+    parser.add_argument("--clients", type=count, help="[default: 400 of overhead, 100 of memory]")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rows = Rows(options.json)
 
-    def add(row: Any) -> None:
+    def add(row: dict[str, Any]) -> None:
         rows.add(row)
-        print(row, flush=True)
+        print(said(row), flush=True)
 
     if options.what == "overhead":
         num = options.requests or 512
         for _ in range(options.repeats):
             for measure in (in_process, partial(over_http, num_clients=options.clients or 400)):
                 add(measure(num, options.system))
-    elif options.what == "memory":
+    else:
         with target(options.system) as given, serving(*given) as server:
             asyncio.run(memory(server, options.requests or 20_000, options.clients or 100, options.seed, add))
         if not is_flat(rows.rows):
             raise SystemExit(1)
-    else:
-        num = options.requests or 2000
-        for is_ended in (False, True):
-            with target(options.system) as given, serving(*given) as server:
-                seed = options.seed + is_ended
-                add(asyncio.run(attack(server, num, options.clients or 64, is_ended=is_ended, seed=seed)))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ peer    AIConfigurator (NVIDIA, Apache-2.0) composes the steps of vLLM, SGLang a
 card    Every dLLM run that a card has served with all requests there at once (results/CARD/runs, of 'repro gpu-suite') is
         simulated again with the pool, or the static batch, that was measured, so that both run one schedule. Its steps are charged
         by the kernels of the three frameworks and by datasheet peaks, without an overhead of a step.
-        steps     measured, and simulated where they differ
-        of card   measured throughput over that of composed steps, by vLLM's kernels
+        steps     measured, and those of the simulation
+        tokens    in an answer
+        in_graphs share of steps that were replayed
+        of_card   measured throughput over that of composed steps, by vLLM's kernels
 """
 
 import argparse
-import csv
 import importlib
 import importlib.metadata
 import json
@@ -21,10 +22,11 @@ import logging
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from engines.cluster.hardware import DEGREES, PHYSICAL, WorkerCost
 from engines.cost.extract import LICENCE, SYSTEMS
@@ -33,7 +35,8 @@ from engines.cost.roofline import StepWork, gpu
 from engines.errors import UserError, require
 from engines.models.shape import LLADA_8B, SHAPES, ModelShape, model_shape
 from engines.policies.views import Chunk
-from repro.bench.common import Rows, parser_of, run, shown, table, write_csv
+from repro.bench.common import Rows, parser_of, run, table
+from repro.files import replace_text
 from repro.gpu_suite.expected import simulated
 from repro.gpu_suite.stages import BLOCK, title_of
 from repro.runs.cell import Cell
@@ -90,30 +93,21 @@ def points_of(card: str, shape: ModelShape) -> Iterator[Point]:
 
 
 def read(path: Path) -> Estimates:
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.reader(line for line in file if not line.startswith("#")))
-    require(
-        rows[0] == [*Point._fields, *FRAMEWORKS], f"estimates={path}: columns are {rows[0]}: write them with --again"
-    )
-    found = {}
-    for card, model, degree, phase, batch, tokens, history, *times in rows[1:]:
-        point = Point(card, model, int(degree), phase, int(batch), int(tokens), int(history))
-        found[point] = {str(name): float(ms) for name, ms in zip(FRAMEWORKS, times, strict=True)}
-    return found
+    stored = pd.read_csv(path, comment="#")
+    columns = [*Point._fields, *FRAMEWORKS]
+    require(list(stored) == columns, f"estimates={path}: columns are {list(stored)}: write them with --again")
+    size = len(Point._fields)
+    rows = stored.astype(dict.fromkeys(FRAMEWORKS, float)).itertuples(index=False, name=None)
+    return {Point(*row[:size]): dict(zip(FRAMEWORKS, row[size:], strict=True)) for row in rows}
 
 
 def write(path: Path, estimates: Estimates) -> None:
-    """Whole or not at all."""
-    temporary = path.with_suffix(".partial")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        file.write(
-            f"# Milliseconds of a step as {PACKAGE} {VERSION} estimates it with three frameworks' kernels, made by "
-            f"python -m repro.bench.silicon peer --again.\n# From data under {LICENCE}.\n"
-        )
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow([*Point._fields, *FRAMEWORKS])
-        rows.writerows([*point, *(f"{times[name]:.4g}" for name in FRAMEWORKS)] for point, times in estimates.items())
-    temporary.rename(path)
+    head = (
+        f"# Milliseconds of a step as {PACKAGE} {VERSION} estimates it with three frameworks' kernels, made by "
+        f"python -m repro.bench.silicon peer --again.\n# From data under {LICENCE}.\n"
+    )
+    rows = pd.DataFrame([point._asdict() | times for point, times in estimates.items()])
+    replace_text(path, head + rows.to_csv(index=False, float_format="%.4g"))
 
 
 def made_again(points: Iterable[Point]) -> Estimates:
@@ -227,75 +221,41 @@ _NO_OVERHEAD = replace(PHYSICAL, step_overhead_s=0.0)
 # -- ratios -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    card: str
-    model: str
-    degree: int
-    phase: str
-    batch: int
-    tokens: int
-    history: int
-    framework: str
-    ours_ms: float
-    theirs_ms: float
-
-    @property
-    def ratio(self) -> float:
-        return self.ours_ms / self.theirs_ms
-
-
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    card: str = shown("card")
-    phase: str = shown("phase")
-    by: str = shown("by")
-    points: int = shown("points")
-    median: float = shown("median", ".3f")
-    off: float = shown("off %", ".1f", 100)
-    """Median distance of a ratio from 1."""
-    beyond: int = shown("beyond 20 %")
-    lowest: float = shown("lowest", ".3f")
-    lowest_at: str = shown("at")
-    highest: float = shown("highest", ".3f")
-    highest_at: str = shown("at")
-
-
-def ratios(estimates: Estimates) -> list[Ratio]:
-    return [
-        Ratio(framework=framework, ours_ms=composed_ms(point, framework), theirs_ms=theirs_ms, **point._asdict())
+def ratios(estimates: Estimates) -> pd.DataFrame:
+    """Our milliseconds over theirs, a row for each point and framework."""
+    rows = [
+        {**point._asdict(), "framework": framework, "ours_ms": composed_ms(point, framework), "theirs_ms": theirs_ms}
         for point, times in estimates.items()
         for framework, theirs_ms in times.items()
     ]
+    return pd.DataFrame(rows).assign(ratio=lambda found: found.ours_ms / found.theirs_ms)
 
 
-def grouped(found: Iterable[Ratio], by: Sequence[str] = ()) -> list[Group]:
-    groups: dict[tuple[str, ...], list[Ratio]] = {}
-    for each in found:
-        groups.setdefault((each.card, each.phase, *(getattr(each, name) for name in by)), []).append(each)
+def grouped(found: pd.DataFrame, by: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The middle and the ends of the ratios of each card and phase, and of each value of ``by``."""
     rows = []
-    for (card, phase, *values), members in groups.items():
-        values_of = [each.ratio for each in members]
-        low, high = (pick(members, key=lambda each: each.ratio) for pick in (min, max))
+    for (card, phase, *values), members in found.groupby(["card", "phase", *by], sort=False):
+        ratio, distance = members.ratio, (members.ratio - 1).abs()
+        low, high = members.loc[ratio.idxmin()], members.loc[ratio.idxmax()]
         rows.append(
-            Group(
-                card=card,
-                phase=phase,
-                by=" ".join(map(str, values)) or "all",
-                points=len(members),
-                median=median(values_of),
-                off=median(abs(value - 1) for value in values_of),
-                beyond=sum(abs(value - 1) > 0.2 for value in values_of),
-                lowest=low.ratio,
-                lowest_at=_place(low),
-                highest=high.ratio,
-                highest_at=_place(high),
-            )
+            {
+                "card": card,
+                "phase": phase,
+                "by": " ".join(map(str, values)) or "all",
+                "points": len(members),
+                "median": ratio.median(),
+                "off": distance.median(),
+                "beyond": int((distance > 0.2).sum()),
+                "lowest": low.ratio,
+                "lowest_at": _place(low),
+                "highest": high.ratio,
+                "highest_at": _place(high),
+            }
         )
     return rows
 
 
-def _place(one: Ratio) -> str:
+def _place(one: pd.Series) -> str:
     """A point in a word: model, framework, degree, batch x tokens over history."""
     work = f"{one.batch}x{one.history}" if one.phase == "decode" else f"{one.batch}x{one.tokens}+{one.history}"
     return f"{one.model}/{one.framework}/tp{one.degree}/{work}"
@@ -304,35 +264,7 @@ def _place(one: Ratio) -> str:
 # -- a card's own runs --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    model: str = shown("model")
-    memory_gb: float = shown("GB", ".0f")
-    system: str = shown("system")
-    requests: int = shown("requests")
-    tokens: int = shown("tokens")
-    """In an answer."""
-    steps: int = shown("steps")
-    simulated_steps: int = shown("simulated")
-    in_graphs: float = shown("in graphs", ".0%")
-    """Share of steps that were replayed."""
-    measured_tok_s: float = shown("measured", ".1f")
-    vllm_tok_s: float = shown("vllm", ".1f")
-    sglang_tok_s: float = shown("sglang", ".1f")
-    trtllm_tok_s: float = shown("trtllm", ".1f")
-    datasheet_tok_s: float = shown("datasheet", ".1f")
-    of_card: float = shown("of card", ".2f")
-
-
-def served_rows(runs: Path) -> Iterator[Served]:
-    for file in sorted(runs.glob(f"*{SUFFIX}")):
-        row = served(parts_of(file.read_bytes()))
-        if row is not None:
-            print(f"{row.system}, {row.requests} requests", file=sys.stderr)
-            yield row
-
-
-def served(parts: Mapping[str, bytes]) -> Served | None:
+def served(parts: Mapping[str, bytes]) -> dict[str, Any] | None:
     """The run's row, if it is one of a load, valid and not taken apart."""
     told, manifest, summary = (part_of(parts, name) for name in ("cell", "manifest", "summary"))
     knobs = {name: value for name, value in told["knobs"].items() if name != "basis"}
@@ -354,7 +286,7 @@ def served(parts: Mapping[str, bytes]) -> Served | None:
     )
 
 
-def served_blocks(cell: Cell, facts: Mapping[str, Any], measured: float, steps: int) -> Served | None:
+def served_blocks(cell: Cell, facts: Mapping[str, Any], measured: float, steps: int) -> dict[str, Any] | None:
     """The row of a block diffusion run, on the platform of its card and model; None where there is none."""
     where = f"{cell.platform}-{facts['model']}"
     if where not in PLATFORMS:
@@ -370,22 +302,32 @@ def served_blocks(cell: Cell, facts: Mapping[str, Any], measured: float, steps: 
     return _row(cell, facts, measured, charged_by, memory_gb=memory_gb, steps=steps, in_graphs=0.0)
 
 
-def _row(cell: Cell, facts: Mapping[str, Any], measured: float, charged_by: Callable[..., Any], **own: Any) -> Served:
-    """``charged_by`` runs the cell again with knobs that say what its steps cost."""
+def _row(
+    cell: Cell,
+    facts: Mapping[str, Any],
+    measured: float,
+    charged_by: Callable[..., Any],
+    *,
+    memory_gb: float,
+    steps: int,
+    in_graphs: float,
+) -> dict[str, Any]:
+    """A card's run beside simulated ones: ``charged_by`` runs the cell again with knobs that say what its steps cost."""
     records = {each: charged_by(kernels=each) for each in FRAMEWORKS}
     speeds = {each: speed_of(record) for each, record in records.items()}
-    columns: dict[str, Any] = {f"{each}_tok_s": speed for each, speed in speeds.items()}
-    return Served(
+    return dict(
         model=facts["model"],
+        memory_gb=memory_gb,
         system=title_of(cell),
         requests=facts["dataset"]["lengths"]["n"],
         tokens=int(str(cell.knob_values["gen_length"])),
+        steps=steps,
         simulated_steps=len(records["vllm"].tables["steps"]["step"]),
+        in_graphs=in_graphs,
         measured_tok_s=measured,
-        **columns,
+        **{f"{each}_tok_s": speed for each, speed in speeds.items()},
         datasheet_tok_s=speed_of(charged_by(cost="roofline")),
         of_card=measured / speeds["vllm"],
-        **own,
     )
 
 
@@ -429,20 +371,23 @@ def hold_against_peer(options: argparse.Namespace) -> None:
     found = ratios(estimates)
     print(table(grouped(found, options.by)))
     rows = Rows(options.json, {"package": PACKAGE, "version": VERSION})
-    rows.rows = [{**vars(each), "ratio": each.ratio} for each in found]
+    rows.rows = found.to_dict("records")
     rows.save()
 
 
 def hold_against_card(options: argparse.Namespace) -> None:
     rows = Rows(options.json)
-    for row in served_rows(options.runs):
-        rows.add(row)
+    for file in sorted(options.runs.glob(f"*{SUFFIX}")):
+        row = served(parts_of(file.read_bytes()))
+        if row is not None:
+            rows.add(row)
+            print(f"{row['system']}, {row['requests']} requests", file=sys.stderr)
     if not rows.rows:
         raise UserError(f"runs={str(options.runs)!r} holds no valid run of a load: give results/CARD/runs of a card")
-    rows.rows.sort(key=lambda row: (row.model, -row.memory_gb, -row.requests, -row.measured_tok_s))
+    rows.rows.sort(key=lambda row: (row["model"], -row["memory_gb"], -row["requests"], -row["measured_tok_s"]))
     print(table(rows.rows))
     if options.csv:
-        write_csv(options.csv, rows.rows)
+        pd.DataFrame(rows.rows).to_csv(options.csv, index=False, float_format="%.4g")
 
 
 def _options() -> argparse.Namespace:

@@ -7,9 +7,9 @@ A batch of requests of one length, each in its last block, goes through the exec
     mixed      one half of the batch refreshes and the other reuses, in turn
 
     ms         per step, of consecutive steps; the device is waited for at the end of them
-    tokens/s   committed, one a request and step
-    bound ms   the roofline's lower bound, at the card's datasheet peaks or at measured ones
-    of bound   bound / ms: the share of the roofline that is reached
+    tokens_s   committed, one a request and step
+    bound_ms   the roofline's lower bound, at the card's datasheet peaks or at measured ones
+    of_bound   bound / ms: the share of the roofline that is reached
     outside    share of the time outside the forward (docs/metrics.md)
     host       share in which the device had nothing to do, from runs of their own that are profiled: without graphs
     graph      share of the steps that ran as a CUDA graph
@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ from engines.dllm.simulated import step_work
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import StepTimes
-from repro.bench.common import Rows, add_counts, add_model, parser_of, run, shown, subject_of, table
+from repro.bench.common import Rows, add_counts, add_model, parser_of, run, subject_of, table
 
 KINDS = ("refresh", "reuse", "mixed")
 REFRESHES = 2
@@ -110,24 +111,6 @@ class StepBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepRow:
-    model: str = shown("model")
-    kind: str = shown("step")
-    batch_size: int = shown("batch")
-    total_len: int = shown("tokens")
-    steps: int = shown("steps")
-    ms: float = shown("ms", ".3f")
-    tokens_s: float = shown("tokens/s", ".1f")
-    bound_ms: float = shown("bound ms", ".3f")
-    of_bound: float = shown("of bound", ".1%")
-    outside: float = shown("outside", ".1%")
-    host: float = shown("host", ".1%")
-    graph: float = shown("graph", ".1%")
-    works: tuple[tuple[int, Mapping[str, int]], ...]
-    """What the timed steps of a round compute, and how many compute it."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TimedRound:
     seconds: float
     outcomes: list[StepOutcome]
@@ -161,7 +144,7 @@ def run_round(executor: TorchExecutor, batch: StepBatch, kind: str, requests: tu
 
 def time_steps(
     name: str, model: DiffusionModel, batch: StepBatch, kind: str, card: Gpu, *, repeats: int, warmup: int
-) -> StepRow:
+) -> dict[str, Any]:
     requests = batch.requests(model.config.vocab_size, model.config.mask_token_id)
     executor = packed_executor(model, batch.config, batch.kv_rows, num_slots=batch.size)
     executor.prepare(batch.block_length)
@@ -177,21 +160,22 @@ def time_steps(
     works = Counter(step_work(plan, batch.config) for plan in plans)
     bound_ms = 1e3 * sum(n * roofline.lower_bound_s(work) for work, n in works.items()) / len(plans)
     graphs = [outcome.graph for own in rounds for outcome in own.outcomes]
-    return StepRow(
-        model=name,
-        kind=kind,
-        batch_size=batch.size,
-        total_len=batch.total_len,
-        steps=len(plans) * repeats,
-        ms=ms,
-        tokens_s=1e3 * batch.size / ms,
-        bound_ms=bound_ms,
-        of_bound=bound_ms / ms,
-        outside=1 - sum(own.forward_s for own in rounds) / sum(own.seconds for own in rounds),
-        host=host_share(model, batch, kind, requests),
-        graph=sum(graphs) / len(graphs),
-        works=tuple((n, work.stated()) for work, n in works.items()),
-    )
+    return {
+        "model": name,
+        "kind": kind,
+        "batch_size": batch.size,
+        "total_len": batch.total_len,
+        "steps": len(plans) * repeats,
+        "ms": ms,
+        "tokens_s": 1e3 * batch.size / ms,
+        "bound_ms": bound_ms,
+        "of_bound": bound_ms / ms,
+        "outside": 1 - sum(own.forward_s for own in rounds) / sum(own.seconds for own in rounds),
+        "host": host_share(model, batch, kind, requests),
+        "graph": sum(graphs) / len(graphs),
+        # What the timed steps of a round compute, and how many compute it.
+        "works": tuple((n, work.stated()) for work, n in works.items()),
+    }
 
 
 def host_share(model: DiffusionModel, batch: StepBatch, kind: str, requests: tuple[Request, ...]) -> float:

@@ -29,14 +29,14 @@ def test_a_layer_launches_few_kernels(has_refresh, most):
 
 def test_launches_of_all_layers():
     found = forwards()
-    assert [one.name for one in found] == [
+    assert [one["name"] for one in found] == [
         f"{kind}, {how}" for kind in ("reuse", "mixed") for how in ("operator by operator", "fused")
     ]
-    assert found[1].whole == launches(32, has_refresh=False, fused=True).number
-    assert all(f"{one.whole}" in table(found) for one in found)
+    assert found[1]["whole"] == launches(32, has_refresh=False, fused=True).number
+    assert all(f"{one['whole']}" in table(found) for one in found)
 
 
 def test_steps_of_nothing_are_served():
     row = time_steps(3, 48, blocks=1)
-    assert (row.requests, row.steps) == (3, 30)
+    assert (row["requests"], row["steps"]) == (3, 30)
     assert NARROW.n_layers == 32

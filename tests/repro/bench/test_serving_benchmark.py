@@ -4,12 +4,15 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
 
-from repro.bench.serving import Memory, is_flat
+from repro.bench.serving import is_flat
 
 
-def rows(*sizes: tuple[float, float], lost: int = 0) -> list[Memory]:
+def rows(*sizes: tuple[float, float], lost: int = 0) -> list[dict[str, float]]:
     """Engine and server in MB, every 1,000 requests."""
-    return [Memory(1000 * (i + 1), engine, server, lost, seconds=1.0 * i) for i, (engine, server) in enumerate(sizes)]
+    return [
+        {"requests": 1000 * (i + 1), "engine_mb": engine, "server_mb": server, "lost": lost}
+        for i, (engine, server) in enumerate(sizes)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from engines.cost.extract import SYSTEMS
@@ -15,7 +16,7 @@ from engines.cost.kernels import FRAMEWORKS
 from engines.errors import UserError
 from engines.models.shape import MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, model_shape
 from repro.bench import silicon
-from repro.bench.silicon import ESTIMATES, MODELS, VERSION, Point, Ratio
+from repro.bench.silicon import ESTIMATES, MODELS, VERSION, Point
 from repro.gpu_suite.stages import scale_of, stages, title_of
 from repro.paths import RESULTS
 from repro.runs.store import parts_of
@@ -138,19 +139,16 @@ def test_a_refresh_attends_both_ways():
     assert (work.query_rows, work.attention_pairs, work.logit_rows) == (4096, 8 * 512**2, 8)
 
 
-def ratio(tokens: int, ours_ms: float, theirs_ms: float = 10.0) -> Ratio:
-    point = PREFILL._replace(tokens=tokens)._asdict()
-    return Ratio(**point, framework="vllm", ours_ms=ours_ms, theirs_ms=theirs_ms)
-
-
 def test_a_group_tells_its_middle_its_spread_and_its_ends():
-    found = [ratio(128, 7.9), ratio(256, 10.4), ratio(512, 11.0), ratio(1024, 12.1), ratio(2048, 20.0, 20.0)]
+    ratios = {128: 0.79, 256: 1.04, 512: 1.1, 1024: 1.21, 2048: 1.0}
+    rows = [PREFILL._replace(tokens=each)._asdict() | {"framework": "vllm", "ratio": ratios[each]} for each in ratios]
+    found = pd.DataFrame(rows)
     (group,) = silicon.grouped(found)
-    assert (group.points, group.median, group.beyond) == (5, 1.04, 2)
-    assert group.off == pytest.approx(0.1)
-    assert (group.lowest, group.lowest_at) == (0.79, "Qwen3-32B/vllm/tp2/1x128+4096")
-    assert (group.highest, group.highest_at) == (1.21, "Qwen3-32B/vllm/tp2/1x1024+4096")
-    assert [each.by for each in silicon.grouped(found, ["tokens", "degree"])] == [
+    assert (group["points"], group["median"], group["beyond"]) == (5, 1.04, 2)
+    assert group["off"] == pytest.approx(0.1)
+    assert (group["lowest"], group["lowest_at"]) == (0.79, "Qwen3-32B/vllm/tp2/1x128+4096")
+    assert (group["highest"], group["highest_at"]) == (1.21, "Qwen3-32B/vllm/tp2/1x1024+4096")
+    assert [each["by"] for each in silicon.grouped(found, ["tokens", "degree"])] == [
         f"{tokens} 2" for tokens in (128, 256, 512, 1024, 2048)
     ]
 
@@ -158,13 +156,13 @@ def test_a_group_tells_its_middle_its_spread_and_its_ends():
 def test_composed_steps_are_theirs_where_both_count_the_same_kernels():
     asked = {point: times for point, times in silicon.read(ESTIMATES).items() if point.card in ("l40s", "h200")}
     found = silicon.ratios(asked)
-    off = {(each.card, each.phase): each.off for each in silicon.grouped(found)}
+    off = {(each["card"], each["phase"]): each["off"] for each in silicon.grouped(found)}
     # A refresh attends both ways, with twice the arithmetic of a prefill.
     assert all(value < (0.065 if phase == "refresh" else 0.05) for (_, phase), value in off.items()), off
     assert len(off) == 6
     # Of a prompt as short as that, norms of queries and keys alone are a quarter of their estimate.
-    beyond = {(each.model, each.degree, each.tokens) for each in found if abs(each.ratio - 1) > 0.2}
-    assert beyond <= {("Qwen3-32B", 8, 128)}
+    beyond = found[(found.ratio - 1).abs() > 0.2]
+    assert set(zip(beyond.model, beyond.degree, beyond.tokens, strict=True)) <= {("Qwen3-32B", 8, 128)}
 
 
 def test_the_page_prints_the_ratios_of_today():
@@ -178,13 +176,13 @@ def test_the_page_prints_the_ratios_of_today():
         printed[card, cells[1].lower()] = cells[2:]
     groups = silicon.grouped(silicon.ratios(silicon.read(ESTIMATES)))
     assert printed == {
-        (each.card, each.phase): [
-            f"{each.points:,}",
-            f"{each.median:.2f}",
-            f"{100 * each.off:.1f} %",
-            str(each.beyond),
-            f"{each.lowest:.2f}",
-            f"{each.highest:.2f}",
+        (each["card"], each["phase"]): [
+            f"{each['points']:,}",
+            f"{each['median']:.2f}",
+            f"{100 * each['off']:.1f} %",
+            str(each["beyond"]),
+            f"{each['lowest']:.2f}",
+            f"{each['highest']:.2f}",
         ]
         for each in groups
     }
@@ -212,8 +210,6 @@ def test_a_measured_run_is_simulated_on_its_own_schedule(committed, file, monkey
 
     monkeypatch.setattr(silicon, "again", counted)
     parts = parts_of(file.read_bytes())
-    # One framework's is enough: the others stand in for nothing that is asked here.
-    monkeypatch.setattr(silicon, "Served", lambda **fields: fields)
     row = silicon.served(parts)
     if row is None:  # failed, or taken apart
         assert not asked
@@ -240,6 +236,6 @@ def test_block_diffusion_is_simulated_on_the_platform_of_its_card_and_model():
     facts = {"model": "sdar-8b", "num_tokens": 50_000, "dataset": {"lengths": {"n": 8}}}
     row = silicon.served_blocks(small, facts, 1000.0, 17)
     # What is left of a prompt opens a block: an answer has nine, of two forwards each.
-    assert row.simulated_steps == 18
-    assert row.datasheet_tok_s > row.vllm_tok_s == pytest.approx(1000.0 / row.of_card)
+    assert row["simulated_steps"] == 18
+    assert row["datasheet_tok_s"] > row["vllm_tok_s"] == pytest.approx(1000.0 / row["of_card"])
     assert silicon.served_blocks(replace(small, platform="l40s"), facts, 1000.0, 17) is None

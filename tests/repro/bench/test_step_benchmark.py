@@ -71,30 +71,30 @@ def test_a_row_of_the_table(kind):
     row = time_steps(GQA.name, network(GQA), BATCH, kind, L40S, repeats=2, warmup=0)
     plans = BATCH.timed(kind)
     bounds = [Roofline(SHAPE, L40S).lower_bound_s(step_work(plan, BATCH.config)) for plan in plans]
-    assert row.bound_ms == pytest.approx(1e3 * sum(bounds) / len(plans))
-    assert row.steps == 2 * len(plans)
-    assert sum(n for n, _ in row.works) == len(plans)
-    assert {StepWork(**work) for _, work in row.works} == {step_work(plan, BATCH.config) for plan in plans}
-    assert row.tokens_s == pytest.approx(3e3 / row.ms)
-    assert 0 < row.host < 1
-    assert 0 < row.outside < 1
-    assert row.graph == 0
+    assert row["bound_ms"] == pytest.approx(1e3 * sum(bounds) / len(plans))
+    assert row["steps"] == 2 * len(plans)
+    assert sum(n for n, _ in row["works"]) == len(plans)
+    assert {StepWork(**work) for _, work in row["works"]} == {step_work(plan, BATCH.config) for plan in plans}
+    assert row["tokens_s"] == pytest.approx(3e3 / row["ms"])
+    assert 0 < row["host"] < 1
+    assert 0 < row["outside"] < 1
+    assert row["graph"] == 0
     assert kind in table([row])
 
 
 def test_chunks_of_logits_bound_memory_and_cost_streams_of_the_head():
     hidden = torch.randn((64, GQA.width), generator=torch.Generator().manual_seed(0))
     rows = [logits.time_head(GQA.name, network(GQA), hidden, size, L40S, repeats=1) for size in (8, 64)]
-    assert [row.chunks for row in rows] == [8, 1]
-    assert all(row.peak_bytes >= row.max_num_logits * GQA.vocab * 4 for row in rows)
-    assert rows[0].peak_bytes < rows[1].peak_bytes
+    assert [row["chunks"] for row in rows] == [8, 1]
+    assert all(row["peak_bytes"] >= row["max_num_logits"] * GQA.vocab * 4 for row in rows)
+    assert rows[0]["peak_bytes"] < rows[1]["peak_bytes"]
     weights, whole = SHAPE.streamed_weight_bytes_head, 64 * SHAPE.logits_bytes_per_row
-    assert [row.chunked_ms for row in rows] == pytest.approx(
+    assert [row["chunked_ms"] for row in rows] == pytest.approx(
         [1e3 * (chunks * weights + whole) / L40S.bandwidth for chunks in (8, 1)]
     )
-    assert [row.whole_ms for row in rows] == pytest.approx([1e3 * weights / L40S.bandwidth] * 2)
+    assert [row["whole_ms"] for row in rows] == pytest.approx([1e3 * weights / L40S.bandwidth] * 2)
     assert GQA.name in table(rows)
-    assert not any(row.fused for row in rows)
+    assert not any(row["fused"] for row in rows)
 
 
 def test_the_head_is_timed_with_the_reduction_that_serves(monkeypatch):
@@ -109,7 +109,7 @@ def test_a_device_tells_its_own_share_of_the_host():
     model = network(GQA).to("cuda")
     try:
         row = time_steps(GQA.name, model, BATCH, "reuse", L40S, repeats=2, warmup=1)
-        assert 0 < row.host < 1
-        assert 0 < row.outside < 1
+        assert 0 < row["host"] < 1
+        assert 0 < row["outside"] < 1
     finally:
         model.to("cpu")
