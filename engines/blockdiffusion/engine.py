@@ -4,7 +4,7 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from engines.blockdiffusion.plan import NO_BLOCKS, Denoised, Executor, Outcome, StepPlan, StepRecord, Work
+from engines.blockdiffusion.plan import NO_BLOCKS, Denoised, Executor, Outcome, StepPlan, StepRecord
 from engines.blockdiffusion.rules import Blocks, Bools, DecodeRule, anywhere
 from engines.blockdiffusion.scheduler import BlockEngineConfig, BlockScheduler, SeparateScheduler
 from engines.blockdiffusion.sequence import Answer, BlockRequest, Sequence
@@ -63,7 +63,9 @@ class BlockEngine:
         sequences = [self.sequences[work.request_id] for work in plan.works]
         denoising = [each for each, work in zip(sequences, plan.works, strict=True) if work.rows is not None]
         blocks = _stacked(denoising)
-        groups = _by_rule(denoising)
+        groups: dict[DecodeRule, list[int]] = {}  # equal rules decide together
+        for i, sequence in enumerate(denoising):
+            groups.setdefault(sequence.request.rule, []).append(i)
         wanted = np.zeros(blocks.holes.shape, dtype=bool)
         for rule, which in groups.items():
             wanted[which] = asked(rule.wanted, blocks.of(which))
@@ -128,7 +130,7 @@ class BlockEngine:
         firsts = iter(outcome.first.tolist())
         num_committed = num_prefilled = 0
         for sequence, work in zip(sequences, plan.works, strict=True):
-            sequence.rows += _rows_of(work, sequence.block)
+            sequence.rows += work.num_rows(sequence.block)
             if work.blocks:
                 first = sequence.computed // sequence.block
                 committed = max(0, first + work.blocks - max(first, sequence.prompt_blocks))
@@ -174,10 +176,6 @@ class BlockEngine:
         self.executor.extend(sequence.slot, start, sequence.final[start:])
 
 
-def _rows_of(work: Work, block: int) -> int:
-    return work.blocks * block + (0 if work.rows is None else work.rows[1] - work.rows[0])
-
-
 def _stacked(sequences: Items[Sequence]) -> Blocks:
     if not sequences:
         empty = np.zeros(0, dtype=np.int64)
@@ -189,11 +187,3 @@ def _stacked(sequences: Items[Sequence]) -> Blocks:
         np.array([each.step for each in sequences], dtype=np.int64),
         np.array([each.full for each in sequences], dtype=np.int64),
     )
-
-
-def _by_rule(sequences: Items[Sequence]) -> dict[DecodeRule, list[int]]:
-    """Equal rules decide together."""
-    found: dict[DecodeRule, list[int]] = {}
-    for i, sequence in enumerate(sequences):
-        found.setdefault(sequence.request.rule, []).append(i)
-    return found

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from engines.attention import Spans, VarlenAttention, attention_backend
 from engines.blockdiffusion.plan import Denoised, Outcome, SharedTables, StepPlan, Work
-from engines.dllm.denoise import Reduced, Reduction, Sampling
+from engines.dllm.denoise import Reduced, Reduction, Sampling, joined
 from engines.errors import UserError, require
 from engines.kernels.probe import HostKernels, TritonKernels
 from engines.models.block_config import BlockConfig
@@ -148,17 +148,6 @@ class BlockDraws(Sampling):
     draws: Tensor
     """bool [m]; the others take the likeliest token."""
 
-    def rows(self, index: slice | Tensor) -> BlockDraws:
-        base = super().rows(index)
-        return BlockDraws(
-            temperature=base.temperature,
-            keys=base.keys,
-            random_remasking=base.random_remasking,
-            top_p=base.top_p,
-            top_k=base.top_k,
-            draws=self.draws[index],
-        )
-
     def kept(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
         """[m, V] the tokens whose probabilities confidence is read off: the ``top_k`` likeliest, and of these the shortest beginning
         whose probabilities sum to more than ``top_p``. None if all are.
@@ -225,9 +214,7 @@ def reduced(
     num_parts = -(-len(hidden) // most)
     bounds = np.linspace(0, len(hidden), num_parts + 1).astype(int).tolist()
     parts = [slice(start, end) for start, end in pairwise(bounds)]
-    found = [reduction(model.logits(hidden[part]), None if draws is None else draws.rows(part)) for part in parts]
-    tokens, confidences = zip(*found, strict=True)
-    return torch.cat(tokens), torch.cat(confidences)
+    return joined(reduction(model.logits(hidden[part]), None if draws is None else draws.rows(part)) for part in parts)
 
 
 _LEAST_LOGITS = 64

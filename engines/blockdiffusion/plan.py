@@ -131,6 +131,10 @@ class Work(NamedTuple):
     wants_first: bool
     """Whether the last row of ``blocks`` is to give the next block's first token."""
 
+    def num_rows(self, block: int) -> int:
+        denoised = 0 if self.rows is None else self.rows[1] - self.rows[0]
+        return self.blocks * block + denoised
+
 
 class StepPlan(NamedTuple):
     works: tuple[Work, ...]

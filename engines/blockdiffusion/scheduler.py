@@ -74,7 +74,7 @@ class BlockScheduler:
                 continue
             work = self._work(sequence, budget, in_step, preempted)
             if work is not None:
-                budget -= self._rows(work)
+                budget -= work.num_rows(self.block)
                 works.append(work)
                 in_step.add(sequence.order)
         while self.waiting and not preempted:
@@ -86,7 +86,7 @@ class BlockScheduler:
             admitted.append(sequence.request.request_id)
             work = self._work(sequence, budget, in_step, preempted)
             assert work is not None, "room was seen to"
-            budget -= self._rows(work)
+            budget -= work.num_rows(self.block)
             works.append(work)
             in_step.add(sequence.order)
         if not works:
@@ -130,10 +130,6 @@ class BlockScheduler:
             self.tables.publish(sequence.slot, first, sequence.unit_keys(unit)[first:end])
 
     # ---- in between ------------------------------------------------------------------------------------------------------
-
-    def _rows(self, work: Work) -> int:
-        denoised = 0 if work.rows is None else work.rows[1] - work.rows[0]
-        return work.blocks * self.block + denoised
 
     def _work(
         self, sequence: Sequence, budget: int, in_step: set[int], preempted: list[int], *, denoises: bool = True
@@ -228,7 +224,7 @@ class SeparateScheduler(BlockScheduler):
                 continue
             work = self._work(sequence, budget, in_step, preempted, denoises=denoises)
             if work is not None:
-                budget -= self._rows(work)
+                budget -= work.num_rows(self.block)
                 works.append(work)
                 in_step.add(sequence.order)
         if not works:

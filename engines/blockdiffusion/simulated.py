@@ -96,19 +96,11 @@ class SimulatedExecutor:
         max_num_logits: int = 2048,
     ) -> None:
         self.cost, self.sure, self.tables = cost, sure, tables
-        self._block, self._shifts = block, shifts
+        self.block, self.shifts = block, shifts
         self._host = host or HostCost()
         self._head_rows, self._max_num_logits = head_rows, max_num_logits
         # Steps repeat: most of a simulation's time would go into pricing the same ones.
         self._seconds: dict[StepWork, float] = {}
-
-    @property
-    def block(self) -> int:
-        return self._block
-
-    @property
-    def shifts(self) -> bool:
-        return self._shifts
 
     def open(self, final: Ints) -> int:
         return self.tables.open()
@@ -121,7 +113,7 @@ class SimulatedExecutor:
 
     def run(self, plan: StepPlan, denoised: Denoised) -> Outcome:
         wanted = denoised.wanted
-        work = step_work(plan, wanted, self._block, head_rows=self._head_rows, max_num_logits=self._max_num_logits)
+        work = step_work(plan, wanted, self.block, head_rows=self._head_rows, max_num_logits=self._max_num_logits)
         seconds = self._seconds.get(work)
         if seconds is None:
             seconds = self._seconds[work] = self.cost.step_time(work).total_s
@@ -163,6 +155,6 @@ def _of(work: Work, block: int) -> tuple[int, int, int]:
     # The i-th final block of n sees start + i blocks: n start + (1 + ... + n) blocks, for each of its rows.
     pairs = block * (work.blocks * work.start + block * work.blocks * (work.blocks + 1) // 2)
     if work.rows is None:
-        return work.blocks * block, pairs, behind
+        return work.num_rows(block), pairs, behind
     denoised = work.rows[1] - work.rows[0]
-    return work.blocks * block + denoised, pairs + denoised * (behind + block), behind + block
+    return work.num_rows(block), pairs + denoised * (behind + block), behind + block

@@ -4,10 +4,11 @@ remasking (LLaDA's sampler and its relatives; dLLM-Serve §4.3). Logits whose co
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -40,18 +41,8 @@ class Sampling:
     alg_temp: Tensor | None = None
     """0 ranks by confidence alone."""
 
-    def rows(self, index: slice | Tensor) -> Sampling:
-        def part(field: Tensor | None) -> Tensor | None:
-            return None if field is None else field[index]
-
-        return Sampling(
-            temperature=self.temperature[index],
-            keys=self.keys[index],
-            random_remasking=self.random_remasking[index],
-            top_p=part(self.top_p),
-            top_k=part(self.top_k),
-            alg_temp=part(self.alg_temp),
-        )
+    def rows(self, index: slice | Tensor) -> Self:
+        return replace(self, **{name: None if field is None else field[index] for name, field in vars(self).items()})
 
     def kept(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
         """[rows, V] the tokens that may be drawn, at least one a row; None if all may.
@@ -194,7 +185,12 @@ def reduce_in_chunks(
     reduce = partial(reduce_in_parts, reduction) if reduction.dtype == "float64" else reduction
     parts = [slice(start, start + max_num_logits) for start in range(0, rows.shape[0], max_num_logits)]
     reduced = [reduce(project(rows[part]), None if sampling is None else sampling.rows(part)) for part in parts]
-    tokens, confidences = zip(*reduced, strict=True)
+    return joined(reduced)
+
+
+def joined(parts: Iterable[Reduced]) -> Reduced:
+    """Parts of the rows, one behind the other."""
+    tokens, confidences = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(confidences)
 
 
@@ -209,12 +205,10 @@ def reduce_in_parts(
     # Parts of nearly equal size: none is a single row, which some kernels would sum in another order.
     parts = logits.tensor_split(num_parts)
     bounds = pairwise([0, *accumulate(part.shape[0] for part in parts)])
-    reduced = [
+    return joined(
         reduce(part, None if sampling is None else sampling.rows(slice(*own)))
         for part, own in zip(parts, bounds, strict=True)
-    ]
-    tokens, confidences = zip(*reduced, strict=True)
-    return torch.cat(tokens), torch.cat(confidences)
+    )
 
 
 def choose(

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Only, Range, Seconds, Tokens
@@ -80,10 +80,6 @@ def shapes_of(
     return tuple(shapes if budget_bytes is None else shapes[: budget_bytes // bytes_per_graph])
 
 
-class GraphChoice(Protocol):
-    def choose(self, chunks: Sequence[Chunk]) -> StepMode: ...
-
-
 class Nearest:
     """The smallest captured (L, B) that covers the step: whatever it costs (LAPS §3.1 as printed), or by ``times`` only where it is
     predicted to be faster than the standard kernels."""
@@ -132,6 +128,9 @@ class Ladder:
 def _faster(graph: Bucket | Rung, times: StepTimes, chunks: Sequence[Chunk]) -> StepMode:
     """The graph, where it is predicted to be faster than the standard kernels."""
     return graph if times.step_s(chunks, 0, 0, graph) < times.step_s(chunks, 0, 0, FALLBACK) else FALLBACK
+
+
+GraphChoice = Nearest | Ladder
 
 
 def graph_choice(graphs: Graphs, times: StepTimes, captured: tuple[Bucket | Rung, ...]) -> GraphChoice | None:

@@ -13,31 +13,19 @@ a long prompt nothing until there is too much work for all.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Proportion, Range, Seconds
+from engines.laps.latency import StepModel
 from engines.policies.batching import LateShare, Split, by_arrival, whole_steps_s, work_by
 from engines.policies.views import IDLE, OpenQueue, PrefillTask, Share, Situation, StepPlan
-
-
-class WorkModel(Protocol):
-    """What policies know about speed (``StepModel``): T = base + request B + token N + alpha sum L (L + 2H)."""
-
-    @property
-    def base_s(self) -> float: ...
-    @property
-    def request_s(self) -> float: ...
-    @property
-    def token_s(self) -> float: ...
-    @property
-    def alpha(self) -> float: ...
 
 
 class Filling:
     """A step in the making: tokens of each request, within room and places."""
 
-    def __init__(self, at: Situation, model: WorkModel, places: int, *, goes_past: bool = False) -> None:
+    def __init__(self, at: Situation, model: StepModel, places: int, *, goes_past: bool = False) -> None:
         """``goes_past`` a request that finds no room or place: what is begun goes on, and nothing behind it is admitted. Else each
         filling ends with it."""
         self.shares: dict[int, Share] = {}
@@ -152,7 +140,7 @@ class ReserveConfig(StepSize):
         )
 
 
-def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: WorkModel) -> float:
+def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: StepModel) -> float:
     """Upper bound on the TTFT of a request behind ``ahead_s`` of work (its own included) that arrived no later.
 
     It is late after at most the objective, and the step running then ends within T_max = max_step + o, where o is the
@@ -170,7 +158,7 @@ def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: W
     return config.slo_s + ahead_s / share * (1 + overhead_s / config.min_step_s) + 2 * step_s
 
 
-def share_for(config: ReserveConfig, model: WorkModel) -> float:
+def share_for(config: ReserveConfig, model: StepModel) -> float:
     """The least share by the bound above, for one objective's worth of work ahead."""
     if config.slo_s is None:
         return 1.0
@@ -186,7 +174,7 @@ def share_for(config: ReserveConfig, model: WorkModel) -> float:
 class Reserve:
     """One instance's batching policy; any ``OpenQueue`` will do."""
 
-    def __init__(self, model: WorkModel, config: ReserveConfig) -> None:
+    def __init__(self, model: StepModel, config: ReserveConfig) -> None:
         self.config = config
         self.share = share_for(config, model) if config.share is None else config.share
         self._model = model
@@ -249,13 +237,6 @@ _HALVINGS = 3
 """Shorter steps that are tried where prefills would be given up."""
 
 
-class StepTimeModel(WorkModel, Protocol):
-    @property
-    def floor_s(self) -> float:
-        """A step with less work takes as long."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class OnTimeConfig(LateShare):
     slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
@@ -277,7 +258,7 @@ class OnTimeConfig(LateShare):
         return 0.4 if self.slo_s is None else self.slo_s
 
 
-def longest_on_time_s(config: OnTimeConfig, ahead_s: float, num_ahead: int, model: StepTimeModel) -> float:
+def longest_on_time_s(config: OnTimeConfig, ahead_s: float, num_ahead: int, model: StepModel) -> float:
     """Upper bound on the TTFT of a request behind ``ahead_s`` of work and ``num_ahead`` requests (its own included) that arrived no later.
 
     A step of budget b takes at most b + o, where o is its overhead, so that first come, first served it would wait F = ahead (1 + o
@@ -311,7 +292,7 @@ class OnTime:
     It sees when its steps begin, and so how long they take: a model that is wrong by a factor is set right.
     """
 
-    def __init__(self, model: StepTimeModel, config: OnTimeConfig) -> None:
+    def __init__(self, model: StepModel, config: OnTimeConfig) -> None:
         self.config = config
         self._model = model
         self._slo_s = math.inf if config.slo_s is None else config.slo_s

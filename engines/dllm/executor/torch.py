@@ -5,10 +5,8 @@ over plan items, and sent in one transfer; the model then runs one forward. Refr
 packed rows, so both kinds of attention read plain slices. The host waits for the device only for what it
 cannot know (``Commit``, ``release``) and lest it run more than a step ahead (``step_timer``).
 
-Serving on several ranks: rank 0 schedules and decides nothing twice, the others do as it does.
-
-Every rank runs each plan on its own part of the model. Tokens need not be sent round: all ranks decide
-them from the same numbers.
+On several ranks rank 0 schedules, and every rank runs each plan on its own part of the model. Tokens need not be sent round:
+all ranks decide them from the same numbers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from traceback import clear_frames
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -201,18 +199,6 @@ class TorchExecutor:
 _PLACE = {phase: 0 if phase.is_refresh else 1 for phase in Phase}
 
 
-class Execute(NamedTuple):
-    plan: StepPlan
-
-
-class Release(NamedTuple):
-    request_id: int
-
-
-class Stop(NamedTuple):
-    pass
-
-
 class LeadingExecutor(DelegatingExecutor):
     """Rank 0's executor, whose every step the other ranks run too (``follow``). Call ``stop`` at the end.
 
@@ -225,45 +211,32 @@ class LeadingExecutor(DelegatingExecutor):
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """An ExecutorError is no longer one: the other ranks may wait for what this one did not send."""
-        self._send(Execute(plan))
+        self._group.from_leader(("execute", plan))
         try:
             return self.executor.execute(plan)
         except ExecutorError as error:
             raise RuntimeError(f"rank {self._group.rank} could not run a step and the others did: {error}") from error
 
     def release(self, request_id: int) -> tuple[int, ...] | None:
-        self._send(Release(request_id))
+        self._group.from_leader(("release", request_id))
         return super().release(request_id)
 
     def stop(self) -> None:
         """Let the other ranks return from ``follow``, once they have closed their executors; closes this one's."""
-        self._send(Stop())
+        self._group.from_leader(("stop", None))
+        # Before it leaves the group, after an error too: what a communicator captured in graphs keeps it from ending.
         self.close()
-
-    def close(self) -> None:
-        """This rank's executor alone, which has to be before it leaves the group, after an error too: what a
-        communicator captured in graphs keeps it from ending."""
-        super().close()
-
-    def _send(self, what: Execute | Release | Stop) -> None:
-        self._group.from_leader(what)
 
 
 def follow(executor: Executor, group: TensorParallel) -> None:
     """Do as rank 0's ``LeadingExecutor`` does until it stops, then close the executor; for all other ranks."""
     try:
-        _follow(executor, group)
+        while (command := group.from_leader())[0] != "stop":
+            what, argument = command
+            if what == "execute":
+                executor.execute(argument)
+            else:
+                with suppress(ExecutorError):  # as on rank 0, which tells of it
+                    executor.release(argument)
     finally:
         executor.close()
-
-
-def _follow(executor: Executor, group: TensorParallel) -> None:
-    while True:
-        command: Execute | Release | Stop = group.from_leader()
-        if isinstance(command, Execute):
-            executor.execute(command.plan)
-        elif isinstance(command, Release):
-            with suppress(ExecutorError):  # as on rank 0, which tells of it
-                executor.release(command.request_id)
-        else:
-            return
