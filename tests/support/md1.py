@@ -1,7 +1,6 @@
 """Waiting times of queues from formulas: M/D/1, and M/G/k after Lee and Longton."""
 
 import hashlib
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,12 +26,6 @@ from repro.systems.platforms import Platform
 def mean_wait(servers: int, load: float, cv2: float) -> float:
     """Lee and Longton: the wait of M/M/k times (1 + cv^2) / 2. Exact for M/M/k and M/G/1."""
     return erlang_c(servers, servers * load) / (servers * (1 - load)) * (1 + cv2) / 2
-
-
-def wait_quantile(share: float, servers: int, load: float, cv2: float) -> float:
-    """An exponential tail of that mean; exact for M/M/k. 0 where fewer wait at all."""
-    waits = erlang_c(servers, servers * load)
-    return math.log(waits / (1 - share)) * mean_wait(servers, load, cv2) / waits if waits > 1 - share else 0.0
 
 
 COLUMNS = (Column(name="queue_len", kind="int", meaning="jobs there when it arrived, the one in service too"),)

@@ -12,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-Draw = Callable[[np.random.Generator, int], Floats]
-"""So many service times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,24 +63,6 @@ def deterministic(servers: int, load: float) -> SteadyWait:
 
     queue = np.arange(len(present) - servers) @ present[servers:]
     return SteadyWait(mean=float(queue) / offered, exceeds=exceeds)
-
-
-def sampled(
-    draw: Draw, servers: int, load: float, *, num_queues: int = 2000, num_customers: int = 4000, seed: int = 0
-) -> Floats:
-    """[customers, queues] waits of M/G/k by Kiefer's and Wolfowitz's recursion, in independent queues side by side.
-
-    Each begins empty; the first quarter of its customers is left out.
-    """
-    rng = np.random.default_rng(seed)
-    left = np.zeros((servers, num_queues))  # until each server is free
-    queues, found = np.arange(num_queues), np.empty((num_customers, num_queues))
-    for customer in range(num_customers):
-        first = left.argmin(axis=0)
-        found[customer] = left[first, queues]
-        left[first, queues] += draw(rng, num_queues)
-        np.maximum(left - rng.exponential(1 / (load * servers), num_queues), 0.0, out=left)
-    return found[num_customers // 4 :]
 
 
 def _present(servers: int, offered: float) -> Floats:
