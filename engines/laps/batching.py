@@ -297,7 +297,6 @@ class AdaptiveWait:
 
     def __init__(self, config: WaitConfig, depths: Sequence[int], service_s: Callable[[int, int], float]) -> None:
         """``depths`` of the captured graphs; ``service_s(requests, tokens)`` is S, the step's predicted time."""
-        require(bool(depths), "depths=(): adaptive waiting aligns to captured graphs, give their batch sizes")
         self.config, self.depths = config, sorted(set(depths))
         self.target = self.depths[-1]
         """D."""
