@@ -3,11 +3,9 @@
 One set a layer by attention probabilities, and a layer that keeps every row.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import assume, event, given, settings
@@ -17,6 +15,7 @@ from support.dllm_cache_cases import dims_of, weights_of
 from support.engine_runs import Ids, engine_for, free_runs, rows_of, run_together
 from support.reference_samplers import dllm_serve
 from support.refusals import refuses
+from support.schedules import Arrivals, Step, Stops, by_hand, drive, in_order, runs_at
 from support.step_cases import Resident, step_of
 from support.tiny_models import GQA, MHA, network, request_on
 
@@ -26,7 +25,7 @@ from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.rows import BuildRows, ItemTable, PackedRows
 from engines.dllm.executor.step import TorchSelectAndPack
 from engines.dllm.plan import Request, StepPlan
-from engines.dllm.scheduling import SCHEDULERS, CommittedDemand, KvPool, LookaheadScheduler, PhaseScheduler, Scheduler
+from engines.dllm.scheduling import SCHEDULERS, KvPool, LookaheadScheduler, PhaseScheduler, Scheduler
 from engines.dllm.sequence import Sequence as Machine
 from engines.dllm.simulated import step_work
 from engines.errors import UserError
@@ -35,41 +34,6 @@ from engines.runtime.device import PoolTensors
 from repro.runs.experiment import prepare
 
 MAX_TOTAL = 60
-Arrivals = Sequence[tuple[int, Request]]
-Stops = Mapping[int, int]
-"""Request id -> the block that holds its stop token; others run to their end."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    plan: StepPlan
-    running: frozenset[int]
-    """Admitted and not finished, whether or not they run."""
-    finished: tuple[int, ...]
-
-
-def drive(scheduler: Scheduler, arrivals: Arrivals, stops: Stops) -> dict[int, Step]:
-    """Every plan, by step; an arrival at step n is submitted before step n is scheduled."""
-    pending, steps, index = sorted(arrivals, key=lambda arrival: arrival[0]), dict[int, Step](), 0
-    requests = {request.request_id: request for _, request in arrivals}
-    while pending or scheduler.has_work:
-        while pending and pending[0][0] <= index:
-            scheduler.submit(pending.pop(0)[1])
-        plan = scheduler.schedule()
-        if plan is not None:
-            running = frozenset(sequence.request.request_id for sequence in scheduler.running)
-            seen = {}
-            for item in plan.items:
-                request = requests[item.request_id]
-                block = (item.block_start - request.prompt_len) // request.generation.block_length
-                if item.commit == item.masks_left and stops.get(item.request_id) == block:
-                    seen[item.request_id] = item.block_start
-            done = scheduler.complete(plan, [item.commit for item in plan.items], seen)
-            steps[index] = Step(plan=plan, running=running, finished=done.finished)
-        else:
-            assert not scheduler.has_work, "requests are waiting and nothing runs"
-        index += 1
-    return steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,21 +50,17 @@ class Case:
         return kind(self.config, pool, rule, exact_steps=self.exact_steps)
 
     @cached_property
-    def steps(self) -> dict[int, Step]:
-        return drive(self.scheduler(), self.arrivals, self.stops)
-
-    @cached_property
-    def in_order(self) -> list[tuple[int, Request]]:
-        return sorted(self.arrivals, key=lambda arrival: arrival[0])
+    def steps(self) -> list[Step]:
+        return drive(self.scheduler(), self.arrivals, stops=self.stops)
 
     def alone(self, request: Request, stops: Stops) -> list[int]:
         """Query tokens of every step the request takes with the paper's scheduler to itself."""
-        steps = drive(self.scheduler(PhaseScheduler, 10**6), [(0, request)], stops)
-        return [step.plan.scheduled_tokens for step in steps.values()]
+        steps = drive(self.scheduler(PhaseScheduler, 10**6), [(0, request)], stops=stops)
+        return [step.plan.scheduled_tokens for step in steps]
 
     @cached_property
     def admitted_at(self) -> dict[int, int]:
-        return {request.request_id: index for index, step in self.steps.items() for request in step.plan.admitted}
+        return {request.request_id: step.index for step in self.steps for request in step.plan.admitted}
 
 
 @st.composite
@@ -154,7 +114,7 @@ def earliest(case: Case) -> dict[int, int]:
     cap, pool = case.config.max_num_batched_tokens, KvPool(case.kv_rows)
     may_run = {request.request_id: case.alone(request, {}) for _, request in case.arrivals}
     will_run = {request.request_id: len(case.alone(request, case.stops)) for _, request in case.arrivals}
-    waiting, running, found, step = list(case.in_order), dict[int, tuple[int, int, int]](), dict[int, int](), 0
+    waiting, running, found, step = in_order(case.arrivals), dict[int, tuple[int, int, int]](), dict[int, int](), 0
     while waiting:
         for request_id, (since, start, rows) in list(running.items()):
             if step == since + will_run[request_id]:
@@ -184,14 +144,14 @@ def earliest(case: Case) -> dict[int, int]:
 def test_what_is_promised(case):
     """The budget holds, and the committed demand is what runs: nobody who was admitted is ever held, and service takes exactly
     as many steps as the request has. The head of the queue enters at the first step that allows it."""
-    for step in case.steps.values():
+    for step in case.steps:
         assert step.plan.scheduled_tokens == sum(item.query_tokens for item in step.plan.items)
         assert step.plan.scheduled_tokens <= case.config.max_num_batched_tokens
-        assert len(step.running) <= case.config.max_num_seqs
-        assert {item.request_id for item in step.plan.items} == step.running
-    admitted = [request for step in case.steps.values() for request in step.plan.admitted]
-    assert admitted == [request for _, request in case.in_order]
-    finished_at = {request_id: index for index, step in case.steps.items() for request_id in step.finished}
+        assert len(step.charges) <= case.config.max_num_seqs
+        assert {item.request_id for item in step.plan.items} == step.charges.keys()
+    admitted = [request for step in case.steps for request in step.plan.admitted]
+    assert admitted == [request for _, request in in_order(case.arrivals)]
+    finished_at = {request_id: step.index for step in case.steps for request_id in step.finished}
     assert finished_at.keys() == case.admitted_at.keys()
     for _, request in case.arrivals:
         service = finished_at[request.request_id] - case.admitted_at[request.request_id] + 1
@@ -203,7 +163,7 @@ def test_what_is_promised(case):
 def test_rows_and_demand_are_all_given_back(case):
     """After the last request one that needs the whole budget enters at once."""
     scheduler = case.scheduler(kv_rows=case.kv_rows + MAX_TOTAL)
-    drive(scheduler, case.arrivals, case.stops)
+    drive(scheduler, case.arrivals, stops=case.stops)
     assert free_runs(scheduler.pool) == ((0, case.kv_rows + MAX_TOTAL),)
     total = min(MAX_TOTAL, case.config.max_num_batched_tokens)
     generation = GenerationConfig(gen_length=total - 1, block_length=1, steps=total - 1)
@@ -226,36 +186,18 @@ def test_an_early_stop_makes_room_for_the_next():
 # ---- against the greedy scheduler ---------------------------------------------------------------
 
 
-def by_hand(kind: type[Scheduler], sizes: Sequence[tuple[int, int, int]]) -> list[list[int]]:
-    """Steps at which each (prompt, block, arrival) runs: two blocks, one Refresh each, a token a step, 50 tokens."""
-    config = EngineConfig(max_num_batched_tokens=50, max_model_len=40, sparsity=SparsityConfig(refresh_delay=0))
-    arrivals = []
-    for i, (prompt, block, arrival) in enumerate(sizes):
-        generation = GenerationConfig(gen_length=2 * block, block_length=block, steps=2 * block)
-        arrivals.append((arrival, Request(request_id=i, prompt_len=prompt, generation=generation)))
-    steps = drive(kind(config, KvPool(1000), DelayedCache(delay=0)), arrivals, {})
-    return [
-        [index for index, step in steps.items() if i in {item.request_id for item in step.plan.items}]
-        for i in range(len(sizes))
-    ]
-
-
 def test_where_two_refreshes_would_meet_the_younger_enters_later():
     """Requests of 30, 28, 22 and 5 tokens. Greedily the second enters at step 1 and is held at step 4, where it and the
     first refresh; looking ahead it enters at step 2, ends at the same step, and the fourth need not wait for it."""
     sizes = [(22, 4, 0), (22, 3, 1), (12, 5, 2), (1, 2, 4)]
-    greedy, ahead = by_hand(PhaseScheduler, sizes), by_hand(LookaheadScheduler, sizes)
-    assert greedy == [[*range(8)], [1, 2, 3, 5, 6, 7], [*range(2, 12)], [*range(5, 9)]]
-    assert ahead == [[*range(8)], [*range(2, 8)], [*range(3, 13)], [*range(4, 8)]]
+    ahead = by_hand(LookaheadScheduler, sizes)
+    assert [runs_at(ahead, i) for i in range(4)] == [[*range(8)], [*range(2, 8)], [*range(3, 13)], [*range(4, 8)]]
 
 
 def test_nobody_overtakes_the_head_of_the_queue():
     """The second, of 28 tokens, meets the first's Refresh at step 4; the third would fit at once."""
-    assert by_hand(LookaheadScheduler, [(22, 4, 0), (22, 3, 1), (1, 2, 1)]) == [
-        [*range(8)],
-        [*range(2, 8)],
-        [*range(2, 6)],
-    ]
+    steps = by_hand(LookaheadScheduler, [(22, 4, 0), (22, 3, 1), (1, 2, 1)])
+    assert [runs_at(steps, i) for i in range(3)] == [[*range(8)], [*range(2, 8)], [*range(2, 6)]]
 
 
 def with_prompt(request: Request, *, stop_at_eos: bool) -> Request:
@@ -332,20 +274,6 @@ def test_one_period_bounds_all_that_follows(block, gen, steps, delay):
     assert all(later <= now for now, later in zip(tokens, tokens[period:], strict=False))
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(1, 50), max_size=12)), max_size=30))
-def test_committed_demand_against_a_plain_list(orders):
-    """Each order first passes some steps and then commits to the next few."""
-    demand, plain = CommittedDemand(), [0] * 1000
-    for num_passed, tokens in orders:
-        for _ in range(num_passed):
-            demand.advance()
-        for i, count in enumerate(tokens):
-            plain[demand.step + i] += count
-        ahead = demand.ahead(len(tokens))
-        ahead += np.array(tokens, dtype=np.int64)
-        assert demand.ahead(15).tolist() == plain[demand.step : demand.step + 15]
-
-
 # ---- refusals -----------------------------------------------------------------------------------
 
 
@@ -370,14 +298,6 @@ def test_it_is_refused_before_a_model_is_loaded():
     cell = a_cell(scheduler="lookahead", threshold=0.9, num_prompts=2)
     with refuses("scheduler='lookahead'"):
         prepare(cell)
-
-
-def test_every_name_of_the_knob_is_a_scheduler():
-    assert {name: kind.__name__ for name, kind in SCHEDULERS.items()} == {
-        "phase": "PhaseScheduler",
-        "request": "RequestScheduler",
-        "lookahead": "LookaheadScheduler",
-    }
 
 
 WHOLE = SparsityConfig(selection="attended", retention_ratio=0.3, whole_layer=1)

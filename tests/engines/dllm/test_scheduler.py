@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine_runs import free_runs, rows_of
 from support.refusals import refuses
+from support.schedules import Arrivals, Step, by_hand, drive, in_order, runs_at
 
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import (
@@ -26,14 +27,11 @@ from engines.dllm.config import (
     SparsityConfig,
     check_rule,
 )
-from engines.dllm.plan import Request, StepPlan
+from engines.dllm.plan import PlanItem, Request
 from engines.dllm.scheduling import SCHEDULERS, KvPool, PhaseScheduler, Scheduler
 from engines.errors import RunError, UserError
 
 MAX_TOTAL = 60
-Arrivals = Sequence[tuple[int, Request]]
-Passing = Callable[[int, int], int]
-"""(request, its how-manieth step) -> tokens that pass its threshold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,53 +47,17 @@ class Case:
             config, KvPool(self.kv_rows), DelayedCache(delay=config.sparsity.refresh_delay)
         )
 
-    def passing(self, request_id: int, step: int) -> int:
-        """Made up, but the same whatever else runs."""
-        return 1 + hash((self.salt, request_id, step)) % 4
+    def drive(self, arrivals: Arrivals, scheduler: Scheduler | None = None, **how: Any) -> list[Step]:
+        """How many tokens pass a threshold is made up, but the same whatever else runs."""
+        is_open = {request.request_id: request.generation.threshold is not None for _, request in arrivals}
+        num_steps = Counter[int]()
 
+        def committed(item: PlanItem) -> int:
+            num_steps[item.request_id] += 1
+            passed = 1 + hash((self.salt, item.request_id, num_steps[item.request_id])) % 4
+            return max(item.commit, min(item.masks_left, passed)) if is_open[item.request_id] else item.commit
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    index: int
-    plan: StepPlan
-    num_running_before: int
-    charges: dict[int, int]
-    """Tokens that every running request is charged, held or not."""
-    finished: tuple[int, ...]
-
-
-def drive(
-    scheduler: Scheduler, arrivals: Arrivals, passing: Passing, watch: Callable[[], None] = lambda: None
-) -> list[Step]:
-    """Every plan until nothing is left; an arrival at step n is submitted before step n is scheduled."""
-    pending, steps, index = sorted(arrivals, key=lambda arrival: arrival[0]), [], 0
-    generation, num_steps = {request.request_id: request.generation for _, request in arrivals}, dict[int, int]()
-    while pending or scheduler.has_work:
-        while pending and pending[0][0] <= index:
-            scheduler.submit(pending.pop(0)[1])
-        num_running = len(scheduler.running)
-        plan = scheduler.schedule()
-        if plan is not None:
-            watch()
-            charges = {sequence.request.request_id: scheduler.charge(sequence) for sequence in scheduler.running}
-            committed = []
-            for item in plan.items:
-                step = num_steps[item.request_id] = num_steps.get(item.request_id, 0) + 1
-                passed = passing(item.request_id, step)
-                is_open = generation[item.request_id].threshold is not None
-                committed.append(max(item.commit, min(item.masks_left, passed)) if is_open else item.commit)
-            done = scheduler.complete(plan, committed)
-            steps.append(
-                Step(index=index, plan=plan, num_running_before=num_running, charges=charges, finished=done.finished)
-            )
-        else:
-            assert not scheduler.has_work, "requests are waiting and nothing runs"
-        index += 1
-    return steps
-
-
-def in_order(arrivals: Arrivals) -> list[Request]:
-    return [request for _, request in sorted(arrivals, key=lambda arrival: arrival[0])]
+        return drive(scheduler or self.scheduler(), arrivals, committed=committed, **how)
 
 
 @st.composite
@@ -146,10 +108,10 @@ def test_what_is_promised_of_every_step_and_request(case):
         assert not runs or (runs[0][0] >= 0 and runs[-1][1] <= case.kv_rows)
         assert scheduler.pool.used_rows == sum(end - start for start, end in runs)
 
-    steps = drive(scheduler, case.arrivals, case.passing, rows_are_disjoint_and_inside_the_pool)
+    steps = case.drive(case.arrivals, scheduler, watch=rows_are_disjoint_and_inside_the_pool)
     assert free_runs(scheduler.pool) == ((0, case.kv_rows),)
     admitted = [request.request_id for step in steps for request in step.plan.admitted]
-    assert admitted == [request.request_id for request in in_order(case.arrivals)]
+    assert admitted == [request.request_id for _, request in in_order(case.arrivals)]
     age = {request_id: i for i, request_id in enumerate(admitted)}
     for step in steps:
         budget_and_slots_hold(step, case.config)
@@ -207,7 +169,7 @@ def everyone_finishes_within_its_bound(steps: Sequence[Step], case: Case) -> Non
     num_steps = Counter(item.request_id for step in steps for item in step.plan.items)
     before = 0
     assert len(end) == len(case.arrivals)
-    for arrival, request in sorted(case.arrivals, key=lambda pair: pair[0]):
+    for arrival, request in in_order(case.arrivals):
         before += num_steps[request.request_id]
         assert end[request.request_id] < arrival + before
         if request.generation.threshold is None:
@@ -216,12 +178,12 @@ def everyone_finishes_within_its_bound(steps: Sequence[Step], case: Case) -> Non
 
 @given(cases(), st.data())
 def test_later_requests_never_change_an_earlier_ones_schedule(case, data):
-    ordered = sorted(case.arrivals, key=lambda arrival: arrival[0])
+    ordered = in_order(case.arrivals)
     first = ordered[: data.draw(st.integers(1, len(ordered)))]
 
     def schedule_of(arrivals: Arrivals) -> dict[int, list[tuple[int, object]]]:
         found: dict[int, list[tuple[int, object]]] = {}
-        for step in drive(case.scheduler(), arrivals, case.passing):
+        for step in case.drive(arrivals):
             for item in step.plan.items:
                 found.setdefault(item.request_id, []).append((step.index, item))
         return found
@@ -230,30 +192,16 @@ def test_later_requests_never_change_an_earlier_ones_schedule(case, data):
     assert {request_id: together[request_id] for request_id in alone} == alone
 
 
-def by_hand(requests_: Sequence[tuple[int, int, int]], cap: int) -> list[Step]:
-    """(prompt, block, arrival); two blocks each, one Refresh and then Reuse steps that commit a token each."""
-    config = EngineConfig(max_num_batched_tokens=cap, max_model_len=40, sparsity=SparsityConfig(refresh_delay=0))
-    arrivals = []
-    for i, (prompt, block, arrival) in enumerate(requests_):
-        generation = GenerationConfig(gen_length=2 * block, block_length=block, steps=2 * block)
-        arrivals.append((arrival, Request(request_id=i, prompt_len=prompt, generation=generation)))
-    return drive(PhaseScheduler(config, KvPool(1000), DelayedCache(delay=0)), arrivals, lambda i, n: 1)
-
-
-def steps_of(steps: Sequence[Step], request_id: int) -> list[int]:
-    return [step.index for step in steps for item in step.plan.items if item.request_id == request_id]
-
-
 def test_refreshes_that_do_not_meet_run_without_a_break():
-    steps = by_hand([(22, 4, 0)] * 3, cap=50)
-    assert [steps_of(steps, i) for i in range(3)] == [list(range(i, i + 8)) for i in range(3)]
+    steps = by_hand(PhaseScheduler, [(22, 4, 0)] * 3)
+    assert [runs_at(steps, i) for i in range(3)] == [list(range(i, i + 8)) for i in range(3)]
     assert [step.plan.scheduled_tokens for step in steps] == [30, 34, 38, 12, 30 + 8, 30 + 8, 30 + 8, 12, 8, 4]
 
 
 def test_where_two_refreshes_meet_the_younger_is_held():
     """Requests of 30, 28 and 22 tokens. At step 4 the first two refresh and only one fits: the third uses what is
     left, and the fourth, which would fit as well, may not enter before the held one has run."""
-    steps = by_hand([(22, 4, 0), (22, 3, 1), (12, 5, 2), (1, 2, 4)], cap=50)
+    steps = by_hand(PhaseScheduler, [(22, 4, 0), (22, 3, 1), (12, 5, 2), (1, 2, 4)])
     assert [step.plan.scheduled_tokens for step in steps[:6]] == [
         30,
         4 + 28,
@@ -262,10 +210,7 @@ def test_where_two_refreshes_meet_the_younger_is_held():
         30 + 5,
         4 + 28 + 5 + 5,
     ]
-    assert steps_of(steps, 0) == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert steps_of(steps, 1) == [1, 2, 3, 5, 6, 7]
-    assert steps_of(steps, 2)[:4] == [2, 3, 4, 5]
-    assert steps_of(steps, 3)[0] == 5
+    assert [runs_at(steps, i) for i in range(4)] == [[*range(8)], [1, 2, 3, 5, 6, 7], [*range(2, 12)], [*range(5, 9)]]
 
 
 # ---- refusals -----------------------------------------------------------------------------------
@@ -312,18 +257,18 @@ def test_the_largest_request_that_fits_is_taken():
     scheduler = scheduler_of(PhaseScheduler, max_num_batched_tokens=76)
     largest = request_of(68)
     assert rows_of(largest, SparsityConfig()) == 40
-    assert len(drive(scheduler, [(0, largest)], lambda i, n: 1)) == 8
+    assert len(drive(scheduler, [(0, largest)])) == 8
 
 
 def test_an_id_is_free_again_after_its_end():
     scheduler = scheduler_of(PhaseScheduler)
     for _ in range(2):
-        drive(scheduler, [(0, request_of(5))], lambda i, n: 1)
+        drive(scheduler, [(0, request_of(5))])
 
 
 def test_without_a_cache_no_rows_are_needed():
     config = EngineConfig(max_num_batched_tokens=100, max_model_len=80)
-    steps = drive(PhaseScheduler(config, KvPool(0), NoCache(), exact_steps=True), [(0, request_of(9))], lambda i, n: 1)
+    steps = drive(PhaseScheduler(config, KvPool(0), NoCache(), exact_steps=True), [(0, request_of(9))])
     assert [(step.plan.items[0].phase, step.plan.scheduled_tokens) for step in steps] == [(Phase.FULL, 17)] * 8
 
 
@@ -341,7 +286,7 @@ def test_a_static_batch_starts_and_ends_together(prompts, batch_size, spare):
     largest = max(rows_of(request, SparsityConfig()) for _, request in arrivals)
     scheduler = static(batch_size, kv_rows=largest + spare)
     started = []
-    for step in drive(scheduler, arrivals, lambda i, n: 1):
+    for step in drive(scheduler, arrivals):
         items = step.plan.items
         assert len(items) <= batch_size
         assert step.plan.pad_to == max(item.total_len for item in items)
@@ -372,13 +317,13 @@ def test_a_static_batch_has_one_schedule():
     scheduler = static(4)
     asked = ((8, 8), (8, 8), (12, 6), (8, 8))
     arrivals = [(0, request_of(9, request_id=i, gen_length=gen, steps=steps)) for i, (gen, steps) in enumerate(asked)]
-    batches = [step.plan.admitted for step in drive(scheduler, arrivals, lambda i, n: 1) if step.plan.admitted]
+    batches = [step.plan.admitted for step in drive(scheduler, arrivals) if step.plan.admitted]
     assert [[request.request_id for request in batch] for batch in batches] == [[0, 1, 3], [2]]
 
 
 def test_members_of_several_lengths_end_with_the_longest():
     arrivals = [(0, request_of(9, request_id=i, gen_length=gen, steps=gen)) for i, gen in enumerate((8, 20, 12))]
-    steps = drive(static(4), arrivals, lambda i, n: 1)
+    steps = drive(static(4), arrivals)
     assert [len(step.plan.items) for step in steps] == [3] * 20
     assert [step.finished for step in steps] == [()] * 19 + [(0, 1, 2)]
     assert [sum(item.commit for item in step.plan.items) for step in steps] == [3] * 8 + [2] * 4 + [1] * 8

@@ -110,19 +110,12 @@ def test_everything_is_committed_once(generation, exact_steps, rule):
 
 @given(even_generations(), st.integers(0, 1))
 def test_phases_of_a_block(even, delay):
-    """``delay`` full steps, one that builds, the rest reuse: in every block anew."""
+    """``delay`` full steps, one that builds, the rest reuse: in every block anew. Without a cache every step is full."""
     generation, per_block = even
-    steps = walk(sequence_of(generation, DelayedCache(delay=delay), exact_steps=True))
-    expected = ([Phase.FULL] * delay + [Phase.BUILD] + [Phase.REUSE] * per_block)[:per_block]
-    assert [phase for _, phase, _ in steps] == expected * generation.num_blocks
-    assert sum(phase.is_refresh for _, phase, _ in steps) == generation.num_blocks * min(per_block, delay + 1)
-
-
-@given(even_generations())
-def test_without_a_cache_every_step_is_full(even):
-    generation, per_block = even
-    steps = walk(sequence_of(generation, NoCache(), exact_steps=True))
-    assert [phase for _, phase, _ in steps] == [Phase.FULL] * (generation.num_blocks * per_block)
+    cached = ([Phase.FULL] * delay + [Phase.BUILD] + [Phase.REUSE] * per_block)[:per_block]
+    for refresh, expected in ((DelayedCache(delay=delay), cached), (NoCache(), [Phase.FULL] * per_block)):
+        steps = walk(sequence_of(generation, refresh, exact_steps=True))
+        assert [phase for _, phase, _ in steps] == expected * generation.num_blocks
 
 
 @pytest.mark.parametrize("system", ["llada", "sparse-dllm", "fast-dllm", "dllm-cache"])
@@ -261,23 +254,15 @@ def test_decomposed_plan_of_24_gb_by_hand():
     assert plan.guard_bytes == 1_200_000_000
     assert plan.kv_bytes == 5_274_092_544
     assert plan.kv_rows == 10_059
-
-
-def test_logits_without_a_softmax_copy():
-    plan = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed")
     fused = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed", logit_copies=1)
     assert plan.logits_bytes == 2 * fused.logits_bytes == 2 * (fused.kv_bytes - plan.kv_bytes)
+    measured = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed", activations_measured_bytes=123)
+    assert (measured.activation_bytes, sum_of_parts(measured)) == (123, 24 * GB)
 
 
 def test_fewer_batched_tokens_than_max_num_logits_need_no_more_rows():
     config = EngineConfig(max_num_batched_tokens=1000, max_num_logits=2048)
     assert logit_rows_at_once(config, "decomposed") == logit_rows_at_once(config, "monolithic") == 1000
-
-
-def test_measured_activations_replace_the_formula():
-    plan = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed", activations_measured_bytes=123)
-    assert plan.activation_bytes == 123
-    assert sum_of_parts(plan) == 24 * GB
 
 
 def sum_of_parts(plan):
@@ -313,14 +298,11 @@ def test_a_row_is_had_from_its_last_byte_on(monkeypatch):
     assert [plan.kv_rows for plan in plans] == [2064, 2063]
 
 
-def test_rows_of_the_papers_request():
-    """556 tokens, block 32, r = 0.5: 262 of the 524 context rows and the block."""
-    assert cache_rows(556, PAPER_REQUEST, SparsityConfig(retention_ratio=0.5)) == 262 + 32
-
-
 @pytest.mark.parametrize(
     ("total", "generation", "sparsity", "rows"),
     [
+        # The paper's: 262 of the 524 context rows and the block.
+        (556, PAPER_REQUEST, SparsityConfig(retention_ratio=0.5), 262 + 32),
         (100, GenerationConfig(gen_length=64), SparsityConfig(selection="dense"), 100),
         (100, GenerationConfig(gen_length=64), SparsityConfig(retention_ratio=1.0), 100),
         (100, GenerationConfig(gen_length=50), SparsityConfig(retention_ratio=0.1), 6 + 32),
@@ -332,17 +314,6 @@ def test_rows_of_the_papers_request():
 )
 def test_cache_rows(total, generation, sparsity, rows):
     assert cache_rows(total, generation, sparsity) == rows
-
-
-@given(st.integers(0, 500), st.integers(1, 300), st.integers(1, 64), st.floats(0.01, 1))
-def test_no_block_needs_more_rows_than_its_request_holds(prompt, gen, block, retention):
-    generation = GenerationConfig(gen_length=gen, block_length=block, steps=gen)
-    sparsity = SparsityConfig(retention_ratio=retention)
-    needs = []
-    for start in range(0, gen, block):
-        own = min(block, gen - start)
-        needs.append(sparsity.kept_rows(prompt + gen - own) + own)
-    assert cache_rows(prompt + gen, generation, sparsity) == max(needs)
 
 
 def test_total_length_includes_the_generation():
@@ -423,14 +394,3 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=60, stateful_step_count=40)
-
-
-def test_an_empty_pool_is_one_run():
-    pool = KvPool(30)
-    starts = [pool.allocate(6) for _ in range(5)]
-    assert starts == [0, 6, 12, 18, 24]
-    assert pool.allocate(1) is None
-    for start in (6, 18, 0, 24, 12):
-        pool.release(start, 6)
-    assert free_runs(pool) == ((0, 30),)
-    assert pool.allocate(30) == 0
