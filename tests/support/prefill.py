@@ -3,11 +3,11 @@
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from math import fsum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from repro.runs.record import REQUEST_COLUMNS, RunRecord, empty_table
 from repro.runs.store import StoredRun
 from repro.systems.cluster.laps_record import BUCKETS, PREFILL
 
+Queue = TypeVar("Queue", bound=PrefillQueue)
 LINEAR_MODEL = StepModel(base_s=0.0, request_s=0.0, floor_s=0.0, token_s=1e-3, alpha=0.0, history_s=0.0, shapes={})
 """A millisecond a token and nothing else."""
 
@@ -54,12 +55,16 @@ def given_tokens(plan: StepPlan) -> list[tuple[int, int]]:
     return [(share.task.task_id, share.tokens) for share in plan.shares]
 
 
+def waiting(queue: Queue, *tasks: PrefillTask) -> Queue:
+    """The queue with these in it."""
+    for each in tasks:
+        queue.push(each)
+    return queue
+
+
 def queue_of(*entries: tuple[int, float]) -> OpenQueue:
     """(tokens, ready_s)."""
-    queue = OpenQueue()
-    for index, (tokens, ready_s) in enumerate(entries):
-        queue.push(task(index, tokens, ready_s=ready_s))
-    return queue
+    return waiting(OpenQueue(), *(task(index, tokens, ready_s) for index, (tokens, ready_s) in enumerate(entries)))
 
 
 def ask(
@@ -111,6 +116,9 @@ def ahead_of(requests: Table, index: int, model: StepModel) -> tuple[float, int]
     return sum(works_s), len(works_s)
 
 
+STEP_MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alpha=5e-9, history_s=0.0, shapes={})
+
+
 def hostile(seed: int, load: float) -> OpenTurns:
     """Bursts of short requests that always can be on time, and long ones that cannot."""
     rng = random.Random(seed)
@@ -125,28 +133,18 @@ def hostile(seed: int, load: float) -> OpenTurns:
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefillSummary:
-    """Times in seconds; NaN where there is nothing to average."""
+class PrefillSummary(NamedTuple):
+    """Times in seconds."""
 
     num_requests: int
     """Arrived after the warm-up."""
     requests_per_s: float
     """Finished after the warm-up."""
     mean_s: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
-    p90_short_s: float
-    p90_long_s: float
     longest_s: float
     violation_rate: float
-    violation_rate_short: float
-    violation_rate_long: float
     utilisation: float
     """Busy share of all instances, the warm-up included."""
-    padding: float
-    """Padded over real tokens."""
 
 
 def summarise(run: PrefillRun, warmup_s: float = 0.0) -> PrefillSummary:
@@ -155,28 +153,13 @@ def summarise(run: PrefillRun, warmup_s: float = 0.0) -> PrefillSummary:
     arrival_s, finished_s = _floats(requests["arrival_s"]), _floats(requests["finished_s"])
     kept = arrival_s >= warmup_s
     ttft_s = finished_s - arrival_s
-    is_short = np.array([each == "short" for each in requests["length_class"]], dtype=np.bool_)
-    violated = _floats(requests["violated"])
-    done = kept & ~np.isnan(finished_s)
-    age_s = np.where(np.isnan(ttft_s), end_s - arrival_s, ttft_s)[kept]
-    busy_s = fsum(run.instances["busy_s"])
-    tokens = sum(run.instances["tokens"])
-    p50_s, p90_s, p99_s = (_quantile(ttft_s[done], quantile) for quantile in (0.5, 0.9, 0.99))
     return PrefillSummary(
         num_requests=int(kept.sum()),
-        requests_per_s=float((finished_s >= warmup_s).sum()) / (end_s - warmup_s) if end_s > warmup_s else float("nan"),
-        mean_s=_mean(ttft_s[done]),
-        p50_s=p50_s,
-        p90_s=p90_s,
-        p99_s=p99_s,
-        p90_short_s=_quantile(ttft_s[done & is_short], 0.9),
-        p90_long_s=_quantile(ttft_s[done & ~is_short], 0.9),
-        longest_s=float(age_s.max()) if len(age_s) else float("nan"),
-        violation_rate=_mean(violated[kept]),
-        violation_rate_short=_mean(violated[kept & is_short]),
-        violation_rate_long=_mean(violated[kept & ~is_short]),
-        utilisation=busy_s / (end_s * len(run.instances["instance"])) if end_s > 0 else float("nan"),
-        padding=sum(run.instances["padded_tokens"]) / tokens if tokens else float("nan"),
+        requests_per_s=float((finished_s >= warmup_s).sum()) / (end_s - warmup_s),
+        mean_s=float(np.nanmean(ttft_s[kept])),
+        longest_s=float(np.where(np.isnan(ttft_s), end_s - arrival_s, ttft_s)[kept].max()),
+        violation_rate=float(np.nanmean(_floats(requests["violated"])[kept])),
+        utilisation=fsum(run.instances["busy_s"]) / (end_s * len(run.instances["instance"])),
     )
 
 
@@ -201,15 +184,6 @@ def little(run: PrefillRun) -> tuple[float, float]:
 def _floats(column: Sequence[Any]) -> Floats:
     """Null becomes NaN."""
     return np.array([np.nan if value is None else value for value in column], dtype=np.float64)
-
-
-def _mean(values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
-
-
-def _quantile(values: Floats, quantile: float) -> float:
-    return float(np.quantile(values, quantile)) if len(values) else float("nan")
 
 
 def prefill_run(

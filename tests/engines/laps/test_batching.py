@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.prefill import TokenCost, ask, chat, execute, given_tokens, h200_14b, summarise, task, turns
+from support.prefill import TokenCost, ask, chat, execute, given_tokens, h200_14b, summarise, task, turns, waiting
 
 from engines.errors import UserError
 from engines.laps.batching import (
@@ -205,9 +205,7 @@ def test_an_idle_instance_lets_no_request_wait_longer_than_w_max(gaps, variant):
 @pytest.mark.parametrize(("tokens", "goes"), [(8191, False), (8192, True)])
 def test_without_deadlines_a_batch_is_full_with_8192_tokens(tokens, goes):
     wait = AdaptiveWait(WaitConfig(slo_s=None), (64,), lambda requests, tokens: 0.0)
-    queue = ClassQueue(10_000)
-    queue.push(task(0, tokens))
-    assert wait.next_batch(queue, 0.0).depth == goes
+    assert wait.next_batch(waiting(ClassQueue(10_000), task(0, tokens)), 0.0).depth == goes
 
 
 def test_a_literal_run_stops_serving_short_requests():
@@ -312,15 +310,11 @@ def test_padding_is_counted():
 def test_graphs_change_the_mode_of_a_plan_and_nothing_else():
     plans = []
     for batching in (Chunked(), WithGraphs(Chunked(), Nearest(GRID))):
-        queue = PrefillQueue()
-        for index in range(3):
-            queue.push(task(index, 20 + index))
+        queue = waiting(PrefillQueue(), *(task(index, 20 + index) for index in range(3)))
         plans.append(ask(batching, queue, 0.0))
         assert not ask(batching, queue, 0.0).shares
     plain, graphed = plans
-    assert [(each.task.task_id, each.tokens) for each in plain.shares] == [
-        (each.task.task_id, each.tokens) for each in graphed.shares
-    ]
+    assert given_tokens(plain) == given_tokens(graphed)
     assert (plain.mode, graphed.mode) == (None, Bucket(32, 4))
 
 
@@ -335,8 +329,7 @@ def test_a_graph_is_chosen_by_what_a_step_reads_and_computes():
     asked: list[list[Chunk]] = []
     begun = task(0, 100, history=1000)
     begun.computed = 40
-    queue = PrefillQueue()
-    queue.push(task(1, 7, history=500))
+    queue = waiting(PrefillQueue(), task(1, 7, history=500))
     plan = ask(WithGraphs(Chunked(), Asked()), queue, 0.0, [begun])
     assert (asked, plan.mode) == ([[Chunk(1040, 60), Chunk(500, 7)]], FALLBACK)
 
@@ -424,10 +417,7 @@ def temporal(variant: WaitRule = "off", **config: object) -> TemporalDisaggregat
 
 
 def class_queue(*tokens: int) -> ClassQueue:
-    queue = ClassQueue(BOUNDARY)
-    for index, each in enumerate(tokens):
-        queue.push(task(index, each))
-    return queue
+    return waiting(ClassQueue(BOUNDARY), *(task(index, each) for index, each in enumerate(tokens)))
 
 
 def kinds(plan: StepPlan) -> set[str]:
@@ -508,9 +498,8 @@ def test_long_requests_begin_while_their_kv_fits(room, expected):
 
 
 def test_a_long_request_that_is_begun_needs_no_room():
-    queue, begun = ClassQueue(BOUNDARY), task(0, 900)
+    queue, begun = waiting(ClassQueue(BOUNDARY), task(1, 400)), task(0, 900)
     begun.computed = 500
-    queue.push(task(1, 400))
     assert given_tokens(ask(temporal(), queue, 0.0, [begun], room=399)) == [(0, 400)]
     assert given_tokens(ask(temporal(), queue, 0.0, [begun], room=400)) == [(0, 400), (1, 400)]
     assert not queue
@@ -529,9 +518,7 @@ def test_the_nearer_deadline_goes_first_by_urgency():
         (0.01, 0.00, 0.36, "short"),
         (0.00, 0.01, 0.10, "long"),  # neither is near: 2000 of 2048 tokens against 50 of 8192
     ):
-        queue = ClassQueue(BOUNDARY)
-        queue.push(task(0, 2000, ready_s=long_ready))
-        queue.push(task(1, 50, ready_s=short_ready))
+        queue = waiting(ClassQueue(BOUNDARY), task(0, 2000, long_ready), task(1, 50, short_ready))
         assert kinds(ask(temporal(class_rule="urgency"), queue, now)) == {expected}
     batching = temporal(class_rule="urgency", short_tokens=1000)
     assert kinds(ask(batching, class_queue(300, *[255] * 29), 0.0)) == {"short"}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.prefill import LINEAR_MODEL, TokenCost, chat, h200_14b, little, summarise, turns
 
 from baselines.ar.sglang import SglangConfig, graphs_only, sglang, vllm_pd
+from engines.cluster.record import rows_of
 from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
 from engines.cost.roofline import H200, RTX4090
 from engines.errors import UserError
@@ -72,16 +73,11 @@ def test_every_request_is_served_once_and_the_same_way_again(name):
     assert sum(steps["tokens"]) == sum(requests["tokens"]) == sum(run.instances["tokens"])
     assert sum(steps["num_finished"]) == len(run.requests["request_id"])
     assert all(padded >= tokens for padded, tokens in zip(steps["padded_tokens"], steps["tokens"], strict=True))
-    for arrival, started, finished in zip(
-        requests["arrival_s"], requests["started_s"], requests["finished_s"], strict=True
-    ):
+    for arrival, started, finished in rows_of(requests, "arrival_s", "started_s", "finished_s"):
         assert arrival <= started < finished
+    rows = list(rows_of(steps, "instance", "start_s", "duration_s"))
     for index in range(3):
-        own = [
-            (start, duration)
-            for instance, start, duration in zip(steps["instance"], steps["start_s"], steps["duration_s"], strict=True)
-            if instance == index
-        ]
+        own = [(start, duration) for instance, start, duration in rows if instance == index]
         assert all(start + duration <= after + 1e-9 for (start, duration), (after, _) in pairwise(own))
         assert run.instances["busy_s"][index] == pytest.approx(sum(duration for _, duration in own))
     if name.startswith("laps"):
@@ -175,16 +171,7 @@ def test_a_history_prefilled_again_can_make_a_request_long():
     system = laps(MODEL, LapsConfig(wait=WaitConfig(wait="off"), spatial=Spatial(num_short=1, pooling="each")))
     arrivals = OpenLoop(sessions=[talk(0, (300, 10), (20, 5)), talk(1, (100, 10), (20, 5))])
     run = simulate(system, arrivals, num_instances=2, cache="instance")
-    rows = sorted(
-        zip(
-            run.requests["session_id"],
-            run.requests["turn"],
-            run.requests["length_class"],
-            run.requests["instance"],
-            run.requests["tokens"],
-            strict=True,
-        )
-    )
+    rows = sorted(rows_of(run.requests, "session_id", "turn", "length_class", "instance", "tokens"))
     # Session 0 began in the long pool: 310 tokens of history more would not be short, so its second turn stays there.
     assert rows == [(0, 0, "long", 1, 300), (0, 1, "short", 1, 20), (1, 0, "short", 0, 100), (1, 1, "short", 0, 20)]
 
@@ -221,17 +208,6 @@ def test_a_warm_up_is_left_out():
     found = summarise(run, 0.5)
     assert (found.num_requests, found.mean_s) == (2, pytest.approx(0.1))
     assert found.utilisation == pytest.approx(0.7 / 2.1)
-
-
-def test_bad_cells_are_refused():
-    with pytest.raises(UserError, match="use pooling='each'"):
-        PrefillCluster(system=laps(MODEL, SPATIAL), cost=COST, num_instances=2, cache="instance")
-    with pytest.raises(UserError, match="sort what arrives"):
-        simulate(sglang(), turns((1.0, 5), (0.5, 5)))
-    with pytest.raises(UserError, match="part of the history"):
-        simulate(sglang(), OpenTurns(turns=[Turn(0.0, 0, 1, 10, 5, 20)]))
-    with pytest.raises(UserError, match="give at least one"):
-        simulate(sglang(), [])
 
 
 def test_what_is_unfinished_at_the_end_is_late_once_its_deadline_is_over():
@@ -346,22 +322,28 @@ def test_decodes_ride_along_in_eager_steps_only():
     assert COST.step_s([Chunk(0, 600)], 32, 32000) > COST.step_s([Chunk(0, 600)], 0, 0)
     base, slope, _ = COST.decode_line(32)
     assert 6.9 * MS < base + slope * 32000 < 30 * MS
-    with pytest.raises(UserError, match="captured for prefills alone"):
-        COST.step_s([Chunk(0, 60)], 1, 100, Rung(64))
 
 
-def test_a_shape_too_small_is_refused():
-    with pytest.raises(UserError, match="does not hold"):
-        COST.step_s([Chunk(0, 65)], 0, 0, Bucket(64, 1))
-    with pytest.raises(UserError, match="does not hold"):
-        COST.step_s([Chunk(0, 65)], 0, 0, Rung(64))
-    with pytest.raises(UserError, match="unknown"):
-        COST.step_s([Chunk(0, 65)], 0, 0, "graph")
-
-
-def test_a_model_that_no_card_holds_is_refused():
-    with pytest.raises(UserError, match="use a smaller model"):
-        PrefillCost(QWEN2_5_14B, RTX4090)
+@pytest.mark.parametrize(
+    ("do", "says"),
+    [
+        (lambda: COST.step_s([Chunk(0, 65)], 0, 0, Bucket(64, 1)), "does not hold"),
+        (lambda: COST.step_s([Chunk(0, 65)], 0, 0, Rung(64)), "does not hold"),
+        (lambda: COST.step_s([Chunk(0, 65)], 0, 0, "graph"), "unknown"),
+        (lambda: COST.step_s([Chunk(0, 60)], 1, 100, Rung(64)), "captured for prefills alone"),
+        (lambda: PrefillCost(QWEN2_5_14B, RTX4090), "use a smaller model"),
+        (
+            lambda: PrefillCluster(system=laps(MODEL, SPATIAL), cost=COST, num_instances=2, cache="instance"),
+            "use pooling='each'",
+        ),
+        (lambda: simulate(sglang(), turns((1.0, 5), (0.5, 5))), "sort what arrives"),
+        (lambda: simulate(sglang(), OpenTurns(turns=[Turn(0.0, 0, 1, 10, 5, 20)])), "part of the history"),
+        (lambda: simulate(sglang(), []), "give at least one"),
+    ],
+)
+def test_what_cannot_be_is_refused(do, says):
+    with pytest.raises(UserError, match=says):
+        do()
 
 
 def test_the_fitted_model_predicts_the_steps_it_has_not_seen():
@@ -403,11 +385,8 @@ def test_the_model_s_formula_by_hand():
     assert model.work_s(3, 2) == 0.5 + 2.0 * 2 + 0.25 * 2 * 8 + 0.125 * 3
     assert model.prefill_s(3, 2) == 21.5
     assert model.knee_tokens == 10.0
-
-
-def test_a_model_without_graphs_has_no_look_to_pay_for():
-    chunks = [Chunk(10, 30), Chunk(0, 5)]
-    assert LINEAR_MODEL.step_s(chunks, 0, 0, FALLBACK) == LINEAR_MODEL.step_s(chunks, 0, 0) == pytest.approx(0.035)
+    # Without graphs there is no look to pay for.
+    assert LINEAR_MODEL.step_s(chunks, 0, 0, FALLBACK) == LINEAR_MODEL.step_s(chunks, 0, 0) == pytest.approx(0.006)
 
 
 def test_a_step_of_work_that_hides_the_floor_is_the_sum_of_its_requests():

@@ -38,13 +38,6 @@ def test_a_captured_shape_computes_its_padding():
         COST.gpu_s([Chunk(0, 65)], 0, 0, Bucket(64, 4))
 
 
-def test_kappa_is_on_top_of_the_kernels_and_of_mixed_steps_alone():
-    dearer = PrefillCost(QWEN2_5_14B, H200, PrefillConstants(kappa=0.25), "sglang")
-    mixed, alike = [Chunk(0, 2000), Chunk(0, 100)], [Chunk(0, 2000), Chunk(0, 1000)]
-    assert dearer.gpu_s(mixed, 0, 0) == pytest.approx(1.25 * COST.gpu_s(mixed, 0, 0))
-    assert dearer.gpu_s(alike, 0, 0) == COST.gpu_s(alike, 0, 0)
-
-
 def test_decodes_ride_along_and_have_a_line_of_their_own():
     with_decodes = COST.gpu_s([Chunk(0, 500)], 16, 16 * 1000)
     expected = KERNELS.layers_s(516) + prompts_s(500) + KERNELS.decode_line(16).at(16000) + KERNELS.head_s(17)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.prefill import (
     LINEAR_MODEL,
+    STEP_MODEL,
     ahead_of,
     ask,
     execute,
@@ -18,6 +19,7 @@ from support.prefill import (
     summarise,
     task,
     turns,
+    waiting,
 )
 from support.refusals import refuses
 
@@ -28,8 +30,6 @@ from engines.laps.ours import OnTime, OnTimeConfig, ReserveConfig, longest_on_ti
 from engines.laps.system import on_time, reserve
 from engines.policies.batching import kept, work_by
 from engines.policies.views import PrefillQueue
-
-MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alpha=5e-9, history_s=0.0, shapes={})
 
 
 def policy(model: StepModel = LINEAR_MODEL, **config: float | None) -> OnTime:
@@ -126,9 +126,7 @@ def test_patience_counts_the_work_that_was_there_before(now, goes_first):
     """Behind 2,000 tokens its 900 would have taken 2.9 s, first come, first served: it is paid after 5.8 s, whatever became of those."""
     batching = policy(share=0.2, patience=2.0)
     ask(batching, queue_of((2000, 0.0), (900, 0.0)), 0.0)
-    left = queue_of()
-    for each in (task(1, 900, ready_s=0.0), task(2, 40, ready_s=now)):
-        left.push(each)
+    left = waiting(queue_of(), task(1, 900), task(2, 40, now))
     assert given_tokens(ask(batching, left, now))[0][0] == goes_first
 
 
@@ -184,7 +182,7 @@ def test_the_share_finds_room_before_all_others():
     patience=st.floats(0, 8),
 )
 def test_no_token_is_lost(entries, share, patience):
-    batching = OnTime(MODEL, OnTimeConfig(share=share, patience=patience if share else 2.0))
+    batching = OnTime(STEP_MODEL, OnTimeConfig(share=share, patience=patience if share else 2.0))
     queue = queue_of(*sorted(entries, key=lambda entry: entry[1]))
     begun: list = []
     done = 0
@@ -200,11 +198,11 @@ def test_no_token_is_lost(entries, share, patience):
 
 
 def check_bound(arrivals: OpenTurns, config: OnTimeConfig) -> None:
-    run = PrefillCluster(system=on_time(MODEL, config, graphs="none"), cost=MODEL).simulate(arrivals)
+    run = PrefillCluster(system=on_time(STEP_MODEL, config, graphs="none"), cost=STEP_MODEL).simulate(arrivals)
     for index, finished in enumerate(run.requests["finished_s"]):
         ttft_s = finished - run.requests["arrival_s"][index]
-        work_s, num_ahead = ahead_of(run.requests, index, MODEL)
-        assert ttft_s <= longest_on_time_s(config, work_s, num_ahead, MODEL)
+        work_s, num_ahead = ahead_of(run.requests, index, STEP_MODEL)
+        assert ttft_s <= longest_on_time_s(config, work_s, num_ahead, STEP_MODEL)
 
 
 @settings(max_examples=8, deadline=None)
@@ -247,20 +245,18 @@ def test_an_idle_instance_forgets_who_waited():
 
 def test_a_pause_after_all_have_left_is_no_long_step():
     """A client goes away with most of its prompt left, and nobody asks for a step until another comes, long after."""
-    batching, queue = policy(), queue_of()
+    batching, queue = policy(), waiting(queue_of(), task(1, 100, 99.9), task(2, 200, 99.9))
     ask(batching, queue_of((400, 0.0)), 0.0)
-    for each in (task(1, 100, ready_s=99.9), task(2, 200, ready_s=99.9)):
-        queue.push(each)
     assert given_tokens(ask(batching, queue, 100.0)) == [(1, 50)]
 
 
 def test_without_a_share_there_is_no_bound():
-    assert longest_on_time_s(OnTimeConfig(share=0.0), 1.0, 1, MODEL) == math.inf
+    assert longest_on_time_s(OnTimeConfig(share=0.0), 1.0, 1, STEP_MODEL) == math.inf
     later = [(0.01 * index, 100) for index in range(1, 1500)]
     waits = {}
     for share in (0.0, 0.25):
-        system = on_time(MODEL, OnTimeConfig(share=share), graphs="none")
-        run = PrefillCluster(system=system, cost=MODEL).simulate(turns((0.0, 5000), *later))
+        system = on_time(STEP_MODEL, OnTimeConfig(share=share), graphs="none")
+        run = PrefillCluster(system=system, cost=STEP_MODEL).simulate(turns((0.0, 5000), *later))
         waits[share] = run.requests["finished_s"][0]
     assert waits[0.0] > 14
     assert waits[0.25] < 6
@@ -271,8 +267,8 @@ def test_a_larger_share_shortens_the_longest_wait_and_costs_violations(make, con
     arrivals = hostile(3, 1.6)
     found = {}
     for share in (0.02, larger):
-        system = make(MODEL, config(share=share), graphs="none")
-        found[share] = summarise(PrefillCluster(system=system, cost=MODEL).simulate(arrivals))
+        system = make(STEP_MODEL, config(share=share), graphs="none")
+        found[share] = summarise(PrefillCluster(system=system, cost=STEP_MODEL).simulate(arrivals))
     assert found[larger].longest_s < found[0.02].longest_s
     assert found[larger].violation_rate > found[0.02].violation_rate
 
@@ -280,16 +276,12 @@ def test_a_larger_share_shortens_the_longest_wait_and_costs_violations(make, con
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_model_that_is_wrong_by_a_factor_is_set_right(factor):
     """The same runs, but for the first steps, which are measured."""
-    wrong = replace(
-        MODEL,
-        **{name: factor * getattr(MODEL, name) for name in ("base_s", "request_s", "floor_s", "token_s", "alpha")},
-    )
-    rates = [
-        summarise(
-            PrefillCluster(system=on_time(model, graphs="none"), cost=MODEL).simulate(hostile(5, 1.0)), 2.0
-        ).violation_rate
-        for model in (MODEL, wrong)
-    ]
+    names = ("base_s", "request_s", "floor_s", "token_s", "alpha")
+    wrong = replace(STEP_MODEL, **{name: factor * getattr(STEP_MODEL, name) for name in names})
+    rates = []
+    for model in (STEP_MODEL, wrong):
+        cluster = PrefillCluster(system=on_time(model, graphs="none"), cost=STEP_MODEL)
+        rates.append(summarise(cluster.simulate(hostile(5, 1.0)), 2.0).violation_rate)
     assert rates[0] > 0
     assert rates[1] == pytest.approx(rates[0], rel=0.15)
 
@@ -301,7 +293,5 @@ def test_bad_configurations_are_refused():
         OnTimeConfig(share=1.5)
     with refuses("patience=1"):
         OnTimeConfig(share=0.0, patience=1.0)
-    queue = PrefillQueue()
-    queue.push(task(0, 5))
     with pytest.raises(UserError, match="give an OpenQueue"):
-        ask(policy(), queue, 0.0)
+        ask(policy(), waiting(PrefillQueue(), task(0, 5)), 0.0)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.prefill import (
     LINEAR_MODEL,
+    STEP_MODEL,
     ahead_of,
     ask,
     chat,
@@ -17,16 +18,14 @@ from support.prefill import (
     queue_of,
     summarise,
     task,
+    waiting,
 )
 
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
-from engines.laps.latency import StepModel
 from engines.laps.ours import Reserve, ReserveConfig, longest_wait_s, share_for
 from engines.laps.system import laps, reserve
 from engines.policies.views import OpenQueue, PrefillQueue, PrefillTask
-
-MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alpha=5e-9, history_s=0.0, shapes={})
 
 
 def policy(share: float = 0.2, **config: float) -> Reserve:
@@ -47,9 +46,7 @@ def test_late_requests_get_their_share_first_and_then_what_is_left():
     assert given_tokens(ask(policy(), queue_of(late, on_time), 0.0)) == [(0, 10), (1, 40)]
     # The rest of the budget is the late one's where nothing else waits.
     assert given_tokens(ask(policy(), queue_of(late, (15, 0.0)), 0.0)) == [(0, 35), (1, 15)]
-
-
-def test_late_requests_go_by_arrival():
+    # Several go by arrival.
     plan = ask(policy(share=1.0), queue_of((40, -2.0), (20, -3.0), (5, -1.0)), 0.0)
     assert given_tokens(plan) == [(1, 20), (0, 30)]
 
@@ -86,8 +83,7 @@ def test_what_is_begun_goes_on_where_the_first_in_the_order_does_not_fit(config)
     """It holds the K/V that the other waits for: nothing would ever run."""
     begun = task(0, 300)
     begun.computed = 100
-    queue = OpenQueue()
-    queue.push(task(1, 50))
+    queue = waiting(OpenQueue(), task(1, 50))
     batching = Reserve(LINEAR_MODEL, config)
     assert given_tokens(ask(batching, queue, 0.0, [begun], room=40)) == [(0, 50)]
     assert len(queue) == 1
@@ -101,10 +97,8 @@ def test_history_costs_what_the_step_model_says():
     assert model.work_s(500, 20) == pytest.approx(20 * (1e-3 + 1e-6 * (20 + 2 * 500)))
 
     def planned(*tasks: PrefillTask) -> list[tuple[int, int]]:
-        queue = OpenQueue()
-        for each in tasks:
-            queue.push(each)
-        return given_tokens(ask(Reserve(model, ReserveConfig(share=0.2, aging=0.0)), queue, 0.0))
+        batching = Reserve(model, ReserveConfig(share=0.2, aging=0.0))
+        return given_tokens(ask(batching, waiting(OpenQueue(), *tasks), 0.0))
 
     # 41.6 ms of work go before 50.6 ms; for the rest of the 50 ms four tokens fit at 2 ms each.
     assert planned(task(0, 25, history=500), task(1, 40)) == [(1, 40), (0, 4)]
@@ -124,7 +118,7 @@ def test_history_costs_what_the_step_model_says():
     steps=st.integers(1, 6),
 )
 def test_every_step_is_full_and_no_token_is_lost(entries, share, steps):
-    reserve_policy = Reserve(MODEL, ReserveConfig(share=share))
+    reserve_policy = Reserve(STEP_MODEL, ReserveConfig(share=share))
     queue = queue_of(*sorted(entries, key=lambda entry: entry[1]))
     begun: list = []
     done = 0
@@ -148,20 +142,22 @@ def test_every_step_is_full_and_no_token_is_lost(entries, share, steps):
 @given(seed=st.integers(0, 2**16), share=st.sampled_from([0.1, 0.25, 0.6]), load=st.sampled_from([0.8, 1.1, 1.6]))
 def test_no_request_waits_longer_than_the_bound(seed, share, load):
     config = ReserveConfig(share=share)
-    run = PrefillCluster(system=reserve(MODEL, config, graphs="none"), cost=MODEL).simulate(hostile(seed, load))
+    run = PrefillCluster(system=reserve(STEP_MODEL, config, graphs="none"), cost=STEP_MODEL).simulate(
+        hostile(seed, load)
+    )
     requests = run.requests
     for index, finished in enumerate(requests["finished_s"]):
         ttft_s = finished - requests["arrival_s"][index]
-        assert ttft_s <= longest_wait_s(config, share, ahead_of(requests, index, MODEL)[0], MODEL)
+        assert ttft_s <= longest_wait_s(config, share, ahead_of(requests, index, STEP_MODEL)[0], STEP_MODEL)
 
 
 def test_the_share_keeps_the_longest_wait_it_was_chosen_for():
     config = ReserveConfig(longest_wait_s=3.0)
-    share = share_for(config, MODEL)
-    assert longest_wait_s(config, share, config.slo_s or 0.0, MODEL) == pytest.approx(3.0)
-    assert Reserve(MODEL, config).share == share
-    assert share_for(ReserveConfig(longest_wait_s=6.0), MODEL) < share
-    assert 0.1 < share_for(ReserveConfig(), MODEL) < 0.25
+    share = share_for(config, STEP_MODEL)
+    assert longest_wait_s(config, share, config.slo_s or 0.0, STEP_MODEL) == pytest.approx(3.0)
+    assert Reserve(STEP_MODEL, config).share == share
+    assert share_for(ReserveConfig(longest_wait_s=6.0), STEP_MODEL) < share
+    assert 0.1 < share_for(ReserveConfig(), STEP_MODEL) < 0.25
 
 
 def test_reserve_violates_less_than_laps_near_capacity():
@@ -178,8 +174,6 @@ def test_bad_configurations_are_refused():
     with pytest.raises(UserError, match="give one"):
         ReserveConfig(share=0.1, longest_wait_s=2.0)
     with pytest.raises(UserError, match="give at least"):
-        Reserve(MODEL, ReserveConfig(longest_wait_s=0.8))
-    queue = PrefillQueue()
-    queue.push(task(0, 5))
+        Reserve(STEP_MODEL, ReserveConfig(longest_wait_s=0.8))
     with pytest.raises(UserError, match="give an OpenQueue"):
-        ask(policy(), queue, 0.0)
+        ask(policy(), waiting(PrefillQueue(), task(0, 5)), 0.0)
