@@ -78,10 +78,9 @@ def test_what_is_owed_is_no_credit_for_later():
     """Shorts that ran while none was owed do not count."""
     queue = queue_of(*[(0.1, 0.0)] * 5, share=0.5)
     order(queue, 0.0)
-    for index, ready_s in enumerate((-10.0, -9.0)):
-        queue.push(task(10 + index, 0.3, ready_s))
-    for index in range(3):
-        queue.push(task(20 + index, 0.1, 0.5))
+    late = [task(10, 0.3, -10.0), task(11, 0.3, -9.0)]
+    for each in (*late, *(task(20 + index, 0.1, 0.5) for index in range(3))):
+        queue.push(each)
     assert order(queue, 0.5) == [10, 20, 21, 22, 11]
 
 
@@ -150,8 +149,3 @@ def test_what_was_peeked_is_no_choice_of_another_time_or_queue(share):
                 for queue in queues:
                     queue.push(each)
             taken = []
-
-
-def test_shares_are_checked():
-    with pytest.raises(ValueError, match="share"):
-        LateShare(share=-0.1)

@@ -27,6 +27,9 @@ class HandModel:
         return 0.0 if tokens <= 0 else 5e-3 + tokens * 1e-5 / min(source_degree, target_degree)
 
 
+STARVED = {"itl_s": 0.0, "age_s": 2.0, "backlog_s": 50.0}
+
+
 def router(config: RoutingConfig = CONFIG, seed: int = 0) -> AdaptiveRouter:
     return AdaptiveRouter(HandModel(), SLO, config, seed=seed)
 
@@ -39,10 +42,47 @@ def prefill(worker_id: int, **state: float) -> WorkerSnapshot:
     return WorkerSnapshot(worker_id=worker_id, degree=4, **state)
 
 
-def test_lines_1_to_3_slack_sends_the_task_away():
-    """0.9 s is slack still; the decode worker's own slack does not matter then."""
-    decision = router().route(task(), home(itl_s=0.0), [prefill(7, ttft_s=0.9)], 5.0)
-    assert decision == Decision(7, False, "ttft-slack")
+@pytest.mark.parametrize(
+    ("config", "decode", "workers", "decision"),
+    [
+        # Lines 1 to 3: 0.9 s is slack still; the decode worker's own slack does not matter then.
+        ({}, {"itl_s": 0.0}, [{"ttft_s": 0.9}], Decision(7, False, "ttft-slack")),
+        ({}, {}, [{}], Decision(7, False, "ttft-slack")),  # empty windows
+        # Lines 4 and 5: beta * 40 ms = 34 ms.
+        ({}, {"itl_s": 0.034}, [{"ttft_s": 1.0}], Decision(0, True, "itl-slack")),
+        ({}, {"itl_s": 0.0341}, [{"ttft_s": 1.0}], Decision(7, False, "cost")),
+        ({}, {"itl_s": 9.0}, [], Decision(0, True, "cost")),
+        # A window that is not the printed one counts what waits, and what runs.
+        ({"window": "done"}, {"itl_s": 9.0}, [{"wait_s": 5.0, "backlog_s": 5.0}], Decision(7, False, "ttft-slack")),
+        ({"window": "age"}, {"itl_s": 9.0}, [{"wait_s": 0.8}], Decision(7, False, "ttft-slack")),
+        ({"window": "age"}, {"itl_s": 9.0}, [{"wait_s": 0.95}], Decision(7, False, "cost")),
+        ({"window": "age"}, {"itl_s": 9.0}, [{"backlog_s": 5.0}], Decision(7, False, "ttft-slack")),
+        ({"window": "backlog"}, {"itl_s": 9.0}, [{"backlog_s": 0.5, "running_s": 0.45}], Decision(0, True, "cost")),
+        (
+            {"window": "backlog"},
+            {"itl_s": 9.0},
+            [{"backlog_s": 0.5, "running_s": 0.35}],
+            Decision(7, False, "ttft-slack"),
+        ),
+        ({"window": "backlog"}, {"itl_s": 9.0}, [{"ttft_s": 0.95}], Decision(7, False, "cost")),
+        # No token for two seconds: the printed window is empty and counts as slack.
+        ({"window": "done"}, STARVED, [{"ttft_s": 9.0}], Decision(0, True, "itl-slack")),
+        ({"window": "age"}, STARVED, [{"ttft_s": 9.0}], Decision(7, False, "cost")),
+        ({"window": "backlog"}, STARVED, [{"ttft_s": 9.0}], Decision(7, False, "cost")),
+        # The shortest backlog first, what runs counted, and of equals the lowest id.
+        (
+            {"route_order": "load"},
+            {},
+            [{"backlog_s": 2.0}, {"running_s": 0.4, "backlog_s": 1.0}, {"backlog_s": 1.5}],
+            Decision(8, False, "ttft-slack"),
+        ),
+        ({"route_order": "load"}, {}, [{"backlog_s": 1.0}, {"running_s": 1.0}], Decision(7, False, "ttft-slack")),
+    ],
+)
+def test_who_decides_and_where_it_goes(config, decode, workers, decision):
+    states = [prefill(7 + index, **state) for index, state in enumerate(workers)]
+    for order in itertools.permutations(states):
+        assert router(replace(CONFIG, **config)).route(task(), home(**decode), order, 5.0) == decision
 
 
 def test_lines_1_to_3_skip_workers_without_slack():
@@ -61,59 +101,25 @@ def test_line_1_visits_in_random_order():
     assert repeated == picks
 
 
-def test_lines_4_and_5_decode_slack_keeps_the_task():
-    """beta * 40 ms = 34 ms."""
-    workers = [prefill(7, ttft_s=1.0)]
-    assert router().route(task(), home(itl_s=0.034), workers, 5.0) == Decision(0, True, "itl-slack")
-    assert router().route(task(), home(itl_s=0.0341), workers, 5.0).reason == "cost"
-
-
 def test_lines_6_to_9_take_the_least_cost():
     """Local: 0.5 + 0.1 + backlog; remote: 0.25 + 0.1 + 10 ms + 7.5 ms of K/V + backlog."""
     asked = task(history=1000, tokens=1000, kind="incremental")
     busy = home(itl_s=1.0, backlog_s=0.0)
     expected_remote = 0.25 + 0.1 + (5e-3 + 1000 * 1e-5 / 2) * 2
     assert local_cost_s(HandModel(), asked, busy) == pytest.approx(0.6)
+    assert local_cost_s(HandModel(), asked, replace(busy, backlog_s=1.25)) == pytest.approx(0.6 + 1.25)
     assert remote_cost_s(HandModel(), asked, busy, prefill(7)) == pytest.approx(expected_remote)
+    # Without a history nothing is read; what runs counts in the order by load alone.
+    running = prefill(7, running_s=3.0, backlog_s=2.0)
+    initial_s = remote_cost_s(HandModel(), task(history=0, tokens=400), home(), running)
+    assert initial_s == pytest.approx(0.1 + (5e-3 + 400 * 1e-5 / 2) + 2.0)
+    assert ahead_s(running, 0.0) == 5.0
     costs = {7: 0.30, 8: 0.24, 9: 0.26}
     workers = [prefill(index, ttft_s=9.0, backlog_s=backlog) for index, backlog in costs.items()]
     # 0.6 locally against 0.37 + 0.24 on worker 8: local wins by 10 ms.
     assert router().route(asked, busy, workers, 5.0) == Decision(0, True, "cost")
     busier = replace(busy, backlog_s=0.02)
     assert router().route(asked, busier, workers, 5.0) == Decision(8, False, "cost")
-
-
-def test_equation_1_adds_the_local_queue():
-    asked = task(tokens=200)
-    assert local_cost_s(HandModel(), asked, home(backlog_s=1.25)) == pytest.approx(0.1 + 1.25)
-
-
-def test_equation_2_of_an_initial_prefill_reads_no_history():
-    asked = task(history=0, tokens=400)
-    cost_s = remote_cost_s(HandModel(), asked, home(), prefill(7, backlog_s=2.0))
-    assert cost_s == pytest.approx(0.1 + (5e-3 + 400 * 1e-5 / 2) + 2.0)
-
-
-def test_what_runs_is_not_in_the_printed_costs():
-    """Eqs. (1) and (2) sum over the queue; our order by load adds what runs."""
-    running = prefill(7, running_s=3.0, backlog_s=1.0)
-    assert remote_cost_s(HandModel(), task(tokens=4), home(), running) < 1.1
-    assert ahead_s(running, 0.0) == 4.0
-
-
-def test_without_prefill_workers_everything_is_local():
-    assert router().route(task(), home(itl_s=9.0), [], 0.0) == Decision(0, True, "cost")
-
-
-def test_empty_windows_are_slack():
-    assert router().route(task(), home(), [prefill(7)], 0.0).reason == "ttft-slack"
-
-
-def test_order_by_load_visits_the_shortest_backlog_first():
-    config = replace(CONFIG, route_order="load")
-    workers = [prefill(7, backlog_s=2.0), prefill(8, running_s=0.4, backlog_s=1.0), prefill(9, backlog_s=1.5)]
-    for seed in range(5):
-        assert router(config, seed).route(task(), home(), workers, 0.0).worker_id == 8
 
 
 def test_equal_costs_stay_local_and_then_go_to_the_first_worker():
@@ -124,37 +130,3 @@ def test_equal_costs_stay_local_and_then_go_to_the_first_worker():
     assert remote_cost_s(HandModel(), asked, busy, equal[0]) == local_s
     assert router().route(asked, busy, equal, 5.0) == Decision(0, True, "cost")
     assert router().route(asked, replace(busy, backlog_s=1e-6), equal, 5.0) == Decision(9, False, "cost")
-
-
-def test_order_by_load_visits_equal_workers_by_id():
-    config = replace(CONFIG, route_order="load")
-    for order in itertools.permutations((7, 8, 9)):
-        workers = [prefill(index, backlog_s=1.0 - (index - 7) * 0.5, running_s=(index - 7) * 0.5) for index in order]
-        assert router(config).route(task(), home(), workers, 0.0).worker_id == 7
-
-
-@pytest.mark.parametrize(
-    ("window", "state", "has_slack"),
-    [
-        ("done", {"wait_s": 5.0, "backlog_s": 5.0}, True),
-        ("age", {"wait_s": 0.8}, True),
-        ("age", {"wait_s": 0.95}, False),
-        ("age", {"backlog_s": 5.0}, True),
-        ("backlog", {"backlog_s": 0.5, "running_s": 0.45}, False),
-        ("backlog", {"backlog_s": 0.5, "running_s": 0.35}, True),
-        ("backlog", {"ttft_s": 0.95}, False),
-    ],
-)
-def test_window_signals_of_a_prefill_worker(window, state, has_slack):
-    config = replace(CONFIG, window=window)
-    decision = router(config).route(task(), home(itl_s=9.0), [prefill(7, **state)], 0.0)
-    assert (decision.reason == "ttft-slack") is has_slack
-
-
-@pytest.mark.parametrize(("window", "is_local"), [("done", True), ("age", False), ("backlog", False)])
-def test_starved_decode_looks_idle_only_as_printed(window, is_local):
-    """No token for two seconds: the printed window is empty and counts as slack."""
-    config = replace(CONFIG, window=window)
-    starved = home(itl_s=0.0, age_s=2.0, backlog_s=50.0)
-    decision = router(config).route(task(tokens=10), starved, [prefill(7, ttft_s=9.0)], 0.0)
-    assert decision.is_local is is_local

@@ -30,9 +30,8 @@ from engines.ampd.performance import (
 from engines.ampd.policies import AdaptiveRouter, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.cluster.hardware import CONSTANTS, PHYSICAL, Deployment
-from engines.cluster.record import ClusterRun
+from engines.cluster.record import ClusterRun, rows_of
 from engines.cluster.sessions import OpenLoop
-from engines.cluster.simulation import Cluster
 from engines.errors import UserError
 from engines.knobs import given_to
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
@@ -46,14 +45,16 @@ SLO = Slo(ttft_s=1.0, itl_s=0.05)
 PLAN = Deployment.disaggregated(2, 2, 4, 1)
 
 
-def run(config: AmpdConfig, rate: float = 4.0, seed: int = 1, slo: Slo = SLO) -> ClusterRun:
+def sessions_at(rate: float) -> OpenLoop:
     rng = np.random.default_rng(0)
     times = np.cumsum(rng.exponential(1 / rate, 60)).tolist()
-    sessions = [
-        session(index, time, *((int(tokens), 20) for tokens in rng.integers(100, 1500, 3)))
-        for index, time in enumerate(times)
-    ]
-    return ampd(PLATFORM, PLAN, slo, MODEL, config).simulate(OpenLoop(sessions=sessions), seed=seed)
+    lengths = rng.integers(100, 1500, (60, 3)).tolist()
+    each = zip(times, lengths, strict=True)
+    return OpenLoop(sessions=[session(i, time, *((n, 20) for n in own)) for i, (time, own) in enumerate(each)])
+
+
+def run(config: AmpdConfig, rate: float = 4.0, seed: int = 1, slo: Slo = SLO) -> ClusterRun:
+    return ampd(PLATFORM, PLAN, slo, MODEL, config).simulate(sessions_at(rate), seed=seed)
 
 
 @pytest.mark.parametrize(("degree", "link"), [(4, "intra-server"), (8, "inter-server")])
@@ -68,14 +69,11 @@ def test_overload_uses_every_branch_of_algorithm_1():
     assert set(reasons) == {"ttft-slack", "itl-slack", "cost"}
 
 
-def test_without_load_every_prefill_is_remote():
-    assert set(run(AmpdConfig(), rate=0.05, slo=Slo(ttft_s=9.0, itl_s=0.05)).tasks["reason"]) == {"ttft-slack"}
-
-
-def test_without_adaptive_routing_every_prefill_is_remote():
-    found = run(AmpdConfig(adaptive_routing=False))
-    assert set(found.tasks["reason"]) == {"always-remote"}
-    assert not any(found.tasks["is_local"])
+def test_without_load_or_adaptive_routing_every_prefill_is_remote():
+    calm = run(AmpdConfig(), rate=0.05, slo=Slo(ttft_s=9.0, itl_s=0.05))
+    for found, reason in ((calm, "ttft-slack"), (run(AmpdConfig(adaptive_routing=False)), "always-remote")):
+        assert set(found.tasks["reason"]) == {reason}
+        assert not any(found.tasks["is_local"])
 
 
 def test_reordering_changes_the_order_and_only_its_switch_does():
@@ -107,9 +105,7 @@ def test_order_by_load_does_not_depend_on_the_seed():
 
 def test_estimates_are_the_models_and_not_the_truth():
     found = run(AmpdConfig())
-    for history, tokens, is_local, estimate in zip(
-        *(found.tasks[name] for name in ("history", "tokens", "is_local", "estimate_s")), strict=True
-    ):
+    for history, tokens, is_local, estimate in rows_of(found.tasks, "history", "tokens", "is_local", "estimate_s"):
         assert estimate == MODEL.prefill_s(history, tokens, 4 if is_local else 2)
 
 
@@ -186,15 +182,9 @@ class Recording:
 def test_router_decides_the_same_on_snapshots(route_order, window):
     config = RoutingConfig(route_order=route_order, window=window)
     recording = Recording(AdaptiveRouter(MODEL, SLO, config, seed=5))
-    simulated = ampd(PLATFORM, Deployment.disaggregated(2, 2, 4, 1), SLO, MODEL, AmpdConfig())
-    policies = simulated.policies.__class__(**{**simulated.policies.__dict__, "make_router": lambda seed: recording})
-    cluster = Cluster(name="x", hardware=PLATFORM, deployment=simulated.deployment, policies=policies)
-    rng = np.random.default_rng(0)
-    times = np.cumsum(rng.exponential(0.25, 60)).tolist()
-    lengths = rng.integers(100, 1500, (60, 3)).tolist()
-    cluster.simulate(
-        OpenLoop(sessions=[session(index, times[index], *((n, 20) for n in lengths[index])) for index in range(60)])
-    )
+    simulated = ampd(PLATFORM, PLAN, SLO, MODEL, AmpdConfig())
+    policies = replace(simulated.policies, make_router=lambda seed: recording)
+    replace(simulated, policies=policies).simulate(sessions_at(4.0))
 
     live = AdaptiveRouter(MODEL, SLO, config, seed=5)
     said = [live.route(task, home, prefills, now) for task, home, prefills, now, _ in recording.asked]
@@ -205,17 +195,8 @@ def test_router_decides_the_same_on_snapshots(route_order, window):
 @pytest.mark.parametrize("path", POLICY_FILES)
 def test_policies_know_neither_clock_nor_socket_nor_simulator(path):
     tree = ast.parse((Path(__file__).parents[3] / path).read_text(encoding="utf-8"))
-    names = {
-        name
-        for node in ast.walk(tree)
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     forbidden = {"time", "socket", "asyncio", "threading", "torch", "redis", "datetime"}
     assert not {name.partition(".")[0] for name in names} & forbidden
     if path.startswith("engines"):
@@ -303,10 +284,7 @@ def test_decode_and_transfer_are_profiled_too():
     links = PLATFORM.links
     assert MODEL.transfer_s(777, 2, 8) == pytest.approx(links.transfer_s(777, links.intra, 2, 8), rel=1e-6)
     assert MODEL.transfer_s(0, 2, 8) == 0.0
-
-
-def test_larger_clusters_are_profiled_across_servers():
-    links = PLATFORM.links
+    # Larger clusters are profiled across servers.
     model = profile_hardware(PLATFORM, num_gpus=16, degrees=(4,))
     assert model.transfer_s(5000, 4, 4) == pytest.approx(links.transfer_s(5000, links.inter, 4, 4), rel=1e-6)
 
