@@ -151,7 +151,6 @@ class WorkerCost:
         is_remote: bool = False,
     ) -> None:
         """``is_remote`` charges prefills as on a worker that does not decode them."""
-        require(degree >= 1, f"degree={degree}: a worker has at least one GPU")
         require(
             shape.n_heads % degree == 0,
             f"degree={degree} does not divide the {shape.n_heads} heads of {shape.name}: use a power of two",
