@@ -61,7 +61,7 @@ _OTHER_LOOK = ("#000000", "X")
 
 def system_look(name: str) -> Look:
     entry = ENTRIES.get(name)
-    color, marker = _OTHER_LOOK if entry is None or entry.look is None else entry.look
+    color, marker = (entry.colour, entry.marker) if entry is not None and entry.colour else _OTHER_LOOK
     return Look(title=SYSTEMS.get(name).title, color=color, marker=marker)
 
 

@@ -158,141 +158,22 @@ class System(Protocol):
 
 
 class Entry(NamedTuple):
-    """A system that comes with the package: all that is said of it outside of its own modules."""
+    """A system that comes with the package, as ``systems.csv`` lists it: all that is said of it outside of its own modules."""
 
+    name: str
     where: str
     """The system as module:NAME, or the method that ``made_by`` makes one of."""
+    made_by: str
+    """A class of systems as module:NAME; empty where ``where`` is a system."""
+    colour: str
+    marker: str
+    """Both in figures, where it has its own."""
     says: str
     """Its description, in a clause."""
-    made_by: str | None = None
-    """A class of systems as module:NAME; None where ``where`` is a system."""
-    look: tuple[str, str] | None = None
-    """Its colour and marker in figures."""
 
 
-_DLLM = "repro.systems.dllm.system:DllmSystem"
-_AMPD = "repro.systems.cluster.ampd"
-_LAPS = "repro.systems.cluster.laps"
-_SERVERS = "repro.systems.servers"
-
-ENTRIES: Mapping[str, Entry] = {
-    "dllm-serve": Entry(
-        "engines.dllm.method:DLLM_SERVE",
-        "continuous batching by phase, logit decomposition, head-centric sparse KV cache",
-        made_by=_DLLM,
-        look=("#0072B2", "o"),
-    ),
-    "fast-dllm": Entry(
-        "baselines.dllm.fast_dllm:FAST_DLLM",
-        "prefix or dual cache, one Refresh per block, parallel decoding",
-        made_by=_DLLM,
-        look=("#009E73", "^"),
-    ),
-    "dllm-cache": Entry(
-        "baselines.dllm.dllm_cache.method:DLLM_CACHE",
-        "feature caches of prompt and response, partial updates",
-        made_by=_DLLM,
-        look=("#CC79A7", "D"),
-    ),
-    "sparse-dllm": Entry(
-        "baselines.dllm.sparse_dllm:SPARSE_DLLM",
-        "delayed sparse cache, one selection for all heads",
-        made_by=_DLLM,
-        look=("#D55E00", "s"),
-    ),
-    "llada": Entry(
-        "baselines.dllm.llada:LLADA",
-        "the plain LLaDA sampler: no cache, every step a full forward",
-        made_by=_DLLM,
-        look=("#56B4E9", "v"),
-    ),
-    "dream": Entry(
-        "baselines.dllm.dream:DREAM",
-        "the plain Dream sampler: no cache, no blocks",
-        made_by=_DLLM,
-        look=("#E69F00", "P"),
-    ),
-    "block-diffusion": Entry(
-        "repro.systems.block.system:BLOCK_DIFFUSION",
-        "block-diffusion models (LLaDA2, SDAR, Fast-dLLM v2), phases mixed in packed steps, a prefix cache of blocks; measured and simulated",
-    ),
-    "ampd": Entry(
-        f"{_AMPD}:AMPD",
-        "disaggregation with adaptive routing, prefill reordering and a planner, simulated",
-        look=("#0072B2", "o"),
-    ),
-    "ampd-live": Entry(
-        "repro.systems.live.system:AMPD_LIVE",
-        "AMPD's policies over Redis on prefill and decode processes of this machine, measured",
-    ),
-    "dynamo-sim": Entry(
-        f"{_AMPD}:DYNAMO_SIM",
-        "disaggregation, prefills always remote or by Dynamo's conditional rule, simulated",
-        look=("#D55E00", "s"),
-    ),
-    "vllm-sim": Entry(
-        f"{_AMPD}:VLLM_SIM", "co-located prefill and decode with a prefix cache, simulated", look=("#009E73", "^")
-    ),
-    "continuum-sim": Entry(
-        f"{_AMPD}:CONTINUUM_SIM",
-        "vLLM with sessions in flight first and their K/V kept between rounds, simulated",
-        look=("#CC79A7", "D"),
-    ),
-    "laps": Entry(
-        f"{_LAPS}:LAPS",
-        "length-aware prefill: classes apart, graphs, adaptive waiting; simulated",
-        look=("#0072B2", "o"),
-    ),
-    "laps-graphs-only": Entry(
-        f"{_LAPS}:LAPS_GRAPHS",
-        "one queue, first come, first served, with LAPS's graphs; simulated",
-        look=("#56B4E9", "v"),
-    ),
-    "laps-disaggregation-only": Entry(
-        f"{_LAPS}:LAPS_DISAGGREGATION", "classes apart without graphs or waiting; simulated", look=("#CC79A7", "<")
-    ),
-    "reserve": Entry(
-        f"{_LAPS}:RESERVE",
-        "shortest remaining prefill first, mixed steps, a share kept for late turns; ours, simulated",
-        look=("#000000", "P"),
-    ),
-    "on-time": Entry(
-        f"{_LAPS}:ON_TIME",
-        "by due time, the fewest given up where not all can be on time, a share kept for those; ours, simulated",
-        look=("#E69F00", "*"),
-    ),
-    "srpt": Entry(
-        f"{_LAPS}:SRPT",
-        "shortest remaining prefill first, Reserve's steps without a share or aging; simulated",
-        look=("#56B4E9", "X"),
-    ),
-    "sglang-pd": Entry(
-        f"{_LAPS}:SGLANG_PD",
-        "token-budget batches, first come, first served, instances in turn; simulated",
-        look=("#D55E00", "s"),
-    ),
-    "sglang-pd-router": Entry(
-        f"{_LAPS}:SGLANG_PD_ROUTER",
-        "the same behind a router to the least loaded instance; simulated",
-        look=("#D55E00", "D"),
-    ),
-    "vllm-pd": Entry(
-        f"{_LAPS}:VLLM_PD",
-        "chunked prefill, first come, first served, instances in turn; simulated",
-        look=("#009E73", "^"),
-    ),
-    "openai-http": Entry(
-        "repro.systems.http.system:OPENAI_HTTP", "any server at --url, driven over HTTP and measured at the client"
-    ),
-    "vllm": Entry(f"{_SERVERS}:VLLM", "vLLM's own server, started here ('repro install vllm') or at --url; measured"),
-    "dynamo": Entry(
-        f"{_SERVERS}:DYNAMO",
-        "Dynamo's own frontend before its mocker or other workers, started here ('repro install dynamo') or at --url; measured",
-    ),
-    "sglang": Entry(
-        f"{_SERVERS}:SGLANG", "SGLang's own server on a GPU ('repro install sglang') or at --url; measured"
-    ),
-}
+with Path(__file__).with_name("systems.csv").open(newline="", encoding="utf-8") as _listed:
+    ENTRIES: Mapping[str, Entry] = {row["name"]: Entry(**row) for row in csv.DictReader(_listed)}
 """By name: importing all systems takes longer than listing them."""
 _MOVED = {"repro.systems.ar.planning:AMPD_PLANNER": "repro.systems.cluster.planning:AMPD_PLANNER"}
 
@@ -330,7 +211,7 @@ class _Systems(Registry[System]):
 
     def get(self, name: str) -> System:
         entry = ENTRIES.get(name) if isinstance(name, str) else None
-        return super().get(name) if entry is None or entry.made_by is None else _made(entry.made_by, entry.where)
+        return super().get(name) if entry is None or not entry.made_by else _made(entry.made_by, entry.where)
 
 
 @cache

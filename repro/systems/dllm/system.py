@@ -266,7 +266,7 @@ def dllm_system(name: str) -> DllmSystem:
     """A system for commands that serve no other; raises UserError for another's name."""
     found = SYSTEMS.get(name)
     if not isinstance(found, DllmSystem):
-        able = [each for each, entry in ENTRIES.items() if entry.made_by is not None]
+        able = [each for each, entry in ENTRIES.items() if entry.made_by]
         raise UserError(f"system={name!r} is no diffusion-LLM system: use one of {', '.join(able)}")
     return found
 

@@ -76,7 +76,7 @@ def test_refresh_rules(rule):
     check_refresh_rule(rule)
 
 
-@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry.made_by is not None])
+@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry.made_by])
 def test_refresh_rules_of_methods(name):
     method = method_of(name)
     check_refresh_rule(method.sampler(next(iter(method.heeds)), {}).rule)
