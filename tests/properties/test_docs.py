@@ -32,6 +32,7 @@ PAGES = sorted(
         *(
             REPO / folder / "README.md"
             for folder in (
+                "engines",
                 "datasets",
                 "results",
                 "results/paper",
@@ -224,3 +225,10 @@ def test_the_page_of_results_names_the_processors_that_figures_name():
     figures = [path for path in (REPO / "results" / "cpu-tiny").iterdir() if path.suffix in (".txt", ".md")]
     named = {name for path in figures for name in re.findall(r"Xeon|EPYC", text_of(path))}
     assert named == {*re.findall(r"Xeon|EPYC", text_of(REPO / "results" / "README.md"))}
+
+
+def test_the_page_of_engines_names_every_folder_and_module():
+    engines = REPO / "engines"
+    named = set(re.findall(r"`(\w+)(?:\.py)?`", text_of(engines / "README.md")))
+    here = {path.stem for path in engines.iterdir() if not path.stem.startswith(("__", "README"))}
+    assert here - named == set()

@@ -13,7 +13,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STORED = Path(__file__).with_name("prose.csv")
-PAGES = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "engines/README.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+)
 GENERATED = ("docs/knobs.md",)
 """Written by a command, from docstrings."""
 MOST_WORDS = 25
