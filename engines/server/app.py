@@ -19,7 +19,17 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from engines.errors import UserError
-from engines.server.body import Body, ChatBody, CompletionBody, Conversation, Messages, Object, Schema, Whole
+from engines.server.body import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    Conversation,
+    Messages,
+    Object,
+    Schema,
+    Whole,
+    refused_in,
+)
 from engines.server.completion import LARGE_TEXT, Served, of_users
 from engines.server.connection import LARGE_BODY, Addressed, Intake, own_names
 from engines.server.errors import ApiError, refused
@@ -52,12 +62,7 @@ _MOST_ID = 2**32 - 1
 class TokenizeBody(Conversation):
     """Either ``prompt`` or ``messages``."""
 
-    not_supported: ClassVar = {
-        "chat_template": ("the checkpoint's own chat template is used", ("",)),
-        "media_io_kwargs": ("prompts are text here", ({},)),
-        "mm_processor_kwargs": ("prompts are text here", ({},)),
-        "tools": ("no tool is called here", ([],)),
-    }
+    not_supported: ClassVar = refused_in("tokenize")
     model: str = ""
     prompt: str | None = None
     messages: Messages = []

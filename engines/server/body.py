@@ -1,7 +1,7 @@
 """Bodies of ``/v1/completions`` and ``/v1/chat/completions``: schemas, and one formatter that says what is wrong in a sentence.
 
 Each field of OpenAI's API and vLLM's is one of four kinds: heeded (a field of a class here), without influence on the
-answer (``_OF_NO_ANSWER``), not supported (``_NOT_SUPPORTED``, refused unless its value asks for nothing), or unknown
+answer (``ignored_in``), not supported (``refused_in``, refused unless its value asks for nothing), or unknown
 (let pass and counted, or refused by a strict server).
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import pydantic
+import yaml
 from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
 
 from engines.ar.sampling import MOST_LOGPROBS
@@ -32,64 +34,23 @@ SEEDS = 2**63
 
 # ---- fields that are not heeded ---------------------------------------------------------------
 
-_OF_NO_ANSWER = frozenset(
-    {
-        *("user", "metadata", "safety_identifier", "session_id", "service_tier", "store", "cache_salt"),
-        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "guided_decoding_backend"),
-        *("include_reasoning", "length_penalty", "mm_payload", "parallel_tool_calls", "priority"),
-        *("return_mm_kwargs", "return_token_offsets", "routed_experts_prompt_start", "stream_interval", "watermarking"),
-        "spaces_between_special_tokens",  # fast tokenizers put none there
-    }
-)
-"""They say who asks, how an answer is kept or paid for, or belong to what is not asked for without another field."""
+_FIELDS = yaml.safe_load(Path(__file__).with_name("fields.yaml").read_text(encoding="utf-8"))
+Unsupported = tuple[str, tuple[Any, ...]]
+"""Why a field is refused, and its values that ask for nothing."""
 
-_NOT_SUPPORTED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
-    "no tool is called here": {
-        "function_call": ("none", "auto"),
-        "functions": ([],),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
-        "web_search_options": (),
-    },
-    "no answer is held to a form here": {
-        **dict.fromkeys(("ebnf", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex"), ()),
-        "guided_whitespace_pattern": (),
-        "json_schema": (),
-        "regex": (),
-        "response_format": ({"type": "text"},),
-        "structured_outputs": ({},),
-        "verbosity": ("medium",),
-    },
-    "every answer is sampled once here": {"best_of": (0, 1), "early_stopping": (False,), "use_beam_search": (False,)},
-    "prompts and answers are text here": {
-        "audio": (),
-        "media_io_kwargs": ({},),
-        "mm_processor_kwargs": ({},),
-        "modalities": (["text"],),
-        "prompt_embeds": ([],),
-    },
-    "logprobs tells the likeliest tokens of a completion": {"logprob_token_ids": ([],), "top_logprobs": (0,)},
-    "tokens are not chosen by it here": {
-        "logits_processors": ([],),
-        "repetition_detection": ({},),
-        "thinking_token_budget": (-1,),
-        "typical_p": (1,),
-    },
-    "an answer goes on behind its prompt alone": {"suffix": ("",)},
-    "the checkpoint's own chat template is used": {"chat_template": ("",)},
-    "nothing is moderated here": {"moderation": ()},
-    "no part of an answer is known before it": {"prediction": ()},
-    "no other server shares K/V with this one": {"ec_transfer_params": ({},), "kv_transfer_params": ({},)},
-    "prompts are told as ids alone, by return_token_ids": {"return_prompt_text": (False,)},
-}
-"""Reason -> field -> its values that ask for nothing, beside null, which never does."""
-_REASONS = {name: (reason, neutral) for reason, fields in _NOT_SUPPORTED.items() for name, neutral in fields.items()}
-_DIFFUSION = frozenset(
-    {
-        *("alg_temp", "block_length", "cfg_scale", "edit_threshold", "factor", "max_post_steps", "remasking", "rule"),
-        *("steps", "sub_block", "threshold"),
-    }
-)
+
+def ignored_in(kind: str) -> frozenset[str]:
+    """Fields of such objects without influence on the answer."""
+    return frozenset(_FIELDS["ignored"][kind])
+
+
+def refused_in(kind: str) -> Mapping[str, Unsupported]:
+    """Fields of such objects that are refused."""
+    reasons = _FIELDS["not_supported"][kind].items()
+    return {name: (reason, tuple(neutral)) for reason, fields in reasons for name, neutral in fields.items()}
+
+
+_DIFFUSION = frozenset(_FIELDS["diffusion"])
 """Settings of diffusion LLMs, of which each engine has its own."""
 
 # ---- values -----------------------------------------------------------------------------------
@@ -146,10 +107,6 @@ Ids = list[Annotated[Whole, Field(ge=0)]]
 Count = Annotated[Whole, Field(ge=1, le=2**31)]
 
 
-Unsupported = tuple[str, tuple[Any, ...]]
-"""Why a field is refused, and its values that ask for nothing."""
-
-
 class Object(pydantic.BaseModel):
     """A JSON object; a field that is null was not given. Unknown fields are kept, to be counted."""
 
@@ -194,7 +151,7 @@ class Object(pydantic.BaseModel):
 
 
 class _TextPart(Object):
-    ignored = frozenset({"annotations", "cache_control", "logprobs"})
+    ignored = ignored_in("parts")
     type: Literal["text", "input_text", "output_text"] = "text"
     text: str
 
@@ -206,14 +163,8 @@ def _parts(given: Any) -> Any:
 
 
 class _Message(Object):
-    ignored = frozenset({"annotations", "id", "phase", "status", "type"})
-    not_supported: ClassVar = {
-        "audio": ("messages are text here", ()),
-        "function_call": ("no tool is called here", ()),
-        "refusal": ("a conversation has no refusals here", ("",)),
-        "tool_call_id": ("no tool is called here", ("",)),
-        "tool_calls": ("no tool is called here", ([],)),
-    }
+    ignored = ignored_in("messages")
+    not_supported: ClassVar = refused_in("messages")
     role: str
     content: Annotated[list[_TextPart], FailFast(), BeforeValidator(_parts)]
     name: str | None = None
@@ -373,8 +324,8 @@ class _Sampling(Object):
 class _Body(_Sampling):
     """What both routes take."""
 
-    ignored = _OF_NO_ANSWER
-    not_supported = _REASONS
+    ignored = ignored_in("requests")
+    not_supported = refused_in("requests")
 
     model: str = ""
     """Empty for the one that is served."""

@@ -1,13 +1,12 @@
 """One request's answer over HTTP, whole or as a stream, until its end, its deadline, or its client's departure."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from engines.server.answer import Piece, joined
@@ -17,7 +16,11 @@ from engines.server.errors import ApiError, too_late
 from engines.server.responses import Choice, Format, ResponseFormat, ResponsesBody
 from engines.server.service import Metrics
 
-_STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_STREAM_BEGINS = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")],
+}
 
 
 class Reply:
@@ -39,16 +42,21 @@ class Reply:
         self._timeout_s = min(most_s, asked.timeout or most_s)
         self._ttft_s: float | None = None
         """When a stream's first piece came, since the request did."""
-        self._format = _format_of(asked, served.model.name)
+        self._format: Format | ResponseFormat
+        if isinstance(asked, ResponsesBody):
+            self._format = ResponseFormat(served.model.name, asked)
+        else:
+            self._format = Format(served.model.name, asked)
+        self._is_streaming = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._answer_unless_gone(receive, send)
+            await self._answer_unless_gone(scope, receive, send)
         finally:
             self._on_end()
 
-    async def _answer_unless_gone(self, receive: Receive, send: Send) -> None:
-        work, gone = asyncio.create_task(self._answer(send)), asyncio.create_task(_until_gone(receive))
+    async def _answer_unless_gone(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work, gone = asyncio.create_task(self._answer(scope, receive, send)), asyncio.create_task(_until_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -60,12 +68,14 @@ class Reply:
         if not work.cancelled() and (error := work.exception()) is not None:
             raise error
 
-    async def _answer(self, send: Send) -> None:
-        response = _Response(send)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with self._deadline(), Completion(self._served, self._asked) as completion:
                 self._metrics.tokens.labels("prompt").inc(completion.usage.prompt_tokens)
-                await (self._stream if self._asked.stream else self._whole)(completion, response)
+                if self._asked.stream:
+                    await self._stream(completion, send)
+                else:
+                    await _whole(200, await self._told(completion))(scope, receive, send)
                 self._note(completion)
         except ApiError as error:
             taken = error.status >= 500 and error.code != "unavailable"
@@ -73,10 +83,10 @@ class Reply:
                 self._metrics.failures.labels(error.code) if taken else self._metrics.rejections.labels(error.status)
             )
             counter.inc()
-            if response.has_begun:
-                await response.end(self._format.failure(error))
+            if self._is_streaming:
+                await send(_body(self._format.failure(error), more=False))
             else:
-                await response.whole(error.status, error.body, error.headers)
+                await _whole(error.status, error.body, error.headers)(scope, receive, send)
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[None]:
@@ -86,7 +96,7 @@ class Reply:
         except TimeoutError:
             raise too_late(self._timeout_s) from None
 
-    async def _whole(self, completion: Completion, response: _Response) -> None:
+    async def _told(self, completion: Completion) -> Mapping[str, Any]:
         parts: list[list[Part]] = [[] for _ in range(self._asked.num_choices)]
         async for part in completion.parts():
             parts[part.choice].append(part)
@@ -94,25 +104,26 @@ class Reply:
             Choice(_joined(own), completion.prompt_of(i), _scores(own), await completion.prompt_logprobs(i))
             for i, own in enumerate(parts)
         ]
-        await response.whole(200, self._format.whole(choices, completion.usage))
+        return self._format.whole(choices, completion.usage)
 
-    async def _stream(self, completion: Completion, response: _Response) -> None:
+    async def _stream(self, completion: Completion, send: Send) -> None:
         options, prompt_of = self._asked.stream_options, completion.prompt_of
 
         def counted(choice: int) -> Usage | None:
             return completion.usage_of(choice) if options.include_usage and options.continuous_usage_stats else None
 
-        await response.begin(200, _STREAM_HEADERS)
+        self._is_streaming = True
+        await send(_STREAM_BEGINS)
         for choice in range(self._asked.num_choices):
             if opening := self._format.opening(choice, prompt_of(choice), counted(choice)):
-                await response.write(opening)
+                await send(_body(opening, more=True))
         async for part in completion.parts():
             if self._ttft_s is None:
                 self._ttft_s = self._since_arrival()
                 self._metrics.note_first_piece(self._ttft_s)
             if content := self._format.part(part, prompt_of(part.choice), counted(part.choice)):
-                await response.write(content)
-        await response.end(self._format.ending(completion.usage, is_told=options.include_usage))
+                await send(_body(content, more=True))
+        await send(_body(self._format.ending(completion.usage, is_told=options.include_usage), more=False))
 
     def _note(self, completion: Completion) -> None:
         e2el_s, tokens = self._since_arrival(), completion.usage.completion_tokens
@@ -128,33 +139,9 @@ class Reply:
         return asyncio.get_running_loop().time() - self._arrived_at
 
 
-def _format_of(asked: AnswerBody, model: str) -> Format | ResponseFormat:
-    if isinstance(asked, ResponsesBody):
-        return ResponseFormat(model, asked)
-    return Format(model, asked)
-
-
-class _Response:
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.has_begun = False
-
-    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        self.has_begun = True
-        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
-
-    async def write(self, content: bytes) -> None:
-        await self._send(_body(content, more=True))
-
-    async def end(self, content: bytes) -> None:
-        await self._send(_body(content, more=False))
-
-    async def whole(self, status: int, said: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
-        content = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
-        own = {"Content-Type": "application/json", "Content-Length": str(len(content)), **(headers or {})}
-        await self.begin(status, own)
-        await self.end(content)
+def _whole(status: int, said: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    content = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+    return Response(content, status, headers, "application/json")
 
 
 def _joined(parts: Sequence[Part]) -> Piece:

@@ -14,7 +14,16 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from engines.server.answer import FinishReason, Piece
-from engines.server.body import AnswerBody, ChatBody, Count, Messages, Unsupported, check_asks_for_nothing, shown
+from engines.server.body import (
+    AnswerBody,
+    ChatBody,
+    Count,
+    Messages,
+    check_asks_for_nothing,
+    ignored_in,
+    refused_in,
+    shown,
+)
 from engines.server.completion import Part, Usage
 from engines.server.errors import ApiError, refused
 
@@ -127,21 +136,10 @@ class Format:
         return event({**self._head, "object": kind, "choices": choices, **more, **said})
 
 
-_OF_OTHER_ROUTES: Mapping[str, Unsupported] = {
-    "echo": ("an answer does not begin with its prompt here", (False,)),
-    "logprobs": ("include has 'message.output_text.logprobs' for them here", (False,)),
-    "max_completion_tokens": ("the length of an answer is max_output_tokens here", ()),
-    "max_tokens": ("the length of an answer is max_output_tokens here", ()),
-    "messages": ("a conversation is input here", ()),
-    "n": ("a response is one answer", (1,)),
-    "prompt_logprobs": ("/v1/completions tells them", ()),
-    "return_token_ids": ("/v1/completions and /v1/chat/completions tell ids", (False,)),
-    "return_tokens_as_token_ids": ("/v1/completions and /v1/chat/completions tell ids", (False,)),
-}
+_OF_OTHER_ROUTES = refused_in("instead of responses")
 _OF_OBJECTS = {"text.format": "response_format", "text.verbosity": "verbosity", "reasoning.effort": "reasoning_effort"}
 """Place in an object of the body -> the field of a conversation."""
 _OF_NO_ANSWER = ("reasoning.generate_summary", "reasoning.summary")
-_NOT_KEPT = "no response is kept here and input tells the whole conversation"
 _LOGPROBS = "message.output_text.logprobs"
 _UNFINISHED = ("in_progress", "incomplete")
 
@@ -149,17 +147,8 @@ _UNFINISHED = ("in_progress", "incomplete")
 class ResponsesBody(ChatBody):
     """A conversation's body, with the names that its fields have on this route."""
 
-    ignored = (ChatBody.ignored | {"include_reasoning", "max_tool_calls"}) - {"metadata"}
-    not_supported: ClassVar = {
-        **ChatBody.not_supported,
-        "background": ("a response is waited for here", (False,)),
-        "context_management": ("no part of a conversation is left out here", ([],)),
-        "conversation": (_NOT_KEPT, ()),
-        "enable_response_messages": ("messages are not told again here", (False,)),
-        "previous_input_messages": (_NOT_KEPT, ([],)),
-        "previous_response_id": (_NOT_KEPT, ()),
-        "prompt": ("no prompt is kept here", ()),
-    }
+    ignored = (ChatBody.ignored | ignored_in("responses")) - {"metadata"}
+    not_supported: ClassVar = {**ChatBody.not_supported, **refused_in("responses")}
 
     messages: Annotated[
         Messages,
