@@ -6,18 +6,8 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["best", "token", "maximum", "sumexp", "count", "suppressed", "offset"])
 def reduce_tiles(
-    best: tl.tensor,
-    token: tl.tensor,
-    maximum: tl.tensor,
-    sumexp: tl.tensor,
-    logits: tl.tensor,
-    logits_row: tl.tensor,
-    vocabulary: tl.tensor,
-    count: tl.tensor,
-    suppressed: tl.tensor,
-    offset: tl.tensor,
-    TILE: tl.constexpr,
-) -> None:
+    best, token, maximum, sumexp, logits, logits_row, vocabulary, count, suppressed, offset, TILE: tl.constexpr
+):
     """Program row * count + tile reduces TILE logits; column ``suppressed``, -1 for none, is never the best."""
     row = (tl.program_id(0) // count).to(tl.int64)
     first = tl.program_id(0) % count * TILE
@@ -54,20 +44,20 @@ def reduce_tiles(
     ]
 )
 def merge_parts(
-    out_best: tl.tensor,
-    out_token: tl.tensor,
-    out_maximum: tl.tensor,
-    out_sumexp: tl.tensor,
-    best: tl.tensor,
-    token: tl.tensor,
-    maximum: tl.tensor,
-    sumexp: tl.tensor,
-    count: tl.tensor,
-    row_stride: tl.tensor,
-    part_stride: tl.tensor,
+    out_best,
+    out_token,
+    out_maximum,
+    out_sumexp,
+    best,
+    token,
+    maximum,
+    sumexp,
+    count,
+    row_stride,
+    part_stride,
     WIDTH: tl.constexpr,
     FINAL: tl.constexpr,
-) -> None:
+):
     """Program row merges its ``count`` parts; FINAL writes the probability of the token as ``out_best``."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, WIDTH)
@@ -107,31 +97,31 @@ def merge_parts(
     ]
 )
 def pack_rows(
-    pool_k: tl.tensor,
-    pool_v: tl.tensor,
-    k: tl.tensor,
-    v: tl.tensor,
-    chosen: tl.tensor,
-    run_start: tl.tensor,
-    block_start: tl.tensor,
-    window_len: tl.tensor,
-    kept: tl.tensor,
-    kv_start: tl.tensor,
-    pool_k_row: tl.tensor,
-    pool_k_head: tl.tensor,
-    pool_v_row: tl.tensor,
-    pool_v_head: tl.tensor,
-    k_row: tl.tensor,
-    k_head: tl.tensor,
-    v_row: tl.tensor,
-    v_head: tl.tensor,
-    chosen_request: tl.tensor,
-    chosen_head: tl.tensor,
+    pool_k,
+    pool_v,
+    k,
+    v,
+    chosen,
+    run_start,
+    block_start,
+    window_len,
+    kept,
+    kv_start,
+    pool_k_row,
+    pool_k_head,
+    pool_v_row,
+    pool_v_head,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    chosen_request,
+    chosen_head,
     D: tl.constexpr,
     SELECTED: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
-) -> None:
+):
     """Program (head, tile, request) moves rows tile * ROWS... of one head."""
     head = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * ROWS
@@ -160,19 +150,19 @@ def pack_rows(
 
 @triton.jit(do_not_specialize=["cu_q", "used_k", "table", "width"])
 def paged_causal(
-    out: tl.tensor,
-    q: tl.tensor,
-    k: tl.tensor,
-    v: tl.tensor,
-    cu_q: tl.tensor,
-    used_k: tl.tensor,
-    table: tl.tensor,
-    width: tl.tensor,
-    scale: tl.tensor,
-    q_row: tl.tensor,
-    q_head: tl.tensor,
-    k_row: tl.tensor,
-    k_head: tl.tensor,
+    out,
+    q,
+    k,
+    v,
+    cu_q,
+    used_k,
+    table,
+    width,
+    scale,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
     BLOCK: tl.constexpr,
     D: tl.constexpr,
     GROUP: tl.constexpr,
@@ -180,7 +170,7 @@ def paged_causal(
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
-) -> None:
+):
     """Program (tile, key head, sequence): ROWS rows, each a query of one head of the group, over their keys in tiles of
     KEYS, with the softmax as it goes."""
     head, sequence = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -223,17 +213,8 @@ def paged_causal(
 
 @triton.jit
 def normalize_rows(
-    out: tl.tensor,
-    x: tl.tensor,
-    weight: tl.tensor,
-    delta: tl.tensor,
-    x_row: tl.tensor,
-    delta_row: tl.tensor,
-    eps: tl.tensor,
-    D: tl.constexpr,
-    ADDS: tl.constexpr,
-    WIDTH: tl.constexpr,
-) -> None:
+    out, x, weight, delta, x_row, delta_row, eps, D: tl.constexpr, ADDS: tl.constexpr, WIDTH: tl.constexpr
+):
     """Program row; what is stored has x's dtype, what is summed is float32."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, WIDTH)
@@ -253,24 +234,24 @@ def normalize_rows(
 
 
 @triton.jit
-def _rounded(x: tl.tensor, dtype: tl.constexpr, FULL: tl.constexpr) -> tl.tensor:
+def _rounded(x, dtype: tl.constexpr, FULL: tl.constexpr):
     """float32 that ``dtype`` can hold, but for FULL precision."""
     return x if FULL else x.to(dtype).to(tl.float32)
 
 
 @triton.jit
 def _rotate_heads(
-    x: tl.tensor,
-    cos: tl.tensor,
-    sin: tl.tensor,
-    first: tl.tensor,
-    head_stride: tl.tensor,
+    x,
+    cos,
+    sin,
+    first,
+    head_stride,
     TOTAL: tl.constexpr,
     HALF: tl.constexpr,
     FULL: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
-) -> None:
+):
     head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None]
     d = tl.arange(0, WIDTH)[None, :]
     mask = (head < TOTAL) & (d < HALF)
@@ -290,23 +271,23 @@ def _rotate_heads(
 
 @triton.jit
 def rotate_rows(
-    q: tl.tensor,
-    k: tl.tensor,
-    cos: tl.tensor,
-    sin: tl.tensor,
-    q_row: tl.tensor,
-    q_head: tl.tensor,
-    k_row: tl.tensor,
-    k_head: tl.tensor,
-    cos_row: tl.tensor,
-    sin_row: tl.tensor,
+    q,
+    k,
+    cos,
+    sin,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    cos_row,
+    sin_row,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     FULL: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
-) -> None:
+):
     """Program (row, tile) rotates HEADS heads of one row; tiles of k follow those of q."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
@@ -321,19 +302,19 @@ def rotate_rows(
 
 @triton.jit(do_not_specialize=["run_start", "block_start", "block_len"])
 def mean_queries(
-    out: tl.tensor,
-    q: tl.tensor,
-    run_start: tl.tensor,
-    block_start: tl.tensor,
-    block_len: tl.tensor,
-    q_row: tl.tensor,
-    q_head: tl.tensor,
+    out,
+    q,
+    run_start,
+    block_start,
+    block_len,
+    q_row,
+    q_head,
     D: tl.constexpr,
     GROUP: tl.constexpr,
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
-) -> None:
+):
     """Program (head, request): mean over the block's rows, and over GROUP query heads, into out [n, heads, D]."""
     head = tl.program_id(0).to(tl.int64)
     request = tl.program_id(1).to(tl.int64)
@@ -354,16 +335,16 @@ def mean_queries(
 
 @triton.jit(do_not_specialize=["run_start", "block_start", "window_len", "num_context", "max_context"])
 def pooled_scores(
-    out: tl.tensor,
-    mean_q: tl.tensor,
-    k: tl.tensor,
-    run_start: tl.tensor,
-    block_start: tl.tensor,
-    window_len: tl.tensor,
-    num_context: tl.tensor,
-    max_context: tl.tensor,
-    k_row: tl.tensor,
-    k_head: tl.tensor,
+    out,
+    mean_q,
+    k,
+    run_start,
+    block_start,
+    window_len,
+    num_context,
+    max_context,
+    k_row,
+    k_head,
     D: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -371,7 +352,7 @@ def pooled_scores(
     RADIUS: tl.constexpr,
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
-) -> None:
+):
     """Program (tile, head, request): scores of TILE context rows, all but RADIUS at each end pooled and stored."""
     head = tl.program_id(1).to(tl.int64)
     request = tl.program_id(2).to(tl.int64)
@@ -410,18 +391,8 @@ def pooled_scores(
 
 @triton.jit(do_not_specialize=["rows"])
 def store_rows(
-    pool_k: tl.tensor,
-    pool_v: tl.tensor,
-    rows: tl.tensor,
-    k: tl.tensor,
-    v: tl.tensor,
-    pool_k_row: tl.tensor,
-    pool_v_row: tl.tensor,
-    k_row: tl.tensor,
-    v_row: tl.tensor,
-    SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-) -> None:
+    pool_k, pool_v, rows, k, v, pool_k_row, pool_v_row, k_row, v_row, SIZE: tl.constexpr, TILE: tl.constexpr
+):
     """Program (row, tile) copies TILE values of one row of k, and of v."""
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(rows + row)
@@ -434,16 +405,7 @@ def store_rows(
 
 
 @triton.jit(do_not_specialize=["count"])
-def gate_rows(
-    out: tl.tensor,
-    gate: tl.tensor,
-    up: tl.tensor,
-    gate_row: tl.tensor,
-    up_row: tl.tensor,
-    width: tl.tensor,
-    count: tl.tensor,
-    TILE: tl.constexpr,
-) -> None:
+def gate_rows(out, gate, up, gate_row, up_row, width, count, TILE: tl.constexpr):
     """Program row * count + tile."""
     row = (tl.program_id(0) // count).to(tl.int64)
     column = tl.program_id(0) % count * TILE + tl.arange(0, TILE)

@@ -74,14 +74,6 @@ def store_by_index(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: T
     pool_v.index_copy_(0, rows, v)
 
 
-class Transfer(Protocol):
-    """The part of ``torch.cuda.Event`` that is used."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-
 class Staging:
     """Host arrays to the device, all of a step's in one transfer. Arrays in a CPU's memory are used as they are."""
 
@@ -109,7 +101,7 @@ class PinnedStaging(Staging):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._buffers: list[tuple[Tensor, Transfer]] = []
+        self._buffers: list[tuple[Tensor, torch.cuda.Event]] = []
 
     def send(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
         sizes = [array.size for array in arrays]
@@ -126,7 +118,7 @@ class PinnedStaging(Staging):
         target[:size].copy_(buffer[:size], non_blocking=True)
         transfer.record()
 
-    def _free_buffer(self, size: int) -> tuple[Tensor, Transfer]:
+    def _free_buffer(self, size: int) -> tuple[Tensor, torch.cuda.Event]:
         """One whose transfer is over. There are as many as a device's lag ever needed (``step_timer.MAX_IN_FLIGHT``)."""
         for i, (buffer, transfer) in enumerate(self._buffers):
             if buffer.numel() >= size and transfer.query():
@@ -136,7 +128,7 @@ class PinnedStaging(Staging):
         self._buffers.append(self._new_buffer(1 << max(12, (size - 1).bit_length())))
         return self._buffers[-1]
 
-    def _new_buffer(self, size: int) -> tuple[Tensor, Transfer]:
+    def _new_buffer(self, size: int) -> tuple[Tensor, torch.cuda.Event]:
         return torch.empty(size, dtype=torch.int64, pin_memory=True), torch.cuda.Event()
 
 

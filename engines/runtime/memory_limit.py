@@ -1,7 +1,7 @@
 """Holds a process to a part of a GPU's memory, so that a large card stands in for a smaller one."""
 
 import gc
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -11,21 +11,8 @@ SMALLER_THAN_NAMED = 0.93
 """A card reports up to 7 % less memory than it is sold with (ECC, driver)."""
 
 
-class Allocator(Protocol):
-    """The part of ``torch.cuda`` that is used."""
-
-    def current_device(self) -> int: ...
-
-    def get_device_properties(self, device: int) -> Any: ...
-
-    def set_per_process_memory_fraction(self, fraction: float, device: int) -> None: ...
-
-    def empty_cache(self) -> None: ...
-
-
-def check_memory(device: torch.device, memory_bytes: int | None, allocator: Allocator | None = None) -> int:
+def check_memory(device: torch.device, memory_bytes: int | None, allocator: Any = torch.cuda) -> int:
     """The bytes that a CUDA device has. Refuses a limit that it does not have."""
-    allocator = torch.cuda if allocator is None else allocator
     index = allocator.current_device() if device.index is None else device.index
     total = int(allocator.get_device_properties(index).total_memory)
     if memory_bytes is not None and total < SMALLER_THAN_NAMED * memory_bytes:
@@ -35,7 +22,7 @@ def check_memory(device: torch.device, memory_bytes: int | None, allocator: Allo
     return total
 
 
-def limit_memory(device: torch.device, memory_bytes: int | None, allocator: Allocator | None = None) -> int | None:
+def limit_memory(device: torch.device, memory_bytes: int | None, allocator: Any = torch.cuda) -> int | None:
     """Let torch allocate at most ``memory_bytes`` on a CUDA device from here on, None for all there is.
 
     A memory plan's parts (weights, activations, logits, KV and the guard band, which fragmentation and workspaces
@@ -47,7 +34,6 @@ def limit_memory(device: torch.device, memory_bytes: int | None, allocator: Allo
     """
     if device.type != "cuda":
         return None
-    allocator = torch.cuda if allocator is None else allocator
     index = allocator.current_device() if device.index is None else device.index
     total = check_memory(device, memory_bytes, allocator)
     # What nobody can reach any more counts until it is collected.

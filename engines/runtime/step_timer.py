@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -69,27 +69,16 @@ class StepTimer:
         """The step that began has failed."""
 
 
-class Mark(Protocol):
-    """The part of ``torch.cuda.Event`` that is used; recorded in the current stream."""
-
-    def record(self) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, end: Any) -> float:
-        """Milliseconds."""
-
-
 class CudaTimer(StepTimer):
     """Events in the stream; ``begin`` waits until at most one step is under way, and reads those that are over."""
 
-    def __init__(self, new_event: Callable[[], Mark]) -> None:
+    def __init__(self, new_event: Callable[[], torch.cuda.Event]) -> None:
         self._new_event = new_event
         self._num_ended = 0
-        self._under_way: deque[tuple[int, bool, list[tuple[str, Mark]]]] = deque()
-        self._marks: list[tuple[str, Mark]] = []
-        self._free: list[Mark] = []
-        self._previous_end: Mark | None = None
+        self._under_way: deque[tuple[int, bool, list[tuple[str, torch.cuda.Event]]]] = deque()
+        self._marks: list[tuple[str, torch.cuda.Event]] = []
+        self._free: list[torch.cuda.Event] = []
+        self._previous_end: torch.cuda.Event | None = None
         self._times: dict[int, StepTimes] = {}
 
     def begin(self, *, detailed: bool) -> None:

@@ -22,7 +22,7 @@ from support.refusals import refuses
 from torch import Tensor
 
 from engines import machine
-from engines.runtime.device import PinnedStaging, Staging, Transfer
+from engines.runtime.device import PinnedStaging, Staging
 from engines.runtime.memory_limit import SMALLER_THAN_NAMED, limit_memory
 from engines.runtime.step_timer import MAX_IN_FLIGHT, STEP_PARTS, CudaTimer
 
@@ -128,7 +128,7 @@ class PagedStaging(PinnedStaging):
         super().__init__(torch.device("cpu"))
         self.fake = device
 
-    def _new_buffer(self, size: int) -> tuple[Tensor, Transfer]:
+    def _new_buffer(self, size: int) -> tuple[Tensor, Any]:
         return torch.empty(size, dtype=torch.int64), self.fake.event()
 
 
