@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
-
-from aiohttp import TCPConnector
-from aiohttp.client_proto import ResponseHandler
 
 from baselines.servers.asking import NoPage, ask, redirect, unread
 from engines.data import DECODER
@@ -139,7 +134,7 @@ class Endpoint(Checked):
         is sent once more, on a connection of its own."""
         import aiohttp
 
-        from repro.systems.http.endpoint import CountingConnector
+        from repro.systems.http.connector import CountingConnector
 
         options: dict[str, Any] = {
             "timeout": aiohttp.ClientTimeout(total=self.timeout_s),
@@ -478,40 +473,3 @@ def _sentence(text: str) -> str:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
     return "".join(each if each.isprintable() else "?" for each in " ".join(str(text).split())[:300])
-
-
-class _Counting(ResponseHandler):
-    """``num_bytes`` came so far."""
-
-    num_bytes = 0
-
-    def data_received(self, data: bytes) -> None:
-        self.num_bytes += len(data)
-        super().data_received(data)
-
-
-_used: ContextVar[list[tuple[_Counting, int]]] = ContextVar("used")
-"""The connections that requests of this task took, with the bytes that had come over each before."""
-
-
-class CountingConnector(TCPConnector):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._factory: Any = partial(_Counting, loop=self._loop)
-
-    async def connect(self, *args: Any, **options: Any) -> Any:
-        connection = await super().connect(*args, **options)
-        protocol = connection.protocol
-        if isinstance(protocol, _Counting):
-            _used.get([]).append((protocol, protocol.num_bytes))
-        return connection
-
-    @contextmanager
-    def watching(self) -> Iterator[Callable[[], bool]]:
-        """Tells whether no byte came of what was sent inside, over a connection that had been used before."""
-        used: list[tuple[_Counting, int]] = []
-        token = _used.set(used)
-        try:
-            yield lambda: any(0 < before == protocol.num_bytes for protocol, before in used[-1:])
-        finally:
-            _used.reset(token)

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +28,12 @@ from repro.systems.platforms import platform
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
 
 PLATFORM = "endpoint"
+
+
+def test_its_options_can_be_read_without_the_client():
+    without = "import sys; sys.modules['aiohttp'] = None; from repro.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", without, "list", "--knobs", "openai-http"]
+    assert "max_concurrency" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 # -- stamps to numbers ------------------------------------------------------------------------------------------

@@ -1,0 +1,47 @@
+"""Kept connections that tell whether a request was cut off before a byte of its answer came; needs aiohttp."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from aiohttp import TCPConnector
+from aiohttp.client_proto import ResponseHandler
+
+
+class _Counting(ResponseHandler):
+    """``num_bytes`` came so far."""
+
+    num_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        self.num_bytes += len(data)
+        super().data_received(data)
+
+
+_used: ContextVar[list[tuple[_Counting, int]]] = ContextVar("used")
+"""The connections that requests of this task took, with the bytes that had come over each before."""
+
+
+class CountingConnector(TCPConnector):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._factory: Any = partial(_Counting, loop=self._loop)
+
+    async def connect(self, *args: Any, **options: Any) -> Any:
+        connection = await super().connect(*args, **options)
+        protocol = connection.protocol
+        if isinstance(protocol, _Counting):
+            _used.get([]).append((protocol, protocol.num_bytes))
+        return connection
+
+    @contextmanager
+    def watching(self) -> Iterator[Callable[[], bool]]:
+        """Tells whether no byte came of what was sent inside, over a connection that had been used before."""
+        used: list[tuple[_Counting, int]] = []
+        token = _used.set(used)
+        try:
+            yield lambda: any(0 < before == protocol.num_bytes for protocol, before in used[-1:])
+        finally:
+            _used.reset(token)
