@@ -4,7 +4,7 @@ files of a user's own that a card accepts; and where a workload's rows came from
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -107,7 +107,8 @@ def built(kind: type[Any], raw: object, where: str) -> Any:
         raise UserError(f"{where} must be a mapping with the keys {', '.join(known)}")
     unknown = [str(key) for key in raw if key not in known]
     require(not unknown, f"{where}: unknown key {', '.join(unknown)}: use only {', '.join(known)}")
-    missing = [name for name, field in known.items() if name not in raw and _is_required(field)]
+    required = (name for name, each in known.items() if each.default is each.default_factory is MISSING)
+    missing = [name for name in required if name not in raw]
     require(not missing, f"{where}: missing key {', '.join(missing)}")
     declared = get_type_hints(kind, include_extras=True)
     values = {name: _value(declared[name], value, f"{where}: {name}") for name, value in raw.items()}
@@ -115,10 +116,6 @@ def built(kind: type[Any], raw: object, where: str) -> Any:
         return kind(**values)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-
-
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _value(declared: Any, raw: object, where: str) -> Any:

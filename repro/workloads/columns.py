@@ -221,8 +221,11 @@ def _plain(names: Sequence[str], file: str) -> dict[str, str]:
         require(len(there) < 2, f"{file}: {' and '.join(there)} both say {name}: name one of them, like {EXAMPLE}")
         if there:
             own[name] = there[0]
-    if not own.keys() & TIMES.keys() and (time := _time_among(names)) is not None:
-        own["arrival"] = time
+    if not own.keys() & TIMES.keys():
+        found = [name for name in names if _TIME.fullmatch(_spelt(name))]
+        arrivals = [name for name in found if _spelt(name).startswith("arriv")]
+        # One alone can be it.
+        own |= next(({"arrival": chosen[0]} for chosen in (found, arrivals) if len(chosen) == 1), {})
     delay = next((name for name in names if _spelt(name) in ("delay", "wait", "think_time")), None)
     is_timed = own.keys() & {*DELAYS, *WAITS}
     require(
@@ -230,13 +233,6 @@ def _plain(names: Sequence[str], file: str) -> dict[str, str]:
         f"{file}: the unit of its column {delay!r} is not said: name it with --columns, as wait_s, wait_ms, delay_s or delay_ms",
     )
     return own
-
-
-def _time_among(names: Sequence[str]) -> str | None:
-    """The column of times, if there is one alone that can be it."""
-    found = [name for name in names if _TIME.fullmatch(_spelt(name))]
-    arrivals = [name for name in found if _spelt(name).startswith("arriv")]
-    return next((chosen[0] for chosen in (found, arrivals) if len(chosen) == 1), None)
 
 
 def _spelt(name: str) -> str:

@@ -17,7 +17,7 @@ three retrievals, as AMPD's traces invoke three (App. B); the question comes wit
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +34,6 @@ from repro.workloads.rounds import (
 from repro.workloads.rows import Row, array_rows, is_seconds, json_rows, object_rows, parquet_rows
 
 _CJK = range(0x3400, 0xA000)
-
-
 RETRIEVALS = 3
 MOST_CONVERSATIONS = 20_000
 """Read of a data set: more add minutes and no information."""
@@ -60,14 +58,12 @@ def counted_rounds(row: Row, *, with_delays: bool) -> tuple[RecordedRound, ...]:
     if not isinstance(rounds, list) or not rounds:
         raise row.bad("rounds", rounds, f"expected a list of {form}")
     for entry in rounds:
-        is_round = isinstance(entry, list) and 2 <= len(entry) <= 2 + with_delays and all(map(_is_count, entry[:2]))
-        if not is_round or not all(is_seconds(item, MOST_DELAY_S) for item in entry[2:]):
+        is_round = isinstance(entry, list) and 2 <= len(entry) <= 2 + with_delays
+        counts = entry[:2] if is_round else [None]
+        is_counted = all(type(each) is int and 1 <= each <= MOST_TOKENS for each in counts)
+        if not is_counted or not all(is_seconds(item, MOST_DELAY_S) for item in entry[2:]):
             raise row.bad("rounds", entry, f"expected {form}")
     return tuple(RecordedRound(*entry[:2], *map(float, entry[2:])) for entry in rounds)
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 1 <= value <= MOST_TOKENS
 
 
 def chat_of(row: Row, column: str | None = None) -> tuple[RecordedRound, ...]:
@@ -137,15 +133,12 @@ def _message(row: Row, name: str, message: object) -> tuple[str, str]:
 
 def read_chats(paths: Sequence[Path], most: int = MOST_CONVERSATIONS) -> tuple[TracedSession, ...]:
     """Reads conversations with at least one prompt, the first ``most`` of these files."""
-    rows = (row for path in paths for row in _chat_rows(path))
+    readers = (parquet_rows(path, *MESSAGES) if path.suffix == ".parquet" else object_rows(path) for path in paths)
+    rows = chain.from_iterable(readers)
     chats = (TracedSession(rounds, where=row.where) for row in rows if (rounds := chat_of(row)))
     found = tuple(islice(chats, most))
     require(bool(found), f"{paths[0].name} has no conversation with a prompt: check that it is the whole file")
     return found
-
-
-def _chat_rows(path: Path) -> Iterator[Row]:
-    return parquet_rows(path, *MESSAGES) if path.suffix == ".parquet" else object_rows(path)
 
 
 def read_sessions(path: Path, kind: SessionFormat | None = None) -> tuple[TracedSession, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from baselines.ar.dynamo import DynamoConfig, dynamo
 from baselines.ar.vllm import ContinuumConfig, VllmConfig, continuum, vllm
@@ -21,7 +21,7 @@ from engines.policies.own import BINDER, QUEUE, ROUTER, Kind, Plugin, check_besi
 from engines.policies.views import NO_OBJECTIVE_S
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
-from repro.runs.record import RunRecord
+from repro.runs.record import OnProgress, RunRecord
 from repro.runs.system import SYSTEMS
 from repro.runs.tuning import CANDIDATES, Tuned
 from repro.systems.cluster.ampd_record import AR, tables_of
@@ -31,9 +31,6 @@ from repro.systems.cluster.system import PolicyDeployment, PolicySystem
 from repro.systems.platforms import ArPart, Platform
 from repro.workloads.card import remarked
 from repro.workloads.sessions import SessionWorkload
-
-if TYPE_CHECKING:
-    from repro.runs.record import OnProgress
 
 POLICIES = (ROUTER, BINDER, QUEUE)
 _REPLACED = {

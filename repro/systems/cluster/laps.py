@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, SglangConfig, graphs_only, sglang, vllm_pd
 from engines.cluster.hardware import StepCost
@@ -40,7 +40,7 @@ from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Plugin, c
 from engines.policies.views import NO_OBJECTIVE_S, OpenQueue, Slo
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
-from repro.runs.record import RunRecord
+from repro.runs.record import OnProgress, RunRecord
 from repro.systems.cluster.laps_record import PREFILL, tables_of, window_of
 from repro.systems.cluster.laps_settings import (
     BOUNDARY,
@@ -59,9 +59,6 @@ from repro.systems.platforms import Platform, PrefillPart, platform
 from repro.workloads.card import remarked
 from repro.workloads.conversations import load_conversation_card
 from repro.workloads.served import workload_knobs
-
-if TYPE_CHECKING:
-    from repro.runs.record import OnProgress
 
 GIVEN_UP_S = 600.0
 """Simulated time, besides what users think and answers take, after which a run is given up: a policy that dispatches nothing never

@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from engines.ampd.planner import Method, PlannerConfig, PlanningWorkload, coefficients, default_method, solve
 from engines.ampd.policies import AdaptiveRouter, best_ordering
@@ -18,12 +18,9 @@ from engines.knobs import Checked, Range
 from engines.policies.views import PrefillTask, WorkerSnapshot
 from repro.runs.cell import Cell
 from repro.runs.family import Family, Metric
-from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
+from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, OnProgress, RunRecord, empty_table
 from repro.systems.cluster.ampd_settings import ClusterSettings, Ground, resolve
 from repro.workloads.sessions import SessionWorkload
-
-if TYPE_CHECKING:
-    from repro.runs.record import OnProgress
 
 _MOST_GPUS = 4096
 """Beyond the platform's own: planning is of interest there."""

@@ -321,16 +321,11 @@ def sized(deployment: DllmDeployment, facts: Mapping[str, Any]) -> DllmDeploymen
     # The token budget is dLLM-Serve's currency; a static batch is bounded by memory alone.
     config = replace(deployment.config, max_num_batched_tokens=batch_size * settings.engine.max_model_len)
     rows = deployment.sampler.rows_of_request(deployment.longest, settings.generation)
+    kv_rows = batch_size * rows
     if deployment.room is not None:
         free = settings.memory_limit - _footprint(deployment, deployment.longest).fixed_bytes
-        return replace(
-            deployment,
-            config=config,
-            kv_rows=max(rows, min(batch_size * rows, free // settings.shape.kv_bytes_per_token)),
-            batch_size=batch_size,
-            facts=facts,
-        )
-    return replace(deployment, config=config, kv_rows=batch_size * rows, batch_size=batch_size, facts=facts)
+        kv_rows = max(rows, min(kv_rows, free // settings.shape.kv_bytes_per_token))
+    return replace(deployment, config=config, kv_rows=kv_rows, batch_size=batch_size, facts=facts)
 
 
 def most_members(deployment: DllmDeployment) -> int:
@@ -369,16 +364,13 @@ def found_facts(found: FoundBatch, deployment: DllmDeployment, most: int) -> Map
 
 def _planned(deployment: DllmDeployment, most: int) -> Mapping[str, Any]:
     settings = deployment.settings
+    rule, size = BATCH_RULES[settings.baseline.batch_rule], most if deployment.room is None else None
     if deployment.batching.is_upstream and settings.is_simulated:
-        if not deployment.published.batches_upstream:
-            return {"batch_size": most, "batch_obtained": "one request at a time, as published code serves"}
-        rule = BATCH_RULES[settings.baseline.batch_rule]
-        if deployment.room is not None:
-            return {"batch_size": None, "batch_obtained": f"{rule}, in published code's memory"}
-        return {"batch_size": most, "batch_obtained": f"{rule}, in published code's memory"}
+        is_batched = deployment.published.batches_upstream
+        how = f"{rule}, in published code's memory" if is_batched else "one request at a time, as published code serves"
+        return {"batch_size": size, "batch_obtained": how}
     if deployment.room is not None:
-        rule = BATCH_RULES[settings.baseline.batch_rule]
-        return {"batch_size": None, "batch_obtained": f"{rule}, by the memory model"}
+        return {"batch_size": size, "batch_obtained": f"{rule}, by the memory model"}
     footprint = _footprint(deployment, member_tokens(deployment))
     found = largest_batch(footprint.peak_bytes, settings.memory_limit, fixed_bytes=footprint.fixed_bytes, most=most)
     return _largest(found, deployment, "by the memory model")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from engines.dllm.config import GenerationConfig
 from engines.errors import UserError, require
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir, config_of
 from repro.files import kept
@@ -26,7 +27,6 @@ from repro.workloads.served import Traced
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload, fixed_workload, traced_workload
 
 if TYPE_CHECKING:
-    from engines.dllm.config import GenerationConfig
     from engines.models.tokenizer import TextTokenizer
 
 

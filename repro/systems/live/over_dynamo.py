@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import engines
 from baselines.servers.checkpoint import write_tiny
@@ -42,8 +42,6 @@ _PACKAGES = ("ai-dynamo", "ai-dynamo-runtime")
 
 @dataclass(frozen=True, kw_only=True)
 class OverDynamo:
-    """A ``Front``."""
-
     limits: Limits
     tokenizer: Path | None
     """A checkpoint's folder; None for the embedded one, which has a text for every id of the tiny model."""
@@ -140,22 +138,6 @@ class FrontRun:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Front(Protocol):
-    @property
-    def basis(self) -> str:
-        """What it consists of besides this repository's code."""
-        ...
-
-    @property
-    def modules(self) -> tuple[str, ...]: ...
-
-    def check_machine(self) -> None: ...
-
-    def serve(
-        self, deciding: Deciding, sessions: Sequence[Session], prompts: Prompts, store: Store, fleet: Fleet
-    ) -> FrontRun: ...
-
-
 class Direct:
     """The coordinator in this process, asked by call."""
 
@@ -182,3 +164,7 @@ class Direct:
             mark=mark,
             lags_s=[max(at - session.arrival_s, 0.0) for at, session in zip(arrived, sessions, strict=True)],
         )
+
+
+Front = OverDynamo | Direct
+"""How sessions reach the workers: ``basis`` says what it consists of besides this repository's code."""

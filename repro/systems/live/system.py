@@ -23,11 +23,11 @@ from engines.policies.routing import Binder, LeastKvMemory, Router
 from engines.policies.views import PrefillQueue
 from repro.runs.cell import Cell
 from repro.runs.family import Family, Metric, SummaryColumn, distribution, known, metric, window_s
-from repro.runs.record import REQUESTS, Obtained, RunRecord
+from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord
 from repro.systems.cluster.ampd_record import AR, ROUNDS, slo_attainment, tables_of
 from repro.systems.cluster.ampd_record import round_ttft_s as ttft_of
 from repro.systems.cluster.ampd_settings import DEFAULT_READING
-from repro.systems.live.over_dynamo import Direct, Front
+from repro.systems.live.over_dynamo import Direct, Front, OverDynamo
 from repro.systems.live.settings import MAX_WORKERS, TINY, LiveKnobs, LiveSettings, resolve
 from repro.workloads.sessions import SessionWorkload, build_sessions
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from engines.ampd.live.fleet import Fleet
     from engines.ampd.live.profile import LiveProfile
     from engines.cluster.record import ClusterRun
-    from repro.runs.record import OnProgress
 
 
 def workers_lived(record: RunRecord) -> Iterator[str]:
@@ -143,10 +142,11 @@ class LiveDeployment:
         from engines.ampd.live.decisions import replay
         from engines.ampd.live.profile import profile_live
         from engines.ampd.live.record import answers, collect
+        from engines.ar.torch.engine import random_prompts
 
         self.check_machine()
         settings, sessions = self.settings, workload.sessions
-        prompts = self._prompts()
+        prompts = random_prompts(settings.vocab_size, self.seed)
         with self._fleet() as (store, fleet, url):
             profile = profile_live(store, settings.roles, prompts, on_turn=lambda ended: fleet.check())
             deciding = Deciding(
@@ -256,11 +256,6 @@ class LiveDeployment:
             return LeastKvMemory()
         found: Binder = own.made(model=profile.performance, slo=settings.slo, seed=self.seed)
         return found
-
-    def _prompts(self) -> Any:
-        from engines.ar.torch.engine import random_prompts
-
-        return random_prompts(self.settings.vocab_size, self.seed)
 
     def _simulated(self, profile: LiveProfile, workload: SessionWorkload) -> ClusterRun:
         from engines.ampd.live.profile import simulate_live
@@ -373,7 +368,12 @@ class LiveSystem:
             longest < most,
             f"dataset={workload.name!r} has a session of {longest} tokens and a live worker holds {most}: shorten it",
         )
-        front = _front(settings)
+        front: Front = Direct()
+        if settings.knobs.frontend is not None:
+            front = OverDynamo(
+                limits=Limits(vocab_size=settings.vocab_size, max_len=most),
+                tokenizer=None if settings.knobs.model == TINY else Path(settings.knobs.model),
+            )
         deployment = LiveDeployment(
             system=self.name,
             title=self.title,
@@ -383,17 +383,6 @@ class LiveSystem:
             modules=(*_MODULES, *front.modules),
         )
         return deployment, workload
-
-
-def _front(settings: LiveSettings) -> Front:
-    if settings.knobs.frontend is None:
-        return Direct()
-    from repro.systems.live.over_dynamo import OverDynamo
-
-    return OverDynamo(
-        limits=Limits(vocab_size=settings.vocab_size, max_len=min(MAX_LEN, settings.knobs.kv_tokens)),
-        tokenizer=None if settings.knobs.model == TINY else Path(settings.knobs.model),
-    )
 
 
 AMPD_LIVE = LiveSystem(name="ampd-live", title="AMPD live")
