@@ -416,7 +416,5 @@ class DecodeProcess:
         self.worker.call("preempt", resident.session_id, resident.epoch)
 
     def _took(self, what: str, seconds: float) -> None:
-        if self.worker.spec.slowdown > 1:
-            time.sleep(seconds * (self.worker.spec.slowdown - 1))
-        self._busy[what] += seconds * self.worker.spec.slowdown
+        self._busy[what] += seconds
         self.worker.said.update(self._busy, kv_peak=self.residents.kv_peak, kv_evicted=self.residents.evicted)

@@ -69,11 +69,6 @@ class Peers:
                 gone.close()
             raise
 
-    def close(self) -> None:
-        for connection in self._open.values():
-            connection.close()
-        self._open.clear()
-
     def _connect(self, address: str) -> socket.socket:
         host, _, port = address.rpartition(":")
         connection = socket.create_connection((host, int(port)), timeout=_CONNECT_S)

@@ -52,8 +52,6 @@ class WorkerSpec:
     """Without a heartbeat for so long the worker counts as dead."""
     patience: float = 10.0
     """A prefill may take that many times its estimate, and a lease at the least, before another worker gets it."""
-    slowdown: float = 1.0
-    """Times its own speed, for trying out what a slow worker does to the others."""
     outage_s: float = 30.0
 
 
