@@ -304,20 +304,19 @@ def _card_and_platform(options: SuiteOptions) -> tuple[FoundGpu | None, str]:
 
 def _suite(options: SuiteOptions, scale: Scale, platform: str, root: Path) -> Suite:
     from repro.gpu_suite import stages as plan
-    from repro.gpu_suite.calibration import Calibrating
     from repro.gpu_suite.suite import Suite, jobs_of
     from repro.gpu_suite.summary import write_summary
     from repro.gpu_suite.verdict import VERDICT, write_verdict
     from repro.runs.store import Store
 
-    stages, calibrating = plan.stages(scale), Calibrating()
+    stages = plan.stages(scale)
     wanted = options.wanted(list(dict.fromkeys(each.stage for each in stages)))
     told = {*wanted, *(() if options.dry_run else plan.FIRST)}  # the pages speak of the first stages, whatever is run
 
     def write_pages(suite: Suite) -> None:
         write_summary(suite)
         try:
-            write_verdict(suite, calibrating)
+            write_verdict(suite)
         except Exception as error:  # minutes on a card are not lost to a page that any machine writes again
             say(f"{VERDICT} is not written ({type(error).__name__}: {error})", file=sys.stderr)
 

@@ -7,8 +7,9 @@ of that benchmark, and the throughput of every system, are predictions.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from repro.gpu_suite.stages import title_of
 from repro.gpu_suite.suite import Suite, json_text
 from repro.reports import predictions
 from repro.reports.predictions import medians_sentence
+from repro.runs.cell import Cell
 from repro.runs.family import served_per_second
 from repro.runs.store import StoredRun
 from repro.systems.platforms import DllmPart, platform
@@ -167,15 +169,16 @@ def card_with(flops_per_s: float, bytes_per_s: float, *, name: str) -> Gpu:
 # -- the fit --------------------------------------------------------------------------------------------------
 
 
-def fitted_rows(rows: Sequence[TimedSteps]) -> list[TimedSteps]:
+def fitted_rows(rows: Sequence[TimedSteps]) -> tuple[TimedSteps, ...]:
     """Refresh and Reuse of the smallest and the largest batch of the shortest length."""
     length = min(row.total_len for row in rows)
     own = [row for row in rows if row.kind in FITTED_KINDS and row.total_len == length]
     sizes = [row.batch_size for row in own]
-    return [row for row in own if row.batch_size in (min(sizes), max(sizes))]
+    return tuple(row for row in own if row.batch_size in (min(sizes), max(sizes)))
 
 
-def fit(rows: Sequence[TimedSteps], card: Gpu, *, copied: Gpu | None = None) -> Calibration:
+@cache
+def fit(rows: tuple[TimedSteps, ...], card: Gpu, *, copied: Gpu | None = None) -> Calibration:
     """Least squares of the relative errors of these rows. For a share the overhead follows in closed form; shares are
     searched on a grid that closes in. ``copied`` has the bandwidth that a copy reached.
 
@@ -232,85 +235,65 @@ def _constants(card: Gpu, share: float, overhead_s: float, bandwidth: float) -> 
 # -- what it predicts -----------------------------------------------------------------------------------------
 
 
-class Calibrating:
-    """The calibration of a suite's runs, as far as there are any. What was fitted and simulated is kept from one call to
-    the next."""
+def calibrated(suite: Suite) -> Fitted | str:
+    """The calibration of a suite's runs, or why there is none, in a clause. It is written beside the summary."""
+    run = benchmark_run(suite, "step")
+    if run is None:
+        return "not run yet"
+    try:
+        fitted = _fitted(suite, run)
+    except UserError as error:
+        return str(error)
+    replace_text(suite.root / CALIBRATION, json_text(as_json(fitted)))
+    return fitted
 
-    def __init__(self) -> None:
-        self._fits: dict[object, Calibration | UserError] = {}
-        self._simulated: dict[tuple[str, str], float | None] = {}
 
-    def __call__(self, suite: Suite) -> Fitted | str:
-        """Or why there is none, in a clause. It is written beside the summary."""
-        run = benchmark_run(suite, "step")
-        if run is None:
-            return "not run yet"
-        try:
-            fitted = self._fitted(suite, run)
-        except UserError as error:
-            return str(error)
-        replace_text(suite.root / CALIBRATION, json_text(as_json(fitted)))
-        return fitted
-
-    def _fitted(self, suite: Suite, run: StoredRun) -> Fitted:
-        rows, card = timed_steps(run), card_of(suite, run)
-        chosen = fitted_rows(rows)
-        calibration = self._fit(chosen, card, measured_card(suite))
-        comparisons = [
-            Comparison(
-                name=row.name,
-                role="fitted" if row in chosen else "prediction",
-                unit="ms",
-                measured=1e3 * row.seconds,
-                predicted=1e3 * row.predicted_s(card, calibration),
-            )
-            for row in rows
-        ]
-        if platform(suite.platform).gpu is not None:
-            comparisons += self._served(suite, calibration)
-        origin, has_no_card = run.provenance, platform(suite.platform).part(DllmPart).device == "cpu"
-        return Fitted(
-            calibration=calibration,
-            comparisons=tuple(comparisons),
-            machine=origin["cpu"]["model"] if has_no_card else (origin["gpu"] or {}).get("name"),
-            commit=origin["git"]["commit"],
-            finished_utc=origin["finished_utc"],
+def _fitted(suite: Suite, run: StoredRun) -> Fitted:
+    rows, card = timed_steps(run), card_of(suite, run)
+    chosen = fitted_rows(rows)
+    calibration = fit(chosen, card, copied=measured_card(suite))
+    comparisons = [
+        Comparison(
+            name=row.name,
+            role="fitted" if row in chosen else "prediction",
+            unit="ms",
+            measured=1e3 * row.seconds,
+            predicted=1e3 * row.predicted_s(card, calibration),
         )
+        for row in rows
+    ]
+    if platform(suite.platform).gpu is not None:
+        comparisons += _served(suite, calibration)
+    origin, has_no_card = run.provenance, platform(suite.platform).part(DllmPart).device == "cpu"
+    return Fitted(
+        calibration=calibration,
+        comparisons=tuple(comparisons),
+        machine=origin["cpu"]["model"] if has_no_card else (origin["gpu"] or {}).get("name"),
+        commit=origin["git"]["commit"],
+        finished_utc=origin["finished_utc"],
+    )
 
-    def _fit(self, rows: Sequence[TimedSteps], card: Gpu, copied: Gpu | None) -> Calibration:
-        asked = (*rows, card, copied)
-        if asked not in self._fits:
-            try:
-                self._fits[asked] = fit(rows, card, copied=copied)
-            except UserError as error:
-                self._fits[asked] = error
-        found = self._fits[asked]
-        if isinstance(found, UserError):
-            raise found
-        return found
 
-    def _served(self, suite: Suite, calibration: Calibration) -> list[Comparison]:
-        found = []
-        for job in suite.jobs:
-            run = suite.stored(job) if job.stage in SERVED_STAGES else None
-            if run is None or not run.validity.valid or not run.summary["throughput_tok_s"]:
-                continue
-            cell, key = job.experiment.cell, (job.name, repr(calibration))
-            if key not in self._simulated:
-                again = simulated(cell, calibration)
-                self._simulated[key] = served_per_second(again.run(), "output_len")
-            if predicted := self._simulated[key]:
-                model = run.manifest["facts"]["model"]
-                found.append(
-                    Comparison(
-                        name=f"{title_of(cell)} on {cell.dataset}, {job.stage}, {model}",
-                        role="prediction",
-                        unit="tok/s",
-                        measured=run.summary["throughput_tok_s"],
-                        predicted=predicted,
-                    )
-                )
-        return found
+def _served(suite: Suite, calibration: Calibration) -> Iterator[Comparison]:
+    for job in suite.jobs:
+        run = suite.stored(job) if job.stage in SERVED_STAGES else None
+        if run is None or not run.validity.valid or not run.summary["throughput_tok_s"]:
+            continue
+        cell = job.experiment.cell
+        if predicted := predicted_tok_s(cell, calibration):
+            yield Comparison(
+                name=f"{title_of(cell)} on {cell.dataset}, {job.stage}, {run.manifest['facts']['model']}",
+                role="prediction",
+                unit="tok/s",
+                measured=run.summary["throughput_tok_s"],
+                predicted=predicted,
+            )
+
+
+@cache
+def predicted_tok_s(cell: Cell, calibration: Calibration) -> float | None:
+    """Throughput of the cell's simulated run; simulated once, as every job ends with a page."""
+    return served_per_second(simulated(cell, calibration).run(), "output_len")
 
 
 def as_json(fitted: Fitted) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from repro.files import replace_text
 from repro.gpu_suite.calibration import (
     CALIBRATION,
-    Calibrating,
     Fitted,
     benchmark_run,
+    calibrated,
     card_of,
     measured_card,
     timed_steps,
@@ -71,9 +71,9 @@ class ServedAtOnce:
         return self.run is not None and any(self.run.table(STEPS)["graph"])
 
 
-def write_verdict(suite: Suite, calibrating: Calibrating) -> str:
+def write_verdict(suite: Suite) -> str:
     """The page, which is also left beside the summary."""
-    page = "\n".join(_page(suite, calibrating(suite)))
+    page = "\n".join(_page(suite, calibrated(suite)))
     replace_text(suite.root / VERDICT, page)
     return page
 

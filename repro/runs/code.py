@@ -27,13 +27,13 @@ from repro.runs.system import SYSTEMS
 
 PACKAGES = frozenset({"engines", "baselines", "repro"})
 """Packages of this repository that decide numbers; figures only draw them."""
-SHARED = tuple(
-    """
-    baselines/* engines/* engines/attention engines/cost engines/kernels engines/models engines/parallel engines/policies
-    engines/runtime repro/systems/* repro/workloads repro/files.py repro/generation.py repro/paths.py repro/prompt.py
-    repro/runs/cell.py repro/runs/family.py repro/runs/free.csv repro/runs/http_driver.py repro/runs/record.py
-    repro/runs/statistics.py repro/runs/step_driver.py repro/runs/system.py repro/runs/systems.csv repro/runs/tuning.py
-    """.split()
+SHARED = (
+    *("baselines/*", "engines/*", "engines/attention", "engines/cost", "engines/kernels", "engines/models"),
+    *("engines/parallel", "engines/policies", "engines/runtime", "repro/systems/*", "repro/workloads"),
+    *("repro/files.py", "repro/generation.py", "repro/paths.py", "repro/prompt.py", "repro/runs/cell.py"),
+    *("repro/runs/family.py", "repro/runs/http_driver.py", "repro/runs/record.py", "repro/runs/statistics.py"),
+    *("repro/runs/step_driver.py", "repro/runs/system.py", "repro/runs/tuning.py"),
+    *("repro/runs/free.csv", "repro/runs/systems.csv"),
 )
 """Folders and files that decide the numbers of every family; ``/*`` stands for a folder's own files."""
 _CLUSTER = ("engines/ar", "engines/cluster", "baselines/ar", "repro/systems/cluster")

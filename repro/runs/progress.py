@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,32 +26,9 @@ logger = logging.getLogger(__name__)
 MANY_CELLS = 1000
 """That take a second or more to prepare."""
 REDRAW_S = 0.5
+WEEK_S = 7 * 24 * 3600.0
 WHICH_VARIABLE = "REPRO_PROGRESS"
 """What is said before a bar: which of several figures the command is about, where another one calls it."""
-
-
-class Left:
-    """How long a sweep goes on, by the runs it has made since the first was begun: what was stored took no time."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
-        self._begun: tuple[float, float] | None = None
-        self._pace_s: float | None = None
-
-    def tell(self, closed: float) -> None:
-        """That many runs are there, parts of runs included."""
-        if self._begun is None:
-            self._begun = (self._now(), closed)
-        elif (made := closed - self._begun[1]) > 0:
-            self._pace_s = (self._now() - self._begun[0]) / made
-
-    def said(self, num_left: float) -> str:
-        """Nothing before there is a pace to go by."""
-        if self._pace_s is None:
-            return ""
-        minutes, seconds = divmod(round(self._pace_s * num_left), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +65,14 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
         yield SweepProgress(on_event=_log_event)
         return
 
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.text import Text
 
     columns = (
@@ -96,12 +80,12 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
+        TimeRemainingColumn(),
     )
     which = os.environ.get(WHICH_VARIABLE, "")
-    left = Left()
-    with Progress(*columns, console=console, transient=True, expand=True) as progress:
-        task = progress.add_task(which, total=num_total, left="")
+    # The pace is that of all runs since the first began: what was stored took no time.
+    with Progress(*columns, console=console, transient=True, expand=True, speed_estimate_period=WEEK_S) as progress:
+        task = progress.add_task(which, total=num_total, start=False)
         drawn_at, num_closed = 0.0, 0
 
         def described(text: str) -> str:
@@ -112,10 +96,9 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
             num_closed = event.num_closed
             is_started = event.kind == "started" and event.cell is not None
             description = described(_short(event.cell)) if is_started and event.cell is not None else None
-            if event.kind != "reused":
-                left.tell(event.num_closed)
-            said = left.said(num_total - event.num_closed)
-            progress.update(task, completed=event.num_closed, description=description, left=said)
+            if is_started and not progress.tasks[0].started:
+                progress.reset(task, completed=event.num_closed)
+            progress.update(task, completed=event.num_closed, description=description)
             # Of the reused ones the summary tells how many.
             is_told = event.kind != "reused" or logger.isEnabledFor(logging.INFO)
             if event.kind in ("reused", "failed", "interrupted") and is_told:
@@ -130,9 +113,7 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
             drawn_at = now
             share = done.num_closed / max(done.num_total, 1)
             description = described(f"{_short(experiment.cell)}: {done.num_closed} of {done.num_total} requests")
-            left.tell(num_closed + share)
-            said = left.said(num_total - num_closed - share)
-            progress.update(task, completed=num_closed + share, description=description, left=said)
+            progress.update(task, completed=num_closed + share, description=description)
 
         yield SweepProgress(on_event=draw, on_step=draw_step)
 

@@ -10,7 +10,7 @@ from support.told_suite import checked, step_rows, told_suite
 
 from repro import paths
 from repro.cli.main import main
-from repro.gpu_suite.calibration import Calibrating, Fitted
+from repro.gpu_suite.calibration import Fitted, calibrated
 from repro.reports import sensitivity
 from repro.systems.cost import describe_calibration, load_calibration
 
@@ -46,7 +46,7 @@ def test_sensitivity_prints_and_stores_the_same(monkeypatch, capsys, tmp_path):
 
 def test_what_a_suite_fitted_on_its_card_is_stored(monkeypatch, capsys, tmp_path):
     rows = checked("step", "steps", script="step", rows=step_rows())
-    fitted = Calibrating()(told_suite(tmp_path / "suite", rows))
+    fitted = calibrated(told_suite(tmp_path / "suite", rows))
     assert isinstance(fitted, Fitted)
     stored = tmp_path / "stored"
     monkeypatch.setattr(paths, "CALIBRATION", stored)

@@ -13,8 +13,8 @@ from engines.cost.roofline import H200, Calibration
 from engines.errors import UserError
 from repro.gpu_suite.calibration import (
     CALIBRATION,
-    Calibrating,
     Fitted,
+    calibrated,
     card_with,
     constants,
     fit,
@@ -37,7 +37,7 @@ def test_a_known_share_and_overhead_are_fitted_back(share, overhead_s, bandwidth
         step_overhead_s=overhead_s,
         bandwidth_efficiency=bandwidth,
     )
-    rows = [timed(kind, size, known) for size in (1, 256) for kind in ("refresh", "reuse")]
+    rows = tuple(timed(kind, size, known) for size in (1, 256) for kind in ("refresh", "reuse"))
     copied = card_with(H200.peak_flops, bandwidth * H200.bandwidth, name="measured")
     found = fit(rows, H200, copied=copied)
     assert found.matmul_efficiency == found.attention_efficiency == pytest.approx(share, rel=1e-4)
@@ -47,7 +47,8 @@ def test_a_known_share_and_overhead_are_fitted_back(share, overhead_s, bandwidth
 
 
 def test_constants_lie_between_rows_that_disagree():
-    rows = [timed("refresh", 256, KNOWN, slower=slower) for slower in (0.9, 1.1)] + [timed("reuse", 1, KNOWN)]
+    apart = (timed("refresh", 256, KNOWN, slower=slower) for slower in (0.9, 1.1))
+    rows = (*apart, timed("reuse", 1, KNOWN))
     found = fit(rows, H200)
     assert found.matmul_efficiency == pytest.approx(KNOWN.matmul_efficiency, rel=0.03)
     assert "bandwidth share 0.8 is assumed" in found.note
@@ -68,23 +69,22 @@ def test_the_two_ends_are_fitted_and_the_rest_is_predicted():
 
 def test_steps_that_cannot_tell_are_refused():
     with pytest.raises(UserError, match="1 timed steps cannot fix two constants"):
-        fit([timed("reuse", 1, KNOWN)], H200)
+        fit((timed("reuse", 1, KNOWN),), H200)
     with pytest.raises(UserError, match="none of the timed steps is bound by arithmetic"):
-        fit([timed("reuse", size, KNOWN) for size in (1, 2)], H200)
+        fit(tuple(timed("reuse", size, KNOWN) for size in (1, 2)), H200)
     with pytest.raises(UserError, match="steps are faster than the peaks of h200 allow"):
-        fit([timed("refresh", size, KNOWN, slower=0.3) for size in (16, 256)], H200)
+        fit(tuple(timed("refresh", size, KNOWN, slower=0.3) for size in (16, 256)), H200)
 
 
 def test_a_suite_is_calibrated_by_its_own_runs(tmp_path):
-    calibrating = Calibrating()
-    assert calibrating(told_suite(tmp_path, {})) == "not run yet"
+    assert calibrated(told_suite(tmp_path, {})) == "not run yet"
     assert not (tmp_path / CALIBRATION).exists()
 
     told = {
         **checked("step", "steps", script="step", rows=step_rows()),
         **served("small-card", {"dllm-serve": 900.0, "fast-dllm": 300.0}),
     }
-    found = calibrating(told_suite(tmp_path, told))
+    found = calibrated(told_suite(tmp_path, told))
     assert isinstance(found, Fitted)
     assert found.calibration.matmul_efficiency == pytest.approx(KNOWN.matmul_efficiency, rel=1e-4)
     assert found.calibration.step_overhead_s == pytest.approx(KNOWN.step_overhead_s, rel=1e-3)
@@ -100,14 +100,14 @@ def test_a_suite_is_calibrated_by_its_own_runs(tmp_path):
 
     # What a timed copy reached takes the place of what is assumed.
     told |= checked("step", "peaks", script="peaks", rows=peak_rows(0.9))
-    again = calibrating(told_suite(tmp_path, told))
+    again = calibrated(told_suite(tmp_path, told))
     assert isinstance(again, Fitted)
     assert again.calibration.bandwidth_efficiency == pytest.approx(0.9)
 
 
 @pytest.fixture
 def fitted(tmp_path: Path) -> Path:
-    Calibrating()(told_suite(tmp_path, checked("step", "steps", script="step", rows=step_rows())))
+    calibrated(told_suite(tmp_path, checked("step", "steps", script="step", rows=step_rows())))
     return tmp_path
 
 
@@ -144,7 +144,7 @@ def test_no_fit_says_how_to_get_one(tmp_path):
 
 
 def test_a_fit_is_a_calibration_that_can_be_stored(tmp_path):
-    found = fit([timed(kind, size, KNOWN) for size in (1, 256) for kind in ("refresh", "reuse")], H200)
+    found = fit(tuple(timed(kind, size, KNOWN) for size in (1, 256) for kind in ("refresh", "reuse")), H200)
     save_calibration(found, tmp_path / "h200.json")
     assert Calibration.load(tmp_path / "h200.json") == found
     assert found.fitted_on

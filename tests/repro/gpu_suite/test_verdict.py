@@ -1,18 +1,14 @@
 """The verdict says what was found beside its target, and what has not run."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.told_suite import Validity, checked, first_jobs, host_rows, peak_rows, served, step_rows, told_suite
 
 from repro.gpu_suite import calibration
-from repro.gpu_suite.calibration import Calibrating
 from repro.gpu_suite.verdict import VERDICT, write_verdict
 
-CALIBRATING = Calibrating()
-"""One for all: what is fitted to the same rows is fitted once."""
 SPEEDS = {
     "dllm-serve": 900.0,
     "dllm-serve, one refresh": 960.0,
@@ -31,12 +27,11 @@ RATIOS = (
 @pytest.fixture(autouse=True)
 def _simulates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The calibration's own tests ask what it predicts of systems."""
-    monkeypatch.setattr(calibration, "simulated", lambda cell, fitted: SimpleNamespace(run=lambda: None))
-    monkeypatch.setattr(calibration, "served_per_second", lambda record, name: 500.0)
+    monkeypatch.setattr(calibration, "predicted_tok_s", lambda cell, fitted: 500.0)
 
 
 def page(root: Path, told: dict[str, Any]) -> str:
-    text = write_verdict(told_suite(root, told), CALIBRATING)
+    text = write_verdict(told_suite(root, told))
     assert (root / VERDICT).read_text() == text
     return text
 
@@ -178,7 +173,7 @@ def test_a_check_that_failed_is_no_target_met(tmp_path):
     suite = told_suite(tmp_path, everything())
     job = next(job for job in first_jobs() if job.stage == "goldens")
     suite.entries[job.name].status, suite.entries[job.name].note = "failed", "1 of 120 golden cases differ | x"
-    text = write_verdict(suite, Calibrating())
+    text = write_verdict(suite)
     assert answers(text)["golden cases in float32"] == [
         "1 of 120 golden cases differ / x",
         "-",

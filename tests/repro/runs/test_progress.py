@@ -8,7 +8,7 @@ from support.fake_system import breaking, fake_cell
 
 from engines.errors import UserError
 from repro.runs.experiment import prepare
-from repro.runs.progress import MANY_CELLS, Left, preparing, sweep_progress
+from repro.runs.progress import MANY_CELLS, preparing, sweep_progress
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 
@@ -41,25 +41,12 @@ def test_progress_on_a_terminal_draws_and_tells_failures(tmp_path, caplog):
     assert [entry for entry in caplog.records if entry.name == "repro.runs.progress"] == []
 
 
-def test_what_is_left_follows_the_runs_that_were_made():
-    """Ten were stored, and took no time; one and a half of those made since took a minute."""
-    now = [0.0]
-    left = Left(lambda: now[0])
-    left.tell(10)
-    assert left.said(8) == ""
-    now[0] = 60.0
-    left.tell(11.5)
-    assert left.said(6.5) == "4:20 left"
-    assert left.said(200) == "2:13:20 left"
-
-
-def test_a_bar_says_which_figure_it_is_of_and_how_long_it_goes_on(tmp_path, monkeypatch):
+def test_a_bar_says_which_figure_it_is_of(tmp_path, monkeypatch):
     monkeypatch.setenv("REPRO_PROGRESS", "figure 3 of 14")
     out = StringIO()
     with sweep_progress(2, Console(file=out, force_terminal=True, width=200)) as progress:
         Sweep([GOOD, BAD], Store(tmp_path)).run(on_event=progress.on_event, continue_on_error=True)
     assert "figure 3 of 14" in out.getvalue()
-    assert "0:00 left" in out.getvalue()
 
 
 def test_many_cells_are_prepared_behind_a_bar_on_a_terminal(caplog):
