@@ -6,9 +6,9 @@ requests the next step is for. The policy objects are those of the simulated and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from engines.data import json_object
 from engines.knobs import Checked, Fixed, Range, Tokens, check_given
@@ -148,17 +148,3 @@ class Admission:
         for name in admitted:
             self._begun[name] = self._waiting.pop(name)
         return Advance(admitted, shares)
-
-
-def replay(config: AdmissionConfig, log: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The order in which the policy admits the arrivals of a log, asked at the moments at which the engine asked."""
-    admission = Admission(config)
-    order: list[str] = []
-    for entry in log:
-        if entry["kind"] == "arrive":
-            admission.arrive(entry["name"], entry["tokens"], entry["now"])
-        elif entry["kind"] == "leave":
-            admission.leave(entry["name"])
-        else:
-            order += admission.step(entry["now"], entry["computed"], entry["room"], entry["block"]).admitted
-    return order

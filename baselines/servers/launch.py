@@ -153,8 +153,6 @@ class Vllm(Launch):
     """laps or reserve in place of vLLM's order of prefills."""
     policy_settings: Annotated[str, Needs(policy=SOMETHING)] = "{}"
     """A JSON object of ``AdmissionConfig``'s."""
-    admission_log: Annotated[str, Needs(policy=SOMETHING)] | None = None
-    """File that the policy's arrivals and decisions are appended to."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,8 +185,6 @@ class Vllm(Launch):
         if self.policy is not None:
             environment |= {"PYTHONPATH": str(PACKAGES), "REPRO_VLLM_POLICY": self.policy}
             environment["REPRO_VLLM_POLICY_SETTINGS"] = self.policy_settings
-            if self.admission_log is not None:
-                environment["REPRO_VLLM_ADMISSION_LOG"] = str(Path(self.admission_log).absolute())
         # The module and not the command, which the CPU build's package does not serve by itself.
         arguments = (str(self.environment.python), "-m", "vllm.entrypoints.openai.api_server", *given)
         return (Command(name="vllm", arguments=arguments, environment=environment),)

@@ -5,11 +5,9 @@ admit are set aside, and the prefills that it does not advance too; within it no
 are never held up.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -18,8 +16,6 @@ from baselines.servers.admission import Admission, AdmissionConfig
 
 _POLICY_VARIABLE = "REPRO_VLLM_POLICY"
 _SETTINGS_VARIABLE = "REPRO_VLLM_POLICY_SETTINGS"
-_LOG_VARIABLE = "REPRO_VLLM_ADMISSION_LOG"
-"""File that arrivals, questions and admissions are appended to, one JSON object a line; none where it is not set."""
 
 
 class PolicyScheduler(AsyncScheduler):
@@ -29,28 +25,19 @@ class PolicyScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         config = AdmissionConfig.parse(os.environ.get(_SETTINGS_VARIABLE, "{}"), policy=os.environ[_POLICY_VARIABLE])
         self._admission = Admission(config)
-        self._log = os.environ.get(_LOG_VARIABLE)
         self._shares: Mapping[str, int] | None = None
         """What each prompt gets in the step that is being planned."""
-
-    def _tell(self, kind: str, **said: Any) -> None:
-        if self._log is not None:
-            with Path(self._log).open("a", encoding="utf-8") as log:
-                log.write(json.dumps({"kind": kind, **said}) + "\n")
 
     def add_request(self, request: Any) -> None:
         is_known = request.request_id in self.requests
         super().add_request(request)
         if not is_known:
-            now = time.monotonic()
-            self._admission.arrive(request.request_id, request.num_prompt_tokens, now)
-            self._tell("arrive", name=request.request_id, tokens=request.num_prompt_tokens, now=now)
+            self._admission.arrive(request.request_id, request.num_prompt_tokens, time.monotonic())
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
         found = super().finish_requests(request_ids, finished_status)
         for request in found:
             self._admission.leave(request.request_id)
-            self._tell("leave", name=request.request_id)
         return found
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
@@ -77,15 +64,11 @@ class PolicyScheduler(AsyncScheduler):
         self.running = [*answering, *advanced]
         self._shares = plan.shares
         try:
-            output = super().schedule(throttle_prefills)
+            return super().schedule(throttle_prefills)
         finally:
             self._shares = None
             self.running = [*self.running, *held]
             self._replace_waiting([*self.waiting, *aside])
-        if plan.shares or aside:
-            admitted = [new.req_id for new in output.scheduled_new_reqs]
-            self._tell("step", now=now, computed=computed, room=room, block=block, admitted=admitted)
-        return output
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         """The last word on a request's tokens in a step, running or waiting."""
