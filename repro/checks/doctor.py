@@ -85,14 +85,14 @@ class Item(NamedTuple):
     detail: str
 
 
-def examine() -> tuple[Item, ...]:
-    return rows_for(look())
-
-
 def look() -> Machine:
     """Loads torch, if there is one: only torch knows which GPUs it can use."""
-    torch, torch_error = _load_torch()
-    data_dir, data_dir_error = _data_dir()
+    torch, torch_error, gpus = torch_and_cards()
+    data_dir, data_dir_error = None, None
+    try:
+        data_dir = find_data_dir(None)
+    except UserError as error:
+        data_dir_error = str(error)
     now = utc_now()
     # What a run that started now would say of itself.
     recorded = collect(obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=0.0))
@@ -101,7 +101,7 @@ def look() -> Machine:
         torch=version_of("torch"),
         torch_error=torch_error,
         cuda=torch.version.cuda if torch is not None else None,
-        gpus=_gpus(torch) if torch is not None else (),
+        gpus=gpus,
         has_nvidia_driver=shutil.which("nvidia-smi") is not None,
         cpu=recorded["cpu"]["model"],
         cores=recorded["cpu"]["usable"],
@@ -125,15 +125,16 @@ def look() -> Machine:
 def rows_for(machine: Machine) -> tuple[Item, ...]:
     """Software, hardware, data, then one row per platform and executor."""
     memory = "unknown" if machine.memory_bytes is None else _gigabytes(machine.memory_bytes)
+    build = "CPU build" if machine.cuda is None else f"CUDA {machine.cuda}"
     return (
-        _python_row(machine),
-        _torch_row(machine),
+        _item("python", ".".join(map(str, machine.python)), _python_reason(machine)),
+        _item("torch", f"{machine.torch}, {build}", _torch_reason(machine)),
         _gpu_row(machine),
         Item("CPU", "info", f"{machine.cpu or 'unknown model'}, {machine.cores or 'unknown number of'} cores usable"),
         Item("memory", "info", memory),
-        _disk_row(machine),
+        _item("disk", f"{_gigabytes(machine.disk_free_bytes)} free", _disk_reason(machine)),
         _git_row(machine),
-        _checkpoint_row(machine),
+        _item("embedded model", "present", _no_checkpoint_reason(machine)),
         _data_dir_row(machine),
         *(_dataset_row(machine, name) for name in known_datasets()),
         *(_task_row(machine, task) for task in TASKS.values()),
@@ -150,17 +151,14 @@ def rows_for(machine: Machine) -> tuple[Item, ...]:
 # -- rows -------------------------------------------------------------------------------------------------
 
 
-def _python_row(machine: Machine) -> Item:
-    version = ".".join(map(str, machine.python))
-    if machine.python[:2] < OLDEST_PYTHON:
-        return Item("python", "no", f"{version} is too old: install {'.'.join(map(str, OLDEST_PYTHON))} or newer")
-    return Item("python", "ok", version)
+def _item(item: str, detail: str, why_not: str | None) -> Item:
+    return Item(item, "ok", detail) if why_not is None else Item(item, "no", why_not)
 
 
-def _torch_row(machine: Machine) -> Item:
-    if (reason := _torch_reason(machine)) is not None:
-        return Item("torch", "no", reason)
-    return Item("torch", "ok", f"{machine.torch}, {'CPU build' if machine.cuda is None else f'CUDA {machine.cuda}'}")
+def _python_reason(machine: Machine) -> str | None:
+    if machine.python[:2] >= OLDEST_PYTHON:
+        return None
+    return f"{'.'.join(map(str, machine.python))} is too old: install {'.'.join(map(str, OLDEST_PYTHON))} or newer"
 
 
 def _torch_reason(machine: Machine) -> str | None:
@@ -183,11 +181,11 @@ def _no_gpu_reason(machine: Machine) -> str:
     return "no CUDA device"
 
 
-def _disk_row(machine: Machine) -> Item:
-    free = f"{_gigabytes(machine.disk_free_bytes)} free"
-    if machine.disk_free_bytes < MIN_DISK_BYTES:
-        return Item("disk", "no", f"{free}: make at least {_gigabytes(MIN_DISK_BYTES)} free for runs and figures")
-    return Item("disk", "ok", free)
+def _disk_reason(machine: Machine) -> str | None:
+    if machine.disk_free_bytes >= MIN_DISK_BYTES:
+        return None
+    free, least = _gigabytes(machine.disk_free_bytes), _gigabytes(MIN_DISK_BYTES)
+    return f"{free} free: make at least {least} free for runs and figures"
 
 
 def _git_row(machine: Machine) -> Item:
@@ -197,12 +195,9 @@ def _git_row(machine: Machine) -> Item:
     return Item("git", "info", f"{why}: runs are stored without a commit")
 
 
-def _checkpoint_row(machine: Machine) -> Item:
-    item = "embedded model"
-    return Item(item, "no", _no_checkpoint_reason(machine)) if machine.missing_weights else Item(item, "ok", "present")
-
-
-def _no_checkpoint_reason(machine: Machine) -> str:
+def _no_checkpoint_reason(machine: Machine) -> str | None:
+    if not machine.missing_weights:
+        return None
     return f"an embedded checkpoint lacks {', '.join(machine.missing_weights)}: restore it, or run 'repro train-tiny'"
 
 
@@ -229,7 +224,7 @@ def _dataset_row(machine: Machine, name: str) -> Item:
 
 def _task_row(machine: Machine, task: TaskEntry) -> Item:
     """What ``repro eval`` needs of it: its problems, and for code a place to run it in."""
-    item, lacks = f"task {task.name}", []
+    lacks = []
     if not task.is_generated and _local_file(machine, task.name) is None:
         files = ", ".join(file.path for file in load_card(task.name).local)
         lacks.append(
@@ -237,36 +232,31 @@ def _task_row(machine: Machine, task: TaskEntry) -> Item:
         )
     if task.runs_code and machine.jail_refusal is not None:
         lacks.append("generated code is not run here")
-    if lacks:
-        return Item(item, "no", "; ".join(lacks))
-    return Item(item, "ok", "generated problems" if task.is_generated else "its problems are here")
+    there = "generated problems" if task.is_generated else "its problems are here"
+    return _item(f"task {task.name}", there, "; ".join(lacks) or None)
 
 
 def _generated_code_row(machine: Machine) -> Item:
-    item, refusal = "generated code", machine.jail_refusal
-    if refusal is None:
-        return Item(item, "ok", "confined by bubblewrap")
-    return Item(item, "no", f"not run, as {refusal}, or allow it unconfined with {CONSENT_OPTION}")
+    refusal = machine.jail_refusal
+    why_not = None if refusal is None else f"not run, as {refusal}, or allow it unconfined with {CONSENT_OPTION}"
+    return _item("generated code", "confined by bubblewrap", why_not)
 
 
 def _package_row(name: str, version: str | None) -> Item:
-    use = OPTIONAL[name]
-    return (
-        Item(name, "info", f"not installed, optional: {use}")
-        if version is None
-        else Item(name, "ok", f"{version}: {use}")
-    )
+    if version is None:
+        return Item(name, "info", f"not installed, optional: {OPTIONAL[name]}")
+    return Item(name, "ok", f"{version}: {OPTIONAL[name]}")
 
 
 def _measured_row(machine: Machine, platform: Platform) -> Item:
-    item = f"{platform.name} measured"
-    if (reason := _not_measurable(machine, platform)) is not None:
-        return Item(item, "no", reason)
+    why_not = _not_measurable(machine, platform)
     if platform.executor == "http":
-        return Item(item, "ok", "yes, at the client: 'repro bench --url URL'")
-    if platform.gpu is None:
-        return Item(item, "ok", f"yes, on {machine.cpu or 'this CPU'}")
-    return Item(item, "ok", f"yes, numbers are those of {_largest(machine).name}")
+        detail = "yes, at the client: 'repro bench --url URL'"
+    elif platform.gpu is None:
+        detail = f"yes, on {machine.cpu or 'this CPU'}"
+    else:
+        detail = f"yes, numbers are those of {_largest(machine).name}" if machine.gpus else ""
+    return _item(f"{platform.name} measured", detail, why_not)
 
 
 def _not_measurable(machine: Machine, platform: Platform) -> str | None:
@@ -279,7 +269,7 @@ def _not_measurable(machine: Machine, platform: Platform) -> str | None:
     if (reason := _torch_reason(machine)) is not None:
         return reason
     if platform.gpu is None:
-        return _no_checkpoint_reason(machine) if machine.missing_weights else None
+        return _no_checkpoint_reason(machine)
     if not machine.gpus:
         return _no_gpu_reason(machine)
     largest = _largest(machine)
@@ -329,26 +319,13 @@ def _gigabytes(count: int) -> str:
     return f"{count / 1e9:.1f} GB"
 
 
-# -- looking ----------------------------------------------------------------------------------------------
-
-
-def _load_torch() -> tuple[Any, str | None]:
+def torch_and_cards() -> tuple[Any, str | None, tuple[FoundGpu, ...]]:
+    """torch, or why it cannot be loaded; and the cards that it can use."""
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of it is missing
-        return None, f"{type(error).__name__}: {error}"
-    return torch, None
-
-
-def _gpus(torch: Any) -> tuple[FoundGpu, ...]:
+        return None, f"{type(error).__name__}: {error}", ()
     if not torch.cuda.is_available():
-        return ()
+        return torch, None, ()
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return tuple(FoundGpu(name=device.name, memory_bytes=device.total_memory) for device in devices)
-
-
-def _data_dir() -> tuple[Path | None, str | None]:
-    try:
-        return find_data_dir(None), None
-    except UserError as error:
-        return None, str(error)
+    return torch, None, tuple(FoundGpu(name=each.name, memory_bytes=each.total_memory) for each in devices)

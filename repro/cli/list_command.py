@@ -74,9 +74,9 @@ def _list_all(*, json: bool) -> None:
 
 def doctor(json: opt.Json = False) -> None:
     """What this machine can run, and why not."""
-    from repro.checks.doctor import examine
+    from repro.checks.doctor import look, rows_for
 
-    report = examine()
+    report = rows_for(look())
     if json:
         print_json({"items": [row._asdict() for row in report]})
     else:

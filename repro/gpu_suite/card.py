@@ -5,7 +5,7 @@ import subprocess
 
 from engines.cost.roofline import GPUS, gpu_of_device
 from engines.errors import UserError
-from repro.checks.doctor import FoundGpu
+from repro.checks.doctor import FoundGpu, torch_and_cards
 from repro.systems.platforms import MIB, PLATFORMS, platform
 
 ASK_S = 30.0
@@ -25,14 +25,10 @@ def driver_card() -> FoundGpu | None:
 
 def torch_card() -> FoundGpu | str:
     """The card that torch runs on, or why there is none. It knows of parts of a card that nvidia-smi does not."""
-    try:
-        import torch
-    except (ImportError, OSError) as error:
-        return f"torch cannot be loaded ({type(error).__name__})"
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA device"
-    properties = torch.cuda.get_device_properties(0)
-    return FoundGpu(name=properties.name, memory_bytes=properties.total_memory)
+    torch, error, cards = torch_and_cards()
+    if torch is None:
+        return f"torch cannot be loaded ({error})"
+    return cards[0] if cards else "torch sees no CUDA device"
 
 
 def platform_on(card: FoundGpu | None, asked: str | None) -> str:
