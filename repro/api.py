@@ -83,9 +83,12 @@ def sweep(
     for name, flag in flags.items():
         require(isinstance(plain(flag), bool), f"{name}={plain(flag)!r} must be true or false")
     forget()
-    asked = made = _of_grid(cells, repeats, plain(max_cells))
-    if interleave:
-        made = in_turns(asked)
+    if isinstance(cells, Mapping):
+        asked = Grid.from_dict(cells).repeated(repeats).cells(plain(max_cells))
+    else:
+        require(repeats is None, f"repeats={plain(repeats)!r} is of a grid, and cells have their seeds: leave it out")
+        asked = _cells(cells)
+    made = in_turns(asked) if interleave else asked
     with pool_of(pool, address, jobs) as where:
         store = Store(root, beside_other_code=keep_other_code)
         found = Sweep(prepare_all(made), store, force=force, pool=where)
@@ -133,13 +136,6 @@ def compare(
     folder of runs, a list of them, or a selector among those in ``result_dir`` (repro.workbench.comparison)."""
     first, second = sides_of(plain(a), plain(b), _folder(result_dir))
     return compare_sides(first, second, plain(metric), tolerance)
-
-
-def _of_grid(cells: object, repeats: int | None, max_cells: int) -> list[Cell]:
-    if isinstance(cells, Mapping):
-        return Grid.from_dict(cells).repeated(repeats).cells(max_cells)
-    require(repeats is None, f"repeats={plain(repeats)!r} is of a grid, and cells have their seeds: leave it out")
-    return _cells(cells)
 
 
 def _folder(result_dir: object) -> Path:

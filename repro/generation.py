@@ -8,7 +8,7 @@ from typing import Any
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.method import Method, Sampler
-from engines.dllm.plan import Request, StepRecord, check_request
+from engines.dllm.plan import Request, check_request
 from engines.errors import RunError
 from engines.models.checkpoint import checkpoint_dir, config_of
 from repro.systems.dllm.system import method
@@ -75,7 +75,11 @@ def run_prepared(prepared: Prepared, prompt_ids: tuple[int, ...]) -> Generated:
             raise RunError(reason)
     token_ids = engine.take_output(0)
     assert token_ids is not None
-    extra = _empty_forwards(records) if sampler.counts_empty_forward else 0
+    extra = 0
+    if sampler.counts_empty_forward:
+        # Blocks that their first, full forward completed: published code runs one more forward on each.
+        refresh = [record.plan.num_refresh == 1 for record in records] + [True]
+        extra = sum(now and after for now, after in pairwise(refresh))
     return Generated(token_ids=token_ids, forward_passes=len(records) + extra)
 
 
@@ -105,9 +109,3 @@ def _engine(prepared: Prepared, request: Request) -> Engine:
 
         stop_ids = stop_token_ids(checkpoint_dir(options.model, weights=False), config_of(options.model))
     return prepared.method.alone(model, config, sampler, request, stop_ids=stop_ids)
-
-
-def _empty_forwards(records: list[StepRecord]) -> int:
-    """Blocks that their first, full forward completed: published code runs one more forward on each."""
-    refresh = [record.plan.num_refresh == 1 for record in records] + [True]
-    return sum(now and after for now, after in pairwise(refresh))

@@ -139,17 +139,13 @@ class DllmModel:
             blocks = -(-length // block_length)
             knobs["steps"] = max(blocks, round(base.steps * length / base.gen_length))
         settings = self._system.settings(replace(self.cell, knobs=tuple(knobs.items())))
-        self._check_sampler(settings, given)
-        generation = settings.generation
-        has_blocks = self._system.method.has_blocks(config_of(settings.model).family, settings.options)
-        return replace(generation, stop_at_eos=has_blocks and not ignores_eos and generation.num_blocks > 1)
-
-    def _check_sampler(self, settings: DllmSettings, given: Mapping[str, Any]) -> None:
-        """Refuse an option that would change more than the one request."""
-        method, family = self._system.method, config_of(settings.model).family
+        method, family, generation = self._system.method, config_of(settings.model).family, settings.generation
         if method.sampler(family, settings.options) != method.sampler(family, self.settings.options):
+            # It would change more than the one request.
             name = next(iter(method.options_in(given)))
             raise UserError(f"{name}={given[name]!r} is the whole server's to set: leave it out")
+        has_blocks = method.has_blocks(family, settings.options)
+        return replace(generation, stop_at_eos=has_blocks and not ignores_eos and generation.num_blocks > 1)
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: GenerationConfig) -> None:
         config = config_of(self.settings.model)

@@ -5,7 +5,6 @@ by side, by processes that share nothing, so that no answer hangs on how many th
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,20 +134,28 @@ class Search:
         """Best first. ``advance`` is called for each, ``num_processes`` None leaves to the machine and the work. Raises the error of
         the first site that has one."""
         sizes = [self._sizes(site) for site in sites]
-        num = self._num_processes(sites, sizes) if num_processes is None else num_processes
+        num = num_processes or min(usable_cores(), len(sites))
+        num_prompts, num_seeds = self.question.num_prompts, self.question.num_seeds
+        is_little = num_prompts is not None and num_prompts * num_seeds * sum(map(len, sizes)) < FEW_SESSIONS
+        is_here = any(held_here(site.cell, elsewhere=False) is not None for site in sites)
+        if num_processes is None and (is_little or is_here):
+            num = 1
         found: list[Answer] = []
         if num == 1:
             for site, own in zip(sites, sizes, strict=True):
                 found += self._answers_of(site, own, advance)
         else:
-            with worker_processes(num) as pool:
-                with held():  # the first ones start the processes
-                    futures = [pool.submit(self._answers_of, *each) for each in zip(sites, sizes, strict=True)]
-                for future in futures:
-                    own_answers = _result(future)
-                    found += own_answers
-                    for _ in own_answers:
-                        advance()
+            try:
+                with worker_processes(num) as pool:
+                    with held():  # the first ones start the processes
+                        futures = [pool.submit(self._answers_of, *each) for each in zip(sites, sizes, strict=True)]
+                    for future in futures:
+                        own_answers = future.result()
+                        found += own_answers
+                        for _ in own_answers:
+                            advance()
+            except BrokenProcessPool as error:
+                raise RunError(LOST) from error
         if self.rate is None:
             return sorted(found, key=lambda each: (-(each.rate or 0.0), each.gpus))
         return sorted(found, key=lambda each: (each.plan is None, each.gpus, -each.at.attainment if each.at else 0.0))
@@ -169,23 +176,9 @@ class Search:
         """Numbers of GPUs by the answers that are of them."""
         return [self.sizes.fitting(site)] if self.rate is not None else [(gpus,) for gpus in self.sizes.halved(site)]
 
-    def _num_processes(self, sites: Sequence[Site], sizes: Sequence[Sequence[object]]) -> int:
-        num_prompts, num_seeds = self.question.num_prompts, self.question.num_seeds
-        is_little = num_prompts is not None and num_prompts * num_seeds * sum(map(len, sizes)) < FEW_SESSIONS
-        if is_little or any(held_here(site.cell, elsewhere=False) is not None for site in sites):
-            return 1
-        return min(usable_cores(), len(sites))
-
     def _answer(self, site: Site, gpus: Sequence[int], start: float | None) -> Answer:
         """The answer of one size, or of the fewest of several; ``start`` is about the rate, where another answer tells."""
         sized = site.of_size(gpus[-1], start if self.rate is None else self.rate, self.question.num_prompts)
         if self.rate is not None:
             return fewest_gpus(sized, gpus, self.rate)
         return largest_rate(sized, gpus[-1], Lattice(resolution=self.resolution), start)
-
-
-def _result(future: Future[list[Answer]]) -> list[Answer]:
-    try:
-        return future.result()
-    except BrokenProcessPool as error:
-        raise RunError(LOST) from error

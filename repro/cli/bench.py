@@ -17,7 +17,7 @@ from engines.runtime.step_timer import STEP_PARTS
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, engine_knobs, of_platform
 from repro.cli.output import number, percent, print_json, print_table, say
-from repro.cli.plots import check_plot, save_plot, titles_of
+from repro.cli.plots import check_plot, save_plot
 from repro.cli.run_table import by_setting, print_runs, rate_of, run_json
 from repro.cli.sweep import check_regular, data_of, is_failure, readable, run_sweep, say_what_ran, sweep_of
 from repro.runs.cell import Cell
@@ -177,7 +177,7 @@ def bench(
         if output.plot is None:
             return []
         title = f"repro bench on {', '.join(each.title for each in where)}"
-        return [*save_plot(output.plot, title, [_run_as_plotted(run, grid.varied) for run in runs], titles_of(runs))]
+        return _save_plot(output.plot, title, runs, grid.varied)
 
     make_and_show(grid.cells(), stored.store, show, opened, stored, placement, output)
 
@@ -219,8 +219,7 @@ def sweep(
         _print_or_json(runs, found.varied, json=output.json)
         if output.plot is None:
             return []
-        rows = [_setting_as_plotted(row, found.varied) for row in by_setting(runs)]
-        return [*save_plot(output.plot, f"repro sweep {grid.name}", rows, titles_of(runs, PLOTTED))]
+        return _save_plot(output.plot, f"repro sweep {grid.name}", runs, found.varied)
 
     store = replace(stored.store, beside_other_code=repeated.keep_other_code)
     make_and_show(in_turns(cells) if repeated.interleave else cells, store, show, opened, stored, placement, output)
@@ -282,46 +281,35 @@ def _print_or_json(runs: Sequence[StoredRun], varied: Sequence[str], *, json: bo
         print_runs(by_setting(runs), varied)
 
 
-PLOTTED = {
-    "throughput_tok_s": "throughput (tok/s)",
-    "mean_latency_s": "mean latency (s)",
-    "longest_latency_s": "longest latency (s)",
-}
-
-
-def _setting_as_plotted(row: Sequence[StoredRun], varied: Sequence[str]) -> dict[str, Any]:
+def _save_plot(path: Path, title: str, runs: Sequence[StoredRun], varied: Sequence[str]) -> list[Path]:
     """Means over the repeats of a setting, with their intervals."""
     from repro.runs.store import over_repeats
 
-    cell = row[0].cell
-    knobs = [f"{name}={cell.knob_values.get(name, 'default')}" for name in varied]
-    parts = (("throughput_tok_s", None), ("e2el_s", "mean"), ("e2el_s", "max"))
-    found = [over_repeats(row, metric, part) for metric, part in parts]
-    values = dict(zip(PLOTTED, (each.mean for each in found), strict=True))
-    halves = {f"{name}_half": each.half_width for name, each in zip(PLOTTED, found, strict=True)}
-    return {
-        "label": ", ".join([row[0].title, cell.dataset, cell.platform, *knobs]),
-        **values,
-        **halves,
-        "runs": len(row),
-        "obtained": "; ".join(sorted({run.obtained for run in row})),
-        "valid": all(run.validity.valid for run in row),
+    metrics = {
+        "throughput_tok_s": ("throughput_tok_s", None),
+        "mean_latency_s": ("e2el_s", "mean"),
+        "longest_latency_s": ("e2el_s", "max"),
     }
-
-
-def _run_as_plotted(run: StoredRun, varied: Sequence[str]) -> dict[str, Any]:
-    cell, summary = run.cell, run.summary
-    knobs = [f"{name}={cell.knob_values.get(name, 'default')}" for name in varied]
-    return {
-        "label": ", ".join([run.title, cell.dataset, _rate_text(run), *knobs]),
-        "throughput_tok_s": summary["throughput_tok_s"],
-        "mean_latency_s": summary["e2el_s"]["mean"],
-        "p50_latency_s": summary["e2el_s"]["p50"],
-        "p99_latency_s": summary["e2el_s"]["p99"],
-        "obtained": run.obtained,
-        "valid": run.validity.valid,
-        "run": cell.folder_name,
-    }
+    rows = []
+    for row in by_setting(runs):
+        cell = row[0].cell
+        knobs = [f"{name}={cell.knob_values.get(name, 'default')}" for name in varied]
+        found = {name: over_repeats(row, *metric) for name, metric in metrics.items()}
+        rows.append(
+            {
+                "label": ", ".join([row[0].title, cell.dataset, cell.platform, _rate_text(row[0]), *knobs]),
+                **{name: each.mean for name, each in found.items()},
+                **{f"{name}_half": each.half_width for name, each in found.items()},
+                "runs": len(row),
+                "obtained": "; ".join(sorted({run.obtained for run in row})),
+                "valid": all(run.validity.valid for run in row),
+            }
+        )
+    unit, latency = "tok/s", "latency"
+    if all(run.family.ends_at_first_token for run in runs):
+        unit, latency = "turns/s", "TTFT"
+    titles = (f"throughput ({unit})", f"mean {latency} (s)", f"longest {latency} (s)")
+    return [*save_plot(path, title, rows, dict(zip(metrics, titles, strict=True)))]
 
 
 def _print_profile(run: StoredRun) -> None:

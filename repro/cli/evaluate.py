@@ -115,7 +115,11 @@ def evaluate(
     ]
     curves = curves_of(sweep.runs, len(cells), grid.varied, axis)
     by_key = {run.cell.key: result for run, result in zip(sweep.runs, results, strict=True)}
-    rows = [row for curve in curves for row in _curve_rows(curve, by_key)]
+    rows = []
+    for curve in curves:
+        # The points, and what they are held against where nobody asked for it.
+        points = (*curve.points, curve.reference) if curve.reference.is_reference else curve.points
+        rows += [_point_row(point, curve, by_key) for point in points]
     if json:
         print_json(results[0] if len(cells) == 1 and plot is None else {"axis": axis, "points": rows})
     else:
@@ -146,12 +150,6 @@ def _warn_of_small_models(sweep: Sweep) -> None:
 
 
 # -- points of curves -----------------------------------------------------------------------------------------
-
-
-def _curve_rows(curve: Curve, by_key: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The points, and what they are held against where nobody asked for it."""
-    extra = () if not curve.reference.is_reference else (curve.reference,)
-    return [_point_row(point, curve, by_key) for point in (*curve.points, *extra)]
 
 
 def _point_row(point: Point, curve: Curve, by_key: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -211,6 +209,9 @@ def _print_curves(curves: Sequence[Curve], rows: Sequence[Mapping[str, Any]]) ->
 
 
 def _point_texts(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
+    added = "reference" if row["is_reference"] else "-"
+    if row["added_points"] is not None:
+        added = f"{row['added_points']:+.1f} [{row['added_low']:.1f}, {row['added_high']:.1f}]"
     knobs = {name.replace("_", " "): "default" if row[name] is None else f"{row[name]}" for name in names}
     return {
         "task": row["task"],
@@ -219,7 +220,7 @@ def _point_texts(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]
         "accuracy %": _percent(row["accuracy"]),
         "strict %": _percent(row["accuracy_strict"]),
         "n": "-" if row["accuracy"] is None else str(row["accuracy"]["n"]),
-        "added, points": "reference" if row["is_reference"] else _added(row),
+        "added, points": added,
         "McNemar p": "-" if row["p_value"] is None else f"{row['p_value']:.2g}",
         "tok/s": number(row["throughput_tok_s"]),
         "tok/CPU s": number(row["tokens_per_processor_s"]),
@@ -234,12 +235,6 @@ def _percent(accuracy: Mapping[str, Any] | None) -> str:
         return "-"
     value, low, high = (100 * accuracy[name] for name in ("value", "low", "high"))
     return f"{value:.1f} [{low:.1f}, {high:.1f}]"
-
-
-def _added(row: Mapping[str, Any]) -> str:
-    if row["added_points"] is None:
-        return "-"
-    return f"{row['added_points']:+.1f} [{row['added_low']:.1f}, {row['added_high']:.1f}]"
 
 
 # -- runs -----------------------------------------------------------------------------------------------------

@@ -40,13 +40,10 @@ def _list_knobs(system: str, *, json: bool) -> None:
         names = ("name", "takes", "default", "only", "what")
         print_json({"system": system, "knobs": [dict(zip(names, entry[:-1], strict=True)) for entry in found]})
     else:
-        rows = [(each.name, _bounded(each.takes), _said(each)) for each in found]
+        # Without an upper end that no machine reaches, and no column has room for.
+        takes = [re.sub(r"from (\S+) to \d+(,\d{3}){4,}", r"at least \1", each.takes) for each in found]
+        rows = [(each.name, taken, _said(each)) for each, taken in zip(found, takes, strict=True)]
         print_table(f"Knobs of {system}", ("knob", "takes", "what it is"), rows)
-
-
-def _bounded(takes: str) -> str:
-    """Without an upper end that no machine reaches, and no column has room for."""
-    return re.sub(r"from (\S+) to \d+(,\d{3}){4,}", r"at least \1", takes)
 
 
 def _said(entry: Entry) -> str:

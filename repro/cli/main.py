@@ -150,8 +150,8 @@ def _settle_environment() -> None:
 
 def _command(arguments: list[str]) -> int:
     for argument in arguments:
-        # Bytes that are no text end up in messages, file names and stored runs.
-        if not _is_text(argument):
+        # Bytes that are no text, which Python holds as half characters, end up in messages, file names and stored runs.
+        if argument.encode("utf-8", "ignore").decode() != argument or "\0" in argument:
             raise UserError(f"argument {argument!r} is not UTF-8 text: write it as UTF-8, or rename the file")
     # Not ``app()``, which has its own ideas of interrupts and closed pipes.
     command = _tree()
@@ -163,14 +163,6 @@ def _command(arguments: list[str]) -> int:
 @cache
 def _tree() -> Any:
     return get_command(app)
-
-
-def _is_text(argument: str) -> bool:
-    try:
-        argument.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in argument
 
 
 @contextmanager

@@ -17,18 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from repro.runs.store import StoredRun
     from repro.workbench.accuracy import Curve, Point
-
-_TITLES = {"throughput_tok_s": "throughput (tok/s)", "mean_latency_s": "mean latency (s)"}
-"""Column -> its axis; a panel each."""
-
-
-def titles_of(runs: Sequence[StoredRun], titles: Mapping[str, str] = _TITLES) -> Mapping[str, str]:
-    """Axes of these runs' columns: where all end at their first token, turns/s and TTFT."""
-    if not all(run.family.ends_at_first_token for run in runs):
-        return titles
-    return {name: said.replace("tok/s", "turns/s").replace("latency", "TTFT") for name, said in titles.items()}
 
 
 def check_plot(path: Path, *read: str | Path) -> None:
@@ -44,10 +33,10 @@ def save_plot(
     path: Path,
     title: str,
     rows: Sequence[Mapping[str, Any]],
-    titles: Mapping[str, str] = _TITLES,
+    titles: Mapping[str, str],
     guides: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Path, Path]:
-    """``rows`` have a ``label``, how they were ``obtained``, the columns of ``titles`` (None where unknown), of repeats half the
+    """``titles`` are columns and their axes, a panel each. ``rows`` have a ``label``, how they were ``obtained``, the columns of ``titles`` (None where unknown), of repeats half the
     widths of their intervals as ``COLUMN_half``, or their ends as ``COLUMN_low`` and ``COLUMN_high``, and others; all go into the
     CSV. A column of ``guides`` gets a line there, and points instead of bars."""
     from matplotlib.figure import Figure
@@ -212,9 +201,6 @@ def _flat(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-NOT_IN_CSV = ("cell",)
-
-
 def save_capacity_plot(path: Path, title: str, rows: Sequence[Mapping[str, Any]], unit: str) -> tuple[Path, Path]:
     """A line for each system and card; the Pareto front joins what serves more than anything of as few GPUs."""
     from matplotlib.figure import Figure
@@ -241,8 +227,7 @@ def save_capacity_plot(path: Path, title: str, rows: Sequence[Mapping[str, Any]]
     obtained = ", ".join(sorted({str(row["obtained"]) for row in rows}))
     figure.suptitle(f"{title} ({obtained})", fontsize="medium", wrap=True)
     told = [
-        {name: value for name, value in row.items() if name not in NOT_IN_CSV} | {"is_pareto": row in front}
-        for row in rows
+        {name: value for name, value in row.items() if name != "cell"} | {"is_pareto": row in front} for row in rows
     ]
     return save_drawn(path, figure, told)
 

@@ -11,7 +11,7 @@ from repro.runs.system import SYSTEMS
 from repro.systems.dllm.knobs import BaselineKnobs
 
 if TYPE_CHECKING:
-    from repro.runs.family import Family, SummaryColumn
+    from repro.runs.family import SummaryColumn
     from repro.runs.store import StoredRun
 
 _OF_LENGTHS = ("input_len", "gen_length", "length_scale", "model", "script", "longs", "shorts")
@@ -40,10 +40,6 @@ def reading_of(run: StoredRun) -> str | None:
         return None
     # A stored measured run names none; a simulated one that names none was made while this was every cell's default.
     return str(run.cell.knob_values.get("reading", BaselineKnobs.reading))
-
-
-def _said_json(run: StoredRun) -> dict[str, Any]:
-    return {"reading": reading_of(run), **lengths_of(run)._asdict()}
 
 
 def lengths_by_dataset(runs: Iterable[StoredRun]) -> Mapping[str, list[Lengths]]:
@@ -93,22 +89,21 @@ def print_runs(rows: Sequence[Sequence[StoredRun]], varied: Sequence[str] = ()) 
             del columns["prompt tok"], columns["output tok"]
         if of.ends_at_first_token:
             del columns["output tok"], columns["tok/s"]
-        columns = {_head(title, of): cells for title, cells in columns.items()}
+        columns = {f"rate {of.unit}/s" if title == "rate" else title: cells for title, cells in columns.items()}
+        if of.ends_at_first_token:
+            columns = {f"TTFT {title}" if title.endswith(" s") else title: cells for title, cells in columns.items()}
         asked = {name: [_knob(row.run, name) for row in own] for name in varied if name != "reading"}
         columns = {"system": columns.pop("system"), **asked, **columns}
         columns |= {each.title: [_shown(row, each) for row in own] for each in shown}
         if any(len(row.runs) > 1 for row in own):
             columns["runs"] = [str(len(row.runs)) for row in own]
         columns["obtained"] = ["; ".join(sorted({run.obtained for run in row.runs})) for row in own]
-        columns["verdict"] = [_verdict(row.runs) for row in own]
+        columns["verdict"] = []
+        for row in own:
+            invalid = sum(not run.validity.valid for run in row.runs)
+            some = "INVALID" if invalid == len(row.runs) else f"{invalid} INVALID"
+            columns["verdict"].append(some if invalid else "VALID")
         print_table("Runs", tuple(columns), list(zip(*columns.values(), strict=True)))
-
-
-def _head(title: str, family: Family) -> str:
-    """A column's, as the family has it."""
-    if family.ends_at_first_token and title.endswith(" s"):
-        return f"TTFT {title}"
-    return f"rate {family.unit}/s" if title == "rate" else title
 
 
 def model_of(run: StoredRun) -> str:
@@ -136,7 +131,8 @@ def provenance_of(runs: Sequence[StoredRun]) -> dict[str, Any]:
 def run_json(run: StoredRun) -> dict[str, Any]:
     return {
         "cell": run.cell.written(),
-        **_said_json(run),
+        "reading": reading_of(run),
+        **lengths_of(run)._asdict(),
         "obtained": run.obtained,
         "valid": run.validity.valid,
         "reasons": list(run.validity.reasons),
@@ -205,13 +201,6 @@ COLUMNS: Mapping[str, Callable[[_Row], str]] = {
 def _knob(run: StoredRun, name: str) -> str:
     value = run.cell.knob_values.get(name)
     return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _verdict(runs: Sequence[StoredRun]) -> str:
-    invalid = sum(not run.validity.valid for run in runs)
-    if not invalid:
-        return "VALID"
-    return "INVALID" if invalid == len(runs) else f"{invalid} INVALID"
 
 
 def _shown(row: _Row, each: SummaryColumn) -> str:

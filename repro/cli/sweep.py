@@ -8,15 +8,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from engines.data import open_file
 from engines.errors import RunError, UserError
-from engines.models.checkpoint import EMBEDDED
 from repro.cli.output import counted, say
 from repro.runs.cell import Cell
 from repro.runs.provenance import unlike
-from repro.tasks.registry import TASKS
 from repro.workloads.card import find_local
 
 if TYPE_CHECKING:
@@ -75,36 +73,14 @@ def run_sweep(
             raise
 
 
-PACE_TOK_S = 300.0
-"""Tokens a second of the embedded model on two quiet cores, over systems and data sets; of a task's problems, which come all at
-once and are short, ``TASK_PACE_TOK_S``."""
-TASK_PACE_TOK_S = 1500.0
-
-
 def say_what_runs(sweep: Sweep) -> None:
-    """Before several measured runs begin: how many there are, and about how long they take where that is known."""
+    """Before several measured runs begin: how many there are."""
     measured = [experiment for experiment in sweep.to_run if experiment.is_measured]
     if len(measured) < 2:
         return
     repeats = len({experiment.cell.seed for experiment in measured})
     turns = f", {repeats} repeats in turns" if repeats > 1 else ""
-    known = [_seconds(experiment) for experiment in measured]
-    about = ""
-    if None not in known:
-        seconds = sum(each for each in known if each is not None)
-        span = f"{max(seconds, 1):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-        about = f", about {span} on two quiet cores"
-    say(f"{counted(len(measured), 'run')} to measure{turns}{about}", file=sys.stderr)
-
-
-def _seconds(experiment: Experiment) -> float | None:
-    """That a run of the embedded model takes; None of others."""
-    settings = getattr(experiment.deployment, "settings", None)
-    requests = getattr(experiment.workload, "requests", ())
-    if getattr(settings, "model", None) not in EMBEDDED or experiment.device != "cpu" or not requests:
-        return None
-    tokens = sum(each.generation.gen_length for each in requests)
-    return float(tokens / (TASK_PACE_TOK_S if experiment.cell.dataset in TASKS else PACE_TOK_S))
+    say(f"{counted(len(measured), 'run')} to measure{turns}", file=sys.stderr)
 
 
 def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
@@ -123,17 +99,14 @@ def what_ran(outcomes: Sequence[CellOutcome], root: Path) -> Iterator[str]:
     yield f"{line}; runs: {root}"
     for outcome in failed:
         yield f"failed {outcome.cell.folder_name}: {outcome.reason}"
-    invalid = [each.run for each in outcomes if each.run is not None and not each.run.validity.valid]
-    warned = [each.run for each in outcomes if each.run is not None and each.run.validity.warnings]
-    yield from _first_of("INVALID", [(run, run.validity.reasons) for run in invalid])
-    yield from _first_of("warning", [(run, run.validity.warnings) for run in warned])
-
-
-def _first_of(what: str, found: Sequence[tuple[StoredRun, Sequence[str]]]) -> Iterator[str]:
-    for run, reasons in found[:MAX_WARNED]:
-        yield f"{what} {run.cell.folder_name}: {'; '.join(reasons)}"
-    if len(found) > MAX_WARNED:
-        yield f"{what}: so too {counted(len(found) - MAX_WARNED, 'more run')}"
+    runs = [each.run for each in outcomes if each.run is not None]
+    invalid = [(run, run.validity.reasons) for run in runs if not run.validity.valid]
+    warned = [(run, run.validity.warnings) for run in runs if run.validity.warnings]
+    for what, found in (("INVALID", invalid), ("warning", warned)):
+        for run, reasons in found[:MAX_WARNED]:
+            yield f"{what} {run.cell.folder_name}: {'; '.join(reasons)}"
+        if len(found) > MAX_WARNED:
+            yield f"{what}: so too {counted(len(found) - MAX_WARNED, 'more run')}"
 
 
 def is_failure(outcome: CellOutcome) -> bool:
@@ -144,17 +117,19 @@ def is_failure(outcome: CellOutcome) -> bool:
 def require_folders(cells: Sequence[Cell], store: Store, figure: str, command: str) -> None:
     """``require_runs`` of what needs no look at the requests: whether there is such a run at all."""
     if missing := store.surely_missing(cells):
-        _refuse(len(missing), len(cells), f"{missing[0].folder_prefix}: not stored", figure, command)
+        raise _missing(len(missing), len(cells), f"{missing[0].folder_prefix}: not stored", figure, command)
 
 
 def require_runs(sweep: Sweep, figure: str, command: str) -> None:
     """Refuse to go on where a run is missing; ``command`` makes them."""
     if missing := sweep.missing:
-        _refuse(len(missing), sweep.num_cells, f"{missing[0].folder_name}: {sweep.why(missing[0])}", figure, command)
+        raise _missing(
+            len(missing), sweep.num_cells, f"{missing[0].folder_name}: {sweep.why(missing[0])}", figure, command
+        )
 
 
-def _refuse(num_missing: int, num_cells: int, first: str, figure: str, command: str) -> NoReturn:
-    raise UserError(
+def _missing(num_missing: int, num_cells: int, first: str, figure: str, command: str) -> UserError:
+    return UserError(
         f"{num_missing} of {num_cells} runs behind {figure} are missing (first: {first}): run this first: {command}"
     )
 
@@ -191,9 +166,21 @@ def readable(option: str, path: Path | None, datasets: Iterable[str]) -> Iterato
 
 
 def _read(option: str, path: Path, dataset: str) -> None:
-    """What the file's content makes fail is refused with its name."""
+    """Read the file as the data set's card says, where there is a card here. What the file's content makes fail is refused with its
+    name."""
+    from repro.workloads import conversations, recorded, sessions
+    from repro.workloads.dataset import known_datasets, load_card
+    from repro.workloads.workload import open_source
+
+    dataset = dataset.lower()
     try:
-        _read_alone(path, dataset.lower())
+        if dataset in sessions.known_session_cards():
+            found = find_local(sessions.load_session_card(dataset).local, str(path), None)
+            recorded.read_sessions(path, None if found is None or found.entry is None else found.entry.format)
+        elif dataset in conversations.known_conversation_cards():
+            recorded.read_chats([path])
+        elif dataset in known_datasets():
+            open_source(load_card(dataset), "local", dataset_path=str(path))
     except UserError:
         raise
     except _MALFORMED as error:
@@ -202,21 +189,6 @@ def _read(option: str, path: Path, dataset: str) -> None:
             f"{option}={str(path)!r} has not the format that its name or its card says ({type(error).__name__}: {error}): "
             f"check that it is the whole file, and of that kind"
         ) from error
-
-
-def _read_alone(path: Path, dataset: str) -> None:
-    """Reads the file as the data set's card says; nothing is read where there is no card here."""
-    from repro.workloads import conversations, recorded, sessions
-    from repro.workloads.dataset import known_datasets, load_card
-    from repro.workloads.workload import open_source
-
-    if dataset in sessions.known_session_cards():
-        found = find_local(sessions.load_session_card(dataset).local, str(path), None)
-        recorded.read_sessions(path, None if found is None or found.entry is None else found.entry.format)
-    elif dataset in conversations.known_conversation_cards():
-        recorded.read_chats([path])
-    elif dataset in known_datasets():
-        open_source(load_card(dataset), "local", dataset_path=str(path))
 
 
 def check_regular(option: str, path: Path) -> None:

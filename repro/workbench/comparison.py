@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -57,16 +57,11 @@ def sides_of(a: object, b: object, root: Path) -> tuple[Side, Side]:
     if own == others:
         raise UserError(f"{first} and {second} are the same runs: tell them apart, as in laps@code=CODE")
     if own < others:
-        return first, _without(second, own)
+        return first, replace(second, runs=tuple(run for run in second.runs if run.file not in own))
     if others < own:
-        return _without(first, others), second
+        return replace(first, runs=tuple(run for run in first.runs if run.file not in others)), second
     require(not own & others, f"{first} and {second} have {len(own & others)} runs in common: say more of one of them")
     return first, second
-
-
-def _without(side: Side, files: set[Path]) -> Side:
-    kept = tuple(run for run in side.runs if run.file not in files)
-    return Side(name=side.name, said=side.said, runs=kept, warning=side.warning)
 
 
 def _selected(name: str, text: str, root: Path, read: dict[Path, Folder]) -> Side:
@@ -227,10 +222,16 @@ def compare_sides(a: Side, b: Side, metric: str, tolerance: float = TOLERANCE) -
     names = _equal_names(a, b)
     first, second = _by_setting(a, names), _by_setting(b, names)
     is_in_order = not {run.cell.seed for run in a.runs} & {run.cell.seed for run in b.runs}
-    pairs = {
-        setting: _pairs(first[setting], second[setting], is_in_order=is_in_order)
-        for setting in sorted(first.keys() & second.keys(), key=_order)
-    }
+    pairs: dict[Setting, dict[int, Pair]] = {}
+    for setting in sorted(first.keys() & second.keys(), key=_order):
+        ours, theirs = first[setting], second[setting]
+        if is_in_order:
+            in_order = zip(
+                [ours[seed] for seed in sorted(ours)], [theirs[seed] for seed in sorted(theirs)], strict=False
+            )
+            pairs[setting] = {place: Pair(*each) for place, each in enumerate(in_order)}
+        else:
+            pairs[setting] = {seed: Pair(ours[seed], theirs[seed]) for seed in sorted(ours) if seed in theirs}
     num_paired = sum(map(len, pairs.values()))
     if not num_paired:
         raise UserError(
@@ -302,13 +303,6 @@ def _order(setting: Setting) -> list[tuple[bool, bool, float, str]]:
         (value is not None, isinstance(value, str), 0.0 if isinstance(value, str) else float(value or 0), str(value))
         for value in values
     ]
-
-
-def _pairs(a: Mapping[int, StoredRun], b: Mapping[int, StoredRun], *, is_in_order: bool) -> dict[int, Pair]:
-    """By the seed, or by the place of each in the order of seeds."""
-    if is_in_order:
-        return dict(enumerate(map(Pair, [a[seed] for seed in sorted(a)], [b[seed] for seed in sorted(b)])))
-    return {seed: Pair(a[seed], b[seed]) for seed in sorted(a) if seed in b}
 
 
 def _is_valid(pair: Pair) -> bool:

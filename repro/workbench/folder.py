@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from engines.errors import RunError, UserError
 from repro.files import readable_folder, rewriting
@@ -87,16 +88,8 @@ def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
             yield f"{prefix}{name}", value
 
 
-class Row(NamedTuple):
-    """What a run's row says, in this order."""
-
-    asked: Mapping[str, Any]
-    knobs: Mapping[str, Any]
-    made: Mapping[str, Any]
-    """How it came about, and every metric."""
-
-
-def row_of(run: StoredRun) -> Row:
+def _row(run: StoredRun) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What was asked, by field and by knob; how it came about, and every metric."""
     cell = run.cell.written()
     names = ("system", "dataset", "platform", "executor", "rate", "seed")
     asked = {"run": name_of(run), **{name: cell[name] for name in names}}
@@ -106,37 +99,26 @@ def row_of(run: StoredRun) -> Row:
     made = {**how, **machine, **numbers_of(run)}
     # Knobs and metrics are named apart from each other; those of a plug-in may be named as anything.
     knobs = {f"knob.{name}" if name in asked or name in made else name: cell["knobs"][name] for name in run.cell.asked}
-    return Row(asked, knobs, made)
-
-
-def columns_of(rows: Sequence[Row]) -> list[str]:
-    """Those of every row: what was asked, knobs by name, then the rest as it comes."""
-    knobs = {name for row in rows for name in row.knobs}
-    return [*rows[0].asked, *sorted(knobs), *dict.fromkeys(name for row in rows for name in row.made)]
-
-
-FORMATS = ("csv", "parquet")
+    return asked, knobs, made
 
 
 def frame_of(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """What a run has no value of is missing there."""
+    """A row a run: what was asked, knobs by name, then the rest as it comes. What a run has no value of is missing there."""
     import pandas as pd
 
-    rows = [row_of(run) for run in runs]
-    return pd.DataFrame([{**row.asked, **row.knobs, **row.made} for row in rows], columns=columns_of(rows))
+    asked, knobs, made = (list(parts) for parts in zip(*map(_row, runs), strict=True))
+    names = [*asked[0], *sorted({name for each in knobs for name in each}), *dict.fromkeys(itertools.chain(*made))]
+    return pd.DataFrame([{**a, **b, **c} for a, b, c in zip(asked, knobs, made, strict=True)], columns=names)
 
 
 def write_frame(frame: pd.DataFrame, kind: str, out: Path) -> None:
     """A knob whose values are of several kinds is written as text: a column of parquet has one kind."""
+    from pandas.api.types import infer_dtype
+
     with rewriting(out) as temporary:
         if kind == "csv":
             temporary.write_text(frame.to_csv(index=False), encoding="utf-8")
         else:
-            _of_one_kind(frame).to_parquet(temporary, index=False)
-
-
-def _of_one_kind(frame: pd.DataFrame) -> pd.DataFrame:
-    from pandas.api.types import infer_dtype
-
-    mixed = [name for name in frame if infer_dtype(frame[name], skipna=True).startswith("mixed")]
-    return frame.assign(**{name: frame[name].map(str, na_action="ignore") for name in mixed})
+            mixed = [name for name in frame if infer_dtype(frame[name], skipna=True).startswith("mixed")]
+            texts = {name: frame[name].map(str, na_action="ignore") for name in mixed}
+            frame.assign(**texts).to_parquet(temporary, index=False)

@@ -22,11 +22,8 @@ from repro.systems.platforms import platform as platform_of
 from repro.workloads.knobs import named_after
 
 Repeats = Annotated[int, Range(1, 1000)]
-MaxCells = Annotated[int, Range(1, 10**8)]
 MOST_CELLS = 20_000
 """That a grid may have, where nothing else is said: so many take seconds to list."""
-INF = "inf"
-"""The rate of a workload that comes at once; a cell has None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +58,8 @@ class Grid:
             raise UserError(f"knob {noted[0]!r} is a note about a run and asks nothing of it: leave it out")
         own = {name: _values(name, value) for name, value in given.items() if name != "knobs"}
         if "rate" in own:
-            own["rate"] = tuple(None if value in (INF, math.inf) else value for value in own["rate"])
+            # A workload that comes at once; a cell has None.
+            own["rate"] = tuple(None if value in ("inf", math.inf) else value for value in own["rate"])
         return cls(
             **own, knobs={name: tuple(map(knob_value, _values(f"knob {name}", value))) for name, value in knobs.items()}
         )
@@ -94,7 +92,7 @@ class Grid:
 
     def cells(self, most: int = MOST_CELLS) -> list[Cell]:
         """The repeats of a setting follow each other. Refuses more than ``most``, before any is made."""
-        check_value(MaxCells, "max_cells", most)
+        check_value(Annotated[int, Range(1, 10**8)], "max_cells", most)
         require(
             self.num_cells <= most,
             f"the grid has {self.num_cells:,} cells, more than max_cells={most:,}: leave values out, or raise it "
@@ -106,7 +104,10 @@ class Grid:
         for where in self.platform:
             on = platform_of(where)
             systems = self.system or (on.default_system,)
-            settings = [knobs_of_each(systems, chosen) for chosen in self._choices()]
+            # One value of each knob; what is null is left at its default.
+            choices = [zip(self.knobs, chosen, strict=True) for chosen in product(*self.knobs.values())]
+            given = [{name: value for name, value in each if value is not None} for each in choices]
+            settings = [knobs_of_each(systems, each) for each in given]
             is_traced = all(own.get(WORKLOAD) is not None for each in settings for own in each.values())
             datasets = self.dataset or ("" if is_traced else default_dataset(systems[0], on),)
             for executor, dataset, rate, knobs in product(
@@ -124,11 +125,6 @@ class Grid:
                         knobs=tuple(own.items()),
                     )
                     yield from map(asked.with_seed, self.seed)
-
-    def _choices(self) -> Iterator[dict[str, Scalar]]:
-        """One value of each knob; what is null is left at its default."""
-        for chosen in product(*self.knobs.values()):
-            yield {name: value for name, value in zip(self.knobs, chosen, strict=True) if value is not None}
 
 
 def grid_of_file(path: Path) -> Grid:
@@ -170,15 +166,10 @@ def knobs_of_each(systems: Sequence[str], options: Mapping[str, Any]) -> dict[st
     for name in found.keys() - heeding if heeding else ():
         # What a baseline stands for beside the system under test, which is what it is.
         knobs[name].pop("reading", None)
-    return {name: _with_sizes(name, own) for name, own in knobs.items()}
-
-
-def _with_sizes(system: str, knobs: dict[str, Any]) -> dict[str, Any]:
-    sizes = {name for kind in settings_of(system) for name, knob in knobs_of(kind).items() if knob.is_size}
-    return {
-        name: size_of(name, value) if name in sizes and isinstance(value, str) else value
-        for name, value in knobs.items()
-    }
+    for system, own in knobs.items():
+        sizes = {name for kind in settings_of(system) for name, knob in knobs_of(kind).items() if knob.is_size}
+        own |= {name: size_of(name, own[name]) for name in sizes if isinstance(own.get(name), str)}
+    return knobs
 
 
 def _values(name: object, given: Any) -> tuple[Any, ...]:

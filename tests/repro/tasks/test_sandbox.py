@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from support.jail import ALLOW_EVERYTHING, needs_jail
 from support.refusals import refuses
 
@@ -18,6 +19,7 @@ from engines.errors import UserError
 from repro.tasks.sandbox import client
 from repro.tasks.sandbox.client import NO_CHECK, Check, SandboxResult, run_many, run_program
 
+PROGRAMS = yaml.safe_load(Path(__file__).with_name("programs.yaml").read_text(encoding="utf-8"))
 REPO = Path(__file__).resolve().parents[3]
 MIB = 1 << 20
 
@@ -41,40 +43,16 @@ def processes_with(word: str) -> set[int]:
 
 # -- files -------------------------------------------------------------------------------------------------
 
-WRITES = {
-    "root": "open('/written', 'w').write('x')",
-    "absolute": "open({target!r}, 'w').write('x')",
-    "dots": "import os; open('../' * 30 + {target!r}, 'w').write('x')",
-    "symlink": "import os; os.symlink({folder!r}, 'link'); open('link/written', 'w').write('x')",
-    "rename": "import os; open('a', 'w').close(); os.rename('a', {target!r})",
-    "mkdir": "import os; os.mkdir({target!r})",
-    "fifo": "import os; os.mkfifo({target!r})",
-    "delete": "import os; os.remove({secret!r})",
-    "append": "open({secret!r}, 'a').write('x')",
-    "truncate": "import os; os.truncate({secret!r}, 0)",
-    "truncate on open": "import os; os.open({secret!r}, os.O_RDONLY | os.O_TRUNC)",
-    "mode": "import os; os.chmod({secret!r}, 0o777)",
-    "times": "import os; os.utime({secret!r}, (1, 1))",
-    "replace": "import os; open('a', 'w').close(); os.replace('a', {secret!r})",
-    "hard link": "import os; os.link({secret!r}, 'a'); open('a', 'w').write('x')",
-    "python": "import os; open(os.__file__, 'a').write('')",
-    "python's mode": "import os; os.chmod(os.__file__, os.stat(os.__file__).st_mode)",
-    "python truncated on open": "import os; os.open(os.__file__, os.O_RDONLY | os.O_TRUNC)",
-    "a new module": "import os; open(os.path.join(os.path.dirname(os.__file__), 'repro_was_here.py'), 'w')",
-    "what runs it": "import __main__; open(__main__.__file__, 'a')",
-    "shared memory": "from multiprocessing import shared_memory as s; s.SharedMemory('repro_was_here', True, 10)",
-}
-
 
 @needs_jail
-@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("name", PROGRAMS["writes"])
 def test_nothing_outside_the_folder_can_be_changed(tmp_path, name):
     secret, target = tmp_path / "secret", tmp_path / "written"
     secret.write_text("password")
     os.chmod(secret, 0o600)
     before = secret.stat()
     stdlib = Path(os.__file__).stat()
-    assert not run(WRITES[name].format(target=str(target), folder=str(tmp_path), secret=str(secret))).passed
+    assert not run(PROGRAMS["writes"][name].format(target=str(target), folder=str(tmp_path), secret=str(secret))).passed
     assert not target.exists()
     assert secret.read_text() == "password"
     after = secret.stat()
@@ -82,43 +60,18 @@ def test_nothing_outside_the_folder_can_be_changed(tmp_path, name):
     assert (Path(os.__file__).stat().st_size, Path(os.__file__).stat().st_ctime) == (stdlib.st_size, stdlib.st_ctime)
 
 
-READ = """
-    import os
-    shown, names = {shown!r}, {names!r}
-    for target in (shown, '../' * 30 + shown):
-        try:
-            open(target).read()
-        except OSError:
-            pass
-        else:
-            raise SystemExit('read')
-        try:
-            listed = os.listdir(target)
-        except OSError:
-            continue
-        assert not names & set(listed), 'listed'
-    os.symlink(shown, 'a')
-    try:
-        open('a').read()
-    except OSError:
-        os.remove('a')
-    else:
-        raise SystemExit('read through a link')
-    """
-"""Passes where nothing of ``shown`` can be read: folders on the way to the Python installation may be listed."""
-
-
 @needs_jail
 def test_only_the_python_installation_can_be_read(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("password")
+    """The program passes where nothing of what it is shown can be read: folders on the way to Python may be listed."""
     system = ("/etc/passwd", "/etc/hostname", "/proc/self/environ", "/proc/1/cmdline", "/dev/shm", "/dev/urandom")
     paths = [*system, os.path.expanduser("~"), str(REPO), str(REPO / "README.md"), str(secret)]
     way = {part for prefix in (sys.base_prefix, sys.prefix, client._INSIDE) for part in Path(prefix).parts}
     for path in paths:
         names = set(os.listdir(path)) - way if os.path.isdir(path) else set()
-        assert run(READ.format(shown=path, names=names)) == SandboxResult(passed=True, reason="ok"), path
-    assert run(READ.format(shown=os.__file__, names=set())).reason == "SystemExit: read"
+        assert run(PROGRAMS["reads"].format(shown=path, names=names)) == SandboxResult(passed=True, reason="ok"), path
+    assert run(PROGRAMS["reads"].format(shown=os.__file__, names=set())).reason == "SystemExit: read"
 
 
 @needs_jail
@@ -131,18 +84,7 @@ def test_the_project_and_the_environment_are_not_there(monkeypatch):
 
 
 @needs_jail
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        ("f = open('a', 'wb')\nfor _ in range(10_000): f.write(bytes(1 << 20))", "File too large"),
-        (
-            "for i in range(10_000):\n  with open(f'file{i}', 'wb') as f: f.write(bytes(1 << 20))",
-            "No space left on device",
-        ),
-        ("for i in range(5000): open(f'file{i}', 'w').close()\nimport time; time.sleep(59)", "more than 4096 files"),
-        ("import os, time\nfor _ in range(5000): os.mkdir('d'); os.chdir('d')\ntime.sleep(59)", "more than 4096 files"),
-    ],
-)
+@pytest.mark.parametrize(("program", "reason"), PROGRAMS["disk"])
 def test_disk_is_bounded(program, reason):
     assert reason in run(program).reason
 
@@ -222,22 +164,6 @@ def test_the_namespaces_close_the_network_without_the_filter(monkeypatch, tmp_pa
 
 # -- processes ---------------------------------------------------------------------------------------------
 
-DAEMON = """
-    import os, signal, time
-    for number in range(1, 32):
-        try:
-            signal.signal(number, signal.SIG_IGN)
-        except (OSError, ValueError):
-            pass
-    try:
-        if os.fork() == 0:
-            os.setsid()
-            while True:
-                time.sleep(1)
-    except PermissionError:
-        pass
-    """
-
 
 @needs_jail
 @pytest.mark.parametrize("is_filtered", [True, False])
@@ -247,48 +173,13 @@ def test_nothing_outlives_its_program(monkeypatch, ending, is_filtered):
         monkeypatch.setattr(client, "build_filter", lambda machine: ALLOW_EVERYTHING)
     word = f"/repro-{os.getpid()}-{ending}-{is_filtered}"
     monkeypatch.setenv("LD_LIBRARY_PATH", word)
-    run(textwrap.dedent(DAEMON) + ending, timeout_s=0.5)
+    run(PROGRAMS["daemon"] + ending, timeout_s=0.5)
     wait_until(lambda: not processes_with(word))  # the kernel ends a namespace behind our back
 
 
-CANNOT = {
-    "run": "import subprocess; subprocess.run(['/bin/true'], check=True)",
-    "shell": "import os; assert os.system('true') == 0",
-    "exec": "import os; os.execv('/bin/sh', ['sh', '-c', 'true'])",
-    "exec python": "import sys, os; os.execv(sys.executable, [sys.executable, '-c', ''])",
-    "fork": "import os\nif os.fork() == 0: os._exit(0)",
-    "spawn": "import os\nif os.posix_spawn('/bin/true', ['true'], {}) == 0: os._exit(0)",
-    "pty": "import os, pty\nif pty.fork()[0] == 0: os._exit(0)",
-    "vfork": "import ctypes\nassert ctypes.CDLL(None).vfork() >= 0",
-    "clone": "import ctypes\nassert ctypes.CDLL(None).syscall(56, 17, 0, 0, 0, 0) >= 0",
-    "nested namespace": """
-        import ctypes, os
-        libc = ctypes.CDLL(None, use_errno=True)
-        assert libc.unshare(0x10000000 | 0x20000) == 0
-        library = os.path.dirname(os.__file__).encode()
-        for path in (b'/', library, os.path.dirname(library), b'/usr/lib'):
-            libc.mount(None, path, None, 32 | 4096, None)
-        open(os.__file__, 'a')
-        """,
-    "memory files": "import os\nfor fd in [os.memfd_create('a') for _ in range(40)]: os.write(fd, bytes(15 << 20))",
-    "shared segments": "import ctypes\nassert ctypes.CDLL(None).shmget(0, 1 << 30, 0o1600) >= 0",
-    "semaphores": "import ctypes\nassert ctypes.CDLL(None).semget(0, 30_000, 0o1600) >= 0",
-    "message queues": "import ctypes\nassert ctypes.CDLL(None).msgget(0, 0o1600) >= 0",
-}
-LIBC_CALLS = [
-    "libc.prctl(22, 0, 0, 0, 0)",  # PR_SET_SECCOMP, off
-    "libc.ptrace(16, os.getppid(), 0, 0)",  # PTRACE_ATTACH
-    "libc.ptrace(16, os.getpid() - 1, 0, 0)",
-    "libc.setuid(0) or libc.mount(None, b'/', None, 32, None)",  # MS_REMOUNT, writable
-    "libc.umount2(b'/', 2)",
-    "libc.setns(0, 0)",
-    "libc.chroot(b'.') or os.chdir('..') or os.listdir('/etc')",
-    "resource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
-    "resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))",
-]
-CANNOT |= {
+CANNOT = PROGRAMS["cannot"] | {
     call: f"import ctypes, os, resource\nlibc = ctypes.CDLL(None, use_errno=True)\nassert not ({call})"
-    for call in LIBC_CALLS
+    for call in PROGRAMS["libc calls"]
 }
 
 
@@ -349,20 +240,7 @@ def wait_until(condition) -> None:
 
 
 @needs_jail
-@pytest.mark.parametrize(
-    "program",
-    [
-        "while True: pass",
-        "import time; time.sleep(1000)",
-        "while True:\n  try:\n    while True: pass\n  except BaseException: pass",
-        "while True: print('x' * 10**6)",
-        "import sys\nwhile True: sys.stderr.write('x' * 10**6)",
-        "import threading\nfor _ in range(2): threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()\nwhile 1: 0",
-        "import os, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass",
-        "import re; re.match('(a+)+$', 'a' * 64 + 'b')",
-        "class E(Exception):\n  def __str__(self):\n    while True: pass\nraise E",
-    ],
-)
+@pytest.mark.parametrize("program", PROGRAMS["endless"])
 def test_time_ends(program):
     assert run(program, timeout_s=0.3) == SandboxResult(passed=False, reason="timed out after 0.3 s")
 
@@ -378,41 +256,20 @@ def test_memory_ends(program):
 # -- verdicts ----------------------------------------------------------------------------------------------
 
 
-@needs_jail
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        ("assert 1 + 1 == 3", "AssertionError"),
-        ("assert False, 'first line\\nsecond'", "AssertionError: first line"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("def f(:", "SyntaxError: invalid syntax (<program>, line 1)"),
-        ("raise SystemExit(0)", "SystemExit: 0"),
-        ("import sys; sys.exit()", "SystemExit"),
-        ("import os; os._exit(0)", "ended before its tests did, with exit code 0"),
-        ("input()", "EOFError: EOF when reading a line"),
-        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
-        ("raise PermissionError('no')", "forbidden: PermissionError: no"),
-        ("class E(Exception):\n  def __str__(self): raise E\nraise E", "E"),
-        ("raise Exception('\\x1b[31m\\udc80' + 'x' * 500)", "Exception:  [31m?" + "x" * 183),
-        ("raise type('a' * 5000, (Exception,), {})", "a" * 200),
-        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
-    ],
+LONG = (
+    ("raise Exception('\\x1b[31m\\udc80' + 'x' * 500)", "Exception:  [31m?" + "x" * 183),
+    ("raise type('a' * 5000, (Exception,), {})", "a" * 200),
 )
+
+
+@needs_jail
+@pytest.mark.parametrize(("program", "reason"), [*PROGRAMS["failures"], *LONG])
 def test_failures_say_why(program, reason):
     assert run_program(program, timeout_s=60) == SandboxResult(passed=False, reason=reason)
 
 
 @needs_jail
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        ("x = '\x00'", "null bytes"),
-        ("f = lambda: f()\ndef g(): g()\ng()", "RecursionError"),
-        ("import os\nwhile True: os.write(4, b'x' * 4096)", "wrote to a descriptor that is not its own"),
-        ("import os, time; os.write(4, b'v' + bytes([255] * 4)); time.sleep(50)", "wrote to a descriptor"),
-        ("import os; os.closerange(0, 64)", "ended before"),
-    ],
-)
+@pytest.mark.parametrize(("program", "reason"), PROGRAMS["failures of every interpreter"])
 def test_failures_of_every_interpreter_say_why(program, reason):
     result = run(program)
     assert not result.passed
@@ -447,25 +304,7 @@ def test_writing_to_every_descriptor_is_no_verdict(word, ending):
 
 
 @needs_jail
-@pytest.mark.parametrize(
-    "program",
-    [
-        "",
-        "import math, re, json, random, hashlib, itertools, functools, collections, typing, decimal, fractions, datetime",
-        "import heapq, bisect, string, operator, statistics, copy, dataclasses, enum, abc, contextlib, io, sqlite3, zlib, lzma",
-        "assert __import__('hashlib').md5(b'a').hexdigest() == '0cc175b9c0f1b6a831c399e269772661'",
-        "import hashlib; assert hashlib.sha3_256(b'').hexdigest()[:6] == 'a7ffc6'",
-        "open('a', 'w').write('x'); assert open('a').read() == 'x'",
-        "import tempfile\nwith tempfile.TemporaryDirectory() as d: open(d + '/a', 'w').write('x')",
-        "import tempfile\nwith tempfile.NamedTemporaryFile('w') as f: f.write('x')",
-        "import os; os.makedirs('a/b'); os.rename('a', 'c'); os.symlink('c', 'd'); assert os.listdir('d') == ['b']",
-        "import time; time.sleep(0.01); assert time.time() > 1.7e9; time.perf_counter(); time.localtime()",
-        "open('/dev/null', 'w').write('x'); print('x'); import sys; sys.stderr.write('x')",
-        "assert __name__ != '__main__'",
-        "import dataclasses\n@dataclasses.dataclass\nclass A:\n  x: int = 1\nassert A() == A()",
-        "import threading; x = []; t = threading.Thread(target=x.append, args=(1,)); t.start(); t.join(); assert x == [1]",
-    ],
-)
+@pytest.mark.parametrize("program", PROGRAMS["correct"])
 def test_correct_programs_pass(program):
     assert run(program) == SandboxResult(passed=True, reason="ok")
 
