@@ -18,11 +18,11 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -31,12 +31,12 @@ from engines.policies.views import WorkerSnapshot
 
 T = TypeVar("T")
 
-_KINDS: Mapping[str, Callable[[str], Any]] = {
-    "int": int,
-    "int | None": int,
-    "float": float,
-    "float | None": float,
-    "bool": lambda word: word == "1",
+_KINDS: Mapping[Any, Callable[[str], Any]] = {
+    int: int,
+    int | None: int,
+    float: float,
+    float | None: float,
+    bool: lambda word: word == "1",
 }
 """How a field of a dataclass is read, by how it is declared; others are texts."""
 
@@ -230,7 +230,7 @@ def texts(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
 
 def held(kind: type[T], words: Mapping[str, str]) -> T:
     """A dataclass out of a hash: its fields by name, each as it is declared. What the hash lacks has its default."""
-    made = {each.name: _KINDS.get(str(each.type), str) for each in fields(kind)}  # type: ignore[arg-type]
+    made = {name: _KINDS.get(hint, str) for name, hint in get_type_hints(kind).items()}
     return kind(**{name: read(words[name]) for name, read in made.items() if name in words})
 
 
