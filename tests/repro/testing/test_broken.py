@@ -1,9 +1,11 @@
 """A plug-in that breaks a property fails by its name, in one sentence that says where."""
 
+import csv
 import re
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 from support import broken, liars
@@ -16,78 +18,15 @@ from repro.testing.properties import verdicts
 from repro.testing.rules import REFRESH_RULE, Refreshing
 from repro.testing.schedulers import SCHEDULER, Scheduling
 
-BROKEN = (
-    (
-        "scheduler",
-        broken.Forgets,
-        "conservation",
-        r"request \d+, which came in step \d+, is not finished .* after \d+ steps",
-    ),
-    ("scheduler", broken.Reports, "conservation", r"step \d+: scheduler Reports reports .* of a step with "),
-    ("scheduler", liars.Twice, "conservation", r"step \d+: scheduler Twice runs a request twice in one step"),
-    ("scheduler", liars.Crashes, "conservation", r"step \d+: policy Crashes.schedule fails \(KeyError: 'nothing'\)"),
-    ("scheduler", broken.Overdraws, "cap", r"step \d+ computes \d+ query tokens, max_num_batched_tokens=\d+"),
-    ("scheduler", broken.Leaks, "cancellation", r"\d+ K/V rows are taken when all|step \d+ plans nothing"),
-    ("scheduler", broken.GoesOn, "cancellation", r"step \d+: scheduler GoesOn runs request \d+, which has ended"),
-    ("scheduler", broken.Looks, "causality", r"step \d+ runs .* where nothing comes from step \d+ on"),
-    ("scheduler", broken.Remembers, "causality", r"step \d+ runs .* where nothing comes from step \d+ on"),
-    (
-        "scheduler",
-        broken.NewestFirst,
-        "no starvation",
-        r"request \d+ comes in step \d+ and ends \d+ steps later; behind",
-    ),
-    ("scheduler", broken.Reads, "independence of executors", r"step \d+ runs requests .* where prompts have ids"),
-    ("scheduler", broken.ByNumber, "independence of ids", r"step \d+ runs requests .* where ids are others \(0 is"),
-    ("rule", broken.OfTheBatch, "independence of the batch", r"step \d+ of request \d+ is \w+ alone and \w+ beside"),
-    (
-        "rule",
-        broken.NeverBuilds,
-        "due refreshes",
-        r"NeverBuilds reuses a cache in step 3 of a block, before one was built",
-    ),
-    ("router", broken.Nowhere, "conservation", r"router Nowhere picks instance \d of 0 to \d"),
-    ("router", broken.NowhereRemote, "conservation", r"sends a prefill to worker 10\d, prefill workers are 100"),
-    (
-        "router",
-        broken.Peeks,
-        "causality",
-        r"prefill \d+, of [\d.]+ s, goes to worker \d, and to \d where nothing comes",
-    ),
-    ("router", broken.PeeksRemote, "causality", r"prefill \d+, of [\d.]+ s, goes to worker"),
-    ("router", broken.Rotates, "no starvation", r"request \d+ comes at [\d.]+ s and ends [\d.]+ s later; behind"),
-    ("router", broken.RotatesRemote, "no starvation", r"request \d+ comes at [\d.]+ s and ends"),
-    ("router", broken.ByName, "independence of ids", r"prefill \d+, .* where ids of sessions are others \(0 is"),
-    ("router", broken.ByNameRemote, "independence of ids", r"prefill \d+, .* where ids of sessions are others"),
-    ("batcher", broken.Loses, "conservation", r"session \d+ is not finished when nothing happens any more"),
-    (
-        "batcher",
-        broken.Loses,
-        "no starvation",
-        r"request \d+, which comes at [\d.]+ s with \d+ tokens, is never prefilled",
-    ),
-    (
-        "batcher",
-        broken.Overfills,
-        "cap",
-        r"the step at [\d.]+ s computes \d+ tokens of prefills .*, max_num_batched_tokens=",
-    ),
-    ("batcher", broken.Overcrowds, "cap", r"the step at [\d.]+ s runs \d+ prefills, max_num_seqs=\d"),
-    (
-        "batcher",
-        broken.Overadmits,
-        "little memory",
-        r"admits prefills .* with \d+ tokens of K/V, there is room for \d+",
-    ),
-    ("batcher", broken.Alternates, "causality", r"the step at [\d.]+ s runs prefills .* where nothing comes from"),
-    ("batcher", broken.Lifo, "no starvation", r"request \d+ comes at [\d.]+ s and ends [\d.]+ s later; behind"),
-    ("batcher", broken.BySession, "independence of ids", r"runs prefills .* where ids of sessions are others \(0 is"),
-)
+MODULES = {"broken": broken, "liars": liars}
+with Path(__file__).with_name("broken.csv").open(encoding="utf-8", newline="") as file:
+    BROKEN = [tuple(row.values()) for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize(("kind", "make", "name", "says"), BROKEN, ids=[made.__name__ for _, made, *_ in BROKEN])
-def test_it_fails_by_the_name_of_the_property(kind, make, name, says):
-    found = judged(kind, name, make)
+@pytest.mark.parametrize(("kind", "plug_in", "name", "says"), BROKEN)
+def test_it_fails_by_the_name_of_the_property(kind, plug_in, name, says):
+    module, _, made = plug_in.partition(".")
+    found = judged(kind, name, getattr(MODULES[module], made))
     assert found.failure is not None
     assert re.search(f"^{name}: .*(?:{says})", found.failure), found.failure
     assert "\n" not in found.failure
