@@ -4,9 +4,7 @@ import csv
 import json
 
 import pytest
-from support.command import refused, repro
-
-from repro.capacity.sites import ClusterSite
+from support.command import repro
 
 SLO = "ttft:p95:2000 itl:p95:50"
 FAST = ("--num-prompts", "40", "--seeds", "1", "--resolution", "0.2")
@@ -95,20 +93,6 @@ def test_the_plot_has_a_csv_with_the_pareto_front(own, tmp_path):
     for row in rows:
         better = [each for each in front if int(each["gpus"]) <= int(row["gpus"])]
         assert any(float(each["rate"]) >= float(row["rate"]) for each in better)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "is empty: give a file with a session a line"),
-        ("\n", "is empty: give a file with a row for each request"),
-        ('{"rounds": []}\n', "rounds"),
-    ],
-)
-def test_a_workload_without_sessions(text, says, own, monkeypatch):
-    monkeypatch.setattr(ClusterSite, "run", lambda *_: pytest.fail("something ran"))
-    own.write_text(text)
-    refused(asked(own), "mine.jsonl", says)
 
 
 @pytest.mark.parametrize("system", ["dynamo-sim", "vllm-sim", "ampd"])

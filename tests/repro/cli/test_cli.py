@@ -161,27 +161,6 @@ def test_forms_of_a_file_of_ids(model, ids, text):
     assert repro("generate", "--model", model, "--prompt-ids", ids, *SHORT, "--json") == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "is empty"),
-        ("[]", "is empty"),
-        ("[1, true]", "is not a list of integers"),
-        ("[1.5]", "is not a list of integers"),
-        ("one two", "is not a list of integers"),
-        ('{"ids": [1]}', "is not a list of integers"),
-        ("null", "is not a list of integers"),
-        (f"[{GQA.mask_id}]", f"hold the mask id {GQA.mask_id}: remove it from the prompt"),
-        (f"[{GQA.vocab}]", f"outside [0, {GQA.vocab}): use this model's tokenizer"),
-        ("[-1]", "outside [0,"),
-        (str([1] * 249), "exceeds the model's max_sequence_length=256: shorten the prompt or the generation"),
-    ],
-)
-def test_bad_ids(model, ids, text, says):
-    ids.write_text(text)
-    refused(repro("generate", "--model", model, "--prompt-ids", ids, *SHORT, "--json"), says)
-
-
 @NO_CUDA
 def test_a_gpu_that_is_not_there(model, ids):
     refused(repro("generate", "--model", model, "--prompt-ids", ids, *SHORT, "--device", "cuda", "--json"), "device")
@@ -300,23 +279,6 @@ def test_bench_divides_a_model(tmp_path):
     assert [run["summary"]["num_requests"]["ok"] for run in runs] == [3, 3]
     assert divided["weights_bytes"] < 0.6 * whole["weights_bytes"]
     assert divided["kv_rows"] > 1.9 * whole["kv_rows"]
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ('{"prompt_len": x}', "line 2: field 'line'"),
-        ('{"prompt_len": -3}', "line 2: field 'prompt_len' is -3"),
-        ('{"prompt_len": 5, "color": 1}', "line 2: field 'color' is 1: unknown key"),
-        ('{"arrival_s": 1}', "line 2: field 'prompt_len'"),
-        ("[1]", "line 2: field 'line'"),
-    ],
-)
-def test_a_malformed_trace_names_its_line(tmp_path, line, says):
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text(f'{{"prompt_len": 9}}\n{line}\n{{"prompt_len": 9}}\n')
-    refused(repro(*SIMULATED, "--dataset-path", trace, "--result-dir", tmp_path / "r"), says)
-    assert not (tmp_path / "r").exists()
 
 
 # ---- figures and plans --------------------------------------------------------------------------

@@ -207,22 +207,10 @@ def test_ids_may_follow_a_byte_order_mark(tmp_path, text):
     assert read_prompt_ids(tmp_path / "ids") == (5, 6, 7)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *('{"prompt_ids": {"5": 1}}', '{"prompt_ids": "12"}', '{"prompt_ids": 5}', '"12"', '["5", "6"]'),
-        *('{"5": 1}', "5_0 6", "+5", "\uff15 \uff16", "\u0665", '["\uff15"]'),
-        "[" * 100_000,
-        "[1" + "0" * 5000 + "]",
-        "1" + "0" * 5000,
-    ],
-    ids=range(14),
-)
-def test_what_is_not_a_list_of_ids_is_refused(folders, tmp_path, text):
-    file = tmp_path / "ids"
-    file.write_text(text, encoding="utf-8")
-    line = refusal("--model", folders["llada"], "--prompt-ids", file, *SHORT)
-    assert line == f"error: prompt_ids={str(file)!r} is not a list of integers: write them as JSON, [1, 2, 3]"
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1" + "0" * 5000 + "]", "1" + "0" * 5000], ids=range(3))
+def test_what_is_too_deep_or_long_is_no_list_of_ids(folders, tmp_path, text):
+    (tmp_path / "ids").write_text(text, encoding="utf-8")
+    assert "is not a list of integers" in refusal("--model", folders["llada"], "--prompt-ids", tmp_path / "ids")
 
 
 # ---- hub ids -------------------------------------------------------------------------------------

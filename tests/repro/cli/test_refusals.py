@@ -6,20 +6,25 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 from support.checkpoints import write_dream, write_llada
 from support.command import commands, refused, repro
+from support.own_cards import CARD, write_card
 
 from repro.capacity.sites import ClusterSite
 
 SEPARATOR = "=> "
+REFUSED_FILES = yaml.safe_load(Path(__file__).with_name("refused_files.yaml").read_text(encoding="utf-8"))
 SESSIONS = [{"rounds": [[800 + 50 * n, 60], [300, 40]]} for n in range(12)]
 TIMES = [{"timestamp": n, "ContextTokens": 100 + n, "GeneratedTokens": 16} for n in range(24)]
 FILES = {
     "ids.json": "[5, 6, 7]",
+    "card.yaml": CARD,
+    "steps.csv": "",
     "mine.jsonl": "".join(json.dumps(each) + "\n" for each in SESSIONS),
     "times.jsonl": "".join(json.dumps(each) + "\n" for each in TIMES),
 }
-"""What is there: token ids, sessions, and requests."""
+"""What is there: token ids, a card, no timed steps, sessions, and requests."""
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -74,6 +79,19 @@ def test_a_refusal(command, options, says, models, tmp_path, monkeypatch):
         asked += ["--result-dir", "r"]
     refused(repro(*asked), says)
     assert {path.name for path in tmp_path.iterdir()} == {*FILES}
+
+
+@pytest.mark.parametrize(
+    ("table", "text", "says"), [(name, *row) for name, table in REFUSED_FILES.items() for row in table["refused"]]
+)
+def test_a_refused_file(table, text, says, models, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_card(tmp_path)
+    name = REFUSED_FILES[table]["file"]
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    asked = REFUSED_FILES[table]["asked"].replace("FILE", name).replace("LLADA", models["LLADA"])
+    refused(repro(asked), says)
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml", name}
 
 
 def test_bytes_that_are_no_text():

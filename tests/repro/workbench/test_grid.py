@@ -106,41 +106,6 @@ def test_numbers_of_a_file_are_those_of_options(tmp_path):
     assert grid_of_file(file).knobs == {"threshold": (0.9,), "model": ("2024",), "device": ("cpu",)}
 
 
-REFUSALS = (
-    ("sytem: llada", "grid.yaml: grid key 'sytem' is unknown: use system, dataset"),
-    ("num_prompts: 3", "grid.yaml: grid key 'num_prompts' is unknown"),
-    ("[1, 2]", "grid=[1, 2] must be a mapping"),
-    ("", "grid=None must be a mapping"),
-    ("{}", "grid={} must be a mapping"),
-    ("rate: 1\nrate: 2", "the key 'rate' is given twice, keep one"),
-    ("rate: fast", "rate='fast' must be a positive number"),
-    ("rate: [1, -1]", "rate=-1 must be a positive number"),
-    ("rate: {a: 1}", "rate={'a': 1} must be a value, or a list of them"),
-    ("system: []", "system=[] has no value: give one, or leave it out"),
-    ("system: [llada, nothing]", "system='nothing' is unknown: use one of"),
-    ("system: 3", "system=3 must be a name"),
-    ("platform: moon", "platform='moon' is unknown"),
-    ("dataset: nothing", "dataset='nothing'"),
-    ("seed: -1", "seed=-1 must be an integer of at least 0"),
-    ("knobs: 3", "knobs=3 must be a mapping of knob names"),
-    ("knobs: {retention: 0.5}", "retention"),
-    ("knobs: {retention_ratio: [0.5, 2]}", "retention_ratio=2 must be in (0, 1]"),
-    ("knobs: {retention_ratio: [[0.5]]}", "knob retention_ratio=[0.5] must be a string, a number"),
-    ("knobs: {num_prompts: many}", "num_prompts='many' must be a whole number"),
-    ("knobs: {memory_limit: much}", "memory_limit='much' is not a size"),
-    ("knobs: {basis: x}", "knob 'basis' is a note about a run"),
-    ("knobs: [", "cannot be read as YAML"),
-)
-
-
-@pytest.mark.parametrize(("text", "says"), REFUSALS)
-def test_a_grid_that_is_none_is_refused_before_any_work(text, says, tmp_path):
-    file = tmp_path / "grid.yaml"
-    file.write_text(text if "platform" in text or text[:1] in ("", "[", "{") else f"platform: l40s\n{text}")
-    refused(repro("sweep", file, "--result-dir", tmp_path / "runs"), says)
-    assert list(tmp_path.iterdir()) == [file]
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -196,19 +161,3 @@ def test_the_bound_can_be_raised():
     assert len(grid.cells(4)) == grid.num_cells == 4
     with refuses("max_cells=3"):
         grid.cells(3)
-
-
-@pytest.mark.parametrize("rate", ["1e400", "1.0e+400", "-1e400", "[1, 1e400]"])
-def test_a_rate_that_is_too_large_is_not_all_at_once(rate, tmp_path):
-    file = tmp_path / "grid.yaml"
-    file.write_text(f"platform: l40s\nrate: {rate}")
-    refused(repro("sweep", file, "--dry-run"), "400")
-
-
-@pytest.mark.parametrize(
-    "text", ["model: ''", "model: '  '", "num_prompts: .nan", "num_prompts: .inf", "num_prompts: 1e400"]
-)
-def test_a_knob_without_a_value_is_refused(text, tmp_path):
-    file = tmp_path / "grid.yaml"
-    file.write_text(f"platform: l40s\nknobs: {{{text}}}")
-    refused(repro("sweep", file, "--dry-run"), text.partition(":")[0])
