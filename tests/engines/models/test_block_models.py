@@ -1,6 +1,8 @@
 """LLaDA2, SDAR and Fast-dLLM v2 against a model written plainly, at small sizes and, layer by layer, at published widths."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,68 +104,9 @@ def test_a_missing_expert_is_named(tmp_path):
 
 
 PUBLISHED = {
-    "llada2-mini": {
-        "model_type": "llada2_moe",
-        "hidden_size": 2048,
-        "num_hidden_layers": 20,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "intermediate_size": 5120,
-        "moe_intermediate_size": 512,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
-        "num_shared_experts": 1,
-        "first_k_dense_replace": 1,
-        "n_group": 8,
-        "topk_group": 4,
-        "routed_scaling_factor": 2.5,
-        "vocab_size": 157184,
-        "max_position_embeddings": 32768,
-        "rope_theta": 600000,
-        "partial_rotary_factor": 0.5,
-        "rotary_dim": 64,
-        "rms_norm_eps": 1e-6,
-        "norm_topk_prob": True,
-        "score_function": "sigmoid",
-        "pad_token_id": 156892,
-        "tie_word_embeddings": False,
-        "use_cache": False,
-    },
-    "sdar-8b": {
-        "model_type": "sdar",
-        "hidden_size": 4096,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 12288,
-        "vocab_size": 151936,
-        "max_position_embeddings": 32768,
-        "rope_theta": 1000000,
-        "rms_norm_eps": 1e-6,
-        "attention_bias": False,
-        "block_size": 4,
-        "mask_token_id": 151669,
-        "eos_token_id": 151643,
-        "tie_word_embeddings": False,
-    },
-    "fast-dllm-v2-7b": {
-        "model_type": "Fast_dLLM_Qwen",
-        "hidden_size": 3584,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "intermediate_size": 18944,
-        "vocab_size": 152064,
-        "max_position_embeddings": 32768,
-        "rope_theta": 1000000.0,
-        "rms_norm_eps": 1e-6,
-        "bd_size": 32,
-        "eos_token_id": 151645,
-        "layer_types": ["full_attention"] * 28,
-        "tie_word_embeddings": False,
-    },
+    name: raw
+    for name, raw in json.loads(Path(__file__).with_name("published_configs.json").read_text(encoding="utf-8")).items()
+    if name in BLOCK_SHAPES
 }
 
 

@@ -116,81 +116,13 @@ def test_shapes_without_weights_need_random_ones():
     assert load_causal(tiny_causal(), weights="random", dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
-QWEN3_0_6B = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 151643,
-    "eos_token_id": 151645,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 1024,
-    "initializer_range": 0.02,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 40960,
-    "max_window_layers": 28,
-    "model_type": "qwen3",
-    "num_attention_heads": 16,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "sliding_window": None,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-    "use_cache": True,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-}
-MISTRAL_V0_1 = {
-    "architectures": ["MistralForCausalLM"],
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 32768,
-    "model_type": "mistral",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 10000.0,
-    "sliding_window": 4096,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "use_cache": True,
-    "vocab_size": 32000,
-}
-LLAMA_2_7B = {
-    "architectures": ["LlamaForCausalLM"],
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 4096,
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 32,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float16",
-    "use_cache": True,
-    "vocab_size": 32000,
-}
+PUBLISHED = json.loads(Path(__file__).with_name("published_configs.json").read_text(encoding="utf-8"))
 
 
 def test_published_sizes_of_qwen3_and_mistral_are_the_shapes():
     same = ("d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "mlp_hidden_size", "vocab_size", "weight_tying")
-    for raw, name in ((QWEN3_0_6B, "qwen3-0.6b"), (MISTRAL_V0_1, "mistral-7b-v0.1")):
-        found, shape = CausalConfig.from_dict(raw), CAUSAL_SHAPES[name]
+    for name in ("qwen3-0.6b", "mistral-7b-v0.1"):
+        found, shape = CausalConfig.from_dict(PUBLISHED[name]), CAUSAL_SHAPES[name]
         assert {each: getattr(found, each) for each in (*same, "qk_norm", "qkv_bias")} == {
             each: getattr(shape, each) for each in (*same, "qk_norm", "qkv_bias")
         }
@@ -198,11 +130,12 @@ def test_published_sizes_of_qwen3_and_mistral_are_the_shapes():
 
 def test_what_a_family_leaves_unsaid_is_what_it_means():
     """A head of Qwen3 has 128, whatever the width over the heads is; Llama 2 publishes no theta."""
-    unsaid = {name: value for name, value in QWEN3_0_6B.items() if name != "head_dim"}
-    assert CausalConfig.from_dict(unsaid) == CausalConfig.from_dict(QWEN3_0_6B)
-    assert CausalConfig.from_dict(LLAMA_2_7B).rope == Rope(theta=1e4)
+    qwen, llama = PUBLISHED["qwen3-0.6b"], PUBLISHED["llama-2-7b"]
+    unsaid = {name: value for name, value in qwen.items() if name != "head_dim"}
+    assert CausalConfig.from_dict(unsaid) == CausalConfig.from_dict(qwen)
+    assert CausalConfig.from_dict(llama).rope == Rope(theta=1e4)
     said = {"rope_theta": 1e4, "hidden_act": "swish", "rope_parameters": {"rope_type": "default"}, "is_causal": True}
-    assert CausalConfig.from_dict({**LLAMA_2_7B, **said}) == CausalConfig.from_dict(LLAMA_2_7B)
+    assert CausalConfig.from_dict({**llama, **said}) == CausalConfig.from_dict(llama)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-
-pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
-pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
-pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
-
 from support.http_client import ask, leave, metrics, streaming
 from support.http_server import Running, running_server
 from support.served_echo import (

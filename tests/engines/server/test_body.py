@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("pydantic", reason="needs the extra server: pydantic is not installed")
-
 from engines.server.body import AnswerBody, ChatBody, CompletionBody, Schema
 from engines.server.errors import ApiError
 

@@ -13,11 +13,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
-
-pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
-pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
-pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
-
 from support.http_client import ask, metrics
 from support.http_server import Running, running_server
 from support.served_echo import LONG_ANSWER, LONG_LEN, ByteCodec, EchoModel

@@ -5,9 +5,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
-pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
-pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 pytest.importorskip("openai", reason="needs the extra dev: openai is not installed")
 
 import openai

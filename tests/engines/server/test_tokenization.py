@@ -4,11 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
-pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
-pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
-
 from support.http_client import ask, streaming
 from support.http_server import Running, running_server
 from support.served_echo import ByteCodec, EchoModel
