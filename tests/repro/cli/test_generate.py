@@ -201,9 +201,10 @@ def test_ids_are_printed_where_there_is_no_tokenizer(tmp_path):
     assert "lacks tokenizer_config.json" in refusal("--model", folder, "--prompt", "x")
 
 
-@pytest.mark.parametrize("text", ["5 6 7", "[5, 6, 7]"])
-def test_ids_may_follow_a_byte_order_mark(tmp_path, text):
-    (tmp_path / "ids").write_text(text, encoding="utf-8-sig")
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("text", ["5 6 7", "[5, 6, 7]", "5,6,7\n", '{"prompt_ids": [5, 6, 7]}'])
+def test_forms_of_a_file_of_ids(tmp_path, text, encoding):
+    (tmp_path / "ids").write_text(text, encoding=encoding)
     assert read_prompt_ids(tmp_path / "ids") == (5, 6, 7)
 
 

@@ -67,6 +67,8 @@ def test_a_refusal(command, options, says, models, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
     monkeypatch.setattr("engines.server.run.run", lambda *_: pytest.fail("a server was begun"))
+    for name in ("run_here", "run_by_workers"):
+        monkeypatch.setattr(f"repro.runs.pool.{name}", lambda *_: pytest.fail("a cell ran"))
     monkeypatch.setattr(ClusterSite, "run", lambda *_: pytest.fail("a plan was simulated"))
     for file, content in FILES.items():
         (tmp_path / file).write_text(content)
