@@ -99,17 +99,6 @@ def test_rows_of_any_chat_are_read(file):
     assert rounds(file(lines({"prompt": "x" * 40, "output_tokens": 7}))) == [(10, 7, None)]
 
 
-def test_a_prefix_is_in_front_of_a_session_s_first_prompt_alone(file):
-    head = "arrival_time_us,session_id,round_index,input_tokens,output_tokens,prefix_length\n"
-    assert [each[0] for each in rounds(file(f"{head}0,s,0,10,5,100\n9,s,1,20,5,100\n"))] == [110, 20]
-
-
-def test_a_later_round_needs_no_time(file):
-    text = "arrival_s,session,prompt_len,gen_length,delay_s\n0,a,5,5,1\n,a,6,5,\n2,b,7,5,\n"
-    assert [len(each.rounds) for each in read_trace(file(text)).sessions] == [2, 1]
-    assert replayed(file(text)) == [0, 2]
-
-
 def test_a_sample_to_plan_by_may_leave_a_file_s_times(file):
     trace = file("timestamp,prompt_len,gen_length\n9,5,5\n0,6,5\n", time_unit="ms", sort=True)
     assert len(served(trace, None, 0, is_sample=True).sessions) == 2
@@ -340,13 +329,6 @@ def test_delays_follow_from_the_rows_own_times(file):
     assert read_trace(file(bare, time_unit="ms")).sessions[1].rounds[0].delay_s == pytest.approx(0.193)
 
 
-def test_delays_that_stand_in_the_file_are_taken_and_said(file):
-    text = "arrival_s,session,prompt_len,gen_length,delay_s\n0,a,10,5,2.5\n9,a,10,5,\n"
-    trace = read_trace(file(text))
-    assert trace.sessions[0].rounds[0].delay_s == 2.5
-    assert any("times of later rounds not used" in each for each in trace.remarks)
-
-
 def test_rows_of_a_session_without_times_are_rounds(file):
     rows = [{"session_id": "a", "input_length": 300, "output_length": 40}]
     rows += [{"session_id": "a", "delay": 2000, "input_length": 150, "output_length": 20}]
@@ -371,13 +353,6 @@ def test_a_row_follows_its_parent_and_adds_to_what_came_before(file):
         read_trace(file(lines(*BAILIAN[1:], BAILIAN[0])))
     with pytest.raises(UserError, match="field 'chat_id'"):
         read_trace(file(lines(BAILIAN[0], BAILIAN[0])))
-
-
-def test_the_time_that_an_answer_took_is_no_delay(file):
-    text = BURST + "5,s1,3.5,ChatGPT,472,18,490,C\n6,,2,GPT-4,100,10,110,API log\n45,s1,4,ChatGPT,1087,230,1317,C\n"
-    first, second = read_trace(file(text)).sessions
-    assert [tuple(each) for each in first.rounds] == [(472, 18, 36.5), (1087 - 490, 230, None)]
-    assert len(second.rounds) == 1
 
 
 def test_rounds_come_by_their_turn(file):

@@ -69,14 +69,6 @@ def test_it_is_served_as_a_file_of_the_same_sessions(system, when):
     assert (told["location"], told["revision"]) == (f"{OWN} with most=4" if knobs else OWN, None)
 
 
-def test_every_seed_has_its_own_sessions_which_stay_the_same():
-    checksums = [
-        prepare(cell("vllm-sim", OWN, "Dialogues", rate=1.0, seed=seed)).workload.provenance.checksum
-        for seed in (0, 1, 0)
-    ]
-    assert checksums[0] == checksums[2] != checksums[1]
-
-
 def test_a_field_called_num_prompts_has_what_the_run_asks_for():
     asked = {"rate": 1.0, "seed": 3}
     for system in ("dllm-serve", "vllm-sim"):
@@ -134,12 +126,6 @@ def test_options_a_grid_and_python_are_the_same_run():
     assert {*found} == {path.name for path in Path("runs").glob("*.gz")}
     assert len({*found}) == 1
     assert found[0].startswith("vllm-sim_Dialogues_h20x32")
-
-
-def test_it_is_no_policy_but_the_data_set_and_its_code_is_the_runs():
-    asked = cell("vllm-sim", Dialogues, "Dialogues", arrivals="trace")
-    assert asked.policies == ()
-    assert "support" in prepare(asked).code.modules
 
 
 PLUG_IN = """

@@ -1,7 +1,6 @@
 """Session traces: AMPD's Table 1 by construction, real files, and what Figure 8 says about the unit of a length."""
 
 import csv
-import gzip
 import json
 import os
 from dataclasses import replace
@@ -9,24 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.cluster.hardware import PHYSICAL, WorkerCost
-from engines.cost.roofline import H20
 from engines.errors import UserError
-from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 from repro.workloads.draws import ArrivalConfig
-from repro.workloads.recorded import read_sessions, text_tokens
+from repro.workloads.recorded import read_sessions
 from repro.workloads.sessions import (
-    LengthTotals,
-    RoundCounts,
     SessionWorkloadConfig,
     apportion,
     build_sessions,
-    draw_lengths,
-    draw_rounds,
     known_session_cards,
     load_session_card,
 )
@@ -34,12 +25,6 @@ from repro.workloads.sessions import (
 PAPER = Path(__file__).parents[3] / "results" / "paper"
 POISSON = ArrivalConfig(kind="poisson", rate=2.0)
 REAL_DATA = os.environ.get("REPRO_DATA_DIR")
-SLO_ITL_MS = {
-    "Qwen3-32B": {"ToolBench": 40, "GAIA": 35, "HotpotQA": 30, "DuReader": 40},
-    "Llama3.1-70B": {"ToolBench": 50, "GAIA": 35, "HotpotQA": 45, "DuReader": 50},
-    "Mixtral-8x7B": {"ToolBench": 30, "GAIA": 20, "HotpotQA": 25, "DuReader": 50},
-}
-SHAPES = {"Qwen3-32B": QWEN3_32B, "Llama3.1-70B": LLAMA_3_1_70B, "Mixtral-8x7B": MIXTRAL_8X7B}
 
 
 def table_1() -> dict[str, dict[str, float]]:
@@ -82,39 +67,6 @@ def test_every_sample_meets_the_means_of_table_1(trace, num, seed):
     assert built.provenance.means["prefill_tokens"] == pytest.approx(card.lengths.prefill_tokens, abs=0.5 / num + 1e-9)
 
 
-def test_lengths_scatter_as_the_card_says():
-    built = build_sessions(SessionWorkloadConfig(trace="dureader", num_sessions=4000, seed=1, arrivals=POISSON))
-    totals = np.array([each.prefill_tokens for each in built.sessions])
-    assert np.std(np.log(totals)) == pytest.approx(0.4, rel=0.05)
-    agents = build_sessions(SessionWorkloadConfig(trace="gaia", num_sessions=4000, seed=1, arrivals=POISSON)).sessions
-    rounds = np.array([len(each.rounds) for each in agents])
-    assert rounds.var() == pytest.approx(10.32 + 10.32**2 / 4, rel=0.1)
-    assert np.corrcoef(rounds, [each.prefill_tokens for each in agents])[0, 1] > 0.7
-
-
-def test_rates_share_sessions_and_the_pattern_of_arrivals():
-    slow, fast = (
-        build_sessions(
-            SessionWorkloadConfig(
-                trace="gaia", num_sessions=50, seed=3, arrivals=ArrivalConfig(kind="poisson", rate=rate)
-            )
-        ).sessions
-        for rate in (0.8, 2.4)
-    )
-    assert [each.rounds for each in slow] == [each.rounds for each in fast]
-    assert [3 * each.arrival_s for each in fast] == pytest.approx([each.arrival_s for each in slow], abs=1e-5)
-
-
-def test_delays_have_their_own_stream():
-    config = SessionWorkloadConfig(trace="toolbench", num_sessions=300, seed=1, arrivals=POISSON)
-    plain, slow = build_sessions(config).sessions, build_sessions(replace(config, delay_mean_s=0.5)).sessions
-    assert {entry.delay_s for each in plain for entry in each.rounds} == {0.0}
-    assert np.mean([entry.delay_s for each in slow for entry in each.rounds]) == pytest.approx(0.5, rel=0.1)
-    assert [[entry[:2] for entry in each.rounds] for each in plain] == [
-        [entry[:2] for entry in each.rounds] for each in slow
-    ]
-
-
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 500)), min_size=1, max_size=8), st.integers(0, 10))
 def test_apportioned_numbers_sum_and_stay_near_their_share(groups, seed):
     sizes, totals = (np.array(column) for column in zip(*groups, strict=True))
@@ -126,60 +78,6 @@ def test_apportioned_numbers_sum_and_stay_near_their_share(groups, seed):
         assert part.sum() == total
         assert (np.abs(part - total * share / share.sum()) < 1 + 1e-9).all()
         start += size
-
-
-def test_lengths_per_round_are_as_many_times_longer_as_there_are_rounds():
-    totals = LengthTotals(
-        counted="per_round",
-        prefill_tokens=100.5,
-        decode_tokens=10.0,
-        session_sigma=0.4,
-        round_sigma=0.4,
-        grows_with_rounds=False,
-    )
-    rounds = draw_rounds(RoundCounts(kind="poisson", mean=3.5), 200, 1)
-    prefill, decode = draw_lengths(totals, rounds, 1)
-    assert prefill.sum() == round(100.5 * rounds.sum())
-    assert decode.sum() == 10 * rounds.sum()
-
-
-@pytest.mark.parametrize("model", list(SHAPES))
-@pytest.mark.parametrize("trace", ["ToolBench", "GAIA", "HotpotQA", "DuReader"])
-def test_figure_8_counts_lengths_per_session(model, trace):
-    """Decode alone, all systems within their ITL objective: per session it is inside the axis of Figure 8, and per
-    round beyond its end, even at the fastest step that eight GPUs can make where the objective is loose."""
-    entries = yaml.safe_load((PAPER / "figures.yaml").read_text(encoding="utf-8"))
-    figures = {entry["id"]: entry for entry in entries}
-    ticks_ms = figures["ampd/fig8"]["values"]["y_axis_ticks_ms"][model][trace]
-    row = table_1()[trace]
-    itl_ms = SLO_ITL_MS[model][trace]
-    assert row["avg_decode_length"] * itl_ms < 1.5 * ticks_ms[-1]
-    per_round_ms = row["avg_rounds"] * row["avg_decode_length"] * itl_ms
-    assert per_round_ms > ticks_ms[-1]
-    if trace == "GAIA":
-        fastest_ms = 1e3 * WorkerCost(SHAPES[model], H20, 8, PHYSICAL).step_s([], 1, 3000)
-        assert row["avg_rounds"] * row["avg_decode_length"] * fastest_ms > 1.2 * ticks_ms[-1]
-    assert load_session_card(trace).lengths.counted == "per_session"
-
-
-def test_own_format_is_read_as_it_is(tmp_path):
-    path = tmp_path / "mine.jsonl"
-    path.write_text('{"arrival_s": 0.5, "rounds": [[100, 5, 0.25], [7, 2]]}\n\n{"arrival_s": 2, "rounds": [[1, 1]]}\n')
-    config = SessionWorkloadConfig(
-        trace="gaia",
-        num_sessions=2,
-        seed=1,
-        arrivals=ArrivalConfig(kind="trace"),
-        source="local",
-        trace_path=str(path),
-        meets_totals=False,
-    )
-    built = build_sessions(config)
-    assert [each.rounds for each in built.sessions] == [((100, 5, 0.25), (7, 2, 0.0)), ((1, 1, 0.0),)]
-    assert [each.arrival_s for each in built.sessions] == [0.0, 1.5]
-    assert built.provenance.revision is not None
-    scaled = build_sessions(replace(config, meets_totals=True))
-    assert sum(each.prefill_tokens for each in scaled.sessions) == round(2 * 6161.02)
 
 
 @pytest.mark.parametrize(
@@ -289,42 +187,6 @@ def test_files_that_are_missing_empty_or_damaged_are_refused(tmp_path, monkeypat
         workload("toolbench", source="local")
 
 
-def test_small_files_of_each_kind(tmp_path):
-    tool = {
-        "answer_generation": {
-            "valid_data": True,
-            "function": [],
-            "train_messages": [
-                [
-                    {"role": "system", "content": "s" * 400},
-                    {"role": "user", "content": "u" * 40},
-                    {"role": "assistant", "content": "t" * 40, "function_call": {"name": "f", "arguments": "a" * 78}},
-                    {"role": "function", "content": "r" * 80},
-                    {"role": "assistant", "content": "t" * 20},
-                    {"role": "assistant", "content": "", "function_call": {"name": "F", "arguments": "b" * 38}},
-                ]
-            ],
-        }
-    }
-    (tmp_path / "t.jsonl").write_text(json.dumps(tool) + "\n")
-    (session,) = read_sessions(tmp_path / "t.jsonl", "toolbench_dfsdt")
-    assert [(entry.prefill_tokens, entry.decode_tokens) for entry in session.rounds] == [(111, 30), (20, 16)]
-
-    question = {"question": "q" * 40, "context": {"title": ["T"] * 10, "sentences": [["s" * 38]] * 10}}
-    with gzip.open(tmp_path / "h.json.gz", "wt", encoding="utf-8") as file:
-        json.dump([question], file)
-    (session,) = read_sessions(tmp_path / "h.json.gz", "hotpotqa_distractor")
-    # Three, three and four paragraphs of 40 characters with spaces between; the question comes with the first.
-    assert [entry.prefill_tokens for entry in session.rounds] == [41, 30, 41]
-    assert {entry.decode_tokens for entry in session.rounds} == {None}
-
-    document = {"question": "问" * 10, "documents": [{"paragraphs": ["字" * 100]}] * 3}
-    (tmp_path / "d.jsonl").write_text(json.dumps(document) + "\n")
-    (session,) = read_sessions(tmp_path / "d.jsonl", "dureader_search")
-    assert [entry.prefill_tokens for entry in session.rounds] == [77, 70, 70]
-    assert text_tokens("") == 1
-
-
 @pytest.mark.skipif(REAL_DATA is None, reason="needs ToolBench, HotpotQA and DuReader in REPRO_DATA_DIR")
 @pytest.mark.parametrize(
     ("trace", "rounds", "prefill"), [("toolbench", 4.0, 2000), ("hotpotqa", 3.0, 1491), ("dureader", 3.0, 1860)]
@@ -343,16 +205,6 @@ def test_real_files_have_the_shape_their_cards_say(trace, rounds, prefill):
     assert scaled.provenance.means["prefill_tokens"] == pytest.approx(
         load_session_card(trace).lengths.prefill_tokens, abs=0.01
     )
-
-
-def test_same_seed_same_sessions():
-    first, second, other = (
-        build_sessions(SessionWorkloadConfig(trace="gaia", num_sessions=30, seed=seed, arrivals=POISSON))
-        for seed in (4, 4, 5)
-    )
-    assert first == second
-    assert first.provenance.checksum != other.provenance.checksum
-    assert "by construction" in first.provenance.description
 
 
 @pytest.mark.parametrize(

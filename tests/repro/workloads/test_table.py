@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from repro.workloads.columns import NAMES
-from repro.workloads.conversations import ConversationConfig, draw_conversations
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.knobs import TraceKnobs, named_after
 from repro.workloads.rounds import TraceFile
 from repro.workloads.served import served, trace_asked
-from repro.workloads.sessions import SessionWorkloadConfig, build_sessions
 from repro.workloads.table import read_trace
 from repro.workloads.workload import generation_of_length, traced_workload
 
@@ -91,32 +89,6 @@ def test_the_same_rows_in_every_form(tmp_path):
     assert [row[0] - found[0][0] for row in found] == [row[0] - 3.0 for row in ROWS]
 
 
-def test_public_traces_need_no_columns_and_keep_their_answers(tmp_path):
-    """Each has the unit that its publisher gave it."""
-    second = [("2023-11-16 18:15:03.0000000", "2024-05-10 00:00:03+00:00"), ("2023-11-16 18:15:04.2500000",) * 2]
-    for which, name in enumerate(("azure23.csv", "azure24.csv")):
-        stamps = [second[0][which], *(["2024-05-10 00:00:04.25+00:00"] * 2 if which else second[1])]
-        rows = [(stamp, *row[1:]) for stamp, row in zip(stamps, ROWS, strict=False)]
-        found = told(write(tmp_path / name, csv_text("TIMESTAMP,ContextTokens,GeneratedTokens", rows)))
-        assert [row[0] - found[0][0] for row in found] == [0, 1.25, 1.25]
-        assert [row[1:] for row in found] == [row[1:] for row in ROWS[:3]]
-    burst = csv_text("Timestamp,Model,Request tokens,Response tokens", [(row[0], "GPT-4", *row[1:]) for row in ROWS])
-    assert told(write(tmp_path / "burst.csv", burst)) == ROWS
-    in_ms = [(int(1000 * row[0]), *row[1:], [0]) for row in ROWS]
-    mooncake = json_lines("timestamp", "input_length", "output_length", "hash_ids", rows=in_ms)
-    assert told(write(tmp_path / "m.jsonl", mooncake)) == ROWS
-    told_in_s = TraceFile(
-        where=str(tmp_path / "m.jsonl"), columns="arrival_s=timestamp,prompt_len=input_length,gen_length=output_length"
-    )
-    assert "is in milliseconds: write arrival_ms=timestamp" in refusal(told_in_s)
-
-
-def test_the_zone_of_a_time_counts(tmp_path):
-    rows = [("2024-05-10 02:00:00+02:00", 5, 5), ("2024-05-10T00:00:01Z", 5, 5), ("2024-05-10 00:00:02", 5, 5)]
-    found = told(write(tmp_path / "z.csv", csv_text("arrival_s,prompt_len,gen_length", rows)))
-    assert [row[0] - found[0][0] for row in found] == [0, 1, 2]
-
-
 NUMBERS = st.lists(
     st.tuples(st.integers(0, 10**6), st.integers(1, 10**5), st.integers(1, 10**5)), min_size=1, max_size=8
 )
@@ -137,18 +109,6 @@ def test_columns_may_have_any_name_and_any_place(rows, order, extra, names, tmp_
     said = dict(zip(("arrival_s", "prompt_len", "gen_length"), names, strict=True))
     columns = ", ".join(f"{name} = {column}" for name, column in said.items())
     assert told(TraceFile(where=str(path), columns=columns)) == rows
-
-
-def test_rows_of_one_session_are_its_rounds(tmp_path):
-    rows = [(0, "a", 10, 1, 0.5), (1, "b", 20, 2, 9), (2, "a", 30, 3, 7)]
-    file = write(tmp_path / "s.csv", csv_text("arrival_s,session,prompt_len,gen_length,delay_s", rows))
-    first, second = read_trace(file).sessions
-    assert (first.arrival_s, second.arrival_s) == (0, 1)
-    assert first.rounds == ((10, 1, 0.5), (30, 3, 7))
-    assert second.rounds == ((20, 2, 9),)
-    whole = write(tmp_path / "w.jsonl", '{"arrival_s": 2, "rounds": [[10, 1, 0.5], [30, 3]]}\n')
-    (only,) = read_trace(whole).sessions
-    assert (only.arrival_s, only.rounds) == (2, ((10, 1, 0.5), (30, 3, None)))
 
 
 def test_failed_calls_are_left_out_and_said(tmp_path):
@@ -297,47 +257,6 @@ def test_requests_have_lengths_of_their_own(mine):
         UserError, match=r"mine.csv line 3: an answer of 112 tokens leaves none for a prompt of the 112"
     ):
         traced_workload(mine, TRACE, 5, whole_blocks, most=112)
-
-
-def test_a_request_that_has_no_text_has_the_same_one_every_time(mine, tmp_path):
-    def ids(file, seed=5):
-        found = traced_workload(file, TRACE, seed, whole_blocks, most=900, encode=lambda text: [*text.encode()])
-        return [each.prompt_ids for each in found.requests]
-
-    assert ids(mine) == ids(mine) != ids(mine, seed=6)
-    assert [*map(len, ids(mine))] == [374, 396, 836, 91]
-    text = write(tmp_path / "t.jsonl", '{"arrival_s": 0, "prompt": "Why is it so?", "gen_length": 9}\n')
-    assert ids(text) == [tuple(b"Why is it so?")]
-
-
-def test_sessions_are_as_recorded_and_nothing_is_drawn(tmp_path):
-    text = '{"arrival_s": 5, "rounds": [[100, 7, 2.5], [30, 3]]}\n{"arrival_s": 6, "rounds": [[40, 4]]}\n'
-    file = write(tmp_path / "own.jsonl", text)
-    config = SessionWorkloadConfig(
-        trace="own", num_sessions=2, seed=0, arrivals=TRACE, meets_totals=False, file=file, delay_mean_s=None
-    )
-    found = build_sessions(config)
-    assert found.name == "own"
-    assert [(each.arrival_s, each.rounds) for each in found.sessions] == [
-        (0, ((100, 7, 2.5), (30, 3, 0))),
-        (1, ((40, 4, 0),)),
-    ]
-    assert found.provenance.means == {"rounds": 1.5, "prefill_tokens": 85, "decode_tokens": 7}
-    turns = draw_conversations(ConversationConfig(dataset="own", num_turns=3, seed=0, file=file, replayed=TRACE))
-    assert turns.sessions == found.sessions
-    with pytest.raises(UserError, match=r"own.jsonl line 1: a session of 2 rounds, and requests have one"):
-        traced_workload(file, TRACE, 0, whole_blocks, most=900)
-
-
-def test_chats_are_conversations_too(tmp_path):
-    chat = [
-        {"role": "user", "content": "x" * 40},
-        {"role": "assistant", "content": "y" * 8},
-        {"role": "user", "content": "z" * 4},
-    ]
-    file = write(tmp_path / "chats.jsonl", json.dumps({"conversation": chat}) + "\n")
-    (session,) = draw_conversations(ConversationConfig(dataset="chats", num_turns=2, seed=0, file=file)).sessions
-    assert [each[:2] for each in session.rounds] == [(10, 2), (1, 1)]
 
 
 def test_parquet_without_its_reader_says_what_to_install(tmp_path, monkeypatch):

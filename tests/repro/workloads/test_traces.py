@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 from engines.errors import UserError
-from repro.workloads.dataset import PromptFile
-from repro.workloads.dataset_rows import read_lengths, read_prompts, read_rows
-from repro.workloads.rows import Row
-from repro.workloads.table import estimate_tokens
+from repro.workloads.dataset_rows import read_prompts, read_rows
 
 BURST_HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -26,36 +23,6 @@ def told(path: Path) -> list[tuple[float | None, int, int | None, str | None]]:
     return [(each.arrival_s, *each.rounds[0][:2], each.prompt) for each in read_rows(path)]
 
 
-def test_burstgpt(tmp_path):
-    path = write(
-        tmp_path / "b.csv", BURST_HEADER, "5,ChatGPT,472,18,490,Conversation log", "", "45,ChatGPT,0,0,0,API log"
-    )
-    assert told(path) == [(5.0, 472, None, None), (45.0, 0, None, None)]
-
-
-def test_burstgpt_with_more_columns_in_another_order(tmp_path):
-    path = write(
-        tmp_path / "b.csv", "Session ID,Response tokens,Request tokens,Elapsed time,Timestamp", "s1,18,472,0.5,5"
-    )
-    assert told(path) == [(5.0, 472, None, None)]
-
-
-def test_azure_keeps_all_seven_decimals(tmp_path):
-    path = write(
-        tmp_path / "a.csv", AZURE_HEADER, "2023-11-16 23:59:59.9799605,4808,10", "2023-11-17 00:00:00.0319600,3180,8"
-    )
-    first, second = told(path)
-    assert (first[1], second[1]) == (4808, 3180)
-    assert second[0] - first[0] == pytest.approx(0.0519995, abs=5e-7)
-
-
-def test_mooncake_milliseconds_and_gzip(tmp_path):
-    path = tmp_path / "m.jsonl.gz"
-    record = {"timestamp": 1500, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
-    path.write_bytes(gzip.compress((json.dumps(record) + "\n").encode()))
-    assert told(path) == [(1.5, 6758, None, None)]
-
-
 @pytest.mark.parametrize("front", ["\ufeff", "\n \r\n", "\ufeff\n"])
 @pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
 def test_what_an_editor_puts_in_front_is_nothing(front, name, tmp_path):
@@ -64,41 +31,11 @@ def test_what_an_editor_puts_in_front_is_nothing(front, name, tmp_path):
     assert [row[1] for row in told(path)] == [5, 7]
 
 
-def test_own_format(tmp_path):
-    path = write(
-        tmp_path / "t.jsonl",
-        '{"arrival_s": 0.0, "prompt_len": 120, "gen_length": 256}',
-        '{"arrival_s": 1.5, "prompt": "Write a haiku.", "gen_length": 64}',
-        '{"prompt_len": 9}',
-    )
-    assert told(path) == [(0.0, 120, 256, None), (1.5, 4, 64, "Write a haiku."), (None, 9, None, None)]
-
-
 def test_prompts_from_a_list_column_with_a_filter(tmp_path):
     path = write(tmp_path / "q.jsonl", '{"turns": ["solve", "x"], "task": "a"}', '{"turns": [], "task": "b"}')
     assert [each.prompt for each in read_prompts(path, "turns[0]", lambda row: row["task"] == "a")] == ["solve"]
     with pytest.raises(UserError, match=r"q.jsonl line 2: field 'turns\[0\]' is None: expected text"):
         read_prompts(path, "turns[0]")
-
-
-def test_lengths_in_characters_get_the_template_only_where_there_is_text(tmp_path):
-    path = write(tmp_path / "l.csv", "id,chars", "0,1048", "1,1049", "2,0")
-    entry = PromptFile(path="l.csv", format="lengths_csv", column="chars", unit="chars", offset=25)
-    assert [each.rounds[0].prefill_tokens for each in read_lengths(path, entry)] == [287, 288, 0]
-
-
-def test_token_estimate_rounds_up():
-    assert [estimate_tokens(n) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
-
-
-def test_prompt_at():
-    row = Row("mine.jsonl line 1", {"question": "q", "turns": ["a", "b"]})
-    assert row.at("question") == "q"
-    assert row.at("turns[1]") == "b"
-    assert row.at("turns[2]") is None
-    assert row.at("answer") is None
-    with pytest.raises(UserError, match=r"'turns\[x\]' is not a name"):
-        row.at("turns[x]")
 
 
 COUNT, TIME = "expected a whole number, at least 0", "expected a finite number, not negative, at most 1e+12"
