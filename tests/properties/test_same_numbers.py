@@ -8,6 +8,7 @@ import asyncio
 import json
 import math
 import random
+import shlex
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,120 +24,38 @@ if __name__ == "__main__":
 from support.cells import a_cell
 from support.clusters import profiled, session
 from support.prefill import h200_14b
+from support.tables import data_beside
 from support.virtual_time import run_virtually
 
 from engines.ampd.planner import PlanningWorkload, coefficients
 from engines.laps.latency import FloorForm, TwoClasses, fit_floor_form, fit_paper_form, fit_paper_totals, waits_s
 from engines.policies.views import FALLBACK, Bucket, Chunk, Rung, Slo
-from repro.runs.cell import Cell, Scalar
+from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.http_driver import Clock, Reply, drive_http
 from repro.systems.http.endpoint import _read
 from repro.systems.http.record import tables_of
 
 STORED = Path(__file__).with_name("numbers.json")
-LATE: dict[str, Scalar] = {"transient": True}
-"""Near capacity and beyond."""
-SPLIT, BOTH = {"deployment": "P:TP4x2 D:TP4x2"}, {"deployment": "TP8x2"}
 
 
-def prefill(system: str, rate: float | None = 55.0, **knobs: Scalar) -> Cell:
-    given = {"num_prompts": 120, **knobs}
-    return _cell(system, "lmsys-chat-1m", "h200", rate, given)
+def cells() -> Iterator[Cell]:
+    for group in data_beside(__file__, "numbers_runs"):
+        for line in group["runs"]:
+            system, rate, *words = shlex.split(line)
+            own = {name: value_of(text) for name, _, text in (word.partition("=") for word in words)}
+            given = {"rate": value_of(rate), "seed": 1, **group["knobs"], **own}
+            yield a_cell(system, group["dataset"], group["platform"], "roofline", **given)
 
 
-def cluster(system: str, rate: float | None = 1.5, **knobs: Scalar) -> Cell:
-    return _cell(system, "dureader", "h20x32", rate, {"num_prompts": 14, "transient": True, **knobs})
+def value_of(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
-def dllm(system: str, rate: float | None = 4.0, **knobs: Scalar) -> Cell:
-    return _cell(system, "burst", "rtx4090", rate, {"num_prompts": 10, **knobs})
-
-
-def block(rate: float | None = 4.0, where: str = "h200-llada2-mini", **knobs: Scalar) -> Cell:
-    return _cell("block-diffusion", "burst", where, rate, {"num_prompts": 10, **knobs})
-
-
-def _cell(system: str, dataset: str, where: str, rate: float | None, knobs: Mapping[str, Scalar]) -> Cell:
-    return a_cell(system, dataset=dataset, platform=where, executor="roofline", rate=rate, seed=1, **knobs)
-
-
-CELLS = (
-    *(
-        prefill(name)
-        for name in ("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "srpt", "sglang-pd", "vllm-pd")
-    ),
-    *(prefill("laps", wait=wait) for wait in ("off", "guarded", "printed")),
-    *(prefill("laps", graphs=graphs, kappa=0.1) for graphs in ("none", "nearest", "ladder")),
-    *(prefill("laps", 90.0, **LATE, **own) for own in ({"long_dispatch": "single"}, {"class_rule": "urgency"}, {})),
-    prefill("laps", deadlines=False, max_window_s=0.05),
-    *(prefill("laps", graphs="nearest", joins=joins) for joins in ("same", "shorter")),
-    prefill("laps", 90.0, while_waiting="idle", **LATE),
-    prefill("laps", 70.0, graph_budget_gb=2.0, min_window_s=0.002, chunk_tokens=700, max_long_wait_s=0.1, boundary=100),
-    prefill("laps", None, clients=12, decode="mixed", answer_tokens=20, overlap="add"),
-    prefill("laps", None, clients=12, decode="apart", kappa=0.3, think_s=0.1),
-    prefill("laps", 150.0, num_instances=4, cache="instance", arrivals="gamma", burstiness=0.4, **LATE),
-    *(
-        prefill("laps", 300.0, num_instances=4, num_prompts=1500, **LATE, **own)
-        for own in ({}, {"controller": "printed"}, {"pooling": "each", "num_short": 2}, {"controller": "off"})
-    ),
-    prefill("reserve", 90.0, longest_wait_s=6.0, **LATE),
-    prefill("reserve", 120.0, deadlines=False, graphs="ladder", **LATE),
-    prefill("reserve", 200.0, num_instances=3, share=0.4, aging=0.5, **LATE),
-    prefill("on-time"),
-    *(prefill("on-time", 120.0, **own, **LATE) for own in ({}, {"share": 0.0}, {"patience": 1.0, "num_instances": 2})),
-    prefill("sglang-pd", 90.0, prefill_graphs=True, max_num_batched_tokens=1000, **LATE),
-    *(
-        prefill("sglang-pd-router", 200.0, num_instances=4, cache="instance", routing=how, **LATE)
-        for how in ("round-robin", "least-requests", "least-tokens", "cache-aware")
-    ),
-    prefill("sglang-pd", None, long_clients=2, short_clients=6),
-    prefill("vllm-pd", 200.0, num_instances=4, max_num_batched_tokens=700, **LATE),
-    *(
-        cluster("ampd", **SPLIT, window_s=3.0, route_order=order, window=window)
-        for order, window in (("random", "done"), ("load", "backlog"))
-    ),
-    *(cluster("ampd", 4.0, **SPLIT, alpha=0.05, beta=0.5, window="age", w=w) for w in (1, 4)),
-    cluster("ampd", 4.0, **SPLIT, adaptive_routing=False, prefill_reordering=False, dispatch="round-robin"),
-    *(cluster("ampd", 4.0, **SPLIT, queue_order="on-time", adaptive_routing=routing) for routing in (True, False)),
-    *(
-        cluster("dynamo-sim", 3.0, **SPLIT, **own)
-        for own in ({}, {"conditional": "isl_bounding", "eff_isl_threshold": 900})
-    ),
-    *(
-        cluster("dynamo-sim", 3.0, **SPLIT, conditional=how, prefill_busy_threshold=0.5)
-        for how in ("prefill_load", "isl_or_load")
-    ),
-    *(
-        cluster("dynamo-sim", 3.0, **SPLIT, history_read="own-cache", affinity=affinity)
-        for affinity in ("prefix", "cost", "none")
-    ),
-    *(
-        cluster(name, 3.0, **BOTH, scheduling=how, balance=balance)
-        for name in ("vllm-sim", "continuum-sim")
-        for how, balance in (("prefill-first", "memory"), ("chunked", "sessions"), ("chunked", "round-robin"))
-    ),
-    *(dllm(name) for name in ("dllm-serve", "fast-dllm", "sparse-dllm", "dllm-cache", "llada")),
-    *(
-        dllm("dllm-serve", None, scheduler=name, refresh_delay=0, max_num_batched_tokens=2500)
-        for name in ("lookahead", "request", "phase")
-    ),
-    dllm("dllm-serve", None, retention_ratio=0.3, max_num_seqs=3),
-    *(
-        dllm(name, reading=how)
-        for name in ("fast-dllm", "dllm-cache", "sparse-dllm")
-        for how in ("policy", "published")
-    ),
-    dllm("fast-dllm", None, reading="published", batch_rule="batch"),
-    block(),
-    block(None, max_num_batched_tokens=256, max_num_seqs=6),
-    block(20.0, rule="joint-threshold", max_post_steps=4),
-    block(20.0, batching="first-done", tokens_per_forward=3.0),
-    block(20.0, batching="synchronous", kernels="sglang", step_overhead_s=0.001, prefix_overhead_s=0.002),
-    block(20.0, "h200-sdar-8b", rule="static", steps=2, prefix_cache=False),
-    block(20.0, "h100-sdar-8b", rule="dynamic", shared_len=64, request_overhead_s=0.0001),
-    block(None, "h20-llada2-mini", autoregressive=True, cost="roofline"),
-)
+CELLS = tuple(cells())
 
 
 def named(cell: Cell) -> str:
