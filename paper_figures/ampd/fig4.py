@@ -4,7 +4,6 @@ Every system runs on AMPD's plan (Table 2's first) and on its own best deploymen
 our two switches. The paper prints gains, not attainments: they are compared in the table and in ``ampd/readings``.
 """
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +11,8 @@ import numpy as np
 from paper_figures.ampd.attainment import (
     ATTAINED,
     Attainments,
-    Means,
-    cell_interval,
     floor_of,
     gain_over,
-    printed,
     rates_of,
     standing,
     summary_notes,
@@ -107,7 +103,7 @@ def detail_of(runs: Runs, of: Measure) -> Attainments:
 
 
 def page(runs: Runs) -> Page:
-    table, tails, view = table_of(runs), table_of(runs, P99).means, runs.view
+    table, view = table_of(runs), runs.view
     drawn = over_rates(table, DRAWN, table.at, Axis(label="SLO attainment (%)", limits=(0, 105)), within=OF_SHARES)
     notes = summary_notes(table, view)
     return ampd_page(
@@ -119,17 +115,10 @@ def page(runs: Runs) -> Page:
             f"SLO attainment in {DEFAULT}.",
             "AMPD and Dynamo on the first plan of Table 2; tuned systems on the best of searches of one size, on other samples of the same "
             f"workload. {SWITCHES} The paper prints no attainments, only gains. Lines lie a little beside each other; Continuum is within a "
-            "point of vLLM and not drawn as a line. ampd/knee has the rates at which each falls to 90 %. In the table: attainment in %, and "
-            "the P99 of TTFT over rounds in s; in the last row means of TTFT and ITL, P99 and the longest, all on Table 2's plan.",
+            "point of vLLM and not drawn as a line. ampd/knee has the rates at which each falls to 90 %. The last row "
+            "has means of TTFT and ITL, P99 and the longest, all on Table 2's plan.",
         ],
         repeats=repeats_of(view),
-        table=Table(
-            columns=(
-                *("panel", "rate", *(CONTENDERS[name].title for name in FIGURE4)),
-                *("over Dynamo (tuned)", "paper", "over vLLM (tuned)", "paper"),
-            ),
-            rows=[shown(table, tails, row, column, floor_of(view)) for row, column in table.cells],
-        ),
         csv=Table(
             columns=("model", "trace", "rate_sessions_s", "contender", *COLUMNS),
             rows=[
@@ -168,22 +157,6 @@ def bottom_row(runs: Runs) -> list[Drawn]:
         )
         for row, trace in enumerate(TRACES)
     ]
-
-
-def shown(table: Attainments, tails: Means, row: int, column: int, floor: float) -> tuple[str, ...]:
-    panel, rate = table.panels[row], table.rates[column]
-    both = [(100 * float(table.means[name][row, column]), float(tails[name][row, column])) for name in FIGURE4]
-    texts = []
-    for baseline in ("dynamo", "vllm"):
-        gain = cell_interval(table, "ampd", f"{baseline}-tuned", row, column, floor)
-        ratio = float(printed([panel], [rate], baseline)[0, 0])
-        texts += [said(gain, "%", 0), "-" if math.isnan(ratio) else f"{100 * (ratio - 1):.0f} %"]
-    return (
-        panel.title,
-        f"{rate:g}",
-        *("-" if math.isnan(share) else f"{share:.0f} ({tail:.2g} s)" for share, tail in both),
-        *texts,
-    )
 
 
 def missing(table: Attainments) -> list[str]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from paper_figures.ampd.attainment import Attainments, cell_interval, floor_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, DETAIL_MODEL, DETAIL_RATE, TRACES, details, grid, panel_of
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, repeats_of, seeds_text
-from paper_figures.common.figure import Column, Page, both
+from paper_figures.common.figure import Columns, Page, table
 from paper_figures.common.panel import OF_SHARES, Axis, Bars, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import Look, system_look
-from paper_figures.common.words import mean_and_half, number, said, shown
+from paper_figures.common.words import number, said
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import load_table
@@ -46,16 +46,16 @@ class AblationRow:
     paper: float | None = None
 
 
-def columns(view: View) -> list[Column[AblationRow]]:
-    value = ("value_percent", "half_width")
-    return [
-        Column(of=lambda row: row.part, csv="part", title="part"),
-        Column(of=lambda row: row.trace, csv="trace", title="trace", text=lambda name: load_session_card(name).title),
-        Column(of=lambda row: row.contender, csv="contender", title="contender", text=lambda n: CONTENDERS[n].title),
-        Column(of=lambda row: row.at, csv=value, csv_of=mean_and_half, title="ours %", text=said),
-        Column(of=lambda row: row.paper, csv="paper_percent", title="paper %", text=lambda paper: shown(paper, "g")),
-        Column(of=lambda row: view.obtained, csv="obtained"),
-    ]
+def columns(view: View) -> Columns[AblationRow]:
+    return {
+        "part": lambda row: row.part,
+        "trace": lambda row: row.trace,
+        "contender": lambda row: row.contender,
+        "value_percent": lambda row: row.at.mean,
+        "half_width": lambda row: row.at.half_width,
+        "paper_percent": lambda row: row.paper,
+        "obtained": lambda row: view.obtained,
+    }
 
 
 def cells(view: View) -> list[Cell]:
@@ -134,7 +134,6 @@ def page(runs: Runs) -> Page:
         x=Axis(ticks=places, names=[load_session_card(trace).title for trace in TRACES], size=6.5),
         y=Axis(label="prefills (%)", limits=(0, None)),
     )
-    table, csv = both(rows_of(runs), columns(runs.view))
     return ampd_page(
         runs,
         panels=[*panels, local],
@@ -146,8 +145,7 @@ def page(runs: Runs) -> Page:
             "Gains over both bases, and those printed, are in the CSV.",
         ],
         repeats=repeats_of(runs.view),
-        table=table,
-        csv=csv,
+        table=table(rows_of(runs), columns(runs.view)),
     )
 
 

@@ -11,11 +11,11 @@ from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig
 from paper_figures.ampd.contenders import CONTENDERS, DETAIL_MODEL, DETAIL_RATE, panel_of
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, repeats_of, seeds_text
-from paper_figures.common.figure import Column, Page, both, seed_by_seed
+from paper_figures.common.figure import Columns, Page, seed_by_seed, table
 from paper_figures.common.panel import OF_SHARES, Axis, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import Look, system_look
-from paper_figures.common.words import is_above, mean_and_half, number, said, shown
+from paper_figures.common.words import is_above, number, said
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
 from repro.reports.paper import load_table
@@ -68,27 +68,15 @@ def peak(runs: Runs, name: str) -> float:
 
 
 def page(runs: Runs) -> Page:
-    paper = printed()
-    columns: list[Column[tuple[str, float]]] = [
-        Column(of=lambda point: point[0], csv="parameter", title="parameter"),
-        Column(of=lambda point: point[1], csv="value", title="value", text=lambda value: f"{value:g}"),
-        Column(
-            of=lambda point: at(runs, *point),
-            csv=("attainment_percent", "half_width"),
-            csv_of=mean_and_half,
-            title="attainment %",
-            text=said,
-        ),
-        Column(
-            of=lambda point: off(runs, *point),
-            csv=("difference_from_default", "its_half_width"),
-            csv_of=mean_and_half,
-            title="minus the default's, points",
-            text=said,
-        ),
-        Column(of=paper.get, csv="paper", title="paper %", text=lambda stated: shown(stated, "g")),
-    ]
-    table, csv = both(POINTS, columns)
+    columns: Columns[tuple[str, float]] = {
+        "parameter": lambda point: point[0],
+        "value": lambda point: point[1],
+        "attainment_percent": lambda point: at(runs, *point).mean,
+        "half_width": lambda point: at(runs, *point).half_width,
+        "difference_from_default": lambda point: off(runs, *point).mean,
+        "its_half_width": lambda point: off(runs, *point).half_width,
+        "paper": printed().get,
+    }
     return ampd_page(
         runs,
         panels=[panel(runs, name) for name in SWEEPS],
@@ -96,8 +84,7 @@ def page(runs: Runs) -> Page:
         conclusions=[f"{conclusion(runs)}."],
         about=[f"Attainment in {DEFAULT}. Differences from the default are paired."],
         repeats=repeats_of(runs.view),
-        table=table,
-        csv=csv,
+        table=table(POINTS, columns),
     )
 
 

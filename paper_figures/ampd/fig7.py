@@ -11,7 +11,7 @@ from paper_figures.common.figure import Columns, Page, Picture, Table, cell_by_c
 from paper_figures.common.panel import Axis, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import WIDE_INCHES, Look, system_look
-from paper_figures.common.words import number, said
+from paper_figures.common.words import number
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import load_table
@@ -75,10 +75,6 @@ def page(runs: Runs) -> Page:
     repeats = f"{len(runs.view.seeds)} samples of sessions: geometric mean, and bars for its 95 % interval (Student's t of the logarithms)."
     solvers = " and ".join(sorted({SOLVERS[run.facts["solver"]] for run in runs.all}))
     return Page(
-        table=Table(
-            columns=("GPUs", "seconds", "solver's part", "by", "plan", "paper s"),
-            rows=[table_row(runs, num) for num in GPUS],
-        ),
         csv=Table(
             columns=("gpus", *COLUMNS, "paper_s", "obtained", "valid"),
             rows=[
@@ -134,20 +130,6 @@ def lines(runs: Runs) -> list[Layer]:
         )
         for (method, own), marker in zip(by_method.items(), MARKERS, strict=False)
     ]
-
-
-def table_row(runs: Runs, num_gpus: int) -> tuple[object, ...]:
-    own = runs.of(cell(runs.view, num_gpus))
-    first = own[0] if own else None
-    solve_s = [run.summary["solve_s"] for run in own]
-    return (
-        num_gpus,
-        said(seconds(runs, num_gpus), digits=3),
-        f"{sum(solve_s) / len(solve_s) if solve_s else 0:.3f}",
-        "-" if first is None else f"{first.facts['method']}, {first.facts['solver']}",
-        "-" if first is None else first.summary["plans"][0]["deployment"],
-        f"{printed()[num_gpus]:g}",
-    )
 
 
 def slowest(runs: Runs, name: str) -> float:

@@ -51,10 +51,6 @@ def page(runs: Runs) -> Page:
             f"and its latency with it, may be another one at the next rate. {SWITCHES}"
         ],
         repeats=repeats_of(runs.view, is_share=False),
-        table=Table(
-            columns=("panel", *(f"AMPD / Dynamo at {rate:g}" for rate in table.rates)),
-            rows=[(panel.title, *(f"{value:.2f}" for value in ratio[row])) for row, panel in enumerate(table.panels)],
-        ),
         csv=Table(
             columns=("panel", "rate_sessions_s", "contender", "e2el_mean_s", "half_width", "over_dynamo", "obtained"),
             rows=[

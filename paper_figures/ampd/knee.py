@@ -144,15 +144,6 @@ class Knees:
             )
         )
 
-    def said(self, name: str, row: int) -> str:
-        own = self.rates[row]
-        low, rate, high = ends_of_logs(self.at(name, row))
-        if rate <= own[0] * (1 + 1e-9):
-            return f"< {own[0]:g}"
-        if rate >= own[-1] * (1 - 1e-9):
-            return f"> {own[-1]:g}"
-        return f"{rate:.3g} [{low:.3g}, {high:.3g}]"
-
 
 def crossing(rates: Sequence[float], shares: Sequence[float] | Floats, level: float = LEVEL) -> float:
     """The first rate, between those that were run, at which the share is down to ``level``: linear in the rate's logarithm.
@@ -194,10 +185,6 @@ def page(runs: Runs) -> Page:
             f"within a point of vLLM and left out. {SWITCHES} Dynamo with its own cache is not drawn.",
         ],
         repeats=repeats_of(view, by="jackknife over seeds, of the ratios above too"),
-        table=Table(
-            columns=("panel", *(CONTENDERS[name].title for name in SHOWN)),
-            rows=[(panel.title, *(found.said(name, row) for name in SHOWN)) for row, panel in enumerate(table.panels)],
-        ),
         csv=Table(
             columns=(
                 *(

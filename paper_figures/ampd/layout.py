@@ -31,8 +31,8 @@ def ampd_page(
     conclusions: Sequence[str],
     about: Sequence[str],
     repeats: str,
-    table: Table,
-    csv: Table,
+    table: Table | None = None,
+    csv: Table | None = None,
     columns: int | None = None,
     after_title: str = "",
     notes: Sequence[str] = (),
@@ -83,6 +83,7 @@ def over_rates(
                         at=[at(name, row, column) for column in range(len(table.rates))],
                         look=CONTENDERS[name].look,
                         within=within,
+                        names=[f"{rate:g}" for rate in own[row]],
                     )
                     for place, name in enumerate(names)
                 ),

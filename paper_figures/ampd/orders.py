@@ -114,10 +114,6 @@ def page(runs: Runs) -> Page:
             "share for those given up; with 1 at once all go by due time. AMPD + On-time: its router with this order. All systems on the best deployment of searches of one size, three a panel."
         ],
         repeats=repeats_of(runs.view, by="jackknife over seeds, of the ratios above too"),
-        table=Table(
-            columns=("panel", *(CONTENDERS[name].title for name in SHOWN)),
-            rows=[(panel.title, *(said(found, name, row) for name in SHOWN)) for row, panel in enumerate(table.panels)],
-        ),
         csv=Table(
             columns=(
                 *("panel", "contender", "rate_sessions_s", "attainment_percent", "half_width", "ttft_p99_s"),
@@ -137,16 +133,6 @@ def page(runs: Runs) -> Page:
         ),
         notes=notes,
     )
-
-
-def said(found: Fronts, name: str, row: int) -> str:
-    """The knee, and the rate at the rival's P99, sessions/s."""
-    means, last = found.table.means, found.rates[row][-1]
-
-    def text(rate: float) -> str:
-        return f"> {last:g}" if rate >= last * (1 - 1e-9) else f"{rate:.3g}"
-
-    return f"{text(found.knee(means, name, row))}; {text(found.at_equal_wait(means, name, row))}"
 
 
 def conclusion(found: Fronts, name: str) -> str:

@@ -20,11 +20,10 @@ from engines.cluster.record import READINGS
 from paper_figures.ampd.attainment import Ask, Attainments, Floats, floor_of, gains, printed, rates_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, DYNAMOS, MODELS, grid, panels
 from paper_figures.ampd.layout import ampd_figure, ampd_page, seeds_text
-from paper_figures.common.figure import Column, Page, both
+from paper_figures.common.figure import Columns, Page, table
 from paper_figures.common.panel import Axis, Guide, Layer, Panel, Points
 from paper_figures.common.runs import Of, Runs
 from paper_figures.common.style import GUIDE_COLOR, Look
-from paper_figures.common.words import mean_and_half, shown
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
@@ -141,35 +140,17 @@ def null_score(view: View) -> Score:
     return score_of(Attainments(panels=panels(), rates=rates, values=values), view, "-", NULL, "-")
 
 
-def columns(num_cells: int) -> list[Column[Score]]:
-    def plain(name: str) -> Column[Score]:
-        return Column(of=attrgetter(name), csv=name, title=name)
-
-    def part(name: str, title: str) -> Column[Score]:
-        return Column(of=attrgetter(name), csv=name, title=title, text=lambda value: f"{value:.3f}")
-
-    def count(name: str, title: str) -> Column[Score]:
-        return Column(of=attrgetter(name), csv=name, title=title, text=lambda value: shown(value, ""))
-
-    def whole(at: Interval) -> str:
-        return "-" if at.mean is None else f"{at.mean:.3f} ± {at.half_width or 0:.3f}"
-
-    score = ("score", "half_width")
-    return [
-        *map(plain, ("constants", "reading", "plans", "history")),
-        Column(of=attrgetter("whole"), csv=score, csv_of=mean_and_half, title="score", text=whole),
-        part("dynamo", "Dynamo"),
-        part("vllm", "vLLM"),
-        part("llama_vllm", "vLLM, Llama"),
-        count("winner_right", f"winner right of {num_cells}"),
-        count("gaia_colocated", "GAIA co-located"),
-        count("others_disaggregated", "others disaggregated"),
-    ]
+COLUMNS: Columns[Score] = {
+    **{name: attrgetter(name) for name in ("constants", "reading", "plans", "history")},
+    "score": attrgetter("whole.mean"),
+    "half_width": attrgetter("whole.half_width"),
+    **{name: attrgetter(name) for name in ("dynamo", "vllm", "llama_vllm")},
+    **{name: attrgetter(name) for name in ("winner_right", "gaia_colocated", "others_disaggregated")},
+}
 
 
 def page(runs: Runs) -> Page:
     found, num_cells = scores(runs), len(panels()) * len(rates_of(runs.view))
-    table, csv = both(found, columns(num_cells))
     concluded = conclusions(found, runs.view)
     return ampd_page(
         runs,
@@ -181,8 +162,7 @@ def page(runs: Runs) -> Page:
             "the overheads."
         ],
         repeats=f"{seeds_text(runs.view)}.",
-        table=table,
-        csv=csv,
+        table=table(found, COLUMNS),
         notes=concluded,
         is_transient=False,
     )

@@ -96,13 +96,6 @@ def page(runs: Runs) -> Page:
         *how_obtained(runs.all, [_label(view, run.cell) for run in runs.all]),
     ]
     return Page(
-        table=Table(
-            columns=("requests at once", *(way.title for way in contenders)),
-            rows=[
-                (str(n), *(shown(runs.at(cell_of(view, way, n), THROUGHPUT).mean, ",.0f") for way in contenders))
-                for n in CONCURRENCY
-            ],
-        ),
         csv=Table(
             columns=(
                 "platform",

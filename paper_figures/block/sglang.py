@@ -109,22 +109,6 @@ def page(runs: Runs) -> Page:
         *how_obtained(runs.all),
     ]
     return Page(
-        table=Table(
-            columns=(
-                *("requests at once", "published tok/s", *(f"{each.title}, tok/s" for each in READINGS), "error %"),
-                *("ms a step", "layers", "attention", "head", "bound"),
-            ),
-            rows=[
-                (
-                    *(str(n), f"{published(n):,.0f}"),
-                    *(shown(runs.at(cell_of(view, n, each), THROUGHPUT).mean, ",.0f") for each in READINGS),
-                    shown(error(runs, n), "+.0f"),
-                    *(f"{1e3 * seconds:.1f}" for seconds in _parts(steps[n])),
-                    steps[n].bound,
-                )
-                for n in CONCURRENCY
-            ],
-        ),
         csv=csv_of(runs),
         picture=Picture(panels=[panel(runs)], caption=about, always=seeds_sentence(runs.all), width_inches=WIDE_INCHES),
         notes=[*invalid_notes(runs.all), *about],

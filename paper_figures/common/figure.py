@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from engines.errors import UserError
 from paper_figures.common import style
 from paper_figures.common.caption import basis_of
 from paper_figures.common.panel import Panel
 from paper_figures.common.runs import Runs
+from paper_figures.common.words import brief
 from repro.reports.claims import Finding
 from repro.reports.figures import FIGURES, HAS_PICTURES, Figure, Rendered, View
 from repro.runs.cell import Cell
@@ -22,46 +23,9 @@ Columns = Mapping[str, Callable[[Item], object]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column(Generic[Item]):
-    """What a figure's one table says of an item: a value in its CSV, a text on the terminal, or both."""
-
-    of: Callable[[Item], Any]
-    csv: str | Sequence[str] = ()
-    """Several names are those of the several values of ``csv_of``."""
-    title: str | None = None
-    """On the terminal; None is in the CSV alone."""
-    text: Callable[[Any], object] = str
-    csv_of: Callable[[Any], Any] = lambda value: value
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.csv,) if isinstance(self.csv, str) else tuple(self.csv)
-
-    def values(self, item: Item) -> tuple[object, ...]:
-        """What the CSV has of the item."""
-        found = self.csv_of(self.of(item)) if self.csv else ()
-        return (found,) if isinstance(self.csv, str) else tuple(found)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
-
-
-def both(items: Sequence[Item], columns: Sequence[Column[Item]]) -> tuple[Table, Table]:
-    """The table on the terminal, and the one in the CSV."""
-    shown = [column for column in columns if column.title is not None]
-    return (
-        Table(
-            columns=[str(column.title) for column in shown],
-            rows=[[column.text(column.of(item)) for column in shown] for item in items],
-        ),
-        Table(
-            columns=[name for column in columns for name in column.names],
-            rows=[[value for column in columns for value in column.values(item)] for item in items],
-        ),
-    )
 
 
 def table(items: Iterable[Item], columns: Columns[Item]) -> Table:
@@ -84,7 +48,8 @@ class Picture:
 class Page:
     """All that a figure shows: on the terminal a table and notes, as files a picture or the table, and a CSV."""
 
-    table: Table
+    table: Table | None = None
+    """None is the picture's numbers."""
     notes: Sequence[str] = ()
     picture: Picture | None = None
     csv: Table | None = None
@@ -163,15 +128,42 @@ def cell_by_cell(cells: Iterable[Cell], view: View) -> list[Cell]:
 def _write(page: Page, title: str, under: Callable[[], str], place: Path) -> Rendered:
     """The files, and what is said on the terminal."""
     out, stem, files = place.parent, place.name, list[Path]()
-    columns, notes = tuple(page.table.columns), tuple(page.notes)
-    rows = tuple(tuple(map(str, row)) for row in page.table.rows)
+    shown = page.table
+    if shown is None:
+        assert page.picture is not None, "a page has a table or a picture"
+        shown = in_numbers(page.picture.panels)
+    columns, notes = tuple(shown.columns), tuple(page.notes)
+    rows = tuple(tuple(map(_in_brief, row)) for row in shown.rows)
     if page.picture is not None:
         files += _draw(page.picture, f"{title}\n{under()}{page.picture.after_title}", out, stem)
     if page.after_heading is not None:
         files.append(style.save_markdown(out / f"{stem}.md", title + page.after_heading, columns, rows, notes))
-    csv = page.csv or page.table
+    csv = page.csv or shown
     files.append(style.save_csv(out / f"{stem}.csv", csv.columns, csv.rows))
     return Rendered(files=tuple(files), columns=columns, rows=rows, notes=notes)
+
+
+def _in_brief(value: object) -> str:
+    """As the terminal has it."""
+    if value is None:
+        return "-"
+    return brief(value) if isinstance(value, float) else str(value)
+
+
+def in_numbers(panels: Sequence[Panel]) -> Table:
+    """What is drawn, as a table: a row for each place of each panel, a column for each label."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    measure = ""
+    for panel in panels:
+        measure = panel.y.label or measure  # said by the first panel of a row
+        title = f"{panel.title}, {measure}".replace("\n", " ")
+        for place, label, value in panel.numbers():
+            rows.setdefault((title, place), {})[label] = value
+    labels = dict.fromkeys(label for row in rows.values() for label in row)
+    return Table(
+        columns=("panel", "at", *labels),
+        rows=[(*where, *(row.get(label, "-") for label in labels)) for where, row in rows.items()],
+    )
 
 
 def _draw(picture: Picture, title: str, out: Path, stem: str) -> tuple[Path, ...]:

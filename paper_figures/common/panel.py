@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from paper_figures.common import style
 from paper_figures.common.style import Look
+from paper_figures.common.words import brief, said
 from repro.runs.statistics import Interval
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Line:
     """Below and above each mean, in place of the interval's ends."""
     within: Bounds = ANYWHERE
     """Where a value can lie: intervals are drawn no further."""
+    names: Sequence[str] | None = None
+    """What the places are called, where the line is drawn beside them."""
 
     def draw(self, axes: Axes) -> None:
         means = [math.nan if each.mean is None else self.base + self.scale * each.mean for each in self.at]
@@ -131,6 +134,8 @@ class Mark:
     value: float
     look: Look
     size: float = 8
+    name: str | None = None
+    """What the place is called, where the value is drawn beside it."""
 
     def draw(self, axes: Axes) -> None:
         from matplotlib import patheffects
@@ -238,6 +243,29 @@ class Panel:
             layer.draw(axes)
         self.x.draw(axes, "x")
         self.y.draw(axes, "y")
+
+    def numbers(self) -> Iterator[tuple[str, str, str]]:
+        """Name of a place, label and value of everything that is drawn there."""
+        for layer in self.layers:
+            match layer:
+                case Line(at=at, names=names) if names is not None:
+                    yield from ((name, layer.label, said(each)) for name, each in zip(names, at, strict=True))
+                case Line(places=places, at=at) | Bars(places=places, at=at):
+                    found = zip(places, at, strict=True)
+                    yield from ((self.name_of(place), layer.label or "value", said(each)) for place, each in found)
+                case Points(places=places, values=values):
+                    points = zip(places, values, strict=True)
+                    yield from ((self.name_of(place), layer.label, brief(value)) for place, value in points)
+                case Mark(place=place, value=value, name=name):
+                    yield (self.name_of(place) if name is None else name), layer.label, brief(value)
+
+    def name_of(self, place: float) -> str:
+        """That of the nearest tick where ticks have names."""
+        ticks, names = self.x.ticks, self.x.names
+        if ticks is None or names is None:
+            return brief(place)
+        _, nearest = min(zip(ticks, names, strict=True), key=lambda each: abs(each[0] - place))
+        return nearest.replace("\n", " ")
 
 
 def _errors(

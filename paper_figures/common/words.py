@@ -26,16 +26,6 @@ def ends(interval: Interval) -> tuple[float | None, float | None, float | None]:
     return interval.mean, interval.low, interval.high
 
 
-def mean_and_half(interval: Interval) -> tuple[float | None, float | None]:
-    """Mean and half width, as another CSV has them."""
-    return interval.mean, interval.half_width
-
-
-def ends_of(name: str) -> tuple[str, str, str]:
-    """The columns of a CSV that ``ends`` fill."""
-    return name, f"{name}_low", f"{name}_high"
-
-
 def times(interval: Interval) -> str:
     """A ratio, with two decimals at most."""
     return said(interval, "x", 2)
@@ -57,6 +47,11 @@ def is_below(interval: Interval, most: float = 0.0) -> bool:
 def shown(value: float | None, form: str = ".4g", unit: str = "") -> str:
     """A dash where there is none."""
     return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def brief(value: float) -> str:
+    """Four digits, or all before the point where these are more."""
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -12,7 +12,7 @@ from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.memory import MemoryPlan, concurrency, divide_memory
 from engines.dllm.sequence import cache_rows
 from paper_figures.common.caption import basis, basis_of
-from paper_figures.common.figure import Column, Page, Picture, both
+from paper_figures.common.figure import Columns, Page, Picture, table
 from paper_figures.common.panel import Axis, Guide, Layer, Panel, Stack
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import WIDE_INCHES
@@ -43,8 +43,6 @@ PARTS: Mapping[str, tuple[str, Callable[[MemoryPlan], int]]] = {
     "guard band": ("#CCCCCC", lambda plan: plan.guard_bytes),
     "KV pool": ("#0072B2", lambda plan: plan.kv_bytes),
 }
-PART_COLUMNS = ("weights_bytes", "activation_bytes", "logits_bytes", "guard_bytes", "kv_bytes")
-"""Columns of the parts, in their order."""
 
 
 def cells(view: View) -> list[Cell]:
@@ -68,24 +66,20 @@ def page(runs: Runs) -> Page:
     caption = caption_of(splits, runs)
     scale, unit = (GB, "GB") if where.part(DllmPart).memory_bytes >= GB else (10**6, "MB")
 
-    def part_column(name: str, csv: str) -> Column[Split]:
-        part = PARTS[name][1]
-        return Column(
-            of=lambda split: part(split.plan), csv=csv, title=f"{name} {unit}", text=lambda size: f"{size / scale:.2f}"
-        )
-
-    columns: list[Column[Split]] = [
-        Column(of=lambda split: where.name, csv="platform"),
-        Column(of=lambda split: split.mode, csv="logits", title="logits"),
-        *map(part_column, PARTS, PART_COLUMNS),
-        Column(of=lambda split: split.plan.total_bytes, csv="total_bytes"),
-        Column(of=lambda split: split.requests, csv="requests", title="requests at once"),
-        Column(of=lambda split: split.obtained, csv="obtained", title="obtained"),
-    ]
-    table, csv = both(splits, columns)
+    columns: Columns[Split] = {
+        "platform": lambda split: where.name,
+        "logits": lambda split: split.mode,
+        "weights_bytes": lambda split: split.plan.weights_bytes,
+        "activation_bytes": lambda split: split.plan.activation_bytes,
+        "logits_bytes": lambda split: split.plan.logits_bytes,
+        "guard_bytes": lambda split: split.plan.guard_bytes,
+        "kv_bytes": lambda split: split.plan.kv_bytes,
+        "total_bytes": lambda split: split.plan.total_bytes,
+        "requests": lambda split: split.requests,
+        "obtained": lambda split: split.obtained,
+    }
     return Page(
-        table=table,
-        csv=csv,
+        table=table(splits, columns),
         picture=Picture(panels=[panel(splits, scale, unit)], caption=caption, width_inches=WIDE_INCHES),
         notes=caption,
     )

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 
-from paper_figures.common.caption import dataset_title, obtained_text, validity_text
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.caption import dataset_title
+from paper_figures.common.figure import Page
 from paper_figures.common.panel import Layer, Points
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import GUIDE_COLOR, Look, system_look
-from paper_figures.common.words import number, said, shown
+from paper_figures.common.words import number, said
 from paper_figures.dllm_serve import rates
 from paper_figures.dllm_serve.comparison import (
     BASELINES,
@@ -21,7 +21,7 @@ from paper_figures.dllm_serve.comparison import (
     reading_sentence,
     token_cap,
 )
-from paper_figures.dllm_serve.curve import THROUGHPUT, Curve, Curves, curves_of, gains_of, per_processor_second
+from paper_figures.dllm_serve.curve import THROUGHPUT, Curve, Curves, curves_of, gains_of
 from paper_figures.dllm_serve.layout import CARD, PAPER, TABLE_4_CARD, comparison_figure, printed_in, table4_rows
 from paper_figures.dllm_serve.rates import PaperValue
 from repro.reports.accuracy import SINGLE_REFRESH
@@ -32,7 +32,6 @@ from repro.runs.cell import Cell
 SOURCE = f"{PAPER}, Figure 3, §6.2"
 TABLE_4_RATE = 1.0
 SERVED = Measure(path="request_throughput")
-OUTSIDE = Measure(path="outside_forward_share", scale=100)
 
 
 def cells(view: View) -> list[Cell]:
@@ -63,17 +62,11 @@ def page(runs: Runs) -> Page:
             f"The paper's values are those printed in {where}.{fitted if runs.view.obtained == 'simulated' else ''}"
         )
     return Page(
-        table=Table(
-            columns=("dataset", "system", "peak tok/s", "at req/s", "dLLM-Serve is", "obtained", "valid"),
-            rows=[*(table_row(curve, curves) for curve in curves.all), *map(paper_row, paper)],
-        ),
         csv=rates.csv_of(curves, paper, THROUGHPUT, runs.view),
         picture=rates.picture(rates.panels(curves, THROUGHPUT, paper, guides=offered_load), curves, lead, sentences),
         notes=[
             *ratio_notes(curves, paper),
             *saturation_notes(curves),
-            *processor_notes(curves),
-            *outside_forward_notes(curves),
             *rates.notes(runs, curves, runs.view.dllm.rates_of),
             reading,
         ],
@@ -164,32 +157,6 @@ def findings(runs: Runs) -> list[Finding]:
 # -- table and notes ----------------------------------------------------------------------------------------
 
 
-def table_row(curve: Curve, curves: Curves) -> tuple[str, ...]:
-    rate, throughput = curve.peak or (None, None)
-    return (
-        dataset_title(curve.dataset),
-        curve.label,
-        shown(throughput, ".1f", "" if curve.is_saturated else " (not saturated)"),
-        shown(rate, "g"),
-        ratio_text(curve, curves),
-        obtained_text(curve.runs),
-        validity_text(curve.runs),
-    )
-
-
-def paper_row(value: PaperValue) -> tuple[str, ...]:
-    title = system_look(value.system).title
-    return (
-        dataset_title(value.dataset),
-        title,
-        f"{value.value:g}",
-        "not stated" if value.rate is None else f"{value.rate:g}",
-        "-",
-        "paper",
-        "-",
-    )
-
-
 def ratio_text(curve: Curve, curves: Curves, ours: str = OURS) -> str:
     """Peak of dLLM-Serve, or of its variant, over that of ``curve``, in the same panel."""
     if curve.system == ours:
@@ -218,30 +185,6 @@ def saturation_notes(curves: Curves) -> Iterator[str]:
     rising = [curve.where for curve in curves.all if curve.usable(THROUGHPUT) and not curve.is_saturated]
     if rising:
         yield f"Not saturated at the highest rate, so its peak may lie higher: {', '.join(rising)}."
-
-
-def processor_notes(curves: Curves) -> Iterator[str]:
-    """What a busy machine decides less than the wall's time: only where it was measured."""
-    for system in dict.fromkeys(curve.system for curve in curves.all if curve.system != OURS):
-        texts = []
-        for dataset in DATASETS:
-            rate = max((rate for curve in curves.of(dataset) for rate in curve.by_rate), default=None)
-            found = curves.versus(dataset, OURS, system, per_processor_second, rate)
-            if found.mean is not None:
-                texts.append(f"{said(found, 'x', 2)} ({dataset_title(dataset)})")
-        if texts:
-            yield f"Tokens per processor second at the highest rate, over {look_of(system).title}: {', '.join(texts)}."
-
-
-def outside_forward_notes(curves: Curves) -> Iterator[str]:
-    """Only where it was measured: a simulated step is all forward."""
-    shares: dict[str, list[float]] = {}
-    for curve in curves.all:
-        found = [OUTSIDE(run) for run in curve.runs if run.record.obtained == "measured"]
-        shares.setdefault(curve.label, []).extend(share for share in found if share is not None)
-    texts = [f"{label} {min(found):.1f} to {max(found):.1f} %" for label, found in shares.items() if found]
-    if texts:
-        yield f"Share of step time outside the model's forward (measured): {', '.join(texts)}."
 
 
 FIGURE = comparison_figure("fig3", SOURCE, page=page, cells=cells, findings=findings)

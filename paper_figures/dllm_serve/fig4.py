@@ -1,12 +1,11 @@
 """dLLM-Serve Figure 4: mean latency against arrival rate."""
 
-from paper_figures.common.caption import dataset_title, obtained_text, validity_text
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.figure import Page
 from paper_figures.common.runs import Runs
-from paper_figures.common.words import number, said, shown
+from paper_figures.common.words import number
 from paper_figures.dllm_serve import rates
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS, reading_sentence
-from paper_figures.dllm_serve.curve import LONGEST_WAIT, MEAN_LATENCY, P99_LATENCY, Curve, Curves, curves_of
+from paper_figures.dllm_serve.curve import MEAN_LATENCY, curves_of
 from paper_figures.dllm_serve.fig3 import cells, table4_values
 from paper_figures.dllm_serve.layout import CARD, PAPER, TABLE_4_CARD, comparison_figure
 from paper_figures.dllm_serve.rates import PaperValue
@@ -24,16 +23,8 @@ def page(runs: Runs) -> Page:
         "Latency: from a request's arrival to its last token, queueing included; mean over finished requests, geometric over repeats, log scale.",
         *printed_sentence(runs.view, paper),
     ]
-    low, high = curves.rates[0], curves.rates[-1]
     where = "Table 4" if runs.view.platform.name == TABLE_4_CARD else SOURCE
     return Page(
-        table=Table(
-            columns=(
-                *("dataset", "system", f"mean s at {low:g} req/s", f"mean s at {high:g} req/s", "of dLLM-Serve's"),
-                *("P99 s there", "longest wait s", "obtained", "valid"),
-            ),
-            rows=[table_row(curve, curves, low, high) for curve in curves.all],
-        ),
         csv=rates.csv_of(curves, paper, MEAN_LATENCY, runs.view),
         picture=rates.picture(
             rates.panels(curves, MEAN_LATENCY, paper, is_log=True),
@@ -56,21 +47,6 @@ def printed_sentence(view: View, paper: list[PaperValue]) -> list[str]:
 def is_other_load(view: View) -> bool:
     """Whether runs have another number of requests than the platform's, which was chosen after the printed latencies."""
     return "num_prompts" in dict(view.knobs)
-
-
-def table_row(curve: Curve, curves: Curves, low: float, high: float) -> tuple[str, ...]:
-    ratio = curves.versus(curve.dataset, curve.system, OURS, MEAN_LATENCY, high)
-    return (
-        dataset_title(curve.dataset),
-        curve.label,
-        shown(curve.at(low, MEAN_LATENCY).mean),
-        shown(curve.at(high, MEAN_LATENCY).mean),
-        "-" if curve.system == OURS or ratio.mean is None else said(ratio, "x", 2),
-        shown(curve.at(high, P99_LATENCY).mean),
-        shown(curve.at(high, LONGEST_WAIT).mean),
-        obtained_text(curve.runs),
-        validity_text(curve.runs),
-    )
 
 
 def paper_latencies(view: View) -> list[PaperValue]:

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paper_figures.common.caption import dataset_title, invalid_notes, obtained_text, prompt_sources, seeds_sentence
-from paper_figures.common.figure import Column, Page, Picture, Table, both
+from paper_figures.common.figure import Columns, Page, Picture, Table, table
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs, paired
-from paper_figures.common.style import WIDE_INCHES, system_look
-from paper_figures.common.words import ends, ends_of, shown, times
+from paper_figures.common.style import WIDE_INCHES
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import (
     BASELINES,
@@ -120,13 +119,12 @@ def page(runs: Runs) -> Page:
         *curves_obtained(curves),
         *batch_sentence(curves),
     ]
-    table, csv = both(gains, columns(runs))
-    name, rows = runs.view.platform.name, list(csv.rows)
+    measured = table(gains, columns(runs))
+    name, rows = runs.view.platform.name, list(measured.rows)
     for (dataset, measure), value in paper.items():
         rows.append((name, None, dataset, OURS, measure.column, *[None] * 3, value, *[None] * 2, "paper", None))
     return Page(
-        table=table,
-        csv=Table(columns=csv.columns, rows=rows),
+        table=Table(columns=measured.columns, rows=rows),
         picture=Picture(
             panels=[panel(gains, max(curves.rates))],
             caption=caption,
@@ -137,27 +135,22 @@ def page(runs: Runs) -> Page:
     )
 
 
-def columns(runs: Runs) -> list[Column[SpreadGain]]:
-    return [
-        Column(of=lambda gain: runs.view.platform.name, csv="platform"),
-        Column(of=lambda gain: runs.view.reading, csv="reading"),
-        Column(of=lambda gain: gain.dataset, csv="dataset", title="dataset", text=dataset_title),
-        Column(of=lambda gain: gain.ours, csv="system", title="system", text=lambda ours: look_of(ours).title),
-        Column(of=lambda gain: gain.measure.column, csv="measure"),
-        Column(of=lambda gain: gain.measure.label, title="spread of"),
-        Column(of=lambda gain: gain.ours_s, csv="dllm_serve_s", title="its s", text=shown),
-        Column(of=lambda gain: gain.best, csv="best_baseline", title="best baseline", text=title_or_dash),
-        Column(of=lambda gain: gain.best_s, csv="best_baseline_s", title="baseline s", text=shown),
-        Column(of=lambda gain: gain.gain, csv=ends_of("gain"), csv_of=ends, title="gain", text=times),
-        Column(of=lambda gain: shown(gain.reduction_percent, ".0f", " %"), title="reduction"),
-        Column(of=lambda gain: shown(gain.paper, ".2f", "x"), title="paper"),
-        Column(of=lambda gain: obtained_text(runs.all), csv="obtained", title="obtained"),
-        Column(of=lambda gain: all_valid(runs.all), csv="valid"),
-    ]
-
-
-def title_or_dash(system: str | None) -> str:
-    return "-" if system is None else system_look(system).title
+def columns(runs: Runs) -> Columns[SpreadGain]:
+    return {
+        "platform": lambda gain: runs.view.platform.name,
+        "reading": lambda gain: runs.view.reading,
+        "dataset": lambda gain: gain.dataset,
+        "system": lambda gain: gain.ours,
+        "measure": lambda gain: gain.measure.column,
+        "dllm_serve_s": lambda gain: gain.ours_s,
+        "best_baseline": lambda gain: gain.best,
+        "best_baseline_s": lambda gain: gain.best_s,
+        "gain": lambda gain: gain.gain.mean,
+        "gain_low": lambda gain: gain.gain.low,
+        "gain_high": lambda gain: gain.gain.high,
+        "obtained": lambda gain: obtained_text(runs.all),
+        "valid": lambda gain: all_valid(runs.all),
+    }
 
 
 def panel(gains: list[SpreadGain], rate: float) -> Panel:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engines.errors import UserError
-from paper_figures.common.caption import how_obtained, invalid_notes, missing_note, obtained_text, validity_text
+from paper_figures.common.caption import how_obtained, invalid_notes, missing_note, obtained_text
 from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Band, Guide, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Runs
@@ -112,12 +112,6 @@ def page(runs: Runs) -> Page:
     printed, obtained = paper_values(), how_obtained(runs.all)
     stated = ", ".join(f"{PAPER_DATASETS[value.task]} {value.selection} {value.percent:g} %" for value in printed)
     return Page(
-        table=Table(
-            columns=(
-                *("task", "kept", "head %", "uniform %", "only head / only uniform", "McNemar p", "dense %", "valid"),
-            ),
-            rows=[table_row(runs, *place) for place in PLACES],
-        ),
         csv=Table(
             columns=CSV_COLUMNS,
             rows=[
@@ -135,14 +129,7 @@ def page(runs: Runs) -> Page:
                 *obtained,
             ],
         ),
-        notes=[
-            *difference_notes(runs),
-            *match_notes(runs),
-            *invalid_notes(runs.all),
-            *missing(runs),
-            *obtained,
-            protocol(runs),
-        ],
+        notes=[*difference_notes(runs), *invalid_notes(runs.all), *missing(runs), *obtained, protocol(runs)],
     )
 
 
@@ -173,8 +160,9 @@ def panel(runs: Runs, task: str, printed: list[PaperAccuracy]) -> Panel:
     for value in printed:
         if value.task == task:
             label = f"{value.selection}, paper (LLaDA-8B)"
-            place = 100 * value.ratio + PRINTED_BESIDE
-            layers.append(Mark(label=label, place=place, value=value.percent, look=LOOKS[value.selection]))
+            at, look = 100 * value.ratio, LOOKS[value.selection]
+            place = at + PRINTED_BESIDE
+            layers.append(Mark(label=label, place=place, value=value.percent, look=look, name=f"{at:g}"))
     letter = "ab"[TASKS.index(task)]
     return Panel(
         title=f"({letter}) {task}, {task_entry(task).criterion}",
@@ -220,21 +208,6 @@ def paper_row(value: PaperAccuracy) -> tuple[object, ...]:
     return tuple(known.get(column) for column in CSV_COLUMNS)
 
 
-def table_row(runs: Runs, task: str, ratio: float) -> tuple[str, ...]:
-    head, uniform, dense = (own_runs(runs, task, *kept) for kept in ((HEAD, ratio), (UNIFORM, ratio), (DENSE, None)))
-    pair = compare(head, uniform)
-    return (
-        task,
-        f"{100 * ratio:g} %",
-        text_of(head),
-        text_of(uniform),
-        "-" if pair is None else f"{pair.only_first} / {pair.only_second}",
-        "-" if pair is None else p_value(pair),
-        text_of(dense),
-        validity_text([*head, *uniform, *dense]),
-    )
-
-
 def missing(runs: Runs) -> list[str]:
     places = [*((task, *kept) for task in TASKS for kept in KEPT[:-1]), *((task, *KEPT[-1]) for task in TASKS)]
     texts = [
@@ -272,26 +245,8 @@ def difference_notes(runs: Runs) -> list[str]:
     return notes
 
 
-def match_notes(runs: Runs) -> list[str]:
-    """The paper's halving: head-level at 10 % against uniform at 20 %."""
-    notes = []
-    for task in TASKS:
-        if (found := pairs(runs, task, *TESTED)) is not None:
-            pair, one, other = found
-            notes.append(
-                f"{task}: head-level at 10 % {100 * one.share:.1f} %, uniform at 20 % {100 * other.share:.1f} % "
-                f"(exact McNemar test {p_value(pair)}); the paper has the two equal on GSM8K."
-            )
-    return notes
-
-
 def p_value(pair: Discordance) -> str:
     return f"p = {pair.p_value:.2g}" if pair.p_value >= 1e-4 else "p < 0.0001"
-
-
-def text_of(runs: Sequence[StoredRun]) -> str:
-    found = share(runs)
-    return "-" if found is None else f"{100 * found.share:.1f} ({100 * found.low:.1f} to {100 * found.high:.1f})"
 
 
 # -- claims -------------------------------------------------------------------------------------------------

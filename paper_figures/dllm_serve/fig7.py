@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from paper_figures.common.caption import how_obtained, invalid_notes, obtained_text, seeds_sentence, validity_text
+from paper_figures.common.caption import how_obtained, invalid_notes, seeds_sentence
 from paper_figures.common.figure import Columns, Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Guide, Line, Mark, Panel
 from paper_figures.common.runs import Of, Runs
-from paper_figures.common.words import said, shown
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import (
     BASELINES,
@@ -119,26 +118,6 @@ def page(runs: Runs) -> Page:
         *how_obtained(runs.all),
     ]
     return Page(
-        table=Table(
-            columns=(
-                *(
-                    "axis",
-                    "tokens",
-                    "system",
-                    "its tok/s",
-                    "Sparse-dLLM tok/s",
-                    "relative",
-                    "by processor time",
-                    "paper",
-                ),
-                *("obtained", "valid"),
-            ),
-            rows=[
-                table_row(runs, length, ours, printed.get(length) if ours == OURS else None)
-                for length in (*INPUTS, *OUTPUTS)
-                for ours in ours_of(view)
-            ],
-        ),
         csv=Table(
             columns=("platform", "reading", "axis", *COLUMNS),
             rows=[
@@ -198,21 +177,6 @@ def panel(runs: Runs, lengths: list[Length], top: float) -> Panel:
         layers=[*lines, Guide(value=1, label="Sparse-dLLM"), *marks],
         x=Axis(label=f"{axis} length (tokens)", ticks=[scaled(runs.view, length.value) for length in lengths]),
         y=Axis(label="throughput relative\nto Sparse-dLLM (x)" if axis == "input" else None, limits=(0, top)),
-    )
-
-
-def table_row(runs: Runs, length: Length, ours: str, paper: float | None) -> tuple[str, ...]:
-    both = [length.cell(runs.view, system) for system in (ours, BASE)]
-    own = [run for cell in both for run in runs.of(cell)]
-    return (
-        length.axis,
-        str(scaled(runs.view, length.value)),
-        look_of(ours).title,
-        *(shown(runs.at(cell, THROUGHPUT).mean, ".1f") for cell in both),
-        *(said(relative(runs, length, ours, of), "x", 2) for of in (THROUGHPUT, per_processor_second)),
-        shown(paper, ".2f", "x"),
-        obtained_text(own),
-        validity_text(own),
     )
 
 

@@ -16,13 +16,11 @@ from paper_figures.common.caption import (
     obtained_text,
     prompt_sources,
     seeds_sentence,
-    validity_text,
 )
-from paper_figures.common.figure import Column, Page, Picture, both, cell_by_cell
+from paper_figures.common.figure import Columns, Page, Picture, cell_by_cell, table
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.common.style import WIDE_INCHES, Look
-from paper_figures.common.words import ends, ends_of, shown, times
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import DATASETS, reading_sentence
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, per_processor_second
@@ -119,17 +117,13 @@ def page(runs: Runs) -> Page:
         *answers,
         *obtained,
     ]
-    shown_table, _ = both([place for place in asked if runs.of(cell(runs.view, *place))], columns(runs))
-    _, csv = both(asked, columns(runs))
     return Page(
-        table=shown_table,
-        csv=csv,
+        table=table(asked, columns(runs)),
         picture=Picture(
             panels=[panel(runs)], caption=caption, always=seeds_sentence(runs.all), width_inches=WIDE_INCHES
         ),
         notes=[
             *share_notes(runs),
-            *monotone_notes(runs),
             *invalid_notes(runs.all),
             *missing_note(missing, len(asked)),
             *answers,
@@ -140,7 +134,7 @@ def page(runs: Runs) -> Page:
     )
 
 
-def columns(runs: Runs) -> list[Column[Place]]:
+def columns(runs: Runs) -> Columns[Place]:
     view, printed = runs.view, paper_ladder(runs.view)
 
     def own(place: Place) -> tuple[StoredRun, ...]:
@@ -149,37 +143,28 @@ def columns(runs: Runs) -> list[Column[Place]]:
     def mean(of: Of) -> Callable[[Place], float | None]:
         return lambda place: runs.at(cell(view, *place), of).mean
 
-    def over_first(of: Of) -> Callable[[Place], Interval]:
-        return lambda place: relative(runs, *place, of)
-
-    relative_ends, spent_ends = ("relative_throughput", "low", "high"), ends_of("by_processor_time")
-    return [
-        Column(of=lambda place: view.platform.name, csv="platform"),
-        Column(of=lambda place: view.reading if place[1] is LADDER[0] else None, csv="reading"),
-        Column(of=lambda place: place[0], csv="dataset", title="dataset", text=dataset_title),
-        Column(of=lambda place: place[1].label, csv="rung"),
-        Column(of=lambda place: place[1].label + (" (ours)" if place[1].is_ours else ""), title="rung"),
-        Column(of=lambda place: place[1].is_ours, csv="ours"),
-        Column(of=mean(THROUGHPUT), title="tok/s", text=shown),
-        Column(of=over_first(THROUGHPUT), csv=relative_ends, csv_of=ends, title="relative", text=times),
-        Column(of=over_first(per_processor_second), csv=spent_ends, csv_of=ends, title="by processor time", text=times),
-        Column(
-            of=lambda place: shares(runs, place[0]).get(place[1]),
-            csv="log_share",
-            title="share of the gain",
-            text=lambda share: shown(share, ".0%"),
-        ),
-        Column(of=lambda place: shown(printed.get(place), ".2f", "x"), title="paper"),
-        Column(of=mean(THROUGHPUT), csv="throughput_tok_s"),
-        Column(of=mean(MEAN_LATENCY), csv="mean_latency_s", title="mean latency s", text=shown),
-        Column(of=mean(P99), csv="p99_latency_s"),
-        Column(of=mean(RUNNING), csv="mean_running", title="running", text=shown),
-        Column(of=lambda place: own(place)[0].facts.get("kv_rows") if own(place) else None, csv="kv_rows"),
-        Column(of=printed.get, csv="paper_relative_throughput"),
-        Column(of=lambda place: obtained_text(own(place)), csv="obtained", title="obtained"),
-        Column(of=lambda place: all_valid(own(place)), csv="valid"),
-        Column(of=lambda place: validity_text(own(place)), title="valid"),
-    ]
+    return {
+        "platform": lambda place: view.platform.name,
+        "reading": lambda place: view.reading if place[1] is LADDER[0] else None,
+        "dataset": lambda place: place[0],
+        "rung": lambda place: place[1].label,
+        "ours": lambda place: place[1].is_ours,
+        "relative_throughput": lambda place: relative(runs, *place).mean,
+        "low": lambda place: relative(runs, *place).low,
+        "high": lambda place: relative(runs, *place).high,
+        "by_processor_time": lambda place: relative(runs, *place, per_processor_second).mean,
+        "by_processor_time_low": lambda place: relative(runs, *place, per_processor_second).low,
+        "by_processor_time_high": lambda place: relative(runs, *place, per_processor_second).high,
+        "log_share": lambda place: shares(runs, place[0]).get(place[1]),
+        "throughput_tok_s": mean(THROUGHPUT),
+        "mean_latency_s": mean(MEAN_LATENCY),
+        "p99_latency_s": mean(P99),
+        "mean_running": mean(RUNNING),
+        "kv_rows": lambda place: own(place)[0].facts.get("kv_rows") if own(place) else None,
+        "paper_relative_throughput": printed.get,
+        "obtained": lambda place: obtained_text(own(place)),
+        "valid": lambda place: all_valid(own(place)),
+    }
 
 
 def panel(runs: Runs) -> Panel:
@@ -239,20 +224,6 @@ def share_notes(runs: Runs) -> list[str]:
         return []
     whole = "; ".join(f"{label} {', '.join(own)}" for label, own in texts.items())
     return [f"Of dLLM-Serve's gain over Sparse-dLLM, in logarithms: {whole}."]
-
-
-def monotone_notes(runs: Runs) -> list[str]:
-    notes = []
-    for dataset in DATASETS:
-        gains = [(rung, relative(runs, dataset, rung).mean) for rung in rungs(runs.view)]
-        falls = [
-            f"{after.label[2:]} ({later / earlier:.3f}x)"
-            for (_, earlier), (after, later) in pairwise(gains)
-            if earlier is not None and later is not None and later < earlier
-        ]
-        if falls:
-            notes.append(f"Not monotone on {dataset_title(dataset)}: {', '.join(falls)} below the rung before.")
-    return notes
 
 
 def findings(runs: Runs) -> list[Finding]:

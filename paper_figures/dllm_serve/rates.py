@@ -72,7 +72,8 @@ class PaperValue:
         if self.is_bound:
             label = f"{look.title} (paper, above)"
             return Guide(value=self.value, label=label, linestyle=(0, (1, 3)), color=look.color, zorder=1)
-        return Mark(label=f"{look.title} (paper)", place=place, value=self.value, look=look)
+        name = "printed" if self.rate is None else f"{self.rate:g}"
+        return Mark(label=f"{look.title} (paper)", place=place, value=self.value, look=look, name=name)
 
 
 def panels(
@@ -141,7 +142,8 @@ def _curve(curve: Curve, measure: Measure, by: float, *, is_log: bool) -> list[L
     """Valid runs joined, invalid ones crossed, so far beside their rates."""
     usable = _points(curve, measure, is_log=is_log)
     places = [rate + by for rate in usable]
-    line = Line(label=curve.label, places=places, at=list(usable.values()), look=curve.look, zorder=3)
+    names = [f"{rate:g}" for rate in usable]
+    line = Line(label=curve.label, places=places, at=list(usable.values()), look=curve.look, zorder=3, names=names)
     invalid = [
         (rate + by, value)
         for rate, runs in curve.by_rate.items()

@@ -1,13 +1,11 @@
 """dLLM-Serve Table 4: latency and throughput at a high rate."""
 
-from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
 from paper_figures.common.caption import dataset_title, obtained_text, prompt_sources, seeds_sentence, validity_text
-from paper_figures.common.figure import Column, Page, both
-from paper_figures.common.runs import Of, Runs
-from paper_figures.common.words import ends, ends_of, number, said, shown, times
+from paper_figures.common.figure import Columns, Page, table
+from paper_figures.common.runs import Runs
+from paper_figures.common.words import number, said, shown, times
 from paper_figures.dllm_serve import rates
 from paper_figures.dllm_serve.comparison import (
     BASELINES,
@@ -44,23 +42,21 @@ ORDER = ("dllm-cache", "sparse-dllm", "fast-dllm", OURS, SINGLE_REFRESH)
 """Rows per data set, as the paper's, and our variant where it is compared."""
 PAPER_ORDER = ("burst", "osc", "livebench")
 """Data sets by dLLM-Serve's printed throughput, the highest first."""
-PRINTED = ("avg_latency_s", "throughput_tok_s", "speedup_vs_base_printed")
 
 
 def page(runs: Runs) -> Page:
     view, curves = runs.view, curves_of(runs)
     rate, printed = max(view.dllm.rates), table4_rows() if view.platform.name == CARD else {}
     found = [
-        (curve, [printed.get((dataset, system), {}).get(column) for column in PRINTED])
+        (curve, printed.get((dataset, system), {}))
         for dataset in DATASETS
         for system in ORDER
         for curve in [curves.by_name.get((dataset, system))]
         if curve is not None
     ]
-    table, csv = both(found, columns(curves, view))
     return Page(
-        table=table,
-        csv=csv,
+        table=table(found, in_text(curves)),
+        csv=table(found, in_csv(curves, view)),
         notes=[
             *rates.notes(runs, curves, lambda dataset: (rate,)),
             reading_sentence(view),
@@ -72,61 +68,46 @@ def page(runs: Runs) -> Page:
     )
 
 
-Row = tuple[Curve, list[Any]]
+Row = tuple[Curve, dict[str, Any]]
 """A curve, and what the paper prints of it."""
 
 
-def columns(curves: Curves, view: View) -> list[Column[Row]]:
-    def last(of: Of) -> Callable[[Row], Interval]:
-        return lambda row: row[0].last(of)
+def in_csv(curves: Curves, view: View) -> Columns[Row]:
+    return {
+        "platform": lambda row: view.platform.name,
+        "reading": lambda row: view.reading if row[0].system in BASELINES else None,
+        "dataset": lambda row: row[0].dataset,
+        "system": lambda row: row[0].system,
+        "mean_latency_s": lambda row: row[0].last(MEAN_LATENCY).mean,
+        "p99_latency_s": lambda row: row[0].last(P99_LATENCY).mean,
+        "longest_wait_s": lambda row: row[0].last(LONGEST_WAIT).mean,
+        "throughput_tok_s": lambda row: row[0].last(THROUGHPUT).mean,
+        "speedup": lambda row: speedup(row[0], curves).mean,
+        "speedup_low": lambda row: speedup(row[0], curves).low,
+        "speedup_high": lambda row: speedup(row[0], curves).high,
+        "paper_mean_latency_s": lambda row: row[1].get("avg_latency_s"),
+        "paper_throughput_tok_s": lambda row: row[1].get("throughput_tok_s"),
+        "paper_speedup": lambda row: row[1].get("speedup_vs_base_printed"),
+        "num_runs": lambda row: len(row[0].last_runs),
+        "obtained": lambda row: obtained_text(row[0].last_runs),
+        "valid": lambda row: all_valid(row[0].last_runs),
+    }
 
-    def printed(index: int) -> Callable[[Row], Any]:
-        return lambda row: row[1][index]
 
-    def in_brief(interval: Interval) -> str:
-        return shown(interval.mean)
-
-    def in_full(interval: Interval) -> str:
-        return said(interval, digits=2)
-
-    def over_base(row: Row) -> Interval:
-        return speedup(row[0], curves)
-
-    return [
-        Column(of=lambda row: view.platform.name, csv="platform"),
-        Column(of=lambda row: view.reading if row[0].system in BASELINES else None, csv="reading"),
-        Column(of=lambda row: row[0].dataset, csv="dataset", title="dataset", text=dataset_title),
-        Column(of=lambda row: row[0].system, csv="system"),
-        Column(of=lambda row: row[0].label, title="system"),
-        Column(
-            of=last(MEAN_LATENCY), csv="mean_latency_s", csv_of=attrgetter("mean"), title="mean latency s", text=in_full
-        ),
-        Column(of=printed(0), title="paper s", text=lambda value: shown(value, "g")),
-        Column(of=last(P99_LATENCY), csv="p99_latency_s", csv_of=attrgetter("mean"), title="P99 s", text=in_brief),
-        Column(
-            of=last(LONGEST_WAIT),
-            csv="longest_wait_s",
-            csv_of=attrgetter("mean"),
-            title="longest wait s",
-            text=in_brief,
-        ),
-        Column(
-            of=last(THROUGHPUT),
-            csv="throughput_tok_s",
-            csv_of=attrgetter("mean"),
-            title="throughput tok/s",
-            text=in_full,
-        ),
-        Column(of=printed(1), title="paper tok/s", text=lambda value: shown(value, "g")),
-        Column(of=over_base, csv=ends_of("speedup"), csv_of=ends, title="speedup", text=times),
-        Column(of=printed(0), csv="paper_mean_latency_s"),
-        Column(of=printed(1), csv="paper_throughput_tok_s"),
-        Column(of=printed(2), csv="paper_speedup", title="paper speedup", text=lambda value: shown(value, "g", "x")),
-        Column(of=lambda row: len(row[0].last_runs), csv="num_runs"),
-        Column(of=lambda row: obtained_text(row[0].last_runs), csv="obtained"),
-        Column(of=lambda row: all_valid(row[0].last_runs), csv="valid"),
-        Column(of=lambda row: validity_text(row[0].last_runs), title="valid"),
-    ]
+def in_text(curves: Curves) -> Columns[Row]:
+    return {
+        "dataset": lambda row: dataset_title(row[0].dataset),
+        "system": lambda row: row[0].label,
+        "mean latency s": lambda row: said(row[0].last(MEAN_LATENCY), digits=2),
+        "paper s": lambda row: shown(row[1].get("avg_latency_s"), "g"),
+        "P99 s": lambda row: shown(row[0].last(P99_LATENCY).mean),
+        "longest wait s": lambda row: shown(row[0].last(LONGEST_WAIT).mean),
+        "throughput tok/s": lambda row: said(row[0].last(THROUGHPUT), digits=2),
+        "paper tok/s": lambda row: shown(row[1].get("throughput_tok_s"), "g"),
+        "speedup": lambda row: times(speedup(row[0], curves)),
+        "paper speedup": lambda row: shown(row[1].get("speedup_vs_base_printed"), "g", "x"),
+        "valid": lambda row: validity_text(row[0].last_runs),
+    }
 
 
 def speedup(curve: Curve, curves: Curves) -> Interval:

@@ -11,12 +11,11 @@ from paper_figures.common.caption import (
     obtained_text,
     prompt_sources,
     seeds_sentence,
-    validity_text,
 )
 from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Panel
 from paper_figures.common.runs import Measure, Runs
-from paper_figures.common.words import ends, said, shown
+from paper_figures.common.words import ends, said
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import (
     BASELINES,
@@ -108,14 +107,6 @@ def page(runs: Runs) -> Page:
     )
     said_of_runs = [reading_sentence(view), *answer_notes(runs.all), *how_obtained(runs.all)]
     return Page(
-        table=Table(
-            columns=(
-                *("dataset", "system", "as printed: tok/s", "over Fast-dLLM", "mean latency / longest wait s"),
-                *("tuned: tok/s", "over Fast-dLLM, tuned too", "mean latency / longest wait, tuned, s"),
-                *("tuned over printed", "chosen", f"solves, % of {' / '.join(TASKS)}", "valid"),
-            ),
-            rows=[table_row(runs, dataset, contender) for dataset in DATASETS for contender in CONTENDERS],
-        ),
         csv=csv_of(runs),
         picture=Picture(
             panels=[
@@ -164,23 +155,6 @@ def panel(runs: Runs, dataset: str, is_absolute: bool = False) -> Panel:
         layers=layers if is_absolute else [*layers, Guide(value=1)],
         x=Axis(ticks=range(len(CONTENDERS)), names=names, size=6),
         y=Axis(label=what if is_first else None, margin=0.12),
-    )
-
-
-def table_row(runs: Runs, dataset: str, contender: str) -> tuple[str, ...]:
-    both = [cell(runs.view, dataset, contender, is_tuned) for is_tuned in FORMS]
-    texts: list[str] = []
-    for each, is_tuned in zip(both, FORMS, strict=True):
-        texts += [
-            said(runs.at(each, THROUGHPUT)),
-            said(over_base(runs, dataset, contender, is_tuned), "x", 2),
-            f"{shown(runs.at(each, MEAN_LATENCY).mean)} / {shown(runs.at(each, LONGEST_WAIT).mean)}",
-        ]
-    return (
-        *(dataset_title(dataset), look_of(contender).title, *texts, said(gained(runs, dataset, contender), "x", 2)),
-        chosen(runs, dataset, contender),
-        " / ".join("-" if each is None else str(each) for each in solved(runs.view, contender)),
-        validity_text([run for each in both for run in runs.of(each)]),
     )
 
 

@@ -8,8 +8,7 @@ from paper_figures.common.contender import Contender, contenders_beside
 from paper_figures.common.figure import Columns, Table, table
 from paper_figures.common.panel import ANYWHERE, OF_SHARES, Bounds
 from paper_figures.common.runs import Measure, Of, Runs
-from paper_figures.common.words import number, said
-from repro.runs.cell import COMPARISON, Cell
+from repro.runs.cell import COMPARISON
 from repro.runs.store import StoredRun
 from repro.systems.cluster.laps_record import BUCKETS
 from repro.systems.platforms import PrefillPart, platform
@@ -26,8 +25,6 @@ CAPACITY: Mapping[str, float] = MappingProxyType({SMALL: 167.0, MIDDLE: 83.0, LA
 """Turns/s that SGLang serves on one instance with 256 clients: what a load of 1 means."""
 
 CONTENDERS = contenders_beside(__file__, Contender)
-PRICE = "late % (above 1,000 tokens) / mean / P99 / P90, P99 above 1,000 tokens ms / longest s"
-"""What ``priced`` says of a cell: beside every share of late turns what it costs, and the longest wait beside every mean."""
 SINGLE = ("sglang", "graphs", "apart", "laps", "reserve")
 EIGHT = ("sglang", "router", "graphs", "apart", "laps", "reserve")
 
@@ -57,18 +54,11 @@ LONGEST = Measure(path="ttft_all_s/max", label="longest TTFT (ms)", scale=1e3)
 P90_SHORT, P90_LONG = (
     Measure(path=f"ttft_{length}_s/p90", label=f"P90 TTFT, {length} (ms)", scale=1e3) for length in ("short", "long")
 )
-LATE_1K, P90_1K, P99_1K = (
-    Measure(path=f"by_length/1000+/{part}", label=label, scale=scale)
-    for part, label, scale in (
-        ("violations", "the same, above 1,000 tokens (%)", 100),
-        ("p90", "", 1e3),
-        ("p99", "", 1e3),
-    )
-)
+LATE_1K = Measure(path="by_length/1000+/violations", label="the same, above 1,000 tokens (%)", scale=100)
+P90_1K = Measure(path="by_length/1000+/p90", scale=1e3)
 """Prompts above 1,000 tokens: who pays for an order by length."""
 GRAPH_SHARE = Measure(path="graph_share", label="steps by a graph (%)", scale=100)
 MOVES = Measure(path="moves_per_minute")
-PER_STEP = Measure(path="requests_per_step")
 
 SHARES = (LATE, LATE_1K, GRAPH_SHARE)
 CUT = "Intervals of shares are drawn from 0 to 100 %."
@@ -128,14 +118,6 @@ COLUMNS: Columns[StoredRun] = {
     "valid": lambda run: run.validity.valid,
     "run": lambda run: run.cell.key,
 }
-
-
-def priced(runs: Runs, cell: Cell) -> str:
-    def at(of: Measure, digits: int = 0, scale: float = 1.0) -> str:
-        return f"{scale * number(runs.at(cell, of)):.{digits}f}"
-
-    late = f"{said(runs.at(cell, LATE))} ({at(LATE_1K, 1)})"
-    return f"{late} / {at(MEAN)} / {at(P99)} / {at(P90_1K)}, {at(P99_1K)} / {at(LONGEST, 1, 1e-3)}"
 
 
 def csv_of(runs: Runs, **more: Measure) -> Table:

@@ -4,7 +4,7 @@ from functools import partial
 
 from engines.laps.batching import BATCHES, GRAPH_MB, GRID, LENGTHS, graph_bytes, shapes_of
 from engines.models.shape import model_shape
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.figure import Page
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, said
 from paper_figures.laps.contenders import CONTENDERS, GRAPH_SHARE, LATE, LMSYS, MEAN, MIDDLE, MODELS, rate_of
@@ -64,20 +64,6 @@ def page(runs: Runs) -> Page:
         conclusions=[conclusion(runs)],
         about=f"Qwen2.5-14B on one instance, Poisson, {GRAPH_MB[MIDDLE]} MB a graph as printed: memory and time of a capture are the paper's and await a GPU run.",
         width_inches=7.6,
-        table=Table(
-            columns=("model", "a graph, printed", f"grid of {len(GRID)}", "a capture, printed", "the grid", "measured"),
-            rows=[
-                (
-                    model,
-                    f"{GRAPH_MB[model]} MB",
-                    f"{len(GRID) * GRAPH_MB[model] / 1e3:.1f} GB",
-                    "8 to 12 s",
-                    "5.6 to 8.4 min",
-                    "awaiting a GPU run",
-                )
-                for model in MODELS
-            ],
-        ),
         notes=notes,
     )
 

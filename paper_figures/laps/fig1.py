@@ -1,6 +1,6 @@
 """LAPS Figure 1: P90 TTFT of long prompts mixed with short ones."""
 
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.figure import Page
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, is_below, number, said
 from paper_figures.laps.contenders import P90_LONG
@@ -36,19 +36,6 @@ def page(runs: Runs) -> Page:
         conclusions=[f"{shorts} clients with short prompts change the P90 TTFT of long ones {'; '.join(texts)}."],
         about=asked.sentence + about,
         width_inches=8,
-        table=Table(
-            columns=("panel", "long clients", "alone, ms", *(f"+ {shorts} short" for shorts in asked.shorts)),
-            rows=[
-                (
-                    title,
-                    longs,
-                    said(runs.at(cell(runs.view, longs, 0, kappa), P90_LONG), digits=0),
-                    *(said(rise(runs, longs, shorts, kappa), "%") for shorts in asked.shorts),
-                )
-                for kappa, title in asked.panels.items()
-                for longs in asked.longs
-            ],
-        ),
     )
 
 

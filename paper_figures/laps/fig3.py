@@ -1,6 +1,6 @@
 """LAPS Figure 3: P90 TTFT of short prompts mixed with long ones."""
 
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.figure import Page
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, number, said
 from paper_figures.laps.contenders import P90_LONG, P90_SHORT
@@ -34,14 +34,6 @@ def page(runs: Runs) -> Page:
         ],
         about=f"{asked.sentence} Runs of Figure 1.",
         width_inches=8,
-        table=Table(
-            columns=("panel", "short clients", "alone, ms", *(f"+ {longs} long, ms" for longs in asked.longs)),
-            rows=[
-                (title, shorts, *(said(wait(runs, longs, shorts, kappa), digits=0) for longs in (0, *asked.longs)))
-                for kappa, title in asked.panels.items()
-                for shorts in asked.shorts
-            ],
-        ),
     )
 
 

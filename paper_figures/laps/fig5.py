@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.figure import Page
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, number, said
-from paper_figures.laps.contenders import CONTENDERS, LMSYS, MEAN, MIDDLE, PER_STEP, RPS
+from paper_figures.laps.contenders import CONTENDERS, LMSYS, MEAN, MIDDLE, RPS
 from paper_figures.laps.layout import GRAPHS, PRINTED, choices, laps_figure, laps_page
 from repro.reports.claims import Finding
 from repro.reports.figures import View
@@ -76,17 +76,7 @@ def page(runs: Runs) -> Page:
         ],
         about=f"LAPS with {asked.knobs.get('model', 'the tiny decoder')}, {asked.knobs['clients']} clients, prompts below 256 tokens. A window of fixed length; "
         "the depth adapts. nearest: the smallest captured graph that covers the batch; one bucket: a batch of one bucket of length, as printed; cheapest: only where it is predicted to be faster.",
-        table=Table(
-            columns=("think ms", "graphs", *(f"{tick} ms" for tick in ticks), "batch at 0 ms"),
-            rows=[table_row(runs, *setting) for setting in settings(runs.view)],
-        ),
     )
-
-
-def table_row(runs: Runs, think_s: float, graphs: str) -> tuple[str, ...]:
-    own = row(runs.view, think_s, graphs)
-    values = [f"{number(runs.at(cell, RPS)):.0f}/s {number(runs.at(cell, MEAN)):.0f} ms" for cell in own]
-    return (f"{1e3 * think_s:g}", graphs, *values, said(runs.at(own[0], PER_STEP)))
 
 
 def findings(runs: Runs) -> list[Finding]:

@@ -6,7 +6,7 @@ Drawn as ratios to SGLang PD, which the paper's claims are about; values are in 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Guide, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import is_above, is_below, number, plural, said
@@ -15,8 +15,6 @@ from paper_figures.laps.contenders import (
     CONTENDERS,
     EIGHT,
     LARGE,
-    LATE_1K,
-    LONGEST,
     MEAN,
     MODELS,
     P90,
@@ -71,7 +69,6 @@ MEASURES: Mapping[str, tuple[Measure, bool]] = {
 """With whether more is better."""
 DRAWN = ("turns/s", "P90 TTFT")
 """Mean TTFT of clients that do not think is the reciprocal of turns/s (Little's law): a panel of it would show nothing new."""
-PRICED = ("sglang", "laps", "reserve")
 CLAIMS = {1: "laps-rps-single", 8: "laps-rps-8"}
 """Largest gains of turns/s, percent, by number of instances."""
 
@@ -107,7 +104,6 @@ def best(runs: Runs, name: str, instances: int, of: Measure, *, least: bool = Fa
 def page(runs: Runs) -> Page:
     asked = GRIDS[runs.view.platform.executor]
     columns = len(asked.models) if len(asked.models) > 1 else len(DRAWN)
-    ours = [(name, of) for name in ("laps", "reserve") for of, _ in MEASURES.values()]
     return laps_page(
         runs,
         panels=[
@@ -120,28 +116,7 @@ def page(runs: Runs) -> Page:
         conclusions=[conclusion(runs, instances) for instances in asked.instances],
         about="Closed loop without think time, ShareGPT's turns: mean TTFT is the reciprocal of turns/s. LAPS mended: several long prompts a step, graphs only where predicted faster, "
         f"window of at most {5 * runs.view.platform.part(PrefillPart).time_scale:g} ms; its printed settings are worse (ablations). SGLang PD: instances in turn.",
-        table=Table(
-            columns=(
-                *("instances", "model", "clients", "SGLang PD turns/s"),
-                *(f"{title} {label}" for title in ("LAPS", "Reserve") for label in MEASURES),
-                *(f"{CONTENDERS[name].title} longest s, late above 1,000 tokens %" for name in PRICED),
-            ),
-            rows=[
-                (
-                    *(place[1], place[0], place[2], said(runs.at(cell(runs.view, "sglang", place), RPS))),
-                    *(said(versus(runs, name, place, of), "%") for name, of in ours),
-                    *(price(runs, name, place) for name in PRICED),
-                )
-                for place in asked.places
-            ],
-        ),
     )
-
-
-def price(runs: Runs, name: str, place: Place) -> str:
-    """The longest wait beside every mean, and who pays."""
-    asked = cell(runs.view, name, place)
-    return f"{number(runs.at(asked, LONGEST)) / 1e3:.2f}, {number(runs.at(asked, LATE_1K)):.1f}"
 
 
 def panel(runs: Runs, instances: int, label: str, model: str) -> Panel:

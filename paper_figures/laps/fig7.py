@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from engines.laps.system import ControllerConfig, PressureController, Signals
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Layer, Mark, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, plural, said
@@ -21,7 +21,6 @@ from paper_figures.laps.contenders import (
     CUT,
     LATE,
     LATE_1K,
-    LATE_LONG,
     LMSYS,
     LONGEST,
     MIDDLE,
@@ -108,19 +107,6 @@ def page(runs: Runs) -> Page:
         about=f"Qwen2.5-14B, LMSYS-Chat-1M's shares. Load 1 is {CAPACITY[MIDDLE]:g} turns/s an instance. The paper names neither load nor model: its values for "
         f"eight instances stand at a load of {PAPER_LOAD:g}. {CUT}",
         width_inches=8,
-        table=Table(
-            columns=(
-                *("instances", "at"),
-                *(f"{CONTENDERS[name].title}: late % / long / above 1,000 tokens / longest s" for name in NAMES[8]),
-            ),
-            rows=[
-                (instances, text, *(violations(runs, ask, name, instances, place) for name in NAMES[8]))
-                for instances in NAMES
-                for loop, (ask, places) in LOOPS.items()
-                for place in places[instances]
-                for text in [f"load {place:g}" if loop == "load" else f"{place} clients"]
-            ],
-        ),
     )
 
 
@@ -133,15 +119,6 @@ def reserves_price(runs: Runs) -> str:
         f"{said(runs.at(router, LATE_1K), '%')}, of all turns {said(runs.at(own, LATE), '%', 2)} and {said(runs.at(router, LATE), '%', 2)}; "
         f"the longest TTFT is {waits[0]:.1f} and {waits[1]:.1f} s."
     )
-
-
-def violations(
-    runs: Runs, ask: Callable[[View, str, int, float], Cell], name: str, instances: int, place: float
-) -> str:
-    """Violations of all, of the long ones and of those above 1,000 tokens, and the longest TTFT."""
-    asked = ask(runs.view, name if name in NAMES[instances] else "sglang", instances, place)
-    long, above, longest = (number(runs.at(asked, of)) for of in (LATE_LONG, LATE_1K, LONGEST))
-    return f"{said(runs.at(asked, LATE))} / {long:.0f} / {above:.1f} / {longest / 1e3:.1f}"
 
 
 def panel(runs: Runs, instances: int, loop: str) -> Panel:

@@ -1,10 +1,10 @@
 """LAPS Figure 8: throughput with decoding apart and mixed in."""
 
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_below, number, plural, said
-from paper_figures.laps.contenders import CONTENDERS, MIDDLE, P90, RPS, SHAREGPT
+from paper_figures.laps.contenders import CONTENDERS, MIDDLE, RPS, SHAREGPT
 from paper_figures.laps.layout import doubling, laps_figure, laps_page, line
 from repro.reports.claims import Finding
 from repro.reports.figures import View
@@ -52,16 +52,6 @@ def panel(runs: Runs, instances: int) -> Panel:
     return Panel(title=plural(instances, "instance"), layers=lines, x=doubling(CLIENTS, "clients"), y=Axis(label=label))
 
 
-def row(runs: Runs, name: str, place: tuple[int, int]) -> tuple[object, ...]:
-    both = [cell(runs.view, name, *place, decode) for decode in MODES]
-    return (
-        *(*place, CONTENDERS[name].title),
-        *(said(runs.at(each, RPS)) for each in both),
-        said(change(runs, name, *place), "%"),
-        " / ".join(f"{number(runs.at(each, P90)):.0f}" for each in both),
-    )
-
-
 def page(runs: Runs) -> Page:
     texts = []
     for name in NAMES:
@@ -74,13 +64,6 @@ def page(runs: Runs) -> Page:
         about="Qwen2.5-14B, ShareGPT's turns; the next turn comes after the whole answer. Apart: as many other GPUs decode, at the pace of a batch of all clients. "
         "Mixed in: prefills go first and decode steps run between them.",
         width_inches=8,
-        table=Table(
-            columns=(
-                *("instances", "clients", "system", "apart, turns/s", "mixed in", "change"),
-                "P90 TTFT apart / mixed, ms",
-            ),
-            rows=[row(runs, name, place) for place in PLACES for name in NAMES],
-        ),
     )
 
 

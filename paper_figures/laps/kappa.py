@@ -5,11 +5,11 @@ Which mixing penalty the paper's throughput needs: LAPS over SGLang PD by kappa 
 
 import numpy as np
 
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Guide, Line, Panel
 from paper_figures.common.runs import Runs
-from paper_figures.common.words import number, plural, said
-from paper_figures.laps.contenders import CONTENDERS, LARGE, MEAN, MIDDLE, P90, RPS
+from paper_figures.common.words import number, plural
+from paper_figures.laps.contenders import CONTENDERS, LARGE, MIDDLE, RPS
 from paper_figures.laps.fig6 import CLAIMS, Place, cell
 from paper_figures.laps.layout import laps_figure, laps_page
 from repro.reports.figures import View
@@ -56,12 +56,6 @@ def needed_text(runs: Runs, place: Place) -> str:
     return f"above {KAPPAS[-1]:g}" if found is None else f"{found:.2f}"
 
 
-def entry(runs: Runs, place: Place, kappa: float) -> str:
-    ours, theirs = (cell(runs.view, name, place, kappa) for name in ("laps", "sglang"))
-    waits = ", ".join(f"{number(runs.versus(ours, theirs, of)):+.0f}" for of in (MEAN, P90))
-    return f"{said(gain(runs, 'laps', place, kappa))} % ({waits})"
-
-
 def conclusion(runs: Runs) -> str:
     texts = [f"{needed_text(runs, place)} for {title(place)}" for place in PLACES]
     return f"The printed gains of 20 % (one instance) and 33 % (eight) need kappa = {', '.join(texts)}; what was measured of it: docs/silicon.md, docs/simulation.md."
@@ -94,19 +88,6 @@ def page(runs: Runs) -> Page:
         about="kappa: how much longer a step takes that holds short and long prompts than by its matrices and attention. A roofline gives 0. Policies do not know "
         "it; the short end of a long prompt counts as short. Closed loop of 64 clients.",
         width_inches=7.6,
-        table=Table(
-            columns=("setting", *(f"kappa {kappa:g}" for kappa in KAPPAS), "printed", "needs kappa"),
-            rows=[
-                (
-                    title(place),
-                    *(entry(runs, place, kappa) for kappa in KAPPAS),
-                    f"{printed(place):.0f} %",
-                    needed_text(runs, place),
-                )
-                for place in PLACES
-            ],
-        ),
-        notes=["In brackets: change of mean and P90 TTFT."],
     )
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from paper_figures.common.caption import contended_note, device_text, invalid_notes
-from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
+from paper_figures.common.figure import Page, Picture, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Panel
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.laps.contenders import CONTENDERS, LATE, PAIRED_SEEDS, bounds, csv_of
@@ -23,7 +23,6 @@ def laps_page(
     panels: Sequence[Panel],
     conclusions: Sequence[str],
     about: str,
-    table: Table,
     columns: int | None = None,
     after_title: str = "",
     width_inches: float | None = None,
@@ -39,7 +38,7 @@ def laps_page(
         columns=columns,
         width_inches=width_inches,
     )
-    return Page(table=table, picture=picture, csv=csv_of(runs), notes=[*conclusions, *notes, *invalid_notes(runs.all)])
+    return Page(picture=picture, csv=csv_of(runs), notes=[*conclusions, *notes, *invalid_notes(runs.all)])
 
 
 def line(

@@ -6,24 +6,11 @@ Hodgson's order alone, to all of it, first come, first served; and the orders of
 
 from collections.abc import Sequence
 
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Line, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import is_above, number, said
-from paper_figures.laps.contenders import (
-    CAPACITY,
-    CONTENDERS,
-    CUT,
-    LATE,
-    LATE_1K,
-    LMSYS,
-    LONGEST,
-    MIDDLE,
-    P99,
-    PRICE,
-    priced,
-    rate_of,
-)
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, CUT, LATE, LATE_1K, LMSYS, LONGEST, MIDDLE, P99, rate_of
 from paper_figures.laps.layout import laps_figure, laps_page, line
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
@@ -68,7 +55,6 @@ def panel(runs: Runs, wait: Measure, load: float) -> Panel:
 
 
 def page(runs: Runs) -> Page:
-    names = [CONTENDERS[name].title for name in OTHERS]
     return laps_page(
         runs,
         panels=[panel(runs, wait, load) for wait in (LONGEST, P99) for load in DRAWN],
@@ -76,21 +62,6 @@ def page(runs: Runs) -> Page:
         conclusions=[standing(runs), prices(runs)],
         about=f"One instance, {MIDDLE}, Poisson turns with LMSYS-Chat-1M's shares; load 1 is {CAPACITY[MIDDLE]:g} turns/s. On-time with a "
         f"share of {', '.join(f'{share:g}' for share in SHARES)} for those given up, from right to left; with 1 at once, all by due time. {CUT}",
-        table=Table(
-            columns=(
-                "load",
-                *(f"{name}: {PRICE}" for name in names),
-                *(f"On-time, share {share:g}: the same" for share in SHARES),
-            ),
-            rows=[
-                (
-                    f"{load:g}",
-                    *(priced(runs, cell(runs.view, name, load)) for name in OTHERS),
-                    *(priced(runs, front(runs.view, share, load)) for share in SHARES),
-                )
-                for load in LOADS
-            ],
-        ),
     )
 
 

@@ -7,7 +7,7 @@ Reserve (ours) against LAPS, SGLang, vLLM and SRPT from half load to overload, t
 from collections.abc import Sequence
 from functools import partial
 
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import is_above, is_below, number, said
@@ -22,9 +22,7 @@ from paper_figures.laps.contenders import (
     MEAN,
     MODELS,
     P90_1K,
-    PRICE,
     TOKENS_S,
-    priced,
 )
 from paper_figures.laps.fig7 import by_load
 from paper_figures.laps.layout import knee, laps_figure, laps_page, line
@@ -77,13 +75,6 @@ def page(runs: Runs) -> Page:
         columns=len(MODELS),
         conclusions=[in_how_many(runs, PUBLISHED), in_how_many(runs, ("srpt",)), price(runs), knees(runs)],
         about=f"One instance, Poisson turns with LMSYS-Chat-1M's shares. SGLang PD with and without prefill graphs is nearly one line. Load 1 is what SGLang PD serves with 256 clients ({capacities} turns/s). {CUT}",
-        table=Table(
-            columns=(*("model", "load"), *(f"{CONTENDERS[name].title}: {PRICE}" for name in NAMES)),
-            rows=[
-                (model, f"{load:g}", *(priced(runs, at_load(runs.view, name, model, load)) for name in NAMES))
-                for model, load in PLACES
-            ],
-        ),
     )
 
 

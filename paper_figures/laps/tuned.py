@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from paper_figures.common.figure import Page, Table
+from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import number, plural, said
@@ -21,8 +21,6 @@ from paper_figures.laps.contenders import (
     LONGEST,
     MIDDLE,
     MODELS,
-    PRICE,
-    priced,
     rate_of,
     tuned,
 )
@@ -91,12 +89,6 @@ def panel(runs: Runs, of: Measure, place: Place) -> Panel:
     )
 
 
-def chosen(runs: Runs, name: str, place: Place, load: float) -> str:
-    found = runs.of(cell(runs.view, name, True, place, load))
-    setting = found[0].facts.get("tuned", {}).get("chosen", {}) if found else {}
-    return " ".join(f"{knob}={value}" for knob, value in setting.items()) or "the defaults"
-
-
 def page(runs: Runs) -> Page:
     capacities = ", ".join(f"{CAPACITY[model]:g}" for model in MODELS)
     return laps_page(
@@ -108,19 +100,6 @@ def page(runs: Runs) -> Page:
         about=f"Dashed: not tuned, which is as printed, and our defaults where nothing is printed; nothing of SRPT and Reserve is. Through: the free knobs (docs/tuning.md) of every system set by one search of up to {CANDIDATES} "
         f"candidates and {TRIALS} simulated trials on other seeds, for the fewest late turns. Poisson turns with LMSYS-Chat-1M's shares; load 1 is "
         f"{capacities} turns/s an instance. {CUT}",
-        table=Table(
-            columns=("model", "instances", "load", "system", f"as printed: {PRICE}", "tuned: the same", "chosen"),
-            rows=[
-                (
-                    *(place.model, place.instances, f"{load:g}", CONTENDERS[name].title),
-                    *(priced(runs, cell(runs.view, name, is_tuned, place, load)) for is_tuned in (False, True)),
-                    chosen(runs, name, place, load),
-                )
-                for place in PLACES
-                for load in LOADS[place.instances]
-                for name in NAMES[place.instances]
-            ],
-        ),
     )
 
 

@@ -42,7 +42,6 @@ def test_latency_curves_and_the_papers_values(tmp_path, drawn):
     assert {axes.get_yscale() for axes in drawn[0].axes} == {"log"}
     assert set(burst["Fast-dLLM (paper, above)"].get_ydata()) == {4000}
     assert not any("paper" in label for label in drawn_lines(panel(drawn[0], "OSC")))
-    assert rendered.rows[1][:5] == ("LiveBench", "Fast-dLLM", "6.4", "6.4", "2.00x")
     paper = [row for row in read_csv(rendered) if row["obtained"] == "paper"]
     assert [(row["system"], float(row["mean_latency_s"])) for row in paper] == [
         ("dllm-serve", 1370),
@@ -99,7 +98,8 @@ def test_jitter_without_a_valid_baseline_says_so(tmp_path):
     runs = runs_of(fig5.FIGURE.cells(CPU_VIEW), speed, stretch=0.5)
     broken = [changed(r, validity=FAILED) if r.cell.system != "dllm-serve" else r for r in runs]
     rendered = fig5.FIGURE.render(broken, CPU_VIEW, tmp_path)
-    assert {row[4:8] for row in rendered.rows} == {("-", "-", "-", "-")}
+    columns = ("best_baseline", "best_baseline_s", "gain")
+    assert {tuple(row[name] for name in columns) for row in read_csv(rendered)} == {("", "", "")}
     assert sum(note.startswith("INVALID") for note in rendered.notes) == 9
 
 
@@ -133,20 +133,6 @@ def test_table_4_is_drawn_at_its_rate(tmp_path):
     assert next(v.value for v in values if (v.dataset, v.system) == ("livebench", "dllm-serve")) == 90.17
     latencies = {(v.dataset, v.system): v.value for v in fig4.paper_latencies(view)}
     assert latencies["livebench", "dllm-serve"] == 218.5
-
-
-def test_a_processors_time_is_told_where_it_was_measured(tmp_path):
-    """dLLM-Serve spends 2 s of processor a run, others 1 s: half the tokens per second of it at the same speed."""
-
-    def spent(run):
-        facts = {**run.facts, "processor_s": 2.0 if run.cell.system == "dllm-serve" else 1.0}
-        return changed(run, record=run.record.with_manifest(facts=facts))
-
-    runs = [spent(run) for run in runs_of(fig3.FIGURE.cells(CPU_VIEW), lambda cell: 10.0)]
-    notes = fig3.FIGURE.render(runs, CPU_VIEW, tmp_path).notes
-    assert sum("Tokens per processor second at the highest rate" in note and "0.50x" in note for note in notes) == 3
-    usual = fig3.FIGURE.render(runs_of(fig3.FIGURE.cells(CARD_VIEW), speed), CARD_VIEW, tmp_path).notes
-    assert not any("processor second" in note for note in usual)
 
 
 SCRIPT = """

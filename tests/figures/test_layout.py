@@ -8,7 +8,9 @@ from support.figure_runs import figure_runs
 from support.text_boxes import overprinted
 
 from paper_figures.common import style
-from paper_figures.common.panel import OF_SHARES, Bars, Guide, Line, Mark, Panel
+from paper_figures.common.figure import in_numbers
+from paper_figures.common.panel import OF_SHARES, Axis, Bars, Guide, Line, Mark, Panel, Points
+from paper_figures.common.words import exactly
 from repro.reports.figures import FIGURES, View, default_reading
 from repro.runs.statistics import Interval
 from repro.systems.platforms import platform
@@ -158,3 +160,26 @@ def test_the_legend_has_the_order_of_drawing(tmp_path):
         Panel(title="a panel", layers=layers).draw(axes[0])
         style.publish(figure, axes, tmp_path, "order", title="a title", caption=[])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a line", "bars", "printed", "a guide"]
+
+
+def test_the_table_of_a_picture_has_a_row_a_place_and_a_column_a_label():
+    look = style.Look(color="black", marker="o")
+    two = [exactly(1.25), exactly(None)]
+    bars = Bars(label="bars", places=[-0.2, 0.8], at=two, width=0.4, color="black")
+    lines = [
+        Line(label="line", places=[0.9, 1.9], names=["1", "2"], at=two, look=look),
+        Points(label="points", places=[1, 2], values=[3.0, 40000.0], look=look),
+        Mark(label="paper", place=2.1, value=7.0, look=look, name="2"),
+    ]
+    panels = [
+        Panel(title="a", layers=[bars], x=Axis(ticks=range(2), names=["one", "other\none"]), y=Axis(label="of")),
+        Panel(title="b", layers=lines),
+    ]
+    table = in_numbers(panels)
+    assert table.columns == ("panel", "at", "bars", "line", "points", "paper")
+    assert table.rows == [
+        ("a, of", "one", "1.2", "-", "-", "-"),
+        ("a, of", "other one", "-", "-", "-", "-"),
+        ("b, of", "1", "-", "1.2", "3", "-"),
+        ("b, of", "2", "-", "-", "40000", "7"),
+    ]
