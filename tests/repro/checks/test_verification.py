@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.command import Result, refused, repro, table_of
 from support.make_golden import SAMPLERS
+from support.tables import data_beside
 
 from engines.models import loader
 from repro.checks.blocks import FOLDER_VARIABLE
@@ -18,6 +19,7 @@ from repro.checks.goldens import GOLDEN_DIR, read_cases
 from repro.systems.block.settings import RULES
 
 Content = dict[str, Any]
+SPOILT = data_beside(__file__, "spoilt_goldens")
 
 
 def verify(*arguments: object) -> Result:
@@ -143,29 +145,13 @@ def test_nor_is_what_a_defect_of_the_recorded_code_decided(folder):
 UPSTREAM = {"delay_step": 1, "first_token_rule": True, "head_select": False}
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"first_token_rule": None}, "lacks params first_token_rule: method 'dllm_serve_upstream_uniform' needs them"),
-        ({"first_token_rule": 1}, "has params first_token_rule=1, where true or false belongs: correct it"),
-        (
-            {"head_select": True},
-            "has params head_select=True, but method 'dllm_serve_upstream_uniform' applies False: correct it",
-        ),
-        (
-            {"delay0_first_block": "built"},
-            "has params delay0_first_block='built', which method 'dllm_serve_upstream_uniform' does not apply: remove it",
-        ),
-        ({"delay_step": 0, "delay0_first_block": "empty"}, "applies 'built' or 'unbuilt_zero_cache': correct it"),
-        ({"max_num_batched_tokens": "all"}, "has params max_num_batched_tokens='all', where an integer belongs"),
-    ],
-)
-def test_upstream_cases_say_which_rule_and_are_what_they_say(folder, change, says):
+@pytest.mark.parametrize("spoilt", SPOILT["upstream"], ids=str)
+def test_upstream_cases_say_which_rule_and_are_what_they_say(folder, spoilt):
     """Neither the paper's rule nor the other selection is run in place of what was recorded."""
     case = folder.content["cases"][1]
-    params = case["params"] | UPSTREAM | change
+    params = case["params"] | UPSTREAM | spoilt["params"]
     case |= {"method": "dllm_serve_upstream_uniform", "params": {k: v for k, v in params.items() if v is not None}}
-    refused(verify("--golden", folder.write(), "--json"), says)
+    refused(verify("--golden", folder.write(), "--json"), spoilt["says"])
 
 
 def test_params_that_recorded_cases_carry_are_taken(folder):
@@ -200,98 +186,26 @@ def test_a_block_length_without_blocks(tmp_path):
         refused(verify("--golden", Folder(path=tmp_path, content=changed).write()), f"case {case['id']!r}, {says}")
 
 
-def remove(path: str) -> Callable[[Folder], None]:
-    return lambda folder: (
-        shutil.rmtree(folder.path / path) if (folder.path / path).is_dir() else (folder.path / path).unlink()
-    )
+def spoil(folder: Folder, case: Mapping[str, Any]) -> None:
+    """Removes a file, or sets or drops one value of cases.json."""
+    if "remove" in case:
+        place = folder.path / case["remove"]
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+        return
+    *keys, last = case.get("drop") or case["at"]
+    at: Any = folder.content
+    for key in keys:
+        at = at[key]
+    if "drop" in case:
+        del at[last]
+    else:
+        at[last] = case["to"]
 
 
-def change(*keys: str | int, to: Any = None, drop: bool = False) -> Callable[[Folder], None]:
-    """Sets, or drops, one value of cases.json."""
-
-    def apply(folder: Folder) -> None:
-        at: Any = folder.content
-        for key in keys[:-1]:
-            at = at[key]
-        if drop:
-            del at[keys[-1]]
-        else:
-            at[keys[-1]] = to
-
-    return apply
-
-
-def param(name: str, **how: Any) -> Callable[[Folder], None]:
-    """As ``change``, of the first case."""
-    return change("cases", 0, "params", name, **how)
-
-
-CASE = "case 'llada-mha/fast_dllm_dual_cache"
-CHECKPOINT = "checkpoints/llada-mha"
-
-
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (change("cases", drop=True), "cases.json lacks 'cases': restore the file"),
-        (change("cases", to=[]), "has no cases: give a folder with at least one"),
-        (change("cases", to={}), "has a dict for 'cases', where list belongs"),
-        (change("checkpoints", drop=True), "lacks 'checkpoints'"),
-        (change("ties", to="first"), "has ties='first': use one of stable, library"),
-        (change("checkpoints", "llada-mha", "path", drop=True), "checkpoint 'llada-mha', lacks 'path'"),
-        (change("checkpoints", "llada-mha", "sha256", to="0"), "has other weights in"),
-        (change("checkpoints", to={}), "has checkpoint 'llada-mha': the file names no checkpoint"),
-        (remove(CHECKPOINT), "checkpoints/llada-mha, which is not a directory: restore it"),
-        (remove(f"{CHECKPOINT}/config.json"), "has no config.json: give a LLaDA or Dream checkpoint"),
-        (remove(f"{CHECKPOINT}/model.safetensors"), "model.safetensors: restore it"),
-        (change("cases", 0, to=1), "a case lacks 'id'"),
-        *(
-            (change("cases", 0, key, drop=True), f"lacks '{key}'")
-            for key in ("id", "checkpoint", "method", "params", "prompt_ids", "expected_ids")
-        ),
-        (change("cases", 0, "method", to="best"), "has method 'best': known are llada, fast_dllm_nocache"),
-        (change("cases", 0, "method", to="dream_dual_cache"), "lacks params alg: method 'dream_dual_cache' needs them"),
-        (change("cases", 0, "checkpoint", to="big"), "has checkpoint 'big': the file names llada-mha"),
-        (param("steps", drop=True), "lacks params steps: method 'fast_dllm_dual_cache' needs them"),
-        (change("cases", 1, "params", "keep_ratio", drop=True), "lacks params keep_ratio: method 'sparse_dllm' needs"),
-        (change("cases", 1, "params", "keep_ratio", to=2.0), "cannot be replayed: retention_ratio=2.0 must be in"),
-        (param("steps", to="all"), "has params steps='all', where an integer belongs: correct it"),
-        *(
-            (param("gen_length", to=value), f"has params gen_length={value!r}, where an integer belongs")
-            for value in ("16", 16.0, True, [16])
-        ),
-        (param("gen_length", to=None), "lacks params gen_length"),
-        (param("block_length", to=0), "cannot be replayed: block_length=0 must be at least 1"),
-        (change("cases", 1, "params", "keep_ratio", to="half"), "has params keep_ratio='half', where a number belongs"),
-        (
-            param("treshold", to=0.9),
-            "has params treshold=0.9, which method 'fast_dllm_dual_cache' does not apply: remove it",
-        ),
-        (param("treshold", to=None), "has params treshold=None, which method"),
-        (param("keep_ratio", to=0.5), "has params keep_ratio=0.5, which method"),
-        (param("first_token_rule", to=True), "has params first_token_rule=True, which method"),
-        (
-            param("temperature", to=0.9),
-            "has params temperature=0.9, but method 'fast_dllm_dual_cache' applies 0: correct it",
-        ),
-        (
-            param("remasking", to="random"),
-            "has params remasking='random', but method 'fast_dllm_dual_cache' applies 'low_confidence': correct it",
-        ),
-        (param("alg_temp", to=1.0), "has params alg_temp=1.0, which method"),
-        (change("format", to=2), "has format=2: only format 1 can be read"),
-        (change("format", to="1"), "has format='1': only format 1 can be read"),
-        (param("cfg_scale", to=1.0), "cfg_scale=1.0 has no effect with system='fast-dllm'"),
-        (change("cases", 0, "expected_ids", to=["a"]), "has 'expected_ids' that are not a list of token ids"),
-        (change("cases", 0, "prompt_ids", to=[]), "has 'prompt_ids' that are not a list of token ids"),
-        (change("cases", 0, "prompt_ids", to=[94]), "cannot be replayed: "),
-        (change("cases", 0, "prompt_ids", to=[96]), "cannot be replayed: "),
-        (change("cases", 0, "nfe", to="many"), "has a str for 'nfe', where int belongs"),
-    ],
-)
-def test_a_folder_that_is_not_right(folder, spoil, says):
-    spoil(folder)
-    refused(verify("--golden", folder.write(), "--json"), says)
+@pytest.mark.parametrize("case", SPOILT["folders"], ids=str)
+def test_a_folder_that_is_not_right(folder, case):
+    spoil(folder, case)
+    refused(verify("--golden", folder.write(), "--json"), case["says"])
 
 
 @pytest.mark.parametrize(
