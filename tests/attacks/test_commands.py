@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from support.command import commands, refused
 from support.command import repro as run
 from support.hostile import HOSTILE
+from support.tables import data_beside
 
 from repro.reports.ablation import CLUSTER_COMPONENTS, PREFILL_COMPONENTS
 from repro.reports.figures import FIGURES
@@ -26,26 +27,18 @@ from repro.workloads.conversations import known_conversation_cards
 from repro.workloads.dataset import known_datasets
 from repro.workloads.sessions import known_session_cards
 
+TOLD = data_beside(__file__, "words")
 NAMES = (
     *SYSTEMS,
     *TASKS,
     *PLATFORMS,
     *FIGURES,
     *known_datasets(),
-    *("torch", "roofline", "phase", "request", "lookahead", "published", "efficient", "policy", "tiny", "llada-8b"),
-    *("dream-7b", "checkpoint", "random", "float16", "bfloat16", "float32", "cpu", "cuda", "head", "uniform"),
-    *("dense", "paper", "upstream", "none", "prefix", "dual", "origin", "entropy", "maskgit_plus", "stable"),
-    *("parity", "low_confidence", "poisson", "gamma", "constant", "trace", "burst", "inf", "auto", "hub", "local"),
-    *("embedded", "one", "workload", "max_model_len", "engine", "scheduler", "budgeting", "sparsity", "refresh"),
-    *("ladder", "dllm-serve", "ampd", "laps", "decomposed", "monolithic", "sdpa", "flash-attn", "torch-varlen"),
-    *("24GB", "64MiB", "1", "0", "2", "3", "4", "8", "16", "32", "64", "0.5", "1.0", "2.5", "-1", "file.json"),
-    *("file.jsonl", "empty", "folder", "out.png", "gen_length=8", "nosuch=1"),
     *known_session_cards(),
     *known_conversation_cards(),
     *CLUSTER_COMPONENTS,
     *PREFILL_COMPONENTS,
-    *("Qwen3-32B", "Qwen2.5-14B", "wait=off", "graphs=none", "clients=5", "kappa=NaN", "num_instances=3"),
-    *("slo_ttft_s=1e308", "router=os:system", "deployment=TP8x2", "support.fake_system:FAKE"),
+    *TOLD["words"],
 )
 VALUES = (*HOSTILE, "x" * 300, "x:y", ":", "os:path", "[red]", "\x1b[31m", "a\nb", "\0")
 FILES = {"file.json": "[1, 2, 3]", "file.jsonl": '{"prompt": "one two three"}\n', "empty": ""}
@@ -57,28 +50,7 @@ values = st.one_of(
     st.floats().map(str),
     st.text(max_size=12),
 )
-CASES = {
-    "bench": 150,
-    "eval": 50,
-    "generate": 150,
-    "reproduce": 10,
-    "figure": 150,
-    "ablate": 200,
-    "claims": 15,
-    "calibrate": 40,
-    "plan": 150,
-    "train-tiny": 60,
-    "verify-baselines": 10,
-    "gpu-suite": 8,
-    "check-results": 2,
-    "list": 3,
-    "doctor": 2,
-    "plan-cluster --model Qwen3-32B --trace gaia --gpus 16": 40,
-    "bench --platform h200 --system laps": 60,
-    "bench --platform h20x32": 50,
-    "ablate --component awd": 30,
-}
-"""Commands, some with options that others may follow -> examples."""
+CASES: dict[str, int] = TOLD["examples"]
 ARGUMENTS = {"reproduce": sorted(FIGURES), "figure": sorted(FIGURES)}
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.tables import data_beside
 
 from engines.knobs import knobs_of
 from repro.runs.cell import Cell
@@ -11,47 +12,10 @@ from repro.runs.clean import cleaned, hidden, is_secret
 from repro.runs.system import SYSTEMS, settings_of
 
 VALUE = "harmless-9f3e"
+SECRETS = data_beside(__file__, "secrets")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "api_key",
-            "apikey",
-            "API-Key",
-            "apiKey",
-            "x-api-key",
-            "X-Goog-Api-Key",
-            "OPENAI_API_KEY",
-            "key",
-            "ocp-apim-subscription-key",
-        ),
-        *(
-            "authorization",
-            "Proxy-Authorization",
-            "auth",
-            "bearer",
-            "access_token",
-            "accessToken",
-            "hf_token",
-            "token",
-            "session_token",
-        ),
-        *(
-            "password",
-            "PASSWORD",
-            "db_passwd",
-            "pwd",
-            "passphrase",
-            "secret",
-            "client_secret",
-            "secretKey",
-            "aws_secret_access_key",
-        ),
-        *("credentials", "cookie", "Set-Cookie", "private_key", "X-Amz-Signature", "sig", "jwt", "api_keys"),
-    ],
-)
+@pytest.mark.parametrize("name", SECRETS["names"])
 def test_names_of_secrets_in_any_spelling(name):
     assert is_secret(name)
     nested = {"a": [{"b": {name: VALUE, "steps": 8}}]}
@@ -73,20 +37,9 @@ def test_names_of_secrets_in_any_spelling(name):
     assert cleaned(nested)["a"][0]["b"]["steps"] == 8
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            f"http://user:{VALUE}@host/v1",
-            f"http://{VALUE}@host/v1",
-            f"Authorization: Bearer {VALUE}",
-            f"bearer {VALUE}",
-        ),
-        *("sk-abcdef1234", "hf_abcdef1234", "sk-proj-Abc_123456", f"x-api-key: {VALUE}"),
-    ],
-)
+@pytest.mark.parametrize("text", SECRETS["forms"])
 def test_what_has_the_form_of_a_secret(text):
-    found = hidden(f"said: {text}, and more")
+    found = hidden(f"said: {text.replace('VALUE', VALUE)}, and more")
     assert VALUE not in found
     assert "abcdef1234" not in found
     assert "Abc_123456" not in found
@@ -94,27 +47,7 @@ def test_what_has_the_form_of_a_secret(text):
     assert found.endswith(", and more")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "grid key 'x' is unknown: use system",
-            "key: use one of a, b",
-            "url holds a password: set OPENAI_API_KEY",
-            "basic education",
-            "max_tokens=8",
-            '{"eos_token": "</s>"}',
-        ),
-        *(
-            '{"stop_token_ids": [1, 2], "min_tokens":3}',
-            '{"api_key":null,  "a":1}',
-            "http://127.0.0.1:8000/v1",
-            "a@b, key",
-            "mask_token=5",
-        ),
-        *("the path of a key", '{"prompt_cache_key": "a"}', "module:NAME", '{"broken": ', "key"),
-    ],
-)
+@pytest.mark.parametrize("text", SECRETS["plain"])
 def test_what_is_no_secret_is_left_as_it_is(text):
     assert hidden(text) == text
 
