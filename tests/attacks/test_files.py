@@ -1,6 +1,5 @@
 """Every file the program reads, broken in every way: an answer, or one sentence that names the file."""
 
-import gzip
 import json
 import shutil
 import struct
@@ -57,6 +56,10 @@ def named(read: Callable[[], object], *names: str) -> None:
     if said is not None:
         assert "Traceback" not in said
         assert any(name in said for name in names), said
+
+
+def encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def damaged(content: bytes) -> st.SearchStrategy[bytes]:
@@ -137,22 +140,25 @@ def test_records_of_a_trace(tmp_path_factory, record):
 
 
 CSV = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
+FUZZED: dict[str, tuple[Callable[[Path], object], st.SearchStrategy[bytes]]] = {
+    "rows.csv": (read_rows, damaged(CSV)),
+    "ids.json": (read_prompt_ids, st.binary(max_size=40) | st.text(max_size=40).map(encoded)),
+    "calibration.json": (
+        Calibration.load,
+        st.binary(max_size=60) | st.dictionaries(st.text(max_size=8), values, max_size=3).map(json.dumps).map(encoded),
+    ),
+    "claims.yaml": (lambda path: read_claims(path, "mine"), st.binary(max_size=60)),
+}
 
 
+@pytest.mark.parametrize("name", FUZZED)
 @settings(max_examples=200)
-@given(damaged(CSV))
-def test_bytes_of_a_csv(tmp_path_factory, content):
-    path = tmp_path_factory.getbasetemp() / "fuzz.csv"
-    path.write_bytes(content)
-    named(lambda: read_rows(path), "fuzz.csv")
-
-
-@settings(max_examples=100)
-@given(st.one_of(st.binary(max_size=40), st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass"))))
-def test_files_of_ids(tmp_path_factory, content):
-    path = tmp_path_factory.getbasetemp() / "ids.json"
-    path.write_bytes(content)
-    named(lambda: read_prompt_ids(path), "ids.json")
+@given(st.data())
+def test_bytes_of_a_file(tmp_path_factory, name, data):
+    read, contents = FUZZED[name]
+    path = tmp_path_factory.getbasetemp() / name
+    path.write_bytes(data.draw(contents))
+    named(lambda: read(path), name.partition(".")[0])
 
 
 # ---- checkpoints ------------------------------------------------------------------------------------
@@ -275,48 +281,3 @@ def test_values_of_a_card(data):
         name = data.draw(st.sampled_from(sorted(place)))
     place[name] = data.draw(values)
     named(lambda: built(DatasetCard, raw, "mine.yaml"), "mine.yaml")
-
-
-@settings(max_examples=100)
-@given(
-    st.binary(max_size=60)
-    | st.dictionaries(st.text(max_size=8), values, max_size=3).map(lambda d: json.dumps(d).encode())
-)
-def test_bytes_of_a_calibration(tmp_path_factory, content):
-    path = tmp_path_factory.getbasetemp() / "card.json"
-    path.write_bytes(content)
-    named(lambda: Calibration.load(path), "calibration")
-
-
-@settings(max_examples=100)
-@given(st.binary(max_size=60))
-def test_bytes_of_claims(tmp_path_factory, content):
-    path = tmp_path_factory.getbasetemp() / "claims.yaml"
-    path.write_bytes(content)
-    named(lambda: read_claims(path, "mine"), "claims.yaml")
-
-
-# ---- stored runs ------------------------------------------------------------------------------------
-
-
-def test_bytes_of_a_stored_run(tmp_path):
-    """Whatever became of it, it is either as it was or made again."""
-    command = ("bench", "--platform", "rtx4090", "--num-prompts", 2, "--result-dir", tmp_path)
-    assert repro(*command).code == 0
-    (file,) = tmp_path.iterdir()
-    content = file.read_bytes()
-    for broken in (
-        b"",
-        content[: len(content) // 2],
-        b"\xff" + content[1:],
-        b"null",
-        DEEP.encode(),
-        gzip.decompress(content),
-        gzip.compress(gzip.decompress(content)),
-        content + b"\0",
-    ):
-        file.write_bytes(broken)
-        result = repro(*command, "--dry-run")
-        assert (result.code, "done" in result.out) == (0, False), (broken[:9], result)
-    file.write_bytes(content)
-    assert "done" in repro(*command, "--dry-run").out

@@ -24,7 +24,7 @@ from engines.laps.cluster import InstanceRow, StepRow
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family, plain_table
 from repro.runs.record import REQUEST_COLUMNS, SCHEMA_VERSION, Column, RunRecord, columns_of, empty_table
-from repro.runs.store import Damaged, Store, StoredRun, StoreError, encoded, json_line, pack, parts_of, read_run
+from repro.runs.store import Damaged, Store, StoredRun, StoreError, encoded, pack, parts_of, read_run
 from repro.systems.dllm.record import DLLM
 
 
@@ -167,36 +167,6 @@ def test_a_folder_in_the_place_of_a_run_is_said(store):
         RunError, match=r"\.jsonl\.gz could not be stored in .*: make room, or give another --result-dir"
     ):
         save(store, make_record())
-
-
-EDITS: list[tuple[str, dict[str, object]]] = [
-    ("manifest", {"validity": {"valid": False, "reasons": []}}),
-    ("manifest", {"obtained": "simulated"}),
-    ("manifest", {"facts": None}),
-    ("manifest", {"machine": None, "note": "another key"}),
-    ("provenance", {"finished_utc": None}),
-    ("provenance", {"load": None}),
-    ("cell", {"seed": 1}),
-    ("summary", {"throughput_tok_s": 1e9}),
-    ("requests", {"finished_s": []}),
-]
-
-
-@pytest.mark.parametrize(("name", "change"), EDITS)
-def test_an_edited_value_is_seen(store, name, change):
-    """In a file whose seal was left as it was."""
-    path = save(store, make_record())
-    content = path.read_bytes()
-    whole = parts(path)
-    seal = content[len(gzip.compress(b"".join(lines_of(whole)), mtime=0)) :]
-    assert gzip.decompress(seal).startswith(b'{"seal":')
-    edited = lines_of({**whole, name: {**whole[name], **change}})
-    path.write_bytes(gzip.compress(b"".join(edited), mtime=0) + seal)
-    assert store.find(EXPERIMENT).reason == "incomplete: it is not as it was written"
-
-
-def lines_of(whole: dict[str, Any]) -> list[bytes]:
-    return [json_line(name, value) for name, value in whole.items()]
 
 
 @pytest.mark.parametrize("name", ["manifest", "provenance"])
