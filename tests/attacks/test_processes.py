@@ -1,6 +1,5 @@
 """What becomes of processes, signals, streams and disks: nothing is left, and one line says what happened."""
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -11,14 +10,12 @@ from pathlib import Path
 import pytest
 from support.command import refused, repro
 from support.processes import ends
-from support.stored_runs import parts
 
 from repro.cli.endings import Ending
 from repro.cli.main import _say
 from repro.cores import usable_cores
-from repro.files import replace_text, replacing
+from repro.files import replace_text
 from repro.paths import REPO
-from repro.runs.provenance import machine_identity
 
 POOL = """
 import time
@@ -255,57 +252,6 @@ def test_a_file_is_not_written_through_a_link_of_its_temporary_name(tmp_path, mo
     assert not (tmp_path / "x.csv").is_symlink()
     (tmp_path / "y").touch()
     assert (tmp_path / "x.csv").stat().st_mode == (tmp_path / "y").stat().st_mode
-
-
-def test_an_interrupt_leaves_no_half_file(tmp_path):
-    path = tmp_path / "x"
-    path.write_text("old")
-
-    def write() -> None:
-        with replacing(path) as temporary:
-            temporary.write_text("ne")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write()
-    assert [each.read_text() for each in tmp_path.iterdir()] == ["old"]
-
-
-BENCH = ("bench", "--num-prompts", 1, "--gen-length", 4, "--block-length", 4)
-
-
-def test_a_cell_is_measured_by_one_at_a_time(tmp_path, monkeypatch):
-    """While another process holds the cell, this one waits, and then reuses what that has made."""
-    assert repro(*BENCH, "--result-dir", tmp_path / "a").code == 0
-    (made,) = (tmp_path / "a").glob("*.gz")
-    asked = []
-    flock = fcntl.flock
-
-    def busy(file: int, how: int) -> None:
-        asked.append(how)
-        if len(asked) == 1:
-            raise BlockingIOError(11, "busy")
-        if len(asked) == 2:
-            # Meanwhile the other is done.
-            made.rename(tmp_path / "b" / made.name)
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", busy)
-    result = repro(*BENCH, "--result-dir", tmp_path / "b", "--json")
-    assert result.code == 0, result
-    assert "0 runs done, 1 reused" in result.err
-    assert asked[:2] == [fcntl.LOCK_EX | fcntl.LOCK_NB] * 2
-
-
-def test_a_run_of_another_machine_is_measured_again(tmp_path, monkeypatch):
-    assert repro(*BENCH, "--result-dir", tmp_path).code == 0
-    (file,) = tmp_path.glob("*.gz")
-    stored = parts(file)["manifest"]["machine"]
-    assert stored == machine_identity("cpu")
-    assert set(stored) == {"cpu", "cores", "threads", "torch", "instructions", "torch_threads", "environment"}
-    monkeypatch.setenv("OMP_NUM_THREADS", "77")
-    why = repro(*BENCH, "--result-dir", tmp_path, "--dry-run", "--json").out
-    assert "another machine: threads" in why
 
 
 def test_a_missing_device_is_said_before_any_work(tmp_path, monkeypatch):

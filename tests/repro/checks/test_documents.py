@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.checks.documents import TABLES, documents, fill, stale_tables, table
 from repro.paths import REPO, RESULTS
 
+CELLS = data_beside(__file__, "cells")
 SPEEDS = """place,seed,system,speed,low,high
 a,0,ours,8,7,9
 a,1,ours,8.8,,
@@ -119,25 +121,7 @@ def test_a_declaration_that_cannot_be_read_is_one_sentence(repository, name, tex
     assert (found, "\n" in reason) == (name, False)
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ({"show": "count"}, "12"),
-        ({"show": "count", "where": {"place": "=place", "system": ["ours", "third"]}}, "8"),
-        ({"show": "count", "where": {"speed": ">2", "low": None}}, "5"),
-        ({"show": "count", "where": {"low": "<8"}}, "1"),
-        ({"where": {"system": "ours", "place": "*"}, "format": ".1f"}, "4.7"),
-        ({"show": "median", "where": {"system": "third"}}, "2.5"),
-        ({"show": "range", "where": {"system": "ours"}, "format": ".1f"}, "1.0 to 8.8"),
-        ({"show": "spread", "where": {"system": "ours"}, "format": ".1f"}, "7.8"),
-        ({"where": {"system": "ours", "place": "a"}, "over": "seed", "format": "+%"}, "+1580"),
-        ({"show": "text", "column": "place", "where": {"system": "ours", "place": "a"}}, "a"),
-        ({"show": "interval", "where": {"system": "ours", "place": "a"}, "times": 100}, "840 ± 508"),
-        ({"show": "value", "where": {"low": 7}, "low": "low", "high": "high"}, "8.0 [7.0, 9.0]"),
-        ({"show": "value", "where": {"low": 7}, "half": "low"}, "8 ± 7"),
-        ({"where": {"system": "nobody"}, "missing": "-"}, "-"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "expected"), CELLS["rows"])
 def test_a_cell_comes_from_its_rows(repository, keys, expected):
     assert cell(repository, **keys) == expected
 
@@ -145,52 +129,18 @@ def test_a_cell_comes_from_its_rows(repository, keys, expected):
 RIVAL = {"each": ["place"], "one": {"system": "ours"}, "other": {"system": "theirs"}}
 
 
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ({"show": "ratio", "take": "ahead"}, "1"),
-        ({"show": "ratio", "take": "behind"}, "1"),
-        ({"show": "ratio", "take": "least", "format": ".2f"}, "0.25"),
-        ({"show": "ratio", "take": "range", "format": ".2f"}, "0.25 to 4.20"),
-        # Logarithms of 4 and 1/4, and of 4.4 and 1/4: means 0 and ln(1.1) / 2.
-        ({"show": "ratio", "take": "pooled"}, "1.02 [0.76, 1.39]"),
-        ({"show": "ratio", "take": "pooled", "format": "%"}, "2 [-24, 39]"),
-        ({"show": "gap", "take": "pooled", "times": 10, "format": "+"}, "+16 ± 16"),
-        ({"show": "gap", "take": "behind"}, "1"),
-        ({"show": "ratio", "other": {"system": ["theirs", "third"]}, "best": "system", "take": "least"}, "0.25"),
-        ({"show": "gap", "each": [], "where": {"place": "b"}, "other": {"system": "third"}}, "0.1 ± 0.6"),
-        (
-            {"show": "ratio", "each": [], "pair": "place", "where": {"seed": 0}, "other": {"system": "ours"}},
-            "1.00 [1.00, 1.00]",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("keys", "expected"), CELLS["compared"])
 def test_comparisons_have_their_intervals(repository, keys, expected):
     assert cell(repository, **(RIVAL | keys)) == expected
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"where": {"system": "nobody"}},
-        {"show": "value"},
-        {"show": "rank"},
-        {"of": "none.csv"},
-        {"column": "nothing"},
-        {"colour": "red"},
-        {"show": "interval", "format": ".1f"},
-        {"show": "ratio", "one": {"system": "ours"}, "other": {"system": "theirs"}},
-    ],
-)
+@pytest.mark.parametrize("keys", CELLS["refused"])
 def test_a_cell_that_cannot_be_computed_is_one_sentence(repository, keys):
     with pytest.raises(UserError, match="row 'row', column 'value'"):
         cell(repository, **keys)
 
 
-@pytest.mark.parametrize(
-    "declared",
-    [None, [], {"rows": {}}, {"rows": "a", "columns": {}}, {"rows": {"a": {"where": 1}}, "columns": {"b": {}}}],
-)
+@pytest.mark.parametrize("declared", CELLS["declared"])
 def test_a_declaration_of_another_shape_is_one_sentence(repository, declared):
     with pytest.raises(UserError, match="rows and columns"):
         table(declared, repository / "results")

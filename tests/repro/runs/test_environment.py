@@ -24,20 +24,7 @@ from repro.runs.provenance import GitState, Timing, collect, git_state, machine_
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 
-AVX512 = frozenset(
-    [
-        "sse4_1",
-        "avx",
-        "avx2",
-        "avx512f",
-        "avx512bw",
-        "avx512vl",
-        "avx512dq",
-        "avx512_vnni",
-        "avx512_bf16",
-        "avx512_fp16",
-    ]
-)
+AVX512 = frozenset(flag for flags in environment._ADDED.values() for flag in flags if not flag.startswith("amx"))
 AMX = AVX512 | {"amx_tile", "amx_int8", "amx_bf16"}
 SHORT = {"num_prompts": 1, "gen_length": 4, "block_length": 4, "steps": 4}
 

@@ -91,12 +91,22 @@ def measured(tmp_path: Path, loops: Iterable[float]) -> StoredRun:
     return Store(tmp_path).load(prepare(cell))
 
 
-def test_a_contended_run_is_valid_and_says_so(tmp_path):
-    run = measured(tmp_path, [0.05] * WARM_UP + [0.1])
-    assert run.validity.valid
-    assert run.validity.warnings == ("contended: the calibration loop took 2.00 times the sitting's best",)
-    assert run.obtained == "measured, contended"
-    assert run.provenance["load"] == {
+SLOW = ("contended: the calibration loop took 2.00 times the sitting's best",)
+
+
+@pytest.mark.parametrize(
+    ("loops", "warnings"),
+    [([0.05] * WARM_UP + [0.1], SLOW), ([0.05] * (WARM_UP - 1) + [0.1, 0.1, 0.05], SLOW), ([0.05] * (WARM_UP + 1), ())],
+    ids=["busy at its end", "busy at its begin", "quiet"],
+)
+def test_a_contended_run_is_valid_and_says_so(loops, warnings, tmp_path):
+    run = measured(tmp_path, loops)
+    assert (run.validity.valid, run.validity.warnings) == (True, warnings)
+    assert run.obtained == ("measured, contended" if warnings else "measured")
+
+
+def test_a_measured_run_says_what_the_machine_did(tmp_path):
+    assert measured(tmp_path, [0.05] * WARM_UP + [0.1]).provenance["load"] == {
         "cpu_s": 9.0,
         "wall_s": 9.0,
         "loop_before_s": 0.05,
@@ -104,19 +114,6 @@ def test_a_contended_run_is_valid_and_says_so(tmp_path):
         "best_loop_s": 0.05,
         "busy_s": pytest.approx(3.0),
     }
-
-
-def test_a_run_that_begins_on_a_busy_machine_says_so(tmp_path):
-    run = measured(tmp_path, [0.05] * (WARM_UP - 1) + [0.1, 0.1, 0.05])
-    assert (run.validity.warnings, run.obtained) == (
-        ("contended: the calibration loop took 2.00 times the sitting's best",),
-        "measured, contended",
-    )
-
-
-def test_a_quiet_run_says_nothing(tmp_path):
-    run = measured(tmp_path, [0.05] * (WARM_UP + 1))
-    assert (run.validity.warnings, run.obtained) == ((), "measured")
 
 
 def test_the_tests_find_every_machine_quiet(tmp_path, monkeypatch):

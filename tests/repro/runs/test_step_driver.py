@@ -37,16 +37,13 @@ def test_no_requests():
     DLLM.check_tables(record)
 
 
-def test_deterministic_queue_below_saturation_never_waits():
-    record = drive([0.5 * k for k in range(100)], 0.5)
-    assert request_times(record, "queue_wait_s").tolist() == [0.0] * 100
-
-
-def test_deterministic_queue_above_saturation():
-    # D/D/1 with T = 0.5 and D = 0.75: the k-th waits k (D - T), exactly in binary floating point.
-    record = drive([0.5 * k for k in range(100)], 0.75)
-    assert request_times(record, "queue_wait_s").tolist() == [0.25 * k for k in range(100)]
-    assert request_times(record, "e2el_s").tolist() == [0.25 * k + 0.75 for k in range(100)]
+@pytest.mark.parametrize("service_s", [0.5, 0.75])
+def test_a_deterministic_queue(service_s):
+    """D/D/1 with T = 0.5: the k-th waits k (D - T), exactly in binary floating point."""
+    record = drive([0.5 * k for k in range(100)], service_s)
+    waits = [(service_s - 0.5) * k for k in range(100)]
+    assert request_times(record, "queue_wait_s").tolist() == waits
+    assert request_times(record, "e2el_s").tolist() == [wait + service_s for wait in waits]
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6])

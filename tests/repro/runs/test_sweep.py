@@ -135,27 +135,19 @@ def test_a_cell_asked_for_twice_runs_once(store):
     assert outcomes[2].run.file == outcomes[0].run.file
 
 
-def test_a_corrupt_file_is_run_again(store, expected):
-    run(store)
-    store.file(CELLS[1]).write_bytes(b"PAR1")
-    store.file(CELLS[4]).unlink()
-    counted = Counted()
-    outcomes = run(store, counted.experiments)
-    assert counted.seen == [CELLS[1], CELLS[4]]
-    assert outcomes[1].reason == "incomplete: it is not as it was written"
-    assert outcomes[4].reason == "not stored"
-    assert contents(store.root) == expected
-
-
-def test_a_stored_run_that_cannot_be_loaded_is_run_again(store, expected):
+def test_what_cannot_be_read_is_run_again(store, expected):
     run(store)
     whole = parts(store.file(CELLS[1]))
+    store.file(CELLS[0]).write_bytes(b"PAR1")
     store.file(CELLS[1]).write_bytes(encoded({**whole, "manifest": {"schema_version": SCHEMA_VERSION}}))
     store.file(CELLS[2]).write_bytes(encoded({**whole, "provenance": {"finished_utc": None}}))
-    store.file(CELLS[4]).write_text("[" * 100_000)
+    store.file(CELLS[4]).unlink()
+    store.file(CELLS[5]).write_text("[" * 100_000)
     counted = Counted()
-    run(store, counted.experiments)
-    assert counted.seen == [CELLS[1], CELLS[2], CELLS[4]]
+    outcomes = run(store, counted.experiments)
+    assert counted.seen == [*CELLS[:3], *CELLS[4:]]
+    assert outcomes[0].reason == "incomplete: it is not as it was written"
+    assert outcomes[4].reason == "not stored"
     assert contents(store.root) == expected
 
 
