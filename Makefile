@@ -32,7 +32,7 @@ LAPS_FIGURES := $(call figures_in,laps)
 VENV := .venv
 EXTRAS := .venv-extras
 CLIENTS := .venv-clients
-EXTRA_TESTS := tests/engines/models/test_chat.py tests/engines/models/test_dream_model.py tests/engines/models/test_causal_config.py tests/repro/cli/test_generate.py tests/repro/cli/test_serve.py tests/repro/tasks/test_grading.py tests/repro/test_lm_eval.py tests/repro/test_serving_ar.py
+EXTRA_TESTS := tests/engines/models/test_chat.py tests/engines/models/test_causal_config.py tests/repro/cli/test_generate.py tests/repro/cli/test_serve.py tests/repro/tasks/test_grading.py tests/repro/test_lm_eval.py tests/repro/test_serving_ar.py
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
 # What is imported is compiled then: all that is installed would take as long as installing it.

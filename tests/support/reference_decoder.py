@@ -1,4 +1,4 @@
-"""A causal decoder in plain numpy and float64, from a checkpoint's tensors and its published config alone."""
+"""A decoder in plain numpy and float64, from a checkpoint's tensors and its published config alone."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,13 +8,20 @@ import numpy as np
 Tensors = Mapping[str, np.ndarray]
 
 
-def logits(raw: Mapping[str, Any], tensors: Tensors, ids: Sequence[int]) -> np.ndarray:
-    """[N, V] of ids [N], by the config as it is on the hub; plain positions, no window."""
+def logits(
+    raw: Mapping[str, Any],
+    tensors: Tensors,
+    ids: Sequence[int],
+    positions: Sequence[int] | None = None,
+    sequence: Sequence[int] | None = None,
+) -> np.ndarray:
+    """[N, V] of ids [N], by the config as it is on the hub; plain positions, no window. Causal, unless ``sequence`` says which
+    rows see each other, both ways."""
     heads, kv_heads = raw["num_attention_heads"], raw["num_key_value_heads"]
     width = raw.get("head_dim") or raw["hidden_size"] // heads
     x = tensors["model.embed_tokens.weight"][np.asarray(ids)]
-    places = np.arange(len(ids))
-    hidden_from = places[None, :] > places[:, None]
+    places = np.arange(len(ids)) if positions is None else np.asarray(positions)
+    hidden_from = places[None, :] > places[:, None] if sequence is None else np.not_equal.outer(sequence, sequence)
     for layer in range(raw["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         own = {name.removeprefix(at): value for name, value in tensors.items() if name.startswith(at)}

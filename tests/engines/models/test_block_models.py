@@ -22,7 +22,7 @@ from engines.errors import UserError
 from engines.models.block_config import BLOCK_SHAPES, LLADA2_MINI, SDAR_8B, BlockConfig, block_config
 from engines.models.config import Rope
 from engines.models.layers import RMSNorm
-from engines.models.llada2 import Experts, LLaDA2Attention, Router, _sorted_places
+from engines.models.llada2 import Experts, LLaDA2Attention, Router
 from engines.models.loader import build_block, load_block
 from repro.checks.plain_blocks import masked_logits
 
@@ -289,11 +289,3 @@ def test_experts_of_published_widths_do_not_know_the_batch():
         assert torch.equal(experts(h[rows], *router(h[rows])), whole[rows])
     shuffled = torch.randperm(300, generator=torch.Generator().manual_seed(1))
     assert torch.equal(experts(h[shuffled], *router(h[shuffled])), whole[shuffled])
-
-
-def test_places_are_sorted_by_expert():
-    expert = torch.tensor([3, 0, 3, 3, 5, 0])
-    place, ends, size = _sorted_places(expert, 6)
-    assert size == ends[-1] == 3 * 16
-    assert ends.tolist() == [16, 16, 16, 32, 32, 48]
-    assert place.tolist() == [16, 0, 17, 18, 32, 1]

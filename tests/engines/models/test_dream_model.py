@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.checkpoints import DREAM, dream_weights
+from support.reference_decoder import logits
 from torch import Tensor
 
 from engines.attention import varlen_attention
@@ -42,45 +43,6 @@ def attend_within(lengths: list[int]) -> Attend:
     return attend
 
 
-def reference(
-    config: DreamConfig, tensors: dict[str, Tensor], ids: list[int], positions: list[int], sequence: list[int]
-) -> np.ndarray:
-    """Raw logits in float64: one head at a time, an explicit mask, rotation as a complex product."""
-    w = {name: tensor.double().numpy() for name, tensor in tensors.items()}
-    half = config.head_dim // 2
-    turn = np.exp(1j * np.outer(positions, config.rope_theta ** (-np.arange(half) / half)))
-    mask = np.where(np.equal.outer(sequence, sequence), 0.0, -np.inf)
-
-    def norm(x: np.ndarray, gain: np.ndarray) -> np.ndarray:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + config.rms_norm_eps) * gain
-
-    def rotated(x: np.ndarray) -> np.ndarray:
-        z = (x[:, :half] + 1j * x[:, half:]) * turn
-        return np.concatenate((z.real, z.imag), axis=1)
-
-    def columns(x: np.ndarray, head: int) -> np.ndarray:
-        return x[:, head * config.head_dim : (head + 1) * config.head_dim]
-
-    x = w["model.embed_tokens.weight"][ids]
-    for n in range(config.n_layers):
-        layer = f"model.layers.{n}"
-        h = norm(x, w[f"{layer}.input_layernorm.weight"])
-        q, k, v = (h @ w[f"{layer}.self_attn.{p}_proj.weight"].T + w[f"{layer}.self_attn.{p}_proj.bias"] for p in "qkv")
-        heads = []
-        for head in range(config.n_heads):
-            kv_head = head * config.n_kv_heads // config.n_heads
-            scores = rotated(columns(q, head)) @ rotated(columns(k, kv_head)).T / np.sqrt(config.head_dim) + mask
-            weight = np.exp(scores - scores.max(-1, keepdims=True))
-            heads.append(weight / weight.sum(-1, keepdims=True) @ columns(v, kv_head))
-        x = x + np.concatenate(heads, axis=1) @ w[f"{layer}.self_attn.o_proj.weight"].T
-        h = norm(x, w[f"{layer}.post_attention_layernorm.weight"])
-        gate = h @ w[f"{layer}.mlp.gate_proj.weight"].T
-        up = h @ w[f"{layer}.mlp.up_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"{layer}.mlp.down_proj.weight"].T
-    head_name = "model.embed_tokens.weight" if config.weight_tying else "lm_head.weight"
-    return norm(x, w["model.norm.weight"]) @ w[head_name].T
-
-
 @pytest.mark.parametrize("config", [DREAM, MQA, FULL, TIED], ids=["gqa", "mqa", "mha", "tied"])
 @pytest.mark.parametrize("lengths", [[11], [5, 9], [1, 7, 3]], ids=str)
 def test_module_computes_the_architecture(config, lengths):
@@ -92,7 +54,8 @@ def test_module_computes_the_architecture(config, lengths):
     sequence = [i for i, length in enumerate(lengths) for _ in range(length)]
     model = network(config, weights)
     ours = model.logits(model(torch.tensor(ids), torch.tensor(positions), attend_within(lengths))).double().numpy()
-    expected = reference(config, weights, ids, positions, sequence)
+    tensors = {name: tensor.double().numpy() for name, tensor in weights.items()}
+    expected = logits(config.to_dict(), tensors, ids, positions, sequence)
     assert np.abs(ours - expected).max() < 2e-5 * np.abs(expected).max()
     assert np.abs(expected).max() > 1
 
@@ -181,31 +144,3 @@ def test_frequencies_survive_a_cast_of_the_module():
     positions = torch.tensor([0, 1, 77, 127])
     before = model.rotary(positions)[0]
     assert torch.equal(model.to(torch.bfloat16).rotary(positions)[0], before)
-
-
-def test_same_numbers_as_transformers_qwen2_without_its_causal_mask():
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed: no Qwen2 to compare with")
-    c = DREAM
-    theirs = transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(
-            hidden_size=c.d_model,
-            intermediate_size=c.mlp_hidden_size,
-            num_hidden_layers=c.n_layers,
-            num_attention_heads=c.n_heads,
-            num_key_value_heads=c.n_kv_heads,
-            vocab_size=c.vocab_size,
-            max_position_embeddings=c.max_sequence_length,
-            rope_theta=c.rope_theta,
-            rms_norm_eps=c.rms_norm_eps,
-            tie_word_embeddings=False,
-            attn_implementation="eager",
-        )
-    ).eval()
-    weights = dream_weights(c)
-    theirs.load_state_dict(weights)
-    ids = torch.arange(3, 23)
-    with torch.no_grad():
-        expected = theirs(ids[None], attention_mask=torch.zeros(1, 1, 20, 20), use_cache=False).logits[0]
-    model = network(c, weights)
-    ours = model.logits(hidden(model, ids.tolist()))
-    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
