@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.clusters import hardware, profiled, serve, session, simulation, task
+from support.clusters import hardware, profiled, session, task
 from support.refusals import refuses
 
 from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, KvAware, dynamo
@@ -17,18 +17,13 @@ from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
 from engines.knobs import given_to
 from engines.policies.routing import Dispatch, RemoteOnly
-from engines.policies.views import PrefillQueue, WorkerSnapshot
+from engines.policies.views import WorkerSnapshot
 
 HOME = WorkerSnapshot(worker_id=0, kv_tokens=500, kv_capacity=1000)
 
 
 def workers(*backlogs: float) -> list[WorkerSnapshot]:
     return [WorkerSnapshot(worker_id=10 + index, backlog_s=backlog) for index, backlog in enumerate(backlogs)]
-
-
-def test_dispatch_joins_the_shortest_estimated_queue():
-    busy = WorkerSnapshot(worker_id=9, backlog_s=0.0, running_s=5.0)
-    assert RemoteOnly("shortest").pick([busy, *workers(3.0, 1.0, 2.0)], 0.0).worker_id == 11
 
 
 def test_dispatch_in_turn_and_at_random():
@@ -44,11 +39,6 @@ def test_only_tasks_of_a_shared_queue_wait_for_a_worker_that_is_free():
     made = [dynamo(*parts, DynamoConfig(dispatch=each)).policies for each in get_args(Dispatch)]
     assert [each.history for each in made] == ["overlapped", "overlapped", "overlapped", "serial"]
     assert [each.shares_prefill_queue for each in made] == [False, False, False, True]
-
-
-def test_shared_queue_wakes_a_worker_that_is_free():
-    busy = WorkerSnapshot(worker_id=3, backlog_tokens=10)
-    assert RemoteOnly("shared").pick([busy, WorkerSnapshot(worker_id=4)], 0.0).worker_id == 4
 
 
 @pytest.mark.parametrize(
@@ -79,39 +69,11 @@ def test_prefill_load_keeps_what_the_chosen_worker_is_too_busy_for(queued, stays
     assert ConditionalRouter(config).route(task(history=9000, tokens=10), HOME, [worker], 0.0).is_local is stays
 
 
-def test_isl_or_load_keeps_for_either_reason():
-    config = DynamoConfig(conditional="isl_or_load", prefill_busy_threshold=0.0)
-    router = ConditionalRouter(config)
-    idle, busy = WorkerSnapshot(worker_id=10), WorkerSnapshot(worker_id=10, backlog_tokens=1)
-    assert router.route(task(history=900, tokens=100), HOME, [idle], 0.0).reason == "short"
-    assert router.route(task(tokens=4000), HOME, [busy], 0.0).reason == "prefill-busy"
-    assert not router.route(task(tokens=4000), HOME, [idle], 0.0).is_local
-
-
-@pytest.mark.parametrize(("limit", "stays"), [(None, True), (0.7, True), (0.55, False)])
-def test_full_decode_worker_keeps_nothing(limit, stays):
-    """500 of 1,000 tokens in use and 100 more to come."""
-    router = ConditionalRouter(DynamoConfig(conditional="isl_bounding", decode_busy_threshold=limit))
-    assert router.route(task(history=900, tokens=100), HOME, workers(0), 0.0).is_local is stays
-
-
 def test_a_decode_worker_filled_to_its_limit_is_not_too_full():
     router = ConditionalRouter(DynamoConfig(conditional="isl_bounding", decode_busy_threshold=0.75))
     for kv_tokens, stays in ((650, True), (651, False)):
         home = WorkerSnapshot(worker_id=0, kv_tokens=kv_tokens, kv_capacity=1000)
         assert router.route(task(history=900, tokens=100), home, workers(0), 0.0).is_local is stays
-
-
-def test_isl_bounding_does_not_look_at_the_load():
-    router = ConditionalRouter(DynamoConfig(conditional="isl_bounding", prefill_busy_threshold=0.0))
-    busy = WorkerSnapshot(worker_id=10, backlog_tokens=10**6)
-    assert not router.route(task(tokens=4000), HOME, [busy], 0.0).is_local
-
-
-def test_the_kind_of_router_is_in_the_name():
-    parts = hardware(), Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8)
-    assert dynamo(*parts).name == "dynamo"
-    assert dynamo(*parts, DynamoConfig(conditional="isl_bounding")).name == "dynamo-conditional"
 
 
 def test_a_load_threshold_is_needed():
@@ -147,16 +109,6 @@ def test_shared_queue_never_leaves_a_worker_idle():
     assert waits["shared"] <= min(waits.values()) * 1.001
 
 
-def test_conditional_dynamo_keeps_later_rounds():
-    platform = hardware()
-    cluster = dynamo(
-        platform, Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8), DynamoConfig(conditional="isl_bounding")
-    )
-    found = cluster.simulate(OpenLoop(sessions=[session(0, 0.0, (800, 20), (400, 20), (5000, 2))]))
-    assert found.tasks["is_local"] == [False, True, False]
-    assert cluster.name == "dynamo-conditional"
-
-
 def test_colocated_deployment_is_refused():
     platform = hardware()
     with pytest.raises(UserError, match="needs prefill workers"):
@@ -181,11 +133,6 @@ def test_affinity_weighs_the_cached_prefix_against_the_queue(affinity, chosen):
     ]
     router = KvAware(router=RemoteOnly("shortest"), affinity=affinity)
     assert router.route(task(history=500, tokens=100), HOME, near, 0.0).worker_id == chosen
-
-
-def test_dispatch_decides_among_workers_that_cache_the_same():
-    near = [Caching(worker_id=10, cached=7, backlog_s=2.0), Caching(worker_id=11, cached=7, backlog_s=1.0)]
-    assert KvAware(router=RemoteOnly("shortest"), affinity="prefix").route(task(), HOME, near, 0.0).worker_id == 11
 
 
 def test_a_session_stays_with_its_prefill_worker_and_reads_nothing():
@@ -229,21 +176,6 @@ def test_in_flight_first_against_two_queues(actions):
             (new if action == "initial" else begun).append(index)
             queue.push(task(index, kind=action))
         assert [each.task_id for each in queue] == begun + new
-
-
-def test_in_flight_session_overtakes_new_ones():
-    """Session 0's second round is ready at 0.15, when session 1 runs until 0.2 and session 2 waits."""
-    sessions = [session(0, 0.0, (100, 1, 0.05), (50, 1)), session(1, 0.06, (100, 1)), session(2, 0.07, (100, 1))]
-    fifo = serve(simulation(), *sessions)
-    begun = serve(simulation(make_queue=InFlightFirst), *sessions)
-    second = fifo.tasks["kind"].index("incremental")
-    assert fifo.tasks["started_s"][second] == pytest.approx(0.3)
-    assert begun.tasks["started_s"][second] == pytest.approx(0.2)
-
-
-def test_continuum_alone_lets_sessions_in_flight_go_first():
-    made = [kind(hardware(), PLAN).policies.make_local_queue() for kind in (vllm, continuum)]
-    assert [type(queue) for queue in made] == [PrefillQueue, InFlightFirst]
 
 
 def test_everything_is_local_and_sessions_stay():

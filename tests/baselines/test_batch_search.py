@@ -77,25 +77,6 @@ def test_uneven_members_cost_one_of_them_and_at_most_the_guard_band(fixed, each,
     assert all(held <= limit + 3 * each / 2 for _, held in found.probes)
 
 
-@given(
-    fixed=st.integers(0, 10**6),
-    each=st.integers(16, 10**4),
-    spare=st.integers(0, 10**6),
-    most=st.integers(1, 300),
-    granule=st.integers(1, 8),
-)
-def test_allocations_in_granules(fixed, each, spare, most, granule):
-    step = each // 16 * granule
-
-    def peak(size: int) -> int:
-        return -(-(fixed + each * size) // step) * step
-
-    limit = peak(1) + spare
-    found = search(peak, limit, most)
-    assert true_largest(peak, limit, most) - 1 <= found.size <= true_largest(peak, limit, most)
-    assert all(held <= limit + 3 * step for _, held in found.probes)
-
-
 @example(each=3209, share=0.9531, most=144, bend=-0.1559)  # the line is flatter where a stride was given up
 @given(each=st.integers(1000, 10**4), share=st.floats(0, 1), most=st.integers(1, 300), bend=st.floats(-0.3, 0.3))
 def test_bent_lines(each, share, most, bend):

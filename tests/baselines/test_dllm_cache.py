@@ -4,7 +4,7 @@ import json
 import math
 import os
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 
@@ -18,15 +18,14 @@ from support.reference_samplers import llada
 from support.tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, network, prompt_of, request_on
 
 from baselines.dllm.dllm_cache.forward import FeatureForward
-from baselines.dllm.dllm_cache.method import DLLM_CACHE, FeatureCacheRooflineExecutor, memory_bytes_per_token, step_work
+from baselines.dllm.dllm_cache.method import FeatureCacheRooflineExecutor, memory_bytes_per_token, step_work
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor, reduce_exponentials
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.cost.roofline import L40S, RTX4090, Calibration, Roofline, StepWork
+from engines.cost.roofline import L40S, Roofline
 from engines.dllm.config import DecodeConfig, GenerationConfig, NoCache
 from engines.dllm.engine import Engine
-from engines.dllm.memory import REDUCTION_ROWS
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool
 from engines.errors import UserError
@@ -44,26 +43,6 @@ FOLDER_VARIABLE = "REPRO_GOLDEN_DIR"
 
 
 # ---- schedule -----------------------------------------------------------------------------------
-
-
-def test_refreshes_are_counted_from_the_first_forward():
-    assert [t for t in range(1, 257) if DEMO.step(t, 8, 8).prompt] == [1, 101, 201]
-    assert [t for t in range(1, 30) if DEMO.step(t, 8, 8).response] == [1, 8, 15, 22, 29]
-    assert [DEMO.step(2, 8, g).num_selected for g in (256, 7, 3)] == [64, 1, 0]
-    steps = [NO_REUSE.step(t, 8, 8) for t in range(1, 9)]
-    assert all(step.prompt and step.response for step in steps)
-
-
-def test_a_step_says_which_rows():
-    first, plain, prompt_only = DEMO.step(1, 10, 32), DEMO.step(2, 10, 32), DEMO.step(101, 10, 32)
-    assert (first.fresh_rows, first.query_rows, first.compares) == (42, 42, False)
-    assert (plain.fresh_rows, plain.query_rows, plain.compares) == (0, 8, True)
-    # The response keeps its selective path while the prompt is refreshed.
-    assert (prompt_only.fresh_rows, prompt_only.query_rows, prompt_only.compares) == (10, 18, True)
-    # Values are compared and replaced even when the share rounds down to no row at all.
-    few = replace(DEMO, transfer_ratio=0.01).step(2, 10, 32)
-    assert (few.query_rows, few.compares) == (0, True)
-    assert not replace(DEMO, transfer_ratio=0.0).step(2, 10, 32).compares
 
 
 def test_requests_it_cannot_run_are_refused():
@@ -305,54 +284,6 @@ def test_flops_of_a_generation(cache, steps):
     assert total_flops(LLADA_8B, cache, p, g, steps, members) == members * (first_layer + later_layers + head)
 
 
-@pytest.mark.parametrize(("length", "tera"), [(512, 2.24), (1024, 3.11)])
-def test_flops_per_token_of_the_demo_with_logits_of_every_row(length, tera):
-    prompt_logits = 256 * (length - 256) * LLADA_8B.logits_flops_per_row
-    flops = total_flops(LLADA_8B, DEMO, length - 256, 256, 256) + prompt_logits
-    assert flops / 256 / 1e12 == pytest.approx(tera, abs=0.006)
-
-
-def test_a_full_refresh_costs_a_plain_forward_and_the_writing_of_its_outputs():
-    work = step_work(DEMO.step(1, 256, 256), 4, LLADA_8B)
-    assert work == StepWork(
-        query_rows=2048,
-        attention_pairs=4 * 512 * 512,
-        logit_rows=1024,
-        kv_read_rows=2048,
-        kv_written_rows=2048,
-        num_sequences=4,
-        extra_cache_bytes=2048 * 32 * 2 * 4096 * 2,
-    )
-
-
-def test_the_plain_steps_of_the_demo():
-    """64 of 256 response rows; the rest of the response is value projections, of the prompt nothing."""
-    members, p, g, d = 2, 100, 256, 4096
-    work = step_work(DEMO.step(2, p, g), members, LLADA_8B)
-    row = d * 2
-    assert (work.query_rows, work.attention_pairs, work.logit_rows) == (128, 128 * 356, 512)
-    assert (work.kv_read_rows, work.kv_written_rows, work.extra_weight_bytes) == (712, 0, 0)
-    first_layer_writes = 4 * 712 * row
-    later = 31 * row * (2 * (712 - 128) + 2 * 128 + 512 + 512 + 128)  # outputs read and written, V read and written, K
-    assert work.extra_cache_bytes == first_layer_writes + later
-
-
-def test_nothing_is_recomputed_past_the_first_layer_without_a_transfer_ratio():
-    frozen = replace(DEMO, transfer_ratio=0.0)
-    work = step_work(frozen.step(2, 100, 156), 1, LLADA_8B)
-    assert (work.query_rows, work.attention_pairs, work.kv_read_rows, work.kv_written_rows) == (0, 0, 0, 0)
-    assert work.extra_linear_flops * 32 == LLADA_8B.linear_flops_per_token * 256
-    assert work.extra_attention_flops * 32 == LLADA_8B.attention_flops_per_pair * 256 * 256
-    assert work.extra_weight_bytes == LLADA_8B.streamed_weight_bytes_layers() // 32
-    # A share that rounds down to no row still projects values.
-    few = step_work(replace(DEMO, transfer_ratio=0.001).step(2, 100, 156), 1, LLADA_8B)
-    assert few.query_rows == 0
-    assert few.extra_weight_bytes - work.extra_weight_bytes == 31 * 4096 * 4096 * 2
-    assert few.extra_linear_flops - work.extra_linear_flops == 31 * 156 * 2 * 4096 * 4096
-    calibration = replace(Calibration.datasheet(RTX4090), step_overhead_s=0.02)
-    assert Roofline(LLADA_8B, RTX4090, calibration).step_time(work).overhead_s == 0.02
-
-
 @given(
     t=st.integers(1, 300),
     prompt=st.integers(1, 900),
@@ -366,24 +297,6 @@ def test_reuse_never_costs_more_arithmetic_than_a_full_refresh(t, prompt, gen, m
     full, found = (flops_of(shape, cache, each, prompt, gen, members) for each in (1, t))
     assert 0 < found <= full
     assert (found == full) == (cache.step(t, prompt, gen).query_rows == prompt + gen)
-
-
-def test_extra_work_is_charged_to_its_part():
-    base = step_work(DEMO.step(1, 256, 256), 1, LLADA_8B)
-    roofline = Roofline(LLADA_8B, L40S)
-    before = roofline.step_time(base)
-    for name, part in (
-        ("extra_linear_flops", "linear_s"),
-        ("extra_weight_bytes", "linear_s"),
-        ("extra_attention_flops", "attention_s"),
-        ("extra_cache_bytes", "attention_s"),
-    ):
-        huge = 10**15
-        after = roofline.step_time(base._replace(**{name: huge}))
-        rate = L40S.peak_flops if name.endswith("flops") else L40S.bandwidth
-        assert getattr(after, part) >= huge / rate
-        others = {"linear_s", "attention_s", "logits_s"} - {part}
-        assert all(getattr(after, other) == getattr(before, other) for other in others)
 
 
 def test_simulation_counts_the_rows_that_are_computed():
@@ -415,11 +328,6 @@ def test_simulation_counts_the_rows_that_are_computed():
 # ---- memory -------------------------------------------------------------------------------------
 
 
-def test_four_tensors_per_token():
-    assert memory_bytes_per_token(LLADA_8B) == 2 * LLADA_8B.kv_bytes_per_token == 2**20
-    assert memory_bytes_per_token(DREAM_7B) == 28 * 2 * (2 * 4 * 128 + 2 * 3584)
-
-
 def test_the_caches_take_what_the_plan_says():
     executor = feature_cache_executor(network(GQA), engine_config(2), DEMO, batch_size=2)
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
@@ -432,21 +340,3 @@ def test_the_caches_take_what_the_plan_says():
     assert sum(t.nbytes for t in tensors) == 2 * 25 * memory_bytes_per_token(shape)
     engine.run()
     assert executor.forward.batch is None
-
-
-def test_a_static_batch_takes():
-    """Every row has its features, the response rows logits; upstream copies these all at once."""
-    plan = partial(
-        DLLM_CACHE.footprint,
-        LLADA_8B,
-        DLLM_CACHE.sampler("llada", {}),
-        GenerationConfig(gen_length=256),
-        memory_bytes=L40S.memory_bytes,
-        longest=512,
-    )
-    footprint, upstream = plan(), plan(is_upstream=True)
-    rows = 512 * (2**20 + LLADA_8B.activation_bytes_per_query_token)
-    assert footprint.per_request_bytes == rows + 256 * 126464 * 2
-    assert upstream.per_request_bytes == rows + 256 * 2 * 126464 * 2
-    assert footprint.fixed_bytes - upstream.fixed_bytes == REDUCTION_ROWS * 126464 * 2
-    assert footprint.peak_bytes(3) == footprint.fixed_bytes + 3 * footprint.per_request_bytes

@@ -4,19 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 from support.prefill import ask, execute, h200_14b, task
-from support.refusals import refuses
 
-from baselines.ar.sglang import (
-    CacheAware,
-    GuardedRungs,
-    PdConfig,
-    SglangConfig,
-    TokenBudget,
-    graphs_only,
-    make_router,
-    sglang,
-    vllm_pd,
-)
+from baselines.ar.sglang import CacheAware, GuardedRungs, SglangConfig, TokenBudget, graphs_only, sglang
 from engines.errors import UserError
 from engines.laps.batching import LADDER
 from engines.laps.latency import StepModel
@@ -57,20 +46,11 @@ def test_a_batch_takes_requests_in_order_up_to_the_budget_the_last_in_part():
     assert shares(ask(batching, queue, 0.1, execute(plan))) == [(2, 2908), (3, 10)]
 
 
-def test_a_batch_holds_256_requests_and_no_more():
-    assert len(ask(TokenBudget(), queue_of(*[1] * 300), 0.0).shares) == 256
-
-
 def test_decodes_neither_ride_along_nor_take_of_the_budget():
     plan = TokenBudget(max_num_batched_tokens=100).next_step(
         Situation(queue_of(500), (), 40, 10**6, lambda each: each.tokens), 0.0
     )
     assert (shares(plan), plan.decodes) == ([(0, 100)], False)
-
-
-def test_vllm_takes_2048_tokens_a_step():
-    assert shares(ask(vllm_pd().make_batching(), queue_of(2000, 100), 0.0)) == [(0, 2000), (1, 48)]
-    assert shares(ask(vllm_pd(PdConfig(max_num_batched_tokens=50)).make_batching(), queue_of(60), 0.0)) == [(0, 50)]
 
 
 def test_a_graph_is_replayed_up_to_twice_the_tokens():
@@ -99,21 +79,6 @@ def test_graphs_are_a_switch():
     with pytest.raises(UserError, match="use sglang"):
         graphs_only(MODEL, graphs="none")
     assert Rung(112) in LADDER
-
-
-def test_routers_by_hand():
-    views = [View(0, num_requests=3, backlog_tokens=100), View(1, num_requests=1, backlog_tokens=900), View(2, 2, 500)]
-    request = task(0, 50, history=1000)
-    everywhere = [View(each.worker_id, each.num_requests, each.backlog_tokens, cached=1000) for each in views]
-    turn = make_router("round-robin")()
-    assert [turn.pick(request, views, 0.0) for _ in range(4)] == [0, 1, 2, 0]
-    assert make_router("least-requests")().pick(request, views, 0.0) == 1
-    assert make_router("least-tokens")().pick(request, everywhere, 0.0) == 0
-    # Prefilling 1000 tokens again costs more than a backlog of 500.
-    cached = [View(0, 3, 100), View(1, 1, 900), View(2, 2, 500, cached=1000)]
-    assert make_router("least-tokens")().pick(request, cached, 0.0) == 2
-    with refuses("routing='best'"):
-        make_router("best")
 
 
 def test_the_cache_aware_router_by_hand():
