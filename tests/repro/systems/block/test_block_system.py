@@ -109,14 +109,6 @@ def test_a_simulated_run_is_valid_and_says_what_it_was_charged_by(platform, hold
     assert 1.0 < sum(record.tables[STEPS]["duration_s"]) / sum(other.tables[STEPS]["duration_s"]) < 4.0
 
 
-def test_a_simulation_draws_by_its_seed_and_counts_as_a_run_does():
-    first, again, other = simulated(), simulated(), simulated(seed=1)
-    assert first.tables == again.tables != other.tables
-    static = simulated(rule="static", steps=2)
-    assert set(static.requests["denoised"]) == {16}
-    assert set(static.requests["committed"]) == {7}
-
-
 def test_an_autoregressive_decoder_is_one_row_a_token():
     record = simulated(autoregressive=True)
     assert set(record.requests["output_len"]) == {32}
@@ -127,23 +119,6 @@ def test_an_autoregressive_decoder_is_one_row_a_token():
     assert set(measured.requests["denoised"]) == {0}
     nothing = {"rule": "low-confidence", "temperature": 0.0, "batching": "mixed"}
     assert simulated(autoregressive=True, **nothing).requests == record.requests
-
-
-def test_prompts_may_begin_alike():
-    alike = simulated(input_len=256, shared_len=252, max_num_seqs=1)
-    assert sum(alike.tables[STEPS]["num_prefilled"]) == 252 / 4 + 8
-    _, workload = SYSTEM.prepare(cell(shared_len=19))
-    assert len({each.prompt_ids[:19] for each in workload.requests}) == 1
-    assert len({each.prompt_ids for each in workload.requests}) > 1
-    assert sum(simulated(input_len=256, max_num_seqs=1).tables[STEPS]["num_prefilled"]) == 8 * 256 / 4
-
-
-def test_sglang_s_schedule_waits_for_the_slowest():
-    mixed, first_done, synchronous = (
-        sum(simulated("h20-llada2-mini", batching=name, gen_length=128).tables[STEPS]["duration_s"])
-        for name in ("mixed", "first-done", "synchronous")
-    )
-    assert mixed < first_done < synchronous
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,16 +141,6 @@ def own_sessions(folder: Path, prefill_tokens: int) -> str:
     return str(path)
 
 
-def test_sessions_of_ones_own_are_served_as_they_are(tmp_path):
-    path = own_sessions(tmp_path, 8000)
-    experiment, record = ran(cell(dataset="gaia", rate=0.1, dataset_path=path))
-    assert sorted(session.prefill_tokens for session in experiment.workload.sessions) == list(range(8200, 8220))
-    assert sum(record.tables["rounds"]["decode_tokens"]) == 20 * 60
-    assert AR.assess(record).valid
-    scaled = prepare(cell(dataset="gaia", rate=0.1, dataset_path=path, meets_totals=True)).workload
-    assert sum(session.prefill_tokens for session in scaled.sessions) == round(20 * 6161.02)
-
-
 def test_policies_know_the_speed_at_the_context_of_ones_own_sessions(tmp_path):
     config = prepare(cell(dataset="gaia", dataset_path=own_sessions(tmp_path, 8000))).deployment.settings.workload
     assert profiled_context(config) == round((8000 + 9.5 + 200 + 60) / 2)

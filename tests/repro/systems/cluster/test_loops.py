@@ -9,7 +9,6 @@ from support.refusals import refuses
 
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.runs.record import REQUESTS
 from repro.systems.cluster import on_torch
 from repro.systems.cluster.instance import TINY, setting_of
 from repro.systems.cluster.laps_record import PREFILL
@@ -36,14 +35,6 @@ def test_a_run_on_the_tiny_instance_is_a_cell_of_the_platform(monkeypatch):
     monkeypatch.setattr(on_torch, "instance", lambda max_len: STUB)
     cell = first("fig6", concurrency=(4,), compared=("laps",))
     assert run_cell(STUB, cell).tables == prepare(cell).run().tables
-
-
-def test_turns_on_a_card_have_the_papers_lengths():
-    tiny, card = (
-        run_cell(each, first("fig6", each, concurrency=(1,), compared=("sglang-pd",))).tables[REQUESTS]["prompt_len"]
-        for each in (STUB, CARD)
-    )
-    assert tiny == [max(1, round(tokens / 4)) for tokens in card]
 
 
 def test_short_first_shields_shorts_from_longs():

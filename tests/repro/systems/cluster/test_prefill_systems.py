@@ -13,7 +13,7 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import REQUESTS, RunRecord
 from repro.systems.cluster.laps_record import PREFILL, STEPS, Window, littles_law, tokens_are_whole, window_of
-from repro.systems.cluster.laps_settings import LANES, open_turns
+from repro.systems.cluster.laps_settings import open_turns
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
 from repro.workloads.draws import ArrivalConfig
 
@@ -36,13 +36,6 @@ def ran(asked: Cell) -> tuple[Experiment, RunRecord]:
     return experiment, experiment.run()
 
 
-def summary(asked: Cell) -> dict[str, Any]:
-    _, record = ran(asked)
-    PREFILL.check_tables(record)
-    assert PREFILL.assess(record).reasons == ()
-    return PREFILL.summarize(record)
-
-
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("rate", [None, 40.0])
 @pytest.mark.parametrize("instances", [1, 4])
@@ -61,72 +54,12 @@ def test_runs_are_whole_valid_and_the_same_again(system, rate, instances):
     assert found["ttft_all_s"]["n"] == found["ttft_short_s"]["n"] + found["ttft_long_s"]["n"]
 
 
-def test_with_one_instance_the_router_has_nothing_to_do():
-    plain, routed = (ran(cell(system, rate=60.0))[1] for system in ("sglang-pd", "sglang-pd-router"))
-    assert plain.tables[STEPS] == routed.tables[STEPS]
-
-
-def test_classes_are_apart_in_laps_and_mixed_in_the_others():
-    mixed = {system: summary(cell(system, rate=70.0))["mixed_steps"] for system in SYSTEMS}
-    assert mixed["laps"] == mixed["laps-disaggregation-only"] == 0
-    assert all(share > 0 for system, share in mixed.items() if not system.startswith(("laps", "laps-dis")))
-    assert mixed["laps-graphs-only"] > 0
-
-
-def test_a_closed_loop_keeps_its_clients_in_the_system_or_thinking():
-    busy, idle = summary(cell(clients=12)), summary(cell(clients=12, think_s=0.5))
-    assert busy["in_system"] == pytest.approx(12, abs=1e-6)
-    assert idle["in_system"] + 0.5 * idle["rps"] == pytest.approx(12, rel=0.1)
-
-
-def test_no_time_to_think_is_taken_beside_a_rate():
-    assert summary(cell(rate=60.0, think_s=0.0)) == summary(cell(rate=60.0))
-
-
 def test_a_closed_loop_that_dies_before_its_last_conversation_is_counted_up_to_its_end():
     """As printed the wait for company ends for ever in a round without a request, and with it LAPS."""
     _, record = ran(cell(clients=12, num_prompts=300, wait="printed"))
     assert record.facts["window_s"][1] == record.facts["end_s"]
     json.dumps([record.facts, PREFILL.summarize(record)], allow_nan=False)
     assert PREFILL.assess(record).reasons == ("12 of 70 requests did not finish",)
-
-
-def test_one_client_alone_never_waits():
-    _, record = ran(cell("sglang-pd", clients=1, num_prompts=60))
-    assert record.requests["admitted_s"] == record.requests["arrival_s"]
-
-
-def test_two_closed_loops_have_prompts_of_their_own_lengths():
-    experiment, record = ran(cell("sglang-pd", long_clients=2, short_clients=8, num_prompts=400))
-    lengths = np.array(record.requests["prompt_len"])
-    assert ((lengths < 64) | (lengths > 1000)).all()
-    assert (lengths > 1000).sum() == 80
-    assert set(record.requests["history"]) == {0}
-    assert record.facts["closed_loops"] == [2, 8]
-    assert len(experiment.workload.streams) == 2
-
-
-def test_decoding_on_the_same_instance_costs_turns():
-    apart, mixed = (
-        summary(cell(decode=decode, clients=16, num_prompts=200, num_instances=2)) for decode in ("apart", "mixed")
-    )
-    assert mixed["rps"] < apart["rps"]
-    assert apart["requests_per_step"] is None
-
-
-def test_what_is_decoded_adds_to_the_history():
-    for decode in ("none", "apart", "mixed"):
-        experiment, record = ran(cell(decode=decode, num_prompts=80, clients=4, answer_tokens=50))
-        (conversations,) = experiment.workload.streams
-        expected = {}
-        for session in conversations.sessions:
-            history = 0
-            for index, turn in enumerate(session.rounds):
-                expected[session.session_id, index] = history
-                history += turn.prefill_tokens + 50
-        requests = record.requests
-        keys = zip(requests["session_id"], requests["turn"], strict=True)
-        assert [expected[key] for key in keys] == requests["history"]
 
 
 def test_the_printed_algorithm_never_ends_and_its_run_says_so():
@@ -143,21 +76,6 @@ def test_overload_is_invalid_unless_it_is_meant():
     assert any("never drains" in reason for reason in PREFILL.assess(record).reasons)
     _, meant = ran(cell("sglang-pd", transient=True, **asked))
     assert PREFILL.assess(meant).valid
-
-
-def test_more_instances_share_the_load():
-    one, four = (summary(cell("sglang-pd-router", clients=32, num_instances=count)) for count in (1, 4))
-    assert four["rps"] > 2 * one["rps"]
-
-
-def test_a_mixing_penalty_is_mostly_the_systems_that_mix():
-    """LAPS pays for the last chunks of long prompts, which are short, beside others."""
-    lost = {}
-    for system in ("sglang-pd", "laps"):
-        plain, hurt = (summary(cell(system, clients=32, kappa=kappa))["tokens_s"] for kappa in (0.0, 0.3))
-        lost[system] = 1 - hurt / plain
-    assert lost["sglang-pd"] > 0.15
-    assert lost["laps"] < 0.6 * lost["sglang-pd"]
 
 
 def test_a_run_that_breaks_littles_law_is_found_out():
@@ -209,13 +127,3 @@ def test_turns_at_their_own_times_are_all_there_in_order_with_their_histories(nu
             assert turn.history == before.history + before.tokens + turn.answered
         assert (turn.history == 0) == (turn.turn == 0)
         latest[turn.session_id] = turn
-
-
-def test_any_part_of_an_open_loop_has_first_and_later_turns_in_their_shares():
-    turns = list(open_turns(conversations(8000, 1), POISSON, 1).turns)
-    for part in (turns[:2000], turns[3000:5000], turns[-2000:]):
-        assert np.mean([turn.turn == 0 for turn in part]) == pytest.approx(0.5, abs=0.05)
-    gaps = np.diff([turn.arrival_s for turn in turns])
-    assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
-    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)
-    assert len({turn.session_id for turn in turns}) <= len(conversations(8000, 1).sessions) + LANES

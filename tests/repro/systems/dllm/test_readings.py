@@ -8,32 +8,28 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.cells import CPU_TINY, a_cell
 from support.engine_runs import Recorder
 from support.refusals import refuses
 
 from baselines.dllm.dllm_cache.method import PackedFeatureCacheRooflineExecutor as Executor
-from baselines.dllm.dllm_cache.method import memory_bytes_per_token, packed_work, step_work
+from baselines.dllm.dllm_cache.method import memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from engines.cost.roofline import L40S, RTX4090, Calibration, Roofline
+from engines.cost.roofline import L40S, Calibration, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig, Phase
 from engines.dllm.engine import Engine
 from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan
 from engines.errors import UserError
 from engines.knobs import knobs_of
 from engines.models.loader import load_model
-from engines.models.shape import DREAM_7B, LLADA_8B
+from engines.models.shape import LLADA_8B
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.record import RunRecord
-from repro.systems.cost import load_calibration
 from repro.systems.dllm import on_torch
 from repro.systems.dllm.deployment import DllmDeployment
 from repro.systems.dllm.knobs import BATCH_RULES, READINGS, BaselineKnobs
-from repro.systems.dllm.record import DLLM, num_steps
+from repro.systems.dllm.record import DLLM
 from repro.systems.dllm.settings import DllmSettings
 
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
@@ -64,13 +60,6 @@ def served(experiment: Experiment) -> Iterator[tuple[Engine, DllmDeployment]]:
 def facts_of(cell: Cell) -> Mapping[str, Any]:
     with served(prepare(cell)) as (_, measured):
         return measured.facts
-
-
-def simulate(cell: Cell, **constants: float) -> RunRecord:
-    """With some of the card's constants replaced."""
-    experiment = prepare(cell)
-    calibration = replace(load_calibration(cell.platform), **constants)
-    return replace(experiment.deployment, calibration=calibration).run(experiment.workload)
 
 
 # ---- knobs --------------------------------------------------------------------------------------
@@ -169,14 +158,6 @@ def test_published_batches_follow_their_rule(system, platform, input_len):
     assert found(num_prompts=1)[0] == 1
 
 
-@pytest.mark.parametrize(("platform", "system"), list(product(CARD_BYTES, ("sparse-dllm", "llada"))))
-def test_published_code_that_serves_one_request_at_a_time_does(platform, system):
-    facts = facts_of(cell_of(system, platform, reading="published"))
-    assert (facts["batch_size"], facts["batch_obtained"]) == (1, "one request at a time, as published code serves")
-    asked = facts_of(cell_of(system, platform, reading="published", batch_size=1))
-    assert (asked["batch_size"], asked["batch_obtained"]) == (1, "asked for")
-
-
 @pytest.mark.parametrize("system", BASELINES)
 def test_rules_of_our_own_batches_are_the_memory_models(system):
     """The largest with ``max_model_len`` is the largest of a workload of such requests."""
@@ -215,52 +196,6 @@ def test_requests_that_published_code_cannot_hold_are_counted_and_run():
     assert "oom_requests" not in facts_of(cell_of("fast-dllm", reading="efficient"))
 
 
-OVERHEAD_S = 0.0125
-
-
-@pytest.mark.parametrize("system", [*BASELINES, "dllm-serve"])
-@pytest.mark.parametrize("reading", READINGS)
-def test_every_step_of_every_system_is_charged_one_overhead(system, reading):
-    named: dict[str, Scalar] = {} if system == "dllm-serve" else {"reading": reading}
-    cell = cell_of(system, **named, **SMALL)
-    without, with_it = (simulate(cell, step_overhead_s=seconds) for seconds in (0.0, OVERHEAD_S))
-    assert num_steps.compute(without) == num_steps.compute(with_it)
-    durations = zip(without.tables["steps"]["duration_s"], with_it.tables["steps"]["duration_s"], strict=True)
-    assert all(later - sooner == pytest.approx(OVERHEAD_S, abs=1e-12) for sooner, later in durations)
-    # Everything arrives at once, so nothing waits for anything else: the last finish is so many steps later.
-    last = [max(record.requests["finished_s"]) for record in (without, with_it)]
-    assert last[1] - last[0] == pytest.approx(num_steps.compute(without) * OVERHEAD_S, rel=1e-9)
-
-
-COPIED = {"fast-dllm": 2 + 8 + 8 + 8, "dllm-cache": 2 + 2, "sparse-dllm": 2 + 2, "llada": 2 + 2}
-"""Bytes a logit: read for a float64 copy that is written, read for its softmax, which is written; or read for a softmax
-in 16 bits."""
-
-
-@pytest.mark.parametrize("system", BASELINES)
-def test_published_code_is_charged_its_copies_of_logits_and_nothing_else(system):
-    """In batches of two, all else equal: the head's traffic takes so much longer, where it was the longer part or becomes
-    it."""
-    ours, theirs = (
-        simulate(cell_of(system, reading=reading, batch_size=2, cost="roofline", **SMALL)).tables["steps"]
-        for reading in ("efficient", "published")
-    )
-    calibration = load_calibration("rtx4090")
-    matmul = calibration.matmul_efficiency * RTX4090.peak_flops
-    bandwidth = calibration.bandwidth_efficiency * RTX4090.bandwidth
-    for column in ("query_tokens", "logit_rows", "committed_tokens", "bound_s"):
-        assert ours[column] == theirs[column]
-    extra = []
-    for rows, sooner, later in zip(ours["logit_rows"], ours["duration_s"], theirs["duration_s"], strict=True):
-        compute = LLADA_8B.logits_flops_per_row * rows / matmul
-        weights = LLADA_8B.streamed_weight_bytes_head
-        before, after = ((weights + rows * 126464 * each) / bandwidth for each in (4, 4 + COPIED[system]))
-        assert later - sooner == pytest.approx(max(compute, after) - max(compute, before), abs=1e-12)
-        extra.append(later - sooner)
-    # Copies in 16 bits all but hide behind the head's arithmetic.
-    assert (max(extra) > 1e-4) == (system == "fast-dllm")
-
-
 def test_other_confidences_of_dream_move_what_they_store():
     """Probabilities, their logarithm, the product and its sum: written and read, 8 passes in place of 2."""
     per_value = {
@@ -289,14 +224,6 @@ def test_on_a_real_executor_a_rule_decides_what_is_measured():
 
     longest = found(input_len=768 - 32, length_scale=1.0)
     assert found(batch_rule="one") == 1 < found(batch_rule="max_model_len") == longest < found(batch_rule="workload")
-
-
-def test_on_a_real_executor_no_published_batch_is_larger_than_fits():
-    small, large = (
-        facts_of(cell_of("dllm-cache", "cpu-tiny", reading="published", memory_limit=mib * 2**20, **TINY))
-        for mib in (8, 64)
-    )
-    assert small["batch_size"] == 1 < large["batch_size"]
 
 
 def test_a_calibration_has_one_overhead():
@@ -424,13 +351,6 @@ def test_a_request_reserves_what_its_policy_keeps(system, knobs, rows):
     assert all(plan.pad_to is None and plan.scheduled_tokens <= 16384 for plan in plans)
 
 
-def test_float64_confidences_take_their_share_of_the_plan():
-    """A chunk of 2048 rows has room for the copies of 128; of 64 it has not."""
-    chunks = {rows: planned(cell_of("fast-dllm", reading="policy", max_num_logits=rows)).facts for rows in (2048, 64)}
-    assert chunks[2048]["logits_bytes"] == 2048 * 126464 * 2 * 2
-    assert chunks[64]["logits_bytes"] == 64 * 126464 * (2 + 16)
-
-
 # ---- dLLM-Cache, request by request -------------------------------------------------------------
 
 DEMO = FeatureCacheConfig()
@@ -465,51 +385,6 @@ def test_every_request_counts_its_own_steps():
     executor.release(1)
     executor.release(2)
     assert execute(executor, [a], [a]).query_rows == 356
-
-
-def test_logits_of_a_packed_step_are_the_blocks_in_chunks():
-    generation = GenerationConfig(gen_length=256, block_length=32, steps=256)
-    requests = [Request(request_id=i, prompt_len=100, generation=generation) for i in range(3)]
-    executor = Executor(Roofline(LLADA_8B, L40S), CONFIG, DEMO)
-    found = execute(executor, requests, requests)
-    assert found.logit_rows == 96
-    work = packed_work([(DEMO.step(1, 100, 256), 3)], LLADA_8B, logit_rows=96, logit_chunks=3)
-    assert found.duration_s == executor.roofline.step_time(work).total_s
-
-
-@given(
-    steps=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 900), st.integers(1, 300)), min_size=1, max_size=6),
-    ratio=st.sampled_from([0.0, 0.001, 0.25, 1.0]),
-    shape=st.sampled_from([LLADA_8B, DREAM_7B]),
-)
-def test_packed_work_is_the_sum_but_for_the_weights(steps, ratio, shape):
-    cache = replace(DEMO, transfer_ratio=ratio)
-    taken = [cache.step(*step) for step in steps]
-    whole = packed_work([(step, 1) for step in taken], shape, logit_rows=7)
-    alone = [step_work(step, 1, shape) for step in taken]
-    for name in (
-        *("query_rows", "attention_pairs", "kv_read_rows", "kv_written_rows", "num_sequences"),
-        *("extra_linear_flops", "extra_attention_flops", "extra_cache_bytes"),
-    ):
-        assert getattr(whole, name) == sum(getattr(part, name) for part in alone), name
-    assert whole.logit_rows == 7
-
-    # Weights are streamed once: by the request that needs most of them.
-    def streamed(work: Any) -> int:
-        return work.extra_weight_bytes + (shape.streamed_weight_bytes_layers(work.query_rows) if work.query_rows else 0)
-
-    assert streamed(whole) == max(map(streamed, alone))
-    same = packed_work([(taken[0], 5)], shape, logit_rows=5 * taken[0].gen_length)
-    assert same == step_work(taken[0], 5, shape)
-    assert same == packed_work([(taken[0], 1)] * 5, shape, logit_rows=5 * taken[0].gen_length)
-
-
-def test_features_of_a_pool_take_four_tensors_a_token():
-    fast, cache = (planned(cell_of(system, "l40s", reading="policy")) for system in ("fast-dllm", "dllm-cache"))
-    kv_bytes = cache.facts["kv_bytes"]
-    assert fast.facts["kv_bytes"] == kv_bytes
-    assert cache.kv_rows == kv_bytes // memory_bytes_per_token(LLADA_8B)
-    assert fast.kv_rows == kv_bytes // LLADA_8B.kv_bytes_per_token
 
 
 def test_figures_and_systems_know_the_same_readings():
