@@ -4,7 +4,7 @@ import json
 import math
 import os
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from support.reference_samplers import llada
 from support.tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, network, prompt_of, request_on
 
 from baselines.dllm.dllm_cache.forward import FeatureForward
-from baselines.dllm.dllm_cache.method import FeatureCacheRooflineExecutor, memory_bytes_per_token, step_work
+from baselines.dllm.dllm_cache.method import DLLM_CACHE, FeatureCacheRooflineExecutor, memory_bytes_per_token, step_work
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor, reduce_exponentials
 from baselines.dllm.static.executor import padded_executor
@@ -26,6 +26,7 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.cost.roofline import L40S, Roofline
 from engines.dllm.config import DecodeConfig, GenerationConfig, NoCache
 from engines.dllm.engine import Engine
+from engines.dllm.memory import REDUCTION_ROWS
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool
 from engines.errors import UserError
@@ -340,3 +341,21 @@ def test_the_caches_take_what_the_plan_says():
     assert sum(t.nbytes for t in tensors) == 2 * 25 * memory_bytes_per_token(shape)
     engine.run()
     assert executor.forward.batch is None
+
+
+def test_a_static_batch_takes():
+    """Every row has its features, the response rows logits; upstream copies these all at once."""
+    plan = partial(
+        DLLM_CACHE.footprint,
+        LLADA_8B,
+        DLLM_CACHE.sampler("llada", {}),
+        GenerationConfig(gen_length=256),
+        memory_bytes=L40S.memory_bytes,
+        longest=512,
+    )
+    footprint, upstream = plan(), plan(is_upstream=True)
+    rows = 512 * (2**20 + LLADA_8B.activation_bytes_per_query_token)
+    assert footprint.per_request_bytes == rows + 256 * 126464 * 2
+    assert upstream.per_request_bytes == rows + 256 * 2 * 126464 * 2
+    assert footprint.fixed_bytes - upstream.fixed_bytes == REDUCTION_ROWS * 126464 * 2
+    assert footprint.peak_bytes(3) == footprint.fixed_bytes + 3 * footprint.per_request_bytes

@@ -21,7 +21,7 @@ from support.reference_samplers import (
 from support.refusals import refuses
 from support.tiny_models import GQA, MHA, network, prompt_of
 
-from baselines.dllm.dllm_cache.method import FeatureCacheRooflineExecutor
+from baselines.dllm.dllm_cache.method import DLLM_CACHE, FeatureCacheRooflineExecutor, memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
@@ -165,3 +165,12 @@ def test_an_interval_needs_guidance():
             method("dllm-cache").sampler("llada", options)
     with pytest.raises(UserError, match=r"cfg_scale=1\.0 has no effect with system='dllm-cache' on a dream model"):
         method("dllm-cache").sampler("dream", {"cfg_scale": 1.0})
+
+
+def test_its_memory_is_planned():
+    shape, sampler = GenerationConfig(gen_length=256), DLLM_CACHE.sampler("llada", {})
+    plain, with_guidance = (
+        DLLM_CACHE.footprint(LLADA_8B, sampler, generation, memory_bytes=10**11, longest=1024).per_request_bytes
+        for generation in (shape, replace(shape, cfg_scale=1.0))
+    )
+    assert with_guidance - plain == 1024 * memory_bytes_per_token(LLADA_8B) + 256 * LLADA_8B.logits_bytes_per_row

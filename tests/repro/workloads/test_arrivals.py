@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.workloads.draws import ArrivalConfig, arrival_times
+
+REFUSED = data_beside(__file__, "refused")
 
 
 def kolmogorov_distance(sample: np.ndarray, cdf: np.ndarray) -> float:
@@ -51,19 +54,7 @@ def test_trace_without_any_time_in_it_cannot_be_rescaled():
         arrival_times(ArrivalConfig(kind="trace", rate=1.0), 2, 0, trace_s=np.array([3.0, 3.0]))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": "uniform", "rate": 1.0}, "kind='uniform' is unknown: use one of poisson, gamma"),
-        ({"kind": "poisson"}, "rate=None: arrivals='poisson' need a rate"),
-        ({"kind": "poisson", "rate": 0.0}, "rate=0.0 must be at least 1e-06"),
-        ({"kind": "poisson", "rate": math.inf}, "rate=inf must be a finite number"),
-        ({"kind": "poisson", "rate": math.nan}, "rate=nan must be"),
-        ({"kind": "poisson", "rate": 1.0, "burstiness": 0.5}, "burstiness=0.5 has no effect when arrivals='poisson'"),
-        ({"kind": "gamma", "rate": 1.0, "burstiness": 0.0}, "burstiness=0.0 must be at least 1e-06"),
-        ({"kind": "burst", "rate": 1.0}, "request_rate=1.0 has no effect when arrivals='burst'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), REFUSED["arrivals"])
 def test_bad_options_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         ArrivalConfig(**options)

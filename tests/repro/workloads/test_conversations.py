@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.reports.paper import load_claims
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations, load_conversation_card
 from repro.workloads.recorded import read_chats
+
+REFUSED = data_beside(__file__, "refused")
 
 REAL_DATA = os.environ.get("REPRO_DATA_DIR")
 
@@ -109,32 +112,7 @@ def test_an_array_is_read_in_pieces(tmp_path, size, monkeypatch):
     assert lengths(path) == [SHAREGPT_TURNS, LMSYS_TURNS, [(2, None)]]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("x.jsonl", "[1]", "row 1: field 'row' is 1: expected one JSON object"),
-        ("x.jsonl", '{"text": "a"}', "expected conversation, conversations or rounds"),
-        ("x.jsonl", '{"conversation": "a"}', "expected a list of messages"),
-        ("x.jsonl", '{"conversation": ["a"]}', "expected messages with role and content"),
-        ("x.jsonl", '{"conversation": [{"role": "wizard", "content": "a"}]}', "field 'role' is 'wizard'"),
-        ("x.jsonl", '{"conversation": [{"role": "user", "content": 3}]}', "field 'content' is 3: expected text"),
-        ("x.jsonl", '{"conversations": [{"value": "a"}]}', "field 'role' is None"),
-        ("x.jsonl", '{"rounds": [[0, 1]]}', "field 'rounds'"),
-        ("x.jsonl", '{"rounds": [[1.5, 1]]}', "field 'rounds'"),
-        ("x.jsonl", '{"rounds": []}', "field 'rounds'"),
-        ("x.jsonl", '{"conversation": ', "line 1: field 'line'"),
-        ("x.json", '[{"rounds": [[1, 1]]}, {"rou', "cannot be read as JSON"),
-        ("x.json", '[{"rounds": [[1, 1]]}', "cannot be read as JSON"),
-        ("x.jsonl", "", "has no conversation with a prompt"),
-        ("x.json", "[]", "has no conversation with a prompt"),
-        ("x.jsonl", '{"conversation": []}', "has no conversation with a prompt"),
-        ("x.json", '[{"rounds": [[1, 1]]} {"rounds": [[1, 1]]}]', "Expecting ',' delimiter"),
-        ("x.json", '[{"rounds": [[1, 1]]}] 5', "more behind the list"),
-        ("x.jsonl", '{"rounds": [[1, 2147483648]]}', "tokens 1 to 2147483647"),
-        ("x.json.gz", "not gzip", "unreadable"),
-        ("x.parquet", "not parquet", "cannot be read as parquet"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "message"), REFUSED["chats"])
 def test_damaged_files_are_refused_in_one_line(tmp_path, name, text, message):
     path = tmp_path / name
     path.write_text(text)
@@ -170,20 +148,7 @@ def test_real_first_prompts_have_the_share_the_card_quotes():
     assert found.provenance.shares["first"] == pytest.approx(0.66, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_turns": 0}, "num_turns=0"),
-        ({"seed": -1}, "seed=-1"),
-        ({"think_s": -1.0}, "think_s"),
-        ({"source": "hub"}, "source='hub'"),
-        ({"path": "x.jsonl"}, "dataset_path='x.jsonl' has no effect with dataset_source='embedded': leave one"),
-        ({"dataset": "dureader"}, "dataset='dureader' is no set of conversations: use one of lmsys-chat-1m"),
-        ({"low": 9, "high": 3}, "min_tokens=9 is more than max_tokens=3"),
-        ({"low": 0}, "low=0 must be at least 1"),
-        ({"low": 10**6}, "min_tokens=1000000, max_tokens=None: lmsys-chat-1m has no such prompts"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), REFUSED["conversations"])
 def test_nonsense_is_refused(change, message):
     with pytest.raises(UserError, match=message):
         drawn(**change)

@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import data_beside
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
-from repro.workloads.columns import NAMES
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.knobs import TraceKnobs, named_after
 from repro.workloads.rounds import TraceFile
 from repro.workloads.served import served, trace_asked
 from repro.workloads.table import read_trace
 from repro.workloads.workload import generation_of_length, traced_workload
+
+REFUSED = data_beside(__file__, "refused")
 
 TRACE = ArrivalConfig(kind="trace")
 ROWS = [(3.0, 374, 44), (4.25, 396, 109), (4.25, 879, 55), (10.0, 91, 16)]
@@ -127,49 +129,14 @@ def test_a_run_is_named_after_its_file():
 
 
 HEAD = "arrival_s,prompt_len,gen_length\n"
-REFUSED = {
-    "": "is empty: give a file with a row for each request",
-    HEAD: "has no row with a prompt and an answer (0 read)",
-    f"{HEAD}0,0,5\n": "has no row with a prompt and an answer (1 read)",
-    f"{HEAD}-1,5,5\n": "line 2: field 'arrival_s' is '-1': expected a finite number, not negative",
-    f"{HEAD}nan,5,5\n": "line 2: field 'arrival_s' is 'nan': expected a finite number",
-    f"{HEAD}1700000000000,5,5\n": "at most 1e+12",
-    f"{HEAD}2023-13-45 18:17:03,5,5\n": "expected a time like",
-    f"{HEAD}0,5.5,5\n": "line 2: field 'prompt_len' is '5.5': expected a whole number",
-    f"{HEAD}0,-5,5\n": "line 2: field 'prompt_len' is '-5': expected a whole number, at least 0",
-    f"{HEAD}0,5,\n": "has no row with a prompt and an answer (1 read)",
-    f"{HEAD}0,5\n": "the line has 2 cells, the header 3",
-    "arrival_s,prompt_len,prompt_len,gen_length\n0,5,5,5\n": "is given twice, keep one",
-    "when,in,out\n0,5,5\n": "no column is the prompts' length, the file has when, in, out: name it, like --columns",
-    "prompt_len\n5\n": "no column is the answers' length gen_length",
-    "prompt_len,prompt,gen_length\n5,x,5\n": "prompt_len and prompt say the same",
-    "prompt_len,gen_length,delay_s\n5,5,1\n": "delay_s is between rows of one session: name session too",
-    '{"prompt_len": 5, "gen_length": 5}\n{"prompt_len": 5}\n': "line 2: field 'gen_length' is None: the key is missing",
-    '{"prompt_len": NaN, "gen_length": 5}\n': "line 1: field 'prompt_len' is nan: expected a whole number",
-    '{"prompt_len": 5, "prompt_len": 6}\n': "keep one",
-    '{"rounds": [[5, 0]]}\n': "field 'rounds' is [5, 0]",
-    '{"rounds": [[5, 1]], "prompt_len": 5}\n': "rounds hold all of a session, prompt_len too: leave one out",
-    '{"session": [1], "prompt_len": 5, "gen_length": 5}\n': "expected a text or a whole number",
-}
 
 
-@pytest.mark.parametrize(("text", "says"), REFUSED.items())
+@pytest.mark.parametrize(("text", "says"), REFUSED["tables"])
 def test_what_cannot_be_read_is_said_with_its_line(text, says, tmp_path):
     assert says in refusal(write(tmp_path / ("t.jsonl" if text.startswith("{") else "t.csv"), text))
 
 
-@pytest.mark.parametrize(
-    ("columns", "says"),
-    [
-        ("when", "'when' is no name and its column: write it like --columns arrival_s=timestamp"),
-        ("moment=when", f"'moment' is unknown: use {', '.join(NAMES)}"),
-        ("arrival_s=when,arrival_s=in", "arrival_s is given twice: keep one"),
-        ("prompt_len=in,gen_length=in", "the column 'in' is given twice: keep one"),
-        ("prompt_len=tokens,gen_length=out", "t.csv has no column 'tokens': use one of when, in, out"),
-        ("arrival_s=when,gen_length=out", "no column is the prompts' length"),
-        ("arrival_s=when,arrival_ms=in", "arrival_s and arrival_ms say the same"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "says"), REFUSED["columns"])
 def test_columns_that_cannot_be_are_refused(columns, says, tmp_path):
     path = write(tmp_path / "t.csv", csv_text("when,in,out", ROWS)).where
     assert says in refusal(TraceFile(where=path, columns=columns))

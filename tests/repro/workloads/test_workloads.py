@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import os
 import random
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.tables import data_beside
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
@@ -23,6 +23,8 @@ from repro.workloads.draws import ArrivalConfig
 from repro.workloads.table import estimate_tokens
 from repro.workloads.text import prompt_text
 from repro.workloads.workload import WorkloadConfig, build_workload
+
+REFUSED = data_beside(__file__, "refused")
 
 PAPER_DATASETS = ("livebench", "burst", "osc")
 GENERATION = GenerationConfig(gen_length=64, block_length=32, steps=64)
@@ -118,21 +120,7 @@ def test_config_and_provenance_are_json_and_hashable():
     assert hash(config()) == hash(config())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_requests": 0}, "num_requests=0 must be at least 1"),
-        ({"seed": -1}, "seed=-1 must not be negative"),
-        ({"min_prompt_len": 0}, "min_prompt_len=0, max_prompt_len=3744: need 1 <= min <= max"),
-        ({"max_prompt_len": 4}, "min_prompt_len=8, max_prompt_len=4: need"),
-        ({"length_scale": 0.0}, "length_scale=0.0 must be above 0"),
-        ({"length_scale": math.nan}, "length_scale=nan must be"),
-        ({"fixed_prompt_len": 5000}, "fixed_prompt_len=5000 must be between min_prompt_len=8 and max_prompt_len=3744"),
-        ({"fixed_prompt_len": 50, "length_scale": 2.0}, "length_scale=2.0 has no effect with fixed_prompt_len=50"),
-        ({"source": "web"}, "source='web' is unknown: use one of auto, hub, local, embedded"),
-        ({"source": "hub", "dataset_path": "x"}, "dataset_path='x' has no effect with source='hub'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), REFUSED["workloads"])
 def test_bad_configs_are_refused(options, message):
     with pytest.raises(UserError) as caught:
         build_workload(config(**options), GENERATION)
@@ -338,27 +326,7 @@ def test_hub_token_counts_with_timestamps(monkeypatch):
     assert workload.provenance.revision is None
 
 
-@pytest.mark.parametrize(
-    ("name", "columns", "message"),
-    [
-        ("osc", {"text": ["a"]}, "CarperAI/openai_summarize_comparisons has no column prompt"),
-        (
-            "osc",
-            {"prompt": ["a", None]},
-            "row 1: field 'prompt' is None: expected text: pin another revision in datasets/osc.yaml",
-        ),
-        (
-            "burst",
-            {"Request tokens": [-4], "Response tokens": [1], "Timestamp": [5]},
-            "lzzmm/BurstGPT row 0: field 'Request tokens' is -4: expected a whole number, at least 0",
-        ),
-        (
-            "burst",
-            {"Request tokens": [4], "Response tokens": [1], "Timestamp": ["5"]},
-            "lzzmm/BurstGPT row 0: field 'Timestamp' is '5': expected a number",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("name", "columns", "message"), REFUSED["hub"])
 def test_hub_rows_of_another_shape_are_refused(name, columns, message, monkeypatch):
     hub_has(monkeypatch, columns)
     with pytest.raises(UserError) as caught:
