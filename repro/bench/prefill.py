@@ -3,7 +3,6 @@
     times    a step by prompt length L, batch B and history H, eager                     -> floor, knee, launch time
     kappa    a step of one long and many short prompts against its parts                 -> does mixing cost anything?
     graphs   capture time and memory of buckets and rungs, replay against eager          -> does a captured shape pay?
-    host     what a step costs the host, beside the device
 
 Rows are written as they are measured, so a run that is cut off loses none.
 
@@ -22,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from statistics import median
@@ -30,18 +28,14 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from engines.ar.torch.executor import MeasuredSteps, grid
 from engines.errors import require
-from engines.models.decoder import CausalModel
-from engines.models.protocol import Attend, Rotary
 from engines.policies.views import Bucket, Rung
 from repro.bench.common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
 from repro.systems.cluster.instance import Setting, executor_of, setting_of
 
-PARTS = ("kappa", "times", "graphs", "host")
+PARTS = ("kappa", "times", "graphs")
 
 
 def main() -> None:
@@ -65,7 +59,7 @@ def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argpars
         return step_times(steps, shapes, repeats=repeats)
     if part == "kappa":
         return penalties(steps, _mixes(setting, options.mixes), rounds=repeats)
-    return captures(steps, setting, repeats) if part == "graphs" else host_times(steps, repeats)
+    return captures(steps, setting, repeats)
 
 
 def _mixes(setting: Setting, which: str) -> tuple[Mix, ...]:
@@ -221,50 +215,11 @@ def interval(values: np.ndarray, random: np.random.Generator) -> tuple[float, fl
     return float(np.median(values)), float(low), float(high)
 
 
-STEPS = {
-    "decode 1": [(100, 1)],
-    "decode 32": [(100, 1)] * 32,
-    "decode 64": [(100, 1)] * 64,
-    "prefill 1x512": [(0, 512)],
-    "prefill 32x16": [(0, 16)] * 32,
-    "re-prefill 32x16 over 100": [(100, 16)] * 32,
-    "mixed 1x512 + 32x16": [(0, 512), *[(0, 16)] * 32],
-}
-"""(history, tokens) of each sequence."""
-
-
-def host_times(steps: MeasuredSteps, repeats: int) -> Iterator[Row]:
-    """Yield medians: ``host_s`` is the step without the layers, ``step_s`` all of it."""
-    for name, parts in STEPS.items():
-        with layers_of(steps.executor.model, count=0):
-            host_s = median_s(steps, parts, repeats)
-        yield {"step": name, "host_s": host_s, "step_s": median_s(steps, parts, repeats), "repeats": repeats}
-
-
 def median_s(
     steps: MeasuredSteps, parts: list[tuple[int, int]], repeats: int, mode: Bucket | Rung | None = None
 ) -> float:
     steps.timed(parts, mode)
     return median(steps.timed(parts, mode)[0] for _ in range(repeats))
-
-
-@contextmanager
-def layers_of(model: CausalModel, *, count: int) -> Iterator[None]:
-    """The model with its first ``count`` layers only."""
-    layers, hidden = model.blocks, model.hidden
-
-    def shallow(ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        model.model["layers"] = torch.nn.ModuleList(layers[:count])
-        try:
-            return hidden(ids, rotary, attend)
-        finally:
-            model.model["layers"] = layers
-
-    model.hidden = shallow  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del model.hidden  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

@@ -92,7 +92,6 @@ def _setting(text: str) -> dict[str, Scalar]:
 
 
 if TYPE_CHECKING:
-    from repro.runs.cell import Cell
     from repro.runs.family import Family
     from repro.runs.record import Obtained, OnProgress, RunRecord
 
