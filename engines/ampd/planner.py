@@ -1,21 +1,13 @@
 """From a workload to ranked deployments (AMPD §5, Table 2), by the integer program of eq. (5).
 
-Binaries z(n, k) choose one degree n and k replicas of it for each phase. As printed, eq. (5) has an integer x(n) for
-every degree and a tau(n) that no replica changes; coefficients here depend on the replicas, and two deviations follow:
+Binaries z(n, k) choose one degree n and k replicas of it for each phase. As printed, eq. (5) has an integer x(n) for every degree and
+a tau(n) that no replica changes, so it never instantiates a second replica. Here tau_pre(n, k) and tau_dec(n, k), the P95 latencies
+of a phase, fall with the replicas that share its load. C1 and C2 hold Z above the tau of the pool that is chosen. A phase has one
+degree, as in all 36 rows of Table 2: a pool's tau assumes that it carries the phase's whole load.
 
-- C1 and C2 hold Z above tau(n, k) of the pool that is chosen, so that a second replica can be worth its GPUs.
-- A phase has one degree. A pool's tau assumes that it carries the phase's whole load, which a second pool of another
-  degree would share; Table 2 lists one degree a phase in all its 36 rows.
-
-tau_pre(n, k) and tau_dec(n, k): P95 latencies of a phase with k replicas of degree n.
-
-Eq. (5) charges a degree n a constant tau(n), however many replicas share the load, so as printed it never
-instantiates a second one. Here the coefficients depend on k, and the load of a replica falls with it. Everything is
-computed from the fitted performance model: the planner sees no more of the truth than the routers do.
-
-They are simulated, or found by formulas in microseconds. There prefill is an M/G/k queue that starts empty and is watched for as long
-as the sample takes to arrive, so that it has an answer for overload too. Decode is a fixed point: the batch is what the rate of tokens
-and the time of a step make.
+Latencies follow from the fitted performance model alone. They are simulated, or found by formulas in microseconds: prefill is then an
+M/G/k queue that starts empty and is watched for as long as the sample takes to arrive, so that it has an answer for overload too.
+Decode is a fixed point: the batch is what the rate of tokens and the time of a step make.
 """
 
 import math

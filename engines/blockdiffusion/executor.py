@@ -1,18 +1,9 @@
-"""Runs steps of a block-diffusion model on a paged pool: prefills, commits and denoises in one packed forward.
+"""Runs steps of a block-diffusion model on a paged pool: prefills, commits and denoises in one packed forward, one call of attention.
 
 Ids are written on the host, which decides; a step's metadata goes to the device in one transfer, and the tokens and confidences
-of the places its rules asked for come back in another.
-
-Where the rows of a step lie: plain arrays over its requests, built once, all layers share them.
-
-A request's final blocks and its denoised rows are segments that each see all keys up to their own block's end: without any mask
-this is bidirectional within blocks and causal across them. Shapes: s segments, N rows.
-
-Attention of a step over the paged pool, by any of the backends of ``engines.attention``, in one call for all phases.
-
-Predicted tokens and their confidences: greedy, or drawn from each request's own seed.
-
-A draw is a function of (seed, which draw of the request, position) alone. Shapes: m rows, V vocabulary rows.
+of the places its rules asked for come back in another. A request's final blocks and its denoised rows are segments that each see all
+keys up to their own block's end: without any mask this is bidirectional within blocks and causal across them. A draw is a function
+of (seed, which draw of the request, position) alone. Shapes: s segments, N rows, m rows with logits, V vocabulary rows.
 """
 
 from __future__ import annotations

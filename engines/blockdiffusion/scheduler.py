@@ -1,13 +1,9 @@
 """Which requests take part in a step: denoising ones first, prefills with the rows that are left, the oldest first.
 
-A step mixes whatever is due. All that a request has due is a run of whole blocks, so nothing but lengths differs. Plain
-Python over plain data.
-
-SGLang's schedule of block diffusion: a step makes K/V of prompts or denoises, prompts first, and a block ends with one more forward.
-
-That forward has the final block for its input, so its K/V is the block's: a commit of its own, with as many rows as a denoise. First-done
-lets each request go on with its next block then; synchronous holds all that denoise together until the last of their blocks has ended,
-and computes those that wait for it again with every forward.
+A mixed step runs whatever is due: all that a request has due is a run of whole blocks, so nothing but lengths differs. SGLang's steps
+make K/V of prompts or denoise, prompts first, and a block ends with one more forward, whose input is the final block: a commit of its
+own, with as many rows as a denoise. First-done lets each request go on with its next block then; synchronous holds all that denoise
+together until the last of their blocks has ended, and computes those that wait for it again with every forward.
 """
 
 from collections import deque

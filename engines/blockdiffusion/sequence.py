@@ -1,9 +1,7 @@
-"""A request in the engine: the blocks that are final, and the one that is denoised.
+"""A request in the engine: what is asked for, the blocks that are final, and the one that is denoised; no torch.
 
 There is neither a prefill nor a commit of its own kind, only final blocks whose K/V is missing: the prompt's when a
 request begins (PREFILL), a generated one after its last denoise (COMMIT). Where nothing reads the K/V it is never made.
-
-What is asked for, and what comes of it; no torch.
 """
 
 from dataclasses import dataclass, field

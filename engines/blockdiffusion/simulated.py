@@ -1,9 +1,7 @@
 """Charges steps of block diffusion to a card instead of running them: the same plans, tokens that mean nothing.
 
-How many places a forward is sure of depends on the model. A simulation draws it, as one and a Poisson number, for each request by itself:
-``tokens_per_forward`` is its mean, before what is left of a block cuts it.
-
-How many tokens of K/V a card holds beside a model's weights and the worst step, from shapes alone.
+How many places a forward is sure of depends on the model. A simulation draws it, as one and a Poisson number, for each request by
+itself: ``tokens_per_forward`` is its mean, before what is left of a block cuts it.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,9 @@
 """A worker that decodes, and prefills locally: a decode worker of a disaggregated system, or a co-located one.
 
 Between two steps it takes in what arrived, asks its batching policy for the next step, and runs that. Where the policy names no
-prefill, the decode batch runs until something interrupts it: sequences that decode together, one token a step each.
-
-While the members stay the same, steps are not events: a run of them is charged at once. Nothing is counted per member and step. A
-member leaves at a known step, and the gaps between its tokens are those of the batch, which are logged once, from its second token
-on.
+prefill, the decode batch runs, a token a step, until something interrupts it. While its members stay the same, such steps are no
+events: a run of them is charged at once. A member leaves at a known step, and the gaps between its tokens are those of the batch,
+which are logged once, from its second token on.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""The workers of a cluster and what they run on: replicas and tensor-parallel degrees of each phase, the servers they stand on, the
-K/V that fits beside the weights, and the links between them.
+"""The workers of a cluster and what they run on: degrees and replicas of each phase, servers, K/V beside the weights, and links.
 
-What a step of a worker costs: the ground truth of the simulated cluster.
-
-On a roofline a step's work is spread over the GPUs of a tensor-parallel group, and two all-reduces per layer are
-added. On either price come the overheads of ``CostConstants``.
-
-Its constants, which no datasheet gives and no paper states, are named readings. ``physical`` is what a well-built engine reaches on
-this hardware; the others lower or raise single constants until one printed figure is met, and say which. None of them meets all
-figures at once (``repro reproduce ampd/readings``).
+A step's cost is the ground truth of the simulated cluster. On a roofline its work is spread over the GPUs of a tensor-parallel group,
+and two all-reduces per layer are added; on either price come the overheads of ``CostConstants``, which no datasheet gives and no
+paper states. They are named readings: ``physical`` is what a well-built engine reaches on this hardware, the others lower or raise
+single constants until one printed figure is met. None of them meets all figures at once (``repro reproduce ampd/readings``).
 """
 
 from __future__ import annotations

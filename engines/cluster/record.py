@@ -1,20 +1,16 @@
-"""What a run leaves behind: plain tables, and the gaps between tokens as run lengths.
+"""What a run leaves behind, plain tables and the gaps between tokens as run lengths; and who met their objectives (AMPD §2, §7).
 
 A row of a table is a slotted dataclass, whose fields are the columns; the text below a field is the column's meaning.
 
-TTFT, ITL and end-to-end latency of rounds and sessions, from one run (AMPD §2, §7), and who of them met their objectives.
-
-TTFT of a round, initial or incremental: its first token with the decode worker minus when it was ready.
-ITL: gaps between consecutive tokens of one round; a round of one token has none. End-to-end latency of a
-session: its last token minus its arrival, the environment's time included. Undefined values are NaN.
-Percentiles are over tokens and not runs. They interpolate linearly between order statistics (numpy's default); p95-lower and
-p95-higher are the order statistics below and above. A round has some thirty gaps, so that the last two of them are meant.
+TTFT of a round, initial or incremental: its first token with the decode worker minus when it was ready. ITL: gaps between consecutive
+tokens of one round; a round of one token has none. End-to-end latency of a session: its last token minus its arrival, the
+environment's time included. Undefined values are NaN. Percentiles are over tokens and interpolate linearly between order statistics;
+p95-lower and p95-higher are those below and above: a round has some thirty gaps, so that the last two of them are meant.
 
 The paper says neither of what SLO attainment is the share, nor of which statistic (§7.1). A reading of it has three parts:
 
 - scope: the share of *rounds* that meet both objectives, or of *sessions* that do
-- ttft: *every* TTFT in scope must meet the objective, or the *mean* TTFT of the session (a round is then
-  judged by its session's mean)
+- ttft: *every* TTFT in scope must meet the objective, or the *mean* TTFT of the session (a round is then judged by its session's mean)
 - itl: the mean, a percentile or the maximum of the gaps between tokens in scope
 
 A round without gaps meets any ITL objective. What did not finish meets none and stays in the denominator.

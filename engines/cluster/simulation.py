@@ -1,9 +1,8 @@
 """One run of a cluster: sessions come, workers prefill their rounds one after the other, and decode workers answer them.
 
 A session's way through its workers is that of AMPD §3: bind, route, prefill, send K/V, decode, environment, and again. Prefill
-instances alone (LAPS) have the parts of it that need no decode worker.
-
-A serving system on hardware: which workers a run of it has, and by which policies they decide.
+instances alone (LAPS) have the parts of it that need no decode worker. A ``Cluster`` is a serving system on hardware: which workers a
+run of it has, and by which policies they decide.
 """
 
 import math

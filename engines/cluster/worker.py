@@ -1,16 +1,11 @@
 """A worker of the simulated cluster: one step after the other, as its batching policy plans them.
 
-As it stands here ``Worker`` only prefills, from history that is there. Subclasses have the other roles: a prefill worker of a
-disaggregated cluster reads history and chooses the step after beforehand, or has a prefix cache of its own; a decode worker
-(``engines.cluster.decode``) decodes between its prefills.
-
-What a worker remembers: K/V of sessions, and means over the last seconds.
+``Worker`` itself only prefills, from history that is there. A prefill worker of a disaggregated cluster reads history and chooses the
+step after beforehand, or has a prefix cache of its own; a decode worker (``engines.cluster.decode``) decodes between its prefills.
 
 K/V is counted in tokens. A session's K/V is *held* (running, or read by a prefill elsewhere) or *idle*, the prefix cache of sessions
 in their environment. Idle K/V is evicted when room is needed, the least recently used session first and from its tail, so what is
-left of it is still a prefix.
-
-Means are over a window (AMPD §3: 10 s by default). An empty window counts as 0: no evidence of load, hence full slack.
+left of it is still a prefix. Means are over a window (AMPD §3: 10 s by default). An empty window counts as 0: no evidence of load.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""What the kernels of a forward take on a card, for one model and one framework's kernels: curves, and lines between them.
+"""What the kernels of a forward take on a card, for one model and one framework's kernels, and the price of a step composed of them.
 
 Matrix products lie on straight lines between measured numbers of rows, attention on power laws between measured lengths. A card
 without tables takes those of another of its generation: each time by the ratio of what its arithmetic and its traffic take at least.
 
-A card's kernel times, as extracted from a published package: one curve a line, and where they come from.
-
-The file is CSV in gzip. Its first line is JSON: package, version, licence, digests of the files read and what the rules of
+A table is CSV in gzip. Its first line is JSON: package, version, licence, digests of the files read and what the rules of
 ``engines.cost.extract`` changed. A line ``sizes,FRAMEWORK,KERNEL,x,x,...`` gives the sizes of the curves below it; a
 line ``FRAMEWORK,KERNEL,KEY,KEY,...,t,t,...`` one curve in microseconds, with nothing where nothing was measured.
 
-The price of a step that is composed of measured kernels.
-
-Packed sequences are charged the attention of a causal prompt with as many pairs as they have on average;
-bidirectional attention of n rows has those of a causal prompt of 1.41 n. Rows that pass some layers or matrices only (``extra``
-fields) run at the rate of as many rows of one layer. What else is moved, caches and copies of logits, takes its bytes at the share
-of bandwidth that elementwise kernels reach.
+Packed sequences are charged the attention of a causal prompt with as many pairs as they have on average: bidirectional attention of n
+rows has those of a causal prompt of 1.41 n. Rows that pass some layers or matrices only (``extra`` fields) run at the rate of as many
+rows of one layer. Caches and copies of logits take their bytes at the share of bandwidth that elementwise kernels reach.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """The price of a step: a catalogue of GPUs, what a step asks of one, and the seconds that a roofline charges for it.
 
-A step has three parts that run one after the other: the matrices of the layers, attention, and
-the LM head. On the roofline each takes the longer of its arithmetic and its traffic. Traffic counts
-weights (streamed once per forward, the head once per chunk of logits), K/V rows read and written, and
-logits. Activations between kernels are not counted.
+A step has three parts that run one after the other: the matrices of the layers, attention, and the LM head. On the roofline each takes
+the longer of its arithmetic and its traffic: weights (streamed once per forward, the head once per chunk of logits), K/V rows read and
+written, and logits. Activations between kernels are not counted.
 
-The catalogue has vendor peaks, memory and links, each with its source. Memory sizes are read in decimal: "24 GB" is 24e9 bytes, bandwidth likewise. A card reports up to
-7 % more than that (an RTX 4090 has 24 GiB on board) or slightly less (ECC of the L40S takes its
-share); driver and context take some back. A memory plan adds its own guard band on top.
+``gpus.json`` has vendor peaks, memory and links of each card, with their source. Memory sizes are decimal: "24 GB" is 24e9 bytes,
+bandwidth likewise. A card reports up to 7 % more (an RTX 4090 has 24 GiB on board) or slightly less (ECC of the L40S); driver and
+context take some back, and a memory plan adds its own guard band on top.
 """
 
 from __future__ import annotations
@@ -56,78 +55,8 @@ class Gpu:
         return self.name
 
 
-RTX4090 = Gpu(
-    name="rtx4090",
-    bf16_tflops=165.2,
-    memory_bandwidth_gb_s=1008,
-    memory_bytes=24 * GB,
-    nvlink_gb_s=None,
-    pcie_gb_s=64,
-    source="NVIDIA Ada GPU Architecture whitepaper, GeForce RTX 4090: BF16 tensor peak with FP32 accumulation, dense; "
-    "24 GB GDDR6X, PCIe Gen4 x16.",
-)
-L40S = Gpu(
-    name="l40s",
-    bf16_tflops=362.05,
-    memory_bandwidth_gb_s=864,
-    memory_bytes=48 * GB,
-    nvlink_gb_s=None,
-    pcie_gb_s=64,
-    source="NVIDIA L40S datasheet: BFLOAT16 Tensor Core 362.05 TFLOPS dense (733 with sparsity), 48 GB GDDR6 with ECC, "
-    "864 GB/s, PCIe Gen4 x16 64 GB/s bidirectional.",
-)
-H200 = Gpu(
-    name="h200",
-    bf16_tflops=989.5,
-    memory_bandwidth_gb_s=4800,
-    memory_bytes=141 * GB,
-    nvlink_gb_s=900,
-    pcie_gb_s=128,
-    source="NVIDIA H200 SXM datasheet: BFLOAT16 Tensor Core 1,979 TFLOPS with sparsity, half of it dense; 141 GB HBM3e, "
-    "4.8 TB/s, NVLink 900 GB/s, PCIe Gen5 128 GB/s.",
-)
-H100 = Gpu(
-    name="h100",
-    bf16_tflops=989.5,
-    memory_bandwidth_gb_s=3350,
-    memory_bytes=80 * GB,
-    nvlink_gb_s=900,
-    pcie_gb_s=128,
-    source="NVIDIA H100 SXM datasheet: BFLOAT16 Tensor Core 1,979 TFLOPS with sparsity, half of it dense; 80 GB HBM3, "
-    "3.35 TB/s, NVLink 900 GB/s, PCIe Gen5 128 GB/s.",
-)
-A100 = Gpu(
-    name="a100",
-    bf16_tflops=312,
-    memory_bandwidth_gb_s=2039,
-    memory_bytes=80 * GB,
-    nvlink_gb_s=600,
-    pcie_gb_s=64,
-    source="NVIDIA A100 80GB SXM datasheet: BFLOAT16 Tensor Core 312 TFLOPS dense, 80 GB HBM2e, 2,039 GB/s, NVLink "
-    "600 GB/s, PCIe Gen4 64 GB/s.",
-)
-B200 = Gpu(
-    name="b200",
-    bf16_tflops=2250,
-    memory_bandwidth_gb_s=8000,
-    memory_bytes=180 * GB,
-    nvlink_gb_s=1800,
-    pcie_gb_s=128,
-    source="NVIDIA HGX B200 datasheet, an eighth of its eight GPUs: BF16 Tensor Core 36 PFLOPS with sparsity, half of it "
-    "dense; 1.4 TB HBM3e, 62 to 64 TB/s, NVLink 14.4 TB/s, PCIe Gen5 x16.",
-)
-H20 = Gpu(
-    name="h20",
-    bf16_tflops=148,
-    memory_bandwidth_gb_s=4000,
-    memory_bytes=96 * GB,
-    nvlink_gb_s=900,
-    pcie_gb_s=128,
-    source="NVIDIA H20 SXM specifications as reported by system vendors (no public datasheet): BF16 148 TFLOPS dense, "
-    "96 GB HBM3, 4.0 TB/s, NVLink 900 GB/s, PCIe Gen5 x16.",
-)
-
-GPUS: tuple[Gpu, ...] = (RTX4090, L40S, A100, H100, H200, B200, H20)
+GPUS: tuple[Gpu, ...] = tuple(Gpu(**card) for card in json.loads(Path(__file__).with_name("gpus.json").read_text()))
+RTX4090, L40S, A100, H100, H200, B200, H20 = GPUS
 
 
 def gpu(name: str | Gpu) -> Gpu:

@@ -2,9 +2,7 @@
 
 A ``Method`` is one published way to sample from a diffusion LLM, declared once: its names, the options it heeds, and
 how it runs. With a model family and options it makes a ``Sampler``: when the cache is refreshed, what is kept of it,
-and how tokens are ranked.
-
-dLLM-Serve: the paper's own method (§4.5), for continuous batching alone.
+and how tokens are ranked. dLLM-Serve's own (§4.5) is for continuous batching alone.
 """
 
 from __future__ import annotations

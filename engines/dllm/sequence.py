@@ -1,9 +1,7 @@
 """A live request as a state machine: (block, step in block) decides its phase and its quota.
 
-Dream's denoising schedule: time runs from 1 to EPS, and each step keeps the share s / t of the masks.
-
-All in float32, rounded as torch rounds: a quota is a truncated product of these numbers, so their last
-bit decides tokens.
+In Dream's denoising schedule time runs from 1 to EPS, and each step keeps the share s / t of the masks. All is in float32, rounded as
+torch rounds: a quota is a truncated product of these numbers, so their last bit decides tokens.
 """
 
 from __future__ import annotations

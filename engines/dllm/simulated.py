@@ -1,12 +1,10 @@
 """Charges step plans to a hardware model instead of running them; same plans, no tokens.
 
 A policy (a refresh rule, a scheduler, a method) that decides by what only a model gives says so in ``needs``: a simulation lacks it. One
-that keeps state it says nothing of could hold such data all the same, and would decide by a constant where no model runs: a rule has to
-be a frozen dataclass, or say what it needs.
+that keeps state could hold such data all the same: a rule has to be a frozen dataclass, or say what it needs.
 
-A replay (``Replayed``) follows what a measured run did: its commits, stops and refreshes, at the cost of another card. The model
-decides how many tokens a step commits, when a rule refreshes and where a request stops. None of it depends on the batch, so it is the
-same whenever and in whatever company a request runs.
+A replay (``Replayed``) follows what a measured run did, at the cost of another card: the model decides how many tokens a step commits,
+when a rule refreshes and where a request stops. None of it depends on the batch, so it is the same in whatever company a request runs.
 """
 
 from __future__ import annotations

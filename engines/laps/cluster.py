@@ -1,13 +1,9 @@
 """Prefill instances fed by conversations: a cluster whose workers only prefill, unless it also decodes the answers (LAPS §3, §4).
 
-The batching policies and routers are the ones a real engine runs; only the cost of a step is simulated.
-
-What a prefill step costs on one instance: the ground truth of the simulated experiments.
-
-The price of its work with a floor of launches: eagerly, a layer takes at least ``layer_launch_s`` to launch, which hides
-under its work once a step holds some hundreds of tokens; a captured graph has no such floor but computes its
-padding. ``kappa`` makes a step that mixes short and long chunks slower than its parts (none by default: a
-roofline gives none).
+The batching policies and routers are the ones a real engine runs; only the cost of a step is simulated: the price of its work with a
+floor of launches. Eagerly, a layer takes at least ``layer_launch_s`` to launch, which hides under its work once a step holds some
+hundreds of tokens; a captured graph has no such floor but computes its padding. ``kappa`` makes a step that mixes short and long
+chunks slower than its parts (none by default: a roofline gives none).
 """
 
 import math

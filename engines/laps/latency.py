@@ -1,14 +1,11 @@
-"""The latency model and the boundary between short and long (LAPS §2.1), as printed and with the floor it lacks.
+"""The latency model and the boundary between short and long (LAPS §2.1), as printed and with the floor it lacks; and waits (§2.2).
 
 Printed: T_comp = alpha L (L + 2H) + beta L and T_mem = gamma_w L + gamma_r H, L new tokens over H cached ones. It has
 no term for reading the weights, so its prefill boundary (gamma_w - beta) / alpha is 0 on any GPU: beta exceeds
-gamma_w some hundredfold. ``FloorForm`` adds that floor, T = max(c, beta L) + alpha L (L + 2H) + gamma_r H.
+gamma_w some hundredfold. ``FloorForm`` adds that floor, T = max(c, beta L) + alpha L (L + 2H) + gamma_r H. T_comp and T_mem cannot be
+timed apart: in a total, beta and gamma_w are one coefficient.
 
-T_comp and T_mem cannot be timed apart: in a total, beta and gamma_w are one coefficient.
-
-And waiting of short and long prefills in one queue: Pollaczek-Khinchine and the head-of-line penalty (LAPS §2.2).
-
-What the policies believe a step takes: fitted to timed steps, by the same code for a simulated and a real instance.
+``StepModel`` is what the policies believe a step takes, fitted to timed steps of a simulated or a real instance alike.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Reserve and On-time: our batching policies for prefills, whose work is known when they arrive.
 
-Reserve runs the shortest remaining prefill first among requests that can still be on time, and keeps a share for late ones. Its steps
-mix classes, and nothing waits for company. Late requests cannot be saved and do not push out those that can, but in every step a
-share of the budget is theirs, first come, first served; it bounds the longest wait, see ``longest_wait_s``.
+Reserve runs the shortest remaining prefill first among requests that can still be on time; its steps mix classes, and nothing waits
+for company. In every step a share of the budget is that of late ones, first come, first served, which bounds the longest wait
+(``longest_wait_s``).
 
-On-time is its successor: it goes by due time while all that waits is on time. Else it gives up as few as possible, and a share of
-the steps is theirs. A prefill ends with the step that has its last token: which prefills can all be on time is a question of the
-steps to come, and the fewest that must be given up are Moore's and Hodgson's (``engines.policies.batching``). Going by due time costs
-a long prompt nothing until there is too much work for all.
+On-time is its successor: it goes by due time while all that waits is on time. Else it gives up the fewest (``engines.policies.batching``),
+and a share of the steps is theirs. A prefill ends with the step that has its last token: who can be on time is a question of the steps
+to come. Going by due time costs a long prompt nothing until there is too much work for all.
 """
 
 import math

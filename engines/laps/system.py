@@ -1,16 +1,12 @@
-"""What makes a prefill system, and LAPS, its ablations, Reserve and On-time as such (LAPS §3, Figure 6).
+"""What makes a prefill system: LAPS, its ablations, Reserve and On-time as such (LAPS §3, Figure 6), and which instance gets a request.
 
-Which prefill instance gets a request: plain views in, an id out, for simulated and real instances alike.
+The controller of spatial disaggregation (LAPS §3.2, Algorithm 2) goes by pressures. Printed, utilisation lowers one (psi = alpha q +
+beta e - gamma u), so calm pools have negative pressures, and with P < 0 the test P_s > (1 + tau) P_l holds for both pools at once: an
+instance moves at every cool-down. ``mended`` adds gamma u instead, which keeps psi >= 0.
 
-The instance-pressure controller of spatial disaggregation (LAPS §3.2, Algorithm 2).
-
-Printed, utilisation lowers a pressure (psi = alpha q + beta e - gamma u), so calm pools have negative pressures, and
-with P < 0 the test P_s > (1 + tau) P_l holds for both pools at once: the hysteresis inverts and an instance moves at
-every cool-down. ``mended`` adds gamma u instead, which keeps psi >= 0.
-
-Near capacity that is not enough: a pool's pressure over one interval is then mostly the noise of its queue, which takes longer
-than T_cool to pass, and every move overloads the pool that gave. So ``mended`` compares pressures averaged over ``window_s``,
-begins the average anew after a move, and makes none that would leave the pool that gave the more pressed of the two.
+Near capacity that is not enough: a pool's pressure over one interval is then mostly the noise of its queue, and every move overloads
+the pool that gave. So ``mended`` compares pressures averaged over ``window_s``, begins the average anew after a move, and makes none
+that would leave the pool that gave the more pressed of the two.
 """
 
 import math

@@ -1,14 +1,8 @@
 """What a worker does next: which prefills, how many tokens of each, and whether the decode batch comes along.
 
-A batching policy sees the queue, the prefills it has begun, how many sequences decode and how many
-tokens of K/V there is room for. It neither knows the time a step takes nor who asks.
-
-Tokens of prefills that are still to be computed: kept apart from the tasks, which policies hold and may change.
-
-A worker asks before every step, so that what is recorded as prefilled was computed: every token of a task, once, on one
-worker, whatever a batching policy, a queue or a router says.
-
-Which waiting prefills can all be on time, which are given up so that the others are, and when one that was given up has its turn.
+A batching policy sees the queue, the prefills it has begun, how many sequences decode and how many tokens of K/V there is room for.
+It neither knows the time a step takes nor who asks. ``Owed`` has the tokens that are still to be computed, apart from the tasks, which
+policies hold and may change: every token of a task is computed once, on one worker, whatever a policy, a queue or a router says.
 
 The most jobs that end by their due times, one after the other, are Moore's and Hodgson's (Moore, Management Science 1968;
 1 || sum U_j): by due time, and where one would be late the longest so far is given up.

@@ -1,10 +1,8 @@
-"""Makes a torch executor of its parts: those all systems share, and the ones that are a system's own; and dLLM-Serve's own
-executor of packed steps, logits in chunks and the sparse cache's pool (dLLM-Serve §4).
+"""Makes a torch executor of its parts: those all systems share, and dLLM-Serve's own: packed steps, logits in chunks and the sparse cache's
+pool (dLLM-Serve §4).
 
-Measures what the worst packed step allocates, with ``max_num_logits`` enforced (dLLM-Serve §4.2).
-
-The dummy step really runs the worst case: Refresh requests that fill the token budget to the last
-token, building their caches, on the model and device that will serve.
+It also measures what the worst packed step allocates, with ``max_num_logits`` enforced (§4.2): a dummy step of Refresh requests that fill
+the token budget to the last token, building their caches, on the model and device that will serve.
 """
 
 from __future__ import annotations

@@ -5,17 +5,7 @@ from engines.cost.roofline import A100, B200, GPUS, H20, H100, H200, L40S, RTX40
 from engines.errors import UserError
 
 
-def test_peaks_are_the_datasheets():
-    rows = [(g.name, g.bf16_tflops, g.memory_bandwidth_gb_s, g.memory_bytes) for g in GPUS]
-    assert rows == [
-        ("rtx4090", 165.2, 1008, 24_000_000_000),
-        ("l40s", 362.05, 864, 48_000_000_000),
-        ("a100", 312, 2039, 80_000_000_000),
-        ("h100", 989.5, 3350, 80_000_000_000),
-        ("h200", 989.5, 4800, 141_000_000_000),
-        ("b200", 2250, 8000, 180_000_000_000),
-        ("h20", 148, 4000, 96_000_000_000),
-    ]
+def test_a_card_says_where_its_peaks_are_from():
     assert (RTX4090.peak_flops, RTX4090.bandwidth) == (165.2e12, 1008e9)
     assert all(g.source.startswith("NVIDIA") and g.source.endswith(".") for g in GPUS)
 
