@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -189,11 +189,6 @@ def backlog_exceeds(
 
 def erlang_c(servers: int, offered: float) -> float:
     """Probability that an arrival of M/M/k waits; ``offered`` is lambda E[S], below k."""
-    require(servers >= 1, f"servers={servers} must be at least 1")
-    require(
-        0 <= offered < servers,
-        f"offered load {offered:.3g} needs more than {servers} servers: the queue grows without bound, lower the rate",
-    )
     blocked = 1.0  # Erlang B, by its recursion: no factorials to overflow
     for count in range(1, servers + 1):
         blocked = offered * blocked / (count + offered * blocked)
@@ -270,7 +265,11 @@ def coefficients(
     for phase in (simulate_prefill, simulate_decode):
         table: dict[Key, PhaseLatency] = {}
         for degree, counts in replicas.items():
-            known = _thinned(counts) if method == "cached" else counts
+            # Simulated are all, or about two an octave and the ends.
+            known: Sequence[int] = counts
+            if method == "cached":
+                steps = range(int(np.log2(counts[-1]) * _CACHED_PER_OCTAVE) + 1)
+                known = sorted({*(round(2 ** (step / _CACHED_PER_OCTAVE)) for step in steps), counts[-1]})
             points = {k: phase(model, workload, degree, k) for k in known}
             table.update(((degree, k), points[k] if k in points else _between(points, k)) for k in counts)
         found.append(table)
@@ -320,12 +319,6 @@ class ModelCost:
         return DecodeLine(0.0 if self.model is None else self.model.decode_s(decoding, self.degree), 0.0, 0.0)
 
 
-def _thinned(replicas: range) -> list[int]:
-    """About two k an octave, the ends among them."""
-    steps = range(int(np.log2(replicas[-1]) * _CACHED_PER_OCTAVE) + 1)
-    return sorted({*(round(2 ** (step / _CACHED_PER_OCTAVE)) for step in steps), replicas[-1]})
-
-
 def _between(points: dict[int, PhaseLatency], k: int) -> PhaseLatency:
     known = sorted(points)
 
@@ -357,10 +350,6 @@ class Program(Checked):
     uses_all: bool
     """C3 with equality: no GPU idles. Eq. (5) has at most N; Table 2 uses all in all its rows."""
     objective: Objective
-
-    def __post_init__(self) -> None:
-        require(bool(self.prefill) and bool(self.decode), "a program without coefficients has no plan")
-        super().__post_init__()
 
     def value(self, prefill: Key, decode: Key) -> float:
         pair = self.prefill[prefill], self.decode[decode]
@@ -466,11 +455,8 @@ def by_scip(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None:
         + quicksum(program.tie_break(key, is_prefill=False, least=least) * var for key, var in z_dec.items())
     )
     model.optimize()
-    return Choice(_chosen(model, z_pre), _chosen(model, z_dec))
-
-
-def _chosen(model: Any, variables: Mapping[Key, Any]) -> Key:
-    return max(variables, key=lambda key: model.getVal(variables[key]))
+    prefill, decode = (max(each, key=lambda key: model.getVal(each[key])) for each in (z_pre, z_dec))
+    return Choice(prefill, decode)
 
 
 def by_highs(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None:

@@ -377,13 +377,8 @@ READINGS: tuple[Reading, ...] = tuple(
 )
 
 
-def attainment(observed: Observed, slo: Slo, reading: Reading) -> float:
-    """Share in [0, 1]; NaN for a run without sessions."""
-    return attainments(observed, slo, (reading,))[reading]
-
-
 def attainments(observed: Observed, slo: Slo, readings: Sequence[Reading] = READINGS) -> dict[Reading, float]:
-    """All readings of one run."""
+    """Shares in [0, 1], by reading; NaN for a run without sessions."""
     session, num_sessions = observed.round_session, len(observed.e2el_s)
     if not num_sessions:
         return dict.fromkeys(readings, math.nan)

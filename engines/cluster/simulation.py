@@ -429,14 +429,13 @@ class Cluster:
                 queue=policies.make_prefill_queue() if shared is None else shared,
                 batching=policies.prefill_batching,
             )
-            simulation.add(self._prefill_worker(simulation, parts))
+            window_s, history = policies.window_s, policies.history
+            if history == "own-cache":
+                capacity = self.hardware.kv_capacity(degree)
+                worker = CachingPrefillWorker(simulation, kv_capacity=capacity, window_s=window_s, **parts)
+            else:
+                worker = PrefillWorker(simulation, overlaps=history == "overlapped", window_s=window_s, **parts)
+            simulation.add(worker)
         run = simulation.run(arrivals)
         simulation.let_go()
         return run
-
-    def _prefill_worker(self, simulation: DecodeSimulation, parts: Parts) -> PrefillWorker:
-        history, window_s = self.policies.history, self.policies.window_s
-        if history == "own-cache":
-            capacity = self.hardware.kv_capacity(parts.get("degree", 1))
-            return CachingPrefillWorker(simulation, kv_capacity=capacity, window_s=window_s, **parts)
-        return PrefillWorker(simulation, overlaps=history == "overlapped", window_s=window_s, **parts)

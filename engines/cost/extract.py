@@ -123,8 +123,16 @@ TABLED = tuple(shape for shape in BLOCK_DIFFUSION if shape.name != "LLaDA2-flash
 def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SHAPES) -> Extract:
     """Every curve that ``shapes`` need on ``card`` at the tensor-parallel ``degrees`` that divide them, of every framework."""
     require(card in SYSTEMS, f"silicon={card!r} has no tables in {PACKAGE}: use one of {', '.join(SYSTEMS)}")
-    found = Extract(card=card, root=_data_folder())
-    ranks = [(degree, shape.on_rank(degree)) for shape in shapes for degree in degrees if _divides(shape, degree)]
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"silicon needs the package {PACKAGE}: pip install '.[silicon]' (80 MB, Linux x86-64)")
+    found = Extract(card=card, root=Path(spec.submodule_search_locations[0]) / "systems" / "data")
+    ranks = [
+        (degree, shape.on_rank(degree))
+        for shape in shapes
+        for degree in degrees
+        if shape.n_heads % degree == shape.n_kv_heads % degree == 0
+    ]
     for framework in FRAMEWORKS:
         wanted = {
             product
@@ -138,17 +146,6 @@ def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SH
         _experts(found, framework, [(degree, rank) for degree, rank in ranks if rank.num_experts > 1])
         _all_reduces(found, framework)
     return found
-
-
-def _divides(shape: ModelShape, degree: int) -> bool:
-    return shape.n_heads % degree == 0 and shape.n_kv_heads % degree == 0
-
-
-def _data_folder() -> Path:
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"silicon needs the package {PACKAGE}: pip install '.[silicon]' (80 MB, Linux x86-64)")
-    return Path(spec.submodule_search_locations[0]) / "systems" / "data"
 
 
 def _release(name: str) -> tuple[int, ...]:

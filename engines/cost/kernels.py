@@ -111,8 +111,8 @@ def encoded(about: Mapping[str, Any], curves: Mapping[tuple[str, Kernel], Mappin
         sizes = sorted({size for points, _ in group.values() for size in points})
         lines.append(",".join(["sizes", framework, kernel, *(f"{size:.0f}" for size in sizes)]))
         for key, (points, times) in sorted(group.items()):
-            known = dict(zip(points, times, strict=True))
-            lines.append(",".join([framework, kernel, *map(str, key), *(_microseconds(known.get(s)) for s in sizes)]))
+            known = {size: f"{1e6 * seconds:.4g}" for size, seconds in zip(points, times, strict=True)}
+            lines.append(",".join([framework, kernel, *map(str, key), *(known.get(size, "") for size in sizes)]))
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -123,10 +123,6 @@ def write_tables(path: Path, content: bytes) -> None:
 
 def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _microseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e6 * seconds:.4g}"
 
 
 def tables_file(card: str, folder: Path = FOLDER) -> Path:
@@ -374,7 +370,7 @@ class Kernels:
         parts.extend(curve.at for curve in curves)
         sizes = {size for curve in curves for size in curve.sizes}
         if degree > 1:
-            exchanged = self._all_reduce_curve(degree)
+            exchanged = _Line(*self.tables.curve(self.framework, "all-reduce", (degree,)))
             parts.extend([lambda rows: exchanged.at(rows * shape.d_model)] * 2)
             sizes |= {max(1.0, size / shape.d_model) for size in exchanged.sizes}
         last = min(curve.sizes[-1] for curve in curves)
@@ -399,24 +395,23 @@ class Kernels:
             values += 3 * hidden
         return kernels, values * shape.dtype_bytes
 
-    def _product_curve(self, outputs: int, inputs: int) -> _Line:
-        sizes, times = self.tables.curve(self.framework, "gemm", (outputs, inputs))
-        moved = self._moved(lambda m: (2 * m * outputs * inputs, 2 * (outputs * inputs + m * (outputs + inputs))))
+    def _moved_curve(self, kernel: Kernel, key: tuple[int, ...], work: Callable[[float], tuple[float, float]]) -> _Line:
+        sizes, times = self.tables.curve(self.framework, kernel, key)
+        moved = self._moved(work)
         return _Line(sizes, [moved(m, t) for m, t in zip(sizes, times, strict=True)])
 
-    def _experts_curve(self, width: int, hidden: int, chosen: int, among: int) -> _Line:
-        sizes, times = self.tables.curve(self.framework, "experts", (width, hidden, chosen, among))
+    def _product_curve(self, outputs: int, inputs: int) -> _Line:
+        def work(m: float) -> tuple[float, float]:
+            return 2 * m * outputs * inputs, 2 * (outputs * inputs + m * (outputs + inputs))
 
+        return self._moved_curve("gemm", (outputs, inputs), work)
+
+    def _experts_curve(self, width: int, hidden: int, chosen: int, among: int) -> _Line:
         def work(m: float) -> tuple[float, float]:
             touched = among * (1 - (1 - chosen / among) ** m)
             return 6 * m * chosen * width * hidden, 2 * (3 * touched * width * hidden + 2 * m * width)
 
-        moved = self._moved(work)
-        return _Line(sizes, [moved(m, t) for m, t in zip(sizes, times, strict=True)])
-
-    def _all_reduce_curve(self, degree: int) -> _Line:
-        sizes, times = self.tables.curve(self.framework, "all-reduce", (degree,))
-        return _Line(sizes, times)
+        return self._moved_curve("experts", (width, hidden, chosen, among), work)
 
     def _moved(self, work: Callable[[float], tuple[float, float]]) -> Callable[[float, float], float]:
         """A measured time on this card: unchanged on the card of the table, else by what FLOP and bytes take at least on both."""
@@ -556,7 +551,13 @@ class Composed(StepPrice):
         self._moved = ELEMENTWISE_SHARE * kernels.card.bandwidth
 
     def parts(self, work: StepWork) -> StepParts:
-        return self._causal_parts(work) if work.prompts or work.decoding else self._packed_parts(work)
+        if work.prompts or work.decoding:
+            return self._causal_parts(work)
+        linear_s = self.kernels.layers_s(work.query_rows)
+        if work.extra_linear_flops:
+            linear_s += self._extra_linear_s(work)
+        logits_s = work.logit_chunks * self.kernels.head_s(work.logit_rows / work.logit_chunks)
+        return linear_s, self._mean_attention_s(work), logits_s + work.copied_logit_bytes / self._moved
 
     def _causal_parts(self, work: StepWork) -> StepParts:
         kernels, prompts, decoding = self.kernels, work.prompts, work.decoding
@@ -575,13 +576,6 @@ class Composed(StepPrice):
             base_s, slope_s, floor_s = kernels.decode_line(decoding)
             attention_s += max(base_s + slope_s * work.context, floor_s)
         return kernels.layers_s(rows), attention_s, kernels.head_s(num + decoding)
-
-    def _packed_parts(self, work: StepWork) -> StepParts:
-        linear_s = self.kernels.layers_s(work.query_rows)
-        if work.extra_linear_flops:
-            linear_s += self._extra_linear_s(work)
-        logits_s = work.logit_chunks * self.kernels.head_s(work.logit_rows / work.logit_chunks)
-        return linear_s, self._mean_attention_s(work), logits_s + work.copied_logit_bytes / self._moved
 
     def decode_line(self, decoding: int) -> DecodeLine:
         return self.kernels.decode_line(decoding)

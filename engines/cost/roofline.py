@@ -322,7 +322,9 @@ class StepPrice(ABC):
 
     def loads(self, work: StepWork, logit_passes: int = LOGIT_PASSES) -> tuple[Load, Load, Load]:
         """FLOPs and bytes of the layers' matrices, of attention (but of decoded tokens) and of the LM head, without copies of logits."""
-        shape, prompts = self.shape, _prompts_of(work)
+        shape = self.shape
+        count, padded = work.padding
+        prompts = [*work.prompts, *[(0, padded)] * count] if count else work.prompts
         rows, logit_rows = work.query_rows + work.decoding, work.logit_rows + work.decoding + len(prompts)
         pairs: float = work.attention_pairs
         cached = work.kv_read_rows + work.kv_written_rows
@@ -341,12 +343,6 @@ class StepPrice(ABC):
             ),
             (shape.logits_flops_per_row * logit_rows, head + shape.logits_bytes_per_row * logit_passes * logit_rows),
         )
-
-
-def _prompts_of(work: StepWork) -> Sequence[tuple[int, int]]:
-    """The prompts of a step, those of padding among them."""
-    count, tokens = work.padding
-    return [*work.prompts, *[(0, tokens)] * count] if count else work.prompts
 
 
 class Roofline(StepPrice):

@@ -201,10 +201,6 @@ Remasking = Literal["low_confidence", "random"]
 Confidence = Literal["max_prob", "margin", "neg_entropy"]
 ConfidenceOf = Literal["model", "sampler"]
 ConfidenceDtype = Literal["native", "float64"]
-AttentionName = Literal["auto", "flash-attn", "torch-varlen", "sdpa-padded", "sdpa"]
-Compat = Literal["paper", "upstream"]
-Preset = Literal["exact", "balanced", "fast"]
-Quota = Literal["even", "timestep", "origin"]
 FirstStep = Literal["ranked", "first_and_ranked", "first_position"]
 
 
@@ -336,7 +332,7 @@ class DecodeConfig(Checked):
     confidence: Confidence = "max_prob"
     confidence_of: ConfidenceOf = "model"
     confidence_dtype: ConfidenceDtype = "native"
-    quota: Quota = "even"
+    quota: Literal["even", "timestep", "origin"] = "even"
     first_step: FirstStep = "ranked"
     tells_confidences: bool = False
     """Whether the host waits after every step to hear how sure the model was of what it committed: a refresh rule asks."""
@@ -363,7 +359,9 @@ class EngineConfig(Checked):
     decode: Annotated[DecodeConfig, Fixed] = field(default_factory=DecodeConfig)
     tie_policy: Annotated[TiePolicy, MEASURED] = "stable"
     """Among equal confidences: stable, or parity (the library's order of ties)."""
-    attention_backend: Annotated[AttentionName, MEASURED, PACKED] = "auto"
+    attention_backend: Annotated[
+        Literal["auto", "flash-attn", "torch-varlen", "sdpa-padded", "sdpa"], MEASURED, PACKED
+    ] = "auto"
     """Attention of measured packed steps."""
     cuda_graphs: Annotated[bool, MEASURED, PACKED, ON_CUDA] = True
     """Replay the forwards of small Reuse steps, on CUDA, where the attention backend allows it."""
@@ -389,10 +387,10 @@ class EngineConfig(Checked):
 class ServeOptions:
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)
     settling: Settling = field(default_factory=Settling)
-    preset: Annotated[Preset, Only(family="llada")] | None = None
+    preset: Annotated[Literal["exact", "balanced", "fast"], Only(family="llada")] | None = None
     """Knobs set together, each of which may be given beside it: exact keeps and computes every row after one Refresh a block, balanced
     leaves rows out, fast also commits by a threshold."""
-    compat: Annotated[Compat, Only(family="llada"), Needs(refresh_delay=1)] = "paper"
+    compat: Annotated[Literal["paper", "upstream"], Only(family="llada"), Needs(refresh_delay=1)] = "paper"
     """paper, or upstream for its first-token rule."""
     refresh_rule: str | None = None
     """When to refresh the cache: a class of one's own as module:NAME, its fields as knobs, in place of refresh_delay."""

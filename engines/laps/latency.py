@@ -86,8 +86,8 @@ def fit_paper_form(
 ) -> PaperForm:
     """Two fits of non-negative coefficients, from compute and memory times that are known apart."""
     new, cached = _columns(tokens, history)
-    alpha, beta = nonnegative_fit(np.stack([new * (new + 2 * cached), new], axis=1), _times(comp_s, len(new)))
-    gamma_w, gamma_r = nonnegative_fit(np.stack([new, cached], axis=1), _times(mem_s, len(new)))
+    alpha, beta = nonnegative_fit(np.stack([new * (new + 2 * cached), new], axis=1), np.asarray(comp_s))
+    gamma_w, gamma_r = nonnegative_fit(np.stack([new, cached], axis=1), np.asarray(mem_s))
     return PaperForm(alpha=float(alpha), beta=float(beta), gamma_w=float(gamma_w), gamma_r=float(gamma_r))
 
 
@@ -95,7 +95,7 @@ def fit_paper_totals(tokens: Sequence[float], history: Sequence[float], total_s:
     """From total times: beta holds beta + gamma_w, gamma_w is 0, and a floor of the times ends up in gamma_r."""
     new, cached = _columns(tokens, history)
     features = np.stack([new * (new + 2 * cached), new, cached], axis=1)
-    alpha, beta, gamma_r = nonnegative_fit(features, _times(total_s, len(new)))
+    alpha, beta, gamma_r = nonnegative_fit(features, np.asarray(total_s))
     return PaperForm(alpha=float(alpha), beta=float(beta), gamma_w=0.0, gamma_r=float(gamma_r))
 
 
@@ -107,9 +107,8 @@ def fit_floor_form(
     Without ``has_base`` the overhead of a step counts as part of c.
     """
     new, cached = _columns(tokens, history)
-    times = _times(total_s, len(new))
+    times = np.asarray(total_s)
     lengths = np.unique(new)
-    require(len(lengths) >= 4, f"{len(lengths)} different lengths: time at least 4 to find the floor")
     best: tuple[float, Floats] | None = None
     base = np.full_like(new, 1.0 if has_base else 0.0)
     shared = [base, new * (new + 2 * cached), cached]
@@ -125,28 +124,13 @@ def fit_floor_form(
     assert best is not None
     base_s, alpha, gamma_r, c, beta = (float(value) for value in best[1])
     form = FloorForm(base_s=base_s, c=c, beta=beta, alpha=alpha, gamma_r=gamma_r, mean_error=0.0)
-    errors = [
-        abs(form.time_s(new_tokens, old) / time - 1)
-        for new_tokens, old, time in zip(new.tolist(), cached.tolist(), times.tolist(), strict=True)
-    ]
-    return FloorForm(
-        base_s=base_s, c=c, beta=beta, alpha=alpha, gamma_r=gamma_r, mean_error=math.fsum(errors) / len(errors)
-    )
+    samples = zip(new.tolist(), cached.tolist(), times.tolist(), strict=True)
+    errors = [abs(form.time_s(new_tokens, old) / time - 1) for new_tokens, old, time in samples]
+    return replace(form, mean_error=math.fsum(errors) / len(errors))
 
 
 def _columns(tokens: Sequence[float], history: Sequence[float]) -> tuple[Floats, Floats]:
-    require(
-        len(tokens) == len(history), f"{len(tokens)} lengths and {len(history)} histories: give one of each a sample"
-    )
-    require(len(tokens) >= 4, f"{len(tokens)} samples are too few: give at least 4")
     return np.asarray(tokens, dtype=np.float64), np.asarray(history, dtype=np.float64)
-
-
-def _times(values: Sequence[float], count: int) -> Floats:
-    times = np.asarray(values, dtype=np.float64)
-    require(len(times) == count, f"{len(times)} times for {count} samples: give one each")
-    require(bool((times > 0).all() and np.isfinite(times).all()), "a sample holds a time that is not positive")
-    return times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +299,6 @@ def _fit(features: Floats, times: Floats) -> tuple[tuple[float, ...], float]:
     requests, tokens, pairs, histories = features.T
     ones = np.ones(len(times))
     sizes = np.unique(tokens)
-    require(len(sizes) >= 4, f"{len(sizes)} different step sizes: time at least 4 to find the floor")
     best: tuple[float, Floats, float] | None = None
     fits: dict[bytes, Floats] = {}  # ways from different knees meet
     for knee in sizes[1:-1]:

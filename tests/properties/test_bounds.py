@@ -19,26 +19,12 @@ from engines.cluster.sessions import ClosedLoop, Round, Session
 from engines.errors import UserError
 from engines.laps.batching import shapes_of
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
-from engines.laps.latency import StepModel, fit_floor_form, fit_paper_totals
 from engines.laps.ours import Reserve, ReserveConfig
 from engines.laps.system import Spatial, laps
 from engines.policies.views import Slo
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 TABLE = partial(PlanningWorkload, sessions=(session(0, 0.0, (5, 5)),), slo=SLO)
-
-
-def floor_of(lengths: int) -> object:
-    tokens = [float(each % lengths + 1) for each in range(8)]
-    return fit_floor_form(tokens, [0.0] * 8, tokens)
-
-
-def totals_of(samples: int) -> object:
-    return fit_paper_totals([1.0, 2.0, 3.0, 4.0][:samples], [0.0, 9.0, 1.0, 0.0][:samples], [1.0] * samples)
-
-
-def model_of(sizes: int) -> object:
-    return StepModel.profile(LINEAR_MODEL, lengths=range(8, 8 + sizes), histories=(0, 5), batches=())
 
 
 def turn_of(**fields: int) -> object:
@@ -90,9 +76,6 @@ BOUNDS: tuple[Bound, ...] = (
     (partial(shapes_of, "nearest", 0), "bytes_per_graph", (1,), (0, -1)),
     (partial(shapes_of, "ladder", bytes_per_graph=1), "budget_bytes", (None, 0), (-1,)),
     (pools_of, "num_short", (1, 2), (3, 4)),
-    (floor_of, "lengths", (4, 8), (3, 1)),
-    (totals_of, "samples", (4,), (3,)),
-    (model_of, "sizes", (4,), (3,)),
     (turn_of, "tokens", (1,), (0, -1)),
     (turn_of, "history", (0,), (-1,)),
     (turn_of, "answered", (0, 9), (-1, 10)),

@@ -217,10 +217,6 @@ class BuildRows:
         source = (self.run_start + self.block_start).repeat(self.block_len) + rank
         return source, (self.kv_start + self.kept).repeat(self.block_len) + rank
 
-    def columns(self) -> Ints:
-        """[5, m] run_start, block_start, window_len, kept, kv_start."""
-        return np.stack((self.run_start, self.block_start, self.window_len, self.kept, self.kv_start))
-
     def block(self) -> tuple[Ints, NDArray[np.bool_]]:
         """[m, B] packed rows of the blocks, and which are theirs."""
         b = np.arange(self.block_len.max())

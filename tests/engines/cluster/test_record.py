@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clusters import LinearCost, serve, session, session_lists, simulation
 
-from engines.cluster.record import READINGS, ClusterRun, Reading, attainment, attainments, grouped_stats, observe
+from engines.cluster.record import READINGS, ClusterRun, Reading, attainments, grouped_stats, observe
 from engines.cluster.sessions import Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Round, Session
 from engines.cluster.simulation import StopRule
 from engines.errors import UserError
@@ -83,14 +83,10 @@ def test_boundary_counts_as_met():
     run = serve(simulation(), session(0, 0.0, (100, 3)))
     reading = Reading(scope="session", ttft="every", itl="max")
     itl_s = float(run.gaps.gap_s.max())
-    assert attainment(observe(run), Slo(ttft_s=0.1, itl_s=itl_s), reading) == 1.0
-    assert attainment(observe(run), Slo(ttft_s=0.0999, itl_s=itl_s), reading) == 0.0
-    assert attainment(observe(run), Slo(ttft_s=0.1, itl_s=itl_s * 0.999), reading) == 0.0
-
-
-def test_run_without_sessions_has_no_attainment():
-    reading = READINGS[0]
-    assert math.isnan(attainment(observe(serve(simulation())), Slo(ttft_s=1, itl_s=1), reading))
+    for ttft_s, factor, share in ((0.1, 1.0, 1.0), (0.0999, 1.0, 0.0), (0.1, 0.999, 0.0)):
+        assert attainments(observe(run), Slo(ttft_s=ttft_s, itl_s=itl_s * factor))[reading] == share
+    none = attainments(observe(serve(simulation())), Slo(ttft_s=1, itl_s=1))
+    assert all(math.isnan(share) for share in none.values())
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.floats(1e-4, 1.0), st.integers(1, 50)), max_size=60))
