@@ -6,7 +6,6 @@ Metadata of a packed step, against one written token by token.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +26,7 @@ from engines.dllm.config import (
 )
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.rows import BlockRows, BuildRows, ItemTable, PackedRows, Places
+from engines.dllm.executor.rows import BlockRows, ItemTable, PackedRows
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Executor, PlanItem, Request, StepPlan, StepRecord
 from engines.dllm.scheduling import SCHEDULERS, KvPool, Scheduler
@@ -343,32 +342,3 @@ def test_rows_are_those_of_the_tokens(found, shifts):
             assert block.flat[i, j] == slot * WIDTH + position
             if inside:
                 assert block.packed[i, j] == row_of[slot, max(first, position - shifts)]
-
-
-@given(items())
-def test_a_build_knows_its_block_and_context(found):
-    table = ItemTable.of(found, list(range(len(found))))
-    packed = PackedRows.of(table, None, width=WIDTH, least=8)
-    build = BuildRows.of(table, found, packed.base)
-    building = [(i, item) for i, item in enumerate(found) if item.phase is Phase.BUILD]
-    assert (build is None) == (not building)
-    if build is None:
-        return
-    block, is_block = build.block()
-    context, is_context = build.context()
-    for row, (i, item) in enumerate(building):
-        start = int(packed.base[i])
-        assert block[row][is_block[row]].tolist() == [start + p for p in range(item.block_start, item.block_end)]
-        outside = [p for p in range(item.total_len) if not item.block_start <= p < item.window_end]
-        assert context[row][is_context[row]].tolist() == [start + p for p in outside]
-        assert build.num_context[row] == len(outside)
-        assert (build.kept[row], build.kv_start[row]) == (item.kept_rows, item.kv_start)
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=6))
-def test_places_count_up_within_every_request(counts):
-    places = Places.of(np.array(counts), least=8)
-    assert places.size == sum(counts)
-    wanted = [(i, j) for i, count in enumerate(counts) for j in range(count)]
-    found = list(zip(places.request.tolist(), places.rank.tolist(), strict=True))
-    assert found == wanted + [(0, 0)] * (max(8, len(wanted)) - len(wanted))

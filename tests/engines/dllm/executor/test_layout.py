@@ -16,13 +16,12 @@ from support.tiny_models import GQA, network
 
 from engines.attention import Sdpa, VarlenAttention, sdpa
 from engines.attention.backends import SdpaPadded
-from engines.dllm.config import EngineConfig, GenerationConfig, Phase, SparsityConfig
+from engines.dllm.config import EngineConfig, Phase, SparsityConfig
 from engines.dllm.executor.attend import PackedAttend
 from engines.dllm.executor.layout import Layouts, PackedLayout
-from engines.dllm.executor.rows import ItemTable, PackedRows
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import EagerRows, StepRows, TorchSelectAndPack
-from engines.dllm.plan import PlanItem, Request
+from engines.dllm.plan import PlanItem
 from engines.models.protocol import Attend
 from engines.runtime.device import PoolTensors, Staging, store_by_index
 from engines.runtime.step_timer import StepTimer
@@ -78,28 +77,6 @@ def test_all_metadata_goes_in_one_transfer(sends_spans):
         assert reuse.k_len.tolist() == [end - start for start, end in rows.reuse_k_runs]
 
 
-def test_the_device_holds_what_the_host_computed():
-    step = step_of(MIXED)
-    layout = layouts_of(step, NoAttention()).of(step.items, None)
-    table = ItemTable.of(step.items, step.state.slots(step.items))
-    packed = PackedRows.of(table, None, width=step.state.width, least=8)
-    assert isinstance(layout.rows, EagerRows)
-    rows = layout.rows.rows
-    assert rows.position.tolist() == packed.position.tolist()
-    assert rows.flat.tolist() == packed.flat.tolist()
-    assert rows.pool_row.tolist() == packed.pool_row.tolist()
-    assert (layout.num_rows, rows.num_refresh_rows) == (packed.num_rows, packed.num_refresh_rows)
-    assert rows.pack is not None
-    # The places of a block are those of its ids.
-    ids = step.state.tokens.take(layout.block.flat)
-    slots = step.state.slots(step.items)
-    wanted = [
-        step.state.tokens[slot, i.block_start : i.block_end].tolist() for slot, i in zip(slots, step.items, strict=True)
-    ]
-    assert ids.tolist() == wanted
-    assert rows.position.take(layout.block.packed).tolist() == layout.block.positions.tolist()
-
-
 def test_every_place_is_a_candidate_where_committed_ones_count():
     step = step_of([Resident(phase=Phase.REUSE), Resident(phase=Phase.REUSE, committed=2)])
     layout = layouts_of(step, NoAttention(), every=True).of(step.items, None)
@@ -114,31 +91,6 @@ def test_every_place_is_a_candidate_where_committed_ones_count():
     assert longer.every.row.tolist() == list(range(8))
     alone = layouts_of(step_of(MIXED), NoAttention()).of(step_of(MIXED).items, None)
     assert alone.every is None
-
-
-def request_of(request_id: int, prompt_len: int, **generation: object) -> Request:
-    settings = GenerationConfig(gen_length=6, block_length=3, steps=6, **generation)
-    ids = tuple(range(1, prompt_len + 1))
-    return Request(request_id=request_id, prompt_len=prompt_len, prompt_ids=ids, generation=settings)
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 7), st.integers(1, 30)), max_size=40))
-def test_every_request_has_its_own_slot(events):
-    """Whatever comes and goes, nobody's ids are another's; a slot is free again at once."""
-    state = RequestState(GQA.config, Staging(), num_slots=3, max_len=40, device=torch.device("cpu"))
-    resident: dict[int, Request] = {}
-    for enters, request_id, prompt_len in events:
-        if enters and request_id not in resident and len(resident) < 3:
-            resident[request_id] = request_of(request_id, prompt_len)
-            state.admit([resident[request_id]])
-        elif not enters and request_id in resident:
-            assert state.release(request_id) == (GQA.mask_id,) * 6
-            del resident[request_id]
-        for request in resident.values():
-            row = state.tokens[state._slots[request.request_id]]
-            assert tuple(row[: request.prompt_len].tolist()) == request.prompt_ids
-            assert (row[request.prompt_len : request.total_len] == GQA.mask_id).all()
-        assert state.is_empty == (not resident)
 
 
 def test_a_request_that_was_never_admitted_has_no_ids():
@@ -160,19 +112,6 @@ def test_special_requests_are_known_while_they_live():
         assert getattr(step.state, name) == set()
     also_sampled = [{"alg_temp": 0.5}, {"remasking": "random"}]
     assert step_of([Resident(generation=generation) for generation in also_sampled]).state.sampled == {0, 1}
-
-
-def test_an_early_end_is_filled_with_end_of_text():
-    step = step_of([Resident(committed=4)])
-    step.state.end_with(step.items[0])
-    assert step.state.release(0) == (5, 6, 7, 8, *[GQA.config.eos_token_id] * 4)
-
-
-def test_draws_are_counted_for_each_request():
-    step = step_of([Resident(), Resident()])
-    assert step.state.next_draws(step.items) == [0, 0]
-    assert step.state.next_draws(step.items[1:]) == [1]
-    assert step.state.next_draws(step.items) == [1, 2]
 
 
 HEAD_DIM = GQA.config.head_dim
@@ -261,13 +200,3 @@ def test_parts_of_a_profiled_step_are_told_apart():
     q, kv = torch.zeros(17, GQA.heads, HEAD_DIM), torch.zeros(17, GQA.kv_heads, HEAD_DIM)
     eager.attend(0, q, kv, kv)
     assert laps == ["gemm", "attention", "selection", "attention"]
-
-
-@pytest.mark.parametrize("rows", [1, 8])
-def test_a_pool_is_of_the_model(rows):
-    pool = PoolTensors.of(network(GQA), rows)
-    assert pool.num_rows == rows
-    assert pool.k.shape == pool.v.shape == (GQA.layers, rows, GQA.kv_heads, HEAD_DIM)
-    pool.fill_with_zeros()
-    assert not pool.k.any()
-    assert not pool.v.any()
