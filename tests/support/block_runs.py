@@ -1,6 +1,7 @@
 """Engines over small block-diffusion models, and what they computed for each request."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,7 @@ from support.block_models import MASK, block_model
 
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import TorchBlockExecutor
-from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan
+from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan, StepRecord
 from engines.blockdiffusion.rules import DecodeRule
 from engines.blockdiffusion.scheduler import Batching, BlockEngineConfig
 from engines.blockdiffusion.sequence import Answer, BlockRequest
@@ -65,6 +66,26 @@ def alone(family: str, asked: BlockRequest, **options: Any) -> tuple[Answer, lis
     engine = engine_for(family, **options)
     answer = engine.run([asked])[asked.request_id]
     return answer, recorder(engine).traces[asked.request_id]
+
+
+def submitted(engine: BlockEngine, asked: Sequence[BlockRequest], steps: int = 0) -> BlockEngine:
+    """The engine after so many steps with these."""
+    for each in asked:
+        engine.submit(each)
+    for _ in range(steps):
+        if engine.has_work:
+            engine.step()
+    return engine
+
+
+def finished(engine: BlockEngine) -> list[StepRecord]:
+    """Its steps until nothing is left, without their times."""
+    records = []
+    while engine.has_work:
+        record = engine.step()
+        assert record is not None
+        records.append(record._replace(duration_s=0.0))
+    return records
 
 
 def is_whole(engine: BlockEngine) -> bool:

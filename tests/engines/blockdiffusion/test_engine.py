@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.block_models import END, FAMILIES, MASK, block_model, plain_logits
-from support.block_runs import Recorder, alone, engine_for, is_whole, prompt, recorder, request
+from support.block_runs import Recorder, alone, engine_for, finished, is_whole, prompt, recorder, request, submitted
 
 from engines.blockdiffusion import sequence
 from engines.blockdiffusion.engine import BlockEngine
@@ -188,24 +188,21 @@ def test_commits_ride_along_and_are_left_out_where_nothing_reads_them():
     assert (answer.denoised, answer.committed) == (6, 0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_t7_a_request_may_be_aborted_at_every_step(family):
+@pytest.mark.parametrize(
+    ("family", "batching"),
+    [*((family, "mixed") for family in FAMILIES), ("sdar", "first-done"), ("sdar", "synchronous")],
+)
+def test_t7_a_request_may_be_aborted_at_every_step(family, batching):
     asked = mixed(family)[:5]
-    steps = 0
-    while True:
-        engine = engine_for(family, rows=48, prefix_cache=steps % 2 == 0)
-        for each in asked:
-            engine.submit(each)
-        for _ in range(steps):
-            engine.step()
-        victims = [each.request_id for each in asked if each.request_id in engine.sequences]
+    for steps in range(0, 60, 5):
+        engine = engine_for(family, rows=48, prefix_cache=steps % 2 == 0, batching=batching)
+        submitted(engine, asked, steps)
+        victims = list(engine.sequences)
         if not victims:
             break
         engine.abort(victims[steps % len(victims)])
-        while engine.has_work:
-            assert engine.step() is not None
+        finished(engine)
         assert is_whole(engine)
-        steps += 5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -213,15 +210,7 @@ def test_t7_a_request_may_be_aborted_at_every_step(family):
 def test_t7_preempted_requests_end_as_if_they_had_not_been(family, prefix_cache):
     asked = mixed(family)
     engine = engine_for(family, rows=64, num_slots=9, num_tokens=10 * B, prefix_cache=prefix_cache)
-    for each in asked:
-        engine.submit(each)
-    preempted = 0
-    while engine.has_work:
-        record = engine.step()
-        assert record is not None
-        preempted += len(record.preempted)
-        assert engine.executor.tables.room <= engine.executor.tables.num_blocks
-    assert preempted > 1
+    assert sum(len(record.preempted) for record in finished(submitted(engine, asked))) > 1
     assert is_whole(engine)
     for each in asked:
         assert engine.take(each.request_id).ids == alone(family, each)[0].ids
@@ -232,11 +221,7 @@ def test_t7_answers_count_the_forwards_of_all_steps(family):
     """Those too that a preempted request made for a block that begins anew."""
     engine = engine_for(family, num_tokens=10 * B)
     asked = [request(i, 3 * B + i, 3 * B, DUAL) for i in range(6)]
-    for each in asked:
-        engine.submit(each)
-    records = []
-    while engine.has_work:
-        records.append(engine.step())
+    records = finished(submitted(engine, asked))
     assert sum(len(each.preempted) for each in records) > 1
     denoised = [engine.take(each.request_id).denoised for each in asked]
     assert sum(denoised) == sum(each.denoised for each in records)
@@ -250,18 +235,14 @@ def test_t7_a_request_may_be_preempted_at_every_step(family, rule):
     answer, _ = alone(family, asked)
     for step in range(1, answer.denoised + 2):
         keeps_blocks = step % 2 == 0
-        engine = engine_for(family, prefix_cache=keeps_blocks)
-        engine.submit(asked)
-        for _ in range(step):
-            engine.step()
+        engine = submitted(engine_for(family, prefix_cache=keeps_blocks), [asked], step)
         if not engine.scheduler.running:
             break
         engine.scheduler.preempt(engine.sequences[0])
         assert is_whole(engine)
         if not keeps_blocks:
             _overwrite(engine)
-        while engine.has_work:
-            assert engine.step() is not None
+        finished(engine)
         assert engine.take(0).ids == answer.ids
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.block_models import FAMILIES, MASK, block_model
-from support.block_runs import alone, engine_for, is_whole, recorder, request
+from support.block_runs import alone, engine_for, finished, is_whole, recorder, request, submitted
 from support.refusals import refuses
 
 from engines.blockdiffusion.engine import BlockEngine
@@ -61,17 +61,6 @@ class Planned(SimulatedExecutor):
         return super().run(plan, denoised)
 
 
-def served(engine, requests):
-    for each in requests:
-        engine.submit(each)
-    records = []
-    while engine.has_work:
-        record = engine.step()
-        assert record is not None
-        records.append(record._replace(duration_s=0.0))
-    return records
-
-
 def asked(rules):
     return [
         request(i, length, (5, B, 17)[i % 3], rules[i % len(rules)]) for i, length in enumerate((3, B, 20, 41, 17, 33))
@@ -87,9 +76,7 @@ def test_a_simulation_runs_the_schedule_of_a_real_device(family, batching):
     requests = asked((Static(steps=3), Sequential(steps=5), Static(steps=8)))
     real = engine_for(family, rows=64, batching=batching, **SIZES)
     virtual = simulated(family, PoissonSure(3.0, 0), batching)
-    records = served(real, requests), served(virtual, requests)
-    real_records = [record._replace(duration_s=0.0) for record in records[0]]
-    assert real_records == records[1]
+    assert finished(submitted(real, requests)) == finished(submitted(virtual, requests))
     assert [plan for plan, _ in recorder(real).steps] == virtual.executor.plans
     for each in requests:
         mine, theirs = virtual.take(each.request_id), real.take(each.request_id)
@@ -100,13 +87,13 @@ def test_a_simulation_runs_the_schedule_of_a_real_device(family, batching):
 def test_as_sure_as_a_model_it_runs_the_model_s_schedule(rule):
     requests = asked((rule,))
     real = engine_for("sdar", rows=64, **SIZES)
-    records = [record._replace(duration_s=0.0) for record in served(real, requests)]
+    records = finished(submitted(real, requests))
     counts = {
         request_id: [sum(level > rule.threshold for level in levels) for _, levels in trace]
         for request_id, trace in recorder(real).traces.items()
     }
     virtual = simulated("sdar", lambda request_id, draw: counts[request_id][draw])
-    assert served(virtual, requests) == records
+    assert finished(submitted(virtual, requests)) == records
     assert [plan for plan, _ in recorder(real).steps] == virtual.executor.plans
 
 
@@ -155,21 +142,18 @@ def test_the_host_s_time_counts_steps_requests_and_what_stands_before_them():
     plan = StepPlan((Work(0, 0, 500, 0, (0, B), False), Work(1, 1, 1500, 1, None, False)), (), (), 0)
     host = HostCost(step_overhead_s=1.0, request_overhead_s=0.25, prefix_overhead_s=0.5)
     assert host.of(plan) == 1 + 2 * 0.25 + 2.0 * 0.5
-    free, paid = (
-        sum(engine.step().duration_s for _ in range(3))
-        for engine in (
-            simulated("sdar", PoissonSure(2.0, 0)),
-            simulated("sdar", PoissonSure(2.0, 0), step_overhead_s=2),
-        )
-        if engine.submit(request(0, 20, 30, LowConfidence())) is None
-    )
-    assert paid - free == pytest.approx(6.0, rel=1e-9)
+    taken = []
+    for overhead_s in (0, 2):
+        engine = simulated("sdar", PoissonSure(2.0, 0), step_overhead_s=overhead_s)
+        submitted(engine, [request(0, 20, 30, LowConfidence())])
+        taken.append(sum(engine.step().duration_s for _ in range(3)))
+    assert taken[1] - taken[0] == pytest.approx(6.0, rel=1e-9)
 
 
 @pytest.mark.parametrize("rule", [JointThreshold(max_post_steps=3), LowConfidence(), SubBlocks(length=4)])
 def test_every_rule_comes_to_an_end(rule):
     engine = simulated("llada2", PoissonSure(2.0, 0))
-    served(engine, asked((rule,)))
+    finished(submitted(engine, asked((rule,))))
     assert engine.executor.tables.room == engine.executor.tables.num_blocks
 
 
@@ -373,34 +357,12 @@ def test_a_rule_is_not_asked_again_of_a_block_that_it_had_done_with(batching, sa
     expected = [alone("llada2", each)[0].ids for each in asked]
     for step in range(1, 20):
         victim = step % 2
-        engine = engine_for("llada2", batching=batching)
-        for each in asked:
-            engine.submit(each)
-        for _ in range(step):
-            if engine.has_work:
-                engine.step()
+        engine = submitted(engine_for("llada2", batching=batching), asked, step)
         if victim not in engine.sequences:
             continue  # it has ended
         engine.scheduler.preempt(engine.sequences[victim])
-        while engine.has_work:
-            assert engine.step() is not None
+        finished(engine)
         assert [engine.take(i).ids for i in range(2)] == expected
-
-
-@pytest.mark.parametrize("batching", BATCHING)
-def test_a_request_may_be_aborted_at_every_step(batching):
-    for steps in range(0, 30, 3):
-        engine = engine_for("sdar", batching=batching)
-        for each in several()[:4]:
-            engine.submit(each)
-        for _ in range(steps):
-            if engine.has_work:
-                engine.step()
-        for victim in list(engine.sequences)[:1]:
-            engine.abort(victim)
-        while engine.has_work:
-            assert engine.step() is not None
-        assert is_whole(engine)
 
 
 def test_a_model_whose_blocks_begin_with_a_token_of_the_one_before_is_refused():
