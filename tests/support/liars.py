@@ -1,6 +1,6 @@
 """Schedulers and batching policies that say one thing and do another, named as a user names his own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -38,60 +38,40 @@ class Starves(PhaseScheduler):
         return super().schedule()
 
 
-class _Changes(PhaseScheduler):
+def _changing(name: str, change: Callable[[plan.StepPlan], plan.StepPlan]) -> type[PhaseScheduler]:
+    """A scheduler whose plans are changed."""
+
+    def schedule(self: PhaseScheduler) -> plan.StepPlan | None:
+        made = PhaseScheduler.schedule(self)
+        return None if made is None else change(made)
+
+    return type(name, (PhaseScheduler,), {"schedule": schedule})
+
+
+def _changing_items(name: str, change: Callable[[PlanItem], PlanItem]) -> type[PhaseScheduler]:
+    return _changing(name, lambda made: made._replace(items=tuple(map(change, made.items))))
+
+
+class _Plan(plan.StepPlan):
+    """Could say something else at a second look."""
+
+
+Twice = _changing("Twice", lambda made: made._replace(items=made.items + made.items[:1]))
+Empty = _changing("Empty", lambda made: made._replace(items=(), admitted=()))
+Pads = _changing("Pads", lambda made: made._replace(pad_to=1))
+Subclassed = _changing("Subclassed", lambda made: _Plan(*made))
+Listed = _changing("Listed", lambda made: made._replace(items=list(made.items)))
+Shortens = _changing_items("Shortens", lambda item: item._replace(total_len=item.block_end))
+Hurries = _changing_items("Hurries", lambda item: item._replace(commit=item.masks_left))
+NeverRefreshes = _changing_items("NeverRefreshes", lambda item: item._replace(phase=Phase.REUSE))
+Stranger = _changing_items("Stranger", lambda item: item._replace(request_id=item.request_id + 1000))
+Floats = _changing_items("Floats", lambda item: item._replace(commit=float(item.commit)))
+
+
+class AdmitsAll(PhaseScheduler):
     def schedule(self) -> plan.StepPlan | None:
         made = super().schedule()
-        return None if made is None else self.changed(made)
-
-    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        raise NotImplementedError
-
-
-class Twice(_Changes):
-    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return made._replace(items=made.items + made.items[:1])
-
-
-class Empty(_Changes):
-    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return made._replace(items=(), admitted=())
-
-
-class _Items(_Changes):
-    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return made._replace(items=tuple(self.item(item) for item in made.items))
-
-    def item(self, item: PlanItem) -> PlanItem:
-        raise NotImplementedError
-
-
-class Shortens(_Items):
-    def item(self, item: PlanItem) -> PlanItem:
-        return item._replace(total_len=item.block_end)
-
-
-class Hurries(_Items):
-    def item(self, item: PlanItem) -> PlanItem:
-        return item._replace(commit=item.masks_left)
-
-
-class NeverRefreshes(_Items):
-    def item(self, item: PlanItem) -> PlanItem:
-        return item._replace(phase=Phase.REUSE)
-
-
-class Stranger(_Items):
-    def item(self, item: PlanItem) -> PlanItem:
-        return item._replace(request_id=item.request_id + 1000)
-
-
-class Pads(_Changes):
-    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return made._replace(pad_to=1)
-
-
-class AdmitsAll(_Changes):
-    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
+        assert made is not None
         return made._replace(admitted=(*made.admitted, *(each.request for each in self.waiting)))
 
 
@@ -132,25 +112,6 @@ class Early(PhaseScheduler):
 class Crashes(PhaseScheduler):
     def schedule(self) -> plan.StepPlan | None:
         raise KeyError("nothing")
-
-
-class _Plan(plan.StepPlan):
-    """Could say something else at a second look."""
-
-
-class Subclassed(_Changes):
-    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return _Plan(items=made.items, admitted=made.admitted, scheduled_tokens=made.scheduled_tokens)
-
-
-class Listed(_Changes):
-    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
-        return made._replace(items=list(made.items))
-
-
-class Floats(_Items):
-    def item(self, item: PlanItem) -> PlanItem:
-        return item._replace(commit=float(item.commit))
 
 
 class Leaves(PhaseScheduler):

@@ -129,14 +129,11 @@ class Profiled:
         return {i: StepTimes(forward_s=1.0, parts=self.parts) for i in range(self.num_steps)} if self.lags else {}
 
 
-def test_the_engine_s_own_time_is_idle():
+def test_the_engine_s_own_time_is_idle_unless_parts_are_longer():
     for record in serve(Profiled(0.0, lags=False)).run():
         assert record.outcome.parts is not None
         assert record.outcome.parts["idle"] == record.duration_s > 0
         assert sum(record.outcome.parts.values()) == record.duration_s
-
-
-def test_parts_longer_than_a_step_stay_as_they_are():
     executor = Profiled(1e3, lags=False)
     assert all(record.outcome.parts == executor.parts for record in serve(executor).run())
 
@@ -145,16 +142,6 @@ def test_what_a_device_says_is_not_held_against_the_host_s_clock():
     executor = Profiled(1e-9, lags=True)
     for record in serve(executor).run():
         assert (record.outcome.parts, record.outcome.forward_s) == (executor.parts, 1.0)
-
-
-def test_the_parts_of_real_steps_make_up_the_steps():
-    records = serve(packed_executor(network(GQA), CONFIG, 60, profile_every=2)).run()
-    assert [record.outcome.parts is not None for record in records] == [step % 2 == 0 for step in range(len(records))]
-    for record in records[::2]:
-        assert record.outcome.parts is not None
-        assert set(record.outcome.parts) == set(STEP_PARTS)
-        assert sum(record.outcome.parts.values()) == pytest.approx(record.duration_s)
-        assert min(record.outcome.parts[part] for part in ("attention", "gemm", "logits", "commit", "idle")) > 0
 
 
 def test_rates_are_work_over_time(monkeypatch):

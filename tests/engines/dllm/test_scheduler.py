@@ -302,25 +302,6 @@ def test_a_static_batch_starts_and_ends_together(prompts, batch_size, spare):
     assert scheduler.pool.used_rows == 0
 
 
-def test_slabs_of_a_static_batch_are_equal_and_adjacent():
-    scheduler = static(3)
-    for i, n in enumerate((5, 40, 20)):
-        scheduler.submit(request_of(n, request_id=i))
-    plan = scheduler.schedule()
-    assert plan is not None
-    slab = rows_of(request_of(40), SparsityConfig())
-    assert [item.kv_start for item in plan.items] == [0, slab, 2 * slab]
-
-
-def test_a_static_batch_has_one_schedule():
-    """The third takes two steps a block, and waits; the fourth needs not wait for it."""
-    scheduler = static(4)
-    asked = ((8, 8), (8, 8), (12, 6), (8, 8))
-    arrivals = [(0, request_of(9, request_id=i, gen_length=gen, steps=steps)) for i, (gen, steps) in enumerate(asked)]
-    batches = [step.plan.admitted for step in drive(scheduler, arrivals) if step.plan.admitted]
-    assert [[request.request_id for request in batch] for batch in batches] == [[0, 1, 3], [2]]
-
-
 def test_members_of_several_lengths_end_with_the_longest():
     arrivals = [(0, request_of(9, request_id=i, gen_length=gen, steps=gen)) for i, gen in enumerate((8, 20, 12))]
     steps = drive(static(4), arrivals)

@@ -19,6 +19,7 @@ from engines.dllm.executor.graphs import MAX_ROWS, ROWS, graph_key, reuse_keys
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Request, StepRecord
 from engines.dllm.scheduling import KvPool, PhaseScheduler
+from engines.runtime.step_timer import STEP_PARTS
 
 CONFIG = EngineConfig(
     max_num_batched_tokens=400, max_num_logits=64, max_num_seqs=6, max_model_len=100, attention_backend="sdpa-padded"
@@ -119,8 +120,10 @@ def test_profiled_steps_are_divided_into_parts():
     assert [record.outcome.parts is not None for record in records] == [i % 2 == 0 for i in range(len(records))]
     for record in records[::2]:
         assert record.outcome.parts is not None
+        assert set(record.outcome.parts) == set(STEP_PARTS)
         assert min(record.outcome.parts.values()) >= 0
-        assert sum(record.outcome.parts.values()) <= record.duration_s
+        assert sum(record.outcome.parts.values()) == pytest.approx(record.duration_s)
+        assert min(record.outcome.parts[part] for part in ("attention", "gemm", "logits", "commit", "idle")) > 0
         assert record.outcome.forward_s == pytest.approx(
             sum(record.outcome.parts[part] for part in ("attention", "gemm", "logits", "selection"))
         )
