@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reference_samplers import COMMITS, Dims, Sampled, Weights, dream, dream_blocks, fast_dllm, llada_options
+from support.reference_samplers import COMMITS, Dims, Sampled, Weights, dream, dream_blocks, fast_dllm, llada
 from support.tiny_models import DREAM, GQA, MHA, MQA, TinyModel, prompt_of
 
 from engines.dllm.config import GenerationConfig
@@ -167,7 +167,7 @@ def test_random_remasking_and_guidance(folder, model, knobs):
     for n, (p, g, b, steps) in enumerate(EVEN, start=len(EVEN) * list(LLADA).index(model)):
         prompt, shape = prompt_for(200 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
         draw = remasking_draw(n) if "remasking" in knobs else None
-        expected = llada_options(weights, dims, prompt, cfg_scale=knobs.get("cfg_scale", 0.0), draw=draw, **shape)
+        expected = llada(weights, dims, prompt, cfg_scale=knobs.get("cfg_scale", 0.0), draw=draw, **shape)
         found = ask(folder(model), "llada", prompt, knobs, seed=n, **shape)
         tally.check(expected, found, (model, p, shape, knobs))
         assert g < 16 or p < 6 or found.token_ids != plain_ids(folder(model), prompt, **shape)

@@ -7,17 +7,7 @@ import pytest
 import torch
 from support.dllm_cache_cases import dims_of, is_decided, sample, weights_of
 from support.reference_dllm_cache import Features
-from support.reference_samplers import (
-    Dims,
-    Margins,
-    Sampled,
-    Weights,
-    _even,
-    _masked,
-    _remainder_first,
-    _take,
-    llada_options,
-)
+from support.reference_samplers import Dims, Margins, Sampled, Weights, _even, _masked, _remainder_first, _take, llada
 from support.refusals import refuses
 from support.tiny_models import GQA, MHA, network, prompt_of
 
@@ -119,7 +109,7 @@ def test_without_reuse_it_is_the_guided_sampler():
     compared = 0
     for n, (p, g, b, steps) in enumerate(SHAPES):
         prompt, shape = prompt_of(MHA, 70 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
-        expected = llada_options(weights_of(MHA), dims_of(MHA), prompt, cfg_scale=1.5, draw=None, **shape)
+        expected = llada(weights_of(MHA), dims_of(MHA), prompt, cfg_scale=1.5, draw=None, **shape)
         found = sample(network(MHA), [prompt], GenerationConfig(cfg_scale=1.5, **shape), setting(1, 1, 0, 1))
         if is_decided(expected.margins):
             assert found == [expected.token_ids]

@@ -5,18 +5,19 @@ As in ``reference_samplers`` nothing here is shared with what it checks. P promp
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from support.reference_samplers import (
     Algorithm,
     Dims,
     Margins,
+    Names,
     Sampled,
     Ties,
     Weights,
     _dream_confidence,
     _even,
-    _is_dream,
     _largest,
     _masked,
     _norm,
@@ -26,6 +27,10 @@ from support.reference_samplers import (
     _split,
     _take,
     _timestep_count,
+    attention,
+    linear,
+    mlp,
+    names_of,
 )
 from torch import Tensor
 
@@ -43,57 +48,6 @@ INTERVALS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Names:
-    """Published tensor names; a layer's follow its own prefix."""
-
-    embedding: str
-    layer: str
-    attention_norm: str
-    query: str
-    key: str
-    value: str
-    attention_output: str
-    mlp_norm: str
-    gate: str
-    up: str
-    down: str
-    final_norm: str
-    head: str
-
-
-LLADA_NAMES = Names(
-    embedding="model.transformer.wte",
-    layer="model.transformer.blocks.{}.",
-    attention_norm="attn_norm",
-    query="q_proj",
-    key="k_proj",
-    value="v_proj",
-    attention_output="attn_out",
-    mlp_norm="ff_norm",
-    gate="ff_proj",
-    up="up_proj",
-    down="ff_out",
-    final_norm="model.transformer.ln_f",
-    head="model.transformer.ff_out",
-)
-DREAM_NAMES = Names(
-    embedding="model.embed_tokens",
-    layer="model.layers.{}.",
-    attention_norm="input_layernorm",
-    query="self_attn.q_proj",
-    key="self_attn.k_proj",
-    value="self_attn.v_proj",
-    attention_output="self_attn.o_proj",
-    mlp_norm="post_attention_layernorm",
-    gate="mlp.gate_proj",
-    up="mlp.up_proj",
-    down="mlp.down_proj",
-    final_norm="model.norm",
-    head="lm_head",
-)
-
-
 def dllm_cache(
     weights: Weights,
     dims: Dims,
@@ -102,24 +56,12 @@ def dllm_cache(
     gen_length: int,
     block_length: int,
     steps: int,
-    prompt_interval: int,
-    gen_interval: int,
-    transfer_ratio: float,
-    ties: Ties = "stable",
+    **cache: Any,
 ) -> Sampled:
     """LLaDA's loop over the response's logits; a token is the argmax of exponentials."""
     num_blocks, per_block = _even(gen_length, block_length, steps)
     p, x, margins = len(prompt), _masked(prompt, gen_length, dims), Margins()
-    features = Features(
-        weights=weights,
-        dims=dims,
-        prompt_len=p,
-        prompt_interval=prompt_interval,
-        gen_interval=gen_interval,
-        transfer_ratio=transfer_ratio,
-        ties=ties,
-        margins=margins,
-    )
+    features = Features(weights=weights, dims=dims, prompt_len=p, margins=margins, **cache)
     for b in range(num_blocks):
         s, e = p + b * block_length, p + (b + 1) * block_length
         quota = _remainder_first(int((x[s:e] == dims.mask_id).sum()), per_block)
@@ -133,30 +75,11 @@ def dllm_cache(
 
 
 def dream_dllm_cache(
-    weights: Weights,
-    dims: Dims,
-    prompt: tuple[int, ...],
-    *,
-    gen_length: int,
-    steps: int,
-    alg: Algorithm,
-    prompt_interval: int,
-    gen_interval: int,
-    transfer_ratio: float,
-    ties: Ties = "stable",
+    weights: Weights, dims: Dims, prompt: tuple[int, ...], *, gen_length: int, steps: int, alg: Algorithm, **cache: Any
 ) -> Sampled:
     """Dream's own loop, without blocks. The response's first token is predicted by the prompt's last row."""
     p, x, margins = len(prompt), _masked(prompt, gen_length, dims), Margins()
-    features = Features(
-        weights=weights,
-        dims=dims,
-        prompt_len=p,
-        prompt_interval=prompt_interval,
-        gen_interval=gen_interval,
-        transfer_ratio=transfer_ratio,
-        ties=ties,
-        margins=margins,
-    )
+    features = Features(weights=weights, dims=dims, prompt_len=p, margins=margins, **cache)
     times = torch.linspace(1, 1e-3, steps + 1)
     for i in range(steps):
         logits = _shifted(features.logits(x))
@@ -176,14 +99,14 @@ class Features:
     prompt_interval: int
     gen_interval: int
     transfer_ratio: float
-    ties: Ties
     margins: Margins
+    ties: Ties = "stable"
     step: int = 0
     layers: list[dict[str, Tensor]] = field(default_factory=list)
 
     def logits(self, x: Tensor) -> Tensor:
         """[T, V] raw logits of one more forward."""
-        names = DREAM_NAMES if _is_dream(self.weights) else LLADA_NAMES
+        names = names_of(self.weights)
         self.step += 1
         h = self.weights[f"{names.embedding}.weight"][x]
         if not self.layers:
@@ -191,7 +114,7 @@ class Features:
         for n, cache in enumerate(self.layers):
             h = self._layer(names, n, cache, h)
         h = _norm(h, self.weights[f"{names.final_norm}.weight"], self.dims.eps)
-        return h @ self.weights[f"{names.head}.weight"].T
+        return linear(self.weights, names.head, h)
 
     def _empty(self, names: Names, n: int, h: Tensor) -> dict[str, Tensor]:
         kv = len(self.weights[f"{names.layer.format(n)}{names.value}.weight"])
@@ -204,34 +127,27 @@ class Features:
         prompt_due = n == 0 or (self.step - 1) % self.prompt_interval == 0
         response_due = n == 0 or (self.step - 1) % self.gen_interval == 0
 
-        def linear(what: str, rows: Tensor) -> Tensor:
-            out = rows @ weights[f"{prefix}{what}.weight"].T
-            bias = weights.get(f"{prefix}{what}.bias")
-            return out if bias is None else out + bias
+        def of_layer(what: str, rows: Tensor) -> Tensor:
+            return linear(weights, prefix + what, rows)
 
         hn = _norm(h, weights[f"{prefix}{names.attention_norm}.weight"], dims.eps)
         rows = [*(range(p) if prompt_due else ()), *(range(p, total) if response_due else ())]
-        cache["k"][rows], cache["v"][rows] = linear(names.key, hn[rows]), linear(names.value, hn[rows])
+        cache["k"][rows], cache["v"][rows] = of_layer(names.key, hn[rows]), of_layer(names.value, hn[rows])
         if not response_due and self.transfer_ratio > 0:
-            value = linear(names.value, hn[p:])
+            value = of_layer(names.value, hn[p:])
             selected = [p + j for j in self._most_changed(value, cache["v"][p:])]
             cache["v"][p:] = value
-            cache["k"][selected] = linear(names.key, hn[selected])
+            cache["k"][selected] = of_layer(names.key, hn[selected])
             rows += selected
         if rows:
-            q = _rotate(_split(linear(names.query, hn[rows]), dims.heads), torch.tensor(rows), dims.theta)
+            q = _rotate(_split(of_layer(names.query, hn[rows]), dims.heads), torch.tensor(rows), dims.theta)
             k = _rotate(_split(cache["k"], dims.kv_heads), torch.arange(total), dims.theta)
             v = _split(cache["v"], dims.kv_heads)
-            heads = []
-            for head in range(dims.heads):
-                shared = head // (dims.heads // dims.kv_heads)
-                heads.append(torch.softmax(q[head] @ k[shared].T / math.sqrt(q.shape[-1]), dim=1) @ v[shared])
-            cache["attention"][rows] = linear(names.attention_output, torch.cat(heads, dim=1))
+            cache["attention"][rows] = of_layer(names.attention_output, attention(q, k, v))
         h = h + cache["attention"]
         if rows:
             hm = _norm(h[rows], weights[f"{prefix}{names.mlp_norm}.weight"], dims.eps)
-            gate, up = linear(names.gate, hm), linear(names.up, hm)
-            cache["mlp"][rows] = linear(names.down, gate * torch.sigmoid(gate) * up)
+            cache["mlp"][rows] = mlp(weights, prefix, names, hm)
         return h + cache["mlp"]
 
     def _most_changed(self, new: Tensor, old: Tensor) -> list[int]:

@@ -19,6 +19,8 @@ from torch import Tensor
 Weights = Mapping[str, Tensor]
 Ties = Literal["stable", "topk", "last"]
 """Among equals ``stable`` takes the lower index, ``last`` the higher, ``topk`` whatever torch.topk does, as published."""
+Draw = Callable[[int, int], float]
+"""(step, position) -> a number in [0, 1): the source of chance is given, not part of a sampler."""
 Selection = Literal["head", "uniform", "attended", "dense"]
 
 
@@ -89,65 +91,103 @@ class Kept:
 # ---- the model ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """Published tensor names; a layer's follow its own prefix."""
+
+    embedding: str
+    layer: str
+    attention_norm: str
+    query: str
+    key: str
+    value: str
+    attention_output: str
+    mlp_norm: str
+    gate: str
+    up: str
+    down: str
+    final_norm: str
+    head: str
+
+
+LLADA_NAMES = Names(
+    embedding="model.transformer.wte",
+    layer="model.transformer.blocks.{}.",
+    attention_norm="attn_norm",
+    query="q_proj",
+    key="k_proj",
+    value="v_proj",
+    attention_output="attn_out",
+    mlp_norm="ff_norm",
+    gate="ff_proj",
+    up="up_proj",
+    down="ff_out",
+    final_norm="model.transformer.ln_f",
+    head="model.transformer.ff_out",
+)
+DREAM_NAMES = Names(
+    embedding="model.embed_tokens",
+    layer="model.layers.{}.",
+    attention_norm="input_layernorm",
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    attention_output="self_attn.o_proj",
+    mlp_norm="post_attention_layernorm",
+    gate="mlp.gate_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
+    final_norm="model.norm",
+    head="lm_head",
+)
+
+
+def names_of(weights: Weights) -> Names:
+    return DREAM_NAMES if _is_dream(weights) else LLADA_NAMES
+
+
+def linear(weights: Weights, name: str, rows: Tensor) -> Tensor:
+    """With a bias where there is one: Dream's q, k and v."""
+    out = rows @ weights[f"{name}.weight"].T
+    bias = weights.get(f"{name}.bias")
+    return out if bias is None else out + bias
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[n, H D] of q [H, n, D] over all rows of k and v [Hkv, m, D]."""
+    group, heads = len(q) // len(k), []
+    for head in range(len(q)):
+        scores = q[head] @ k[head // group].T / math.sqrt(q.shape[-1])
+        odds = torch.exp(scores - scores.max(dim=1, keepdim=True).values)
+        heads.append(odds / odds.sum(dim=1, keepdim=True) @ v[head // group])
+    return torch.cat(heads, dim=1)
+
+
+def mlp(weights: Weights, layer: str, names: Names, h: Tensor) -> Tensor:
+    gate, up = linear(weights, layer + names.gate, h), linear(weights, layer + names.up, h)
+    return linear(weights, layer + names.down, gate / (1 + torch.exp(-gate)) * up)
+
+
 def forward(
     weights: Weights, dims: Dims, ids: Tensor, positions: Tensor, cache: list[Kept] | None
 ) -> tuple[Tensor, list[Layer]]:
-    """Logits [n, V] of ``ids`` at ``positions``; rows see each other and, first, the cached rows."""
-    if _is_dream(weights):
-        return _dream_forward(weights, dims, ids, positions, cache)
-    root = "model.transformer"
-    x = weights[f"{root}.wte.weight"][ids]
+    """Raw logits [n, V] of ``ids`` at ``positions``; rows see each other and, first, the cached rows. Dream's row i predicts the token at
+    i + 1."""
+    names = names_of(weights)
+    x = weights[f"{names.embedding}.weight"][ids]
     seen = []
     for n in range(dims.layers):
-        block = f"{root}.blocks.{n}"
-        h = _norm(x, weights[f"{block}.attn_norm.weight"], dims.eps)
-        q = _rotate(_split(h @ weights[f"{block}.q_proj.weight"].T, dims.heads), positions, dims.theta)
-        k = _rotate(_split(h @ weights[f"{block}.k_proj.weight"].T, dims.kv_heads), positions, dims.theta)
-        v = _split(h @ weights[f"{block}.v_proj.weight"].T, dims.kv_heads)
+        layer = names.layer.format(n)
+        h = _norm(x, weights[f"{layer}{names.attention_norm}.weight"], dims.eps)
+        q = _rotate(_split(linear(weights, layer + names.query, h), dims.heads), positions, dims.theta)
+        k = _rotate(_split(linear(weights, layer + names.key, h), dims.kv_heads), positions, dims.theta)
+        v = _split(linear(weights, layer + names.value, h), dims.kv_heads)
         seen.append(Layer(q=q, k=k, v=v))
         if cache is not None:
             k, v = torch.cat((cache[n].k, k), dim=1), torch.cat((cache[n].v, v), dim=1)
-        heads = []
-        for head in range(dims.heads):
-            shared = head // (dims.heads // dims.kv_heads)
-            scores = q[head] @ k[shared].T / math.sqrt(q.shape[-1])
-            odds = torch.exp(scores - scores.max(dim=1, keepdim=True).values)
-            heads.append(odds / odds.sum(dim=1, keepdim=True) @ v[shared])
-        x = x + torch.cat(heads, dim=1) @ weights[f"{block}.attn_out.weight"].T
-        h = _norm(x, weights[f"{block}.ff_norm.weight"], dims.eps)
-        gate, up = h @ weights[f"{block}.ff_proj.weight"].T, h @ weights[f"{block}.up_proj.weight"].T
-        x = x + (gate / (1 + torch.exp(-gate)) * up) @ weights[f"{block}.ff_out.weight"].T
-    return _norm(x, weights[f"{root}.ln_f.weight"], dims.eps) @ weights[f"{root}.ff_out.weight"].T, seen
-
-
-def _dream_forward(
-    weights: Weights, dims: Dims, ids: Tensor, positions: Tensor, cache: list[Kept] | None
-) -> tuple[Tensor, list[Layer]]:
-    """Dream's body: other names, and q, k and v have biases. Raw logits: row i predicts the token at i + 1."""
-    x = weights["model.embed_tokens.weight"][ids]
-    seen = []
-    for n in range(dims.layers):
-        layer = f"model.layers.{n}"
-        h = _norm(x, weights[f"{layer}.input_layernorm.weight"], dims.eps)
-        projected = {}
-        for what in "qkv":
-            name = f"{layer}.self_attn.{what}_proj"
-            projected[what] = h @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
-        q = _rotate(_split(projected["q"], dims.heads), positions, dims.theta)
-        k = _rotate(_split(projected["k"], dims.kv_heads), positions, dims.theta)
-        v = _split(projected["v"], dims.kv_heads)
-        seen.append(Layer(q=q, k=k, v=v))
-        if cache is not None:
-            k, v = torch.cat((cache[n].k, k), dim=1), torch.cat((cache[n].v, v), dim=1)
-        heads = []
-        for head in range(dims.heads):
-            shared = head // (dims.heads // dims.kv_heads)
-            heads.append(torch.softmax(q[head] @ k[shared].T / math.sqrt(q.shape[-1]), dim=1) @ v[shared])
-        x = x + torch.cat(heads, dim=1) @ weights[f"{layer}.self_attn.o_proj.weight"].T
-        h = _norm(x, weights[f"{layer}.post_attention_layernorm.weight"], dims.eps)
-        gate, up = h @ weights[f"{layer}.mlp.gate_proj.weight"].T, h @ weights[f"{layer}.mlp.up_proj.weight"].T
-        x = x + (gate * torch.sigmoid(gate) * up) @ weights[f"{layer}.mlp.down_proj.weight"].T
-    return _norm(x, weights["model.norm.weight"], dims.eps) @ weights["lm_head.weight"].T, seen
+        x = x + linear(weights, layer + names.attention_output, attention(q, k, v))
+        x = x + mlp(weights, layer, names, _norm(x, weights[f"{layer}{names.mlp_norm}.weight"], dims.eps))
+    return linear(weights, names.head, _norm(x, weights[f"{names.final_norm}.weight"], dims.eps)), seen
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -187,9 +227,11 @@ def llada(
     block_length: int,
     steps: int,
     cfg_scale: float = 0.0,
+    draw: Draw | None = None,
     ties: Ties = "stable",
 ) -> Sampled:
-    """The reference loop: every step forwards the whole sequence; a predicted mask id is not guarded against."""
+    """The reference loop: every step forwards the whole sequence; a predicted mask id is not guarded against. Confidences are drawn at
+    random where ``draw`` is given."""
     num_blocks, per_block = _even(gen_length, block_length, steps)
     x = _masked(prompt, gen_length, dims)
     margins = Margins()
@@ -198,7 +240,11 @@ def llada(
         quota = _remainder_first(int((x[s:e] == dims.mask_id).sum()), per_block)
         for i in range(per_block):
             logits = _guided(weights, dims, x, len(prompt), cfg_scale)
-            _commit(x, logits, 0, s, e, quota[i], dims, ties, margins)
+            if draw is None:
+                _commit(x, logits, 0, s, e, quota[i], dims, ties, margins)
+                continue
+            level = {row: draw(b * per_block + i, row) for row in range(s, e) if int(x[row]) == dims.mask_id}
+            _take(x, logits.argmax(dim=1), logits, level, quota[i], margins)
     return Sampled(token_ids=tuple(x[len(prompt) :].tolist()), forwards=num_blocks * per_block, margins=margins)
 
 
@@ -315,36 +361,6 @@ def dllm_serve(
 
 Cache = Literal["none", "prefix", "dual"]
 Algorithm = Literal["origin", "maskgit_plus", "topk_margin", "entropy", "confidence_threshold"]
-Draw = Callable[[int, int], float]
-"""(step, position) -> a number in [0, 1): the source of chance is given, not part of a sampler."""
-
-
-def llada_options(
-    weights: Weights,
-    dims: Dims,
-    prompt: tuple[int, ...],
-    *,
-    gen_length: int,
-    block_length: int,
-    steps: int,
-    cfg_scale: float = 0.0,
-    draw: Draw | None = None,
-) -> Sampled:
-    """The reference loop with guidance, and with confidences drawn at random where ``draw`` is given."""
-    num_blocks, per_block = _even(gen_length, block_length, steps)
-    x, p = _masked(prompt, gen_length, dims), len(prompt)
-    margins, t = Margins(), 0
-    for b in range(num_blocks):
-        s, e = p + b * block_length, p + (b + 1) * block_length
-        quota = _remainder_first(int((x[s:e] == dims.mask_id).sum()), per_block)
-        for i in range(per_block):
-            logits = _guided(weights, dims, x, p, cfg_scale)
-            token, confidence = logits.argmax(dim=1), torch.softmax(logits, dim=1).max(dim=1).values
-            open_ = [row for row in range(s, e) if int(x[row]) == dims.mask_id]
-            level = {row: float(confidence[row]) if draw is None else draw(t, row) for row in open_}
-            _take(x, token, logits, level, quota[i], margins)
-            t += 1
-    return Sampled(token_ids=tuple(x[p:].tolist()), forwards=t, margins=margins)
 
 
 def fast_dllm(
