@@ -1,16 +1,19 @@
 """The LM Evaluation Harness around the engine: same problems, same texts and same verdicts as without it."""
 
-from __future__ import annotations
-
-import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+
+pytest.importorskip("lm_eval", reason="lm-eval is not installed (extra 'eval')")
+
+import lm_eval.tasks
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.api.registry import get_model
 from support.cells import a_cell
 from support.jail import needs_jail
 from support.refusals import refuses
@@ -19,19 +22,16 @@ from engines.dllm.config import GenerationConfig
 from engines.dllm.engine import Engine
 from engines.errors import UserError
 from repro.generation import GenerateOptions, generate
+from repro.lm_eval import tasks
+from repro.lm_eval.model import MODEL_NAME, DiffusionLM
+from repro.lm_eval.run import evaluate, main
 from repro.prompt import answer_of, tokenizer_of
 from repro.runs.experiment import prepare
 from repro.tasks.registry import TaskOptions, load_task
-
-if TYPE_CHECKING:
-    from repro.lm_eval.model import DiffusionLM
-    from repro.tasks.task import Task
+from repro.tasks.task import Task
 
 LENGTHS = {"gen_length": 32, "block_length": 16, "steps": 32}
 
-needs_lm_eval = pytest.mark.skipif(
-    importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed (extra 'eval')"
-)
 needs_data = pytest.mark.skipif("REPRO_DATA_DIR" not in os.environ, reason="REPRO_DATA_DIR is not set")
 
 
@@ -39,28 +39,6 @@ needs_data = pytest.mark.skipif("REPRO_DATA_DIR" not in os.environ, reason="REPR
 def _no_list_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness describes its machine beside its results, and asks pip for every package: a third of these tests' time."""
     monkeypatch.setattr("torch.utils.collect_env.get_pretty_env_info", lambda: "")
-
-
-def test_without_lm_eval_one_sentence_names_the_extra():
-    program = (
-        "import sys; sys.modules['lm_eval'] = None\nfrom repro.lm_eval.run import evaluate\nevaluate('mini-gsm', {})"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("engines.errors.UserError: lm-eval cannot be imported")
-    assert "pip install 'dllm-serve-repro[eval]'" in last
-
-
-def test_the_command_line_without_lm_eval_is_one_sentence():
-    program = (
-        "import sys; sys.modules['lm_eval'] = None; sys.argv[1:] = ['run', '--tasks', 'mini_gsm']\n"
-        "from repro.lm_eval.run import main\nmain()"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert "pip install 'dllm-serve-repro[eval]'" in line
 
 
 def task_of(name: str, num_problems: int, **options: Any) -> Task:
@@ -73,22 +51,13 @@ def run_harness(
     name: str, model: Any, num_problems: int, **options: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(metrics, samples in problem order)."""
-    from repro.lm_eval.run import evaluate
-
     found = evaluate(name, model, options=TaskOptions(num_problems=num_problems, **options))
     samples = sorted(found["samples"][name], key=lambda sample: sample["doc_id"])
     return found["results"][name], samples
 
 
-def model_of(**options: Any) -> DiffusionLM:
-    from repro.lm_eval.model import DiffusionLM
-
-    return DiffusionLM(**options)
-
-
 def answering(texts: Sequence[str]) -> Any:
     """A model that says these things, in this order."""
-    from lm_eval.api.model import LM
 
     class Parrot(LM):
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
@@ -106,7 +75,6 @@ def answering(texts: Sequence[str]) -> Any:
 # -- the model ---------------------------------------------------------------------------------------------
 
 
-@needs_lm_eval
 @pytest.mark.parametrize(
     ("task", "system", "options"),
     [
@@ -144,7 +112,6 @@ def test_texts_and_verdicts_are_those_without_the_harness(task, system, options)
     assert metrics["strict,verdict"] == sum(ours["correct_strict"]) / 2
 
 
-@needs_lm_eval
 def test_all_requests_run_together(monkeypatch):
     running: list[int] = []
     step = Engine.step
@@ -159,7 +126,6 @@ def test_all_requests_run_together(monkeypatch):
     assert max(running) == 4
 
 
-@needs_lm_eval
 @pytest.mark.parametrize(
     "options",
     [
@@ -175,22 +141,18 @@ def test_every_system_can_be_asked(options):
     assert 0 <= metrics["correct,verdict"] <= 1
 
 
-@needs_lm_eval
 def test_the_embedded_model_solves_its_task_through_the_harness():
     metrics, _ = run_harness("mini-gsm", {"selection": "dense", "gen_length": 64}, 8)
     assert metrics["correct,verdict"] > 0.5  # most, not all: a cached context is not the reference sampler's
 
 
 def asking(context: str, **kwargs: Any) -> Any:
-    from lm_eval.api.instance import Instance
-
     return Instance(request_type="generate_until", doc={}, arguments=(context, kwargs), idx=0)
 
 
-@needs_lm_eval
 def test_a_task_says_where_to_stop_and_how_long_to_go_on():
     prompt = task_of("mini-gsm", 1).prompts()[0]
-    model = model_of(block_length=16)
+    model = DiffusionLM(block_length=16)
     whole, cut, cut_by_list, short = model.generate_until(
         [
             asking(prompt),
@@ -202,23 +164,21 @@ def test_a_task_says_where_to_stop_and_how_long_to_go_on():
     assert " = " in whole
     assert cut == cut_by_list == whole.partition(" = ")[0]
     assert len(tokenizer_of("tiny").encode(short)) <= 16 < len(tokenizer_of("tiny").encode(whole))
-    given = model_of(**LENGTHS).generate_until([asking(prompt, max_gen_toks=16), asking(prompt)])
+    given = DiffusionLM(**LENGTHS).generate_until([asking(prompt, max_gen_toks=16), asking(prompt)])
     assert given[0] == given[1]  # what the user gave holds
 
 
-@needs_lm_eval
 def test_repeats_are_drawn_anew():
     prompt = task_of("mini-gsm", 1).prompts()[0]
     drawn = [asking(prompt, do_sample=True, temperature=3.0) for _ in range(3)]
-    assert len(set(model_of(**LENGTHS).generate_until(drawn))) == 3
-    assert model_of(**LENGTHS).generate_until(drawn) == model_of(**LENGTHS).generate_until(drawn)
+    assert len(set(DiffusionLM(**LENGTHS).generate_until(drawn))) == 3
+    assert DiffusionLM(**LENGTHS).generate_until(drawn) == DiffusionLM(**LENGTHS).generate_until(drawn)
     greedy = [asking(prompt, do_sample=False, temperature=3.0) for _ in range(2)]
-    assert len(set(model_of(**LENGTHS).generate_until(greedy))) == 1
+    assert len(set(DiffusionLM(**LENGTHS).generate_until(greedy))) == 1
 
 
-@needs_lm_eval
 def test_what_cannot_be_done_is_refused():
-    model = model_of(**LENGTHS)
+    model = DiffusionLM(**LENGTHS)
     for likelihood in (model.loglikelihood, model.loglikelihood_rolling):
         with pytest.raises(UserError, match="Monte-Carlo estimate"):
             likelihood([])
@@ -238,15 +198,10 @@ def test_what_cannot_be_done_is_refused():
     ]
     for options, message in refused:
         with pytest.raises(UserError, match=message):
-            model_of(**options)
+            DiffusionLM(**options)
 
 
-@needs_lm_eval
 def test_the_harness_finds_it_by_name_and_its_defaults_are_harmless():
-    from lm_eval.api.registry import get_model
-
-    from repro.lm_eval.model import MODEL_NAME  # which registers it
-
     found = get_model(MODEL_NAME)
     defaults = {"batch_size": 1, "max_batch_size": None, "device": "cuda:0"}
     model = found.create_from_arg_string("system=sparse-dllm,retention_ratio=0.5,gen_length=32", defaults)
@@ -256,9 +211,8 @@ def test_the_harness_finds_it_by_name_and_its_defaults_are_harmless():
         found.create_from_arg_obj({}, {"batch_size": 8})
 
 
-@needs_lm_eval
 def test_conversations_use_the_checkpoints_format():
-    model = model_of()
+    model = DiffusionLM()
     history = [{"role": "user", "content": "How many?"}]
     prompt = model.apply_chat_template(history)
     assert prompt.endswith("<|start_header_id|>assistant<|end_header_id|>\n\n")
@@ -272,7 +226,6 @@ def test_conversations_use_the_checkpoints_format():
 # -- published tasks, from local files ---------------------------------------------------------------------
 
 
-@needs_lm_eval
 @needs_data
 @pytest.mark.parametrize("num_fewshot", [0, 2])
 def test_the_harness_grades_gsm8k_as_we_do(num_fewshot):
@@ -305,7 +258,6 @@ def test_the_harness_grades_gsm8k_as_we_do(num_fewshot):
     assert samples[0]["arguments"][0][1]["until"] == list(problems.until)
 
 
-@needs_lm_eval
 @needs_data
 @needs_jail
 def test_humaneval_is_graded_in_the_sandbox(monkeypatch):
@@ -318,7 +270,6 @@ def test_humaneval_is_graded_in_the_sandbox(monkeypatch):
     assert not [name for name in metrics if name.startswith("strict")]
 
 
-@needs_lm_eval
 @needs_data
 @needs_jail
 @pytest.mark.parametrize(("task", "metric"), [("gsm8k", "exact_match,strict-match"), ("humaneval", "correct,verdict")])
@@ -329,18 +280,14 @@ def test_published_tasks_run_to_their_end_on_the_embedded_model(task, metric):
     assert len({sample["doc_id"] for sample in samples}) == 3
 
 
-@needs_lm_eval
 def test_a_published_task_without_its_file_is_refused(monkeypatch):
     monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
     with pytest.raises(UserError, match="set REPRO_DATA_DIR"):
         run_harness("gsm8k", LENGTHS, 1)
 
 
-@needs_lm_eval
 @needs_jail
 def test_conversations_reach_the_model(monkeypatch):
-    from repro.lm_eval.model import DiffusionLM
-
     seen: list[str] = []
 
     def answer(self: DiffusionLM, prompts: Sequence[str], asked: Any, *, show_progress: bool) -> list[str]:
@@ -350,13 +297,13 @@ def test_conversations_reach_the_model(monkeypatch):
     monkeypatch.setattr(DiffusionLM, "_answer", answer)
     run_harness("mini-gsm", LENGTHS, 2, chat=True)
     users = [problem.user for problem in task_of("mini-gsm", 2).problems]
-    assert seen == [model_of().apply_chat_template([{"role": "user", "content": user}]) for user in users]
+    assert seen == [DiffusionLM().apply_chat_template([{"role": "user", "content": user}]) for user in users]
     if "REPRO_DATA_DIR" in os.environ:
         seen.clear()
         run_harness("humaneval", LENGTHS, 1, chat=True)
         (problem,) = task_of("humaneval", 1, chat=True).problems
         assert seen == [
-            model_of().apply_chat_template([{"role": "user", "content": problem.user}]) + problem.answer_start
+            DiffusionLM().apply_chat_template([{"role": "user", "content": problem.user}]) + problem.answer_start
         ]
 
 
@@ -367,10 +314,6 @@ def command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
 ) -> tuple[int, str]:
     """(exit code, what was said), without the index of the harness's own fourteen thousand tasks."""
-    import lm_eval.tasks
-
-    from repro.lm_eval import tasks
-    from repro.lm_eval.run import main
 
     class Alone(tasks.WithOurTasks):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -388,7 +331,6 @@ def command_line(
     return code, said.out + said.err
 
 
-@needs_lm_eval
 @pytest.mark.parametrize("name", ["mini_gsm", "mini-gsm", "mini_code", "mini_chain"])
 def test_tasks_are_known_by_name(name, monkeypatch, capsys):
     code, said = command_line(monkeypatch, capsys, "--tasks", name, "--limit", "1")
@@ -397,7 +339,6 @@ def test_tasks_are_known_by_name(name, monkeypatch, capsys):
     assert "correct" in said
 
 
-@needs_lm_eval
 def test_a_local_file_is_heard_and_a_long_prompt_is_refused(tmp_path, monkeypatch, capsys):
     (tmp_path / "gsm8k").mkdir()
     rows = [{"question": f"What is {i} + {i}?", "answer": f"It is {2 * i}.\n#### {2 * i}"} for i in range(3)]
@@ -412,7 +353,6 @@ def test_a_local_file_is_heard_and_a_long_prompt_is_refused(tmp_path, monkeypatc
     assert "exact_match" in said
 
 
-@needs_lm_eval
 def test_what_is_nowhere_is_refused_in_a_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path))
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import torch
 from support.refusals import refuses
 
-pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
-pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
-pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
 
 from support.causal import executor, paged_executor, small_qwen3
@@ -236,7 +234,6 @@ def test_an_answer_ends_at_an_end_token_and_at_a_stop_text(server, folder):
 
 
 def test_the_official_client_completes_chats_and_streams(server, folder, wanted):
-    openai = pytest.importorskip("openai", reason="the openai package is not installed")
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
     text = load_causal_text(folder)
     assert text is not None

@@ -15,10 +15,6 @@ from typing import NamedTuple
 import pytest
 from support.stored_runs import parts
 
-pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
-pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
-pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
-
 from repro.cli.main import main
 from repro.paths import REPO
 
@@ -62,14 +58,12 @@ def test_the_request_of_curl_is_answered(bare):
 
 
 def test_the_request_of_the_official_client_is_answered(bare, capsys):
-    pytest.importorskip("openai", reason="the openai package is not installed")
     exec(given(bare.address, "python", "from openai"), {})
     assert capsys.readouterr().out == ANSWER
 
 
 def test_the_benchmark_runs(bare, tmp_path, monkeypatch, capsys):
     """Its verdict is the machine's affair."""
-    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
     command = shlex.split(given(bare.address, "sh", "repro bench").replace("\\\n", ""))
     monkeypatch.setattr(sys, "argv", [*command, "--result-dir", str(tmp_path)])
     with pytest.raises(SystemExit) as stop:
@@ -87,5 +81,5 @@ def test_an_engine_s_end_is_in_the_log_with_its_time(bare):
     (engine,) = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
     os.kill(engine, signal.SIGKILL)
     when = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
-    said = rf"{when} engine {engine} was lost \(.*killed by signal 9\): 0 requests fail, 0 wait on\n"
+    said = rf"{when} engine {engine} was lost \(.*killed by signal 9\): 0 requests fail\n"
     assert re.fullmatch(said, next(bare.log))

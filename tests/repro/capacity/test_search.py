@@ -163,30 +163,21 @@ def test_the_lowest_rate_is_asked_for_where_steps_near_the_start_fail():
     assert len(asked) == 5
 
 
-def test_a_plan_that_only_one_seed_favours_loses():
-    """The first seed has a ahead; all seeds b."""
-    capacities = {("a", False): 20.0, ("b", False): 19.0, ("a", True): 10.0, ("b", True): 15.0}
-    found = largest(
-        ["a", "b"],
-        lambda _: math.inf,
-        lambda plan, step, is_whole: proportional(capacities[plan, is_whole], step),
-        LATTICE,
-        5.0,
-    )
-    assert found.plan == "b"
-    assert LATTICE.rate(found.step) <= 15 < LATTICE.rate(found.step + 1)
+ONE_SEED_SAYS = {
+    "the first seed has a ahead; all seeds b": ((20.0, 19.0), (10.0, 15.0), 5.0, "b", 15),
+    "one seed puts a far below": ((2.0, 20.0), (30.0, 20.0), 19.0, "a", 30),
+}
 
 
-def test_a_plan_that_one_seed_puts_far_below_may_win_with_all():
-    capacities = {("a", False): 2.0, ("b", False): 20.0, ("a", True): 30.0, ("b", True): 20.0}
-    found = largest(
-        ["a", "b"],
-        lambda _: math.inf,
-        lambda plan, step, is_whole: proportional(capacities[plan, is_whole], step),
-        LATTICE,
-        19.0,
-    )
-    assert (found.plan, found.step) == ("a", LATTICE.last(30))
+@pytest.mark.parametrize("case", ONE_SEED_SAYS)
+def test_all_seeds_decide_between_plans(case):
+    first, whole, start, best, capacity = ONE_SEED_SAYS[case]
+
+    def margin(plan: str, step: int, is_whole: bool) -> float:
+        return proportional((whole if is_whole else first)["ab".index(plan)], step)
+
+    found = largest(["a", "b"], lambda _: math.inf, margin, LATTICE, start)
+    assert (found.plan, found.step) == (best, LATTICE.last(capacity))
 
 
 def test_a_hole_below_the_answer_is_said():

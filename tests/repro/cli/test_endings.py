@@ -165,3 +165,15 @@ def test_a_name_of_ours_that_is_gone_is_said_of_the_plug_in(line, gone, tmp_path
     (tmp_path / "outdated.py").write_text(f"import os\n{line}\n")
     told = refused(repro("bench", "--system", "outdated:Mine", "--dry-run"), "outdated.py", gone, "line 2")
     assert "pip install" not in told
+
+
+@pytest.mark.parametrize("called", ["evaluate('mini-gsm', {})", "main()"])
+def test_without_lm_eval_one_sentence_names_the_extra(called):
+    program = f"""import sys; sys.modules["lm_eval"] = None; sys.argv[1:] = ["run", "--tasks", "mini_gsm"]
+from repro.lm_eval.run import evaluate, main
+{called}"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    *_, last = done.stderr.splitlines()
+    assert done.returncode == (2 if called == "main()" else 1)
+    assert last.startswith("error: ") == (called == "main()")
+    assert "pip install 'dllm-serve-repro[eval]'" in last

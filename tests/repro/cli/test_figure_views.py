@@ -95,21 +95,3 @@ def test_claims_are_judged_by_composed_steps_where_they_are_simulated():
     found = sources(DLLM_SERVE.entries, charged=(("cost", "composed"),))
     costs = {(source.view.is_simulated, cell.knob_values.get("cost")) for source in found for cell in source.cells}
     assert costs == {(True, "composed"), (False, None)}
-
-
-def test_an_accuracy_that_changes_no_run_is_refused(tmp_path):
-    for name, *where in (("fig6",), ("ampd/fig8",), ("frontier", "--platform", "cpu-tiny")):
-        asked = ["reproduce", name, *where, "--accuracy", "dense", "--result-dir", str(tmp_path)]
-        result = CliRunner().invoke(app, asked)
-        assert isinstance(result.exception, UserError)
-        assert f"accuracy='dense' has no effect on {name}" in str(result.exception)
-
-
-@pytest.mark.parametrize("reading", ["published", "policy"])
-def test_a_reading_that_changes_no_run_is_refused(tmp_path, reading):
-    """Fast-dLLM's rule is batched as the others of the frontier are, in any."""
-    for where in ("h200", "cpu-tiny"):
-        asked = ["reproduce", "frontier", "--platform", where, "--reading", reading, "--result-dir", str(tmp_path)]
-        result = CliRunner().invoke(app, asked)
-        assert isinstance(result.exception, UserError)
-        assert f"reading={reading!r} has no effect on frontier, whose runs have their own" in str(result.exception)

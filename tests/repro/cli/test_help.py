@@ -4,7 +4,7 @@ import re
 import shlex
 
 import pytest
-from support.command import commands, refused, repro
+from support.command import commands, repro
 from support.documents import parsed
 
 from repro.cli.help import ARGUMENTS, FIRST, NEEDED, OTHERS, examples_of
@@ -124,8 +124,3 @@ def test_knobs_are_one_table_at_80_columns(system, monkeypatch):
         assert entry.text.removesuffix(".") in said
         assert not entry.default or f"[default: {entry.default}]." in said
         assert entry.only in said
-
-
-def test_systems_that_are_none():
-    for name in ("nosuch", "nosuch.module:NAME", "support.md1:nosuch"):
-        refused(repro("list", "--knobs", name), name.partition(":")[0])

@@ -20,11 +20,12 @@ TIMES = [{"timestamp": n, "ContextTokens": 100 + n, "GeneratedTokens": 16} for n
 FILES = {
     "ids.json": "[5, 6, 7]",
     "card.yaml": CARD,
+    "grid.yaml": "platform: l40s\nseed: 3",
     "steps.csv": "",
     "mine.jsonl": "".join(json.dumps(each) + "\n" for each in SESSIONS),
     "times.jsonl": "".join(json.dumps(each) + "\n" for each in TIMES),
 }
-"""What is there: token ids, a card, no timed steps, sessions, and requests."""
+"""What is there: token ids, a card, a grid, no timed steps, sessions, and requests."""
 
 
 def rows() -> list[tuple[str, str, str]]:

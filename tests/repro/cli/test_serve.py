@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from support.command import refused, repro
 
-pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
-pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
-pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
 
 from support.checkpoints import write_llada
@@ -117,7 +115,6 @@ def test_tokens_over_http_are_those_of_generate(served, asked, changes):
 
 
 def test_the_official_client_completes_chats_and_streams(served):
-    openai = pytest.importorskip("openai", reason="the openai package is not installed")
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key=KEY, max_retries=0)
     tokenizer = load_tokenizer(Path(served.folder))
     assert [model.id for model in client.models.list()] == ["mine"]

@@ -1,6 +1,7 @@
 """Every scheduler, refresh rule, router and batching policy that ships conforms, or for a price that is stated here."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -16,11 +17,12 @@ from engines.dllm.config import DelayedCache, NoCache
 from engines.dllm.scheduling import SCHEDULERS
 from engines.laps import system
 from engines.laps.batching import ClassQueue, TemporalConfig, WaitConfig, shapes_of
+from engines.laps.latency import StepModel
 from engines.laps.ours import OnTimeConfig, ReserveConfig, longest_on_time_s, longest_wait_s, share_for
-from engines.laps.system import LapsConfig, laps, on_time, reserve, srpt
+from engines.laps.system import LapsConfig, PrefillSystem, laps, on_time, reserve, srpt
 from engines.policies import routing
 from engines.policies.batching import Chunked, LateShare, OneByOne, OnTimeQueue, PrefillFirst
-from engines.policies.views import PrefillQueue
+from engines.policies.views import Batching, OpenQueue, PrefillQueue
 from repro import testing
 from repro.runs.system import ENTRIES
 from repro.systems.dllm.system import method as method_of
@@ -124,23 +126,9 @@ def test_captured_graphs_change_no_order():
     check_batcher(lambda: graphs_only(model).make_batching())
 
 
-@pytest.mark.parametrize("make", [OneByOne, Chunked])
-def test_sessions_in_flight_first(make):
-    """vLLM-Continuum: new sessions wait while rounds of others come."""
-    check_batcher(make, queue=InFlightFirst, longest_wait=without_bound)
-    assert judged("batcher", "no starvation", make, queue=InFlightFirst).failure
-
-
 def reordered(ahead: Ahead) -> float:
     """Each of three postponements lets two others go first."""
     return ahead.work + 3 * 2 * ahead.longest + 2 * ahead.step
-
-
-def test_reordering():
-    """AMPD §4.2: among the first ``w`` tasks, each of which is postponed ``w`` times at most."""
-    queue = partial(ReorderingQueue, ttft_s=0.4, w=3)
-    check_batcher(OneByOne, queue=queue, longest_wait=reordered)
-    assert judged("batcher", "no starvation", OneByOne, queue=queue).failure
 
 
 def alternating(ahead: Ahead) -> float:
@@ -161,38 +149,8 @@ def late_share(ahead: Ahead) -> float:
     return longest_wait_s(config, share_for(config, STEPS), ahead.work, STEPS)
 
 
-def test_reserve():
-    """Its own bound."""
-    make = partial(lambda model: reserve(model).make_batching())
-    check_batcher(make, longest_wait=late_share)
-    assert judged("batcher", "no starvation", make).failure
-    assert judged("batcher", "little memory", make, examples=50).failure is None
-
-
-def test_shortest_remaining_prefill_first():
-    """SRPT is what Reserve is without its price: it has no bound."""
-    make = partial(lambda model: srpt(model).make_batching())
-    check_batcher(make, longest_wait=without_bound)
-    assert judged("batcher", "no starvation", make).failure
-    assert judged("batcher", "little memory", make, examples=50).failure is None
-
-
 def share_by_arrival(ahead: Ahead) -> float:
     return longest_on_time_s(OnTimeConfig(), ahead.work, ahead.requests, STEPS)
-
-
-def test_on_time():
-    """Its own bound."""
-    make = partial(lambda model: on_time(model).make_batching())
-    check_batcher(make, longest_wait=share_by_arrival)
-    assert judged("batcher", "no starvation", make).failure
-    assert judged("batcher", "little memory", make, examples=50).failure is None
-
-
-def test_on_time_without_a_share():
-    make = partial(lambda model: on_time(model, OnTimeConfig(share=0.0)).make_batching())
-    check_batcher(make, longest_wait=without_bound)
-    assert judged("batcher", "no starvation", make).failure
 
 
 def owed_by_arrival(ahead: Ahead) -> float:
@@ -201,7 +159,37 @@ def owed_by_arrival(ahead: Ahead) -> float:
     return from_s + ahead.work / late.share + 3 / late.share * ahead.longest + 2 * ahead.step
 
 
-def test_the_on_time_queue():
-    queue = partial(OnTimeQueue, ttft_s=SLO.ttft_s, late=LateShare())
-    check_batcher(OneByOne, queue=queue, longest_wait=owed_by_arrival)
-    assert judged("batcher", "no starvation", OneByOne, queue=queue).failure
+def batching_of(make_system: Callable[[StepModel], PrefillSystem]) -> Callable[..., Batching]:
+    return lambda model: make_system(model).make_batching()
+
+
+WITH_A_BOUND = {
+    # vLLM-Continuum: new sessions wait while rounds of others come.
+    "in flight first, one by one": (OneByOne, InFlightFirst, without_bound),
+    "in flight first, chunked": (Chunked, InFlightFirst, without_bound),
+    # AMPD §4.2: among the first ``w`` tasks, each of which is postponed ``w`` times at most.
+    "reordering": (OneByOne, partial(ReorderingQueue, ttft_s=0.4, w=3), reordered),
+    "reserve": (batching_of(reserve), OpenQueue, late_share),
+    # SRPT is what Reserve is without its price: it has no bound.
+    "srpt": (batching_of(srpt), OpenQueue, without_bound),
+    "on-time": (batching_of(on_time), OpenQueue, share_by_arrival),
+    "on-time without a share": (
+        batching_of(lambda model: on_time(model, OnTimeConfig(share=0.0))),
+        OpenQueue,
+        without_bound,
+    ),
+    "on-time's queue": (OneByOne, partial(OnTimeQueue, ttft_s=SLO.ttft_s, late=LateShare()), owed_by_arrival),
+}
+
+
+@pytest.mark.parametrize("name", WITH_A_BOUND)
+def test_batching_with_a_bound_of_its_own(name):
+    make, queue, bound = WITH_A_BOUND[name]
+    check_batcher(make, queue=queue, longest_wait=bound)
+    assert judged("batcher", "no starvation", make, queue=queue).failure
+
+
+@pytest.mark.parametrize("name", ["reserve", "srpt", "on-time"])
+def test_little_memory(name):
+    make, _, _ = WITH_A_BOUND[name]
+    assert judged("batcher", "little memory", make, examples=50).failure is None

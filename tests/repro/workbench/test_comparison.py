@@ -113,11 +113,12 @@ def test_rows_are_in_the_order_of_values(tmp_path):
     assert [row["service_s"] for row in rows] == [None, 0.5, 2] * 3
 
 
-def test_a_tolerance_has_to_be_passed_by_the_whole_interval():
-    def verdict(low: float, high: float, tolerance: float = 0.02) -> str:
-        ratio = Interval(mean=1.0, half_width=0.1, n=5, confidence=0.95, bounds=(low, high))
-        return Change(setting=(), a=1, b=1, ratio=ratio, tolerance=tolerance).verdict
+def verdict(low: float, high: float, tolerance: float = 0.02) -> str:
+    ratio = Interval(mean=1.0, half_width=0.1, n=5, confidence=0.95, bounds=(low, high))
+    return Change(setting=(), a=1, b=1, ratio=ratio, tolerance=tolerance).verdict
 
+
+def test_a_tolerance_has_to_be_passed_by_the_whole_interval():
     assert verdict(1.021, 1.5) == "higher"
     assert verdict(1.019, 1.5) == "unclear"
     assert verdict(0.5, 0.98) == "lower"
@@ -129,14 +130,10 @@ def test_a_tolerance_has_to_be_passed_by_the_whole_interval():
 
 @given(st.floats(0.5, 2), st.floats(1, 1.5), st.floats(0, 0.5))
 def test_sides_in_the_other_order_have_the_opposite_verdict(low, factor, tolerance):
-    def verdict(low: float, high: float) -> str:
-        ratio = Interval(mean=1.0, half_width=0.1, n=5, confidence=0.95, bounds=(low, high))
-        return Change(setting=(), a=1, b=1, ratio=ratio, tolerance=tolerance).verdict
-
     opposite = {"higher": "lower", "lower": "higher"}
     high, most = low * factor, 1 + tolerance
     if min(abs(end * side - 1) for end in (low, high) for side in (most, 1 / most)) > 1e-9:
-        there, back = verdict(low, high), verdict(1 / high, 1 / low)
+        there, back = verdict(low, high, tolerance), verdict(1 / high, 1 / low, tolerance)
         assert back == opposite.get(there, there)
 
 

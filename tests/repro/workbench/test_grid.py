@@ -106,23 +106,6 @@ def test_numbers_of_a_file_are_those_of_options(tmp_path):
     assert grid_of_file(file).knobs == {"threshold": (0.9,), "model": ("2024",), "device": ("cpu",)}
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--repeats", 0), "repeats=0"),
-        (("--repeats", "few"), "repeats='few'"),
-        (("--repeats", 2), "seed=(3,) is given beside repeats=2, which are seeds: leave one out"),
-        (("--keep-other-code", "--accept-other-code"), "leave one out"),
-        (("--interleave",), "interleave has no effect"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options, says, tmp_path):
-    file = tmp_path / "grid.yaml"
-    file.write_text("platform: l40s\nseed: 3")
-    refused(repro("sweep", file, *options, "--result-dir", tmp_path / "runs"), says)
-    refused(repro("sweep", tmp_path / "none.yaml"), "none.yaml' does not exist")
-
-
 def test_python_refuses_likewise(tmp_path):
     for given, says in (
         ({"cells": {"sytem": "llada"}}, "grid key 'sytem' is unknown"),
