@@ -294,10 +294,11 @@ def test_messages_as_clients_send_them():
     }
     messages = [
         {"role": "developer", "content": "a", "name": "b"},
+        {"role": "system", "content": [{"type": "text", "text": "g"}], "name": None},
         {"role": "assistant", "content": None, **empty},
         {
             "role": "assistant",
-            "content": ["c", {"text": "d"}, {"type": "output_text", "text": "e"}],
+            "content": ["c", {"text": "d", "cache_control": {}}, {"type": "output_text", "text": "e"}],
             "reasoning_content": "f",
         },
     ]
@@ -305,6 +306,7 @@ def test_messages_as_clients_send_them():
     assert [*asked.unknown] == []
     assert asked.turns == [
         {"role": "developer", "content": "a", "name": "b"},
+        {"role": "system", "content": "g"},
         {"role": "assistant", "content": ""},
         {"role": "assistant", "content": "c\nd\ne", "reasoning": "f", "reasoning_content": "f"},
     ]
@@ -319,13 +321,6 @@ def test_variables_of_a_template():
     assert refusal(ChatBody, reasoning_effort="weird").startswith("reasoning_effort='weird' is wrong")
     assert "'messages'" in refusal(ChatBody, chat_template_kwargs={"messages": []})
     assert "both true" in refusal(ChatBody, continue_final_message=True, add_generation_prompt=True)
-
-
-def test_content_in_parts_is_one_text():
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
-    asked = read(ChatBody, messages=[{"role": "system", "content": parts, "name": None}, *MESSAGES])
-    assert isinstance(asked, ChatBody)
-    assert asked.turns == [{"role": "system", "content": "a\nb"}, {"role": "user", "content": "a"}]
 
 
 def test_a_text_among_others_may_be_empty():
