@@ -1,9 +1,11 @@
 """``/v1/responses``, by the types and the client of the ``openai`` package."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("openai", reason="needs the extra dev: openai is not installed")
 
@@ -20,6 +22,7 @@ from engines.server.completion import Part
 from engines.server.responses import ResponseFormat, ResponsesBody
 from engines.server.settings import ServerSettings
 
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
 RESPONSES = "/v1/responses"
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 HI = "user:hi\n"
@@ -159,40 +162,7 @@ def test_what_asks_for_nothing_passes(stream):
             assert ask(server.port, RESPONSES, body(**NOTHING)).status == 200
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("previous_response_id", "resp_1"),
-        ("conversation", {"id": "conv_1"}),
-        ("background", True),
-        ("prompt", {"id": "pmpt_1"}),
-        ("tools", [{"type": "web_search"}]),
-        ("response_format", {"format": {"type": "json_schema", "name": "a", "schema": {}}}),
-        ("max_tokens", 8),
-        ("messages", [{"role": "user", "content": "hi"}]),
-        ("n", 2),
-        ("n", True),
-        ("echo", True),
-        ("return_token_ids", True),
-        ("max_output_tokens", 0),
-        ("max_output_tokens", "8"),
-        ("truncation", "middle"),
-        ("metadata", "a"),
-        ("include", "a"),
-        ("instructions", 3),
-        ("input", None),
-        ("input", []),
-        ("input", {"role": "user", "content": "hi"}),
-        ("input", [{"role": "user"}]),
-        ("input", [{"type": "function_call_output", "call_id": "a", "output": "b"}]),
-        ("input", [{"type": "item_reference", "id": "msg_1"}]),
-        ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]),
-        ("text", "plain"),
-        ("reasoning", "high"),
-        ("top_logprobs", 21),
-        ("stream", "yes"),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), REFUSED["fields of a response"])
 def test_what_would_change_the_answer_is_refused_by_its_name(server, field, value):
     given = {"text": value} if field == "response_format" else {field: value}
     said = ask(server.port, RESPONSES, {**body(), **given})

@@ -1,9 +1,11 @@
 """``/tokenize`` and ``/detokenize`` with the embedded tokenizer, and pages of other origins."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.http_client import ask, streaming
 from support.http_server import Running, running_server
 from support.served_echo import ByteCodec, EchoModel
@@ -13,6 +15,7 @@ from engines.models.checkpoint import TINY_DIR, config_of
 from engines.server.codec import IdsAlone, TextCodec
 from engines.server.settings import ServerSettings
 
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
 TEXT = "Ben has 3 coins, né?"
 USER = [{"role": "user", "content": "Story: Ben has 3 coins."}]
 PAGE = "https://page.example"
@@ -64,23 +67,7 @@ def test_special_tokens_are_text_of_ids_and_unknown_ids_none(server, codec):
     assert told(server, "/tokenize", {"prompt": ""}).body["count"] == 0
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "param"),
-    [
-        ("/tokenize", {}, 400, "prompt"),
-        ("/tokenize", {"prompt": "a", "messages": USER}, 400, "prompt"),
-        ("/tokenize", {"prompt": ["a"]}, 400, "prompt"),
-        ("/tokenize", {"messages": []}, 400, "messages"),
-        ("/tokenize", {"messages": USER, "chat_template": "{{ 1 }}"}, 400, "chat_template"),
-        ("/tokenize", {"messages": USER, "continue_final_message": True}, 400, "continue_final_message"),
-        ("/tokenize", {"messages": USER, "chat_template_kwargs": {"tools": []}}, 400, "chat_template_kwargs"),
-        ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
-        ("/detokenize", {}, 400, "tokens"),
-        ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
-        ("/detokenize", {"tokens": [1 << 32]}, 400, "tokens"),
-        ("/detokenize", {"tokens": "a"}, 400, "tokens"),
-    ],
-)
+@pytest.mark.parametrize(("path", "body", "status", "param"), REFUSED["tokens"])
 def test_what_has_no_tokens_is_refused_by_its_name(server, path, body, status, param):
     said = told(server, path, body)
     assert (said.status, said.body["error"]["param"]) == (status, param)
