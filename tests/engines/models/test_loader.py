@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from support.checkpoints import DREAM, dream_layout, dream_weights, write
 from support.forks import forks
 from support.refusals import refuses
@@ -266,6 +267,7 @@ def test_dream_fields_that_say_nothing_change_nothing():
         assert DreamConfig.from_dict({**DREAM.to_dict(), "rope_scaling": scaling}) == DREAM
 
 
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused_configs.yaml").read_text(encoding="utf-8"))
 LACKING = (
     *("d_model", "n_layers", "n_heads", "vocab_size", "max_sequence_length", "rope_theta", "rms_norm_eps"),
     *("mask_token_id", "eos_token_id", "rope", "block_type", "layer_norm_type", "activation_type"),
@@ -303,30 +305,7 @@ LLADA_REFUSED = [
     ({"vocab_size": 0}, "vocab_size"),
     ({"vocab_size": "96"}, "vocab_size"),
 ]
-DREAM_REFUSED = [
-    ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-    ({"use_sliding_window": True}, "use_sliding_window=True"),
-    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling="),
-    ({"attention_bias": False}, "attention_bias=False"),
-    ({"mlp_bias": True}, "mlp_bias=True"),
-    ({"use_mrope": True}, "use_mrope=True"),
-    ({"quantization_config": {"bits": 4}}, "quantization_config="),
-    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=.'sliding_attention'"),
-    ({"head_dim": 16}, "head_dim=16"),
-    ({"num_attention_heads": 3}, "n_heads=3"),
-    ({"num_key_value_heads": 3}, "multiple of n_kv_heads=3"),
-    ({"num_key_value_heads": None}, "lacks num_key_value_heads"),
-    ({"rope_theta": None, "rms_norm_eps": None}, "lacks rope_theta, rms_norm_eps"),
-    ({"hidden_size": "32"}, "hidden_size='32'"),
-    ({"hidden_size": 2**17 + 2}, "hidden_size=131074"),
-    ({"vocab_size": 2**24 + 1}, "vocab_size=16777217"),
-    ({"rope_theta": 10**400}, "rope_theta=1000"),
-    ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
-    ({"rms_norm_eps": -1e-6}, "rms_norm_eps=-1e-06"),
-    ({"mask_token_id": 64}, "mask_token_id=64"),
-    ({"eos_token_id": [63, 62]}, r"eos_token_id=\[63, 62\]: give one id"),
-    ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no'"),
-]
+DREAM_REFUSED = [*REFUSED["dream"], ({"rope_theta": 10**400}, "rope_theta=1000")]
 
 
 @pytest.mark.parametrize(
