@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import pickle
 import socket
 import threading
 import time
@@ -378,17 +379,8 @@ CPU, GPU, TWO_GPUS = (
 
 def test_measured_runs_ask_for_the_gpus_of_their_platform():
     def measured(**knobs: Any) -> Needs:
-        experiment = prepare(fake_cell(executor="torch"))
-        cell = fake_cell(executor="torch", **knobs)
-        return needs_of(Experiment(cell=cell, deployment=OnDevice(experiment.deployment), workload=None))
-
-    class OnDevice:
-        def __init__(self, inner: Any) -> None:
-            self.inner = inner
-            self.device = "cuda"
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.inner, name)
+        on_card: Any = SimpleNamespace(device="cuda", obtained="measured")
+        return needs_of(Experiment(cell=fake_cell(executor="torch", **knobs), deployment=on_card, workload=None))
 
     assert measured() == GPU
     assert measured(tensor_parallel=2) == TWO_GPUS
@@ -513,8 +505,6 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> RayWorker:
 
 
 def made(worker: RayWorker, experiment: Experiment, **changes: Any) -> Any:
-    import pickle
-
     code = experiment.code
     asked = {"digest": code.digest, "modules": dict(code.modules), **changes}
     return worker.make(pickle.dumps(experiment), **asked)
@@ -537,8 +527,6 @@ def test_a_worker_with_other_code_refuses(worker):
 
 
 def test_a_worker_on_another_machine_refuses_to_measure(worker):
-    from dataclasses import replace
-
     measured = replace(prepare(fake_cell(executor="torch")), place={"cpu": "another"})
     assert "is not the machine" in str(made(worker, measured))
 
@@ -575,8 +563,6 @@ class ScriptedPool(LocalPool):
         self.cluster = cluster
 
     def placed(self, experiments: Sequence[Experiment]) -> list[Experiment]:
-        from dataclasses import replace
-
         return [replace(each, place={"cpu": "elsewhere"}) if each.is_measured else each for each in experiments]
 
     def measure(
