@@ -4,7 +4,9 @@ Every system runs on AMPD's plan (Table 2's first) and on its own best deploymen
 our two switches. The paper prints gains, not attainments: they are compared in the table and in ``ampd/readings``.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -130,7 +132,7 @@ def page(runs: Runs) -> Page:
             ],
         ),
         notes=notes,
-        missing=missing(table),
+        missing=missing(runs),
     )
 
 
@@ -159,14 +161,13 @@ def bottom_row(runs: Runs) -> list[Drawn]:
     ]
 
 
-def missing(table: Attainments) -> list[str]:
-    absent = [
-        f"{table.panels[row].title} {CONTENDERS[name].title} at {table.rates[column]:g}/s"
-        for name, values in table.values.items()
-        for row, column in table.cells
-        if np.isnan(values[row, column]).any()
-    ]
-    return missing_note(absent, table.num_cells * len(table.values))
+def missing(runs: Runs) -> list[str]:
+    """Points that some seed is missing of."""
+    asked: dict[str, Sequence[StoredRun]] = {}
+    for panel, rate, name in product(panels(), rates_of(runs.view), FIGURE4):
+        own = runs.of(CONTENDERS[name].on(runs.view, panel, rate))
+        asked[f"{panel.title} {CONTENDERS[name].title} at {rate:g}/s"] = own if len(own) == len(runs.view.seeds) else ()
+    return missing_note(asked)
 
 
 # -- claims -------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """How stored runs were obtained, where their prompts came from and what is wrong with them, in words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paper_figures.common.runs import Runs
@@ -117,12 +117,13 @@ def contended_note(runs: Sequence[StoredRun]) -> list[str]:
     return [f"CONTENDED: {contended} of {len(runs)} runs were made while the machine was busy with something else."]
 
 
-def missing_note(missing: Sequence[str], asked: int) -> list[str]:
+def missing_note(asked: Mapping[str, Sequence[StoredRun]]) -> list[str]:
+    """``asked`` are the runs of each point by its name."""
+    missing = [name for name, runs in asked.items() if not runs]
     if not missing:
         return []
-    return [
-        f"{len(missing)} of {asked} points are missing: {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
-    ]
+    more = ", ..." if len(missing) > 3 else ""
+    return [f"{len(missing)} of {len(asked)} points are missing: {', '.join(missing[:3])}{more}"]
 
 
 def held_out_note(platform: Platform) -> list[str]:

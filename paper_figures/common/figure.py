@@ -11,6 +11,7 @@ from paper_figures.common.caption import basis_of
 from paper_figures.common.panel import Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import brief
+from repro.files import replace_bytes
 from repro.reports.claims import Finding
 from repro.reports.figures import FIGURES, HAS_PICTURES, Figure, Rendered, View
 from repro.runs.cell import Cell
@@ -169,7 +170,9 @@ def in_numbers(panels: Sequence[Panel]) -> Table:
 def _draw(picture: Picture, title: str, out: Path, stem: str) -> tuple[Path, ...]:
     """PNG, PDF and the caption beside them; the caption alone where no pictures are asked for."""
     if not HAS_PICTURES.get():
-        return (style.save_caption(out / f"{stem}.txt", title, picture.caption),)
+        text = out / f"{stem}.txt"
+        replace_bytes(text, style.caption_file(title, picture.caption))
+        return (text,)
     panels, columns = picture.panels, picture.columns or len(picture.panels)
     with style.drawing():
         figure, axes = style.grid_of_panels([panel.title for panel in panels], columns=columns)

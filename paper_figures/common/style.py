@@ -90,7 +90,7 @@ def drawing() -> Iterator[None]:
 
 
 def grid_of_panels(titles: Sequence[str], *, columns: int) -> tuple[Figure, list[Axes]]:
-    """Row by row; ``compose`` needs the number of rows. Places of the last row that have no title stay empty.
+    """Row by row; ``publish`` needs the number of rows. Places of the last row that have no title stay empty.
 
     The figure is unknown to pyplot: nothing has to be closed, no display is needed.
     """
@@ -109,27 +109,30 @@ def grid_of_panels(titles: Sequence[str], *, columns: int) -> tuple[Figure, list
     return figure, panels
 
 
-def compose(
+def publish(
     figure: Figure,
     panels: Sequence[Axes],
+    out: Path,
+    name: str,
     *,
     title: str,
     caption: Sequence[str],
-    more: str,
     always: str = "",
     width_inches: float | None = None,
     num_rows: int = 1,
-) -> None:
-    """Title, one legend for all panels, the panels, and up to ``CAPTION_LINES`` lines of the caption.
+) -> tuple[Path, Path, Path]:
+    """PNG, PDF, and the caption beside them: title, one legend for all panels, the panels, and up to ``CAPTION_LINES`` lines of the
+    caption.
 
     Heights and margins are measured in inches, so that no part runs into another or leaves the canvas. A label that
     several panels have is listed once. Under the panels stand as many of the caption's leading sentences as fit, that
-    which is ``always`` shown, and where the rest is: ``more``, the name of a file.
+    which is ``always`` shown, and the name of the file with all of them.
     """
+    text = out / f"{name}.txt"
     columns = -(-len(panels) // num_rows)
     width = width_inches or PANEL_INCHES[0] * columns
     figure.set_size_inches(width, PANEL_INCHES[1] * num_rows + 2)
-    lines = shown_caption(caption, more, int(width * CHARACTERS_PER_INCH), always)
+    lines = shown_caption(caption, text.name, int(width * CHARACTERS_PER_INCH), always)
     heading = "\n".join(
         line for part in title.split("\n") for line in balanced(part, int(width * TITLE_CHARACTERS_PER_INCH))
     )
@@ -168,6 +171,9 @@ def compose(
         linespacing=LINE_SPACING,
         color="#404040",
     )
+    png, pdf = (out / f"{name}.{kind}" for kind in ("png", "pdf"))
+    replace_all({png: rendered(figure, "png"), pdf: rendered(figure, "pdf"), text: caption_file(title, caption)})
+    return png, pdf, text
 
 
 def balanced(text: str, most: int) -> list[str]:
@@ -291,41 +297,7 @@ def foot_label(axes: Axes, place: float, value: float | None) -> None:
     axes.tick_params(axis="x", length=0, pad=FOOT_POINTS + 6)
 
 
-def publish(
-    figure: Figure,
-    panels: Sequence[Axes],
-    out: Path,
-    name: str,
-    *,
-    title: str,
-    caption: Sequence[str],
-    always: str = "",
-    width_inches: float | None = None,
-    num_rows: int = 1,
-) -> tuple[Path, Path, Path]:
-    """PNG, PDF, and the caption beside them."""
-    text = out / f"{name}.txt"
-    compose(
-        figure,
-        panels,
-        title=title,
-        caption=caption,
-        more=text.name,
-        always=always,
-        width_inches=width_inches,
-        num_rows=num_rows,
-    )
-    png, pdf = (out / f"{name}.{kind}" for kind in ("png", "pdf"))
-    replace_all({png: rendered(figure, "png"), pdf: rendered(figure, "pdf"), text: _caption(title, caption)})
-    return png, pdf, text
-
-
-def save_caption(path: Path, title: str, caption: Sequence[str]) -> Path:
-    replace_bytes(path, _caption(title, caption))
-    return path
-
-
-def _caption(title: str, sentences: Sequence[str]) -> bytes:
+def caption_file(title: str, sentences: Sequence[str]) -> bytes:
     return "\n".join([*title.split("\n"), "", *sentences, ""]).encode()
 
 

@@ -53,11 +53,9 @@ def solutions(runs: Runs) -> Solutions:
 def page(runs: Runs) -> Page:
     found, obtained = solutions(runs), how_obtained(runs.all)
     asked = [(each, task) for each in CONFIGURATIONS for task in TASKS]
-    missing = [
-        f"{title_of(each.contender)} {each.rule} {task}"
-        for each, task in asked
-        if not runs.of(cell(runs.view, each, task))
-    ]
+    by_name = {
+        f"{title_of(each.contender)} {each.rule} {task}": runs.of(cell(runs.view, each, task)) for each, task in asked
+    }
     return Page(
         table=Table(
             columns=("system", "cache rule", *(f"{task} %" for task in TASKS), "as without a cache", "valid"),
@@ -67,7 +65,7 @@ def page(runs: Runs) -> Page:
         notes=[
             *first_dense_notes(found),
             *invalid_notes(runs.all),
-            *missing_note(missing, len(asked)),
+            *missing_note(by_name),
             *obtained,
             f"In brackets: Wilson's 95 % intervals over {NUM_PROBLEMS} held-out problems of each task (seed "
             f"{', '.join(map(str, runs.view.seeds))}), the same for all. As without a cache: no fewer solved, of every task, "

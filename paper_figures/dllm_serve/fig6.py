@@ -210,12 +210,14 @@ def paper_row(value: PaperAccuracy) -> tuple[object, ...]:
 
 def missing(runs: Runs) -> list[str]:
     places = [*((task, *kept) for task in TASKS for kept in KEPT[:-1]), *((task, *KEPT[-1]) for task in TASKS)]
-    texts = [
-        f"{task} {selection}" + ("" if ratio is None else f" at {100 * ratio:g} %")
-        for task, selection, ratio in places
-        if not own_runs(runs, task, selection, ratio)
-    ]
-    return missing_note(texts, len(places))
+    return missing_note(
+        {
+            f"{task} {selection}" + ("" if ratio is None else f" at {100 * ratio:g} %"): own_runs(
+                runs, task, selection, ratio
+            )
+            for task, selection, ratio in places
+        }
+    )
 
 
 def pairs(runs: Runs, task: str, ratio: float, uniform_ratio: float) -> tuple[Discordance, Solved, Solved] | None:

@@ -101,11 +101,9 @@ def paper_ladder(view: View) -> dict[tuple[str, Variant], float]:
 def page(runs: Runs) -> Page:
     printed, reading = paper_ladder(runs.view), reading_sentence(runs.view)
     obtained, asked, answers = how_obtained(runs.all), places(runs.view), answer_notes(runs.all)
-    missing = [
-        f"{dataset_title(dataset)} {rung.label}"
-        for dataset, rung in asked
-        if not runs.of(cell(runs.view, dataset, rung))
-    ]
+    by_name = {
+        f"{dataset_title(dataset)} {rung.label}": runs.of(cell(runs.view, dataset, rung)) for dataset, rung in asked
+    }
     caption = [
         "Rungs are cumulative; hatched ones are this project's own, not the paper's.",
         *(["Hollow diamonds: the paper's values, whose card and rate it does not state."] if printed else []),
@@ -125,7 +123,7 @@ def page(runs: Runs) -> Page:
         notes=[
             *share_notes(runs),
             *invalid_notes(runs.all),
-            *missing_note(missing, len(asked)),
+            *missing_note(by_name),
             *answers,
             *obtained,
             reading,

@@ -137,7 +137,7 @@ def cells(view: View) -> list[Cell]:
 def page(runs: Runs) -> Page:
     where, found = runs.view.platform, points_of(runs)
     complete = [point for point in found if point.runs]
-    missing = [f"{point.setting} {point.pace} {point.policy.name}" for point in found if not point.runs]
+    asked_for = {f"{point.setting} {point.pace} {point.policy.name}": point.runs for point in found}
     on_front = {id(point) for setting in settings(where) for point in front(complete, setting)}
     sentences = [*said_of(where), seeds_sentence(runs.all), *how_obtained(runs.all)]
     return Page(
@@ -155,7 +155,7 @@ def page(runs: Runs) -> Page:
             always=seeds_sentence(runs.all),
             columns=None if where.gpu is None else 3,
         ),
-        notes=[*invalid_notes(runs.all), *missing_note(missing, len(found)), *sentences],
+        notes=[*invalid_notes(runs.all), *missing_note(asked_for), *sentences],
         after_heading=f" - {where.title}",
     )
 

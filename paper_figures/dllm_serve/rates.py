@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 from paper_figures.common.caption import dataset_title, invalid_notes, missing_note, prompt_sources, seeds_sentence
 from paper_figures.common.figure import Columns, Picture, Table
@@ -204,16 +204,16 @@ def csv_of(curves: Curves, paper: Sequence[PaperValue], measure: Measure, view: 
 
 def notes(runs: Runs, curves: Curves, rates_of: Callable[[str], Sequence[float]]) -> list[str]:
     """What is wrong or missing, and how good the simulation is where it can be checked."""
-    contenders = contenders_of(runs.view)
-    asked = [(dataset, system, rate) for dataset in DATASETS for system in contenders for rate in rates_of(dataset)]
-    missing = []
-    for dataset, system, rate in asked:
+    asked: dict[str, Sequence[StoredRun]] = {}
+    for dataset, system in product(DATASETS, contenders_of(runs.view)):
         curve = curves.by_name.get((dataset, system))
-        if curve is None or len(curve.by_rate.get(rate, ())) < runs.view.num_runs:
-            missing.append(f"{dataset_title(dataset)} {look_of(system).title} at {rate:g} req/s")
+        for rate in rates_of(dataset):
+            found = () if curve is None else curve.by_rate.get(rate, ())
+            name = f"{dataset_title(dataset)} {look_of(system).title} at {rate:g} req/s"
+            asked[name] = found if len(found) >= runs.view.num_runs else ()
     return [
         *invalid_notes(runs.all),
-        *missing_note(missing, len(asked)),
+        *missing_note(asked),
         *answer_notes(curves.runs),
         *curves_obtained(curves),
         *simulation_note(runs),

@@ -15,13 +15,12 @@ from paper_figures.common.caption import (
     obtained_text,
     prompt_sources,
     seeds_sentence,
-    validity_text,
 )
 from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Guide, Layer, Mark, Panel, Points
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import system_look
-from paper_figures.common.words import ends, plural, said, shown
+from paper_figures.common.words import ends, plural
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS
 from paper_figures.dllm_serve.curve import FOLLOWS_LOAD, MEAN_LATENCY, THROUGHPUT
@@ -145,15 +144,6 @@ def over(runs: Runs, dataset: str, engine: Setting, system: str, setting: Settin
     return runs.versus(ours, theirs, THROUGHPUT, "ratio")
 
 
-def gain_text(runs: Runs, dataset: str, engine: Setting, setting: Setting) -> str:
-    """With ``at least`` where the arrivals hold dLLM-Serve back."""
-    found = gain(runs, dataset, engine, setting)
-    if found.mean is None:
-        return "-"
-    is_held = is_unsaturated(runs, dataset, OURS, engine)
-    return f"{'at least ' if is_held else ''}{said(found, 'x', 2)}"
-
-
 def paper_throughputs(view: View) -> dict[tuple[str, str], float]:
     """(data set, system) -> tok/s: Table 4 on its card, the peaks of Figure 3 on the other."""
     if view.platform.name == TABLE_4_CARD:
@@ -164,22 +154,17 @@ def paper_throughputs(view: View) -> dict[tuple[str, str], float]:
 def page(runs: Runs) -> Page:
     view, rate = runs.view, f"{max(runs.view.dllm.rates):g} req/s"
     asked = places(view)
-    missing = [
-        f"{dataset_title(dataset)} {system_look(system).title} {how.label}"
-        for dataset, system, how in asked
-        if not runs.of(cell(view, dataset, system, how))
-    ]
+    missing = missing_note(
+        {
+            f"{dataset_title(dataset)} {system_look(system).title} {how.label}": runs.of(
+                cell(view, dataset, system, how)
+            )
+            for dataset, system, how in asked
+        }
+    )
     obtained, prompts, seeds = how_obtained(runs.all), prompt_sources(runs.all), seeds_sentence(runs.all)
-    baselines = (system_look(system).title for system in BASELINES)
     return Page(
         table=Table(
-            columns=(
-                *("dataset", "baselines", *baselines),
-                *("dLLM-Serve", "over best", "one refresh", "over best", "valid"),
-            ),
-            rows=[table_row(runs, dataset, setting) for dataset in DATASETS for setting in SETTINGS],
-        ),
-        csv=Table(
             columns=(
                 *("platform", "dataset", "system", "setting", "batch_size", "rate_req_s", "throughput_tok_s"),
                 *("mean_latency_s", *(f"{name}{end}" for name in RATIO_COLUMNS for end in ("", "_low", "_high"))),
@@ -203,14 +188,13 @@ def page(runs: Runs) -> Page:
             *gain_notes(runs),
             *load_notes(runs),
             *invalid_notes(runs.all),
-            *missing_note(missing, len(asked)),
+            *missing,
             *answer_notes(runs.all),
             *obtained,
             f"All at {rate}. In brackets: members of a static batch; without, packed steps. {MEANING}",
             prompts,
             seeds,
         ],
-        after_heading=f" - {view.platform.title}, {rate}, tok/s",
     )
 
 
@@ -300,24 +284,6 @@ def panel(runs: Runs, dataset: str) -> Panel:
         x=Axis(label="throughput (tok/s)", limits=(0, None)),
         y=Axis(ticks=range(len(rows)), names=names, limits=(len(rows) - 0.35, -0.6)),
     )
-
-
-def table_row(runs: Runs, dataset: str, setting: Setting) -> tuple[str, ...]:
-    asked = [
-        place for place in places(runs.view) if place[0] == dataset and place[2] in (setting, *engines_beside(setting))
-    ]
-    own = [run for place in asked for run in runs.of(cell(runs.view, *place))]
-    baselines, texts = [], []
-    for system in BASELINES:
-        value, sizes = (
-            throughput(runs, dataset, system, setting),
-            batch_sizes(runs.of(cell(runs.view, dataset, system, setting))),
-        )
-        baselines.append(shown(value, ".1f") + (f" ({sizes})" if sizes and value is not None else ""))
-    for engine in engines_beside(setting):
-        texts.append(shown(throughput(runs, dataset, OURS, engine), ".1f"))
-        texts.append(gain_text(runs, dataset, engine, setting))
-    return (dataset_title(dataset), setting.label, *baselines, *texts, validity_text(own))
 
 
 def batch_sizes(runs: Sequence[StoredRun]) -> str:

@@ -96,11 +96,12 @@ def solved(view: View, contender: str) -> list[Solved | None]:
 
 def page(runs: Runs) -> Page:
     view = runs.view
-    missing = [
-        f"{dataset_title(dataset)} {look_of(contender).title} {FORM_NAMES[is_tuned]}"
+    asked = {
+        f"{dataset_title(dataset)} {look_of(contender).title} {FORM_NAMES[is_tuned]}": runs.of(
+            cell(view, dataset, contender, is_tuned)
+        )
         for dataset, contender, is_tuned in PLACES
-        if not runs.of(cell(view, dataset, contender, is_tuned))
-    ]
+    }
     about = (
         f"Tuned: the free knobs (docs/tuning.md) of every system set by one search of up to {CANDIDATES} candidates and {TRIALS} simulated "
         "trials on other seeds, for most tokens/s; they decide when tokens are made and never which, so it answers as it does as printed."
@@ -120,7 +121,7 @@ def page(runs: Runs) -> Page:
         notes=[
             *conclusions(runs),
             about,
-            *missing_note(missing, len(PLACES)),
+            *missing_note(asked),
             *invalid_notes(runs.all),
             *said_of_runs,
             *simulation_note(runs),
