@@ -5,7 +5,7 @@ sets have their lengths and arrivals, and random ids: what a block-diffusion tok
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -36,7 +36,14 @@ from repro.tasks.task import Task
 from repro.workloads.draws import arrivals_asked, derive_seed
 from repro.workloads.knobs import MIN_PROMPT_LEN
 from repro.workloads.served import Traced, trace_asked
-from repro.workloads.workload import WorkloadConfig, WorkloadProvenance, build_workload, fixed_workload, traced_workload
+from repro.workloads.workload import (
+    Workload,
+    WorkloadConfig,
+    WorkloadProvenance,
+    build_workload,
+    fixed_workload,
+    traced_workload,
+)
 
 STEPS = "steps"
 _COLUMNS = columns_in(Path(__file__).with_name("columns.csv"))
@@ -224,17 +231,27 @@ class BlockDiffusion:
 
     def prepare(self, cell: Cell) -> tuple[BlockDeployment, BlockWorkload]:
         """Every refusal a user can cause is raised here; nothing heavy is loaded."""
-        settings = resolve(cell)
+        settings, asks_texts, stop_ids = resolve(cell), False, frozenset[int]()
         file = trace_asked(cell.dataset, settings.knobs, cell.asked)
+        task = _task_of(cell, settings) if file is None else None
         if file is not None:
             asks_texts = not settings.is_simulated and _has_text(settings)
-            workload = _traced(cell, settings, file, asks_texts=asks_texts)
-            return BlockDeployment(settings=settings, seed=cell.seed, asks_texts=asks_texts), workload
-        task = _task_of(cell, settings)
-        if task is None:
-            return BlockDeployment(settings=settings, seed=cell.seed), _requests(cell, settings)
-        workload = _problems(cell, settings, task)
-        return BlockDeployment(settings=settings, seed=cell.seed, task=task, asks_texts=True), workload
+            found = _traced(cell, settings, file, asks_texts=asks_texts)
+        elif task is not None:
+            from repro.systems.block.text import text_of
+
+            asks_texts, stop_ids = True, text_of(settings).end_ids
+            found = _problems(cell, settings, task)
+        else:
+            found = _requests(cell, settings)
+        shared, shortest = settings.knobs.shared_len, min(each.prompt_len for each in found.requests)
+        require(
+            shared == 0 or shared < shortest,
+            f"shared_len={shared} leaves nothing of its own to a prompt of {shortest} tokens, the shortest: lower it",
+        )
+        requests = tuple(_request(each, settings, cell.seed, stop_ids) for each in found.requests)
+        deployment = BlockDeployment(settings=settings, seed=cell.seed, task=task, asks_texts=asks_texts)
+        return deployment, BlockWorkload(requests=requests, provenance=found.provenance)
 
     def check_device(self, cell: Cell) -> None:
         settings = resolve(cell)
@@ -267,7 +284,7 @@ def _task_of(cell: Cell, settings: BlockSettings) -> Task | None:
     return load_task(cell.dataset, TaskOptions(num_problems=asked, seed=cell.seed))
 
 
-def _problems(cell: Cell, settings: BlockSettings, task: Task) -> BlockWorkload:
+def _problems(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
     """One request a problem, in problem order; a prompt that there is no room for is refused."""
     from repro.systems.block.text import text_of
 
@@ -287,18 +304,17 @@ def _problems(cell: Cell, settings: BlockSettings, task: Task) -> BlockWorkload:
         f"problem {task.problems[longest.request_id].problem_id} has {longest.prompt_len} prompt tokens and there is room for "
         f"{most}: lower gen_length, or raise max_model_len",
     )
-    requests = tuple(_request(each, settings, cell.seed, text.end_ids) for each in found.requests)
-    return BlockWorkload(requests=requests, provenance=found.provenance)
+    return found
 
 
-def _traced(cell: Cell, settings: BlockSettings, file: Traced, *, asks_texts: bool) -> BlockWorkload:
+def _traced(cell: Cell, settings: BlockSettings, file: Traced, *, asks_texts: bool) -> Workload:
     """A request of each row, whose answer is as long as the row's: the last block is cut to it."""
     knobs = settings.knobs
     require(
         not asks_texts or "shared_len" not in cell.asked,
         f"shared_len={cell.asked.get('shared_len')!r} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
     )
-    found = traced_workload(
+    return traced_workload(
         file,
         arrivals_asked(cell.rate, knobs),
         cell.seed,
@@ -308,10 +324,6 @@ def _traced(cell: Cell, settings: BlockSettings, file: Traced, *, asks_texts: bo
         length_scale=knobs.length_scale if "length_scale" in cell.asked else 1.0,
         fixed_prompt_len=knobs.input_len,
         encode=partial(_encoded, settings) if asks_texts else None,
-    )
-    _check_shared(settings, found.requests)
-    return BlockWorkload(
-        requests=tuple(_request(each, settings, cell.seed) for each in found.requests), provenance=found.provenance
     )
 
 
@@ -324,9 +336,7 @@ def _as_long(gen_length: int) -> GenerationConfig:
     return GenerationConfig(gen_length=gen_length, block_length=gen_length, steps=gen_length)
 
 
-def _request(
-    asked: Request, settings: BlockSettings, seed: int, stop_ids: frozenset[int] = frozenset()
-) -> BlockRequest:
+def _request(asked: Request, settings: BlockSettings, seed: int, stop_ids: frozenset[int]) -> BlockRequest:
     """With random ids where it has a length alone."""
     ids = asked.prompt_ids
     return BlockRequest(
@@ -340,7 +350,7 @@ def _request(
     )
 
 
-def _requests(cell: Cell, settings: BlockSettings) -> BlockWorkload:
+def _requests(cell: Cell, settings: BlockSettings) -> Workload:
     knobs, most = settings.knobs, max(room_for_prompt(settings), MIN_PROMPT_LEN)
     require(
         knobs.input_len is None or MIN_PROMPT_LEN <= knobs.input_len <= most,
@@ -357,10 +367,7 @@ def _requests(cell: Cell, settings: BlockSettings) -> BlockWorkload:
         min_prompt_len=MIN_PROMPT_LEN,
         fixed_prompt_len=knobs.input_len,
     )
-    found = build_workload(config, _as_long(knobs.gen_length))
-    _check_shared(settings, found.requests)
-    requests = tuple(_request(each, settings, cell.seed) for each in found.requests)
-    return BlockWorkload(requests=requests, provenance=found.provenance)
+    return build_workload(config, _as_long(knobs.gen_length))
 
 
 def _has_text(settings: BlockSettings) -> bool:
@@ -375,24 +382,12 @@ def _encoded(settings: BlockSettings, prompt: str) -> list[int]:
     return list(text_of(settings).encode(prompt))
 
 
-def _check_shared(settings: BlockSettings, requests: Sequence[Request]) -> None:
-    shared, shortest = settings.knobs.shared_len, min(each.prompt_len for each in requests)
-    require(
-        shared == 0 or shared < shortest,
-        f"shared_len={shared} leaves nothing of its own to a prompt of {shortest} tokens, the shortest: lower it",
-    )
-
-
 def _prompt(settings: BlockSettings, tokens: int, seed: int, request_id: int) -> tuple[int, ...]:
     """Random ids, the first ``shared_len`` of them those of every request."""
-    shared = settings.knobs.shared_len
-    own = _random_ids(settings, tokens - shared, (seed, request_id))
-    return _random_ids(settings, shared, (seed,)) + own
-
-
-def _random_ids(settings: BlockSettings, tokens: int, seed: tuple[int, ...]) -> tuple[int, ...]:
-    random = np.random.default_rng(seed)
-    return tuple(random.integers(settings.config.vocab_size, size=tokens).tolist())
+    shared, vocabulary = settings.knobs.shared_len, settings.config.vocab_size
+    alike = np.random.default_rng((seed,)).integers(vocabulary, size=shared)
+    own = np.random.default_rng((seed, request_id)).integers(vocabulary, size=tokens - shared)
+    return (*alike.tolist(), *own.tolist())
 
 
 def engine_of(settings: BlockSettings, seed: int) -> BlockEngine:

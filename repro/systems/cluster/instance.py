@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +14,8 @@ from engines.laps.latency import StepModel
 from engines.models.loader import load_causal, parse_dtype
 from engines.models.qwen2_config import CausalConfig, causal_config, tiny_causal
 from engines.policies.views import Bucket, Chunk, Rung
+from repro.files import read_yaml
+from repro.workloads.card import built
 
 SLO_FLOORS = 20
 """The TTFT objective, in steps of one token."""
@@ -39,34 +42,8 @@ class Setting:
     profile_batches: tuple[tuple[int, int], ...]
 
 
-TINY = Setting(
-    model="tiny",
-    shorts=(4, 32),
-    longs=(256, 512),
-    lengths=(4, 8, 16, 32, 64),
-    batches=(1, 2, 4, 8, 16),
-    max_len=1024,
-    num_tokens=65536,
-    num_slots=96,
-    profile_lengths=(1, 4, 8, 16, 32, 64, 128, 256, 512),
-    profile_histories=(0, 128, 512),
-    profile_batches=((4, 8), (4, 32), (16, 8), (16, 32)),
-)
-"""LAPS at a 200th of its size: d = 64, 12 layers, so that a step's floor and its work meet at some 50 tokens."""
-
-CARD = Setting(
-    model="qwen2.5-14b",
-    shorts=(16, 128),
-    longs=(1024, 4096),
-    lengths=(8, 16, 32, 64, 128, 256),
-    batches=(1, 2, 4, 8, 16, 32, 64),
-    max_len=8448,
-    num_tokens=262144,
-    num_slots=256,
-    profile_lengths=(1, 16, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096),
-    profile_histories=(0, 1024, 4096),
-    profile_batches=((8, 16), (8, 64), (32, 16), (32, 64), (8, 256)),
-)
+_SETTINGS = read_yaml(Path(__file__).with_name("instances.yaml"))
+TINY, CARD = (built(Setting, _SETTINGS[name], f"instances.yaml: {name}") for name in ("tiny", "card"))
 
 
 def setting_of(model: str) -> Setting:
