@@ -17,7 +17,7 @@ from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
 from engines.knobs import given_to
 from engines.policies.routing import Dispatch, RemoteOnly
-from engines.policies.views import WorkerSnapshot
+from engines.policies.views import PrefillQueue, WorkerSnapshot
 
 HOME = WorkerSnapshot(worker_id=0, kv_tokens=500, kv_capacity=1000)
 
@@ -214,3 +214,8 @@ def test_every_balance_uses_both_replicas(balance):
 def test_vllm_is_co_located():
     with pytest.raises(UserError, match="is co-located"):
         vllm(hardware(), Deployment.disaggregated(2, 1, 2, 1))
+
+
+def test_continuum_alone_lets_sessions_in_flight_go_first():
+    made = [kind(hardware(), PLAN).policies.make_local_queue() for kind in (vllm, continuum)]
+    assert [type(queue) for queue in made] == [PrefillQueue, InFlightFirst]

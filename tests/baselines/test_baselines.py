@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reference_samplers import COMMITS, Dims, Sampled, Weights, dream, dream_blocks, fast_dllm, llada
+from support.reference_samplers import Dims, Sampled, Weights, dream, llada
 from support.tiny_models import DREAM, GQA, MHA, MQA, TinyModel, prompt_of
 
 from engines.dllm.config import GenerationConfig
@@ -105,41 +104,6 @@ class Tally:
         assert len(self.outputs) >= self.compared / 4
 
 
-# ---- Fast-dLLM ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", LLADA)
-@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
-def test_fast_dllm_on_llada(folder, model, cache):
-    weights, dims, prompt_for = source(model)
-    tally = Tally()
-    # Every shape with every rule on two of the nine combinations of model and cache or more.
-    turn = list(LLADA).index(model) + 3 * ["none", "prefix", "dual"].index(cache)
-    cases = list(product(EVEN, COMMITS))[turn % 6 :: 6]
-    for n, ((p, g, b, steps), commit) in enumerate(cases):
-        prompt, shape = prompt_for(100 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
-        expected = fast_dllm(weights, dims, prompt, cache=cache, **shape, **commit)
-        found = ask(folder(model), "fast-dllm", prompt, {"cache": cache, **commit}, **shape)
-        tally.check(expected, found, (model, p, shape, commit))
-        assert commit or found.forward_passes <= steps
-    tally.finish()
-
-
-def test_the_caches_of_fast_dllm_give_different_ids(folder):
-    """The control of the test above; and parallel decoding takes fewer forwards."""
-    different, fewer = 0, 0
-    for seed in range(2):
-        prompt, shape = prompt_of(MHA, seed, 12), {"gen_length": 24, "block_length": 12, "steps": 24}
-        found = [
-            ask(folder("mha"), "fast-dllm", prompt, {"cache": cache}, **shape) for cache in ("none", "prefix", "dual")
-        ]
-        different += len({one.token_ids for one in found}) == 3
-        for commit in ({"threshold": 0.4}, {"factor": 1.5}):
-            fewer += ask(folder("mha"), "fast-dllm", prompt, {"cache": "dual", **commit}, **shape).forward_passes < 24
-    assert different >= 1
-    assert fewer >= 3
-
-
 # ---- LLaDA's own options ------------------------------------------------------------------------
 
 
@@ -190,65 +154,6 @@ def test_dream_without_a_cache(folder, alg, system, cache):
         found = ask(folder("dream"), system, prompt, knobs, gen_length=g, steps=steps, seed=n)
         tally.check(expected, found, (p, g, steps, alg))
     tally.finish()
-
-
-@pytest.mark.parametrize("cache", ["prefix", "dual"])
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {"alg": "entropy"},
-        {"alg": "maskgit_plus"},
-        {"threshold": 0.3},
-        {"threshold": 0.7, "alg": "confidence_threshold"},
-        {"alg": "confidence_threshold"},
-    ],
-    ids=str,
-)
-def test_fast_dllm_on_dream(folder, cache, knobs):
-    weights, dims, prompt_for = source("dream")
-    tally = Tally()
-    rule = {"alg": "confidence_threshold", **knobs} if "threshold" in knobs else knobs
-    for n, (p, g, b, steps) in enumerate(EVEN, start=len(EVEN) * ["prefix", "dual"].index(cache)):
-        prompt, shape = prompt_for(400 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
-        expected = dream_blocks(weights, dims, prompt, cache=cache, **rule, **shape)
-        found = ask(folder("dream"), "fast-dllm", prompt, {"cache": cache, **knobs}, **shape)
-        tally.check(expected, found, (p, shape, knobs))
-    tally.finish()
-
-
-@pytest.mark.parametrize("alg", ["entropy", "maskgit_plus", "topk_margin"])
-def test_sparse_dllm_on_dream(folder, alg):
-    weights, dims, prompt_for = source("dream")
-    tally = Tally()
-    lengths, kept = ((9, 32, 32), (20, 64, 32), (4, 64, 64)), ((0.5, 1), (0.3, 3), (1.0, 3), (0.2, 1))
-    # Every length with a third of the ratios; the others of them with the other orders.
-    turn = ("entropy", "maskgit_plus", "topk_margin").index(alg)
-    cases = [(a, b) for (i, a), (j, b) in product(enumerate(lengths), enumerate(kept)) if (i + j + turn) % 3 == 0]
-    for n, ((p, g, steps), (ratio, kernel)) in enumerate(cases):
-        prompt, shape = prompt_for(500 + n, p), {"gen_length": g, "block_length": 32, "steps": steps}
-        expected = dream_blocks(
-            weights, dims, prompt, cache="sparse", alg=alg, keep_ratio=ratio, kernel_size=kernel, **shape
-        )
-        knobs = {"alg": alg, "retention_ratio": ratio, "pool_kernel": kernel}
-        tally.check(expected, ask(folder("dream"), "sparse-dllm", prompt, knobs, **shape), (p, shape, knobs))
-    tally.finish()
-
-
-def test_dream_methods_differ(folder):
-    """The control of the tests above."""
-    asked = [
-        ("dream", {"alg": "entropy"}),
-        ("fast-dllm", {"cache": "prefix"}),
-        ("fast-dllm", {"cache": "dual"}),
-        ("sparse-dllm", {}),
-    ]
-    different = 0
-    for seed in range(2):
-        prompt, shape = prompt_of(MHA, seed, 12), {"gen_length": 64, "block_length": 32, "steps": 64}
-        different += (
-            len({ask(folder("dream"), system, prompt, knobs, **shape).token_ids for system, knobs in asked}) == 4
-        )
-    assert different >= 1
 
 
 # ---- Dream's schedule ---------------------------------------------------------------------------

@@ -125,15 +125,6 @@ def test_the_l40s_datasheet_under_another_name_gives_the_l40s_steps(own_folder):
         assert getattr(part, name) == getattr(known, name)
 
 
-def test_twice_the_bandwidth_halves_a_step_that_is_bound_by_memory(own_folder):
-    write_card(own_folder)
-    write_card(own_folder, CARD.replace("300", "600"), name="twice.yaml")
-    work = StepWork(1, 512, 1, 512, 1, 1)
-    one, twice = (Roofline(LLADA_8B, card_of(name)).step_time(work) for name in ("mine.yaml", "twice.yaml"))
-    assert one.bound == twice.bound == "memory"
-    assert one.total_s == pytest.approx(2 * twice.total_s, rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("memory_gb", "tokens", "laps", "ampd"),
     [

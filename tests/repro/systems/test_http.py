@@ -1,6 +1,5 @@
 """An endpoint as a system: what is sent, what is read off the stamps, and when a run does not count."""
 
-import json
 import re
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 from support.cells import a_cell
-from support.command import repro
 from support.mock_openai import MockOpenAI, mock_server
 from support.refusals import refuses
 
@@ -275,18 +273,6 @@ def test_an_answer_ends_with_its_last_token_though_that_says_nothing(api):
     # A busy machine may read all pieces of an answer at once, though hardly of every answer.
     assert min(later) >= 0
     assert max(later) > 0
-
-
-def test_bench_drives_an_url(tmp_path):
-    with mock_server(MockOpenAI(ttft_s=0.002)) as url:
-        words = f"bench --url {url} --num-prompts 12 --gen-length 3 --input-len 8 --json --goodput ttft:60000"
-        said = repro(words, "--result-dir", tmp_path)
-    assert said.code in (0, 1), said.err  # 1: a busy machine may send late
-    (run,) = json.loads(said.out)["runs"]
-    told = (run["obtained"], run["cell"]["system"], run["facts"]["endpoint"]["id"])
-    assert told == ("measured", "openai-http", "mock")
-    assert run["summary"]["goodput_http"]["num_good"] == 12
-    assert run["summary"]["num_requests"]["ok"] == 12
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------
