@@ -29,17 +29,6 @@ from repro.bench.common import Rows, add_counts, add_device, captured, device_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionWork:
-    """What no implementation can avoid."""
-
-    flops: int
-    moved_bytes: int
-
-    def floor_s(self, *, flops_per_s: float, bytes_per_s: float) -> float:
-        return max(self.flops / flops_per_s, self.moved_bytes / bytes_per_s)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Heads:
     n_heads: int
     n_kv_heads: int
@@ -52,12 +41,11 @@ class Heads:
     def shape(self) -> tuple[int, int, int]:
         return self.head_dim, self.n_heads, self.n_kv_heads
 
-    def work(self, q_len: Sequence[int], k_len: Sequence[int], itemsize: int) -> AttentionWork:
+    def work(self, q_len: Sequence[int], k_len: Sequence[int], itemsize: int) -> tuple[int, int]:
+        """What no implementation can avoid: FLOPs, and bytes moved."""
         products = sum(q * k for q, k in zip(q_len, k_len, strict=True))
-        return AttentionWork(
-            flops=4 * products * self.n_heads * self.head_dim,
-            moved_bytes=2 * itemsize * self.head_dim * (sum(q_len) * self.n_heads + sum(k_len) * self.n_kv_heads),
-        )
+        moved = 2 * itemsize * self.head_dim * (sum(q_len) * self.n_heads + sum(k_len) * self.n_kv_heads)
+        return 4 * products * self.n_heads * self.head_dim, moved
 
 
 MODELS = {
@@ -75,7 +63,8 @@ class AttentionBatch:
     k: Tensor
     v: Tensor
     spans: Spans
-    work: AttentionWork
+    flops: int
+    moved_bytes: int
 
     @staticmethod
     def make(heads: Heads, phase: str, size: int, device: torch.device, dtype: torch.dtype) -> AttentionBatch:
@@ -99,12 +88,14 @@ class AttentionBatch:
         def draw(rows: int, count: int) -> Tensor:
             return torch.randn(rows, count, heads.head_dim, generator=generator, device=device, dtype=dtype)
 
+        flops, moved_bytes = heads.work(q_len.tolist(), k_len.tolist(), dtype.itemsize)
         return AttentionBatch(
             q=draw(int(q_len.sum()), heads.n_heads),
             k=draw(num_keys, heads.n_kv_heads),
             v=draw(num_keys, heads.n_kv_heads),
             spans=spans,
-            work=heads.work(q_len.tolist(), k_len.tolist(), dtype.itemsize),
+            flops=flops,
+            moved_bytes=moved_bytes,
         )
 
 
@@ -128,7 +119,8 @@ def row(
     heads = MODELS[model]
     backend = attention_backend(name, batch.q.device, batch.q.dtype, *heads.shape)
     graph = graph and not backend.needs_host_runs
-    floor = batch.work.floor_s(flops_per_s=peaks.flops_per_s, bytes_per_s=peaks.bytes_per_s)
+    computing, moving = batch.flops / peaks.flops_per_s, batch.moved_bytes / peaks.bytes_per_s
+    floor = max(computing, moving)
     seconds = time_backend(backend, batch, repeats, graph=graph)
     return {
         "model": model,
@@ -140,7 +132,7 @@ def row(
         "time_us": seconds * 1e6,
         "floor_us": floor * 1e6,
         "ratio": seconds / floor,
-        "bound": "compute" if batch.work.flops / peaks.flops_per_s >= floor else "memory",
+        "bound": "compute" if computing >= moving else "memory",
     }
 
 

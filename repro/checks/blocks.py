@@ -26,6 +26,7 @@ from engines.blockdiffusion.rules import (
 )
 from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
 from engines.errors import UserError
+from repro.checks.goldens import other_ids
 from repro.systems.block.settings import EMBEDDED_DIR
 
 if TYPE_CHECKING:
@@ -80,14 +81,11 @@ class BlockResult:
     @property
     def difference(self) -> str | None:
         """The first thing that is not as recorded."""
-        ids, expected = list(self.answer.ids), list(self.case.expected)
+        ids = list(self.answer.ids)
         if self.case.cut_at in ids:
             ids = ids[: ids.index(self.case.cut_at) + 1]
-        for place, (found, wanted) in enumerate(zip(ids, expected, strict=False)):
-            if found != wanted:
-                return f"token {place} is {found}, recorded {wanted}"
-        if len(ids) != len(expected):
-            return f"{len(ids)} tokens, recorded {len(expected)}"
+        if (other := other_ids(ids, self.case.expected)) is not None:
+            return other
         for names, wanted in self.case.counts.items():
             found = sum(getattr(self.answer, name) for name in names.split("+"))
             if found != wanted:

@@ -7,7 +7,7 @@ method, params, prompt_ids, expected_ids, and where known nfe and tie_sensitive)
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,12 +74,8 @@ class CaseResult:
     @property
     def difference(self) -> str | None:
         """The first thing that is not as recorded."""
-        expected = self.case.expected_ids
-        for position, (found, wanted) in enumerate(zip(self.token_ids, expected, strict=False)):
-            if found != wanted:
-                return f"token {position} is {found}, recorded {wanted}"
-        if len(self.token_ids) != len(expected):
-            return f"{len(self.token_ids)} tokens, recorded {len(expected)}"
+        if (other := other_ids(self.token_ids, self.case.expected_ids)) is not None:
+            return other
         if self.case.nfe is not None and self.forward_passes != self.case.nfe:
             return f"{self.forward_passes} forward passes, recorded {self.case.nfe}"
         return None
@@ -87,6 +83,14 @@ class CaseResult:
     @property
     def passed(self) -> bool:
         return self.difference is None
+
+
+def other_ids(found: Sequence[int], expected: Sequence[int]) -> str | None:
+    """The first token that is not as recorded, or another number of them."""
+    for position, (token, wanted) in enumerate(zip(found, expected, strict=False)):
+        if token != wanted:
+            return f"token {position} is {token}, recorded {wanted}"
+    return None if len(found) == len(expected) else f"{len(found)} tokens, recorded {len(expected)}"
 
 
 def read_cases(folder: Path) -> tuple[GoldenCase, ...]:
