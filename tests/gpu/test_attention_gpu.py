@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.attention_cases import CASES, FILL, Case, difference
+from support.on_card import no_waiting
 
 from engines.attention import BACKENDS, SpanMetadata, Spans, VarlenAttention, attention_backend, availability
 from engines.attention.flash import FlashVarlen
@@ -118,8 +119,5 @@ def test_device_backends_do_not_wait_for_the_device():
             out = torch.zeros_like(q)
             backend(q, k, v, spans, out)
             torch.cuda.synchronize()
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with no_waiting():
                 backend(q, k, v, spans, out)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")

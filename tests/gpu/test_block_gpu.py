@@ -1,13 +1,12 @@
 """Block diffusion on CUDA: the ids of a CPU, one wait for the device a step, and K/V that fits beside the weights."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from support.block_models import RAW, block_model
 from support.block_runs import Recorder, request
+from support.on_card import no_waiting
 
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.rules import LowConfidence, Static
@@ -32,15 +31,6 @@ def engine_on(device: str, family: str, dtype: torch.dtype, batching: Batching =
 
 def asked(rule: Any) -> list[Any]:
     return [request(i, length, 2 * B, rule) for i, length in enumerate((3, B, 20, 41, 17))]
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("family", ["sdar", "fast-dllm-v2"])

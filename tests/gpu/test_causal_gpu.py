@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from support.causal import VOCAB, pooled, prompt, run, start
+from support.on_card import no_waiting
 
 from engines.ar.torch.attention import PagedAttention, Served, kernels, probe
 from engines.ar.torch.executor import TorchExecutor, grid
@@ -111,8 +112,5 @@ def test_a_step_waits_for_nothing_on_the_host(model):
     work = StepWork(np.array([slot]), np.array([0]), np.array([60]), np.array([True]))
     worker.run(work)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         worker.run(work)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

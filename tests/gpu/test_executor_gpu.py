@@ -1,8 +1,7 @@
 """The executor on CUDA: the same ids as on a CPU, replayed or not, and no waiting for the device."""
 
 import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.engine_runs import rows_of
+from support.on_card import no_waiting
 from support.tiny_models import GQA, MHA, MQA, TinyModel, network, request_on
 
 from baselines.dllm.static.executor import padded_executor
@@ -122,15 +122,6 @@ def test_no_kernel_is_passed_over():
     assert "torch-varlen" not in paths["attention_unavailable"]
 
 
-@contextmanager
-def no_syncs() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("graphs", [True, False])
 def test_steps_do_not_wait_for_the_device(graphs):
     """But for those that end a request, whose ids are read."""
@@ -139,7 +130,7 @@ def test_steps_do_not_wait_for_the_device(graphs):
     for request in requests_of(GQA):
         engine.submit(request)
     for _ in range(23):
-        with no_syncs():
+        with no_waiting():
             engine.step()
     assert engine.step() is not None
     assert not engine.has_work
