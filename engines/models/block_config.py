@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from engines.errors import UserError, require
 from engines.knobs import Range
-from engines.models.checkpoint import checkpoint_dir, read_json
+from engines.models.checkpoint import checkpoint_dir, published_config
 from engines.models.config import (
     DECODER_SIZES,
     IMPLEMENTED_OF_DECODERS,
@@ -252,12 +252,7 @@ def _read_experts(raw: Mapping[str, Any]) -> ExpertsConfig:
 
 
 def read_block_config(directory: Path) -> BlockConfig:
-    path = directory / "config.json"
-    require(
-        path.is_file(),
-        f"model directory {directory} has no config.json: give a LLaDA2, SDAR or Fast-dLLM v2 checkpoint",
-    )
-    return BlockConfig.from_dict(read_json(path))
+    return BlockConfig.from_dict(published_config(directory, "LLaDA2, SDAR or Fast-dLLM v2"))
 
 
 def _published(name: str) -> BlockConfig:

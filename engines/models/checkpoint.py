@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from engines import data
-from engines.errors import UserError
+from engines.errors import UserError, require
 from engines.models.config import DREAM_7B, LLADA_8B, DreamConfig, LLaDAConfig
 
 TINY_DIR = Path(__file__).parent / "tiny"
@@ -105,18 +105,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_config(directory: Path) -> LLaDAConfig | DreamConfig:
+def published_config(directory: Path, kinds: str) -> dict[str, Any]:
+    """What ``config.json`` of a checkpoint of these kinds says."""
     path = directory / "config.json"
-    if not path.is_file():
-        raise UserError(f"model directory {directory} has no config.json: give a LLaDA or Dream checkpoint")
-    raw = read_json(path)
+    require(path.is_file(), f"model directory {directory} has no config.json: give a {kinds} checkpoint")
+    return read_json(path)
+
+
+def read_config(directory: Path) -> LLaDAConfig | DreamConfig:
+    raw = published_config(directory, "LLaDA or Dream")
     model_type = raw.get("model_type")
     if model_type == "llada":
         return LLaDAConfig.from_dict(raw)
     if model_type == "Dream":
         generation = directory / "generation_config.json"
         return DreamConfig.from_dict(raw, read_json(generation) if generation.is_file() else None)
-    raise UserError(f"{path} has model_type={model_type!r}: give a checkpoint of type {' or '.join(_MODEL_TYPES)}")
+    raise UserError(
+        f"{directory / 'config.json'} has model_type={model_type!r}: give a checkpoint of type {' or '.join(_MODEL_TYPES)}"
+    )
 
 
 def config_of(model: str) -> LLaDAConfig | DreamConfig:

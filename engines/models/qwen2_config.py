@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from engines.errors import UserError, require
-from engines.models.checkpoint import checkpoint_dir, read_json
+from engines.models.checkpoint import checkpoint_dir, published_config
 from engines.models.config import (
     DECODER_SIZES,
     IMPLEMENTED_OF_DECODERS,
@@ -196,12 +196,7 @@ def tiny_causal(
 
 
 def read_causal_config(directory: Path) -> CausalConfig:
-    path = directory / "config.json"
-    require(
-        path.is_file(),
-        f"model directory {directory} has no config.json: give a Qwen2, Qwen3, Llama or Mistral checkpoint",
-    )
-    return CausalConfig.from_dict(read_json(path))
+    return CausalConfig.from_dict(published_config(directory, "Qwen2, Qwen3, Llama or Mistral"))
 
 
 def causal_config(model: str) -> CausalConfig:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from support.graph_recorders import EagerRecorder
 
-from engines.ar.torch.attention import PagedAttention, ReferenceKernel
+from engines.ar.torch.attention import PagedAttention, reference_kernel
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.rows import StepWork
 from engines.models.decoder import CausalModel
@@ -69,7 +69,7 @@ def executor(model: CausalModel | None = None, **options: object) -> TorchExecut
 
 def paged_executor(model: CausalModel, block_size: int = 16, **options: object) -> TorchExecutor:
     """What runs on a card, on any device: the reference of the kernels that read blocks, and graphs that run their forward."""
-    attention = PagedAttention("reference", ReferenceKernel(), store_by_index, Staging(), block_size=block_size)
+    attention = PagedAttention("reference", reference_kernel, store_by_index, Staging(), block_size=block_size)
     return executor(model, attention=attention, recorder=EagerRecorder(), **options)
 
 

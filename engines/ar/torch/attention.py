@@ -14,7 +14,7 @@ small fixed example on the device (``probe``), as for the kernels of ``engines.a
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -235,26 +235,18 @@ PagedKernel = Callable[[Tensor, Tensor, Tensor, KernelSpans], Tensor]
 """A ``VarlenKernel`` that takes a table."""
 
 
-@dataclass(frozen=True)
-class ReferenceKernel:
-    """The same in torch's operators, one sequence after the other: what the others are compared with."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
-        return _by(paged_attention_reference, q, k, v, spans)
-
-
-@dataclass(frozen=True)
-class TritonKernel:
-    """Our own, where no package brings one."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
-        return _by(paged_attention, q, k, v, spans)
-
-
-def _by(attention: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
+def reference_kernel(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
+    """In torch's operators, one sequence after the other: what the others are compared with."""
     assert spans.used_k is not None
     assert spans.table is not None
-    return attention(q, k, v, spans.cu_q, spans.used_k, spans.table, max_q=spans.max_q)
+    return paged_attention_reference(q, k, v, spans.cu_q, spans.used_k, spans.table, max_q=spans.max_q)
+
+
+def triton_kernel(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
+    """Our own, where no package brings one."""
+    assert spans.used_k is not None
+    assert spans.table is not None
+    return paged_attention(q, k, v, spans.cu_q, spans.used_k, spans.table, max_q=spans.max_q)
 
 
 class PagedAttention:
@@ -270,7 +262,9 @@ class PagedAttention:
         members = rows.members
         # For max_q of 1 FlashAttention takes q for one row per sequence, which with padding is wrong.
         max_q = max(int(members.tokens.max()), 1 if rows.is_grid else 2)
-        pool_row, *spans = self._staging.send(rows.pool_row, *span_arrays(members, tables))
+        pool_row, *spans = self._staging.send(
+            rows.pool_row, *span_arrays(members.tokens, members.end, tables.table[members.slot])
+        )
         return self.over(spans_of(spans, max_q=max_q, max_k=int(members.end.max())), pool_row, pool)
 
     def over(self, spans: KernelSpans, pool_row: Tensor, pool: PoolTensors) -> Attend:
@@ -283,13 +277,8 @@ class PagedAttention:
         return attend
 
 
-def span_arrays(members: Members, tables: BlockTables) -> tuple[Ints, ...]:
-    """cu_q, cu_k, used_k and table on the host."""
-    return _spans_on_host(members.tokens, members.end, tables.table[members.slot])
-
-
-def _spans_on_host(count: Ints, end: Ints, table: np.ndarray) -> tuple[Ints, ...]:
-    """The same from the queries and keys of each sequence."""
+def span_arrays(count: Ints, end: Ints, table: np.ndarray) -> tuple[Ints, ...]:
+    """cu_q, cu_k, used_k and table on the host, of the queries, the keys and the blocks of each sequence."""
     cu_q, cu_k = (np.concatenate(([0], np.cumsum(lengths))) for lengths in (count, end))
     return cu_q, cu_k, end, table.astype(np.int64)
 
@@ -309,7 +298,7 @@ def kernels() -> Iterator[tuple[str, PagedKernel]]:
                 yield "torch-varlen", replace(kernel, gives_cu_k=False)
                 yield "torch-varlen", kernel
     if available(torch.device("cuda")):
-        yield "triton", TritonKernel()
+        yield "triton", triton_kernel
 
 
 class Served(NamedTuple):
@@ -359,10 +348,10 @@ def fault(
             rows[places[:used]] = torch.randn(int(used), 2, head_dim, generator=random)
     q = torch.randn(int(count.sum()) + 3, 2 * group, head_dim, generator=random)
     q, k, v = (x.to(dtype) for x in (q, k, v))
-    tensors = [torch.from_numpy(array) for array in _spans_on_host(count, end, table)]
+    tensors = [torch.from_numpy(array) for array in span_arrays(count, end, table)]
     spans = spans_of(tensors, max_q=150, max_k=300)
     real = int(count.sum())
-    expected = ReferenceKernel()(q.float(), k.float(), v.float(), spans)[:real]
+    expected = reference_kernel(q.float(), k.float(), v.float(), spans)[:real]
     try:
         there = spans_of([array.to(device) for array in tensors], max_q=150, max_k=300)
         found = kernel(q.to(device), k.to(device), v.to(device), there)[:real].float().cpu()

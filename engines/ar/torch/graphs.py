@@ -67,6 +67,7 @@ class CausalGraphs(Graphs[Size]):
     def _metadata(self, size: Size, work: StepWork) -> tuple[Ints, ...]:
         n = most_sequences(size)
         rows = rows_in(size, work, self._tables, sequences=n)
+        members = rows.members
         last = np.zeros(n, dtype=np.int64)
         last[: work.size] = rows.last
         return (
@@ -74,7 +75,7 @@ class CausalGraphs(Graphs[Size]):
             flat_index(rows, self._tokens.shape[1]),
             rows.pool_row,
             last,
-            *span_arrays(rows.members, self._tables),
+            *span_arrays(members.tokens, members.end, self._tables.table[members.slot]),
         )
 
     def _forward(self, size: Size, numbers: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from support.refusals import refuses
 from torch import Tensor
 
 from engines.ar.sampling import SamplingParams
-from engines.ar.torch.attention import ReferenceKernel, Served, fault, kernels, probe
+from engines.ar.torch.attention import Served, fault, kernels, probe, reference_kernel
 from engines.ar.torch.executor import grid
 from engines.ar.torch.sampling import Draws, TokenScores, draw_keys, next_tokens, nucleus
 from engines.ar.torch.worker import SessionMemory
@@ -31,7 +31,7 @@ from engines.errors import UserError
 from engines.policies.views import Bucket, Rung
 from engines.runtime.rows import NOBODY, BlockTables, OutOfBlocksError
 
-REFERENCE = ReferenceKernel()
+REFERENCE = reference_kernel
 
 
 def bidirectional(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
