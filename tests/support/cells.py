@@ -3,6 +3,8 @@
 from typing import Any
 
 from repro.runs.cell import Cell
+from repro.runs.experiment import Experiment, prepare
+from repro.runs.record import RunRecord
 from repro.systems.platforms import platform
 
 
@@ -20,6 +22,11 @@ def a_cell(
     return Cell(
         system=system, dataset=dataset, platform=platform, executor=executor, rate=rate, seed=seed, knobs=knobs_given
     )
+
+
+def ran(asked: Cell) -> tuple[Experiment, RunRecord]:
+    experiment = prepare(asked)
+    return experiment, experiment.run()
 
 
 CPU_TINY = platform("cpu-tiny")

@@ -5,7 +5,7 @@ from importlib import invalidate_caches
 from pathlib import Path
 
 import pytest
-from support.cells import a_cell
+from support.cells import a_cell, ran
 from support.exact_instance import ExactInstance
 from support.own import Gather, Stay
 from support.refusals import refuses
@@ -16,7 +16,7 @@ from engines.dllm.scheduling import SCHEDULERS
 from engines.knobs import knobs_of
 from engines.policies.own import BATCHER, Plugin, own_knobs
 from repro.runs.cell import Cell
-from repro.runs.experiment import Experiment, prepare
+from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.systems.cluster import on_torch
 from repro.systems.platforms import platform
@@ -32,11 +32,6 @@ def ampd(**knobs: str | int | float) -> Cell:
 def laps(*, executor: str = "roofline", **knobs: str | int | float) -> Cell:
     where = "h200" if executor == "roofline" else "cpu-tiny"
     return a_cell("laps", "lmsys-chat-1m", where, executor, rate=20.0, **{"num_prompts": 60, **knobs})
-
-
-def ran(cell: Cell) -> tuple[Experiment, RunRecord]:
-    experiment = prepare(cell)
-    return experiment, experiment.run()
 
 
 # ---- a batcher ------------------------------------------------------------------------------------------------

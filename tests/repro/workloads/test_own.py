@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.cells import a_cell
+from support.cells import a_cell, ran
 from support.command import refused, repro
 from support.own import Dialogues
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro import api
 from repro.files import forget
 from repro.runs.cell import Cell
-from repro.runs.experiment import Experiment, prepare
-from repro.runs.record import RunRecord
+from repro.runs.experiment import prepare
 from repro.workloads.rounds import RecordedRound, TracedSession
 
 OWN = "support.own:Dialogues"
@@ -44,11 +44,6 @@ def written(name: str, *, seed: int = 0, **knobs: Any) -> str:
     )
     Path(name).write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return name
-
-
-def ran(asked: Cell) -> tuple[Experiment, RunRecord]:
-    experiment = prepare(asked)
-    return experiment, experiment.run()
 
 
 # ---- as a file ---------------------------------------------------------------------------------------------
@@ -251,53 +246,10 @@ def test_what_yields_no_sessions_is_refused_in_a_sentence(what, says, monkeypatc
     assert refusal(asked(Given, rate=1.0)).startswith(says)
 
 
-@pytest.mark.parametrize(
-    ("workload", "knobs", "says"),
-    [
-        (
-            "nowhere.mine:Bursts",
-            {},
-            "workload='nowhere.mine:Bursts': there is no module nowhere: correct it or install it",
-        ),
-        (
-            "support.own:Absent",
-            {},
-            "workload='support.own:Absent': module 'support.own' has no 'Absent': write module:NAME",
-        ),
-        (
-            "support.own:random",
-            {},
-            "workload='support.own:random' cannot be called: name a class, or a function, that called gives",
-        ),
-        (
-            Shapeless,
-            {},
-            f"workload='{__name__}:Shapeless' makes Shapeless, which has no sessions() of one argument: name a class",
-        ),
-        (Bare, {}, f"workload='{__name__}:Bare' fails when called (TypeError: "),
-        (Fails, {}, f"workload='{__name__}:Fails' fails (LookupError: 0): correct it"),
-        (
-            Restless,
-            {},
-            f"workload='{__name__}:Restless' yields other sessions whenever it is asked for those of seed 0: draw them",
-        ),
-        (OWN, {"most": 10}, "most=10 must be between 1 and 9"),
-        (OWN, {"least": 1}, "least=1 has no effect with system='vllm-sim': leave it out"),
-        (
-            OWN,
-            {"columns": "prompt_len=a"},
-            f"columns='prompt_len=a' has no effect with workload='{OWN}', which is no file",
-        ),
-        (
-            OWN,
-            {"dataset_path": "a.jsonl"},
-            f"dataset_path='a.jsonl' has no effect with workload='{OWN}': leave one of them out",
-        ),
-        (OWN, {"num_prompts": 0}, "num_prompts=0 "),
-    ],
-)
+@pytest.mark.parametrize(("workload", "knobs", "says"), data_beside(__file__, "refused")["own"])
 def test_what_is_no_workload_is_refused_in_a_sentence(workload, knobs, says):
-    assert refusal(asked(workload, rate=1.0, **knobs)).startswith(says)
+    named = workload.replace("{here}", __name__)
+    assert refusal(asked(named, rate=1.0, **knobs)).startswith(says.replace("{here}", __name__))
 
 
 def test_times_are_its_own_and_may_not_fall(monkeypatch):

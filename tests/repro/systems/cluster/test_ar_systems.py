@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.cells import a_cell
+from support.cells import a_cell, ran
 from support.stored_runs import lines
 
 from engines.cluster.hardware import Deployment
@@ -18,8 +18,7 @@ from engines.errors import UserError
 from repro.paths import PAPER
 from repro.runs import tuning
 from repro.runs.cell import Cell, Scalar
-from repro.runs.experiment import Experiment, prepare
-from repro.runs.record import RunRecord
+from repro.runs.experiment import prepare
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS as SYSTEM_BY_NAME
@@ -40,11 +39,6 @@ def cell(
 ) -> Cell:
     given = {"deployment": SPLIT if system in ("ampd", "dynamo-sim") else BOTH, "num_prompts": 20, **knobs}
     return a_cell(system, dataset=dataset, platform="h20x32", executor="roofline", rate=rate, seed=seed, **given)
-
-
-def ran(asked: Cell) -> tuple[Experiment, RunRecord]:
-    experiment = prepare(asked)
-    return experiment, experiment.run()
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cells import a_cell
+from support.cells import a_cell, ran
 
 from repro.runs.cell import Cell, Scalar
-from repro.runs.experiment import Experiment, prepare
-from repro.runs.record import REQUESTS, RunRecord
+from repro.runs.record import REQUESTS
 from repro.systems.cluster.laps_record import PREFILL, STEPS, Window, littles_law, tokens_are_whole, window_of
 from repro.systems.cluster.laps_settings import open_turns
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
@@ -29,11 +28,6 @@ def cell(system: str = "laps", *, rate: float | None = None, seed: int = 0, **kn
     if "long_clients" in knobs or "short_clients" in knobs:
         given.pop("clients")
     return a_cell(system, dataset="lmsys-chat-1m", platform="h200", executor="roofline", rate=rate, seed=seed, **given)
-
-
-def ran(asked: Cell) -> tuple[Experiment, RunRecord]:
-    experiment = prepare(asked)
-    return experiment, experiment.run()
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
