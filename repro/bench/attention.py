@@ -8,8 +8,7 @@ window's rows over a run of a KV pool whose runs lie in any order, with gaps).
     bound     what the floor is made of: compute or memory
     ratio     time / floor. Operands that fit into the last cache are read faster than memory: below 1 is possible
 
-Medians over calls after warm-up; on CUDA between events; with --graph as replays of a captured graph (launches,
-which dominate small batches, then cost nothing). A backend that cannot serve is listed with the reason.
+Medians over calls after warm-up; on CUDA between events. A backend that cannot serve is listed with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torch import Tensor
 
 from engines.attention import BACKENDS, Spans, VarlenAttention, attention_backend, availability
 from engines.cost.peaks import Peaks, measured_peaks, seconds_of
-from repro.bench.common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, table
+from repro.bench.common import Rows, add_counts, add_device, device_of, facts_of, parser_of, run, table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +98,7 @@ class AttentionBatch:
         )
 
 
-def time_backend(backend: VarlenAttention, batch: AttentionBatch, repeats: int, *, graph: bool) -> float:
+def time_backend(backend: VarlenAttention, batch: AttentionBatch, repeats: int) -> float:
     spans = batch.spans if backend.needs_host_runs else replace(batch.spans, q_runs=None, k_runs=None)
     out = torch.zeros_like(batch.q)
 
@@ -107,28 +106,25 @@ def time_backend(backend: VarlenAttention, batch: AttentionBatch, repeats: int, 
         backend(batch.q, batch.k, batch.v, spans, out)
 
     with torch.inference_mode():
-        timed = captured(call, batch.q.device) if graph else call
         for _ in range(WARM_UP):
-            timed()
-        return median(seconds_of(timed, batch.q.device, repeats))
+            call()
+        return median(seconds_of(call, batch.q.device, repeats))
 
 
 def row(
-    model: str, phase: str, size: int, name: str, batch: AttentionBatch, peaks: Peaks, repeats: int, *, graph: bool
+    model: str, phase: str, size: int, name: str, batch: AttentionBatch, peaks: Peaks, repeats: int
 ) -> dict[str, Any]:
     heads = MODELS[model]
     backend = attention_backend(name, batch.q.device, batch.q.dtype, *heads.shape)
-    graph = graph and not backend.needs_host_runs
     computing, moving = batch.flops / peaks.flops_per_s, batch.moved_bytes / peaks.bytes_per_s
     floor = max(computing, moving)
-    seconds = time_backend(backend, batch, repeats, graph=graph)
+    seconds = time_backend(backend, batch, repeats)
     return {
         "model": model,
         "phase": phase,
         "batch_size": size,
         "backend": name,
         "layout": getattr(backend, "layout", "-"),  # how a flash kernel reads the keys
-        "graph": graph,
         "time_us": seconds * 1e6,
         "floor_us": floor * 1e6,
         "ratio": seconds / floor,
@@ -142,12 +138,9 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", choices=tuple(MODELS), help="[default: both on CUDA, tiny on the CPU]")
     parser.add_argument("--phase", nargs="+", choices=PHASES, default=list(PHASES))
     parser.add_argument("--backend", nargs="+", choices=BACKENDS, default=list(BACKENDS))
-    parser.add_argument("--graph", action="store_true", help="time replays of a captured graph (CUDA)")
     add_counts(parser, batch=((1, 8, 32), "requests of a step"), repeats=(30, "calls timed, after some to warm up"))
     options = parser.parse_args()
     device, dtype = device_of(options)
-    if options.graph and device.type != "cuda":
-        parser.error("--graph needs --device cuda")
 
     peaks = measured_peaks(device, dtype)
     reasons: dict[str, str] = {}
@@ -160,7 +153,7 @@ def main() -> None:
             for size in options.batch:
                 batch = AttentionBatch.make(MODELS[model], phase, size, device, dtype)
                 for name in [name for name in options.backend if missing[name] is None]:
-                    rows.add(row(model, phase, size, name, batch, peaks, options.repeats, graph=options.graph))
+                    rows.add(row(model, phase, size, name, batch, peaks, options.repeats))
     rows.save()
     print(
         f"{device}, {str(dtype).removeprefix('torch.')}: {peaks.flops_per_s / 1e12:.3g} TFLOP/s, "

@@ -8,14 +8,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from torch import Tensor
 
-from engines.ar.torch.executor import CPU_TIME, TorchExecutor
+from engines.ar.torch.executor import TorchExecutor
 from engines.cost.peaks import datasheet_gpu, measured_gpu
 from engines.cost.roofline import Gpu
 from engines.errors import UserError
@@ -23,7 +21,6 @@ from engines.models.checkpoint import PUBLISHED_CONFIGS
 from engines.models.loader import Weights, check_device, load_model, parse_dtype
 from engines.models.protocol import DiffusionModel
 from engines.models.qwen2_config import CAUSAL_SHAPES
-from engines.runtime.graphs import CudaRecorder
 from repro.files import replace_text
 
 # -- options ------------------------------------------------------------------------------------------------
@@ -60,9 +57,6 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--model", default="tiny", choices=("tiny", *PUBLISHED_CONFIGS), help="the embedded one, or random weights"
     )
     add_device(parser)
-    parser.add_argument(
-        "--peaks", choices=("datasheet", "measured"), default="datasheet", help="measured where unknown"
-    )
 
 
 def run(main: Callable[[], None]) -> None:
@@ -108,7 +102,7 @@ class Subject(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     card: Gpu
-    """Whose peaks bound what is timed."""
+    """Whose peaks bound what is timed: the datasheet's, or measured ones where there is none."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -120,51 +114,28 @@ def subject_of(options: argparse.Namespace) -> Subject:
     device, dtype = device_of(options)
     weights: Weights = "checkpoint" if options.model == "tiny" else "random"
     model = load_model(options.model, dtype=dtype, device=options.device, weights=weights)
-    card = (datasheet_gpu(device) if options.peaks == "datasheet" else None) or measured_gpu(device, dtype)
-    return Subject(model, device, dtype, card)
-
-
-def captured(call: Callable[[], object], device: torch.device) -> Callable[[], Tensor]:
-    """The same work as one launch, on CUDA."""
-
-    def forward() -> Tensor:
-        call()
-        return torch.empty(0, device=device)
-
-    return CudaRecorder(device).record(forward).replay
+    return Subject(model, device, dtype, datasheet_gpu(device) or measured_gpu(device, dtype))
 
 
 # -- causal models ------------------------------------------------------------------------------------------
-
-
-class Causal(NamedTuple):
-    """Where and how a causal model's steps are timed."""
-
-    device: str
-    dtype: str
-    clock: str
-    timer: Callable[[], float]
-
-    def facts(self, executor: TorchExecutor) -> dict[str, Any]:
-        known = facts_of(torch.device(self.device), self.dtype)
-        return {**known, "clock": self.clock, "paths": executor.paths()}
 
 
 def add_causal(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny", choices=("tiny", *CAUSAL_SHAPES))
     add_device(parser)
     parser.add_argument("--threads", type=int, default=0, help="of torch on a CPU; 0 leaves its own choice")
-    parser.add_argument(
-        "--clock", default="wall", choices=("wall", "cpu"), help="cpu: the process's own time, with --threads 1"
-    )
 
 
-def causal_of(options: argparse.Namespace) -> Causal:
+def causal_of(options: argparse.Namespace) -> dict[str, str]:
+    """The device and the dtype that a causal model's steps are timed on."""
     check_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
-    timer = CPU_TIME if options.clock == "cpu" else perf_counter
-    return Causal(device=options.device, dtype=_dtype_of(options), clock=options.clock, timer=timer)
+    return {"device": options.device, "dtype": _dtype_of(options)}
+
+
+def causal_facts(where: Mapping[str, str], executor: TorchExecutor) -> dict[str, Any]:
+    return {**facts_of(torch.device(where["device"]), where["dtype"]), "paths": executor.paths()}
 
 
 # -- rows ---------------------------------------------------------------------------------------------------

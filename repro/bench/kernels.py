@@ -32,7 +32,8 @@ from engines.kernels.pack import pack
 from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import scores, scores_reference
 from engines.models.layers import inverse_frequencies, rotary_tables
-from repro.bench.common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, table
+from engines.runtime.graphs import CudaRecorder
+from repro.bench.common import Rows, add_counts, add_device, device_of, facts_of, parser_of, run, table
 
 SIZES: dict[str, tuple[int, str]] = {
     "rows": (4096, "packed rows of a step"),
@@ -218,7 +219,12 @@ def timed_ms(call: Callable[[], object], device: torch.device, repeats: int) -> 
     """Median over ``repeats``, after calls to warm up."""
     if device.type != "cuda":
         return 1e3 * median(seconds_of(call, device, repeats))
-    replay = captured(call, device)
+
+    def forward() -> Tensor:
+        call()
+        return torch.empty(0, device=device)
+
+    replay = CudaRecorder(device).record(forward).replay
     scratch = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
     events = []
     for _ in range(repeats + 3):

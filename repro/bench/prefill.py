@@ -32,7 +32,7 @@ import numpy as np
 from engines.ar.torch.executor import MeasuredSteps, grid
 from engines.errors import require
 from engines.policies.views import Bucket, Rung
-from repro.bench.common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
+from repro.bench.common import Rows, add_causal, add_counts, causal_facts, causal_of, parser_of, run, said
 from repro.systems.cluster.instance import Setting, executor_of, setting_of
 
 PARTS = ("kappa", "times", "graphs")
@@ -40,10 +40,10 @@ PARTS = ("kappa", "times", "graphs")
 
 def main() -> None:
     options = _options()
-    asked, setting = causal_of(options), setting_of(options.model)
-    executor = executor_of(setting, device=asked.device, dtype=asked.dtype)
-    steps = MeasuredSteps(executor, timer=asked.timer)
-    rows = Rows(options.json, asked.facts(executor))
+    where, setting = causal_of(options), setting_of(options.model)
+    executor = executor_of(setting, **where)
+    steps = MeasuredSteps(executor)
+    rows = Rows(options.json, causal_facts(where, executor))
     began = perf_counter()
     for part in options.parts:
         for values in _measure(part, steps, setting, options):

@@ -6,7 +6,7 @@ Every step is run and timed; the clock between them is virtual. One row a cell, 
 import argparse
 from dataclasses import replace
 
-from repro.bench.common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
+from repro.bench.common import Rows, add_causal, add_counts, causal_facts, causal_of, parser_of, run, said
 from repro.systems.cluster.instance import measured_instance, setting_of
 from repro.systems.cluster.laps_record import PREFILL
 from repro.systems.cluster.loops import FIGURES, LoopGrid, part_of, run_cell
@@ -14,14 +14,14 @@ from repro.systems.cluster.loops import FIGURES, LoopGrid, part_of, run_cell
 
 def main() -> None:
     options = _options()
-    asked = causal_of(options)
+    where = causal_of(options)
     setting = setting_of(options.model)
     setting = replace(setting, max_len=part_of(setting).most_tokens)
-    if asked.device.startswith("cuda"):  # a quarter of the grid: capturing all of it would take longer than the loops
+    if where["device"].startswith(
+        "cuda"
+    ):  # a quarter of the grid: capturing all of it would take longer than the loops
         setting = replace(setting, lengths=setting.lengths[1::2], batches=setting.batches[::2])
-    instance = measured_instance(
-        setting, device=asked.device, dtype=asked.dtype, repeats=options.repeats, timer=asked.timer
-    )
+    instance = measured_instance(setting, **where, repeats=options.repeats)
     grid = LoopGrid(
         setting=setting,
         num_turns=options.num_turns,
@@ -30,7 +30,7 @@ def main() -> None:
         **({"compared": options.systems, "interference": options.systems} if options.systems else {}),
     )
     # Of each the run's metrics (docs/metrics.md), and why they may not be used where they may not.
-    rows = Rows(options.json, {**asked.facts(instance.executor), "instance": instance.facts})
+    rows = Rows(options.json, {**causal_facts(where, instance.executor), "instance": instance.facts})
     print(said(instance.facts), flush=True)
     for cell in grid.cells(options.figures):
         record = run_cell(instance, cell)

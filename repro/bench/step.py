@@ -191,7 +191,6 @@ def main() -> None:
     parser = parser_of(__doc__)
     add_model(parser)
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
     parser.add_argument("--warmup", type=int, default=2, help="blocks before those that are timed")
     add_counts(
         parser,
@@ -220,7 +219,6 @@ def main() -> None:
             max_num_logits=options.max_num_logits,
             max_model_len=length,
             max_num_seqs=size,
-            cuda_graphs=not options.eager,
         )
         batch = StepBatch(size=size, total_len=length, block_length=options.block, config=config)
         rows.add(time_steps(options.model, model, batch, kind, card, repeats=options.repeats, warmup=options.warmup))

@@ -456,7 +456,7 @@ def test_the_floor_counts_products_and_bytes():
 def test_the_floor_is_the_larger_of_two_times(rates, bound):
     batch = benchmark.AttentionBatch.make(benchmark.MODELS["tiny"], "reuse", 2, CPU, torch.float32)
     peaks = Peaks(*rates, how="told")
-    row = benchmark.row("tiny", "reuse", 2, "sdpa", batch, peaks, 1, graph=False)
+    row = benchmark.row("tiny", "reuse", 2, "sdpa", batch, peaks, 1)
     floor_s = batch.flops if bound == "compute" else batch.moved_bytes
     assert (row["bound"], row["floor_us"]) == (bound, 1e6 * floor_s)
 
@@ -475,4 +475,4 @@ def test_the_benchmark_times_what_it_counts(phase):
     assert max(taken) < batch.k.shape[0]
     assert (len(taken) < batch.k.shape[0]) == (phase == "reuse"), "a pool has gaps, packed rows have none"
     for backend in (Sdpa(), SdpaPadded()):
-        assert benchmark.time_backend(backend, batch, 2, graph=False) > 0
+        assert benchmark.time_backend(backend, batch, 2) > 0
