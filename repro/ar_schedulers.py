@@ -52,15 +52,12 @@ def scheduled(
     if (batcher := own_batcher(name, own)) is not None:
         own_batching = batcher.made(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         return Scheduled(own_batching, OpenQueue())
-    if name == "chunked":
-        return Scheduled(Chunked(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs), OpenQueue())
-    if name == "prefill-first":
-        batching = PrefillFirst(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
-        return Scheduled(batching, OpenQueue())
+    sizes = {"max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs}
+    if name in ("chunked", "prefill-first"):
+        return Scheduled((Chunked if name == "chunked" else PrefillFirst)(**sizes), OpenQueue())
     if name == "sglang":
         # Its limit counts the prefills of a step.
-        budget = TokenBudget(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
-        return Scheduled(AtMost(batching=budget, max_num_seqs=max_num_seqs), OpenQueue())
+        return Scheduled(AtMost(batching=TokenBudget(**sizes), max_num_seqs=max_num_seqs), OpenQueue())
     instance = _profiled(executor)
     slo_s = instance.slo_s if slo_ttft_s is None else slo_ttft_s
     time_scale = slo_s / PAPER_SLO_S
@@ -76,19 +73,15 @@ def scheduled(
     else:
         usual = scaled(ReserveConfig, length_scale=1.0, time_scale=time_scale)
         late = made(ReserveConfig, {**usual, "slo_s": slo_s, "max_num_seqs": max_num_seqs})
-        system = reserve(instance.step_model, _with_share(late, instance.step_model), graphs="none")
+        try:
+            share_for(late, instance.step_model)
+        except UserError:
+            # Where a step costs more than its work no share keeps the longest wait: late requests get all they can.
+            late = replace(late, share=1.0)
+        system = reserve(instance.step_model, late, graphs="none")
     queue = system.make_queue()
     assert isinstance(queue, OpenQueue)
     return Scheduled(AtMost(batching=system.make_batching(), max_num_seqs=max_num_seqs), queue, system.work_s)
-
-
-def _with_share(config: ReserveConfig, model: StepModel) -> ReserveConfig:
-    try:
-        share_for(config, model)
-    except UserError:
-        # Where a step costs more than its work no share keeps the longest wait: late requests get all they can.
-        return replace(config, share=1.0)
-    return config
 
 
 def _profiled(executor: TorchExecutor) -> MeasuredInstance:

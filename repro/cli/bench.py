@@ -15,7 +15,7 @@ from engines.errors import require
 from engines.knobs import Checked, Needs, Range
 from engines.runtime.step_timer import STEP_PARTS
 from repro.cli import options as opt
-from repro.cli.options import Given, Knobs, Some, engine_knobs, of_platform
+from repro.cli.options import Given, Knobs, engine_knobs, of_platform
 from repro.cli.output import number, percent, print_json, print_table, say
 from repro.cli.plots import check_plot, save_plot
 from repro.cli.run_table import by_setting, print_runs, rate_of, run_json
@@ -49,13 +49,8 @@ class OwnPolicies:
     """What says where a session lives, as module:NAME, of ampd and ampd-live."""
 
 
-def _knobs() -> Mapping[str, Sequence[type | Some]]:
-    own = engine_knobs()
-    return {**own, opt.ENGINE: (*own[opt.ENGINE], OwnPolicies)}
-
-
 KNOBS = Knobs(
-    _knobs,
+    lambda: engine_knobs(OwnPolicies),
     several=True,
     without=("dataset_path", "profile_every", "num_fewshot", "chat", "allow_code_execution", "length_scale"),
     usual=of_platform,

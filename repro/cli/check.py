@@ -80,7 +80,7 @@ def check_results(
                 Checked(figure="documents", path=each.document, status="differs", reason=each.reason, command=COMMAND)
                 for each in stale_tables(REPO, root)
             ]
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "figure": each.figure,
             "file": _name(each.path, root),
@@ -182,12 +182,7 @@ def _print_notes(results: Sequence[CaseResult | BlockResult]) -> None:
         )
 
 
-def _trained() -> dict[str, Sequence[type | Some]]:
-    names = ("steps", "seed", "start", "gen_length", "tokens_per_batch", "block_diffusion")
-    return {opt.WORKLOAD: (Some(TrainConfig, names),)}
-
-
-KNOBS = Knobs(_trained)
+TRAINED = Some(TrainConfig, ("steps", "seed", "start", "gen_length", "tokens_per_batch", "block_diffusion"))
 
 
 def train_tiny(
@@ -196,7 +191,7 @@ def train_tiny(
     task: Annotated[
         list[str] | None, typer.Option(help="Tasks it is trained on. By default mini-gsm and mini-code.")
     ] = None,
-    given: Annotated[Given, KNOBS],
+    given: Annotated[Given, Knobs(lambda: {opt.WORKLOAD: (TRAINED,)})],
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in --out.")] = True,
 ) -> None:
     """Train a tiny LLaDA, or block-diffusion model, on generated problems, and evaluate it on held-out ones."""

@@ -128,8 +128,11 @@ def _of_the_machine(error: BaseException) -> Ending | None:
     if isinstance(error, OSError) and error.errno is not None:
         # A write that fails does not say of which file.
         where = "standard output or a file being written" if error.filename is None else str(error.filename)
-        if error.filename is None and error.errno == errno.ENOENT and not _has_working_folder():
-            where = "the working folder, which is no longer there"
+        if error.filename is None and error.errno == errno.ENOENT:
+            try:
+                os.getcwd()
+            except OSError:
+                where = "the working folder, which is no longer there"
         line = f"{where}: {error.strerror or type(error).__name__}"
         if (fix := _OF_THE_INPUT.get(error.errno)) is not None:
             return _refused(f"{line}: {fix}")
@@ -168,14 +171,6 @@ def _of_a_name_that_is_gone(error: ImportError) -> Ending | None:
         else f"{told[1]} from {error.name}, which has no such name"
     )
     return _refused(f"plug-in {frame.f_code.co_filename} imports {what} (line {line}): correct it for this version")
-
-
-def _has_working_folder() -> bool:
-    try:
-        os.getcwd()
-    except OSError:
-        return False
-    return True
 
 
 def _of_the_program(error: BaseException) -> Ending:

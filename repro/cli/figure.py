@@ -354,13 +354,13 @@ def _print_claims(
             ("claim", "reason"),
             [(each.claim.id, each.reason or "-") for each in reasons],
         )
-    if own := [each.claim for each in judged if each.claim.kind == "inconsistency"]:
+    if stated := [each.claim for each in judged if each.claim.kind == "inconsistency"]:
         # Files name verdicts as ``cannot_check`` and the like.
-        verdicts = [each.recomputed.verdict.replace("_", " ") if each.recomputed else "-" for each in own]
+        verdicts = [each.recomputed.verdict.replace("_", " ") if each.recomputed else "-" for each in stated]
         print_table(
-            "The paper's own inconsistencies",
+            "The paper's stated inconsistencies",
             ("claim", "what does not agree", "recomputed"),
-            [(each.id, each.statement, verdict) for each, verdict in zip(own, verdicts, strict=True)],
+            [(each.id, each.statement, verdict) for each, verdict in zip(stated, verdicts, strict=True)],
         )
     num_facts = sum(each.role is not None for each in facts(judged))
     say(

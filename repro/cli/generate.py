@@ -30,16 +30,8 @@ ENDED_AT_ONCE = (
 )
 
 
-def _usual() -> dict[str, object]:
-    return {"gen_length": 64, "steps": "one a token", "weights": "checkpoint"}
-
-
-KNOBS = Knobs(answer_knobs, usual=_usual)
-LOADED = Knobs(lambda: {opt.ENGINE: (Some(_device(), ("dtype", "device", "weights")),)})
-
-
-def _device() -> type:
-    return Device
+KNOBS = Knobs(answer_knobs, usual=lambda: {"gen_length": 64, "steps": "one a token", "weights": "checkpoint"})
+LOADED = Knobs(lambda: {opt.ENGINE: (Some(Device, ("dtype", "device", "weights")),)})
 
 
 @dataclass(frozen=True, kw_only=True)

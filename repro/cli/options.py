@@ -258,7 +258,9 @@ class Knobs:
         """The text of each option. Reads sources: for a help that is asked for."""
         usual = self._usual()
         for name, (knob, kind, _) in self._found.items():
-            text, default = _text(knob, kind), usual.get(name, _written(knob.default))
+            text, default = helps_of(kind).get(name, ""), usual.get(name, _written(knob.default))
+            if not all(each in text for each in knob.choices):
+                text = f"{text.removesuffix('.')}: {', '.join(knob.choices)}."
             yield name, text if default in (None, "") else f"{text.removesuffix('.')} [default: {default}]."
 
 
@@ -302,21 +304,10 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     spread_out.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
     spread_out.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     spread_out.helps = helps  # type: ignore[attr-defined]
-    spread_out.paths = [each.name for each in parameters if _is_path(each)]  # type: ignore[attr-defined]
+    kinds = {each.name: get_args(each.annotation)[0] for each in parameters if get_origin(each.annotation) is Annotated}
+    paths = [name for name, kind in kinds.items() if kind is Path or Path in get_args(kind)]
+    spread_out.paths = paths  # type: ignore[attr-defined]
     return spread_out
-
-
-def _text(knob: Knob, kind: type) -> str:
-    """What stands below a field, and its choices where that does not name them."""
-    text = helps_of(kind).get(knob.name, "")
-    return (
-        text if all(each in text for each in knob.choices) else f"{text.removesuffix('.')}: {', '.join(knob.choices)}."
-    )
-
-
-def _is_path(parameter: inspect.Parameter) -> bool:
-    declared = get_args(parameter.annotation)[0] if get_origin(parameter.annotation) is Annotated else None
-    return declared is Path or Path in get_args(declared)
 
 
 def _built(group: Any, given: Given) -> Any:
@@ -383,14 +374,12 @@ def answer_knobs() -> dict[str, Sequence[type | Some]]:
 def model_knobs() -> dict[str, Sequence[type | Some]]:
     from repro.systems.dllm.knobs import Device, ModelKnobs
 
-    return {
-        WHAT: (Some(ModelKnobs, ("model",)), Some(Device, ("weights",))),
-        ENGINE: (Some(ModelKnobs, ("memory_limit",)), Device),
-    }
+    what = Some(ModelKnobs, ("model",)), Some(Device, ("weights",))
+    return {WHAT: what, ENGINE: (Some(ModelKnobs, ("memory_limit",)), Device)}
 
 
-def engine_knobs() -> dict[str, Sequence[type | Some]]:
-    """All of a cell."""
+def engine_knobs(*more: type) -> dict[str, Sequence[type | Some]]:
+    """All of a cell; ``more`` are of its engine too."""
     from engines.dllm.config import EngineConfig
     from repro.systems.cost import CostKnobs
     from repro.systems.dllm.knobs import BaselineKnobs, ReplayKnobs, WorkloadKnobs
@@ -400,7 +389,7 @@ def engine_knobs() -> dict[str, Sequence[type | Some]]:
         WHAT: (*model[WHAT], Some(BaselineKnobs, ("reading",)), CostKnobs),
         WORKLOAD: (WorkloadKnobs, ReplayKnobs),
         **decoding,
-        ENGINE: (*model[ENGINE], EngineConfig, BaselineKnobs),
+        ENGINE: (*model[ENGINE], EngineConfig, BaselineKnobs, *more),
     }
 
 

@@ -69,12 +69,7 @@ class ServeOptions:
         return SYSTEM if self.model is not None and is_causal(self.model) else "dllm-serve"
 
 
-def _listening() -> dict[str, Sequence[type | Some]]:
-    names = ("host", "port", "max_queue", "request_timeout", "drain_timeout", "unknown_fields")
-    return {opt.SERVER: (Some(ServerSettings, names),)}
-
-
-LISTENING = Knobs(_listening)
+LISTENING = Some(ServerSettings, ("host", "port", "max_queue", "request_timeout", "drain_timeout", "unknown_fields"))
 ApiKey = Annotated[
     str | None,
     typer.Option(
@@ -97,7 +92,7 @@ AllowOrigin = Annotated[
 def serve(
     *,
     options: ServeOptions,
-    listening: Annotated[Given, LISTENING],
+    listening: Annotated[Given, Knobs(lambda: {opt.SERVER: (LISTENING,)})],
     api_key: ApiKey = None,
     allow_origin: AllowOrigin = None,
     given: Annotated[Given, KNOBS],

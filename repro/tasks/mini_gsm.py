@@ -53,7 +53,8 @@ def generate(
             kind, question, answer, final = _drill([rng.randint(1, 5) for _ in range(draw(rng, drill_terms))])
         elif training_kind < drill_share + listing_share:
             used = rng.sample(list(counts), min(len(counts), 12))
-            kind, question, answer, final = f"listing-{len(used)}", *_listing(used, counts)
+            answer = "".join(f" {name} has {counts[name]}." for name in used)
+            kind, question, final = f"listing-{len(used)}", f"How many things have {_enumerate(used)}?", answer
         elif len(used) >= 2 and counts[used[0]] != counts[used[1]] and rng.random() < difference_share:
             used = sorted(used[:2], key=lambda name: -counts[name])
             kind, question, answer, final = "difference", *_difference(used, counts)
@@ -94,11 +95,6 @@ def _difference(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]
     result = counts[more] - counts[fewer]
     answer = f" {more} has {counts[more]}. {fewer} has {counts[fewer]}. {counts[more]} - {counts[fewer]} = {result}. #### {result}"
     return f"How many more things does {more} have than {fewer}?", answer, str(result)
-
-
-def _listing(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
-    answer = "".join(f" {name} has {counts[name]}." for name in used)
-    return f"How many things have {_enumerate(used)}?", answer, answer
 
 
 def _drill(numbers: list[int]) -> tuple[str, str, str, str]:

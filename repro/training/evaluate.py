@@ -113,7 +113,9 @@ def _commit_best(
     columns = int(lengths[live].max())
     inputs = ids[live, :columns]
     if isinstance(model, BlockModel):
-        attend = masked_attention(block_causal(columns, block_length).expand(len(live), -1, -1))
+        # A row sees its own block and those before.
+        block = torch.arange(columns) // block_length
+        attend = masked_attention((block[None, :] <= block[:, None]).expand(len(live), -1, -1))
     else:
         attend = batched_attention(lengths[live], columns)
     hidden = model(inputs.reshape(-1), torch.arange(columns).repeat(len(live)), attend)
@@ -126,12 +128,6 @@ def _commit_best(
     place = where.gather(1, best)
     before = ids[live[:, None], place]
     ids[live[:, None], place] = torch.where(masked.gather(1, best), token.gather(1, best), before)
-
-
-def block_causal(columns: int, block_length: int) -> Tensor:
-    """bool [columns, columns]: a row sees its own block and those before."""
-    block = torch.arange(columns) // block_length
-    return block[None, :] <= block[:, None]
 
 
 def measure_accuracy(

@@ -149,7 +149,7 @@ def block_model_config(config: TrainConfig, block: int, tokenizer: TextTokenizer
     """SDAR's architecture in the size of ``model_config``'s."""
     head_dim = config.d_model // config.n_heads
     rope = Rope(theta=config.rope_theta)
-    own = {"head_dim": head_dim, "rotary_dim": head_dim, "rope": rope, "block_length": block}
+    own: dict[str, Any] = {"head_dim": head_dim, "rotary_dim": head_dim, "rope": rope, "block_length": block}
     return BlockConfig(family="sdar", **own, **_sizes(config, tokenizer))
 
 

@@ -108,7 +108,11 @@ def plain(value: Any) -> Any:
 
 def play(memory_bytes: int) -> None:
     """Run the program that the judge sends, then call its function until the judge has no more to ask."""
-    _take_descriptors()
+    # Pipes where prints of the program do not reach them; nothing else stays open.
+    os.dup2(0, _CALLS)
+    os.dup2(1, _ANSWERS)
+    _silence()
+    os.closerange(_ANSWERS + 1, 1024)
     for name in ("LD_LIBRARY_PATH", "PWD"):  # were for starting this interpreter
         os.environ.pop(name, None)
     limit_resources(memory_bytes)
@@ -122,14 +126,6 @@ def play(memory_bytes: int) -> None:
         _answer(names, request["entry"])
     else:
         send(_ANSWERS, _FAILED, _encoded(reason))
-
-
-def _take_descriptors() -> None:
-    """Put the pipes where prints of the program do not reach them; nothing else stays open."""
-    os.dup2(0, _CALLS)
-    os.dup2(1, _ANSWERS)
-    _silence()
-    os.closerange(_ANSWERS + 1, 1024)
 
 
 def _silence() -> None:
@@ -232,7 +228,10 @@ def judge(request: Mapping[str, str], calls: int, answers: int) -> tuple[str, st
         if kind != _RAN:
             return WRONG, STRANGE
         candidate = _Candidate(calls, answers)
-        reason = run(request["tests"], _test_names(request, candidate))
+        names: dict[str, Any] = {}
+        with suppress(SyntaxError):  # where the program goes on in the middle of a function
+            exec(compile(request["given"], "<given>", "exec"), names)
+        reason = run(request["tests"], names | {request["entry"]: candidate})
         if candidate.broken is not None:  # whatever the tests made of it
             raise candidate.broken
     except (OverError, OSError):
@@ -240,13 +239,6 @@ def judge(request: Mapping[str, str], calls: int, answers: int) -> tuple[str, st
     except StrangeError:
         return WRONG, STRANGE
     return (PASSED, "ok") if reason is None else (WRONG, reason)
-
-
-def _test_names(request: Mapping[str, str], candidate: _Candidate) -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    with suppress(SyntaxError):  # where the program goes on in the middle of a function
-        exec(compile(request["given"], "<given>", "exec"), names)
-    return names | {request["entry"]: candidate}
 
 
 class _Candidate:
