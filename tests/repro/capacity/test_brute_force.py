@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from repro.capacity.answers import fewest_gpus, largest_rate
 from repro.capacity.objectives import Times
@@ -47,36 +48,8 @@ class Place:
         )
 
 
-PLACES = {
-    "remote prefills": Place(
-        system="dynamo-sim", platform="h200", workload="dureader", slo="ttft:p95:900 itl:p95:40", gpus=8
-    ),
-    "adaptive routing": Place(
-        system="ampd",
-        platform="h100",
-        workload="own",
-        slo="ttft:p90:500 e2el:p90:4000",
-        gpus=4,
-        num_prompts=200,
-        num_seeds=3,
-        knobs={"model": "Qwen3-32B"},
-    ),
-    "co-located": Place(
-        system="vllm-sim", platform="h20x32", workload="toolbench", slo="ttft:p90:600 tpot:p50:45", gpus=8, num_seeds=2
-    ),
-    "experts": Place(
-        system="continuum-sim",
-        platform="b200",
-        workload="hotpotqa",
-        slo="ttft:p99:1500",
-        gpus=4,
-        num_seeds=2,
-        knobs={"model": "Mixtral-8x7B"},
-    ),
-    "prefill instances": Place(
-        system="sglang-pd", platform="h200", workload="lmsys-chat-1m", slo="ttft:p95:400", gpus=2, num_prompts=600
-    ),
-}
+FILE = Path(__file__).with_name("places.yaml")
+PLACES = {name: Place(**told) for name, told in yaml.safe_load(FILE.read_text(encoding="utf-8")).items()}
 
 
 def is_served(site: Site, plan: Plan, rate: float, place: Place) -> bool:

@@ -3,14 +3,13 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.command import repro
 from support.refusals import refuses
-from typer.testing import CliRunner
 
 from repro.cli.ablate import AMPD, LAPS, MEASURED_RUNS, AblationOptions, _dllm_study, _speed, difference
-from repro.cli.main import app
 from repro.cli.plots import _arms
 from repro.reports.ablation import CLUSTER_COMPONENTS, COMPONENTS, OWN, PREFILL_COMPONENTS, own_variant
 from repro.runs.family import Validity
@@ -20,17 +19,16 @@ from repro.runs.system import settings_of
 WHERE = ["--platform", "rtx4090", "--dataset", "livebench"]
 
 
-def ablate(tmp_path: Path, *arguments: str) -> dict[str, object]:
-    result = CliRunner().invoke(app, ["ablate", *WHERE, "--result-dir", str(tmp_path), "--json", *arguments])
-    assert result.exit_code == 0, result.exception
-    report: dict[str, object] = json.loads(result.stdout)
+def ablate(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    result = repro("ablate", *WHERE, "--result-dir", tmp_path, "--json", *arguments)
+    assert result.code == 0, result.err
+    report: dict[str, Any] = json.loads(result.out)
     return report
 
 
 def test_a_component_switched_all_else_equal(tmp_path):
     report = ablate(tmp_path, "--component", "scheduler")
     rows = report["rows"]
-    assert isinstance(rows, list)
     assert [(row["variant"], row["ours"]) for row in rows] == [
         ("request", False),
         ("phase", False),
@@ -59,7 +57,6 @@ def test_budgeting_frees_cache_rows_and_a_single_refresh_is_faster(tmp_path):
 
 def test_the_ladder_and_its_repeats(tmp_path):
     rows = ablate(tmp_path, "--component", "ladder", "--num-runs", "2", "--knob", "num_prompts=24")["rows"]
-    assert isinstance(rows, list)
     assert [row["variant"] for row in rows][:3] == ["Sparse-dLLM", "+ static batching", "+ inference engine"]
     assert len(rows) == 7
     assert all(len(row["run_folders"]) == 2 and row["throughput_half_width"] > 0 for row in rows)
@@ -67,7 +64,6 @@ def test_the_ladder_and_its_repeats(tmp_path):
 
 def test_variants_are_held_against_the_first_seed_by_seed(tmp_path):
     rows = ablate(tmp_path, "--component", "scheduler", "--num-runs", "3", "--knob", "num_prompts=16")["rows"]
-    assert isinstance(rows, list)
     first, second, _ = rows
     assert (first["against"], first["relative"], first["relative_low"], first["relative_high"]) == (None, 1, 1, 1)
     assert second["against"] == "request"
@@ -183,10 +179,9 @@ def test_each_component_takes_policies_by_a_knob_of_its_system():
 
 
 def test_an_own_batcher_stands_beside_the_papers_on_the_same_seeds(tmp_path: Path):
-    asked = ["ablate", "--component", "awd", "--num-runs", "2", "--knob", "num_prompts=40", "--json"]
-    own = ["--variant", "support.own:Gather@window_s=0.05", "--variant", "support.own:Gather"]
-    ran = CliRunner().invoke(app, [*asked, *own, "--result-dir", str(tmp_path)], catch_exceptions=False)
-    rows = json.loads(ran.stdout)["rows"]
+    asked = ("ablate --component awd --num-runs 2 --knob num_prompts=40 --json", "--result-dir", tmp_path)
+    own = ("--variant", "support.own:Gather@window_s=0.05", "--variant", "support.own:Gather")
+    rows = json.loads(repro(*asked, *own).out)["rows"]
     assert [row["variant"] for row in rows[-2:]] == ["Gather, window_s=0.05", "Gather"]
     assert rows[0]["variant"] == "no waiting"
     assert all(len(row["run_folders"]) == 2 for row in rows)

@@ -1,26 +1,17 @@
 """Commands about clusters: plan-cluster, bench of AMPD, and what they refuse."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from engines.errors import UserError
-from repro.cli.main import app
+from support.command import repro
 
 PLAN = ("plan-cluster", "--model", "Llama-3.1-70B", "--trace", "dureader", "--gpus", "16")
 
 
-def run(*arguments: str) -> str:
-    result = CliRunner().invoke(app, arguments)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.stdout
-
-
 def test_plan_cluster_shows_three_plans_their_latencies_and_its_time():
-    answer = json.loads(run(*PLAN, "--solver", "enumeration", "--json"))
+    answer = json.loads(repro(*PLAN, "--solver", "enumeration", "--json").out)
     assert [plan["rank"] for plan in answer["plans"]] == [1, 2, 3]
     assert answer["rate"] == 0.6
     assert answer["slo"] == {"ttft_s": 5.0, "itl_s": 0.05}
@@ -31,15 +22,14 @@ def test_plan_cluster_shows_three_plans_their_latencies_and_its_time():
         assert plan["worst_of_slo"] == pytest.approx(max(plan["ttft_p95_of_slo"], plan["itl_p95_of_slo"]))
     assert answer["plan_seconds"] > 0
     assert answer["obtained"] == "composed"
-    said = run(*PLAN, "--solver", "enumeration", "--top", "1")
+    said = repro(*PLAN, "--solver", "enumeration", "--top", "1").out
     assert "planned in" in said
     assert answer["plans"][0]["deployment"].split()[0] in said
 
 
 def test_a_plan_that_misses_its_objectives_says_so():
-    assert "no split meets both objectives" in run(
-        *PLAN, "--rate", "12", "--method", "closed", "--solver", "enumeration"
-    )
+    done = repro(*PLAN, "--rate", "12", "--method", "closed", "--solver", "enumeration")
+    assert "no split meets both objectives" in done.out
 
 
 def own_sessions(folder: Path, prefill_tokens: int) -> tuple[str, ...]:
@@ -52,20 +42,21 @@ def own_sessions(folder: Path, prefill_tokens: int) -> tuple[str, ...]:
 
 def test_sessions_of_ones_own_are_planned_for_as_they_are(tmp_path):
     """Not scaled to the trace's means: a prefill of 8,000 tokens takes about ten times one of 800."""
-    short, long = (json.loads(run(*PLAN, *own_sessions(tmp_path, tokens)))["plans"] for tokens in (800, 8000))
+    short, long = (json.loads(repro(*PLAN, *own_sessions(tmp_path, tokens)).out)["plans"] for tokens in (800, 8000))
     assert len(short) == len(long) == 3
     assert 7 < long[0]["ttft_p95_s"] / short[0]["ttft_p95_s"] < 15
 
 
 def test_a_session_that_no_worker_holds_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"with 2000\d\d\d\d tokens of K/V does not fit 8 x"):
-        run(*PLAN, *own_sessions(tmp_path, 20_000_000))
+    done = repro(*PLAN, *own_sessions(tmp_path, 20_000_000))
+    assert done.code == 2
+    assert re.search(r"with 2000\d\d\d\d tokens of K/V does not fit 8 x", done.err)
 
 
 def test_bench_takes_clusters_by_name_and_their_own_trace(tmp_path):
     systems = [part for name in ("ampd", "dynamo-sim", "vllm-sim", "continuum-sim") for part in ("--system", name)]
     knobs = ("--num-prompts", "6", "--request-rate", "0.5", "--result-dir", str(tmp_path), "--json")
-    runs = json.loads(run("bench", *systems, "--platform", "h20x32", *knobs))["runs"]
+    runs = json.loads(repro("bench", *systems, "--platform", "h20x32", *knobs).out)["runs"]
     assert [each["cell"]["dataset"] for each in runs] == ["dureader"] * 4
     assert all(each["valid"] and each["obtained"] == "composed" for each in runs)
     assert {each["facts"]["attainment_reading"] for each in runs} == {"round/every/p95"}

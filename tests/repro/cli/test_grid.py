@@ -9,10 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.command import refused, repro, table_of
-from support.refusals import refuses
-from typer.testing import CliRunner
 
-from repro.cli.main import app
 from repro.runs.statistics import mean_interval
 from repro.workbench.grid import grid_of_file
 
@@ -107,7 +104,8 @@ def asked_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list:
     """The cells that the command would make."""
     made: list = []
     monkeypatch.setattr("repro.cli.bench.make_and_show", lambda cells, *_: made.extend(cells))
-    CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
+    done = repro("bench", *arguments)
+    assert done.code == 0, done.err
     return made
 
 
@@ -124,23 +122,20 @@ def test_options_that_are_repeated_are_the_grid_of_a_file(monkeypatch, tmp_path)
 def test_one_value_given_twice_is_one_and_a_knob_beside_its_option_refused(monkeypatch):
     twice = asked_of(monkeypatch, *["--num-prompts", "4", "--num-prompts", "4", "--seed", "1", "--seed", "1"])
     assert [(cell.seed, cell.knob_values) for cell in twice] == [(1, {"num_prompts": 4})]
-    with refuses("knob='num_prompts=4'"):
-        asked_of(monkeypatch, *["--num-prompts", "4", "--knob", "num_prompts=4"])
+    refused(repro("bench --num-prompts 4 --knob num_prompts=4"), "knob='num_prompts=4'")
 
 
-def test_rows_say_what_they_differ_by_and_repeats_are_a_row(tmp_path: Path):
-    asked = [
-        "bench",
-        *["--platform", "rtx4090", "--dataset-name", "osc", "--num-prompts", "4", "--seed", "0", "--seed", "1"],
-    ]
-    asked += [*["--retention-ratio", "0.5", "--retention-ratio", "0.7", "--result-dir"], str(tmp_path)]
-    ran = CliRunner().invoke(
-        app, [*asked, "--plot", str(tmp_path / "both.png")], catch_exceptions=False, env={"COLUMNS": "300"}
+def test_rows_say_what_they_differ_by_and_repeats_are_a_row(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    asked = (
+        "bench --platform rtx4090 --dataset-name osc --num-prompts 4 --seed 0 --seed 1 --retention-ratio 0.5 --retention-ratio 0.7",
     )
-    rows = [line.split() for line in ran.stdout.splitlines() if line.startswith("dLLM-Serve")]
+    asked += ("--result-dir", tmp_path)
+    ran = repro(*asked, "--plot", tmp_path / "both.png")
+    rows = [line.split() for line in ran.out.splitlines() if line.startswith("dLLM-Serve")]
     assert [row[1] for row in rows] == ["0.5", "0.7"]
-    assert "retention_ratio" in ran.stdout
-    assert len(json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)["runs"]) == 4
+    assert "retention_ratio" in ran.out
+    assert len(json.loads(repro(*asked, "--json").out)["runs"]) == 4
     assert "retention_ratio=0.7" in (tmp_path / "both.csv").read_text()
 
 
