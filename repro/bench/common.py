@@ -126,7 +126,7 @@ def add_causal(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=0, help="of torch on a CPU; 0 leaves its own choice")
 
 
-def causal_of(options: argparse.Namespace) -> dict[str, str]:
+def causal_of(options: argparse.Namespace) -> dict[str, Any]:
     """The device and the dtype that a causal model's steps are timed on."""
     check_device(options.device)
     if options.threads:
@@ -134,7 +134,7 @@ def causal_of(options: argparse.Namespace) -> dict[str, str]:
     return {"device": options.device, "dtype": _dtype_of(options)}
 
 
-def causal_facts(where: Mapping[str, str], executor: TorchExecutor) -> dict[str, Any]:
+def causal_facts(where: Mapping[str, Any], executor: TorchExecutor) -> dict[str, Any]:
     return {**facts_of(torch.device(where["device"]), where["dtype"]), "paths": executor.paths()}
 
 

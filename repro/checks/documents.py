@@ -90,7 +90,8 @@ class TableCell:
             return float(len(rows))
         if self.show in ("ratio", "gap"):
             return self._compared_each(rows) if self.each else self._compared(self._sides(rows))
-        values = [self.times * _leading(row[self.column]) for row in rows if row[self.column]]
+        # The number in front, of a text like ``72 ± 10 %``.
+        values = [self.times * float(row[self.column].partition("±")[0]) for row in rows if row[self.column]]
         if self.show == "interval":
             return mean_interval(values)
         if self.show == "value":
@@ -150,11 +151,6 @@ class TableCell:
             return mean_interval([mean(one[seed] - other[seed] for one, other in sides) for seed in seeds])
         logs = [mean(math.log(one[seed] / other[seed]) for one, other in sides) for seed in seeds]
         return from_logarithms(mean_interval(logs))
-
-
-def _leading(text: str) -> float:
-    """The number in front, of a text like ``72 ± 10 %``."""
-    return float(text.partition("±")[0])
 
 
 def _chosen(rows: Sequence[Row], where: Mapping[str, Any]) -> Sequence[Row]:

@@ -60,6 +60,13 @@ class Checked:
         return self.status == "differs"
 
 
+def _compared(figure: str, path: Path, differs: str | None, how: str, command: str) -> Checked:
+    """The same, as ``how`` says, unless ``differs`` says in what it is not."""
+    return Checked(
+        figure=figure, path=path, status="differs" if differs else "same", reason=differs or how, command=command
+    )
+
+
 def check_results(root: Path, advance: Callable[[], None] = lambda: None) -> list[Checked]:
     """Every figure, table, verdict and calibration report below ``root``; ``advance`` is called after each."""
     found, tables = list[Checked](), list[RunTable]()
@@ -92,13 +99,7 @@ def check_figure(table: RunTable) -> Checked:
         differs = _other_words(table)
     except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         differs = f"it cannot be drawn from {table.path.name} ({type(error).__name__}: {error})"
-    return Checked(
-        figure=table.entry.name,
-        path=table.path,
-        status="differs" if differs else "same",
-        reason=differs or f"{reason}, drawn again",
-        command=command_of(table),
-    )
+    return _compared(table.entry.name, table.path, differs, f"{reason}, drawn again", command_of(table))
 
 
 def _other_words(table: RunTable) -> str | None:
@@ -203,13 +204,7 @@ def check_claims(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
                 differs = _other_row(paper, path, usual)
             except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 differs = f"they cannot be judged ({type(error).__name__}: {error})"
-            yield Checked(
-                figure="claims",
-                path=path,
-                status="differs" if differs else "same",
-                reason=differs or "judged again",
-                command="repro check-results --judge",
-            )
+            yield _compared("claims", path, differs, "judged again", "repro check-results --judge")
 
 
 def usual_tables(root: Path) -> dict[tuple[str, str], RunTable]:
@@ -296,13 +291,8 @@ def check_reports() -> Iterator[Checked]:
             differs = _other_report(card)
         except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
             differs = str(error)
-        yield Checked(
-            figure="calibration",
-            path=report_path(card),
-            status="differs" if differs else "same",
-            reason=differs or "judged again",
-            command=f"repro calibrate --platform {card} --keep",
-        )
+        command = f"repro calibrate --platform {card} --keep"
+        yield _compared("calibration", report_path(card), differs, "judged again", command)
 
 
 def _other_report(card: str) -> str | None:
@@ -358,15 +348,7 @@ def make_again(root: Path, most: int, seed: int = 0, advance: Callable[[], None]
             differs = _differs(table, run)
         except (UserError, RunError) as error:
             differs = str(error)
-        found.append(
-            Checked(
-                figure=name,
-                path=table.path,
-                status="differs" if differs else "same",
-                reason=differs or "made again, with the same numbers",
-                command=command_of(table),
-            )
-        )
+        found.append(_compared(name, table.path, differs, "made again, with the same numbers", command_of(table)))
         advance()
     return found
 

@@ -169,7 +169,12 @@ def check_settled() -> None:
             f"{_name()}={told!r} is no instruction set of oneDNN, which would take no notice of it: use one of "
             f"{', '.join(_ORDER)} or DEFAULT"
         )
-    if not _is_in_doubt() or not (found := set(implementations())):
+    if "torch" not in sys.modules or _at_start is None:
+        return
+    at_start, was_loaded = _at_start
+    # Otherwise oneDNN began under the limit that there is now.
+    is_in_doubt = at_start != told or (was_loaded and "amx_tile" in processor_flags())
+    if not is_in_doubt or not (found := set(implementations())):
         return
     claimed = instructions()
     used = max(found, key=_ORDER.index)
@@ -183,14 +188,6 @@ def check_settled() -> None:
 
 def _name() -> str:
     return next((name for name in VARIABLES if os.environ.get(name)), VARIABLES[0])
-
-
-def _is_in_doubt() -> bool:
-    """Whether oneDNN may have begun under another limit than there is now."""
-    if "torch" not in sys.modules or _at_start is None:
-        return False
-    at_start, was_loaded = _at_start
-    return at_start != limit() or (was_loaded and "amx_tile" in processor_flags())
 
 
 def implementations() -> Iterator[str]:
