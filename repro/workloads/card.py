@@ -125,13 +125,7 @@ def _value(declared: Any, raw: object, where: str) -> Any:
     if get_origin(declared) in (Union, UnionType):
         if raw is None and NoneType in inner:
             return None
-        kinds = [each for each in inner if each is not NoneType]
-        declared = kinds[0]
-        if len(kinds) > 1:  # a mapping names its kind of section by its ``distribution``
-            named = {kind.distribution: kind for kind in kinds}
-            name = str(raw.get("distribution")) if isinstance(raw, dict) else ""
-            require(name in named, f"{where}: distribution must be one of {', '.join(named)}")
-            declared = named[name]
+        (declared,) = (each for each in inner if each is not NoneType)
     if is_dataclass(declared):
         return built(declared, raw, where)  # type: ignore[arg-type]
     if get_origin(declared) is tuple:

@@ -18,7 +18,7 @@ from engines.errors import UserError, require
 from engines.knobs import Range
 from repro.paths import DATASETS
 from repro.workloads.card import Card, Local, LocalFile, Origin, Section, find_local, known_cards, load, local_file
-from repro.workloads.draws import LengthDistribution, LogNormalLengths, fit_statistics
+from repro.workloads.draws import LogNormalLengths, fit_statistics
 from repro.workloads.knobs import SourceKind, TextStyle
 
 CARDS_DIR = DATASETS
@@ -69,10 +69,10 @@ class PromptFile(LocalFile):
 @dataclass(frozen=True, kw_only=True)
 class EmbeddedGenerator(Section):
     text: TextStyle
-    lengths: LengthDistribution
+    lengths: LogNormalLengths
     basis: Literal["fitted", "assumed"]
     statistics: Mapping[str, Annotated[float, Range(-1e9, 1e9)]]
-    """What the parameters follow from, of (length - offset); empty for an empirical table."""
+    """What the parameters follow from, of (length - offset)."""
     summary: str
     """One clause for the provenance of every run."""
     sources: tuple[str, ...]
@@ -116,20 +116,19 @@ def load_card(name: str, cards_dir: Path = CARDS_DIR) -> DatasetCard:
             (file.format == "lengths_csv") == (file.column is not None),
             f"{where}: local: {file.path}: column goes with format lengths_csv, and with it only",
         )
-    if isinstance(lengths, LogNormalLengths):
-        require(
-            lengths.offset < lengths.low <= lengths.high,
-            f"{where}: embedded: low={lengths.low}, high={lengths.high}: need offset={lengths.offset} < low <= high",
-        )
-        fitted = fit_statistics(card.embedded.statistics)
-        require(
-            all(
-                isclose(*pair, abs_tol=_PARAMETER_TOLERANCE)
-                for pair in zip(fitted, (lengths.mu, lengths.sigma), strict=True)
-            ),
-            f"{where}: embedded: mu={lengths.mu}, sigma={lengths.sigma} do not follow from the statistics: put mu: "
-            f"{fitted.mu:.4f} and sigma: {fitted.sigma:.4f}",
-        )
+    require(
+        lengths.offset < lengths.low <= lengths.high,
+        f"{where}: embedded: low={lengths.low}, high={lengths.high}: need offset={lengths.offset} < low <= high",
+    )
+    fitted = fit_statistics(card.embedded.statistics)
+    require(
+        all(
+            isclose(*pair, abs_tol=_PARAMETER_TOLERANCE)
+            for pair in zip(fitted, (lengths.mu, lengths.sigma), strict=True)
+        ),
+        f"{where}: embedded: mu={lengths.mu}, sigma={lengths.sigma} do not follow from the statistics: put mu: "
+        f"{fitted.mu:.4f} and sigma: {fitted.sigma:.4f}",
+    )
     return card
 
 

@@ -180,26 +180,6 @@ class LogNormalLengths(Section):
         return np.rint(np.clip(lengths, self.low, self.high)).astype(np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmpiricalLengths(Section):
-    """Draws the observed lengths themselves, with replacement."""
-
-    distribution: Literal["empirical"] = "empirical"
-    values: tuple[Length, ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(bool(self.values), "values must be a list of lengths, each at least 1 token")
-        object.__setattr__(self, "values", tuple(sorted(self.values)))
-
-    def draw(self, num: int, rng: np.random.Generator) -> Ints:
-        table = np.array(self.values, dtype=np.int64)
-        return table[(rng.random(num) * len(table)).astype(np.int64)]
-
-
-LengthDistribution = LogNormalLengths | EmpiricalLengths
-
-
 def fit_quantiles(p_low: float, x_low: float, p_high: float, x_high: float) -> LogNormalParameters:
     """Fits two quantiles: P(X <= x_low) = p_low and P(X <= x_high) = p_high."""
     if not (0 < p_low < p_high < 1 and 0 < x_low < x_high):
@@ -215,18 +195,15 @@ _SIGMA: Mapping[frozenset[str], Callable[[Mapping[str, float]], float]] = {
     frozenset({"mean", "sigma"}): lambda s: s["sigma"],
 }
 """The spread of the logarithm beside a mean: by the method of moments, by the median, or taken from elsewhere."""
-_QUANTILES = frozenset({"p10", "p90"})
 
 
 def fit_statistics(statistics: Mapping[str, float]) -> LogNormalParameters:
     """Makes the fit that a card's named statistics call for."""
     given = frozenset(statistics)
-    if given not in {*_SIGMA, _QUANTILES}:
-        options = "; ".join(" and ".join(sorted(names)) for names in (*_SIGMA, _QUANTILES))
+    if given not in _SIGMA:
+        options = "; ".join(" and ".join(sorted(names)) for names in _SIGMA)
         raise UserError(f"statistics={sorted(statistics)} determine no log-normal: give one of {options}")
     require(min(statistics.values()) > 0, f"statistics={dict(statistics)} must all be above 0")
-    if given == _QUANTILES:
-        return fit_quantiles(0.1, statistics["p10"], 0.9, statistics["p90"])
     mean = statistics["mean"]
     if statistics.get("median", 0) >= mean:
         raise UserError(f"median={statistics['median']} must be below mean={mean}: use another fit")
