@@ -180,11 +180,6 @@ def test_a_batch_that_was_asked_for_must_fit_a_card(platform, system, reading):
         facts_of(size + 1)
 
 
-def test_a_card_too_small_for_one_request():
-    with pytest.raises(UserError, match="budget too small for one request"):
-        prepare(cell_of("llada", "rtx4090", memory_limit=16 * 10**9))
-
-
 def test_fast_dllm_fits_its_longest_request_on_24_gb():
     """4000 tokens: float64 copies of all their logits would take 8 GB more."""
     deployment = planned(cell_of("fast-dllm", "rtx4090", input_len=3744, length_scale=1.0))

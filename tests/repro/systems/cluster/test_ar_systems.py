@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 from support.cells import a_cell, ran
-from support.stored_runs import lines
 
 from engines.cluster.hardware import Deployment
 from engines.cluster.record import READINGS, attainments, observe
@@ -19,8 +18,6 @@ from repro.paths import PAPER
 from repro.runs import tuning
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
-from repro.runs.store import Store
-from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS as SYSTEM_BY_NAME
 from repro.runs.system import free_of
 from repro.runs.tuning import TRIALS
@@ -66,18 +63,6 @@ def test_the_reading_and_the_objectives_are_the_cells():
     assert loose.facts["attainment_reading"] == "session/every/max"
     assert AR.summarize(loose)["slo_attainment"] == 1.0
     assert AR.summarize(strict)["slo_attainment"] < 0.6
-
-
-def test_it_is_stored_once_and_the_same_bytes_again(tmp_path):
-    asked = [prepare(cell(system)) for system in ("ampd", "vllm-sim")]
-    first = Sweep(asked, Store(tmp_path / "a")).run(jobs=1)
-    second = Sweep(asked, Store(tmp_path / "b")).run(jobs=1)
-    for one, other in zip(first, second, strict=True):
-        assert one.run is not None
-        assert other.run is not None
-        assert lines(one.run.file) == lines(other.run.file)
-        assert one.run.table("rounds") == other.run.table("rounds")
-    assert [outcome.status for outcome in Sweep(asked, Store(tmp_path / "a")).run(jobs=1)] == ["reused", "reused"]
 
 
 def test_a_router_of_ones_own_decides_and_counts_as_code(tmp_path, monkeypatch):
