@@ -1,7 +1,7 @@
 """``ServedEngine`` over the torch worker: a request is a session of one round, told token by token.
 
-The worker's steps are those of ``engines.ar.torch.engine``; who drives it here takes requests as they come, ends them at
-their end token, and lets go of them when they are cancelled.
+Who drives the worker here takes requests as they come, ends them at their end token, and lets go of them when they are
+cancelled.
 """
 
 from __future__ import annotations

@@ -17,20 +17,17 @@ from support.refusals import refuses
 
 pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
 
-from support.causal import executor, paged_executor, small_qwen3
+from support.causal import executor, generate, paged_executor, small_qwen3, start
 from support.causal_checkpoints import END, TURN_END, VOCAB, write_causal
 from support.http_client import ask, metrics, streaming
 from support.http_server import Running, running_server
 
-from engines.ar.torch.engine import Engine
 from engines.ar.torch.executor import MeasuredSteps
-from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.errors import UserError
 from engines.laps.latency import StepModel
 from engines.laps.ours import OnTime, OnTimeConfig, Reserve, ReserveConfig
 from engines.models.chat import CausalText, load_causal_text
 from engines.models.loader import load_causal
-from engines.policies.batching import OneByOne
 from engines.policies.views import OpenQueue
 from engines.server.ar import AtMost, ServedAr
 from engines.server.ar_settings import SCHEDULERS, ArSettings
@@ -78,15 +75,13 @@ def encoded(folder: Path) -> list[list[int]]:
 
 
 def run(folder: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The engine's own run of them, one after the other, nothing kept."""
-    sessions = [Session(i, 0.0, (Round(len(ids), LENGTH),)) for i, ids in enumerate(prompts)]
-    engine = Engine(
-        executor=executor(load_causal(str(folder)), max_len=512),
-        batching=OneByOne(),
-        prompts=lambda session, _: np.array(prompts[session.session_id]),
-    )
-    answers = engine.run(OpenLoop(sessions=sessions)).answers
-    return [answers[i][0] for i in range(len(prompts))]
+    """One after the other, nothing kept."""
+    worker, answers = executor(load_causal(str(folder)), max_len=512), []
+    for ids in prompts:
+        slot = start(worker, np.array(ids))
+        answers.append(generate(worker, slot, len(ids), LENGTH))
+        worker.close_slot(slot)
+    return answers
 
 
 @pytest.fixture(scope="module")

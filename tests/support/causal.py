@@ -7,9 +7,11 @@ import numpy as np
 import torch
 from support.graph_recorders import EagerRecorder
 
+from engines.ampd.live.coordinator import Prompts
 from engines.ar.torch.attention import PagedAttention, reference_kernel
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.rows import StepWork
+from engines.cluster.sessions import Session
 from engines.models.decoder import CausalModel
 from engines.models.layers import FusedOps, fuse
 from engines.models.loader import load_causal
@@ -96,6 +98,19 @@ def generate(worker: TorchExecutor, slot: int, context: int, tokens: int) -> lis
     for place in range(context, context + tokens - 1):
         found += run(worker, (slot, place, 1, True))
     return found
+
+
+def session_answers(worker: TorchExecutor, session: Session, prompts: Prompts) -> list[list[int]]:
+    """The session alone, each turn prefilled from its first token: no cache, no company, no policy."""
+    ids: list[int] = []
+    answers = []
+    for index, (_, decode, _) in enumerate(session.rounds):
+        ids += prompts(session, index).tolist()
+        slot = start(worker, np.array(ids))
+        answers.append(generate(worker, slot, len(ids), decode))
+        ids += answers[-1]
+        worker.close_slot(slot)
+    return answers
 
 
 def causal_logits(model: CausalModel, ids: Sequence[int]) -> torch.Tensor:

@@ -4,13 +4,11 @@ It keeps nothing but the policies: sessions, queues and windows are in the store
 stopped. It never waits for a worker.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engines.ampd.live.decisions import bind_line, route_line
 from engines.ampd.live.store import Store, held, texts
@@ -22,11 +20,20 @@ from engines.policies.batching import checked_decision
 from engines.policies.routing import Binder, Estimator, Router
 from engines.policies.views import PrefillTask
 
-if TYPE_CHECKING:
-    from engines.ar.torch.engine import Prompts
-
 SETTLE_S = 0.25
 """How often is looked for who is overdue."""
+Prompts = Callable[[Session, int], NDArray[np.int64]]
+"""The ids that round i of a session adds."""
+
+
+def random_prompts(vocab_size: int, seed: int) -> Prompts:
+    """Ids that depend on (seed, session, round) alone."""
+
+    def prompt(session: Session, round_index: int) -> NDArray[np.int64]:
+        random = np.random.default_rng((seed, session.session_id, round_index))
+        return random.integers(vocab_size, size=session.rounds[round_index].prefill_tokens, dtype=np.int64)
+
+    return prompt
 
 
 class Coordinator:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engines.ampd.live.coordinator import Coordinator, OnTurn, serve
+from engines.ampd.live.coordinator import Coordinator, OnTurn, Prompts, serve
 from engines.ampd.live.record import Mark, collect
 from engines.ampd.live.store import Store
 from engines.ampd.performance import PerformanceModel, Piecewise, fit_piecewise
-from engines.ar.torch.engine import Prompts
 from engines.cluster.decode import DecodeWorker
 from engines.cluster.hardware import KvLinks, Link
 from engines.cluster.record import ClusterRun, rows_of

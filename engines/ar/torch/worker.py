@@ -1,7 +1,7 @@
 """One torch worker: sequences, their K/V, and the steps that a batching policy asks for.
 
-Who drives it says what arrives and when, and what becomes of a sequence that is done: ``engines.ar.torch.engine`` runs
-sessions to their end, ``engines.server.ar`` takes requests for good. Between two steps nothing is under way:
+Who drives it says what arrives and when, and what becomes of a sequence that is done: ``engines.server.ar`` takes
+requests for good. Between two steps nothing is under way:
 
     plan = worker.next_plan(now)
     if worker.can_run(plan):

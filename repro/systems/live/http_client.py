@@ -19,7 +19,7 @@ from repro.runs.http_driver import Ask, Clock, Exchange, Reply, Send, drive_http
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 
 if TYPE_CHECKING:
-    from engines.ar.torch.engine import Prompts
+    from engines.ampd.live.coordinator import Prompts
     from engines.cluster.record import ClusterRun
 
 _LOOK_S = 0.25

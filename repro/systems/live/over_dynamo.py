@@ -28,9 +28,9 @@ from repro.systems.live.http_client import Driving, HttpClient
 from repro.systems.servers import log_folder
 
 if TYPE_CHECKING:
+    from engines.ampd.live.coordinator import Prompts
     from engines.ampd.live.fleet import Fleet
     from engines.ampd.live.record import Mark
-    from engines.ar.torch.engine import Prompts
 
 
 logger = logging.getLogger(__name__)

@@ -139,10 +139,10 @@ class LiveDeployment:
         self.front.check_machine()
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        from engines.ampd.live.coordinator import random_prompts
         from engines.ampd.live.decisions import replay
         from engines.ampd.live.profile import profile_live
         from engines.ampd.live.record import answers, collect
-        from engines.ar.torch.engine import random_prompts
 
         self.check_machine()
         settings, sessions = self.settings, workload.sessions

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.causal import executor, generate, prompt, small_model, start
+from support.clusters import LinearCost
+from support.session_engine import SessionEngine
 
 from baselines.ar.sglang import TokenBudget
-from engines.ar.torch.engine import Engine
 from engines.cluster.sessions import ClosedLoop, Round, Session
 from engines.errors import RunError, UserError
 from engines.models.decoder import CausalModel
@@ -114,9 +115,10 @@ def test_requests_that_come_at_once_make_the_steps_of_the_engine_s_own_run(model
     """The same policy object, here and in a run to the end: the same questions, the same answers, the same tokens."""
     ran, taken = Recording(CHUNKED), Recording(CHUNKED)
     sessions = [Session(i, 0.0, (Round(length, tokens),)) for i, (length, tokens) in enumerate(REQUESTS)]
-    run = Engine(
-        executor=executor(model, **options),
-        batching=ran,
+    run = SessionEngine(
+        executor(model, **options),
+        ran,
+        LinearCost(),
         queue=OpenQueue(),
         prompts=lambda session, _: prompt(session.rounds[0].prefill_tokens, session.session_id),
     ).run(ClosedLoop(sessions=sessions, num_clients=len(sessions)))

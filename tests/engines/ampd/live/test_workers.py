@@ -20,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.causal import session_answers
 from support.live import needs_redis
 from support.processes import ends, is_alive
 
 from engines.ampd.live import fleet as fleet_module
-from engines.ampd.live.coordinator import Coordinator, serve
+from engines.ampd.live.coordinator import Coordinator, random_prompts, serve
 from engines.ampd.live.decisions import replay
 from engines.ampd.live.decode import Residents
 from engines.ampd.live.fleet import Fleet
@@ -33,13 +34,11 @@ from engines.ampd.live.record import Mark, answers, collect
 from engines.ampd.live.store import RedisServer, Store
 from engines.ampd.live.worker import WorkerSpec
 from engines.ampd.policies import ReorderingQueue
-from engines.ar.torch.engine import random_prompts
 from engines.ar.torch.executor import TorchExecutor
-from engines.cluster.sessions import OpenLoop, Round, Session
+from engines.cluster.sessions import Round, Session
 from engines.errors import RunError
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
-from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import LeastKvMemory, RemoteOnly
 from engines.policies.views import PrefillQueue
 from repro.paths import REPO
@@ -135,14 +134,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 def engine_answers(sessions: list[Session]) -> dict[int, list[list[int]]]:
     """What one worker gives that does everything, in this process."""
-    from engines.ar.torch.engine import Engine
-    from engines.ar.torch.executor import TorchExecutor
-    from engines.models.loader import load_causal
-
-    model = load_causal(CONFIG, weights="random", seed=0)
-    executor = TorchExecutor(model, num_slots=64, max_len=2048, num_tokens=16000)
-    run = Engine(executor=executor, batching=ONE_BY_ONE, prompts=PROMPTS).run(OpenLoop(sessions=sessions))
-    return dict(run.answers)
+    worker = TorchExecutor(load_causal(CONFIG, weights="random", seed=0), num_slots=64, max_len=2048, num_tokens=16000)
+    return {session.session_id: session_answers(worker, session, PROMPTS) for session in sessions}
 
 
 def check_whole(live: Live, sessions: list[Session], began: float) -> None:
@@ -486,7 +479,7 @@ import sys
 from dataclasses import replace
 from multiprocessing import get_context
 from engines.ampd.live.fleet import run_worker
-from tests.engines.ampd.live.test_fleet import SPEC
+from tests.engines.ampd.live.test_workers import SPEC
 
 process = get_context("fork").Process(target=run_worker, args=(replace(SPEC, url=sys.argv[1]),), daemon=True)
 process.start()

@@ -18,6 +18,7 @@ from support.live import HandFleet, needs_redis
 from support.processes import ends
 
 from baselines.servers.environment import FOLDER_VARIABLE, environments_of
+from engines.ampd.live.coordinator import random_prompts
 from engines.ampd.live.decisions import replay
 from engines.ampd.live.fleet import Fleet
 from engines.ampd.live.intake import Deciding, Limits
@@ -26,12 +27,10 @@ from engines.ampd.live.store import RedisServer, Store
 from engines.ampd.live.worker import WorkerSpec
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.policies import AdaptiveRouter
-from engines.ar.torch.engine import random_prompts
 from engines.cluster.record import observe
-from engines.cluster.sessions import OpenLoop, Round, Session
+from engines.cluster.sessions import Round, Session
 from engines.errors import RunError, UserError
 from engines.models.qwen2_config import tiny_causal
-from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import LeastKvMemory
 from engines.policies.views import PrefillQueue, Slo
 from repro.runs.cell import Cell
@@ -251,10 +250,10 @@ def test_behind_dynamo_s_frontend_answers_are_those_of_the_same_sessions_without
 
 
 def engine_answers(prompts: Callable[[Session, int], Any]) -> list[list[list[int]]]:
-    from engines.ar.torch.engine import Engine
+    from support.causal import session_answers
+
     from engines.ar.torch.executor import TorchExecutor
     from engines.models.loader import load_causal
 
     executor = TorchExecutor(load_causal(CONFIG, weights="random", seed=0), num_slots=8, max_len=2048, num_tokens=4096)
-    run = Engine(executor=executor, batching=ONE_BY_ONE, prompts=prompts).run(OpenLoop(sessions=SESSIONS))
-    return [run.answers[each.session_id] for each in SESSIONS]
+    return [session_answers(executor, each, prompts) for each in SESSIONS]
