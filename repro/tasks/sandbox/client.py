@@ -43,16 +43,6 @@ FOLDER_BYTES, FOLDER_FILES = 64 << 20, 4096
 _GRACE_S = 30.0
 """How long two interpreters may take to start, on a machine under load."""
 _POLL_S = 0.05
-_NO_NAMESPACES = (
-    "namespace",
-    "setting up uid map",
-    "setting up gid map",
-    "setgroups",
-    "loopback:",
-    "make / slave",
-    "pivot_root",
-)
-"""Words of bwrap where the kernel, AppArmor or a container forbids user namespaces."""
 _HOME = "/tmp"
 _INSIDE = str(Path(inside.__file__).resolve())
 
@@ -112,21 +102,12 @@ def jail_refusal() -> str | None:
     try:
         result = run_program("", NO_CHECK)
     except (RuntimeError, OSError) as error:
-        return _explained(str(error))
-    return None if result.passed else f"an empty program fails ({result.reason}): install bubblewrap anew"
-
-
-def _explained(failure: str) -> str:
-    """What stopped bwrap, and the fix; bwrap's own words where its cause is another."""
-    if "Unknown option" in failure:
-        return "bwrap is older than 0.7: install a newer bubblewrap"
-    if any(words in failure for words in _NO_NAMESPACES):
         return (
-            "bwrap may not make user namespaces here: allow them (Debian: sysctl kernel.unprivileged_userns_clone=1, "
-            "Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0, in Docker: --security-opt seccomp=unconfined "
-            "--security-opt apparmor=unconfined)"
+            f"bwrap makes no jail ({error}): install bubblewrap 0.7 or newer, and allow user namespaces (Debian: sysctl "
+            "kernel.unprivileged_userns_clone=1, Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0, in Docker: "
+            "--security-opt seccomp=unconfined --security-opt apparmor=unconfined)"
         )
-    return f"bwrap makes no jail ({failure}): install bubblewrap 0.7 or newer and allow user namespaces"
+    return None if result.passed else f"an empty program fails ({result.reason}): install bubblewrap anew"
 
 
 def run_program(

@@ -368,30 +368,17 @@ def test_a_machine_without_a_jail_says_why(monkeypatch, present, machine, reason
     assert reason in client.jail_refusal.__wrapped__()
 
 
-FORBIDDEN = "bwrap may not make user namespaces here: allow them"
-
-
 @pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ("bwrap: Unknown option --size", "bwrap is older than 0.7: install a newer bubblewrap"),
-        ("bwrap: setting up uid map: Permission denied", FORBIDDEN),
-        ("bwrap: No permissions to create new namespace, likely because the kernel does not allow it", FORBIDDEN),
-        ("bwrap: Creating new namespace failed: Operation not permitted", FORBIDDEN),
-        ("bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted", FORBIDDEN),
-        ("bwrap: Failed to make / slave: Permission denied", FORBIDDEN),
-        ("bwrap: is lost", "(no program was run: bwrap: is lost): install bubblewrap 0.7 or newer and allow"),
-    ],
+    "words", ["bwrap: Unknown option --size", "bwrap: setting up uid map: Permission denied", "bwrap: is lost"]
 )
-def test_a_bwrap_that_makes_no_jail_is_one_sentence_with_the_fix(monkeypatch, tmp_path, words, reason):
+def test_a_bwrap_that_makes_no_jail_is_one_sentence_with_the_fix(monkeypatch, tmp_path, words):
     broken = tmp_path / "bwrap"
     broken.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     said = client.jail_refusal.__wrapped__()
-    assert reason in said
+    assert f"bwrap makes no jail (no program was run: {words}): install bubblewrap 0.7 or newer, and allow user" in said
     assert "\n" not in said
-    assert (words in said) == ("is lost" in words)
 
 
 def test_a_bwrap_that_cannot_be_started_is_refused_too(monkeypatch, tmp_path):
