@@ -100,7 +100,6 @@ def writable_folder(name: str, path: Path) -> Path:
 
 
 def is_file(text: str) -> bool:
-    """Whether a text is the path of a file that is there."""
     with suppress(OSError, ValueError):
         return Path(text).is_file()
     return False

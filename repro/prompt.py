@@ -100,7 +100,6 @@ def tokenizer_of(model: str) -> TextTokenizer:
 
 
 def find_tokenizer(model: str) -> TextTokenizer | None:
-    """The checkpoint's tokenizer, or None."""
     if model in PUBLISHED_CONFIGS or not (checkpoint_dir(model, weights=False) / "tokenizer_config.json").is_file():
         return None
     return tokenizer_of(model)

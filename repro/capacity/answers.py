@@ -43,8 +43,6 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Trials:
-    """Runs of a site's plans, each made once."""
-
     site: Site
     _made: dict[tuple[Plan, float, int], Sample] = field(default_factory=dict)
 
@@ -163,7 +161,6 @@ class Search:
     def _answers_of(
         self, site: Site, sizes: Sequence[tuple[int, ...]], advance: Callable[[], object] = lambda: None
     ) -> list[Answer]:
-        """The answers of a site, one after the other."""
         found: list[Answer] = []
         for gpus in sizes:
             last = found[-1] if found else None

@@ -119,8 +119,6 @@ LOAD = "load"
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What one run showed."""
-
     times: Mapping[str, Times]
     """By metric."""
     num_rounds: int

@@ -34,11 +34,9 @@ class Lattice:
         return float(f"{(1 + self.resolution) ** step:.4g}")
 
     def step(self, rate: float) -> int:
-        """Step of the rate nearest to it."""
         return round(math.log(min(max(rate, LEAST_RATE), MOST_RATE)) / math.log1p(self.resolution))
 
     def last(self, most: float) -> int:
-        """The last step whose rate is not above ``most``."""
         step = self.step(most)
         while self.rate(step) > most:
             step -= 1

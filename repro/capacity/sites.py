@@ -110,7 +110,6 @@ class Site(ABC):
         return SYSTEMS.get(self.cell.system).title
 
     def of_run(self, plan: Plan, rate: float, seed: int) -> Cell:
-        """The cell of one run."""
         return self._cell(plan.knobs, rate=rate, seed=seed)
 
     def of_size(self, gpus: int, rate: float | None, num_prompts: int | None) -> Self:
@@ -141,13 +140,11 @@ class Site(ABC):
 
     @property
     @abstractmethod
-    def most_gpus(self) -> int:
-        """GPUs that the platform has."""
+    def most_gpus(self) -> int: ...
 
     @property
     @abstractmethod
-    def provenance(self) -> Provenance:
-        """Where the requests of the first seed come from."""
+    def provenance(self) -> Provenance: ...
 
     @property
     def rounds_per_prompt(self) -> float:
@@ -169,8 +166,7 @@ class Site(ABC):
         """Those of the first seed."""
 
     @abstractmethod
-    def fits(self, gpus: int) -> bool:
-        """Whether a plan uses all of so many GPUs."""
+    def fits(self, gpus: int) -> bool: ...
 
     @abstractmethod
     def check(self, gpus: int) -> None:

@@ -95,8 +95,6 @@ class CellOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A server to drive in place of a system here."""
-
     panel: ClassVar[str] = opt.SERVER
     url: str | None = None
     """Base URL of an OpenAI-compatible server to drive, in place of a system here or as --system vllm, dynamo or sglang."""
@@ -308,7 +306,6 @@ def _save_plot(path: Path, title: str, runs: Sequence[StoredRun], varied: Sequen
 
 
 def _print_profile(run: StoredRun) -> None:
-    """Where the time of a profiled run's steps went."""
     summary, facts = run.summary, run.facts
     name = f"{run.record.manifest['system']}, {run.cell.dataset}, {_rate_text(run)}"
     if summary["profile"] is None:

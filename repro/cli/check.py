@@ -229,7 +229,6 @@ class SuiteOptions:
             raise UserError(f"stage={self.stage[0]!r} and first: give one of them")
 
     def wanted(self, known: Sequence[str]) -> Sequence[str]:
-        """The stages that are run."""
         from repro.gpu_suite import stages as plan
 
         wanted = [name for name in plan.FIRST if name in known] if self.first else self.stage or known

@@ -98,7 +98,6 @@ def _texts(row: Change) -> list[str]:
 
 
 def _notes(found: Sequence[Comparison], sides: Sequence[Side]) -> Iterator[str]:
-    """What a reader of the ratios has to know."""
     yield from dict.fromkeys(side.warning for side in sides if side.warning is not None)
     changed = _changed_modules(sides)
     if changed:

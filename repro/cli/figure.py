@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FigureOptions(opt.Reused, opt.Charged, Checked):
-    """Which views of a figure, from which runs."""
-
     panel: ClassVar[str] = opt.WHAT
     platform: list[str] | None = None
     """Several times [default: the figure's own]."""

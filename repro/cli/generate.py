@@ -36,8 +36,6 @@ LOADED = Knobs(lambda: {opt.ENGINE: (Some(Device, ("dtype", "device", "weights")
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
-    """The prompt, and which model answers it in which system."""
-
     panel: ClassVar[str] = opt.WHAT
     system: str = "dllm-serve"
     """dllm-serve, fast-dllm, dllm-cache, sparse-dllm, the plain llada or dream sampler, or block-diffusion."""

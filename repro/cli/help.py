@@ -35,7 +35,6 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 
 
 def examples_of(command: str) -> list[tuple[str, str]]:
-    """Lines to copy, each with what it does."""
     with Path(__file__).with_name("examples.csv").open(encoding="utf-8", newline="") as file:
         return [(row["line"], row["does"]) for row in csv.DictReader(file) if row["command"] == command]
 
@@ -100,11 +99,9 @@ class WholeGroup(TyperGroup):
         return option
 
     def summary(self, name: str) -> str:
-        """What a command does."""
         raise NotImplementedError
 
     def groups(self) -> Mapping[str, Iterable[str]]:
-        """Commands by what they are for."""
         raise NotImplementedError
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

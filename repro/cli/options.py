@@ -110,8 +110,6 @@ class Stored(Reused):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where runs are made."""
-
     panel: ClassVar[str] = RUNS
     pool: str = "local"
     """Where runs are made: local, on this machine, or ray, on a cluster."""
@@ -394,7 +392,6 @@ def engine_knobs(*more: type) -> dict[str, Sequence[type | Some]]:
 
 
 def of_platform() -> Mapping[str, object]:
-    """Defaults that the platform says."""
     from repro.systems.platforms import DllmPart
 
     names = (*(field.name for field in fields(DllmPart)), "memory_limit", "num_prompts")

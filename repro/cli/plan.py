@@ -188,8 +188,6 @@ class Sample(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Solved(Checked):
-    """How plans are found."""
-
     panel: ClassVar[str] = opt.ENGINE
     method: str | None = None
     """Coefficients: direct, cached or closed [default: by the number of GPUs]."""
@@ -339,8 +337,6 @@ class CapacityGoal(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Searched(Checked):
-    """How rates are found."""
-
     panel: ClassVar[str] = opt.ENGINE
     num_prompts: Annotated[int, Range(1, 10**5)] | None = None
     """Sessions, or turns, of a run [default: more for more GPUs]."""

@@ -80,7 +80,6 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def save_drawn(path: Path, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
-    """The figure, and the rows behind it as a CSV of the same name."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:], dpi=150)
     beside = path.with_suffix(".csv")

@@ -107,7 +107,6 @@ def print_runs(rows: Sequence[Sequence[StoredRun]], varied: Sequence[str] = ()) 
 
 
 def model_of(run: StoredRun) -> str:
-    """The model's name, as the run or whoever asked for it says it."""
     return str(run.manifest["facts"].get("model") or run.cell.knob_values.get("model") or "-")
 
 
@@ -120,7 +119,6 @@ def by_setting(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
 
 
 def provenance_of(runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """How the runs of a row came about, and whether their numbers may be used."""
     return {
         "obtained": "; ".join(sorted({run.obtained for run in runs})),
         "valid": all(run.validity.valid for run in runs),

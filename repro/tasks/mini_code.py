@@ -37,7 +37,6 @@ def generate(
 
 
 def apply(problem: Problem, x: int) -> int:
-    """What the problem's function returns for ``x``."""
     statements = dict(problem.facts)
     for word in problem.used:
         _, name, value = statements[word].split()

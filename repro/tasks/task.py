@@ -57,7 +57,6 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """Digest of what answers are held against."""
         graded = [[p.problem_id, p.reference, p.code, p.check] for p in self.problems]
         return hashlib.sha256(json.dumps([graded, self.until]).encode()).hexdigest()[:12]
 

@@ -46,8 +46,6 @@ class Linear:
 
 
 class Step(NamedTuple):
-    """What a batching policy planned."""
-
     start_s: float
     shares: tuple[tuple[int, int], ...]
     """(task id, tokens)"""
@@ -59,8 +57,6 @@ class Step(NamedTuple):
 
 
 class Watched:
-    """A batching policy whose steps are written down."""
-
     def __init__(self, batching: Batching) -> None:
         self.steps: list[Step] = []
         self.batching = batching
@@ -82,8 +78,6 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An example of what arrives."""
-
     cap: int
     """max_num_batched_tokens, for policies that take it, or have one."""
     max_num_seqs: int

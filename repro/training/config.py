@@ -117,7 +117,6 @@ class TrainConfig(Checked):
 
     @property
     def own_block_lengths(self) -> tuple[int, ...]:
-        """Those that its model can be sampled in."""
         return self.block_lengths if self.block_diffusion is None else (self.block_diffusion,)
 
     def __post_init__(self) -> None:

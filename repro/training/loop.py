@@ -54,7 +54,6 @@ class Trainer:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def loss(self) -> Tensor:
-        """The loss of the current step's batch."""
         batch = make_batch(self.config, self.tokenizer, self.step)
         masked: MaskedBatch
         if self.config.block_diffusion is None:
@@ -159,7 +158,6 @@ def model_config(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAConfig:
 
 
 def _sizes(config: TrainConfig, tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Fields that configurations of both architectures have."""
     own = ("d_model", "n_layers", "n_heads", "mlp_hidden_size", "max_sequence_length", "rms_norm_eps", "weight_tying")
     of_text = ("vocab_size", "mask_token_id", "eos_token_id")
     return {

@@ -88,7 +88,6 @@ class Curve:
 
     @cached_property
     def places(self) -> list[float]:
-        """Where its points lie on the axis."""
         return [] if self.axis is None else [float(point.knobs[self.axis]) for point in self.points]  # type: ignore[arg-type]
 
     @property

@@ -87,7 +87,6 @@ def _selected(name: str, text: str, root: Path, read: dict[Path, Folder]) -> Sid
 
 
 def holds_runs(text: str) -> bool:
-    """Whether a text is the path of a folder with a run's file in it."""
     with suppress(OSError, ValueError):
         return bool(text.strip()) and Path(text).is_dir() and bool(run_files(Path(text)))
     return False

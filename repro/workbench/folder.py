@@ -70,7 +70,6 @@ def name_of(run: StoredRun) -> str:
 
 
 def commit_of(run: StoredRun) -> str | None:
-    """The commit of the checkout that it was made in."""
     found = run.provenance["git"]["commit"]
     return None if found is None else str(found)
 

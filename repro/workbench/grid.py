@@ -75,7 +75,6 @@ class Grid:
 
     @property
     def varied(self) -> tuple[str, ...]:
-        """Knobs with several values."""
         return tuple(name for name, values in self.knobs.items() if len(values) > 1)
 
     @property
@@ -128,7 +127,6 @@ class Grid:
 
 
 def grid_of_file(path: Path) -> Grid:
-    """The grid in a YAML file."""
     try:
         given = read_yaml(path, "grid")
     except UserError:

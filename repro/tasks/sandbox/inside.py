@@ -38,7 +38,7 @@ _CALLS, _ANSWERS = 3, 4
 
 
 class OverError(BaseException):
-    """The other process has ended, or closed its end."""
+    pass
 
 
 class StrangeError(BaseException):
