@@ -3,11 +3,11 @@ nothing; and which refuse an option that would silently win over itself."""
 
 import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from engines.errors import UserError
 from repro.cli.options import PANELS, RUNS
@@ -42,7 +42,7 @@ def examples_of(command: str) -> list[tuple[str, str]]:
 class PanelCommand(TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.help = _held(self.help or "")
+        self.help = held(self.help or "")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _check_given(self, ctx, args)
@@ -52,7 +52,7 @@ class PanelCommand(TyperCommand):
         texts = self.callback.helps()  # type: ignore[union-attr]
         for param in self.params:
             param.help = param.help or texts.get(param.name)  # type: ignore[attr-defined]
-        return _released(super().get_help(ctx))
+        return released(super().get_help(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         shown = [
@@ -60,7 +60,12 @@ class PanelCommand(TyperCommand):
         ]
         panels: dict[str, list[Any]] = {panel: [] for panel in (ARGUMENTS, FIRST, *PANELS, OTHERS)}
         needed = NEEDED.get(self.name or "", ())
-        for param, (name, text) in sorted(shown, key=lambda each: _place(needed, each[0].name)):
+
+        def place(each: Any) -> int:
+            name = each[0].name
+            return needed.index(name) if name in needed else len(needed)
+
+        for param, (name, text) in sorted(shown, key=place):
             panel = getattr(param, "rich_help_panel", None) or (RUNS if param.name == "help" else OTHERS)
             if param.param_type_name == "argument":
                 panel = ARGUMENTS
@@ -68,7 +73,7 @@ class PanelCommand(TyperCommand):
                 panel = OTHERS
             elif param.name in needed:
                 panel = FIRST
-            panels[panel].append((name, _held(_told(text))))
+            panels[panel].append((name, held(_told(text))))
         if [name for name, _ in panels[RUNS]] == ["--help"]:
             panels[OTHERS] += panels.pop(RUNS)
         for panel, records in panels.items():
@@ -82,33 +87,6 @@ class PanelCommand(TyperCommand):
             with formatter.section("Examples"):
                 for line, does in examples:
                     formatter.write(f"  # {does}\n  {line}\n")
-
-
-class WholeGroup(TyperGroup):
-    """Lists the whole first sentence of every command's help."""
-
-    def get_help(self, ctx: Any) -> str:
-        return _released(super().get_help(ctx))
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """Off where it is not given: of no value the library would ask pydantic what it is, which takes longer to load than all
-        else that a help needs."""
-        option: Any = super().get_help_option(ctx)
-        if option is not None:
-            option.default = False
-        return option
-
-    def summary(self, name: str) -> str:
-        raise NotImplementedError
-
-    def groups(self) -> Mapping[str, Iterable[str]]:
-        raise NotImplementedError
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        longest = max(map(len, self.list_commands(ctx)))
-        for title, names in self.groups().items():
-            with formatter.section(title):
-                formatter.write_dl([(name.ljust(longest), _held(self.summary(name))) for name in names])
 
 
 def first_sentence(doc: str) -> str:
@@ -137,18 +115,14 @@ def _check_given(command: TyperCommand, ctx: Any, args: list[str]) -> None:
             raise UserError(f"{max(option.opts, key=len)} is given {num} times and takes one value: keep one")
 
 
-def _place(needed: Sequence[str], name: str) -> int:
-    return needed.index(name) if name in needed else len(needed)
-
-
 def _told(text: str) -> str:
     """Defaults that the library appends, as those that a help names itself: in its sentence."""
     return re.sub(r"\.?  (\[[^\[\]]*\])$", r" \1.", text)
 
 
-def _held(text: str) -> str:
+def held(text: str) -> str:
     return text.replace("-", _UNBROKEN)
 
 
-def _released(text: str) -> str:
+def released(text: str) -> str:
     return text.replace(_UNBROKEN, "-")

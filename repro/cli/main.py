@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
@@ -16,11 +16,12 @@ from types import FrameType
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from engines.errors import UserError
 from repro.cli.endings import DONE, FAILED, INTERRUPTED, TERMINATED, Ending, ending_of
-from repro.cli.help import PanelCommand, WholeGroup, first_sentence
+from repro.cli.help import PanelCommand, first_sentence, held, released
 from repro.cli.options import spread
 from repro.cli.output import say, terminal_size_of
 from repro.runs.clean import CleanFormatter
@@ -69,22 +70,39 @@ def _built(name: str) -> Any:
     return get_command(alone)
 
 
-class Root(WholeGroup):
+class Root(TyperGroup):
+    """Lists the whole first sentence of every command's help, by what the commands are for."""
+
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return _built(cmd_name) if cmd_name in COMMANDS else None
 
-    def groups(self) -> Mapping[str, Iterable[str]]:
-        return GROUPS
+    def get_help(self, ctx: Any) -> str:
+        return released(super().get_help(ctx))
 
-    def summary(self, name: str) -> str:
-        """Read off the source: no module of a command is loaded for a list of all."""
-        module, _, function = COMMANDS[name].partition(":")
-        source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
-        told = re.search(rf'^def {function}\(.*?^    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
-        return first_sentence("" if told is None else told[1])
+    def get_help_option(self, ctx: Any) -> Any:
+        """Off where it is not given: of no value the library would ask pydantic what it is, which takes longer to load than all
+        else that a help needs."""
+        option: Any = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        longest = max(map(len, COMMANDS))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(longest), held(_summary(name))) for name in names])
+
+
+def _summary(name: str) -> str:
+    """Read off the source: no module of a command is loaded for a list of all."""
+    module, _, function = COMMANDS[name].partition(":")
+    source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    told = re.search(rf'^def {function}\(.*?^    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
+    return first_sentence("" if told is None else told[1])
 
 
 app = typer.Typer(
