@@ -58,18 +58,10 @@ def datasheet_gpu(device: torch.device) -> Gpu | None:
 
 
 def measured_gpu(device: torch.device, dtype: torch.dtype) -> Gpu:
-    """A card with the peaks measured here, for bounds alone: it knows no memory and no links."""
+    """A card with the peaks measured here, for bounds alone."""
     peaks = measured_peaks(device, dtype)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this cpu"
-    return Gpu(
-        name=f"{name} (measured peaks)",
-        bf16_tflops=peaks.flops_per_s / 1e12,
-        memory_bandwidth_gb_s=peaks.bytes_per_s / 1e9,
-        memory_bytes=0,
-        nvlink_gb_s=None,
-        pcie_gb_s=0.0,
-        source=peaks.how,
-    )
+    return Gpu.of_peaks(name, peaks.flops_per_s, peaks.bytes_per_s, peaks.how)
 
 
 def _matmul_s(size: int, device: torch.device, dtype: torch.dtype) -> float:

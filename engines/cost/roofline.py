@@ -54,6 +54,19 @@ class Gpu:
     def __str__(self) -> str:
         return self.name
 
+    @classmethod
+    def of_peaks(cls, name: str, flops_per_s: float, bytes_per_s: float, source: str = "measured") -> Gpu:
+        """A card with measured peaks, for bounds alone: it knows no memory and no links."""
+        return cls(
+            name=f"{name} (measured peaks)",
+            bf16_tflops=flops_per_s / 1e12,
+            memory_bandwidth_gb_s=bytes_per_s / 1e9,
+            memory_bytes=0,
+            nvlink_gb_s=None,
+            pcie_gb_s=0.0,
+            source=source,
+        )
+
 
 GPUS: tuple[Gpu, ...] = tuple(Gpu(**card) for card in json.loads(Path(__file__).with_name("gpus.json").read_text()))
 RTX4090, L40S, A100, H100, H200, B200, H20 = GPUS

@@ -141,7 +141,7 @@ def card_of(suite: Suite, run: StoredRun) -> Gpu:
     if name is not None:
         return gpu(name)
     found = run.facts["rows"]
-    return card_with(found["flops_per_s"], found["bytes_per_s"], name=f"{suite.platform} (measured peaks)")
+    return Gpu.of_peaks(suite.platform, found["flops_per_s"], found["bytes_per_s"])
 
 
 def measured_card(suite: Suite) -> Gpu | None:
@@ -150,20 +150,7 @@ def measured_card(suite: Suite) -> Gpu | None:
     if run is None:
         return None
     (row,) = run.facts["rows"]["rows"]
-    return card_with(row["flops_per_s"], row["bytes_per_s"], name=f"{suite.platform} (measured peaks)")
-
-
-def card_with(flops_per_s: float, bytes_per_s: float, *, name: str) -> Gpu:
-    """For bounds alone: it knows no memory and no links."""
-    return Gpu(
-        name=name,
-        bf16_tflops=flops_per_s / 1e12,
-        memory_bandwidth_gb_s=bytes_per_s / 1e9,
-        memory_bytes=0,
-        nvlink_gb_s=None,
-        pcie_gb_s=0.0,
-        source="measured",
-    )
+    return Gpu.of_peaks(suite.platform, row["flops_per_s"], row["bytes_per_s"])
 
 
 # -- the fit --------------------------------------------------------------------------------------------------

@@ -1,13 +1,15 @@
 """Checks as runs: tests, goldens, agreement and benchmarks go through the store like any cell, so that they resume, know
 their code and say where they were made."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,14 +36,14 @@ CHECK = Family(
 )
 
 
-@dataclass(frozen=True)
-class NoRequests:
-    checksum: str = ""
-
-
-@dataclass(frozen=True)
 class Nothing:
-    provenance: NoRequests = field(default_factory=NoRequests)
+    """The workload of a check, which serves no requests."""
+
+    checksum = ""
+
+    @property
+    def provenance(self) -> Nothing:
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +95,6 @@ class CheckSystem:
     @property
     def title(self) -> str:
         return self.name
-
-    @property
-    def summary(self) -> str:
-        return str(self.check.__doc__)
 
     def prepare(self, cell: Cell) -> tuple[Check, Nothing]:
         knobs = {name: value for name, value in cell.knobs if name != "basis"}

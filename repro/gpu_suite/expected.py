@@ -7,7 +7,7 @@ from typing import NamedTuple
 from engines.cost.roofline import Calibration, gpu
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.store import Store
+from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.deployment import DllmDeployment
@@ -23,17 +23,10 @@ MEASURED_ALONE = ("weights", "device", "dtype", "profile_every")
 
 
 class Prediction(NamedTuple):
-    """A simulated run's own numbers."""
+    """What a simulated run says of one on the card."""
 
-    busy_s: float
-    num_steps: int
-    last_arrival_s: float
+    seconds: float
     throughput_tok_s: float | None
-
-    @property
-    def seconds(self) -> float:
-        busy_s = SLOWER * self.busy_s + STEP_OVERHEAD_S * self.num_steps
-        return round(PREPARATION_S + max(self.last_arrival_s, busy_s), 1)
 
 
 def simulated(cell: Cell, calibration: Calibration | None = None) -> Experiment:
@@ -57,12 +50,9 @@ def expected(cells: Sequence[Cell], store: Store) -> list[Prediction]:
     """What the simulator expects of each cell. ``store`` holds the runs that the same code simulated before."""
     sweep = Sweep([simulated(cell) for cell in cells], store)
     sweep.run()
-    return [
-        Prediction(
-            busy_s=run.summary["busy_s"],
-            num_steps=run.summary["num_steps"],
-            last_arrival_s=max(run.record.requests["arrival_s"]),
-            throughput_tok_s=run.summary["throughput_tok_s"],
-        )
-        for run in sweep.runs
-    ]
+    return [Prediction(_seconds(run), run.summary["throughput_tok_s"]) for run in sweep.runs]
+
+
+def _seconds(run: StoredRun) -> float:
+    busy_s = SLOWER * run.summary["busy_s"] + STEP_OVERHEAD_S * run.summary["num_steps"]
+    return round(PREPARATION_S + max(*run.record.requests["arrival_s"], busy_s), 1)

@@ -9,19 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.told_suite import KNOWN, LENGTH, checked, peak_rows, served, step_rows, timed, told_suite
 
-from engines.cost.roofline import H200, Calibration
+from engines.cost.roofline import H200, Calibration, Gpu
 from engines.errors import UserError
-from repro.gpu_suite.calibration import (
-    CALIBRATION,
-    Fitted,
-    calibrated,
-    card_with,
-    constants,
-    fit,
-    fitted_rows,
-    read_fit,
-    report,
-)
+from repro.gpu_suite.calibration import CALIBRATION, Fitted, calibrated, constants, fit, fitted_rows, read_fit, report
 from repro.reports import predictions
 from repro.systems.cost import save_calibration
 
@@ -38,7 +28,7 @@ def test_a_known_share_and_overhead_are_fitted_back(share, overhead_s, bandwidth
         bandwidth_efficiency=bandwidth,
     )
     rows = tuple(timed(kind, size, known) for size in (1, 256) for kind in ("refresh", "reuse"))
-    copied = card_with(H200.peak_flops, bandwidth * H200.bandwidth, name="measured")
+    copied = Gpu.of_peaks("h200", H200.peak_flops, bandwidth * H200.bandwidth)
     found = fit(rows, H200, copied=copied)
     assert found.matmul_efficiency == found.attention_efficiency == pytest.approx(share, rel=1e-4)
     assert found.step_overhead_s == pytest.approx(overhead_s, rel=1e-3, abs=1e-5)
