@@ -77,6 +77,8 @@ _TIME = re.compile(
     r"(arrival|arrival_time|arrival_timestamp|arrived_at|timestamp|time|ts|start_time|request_time|created|created_at|date|datetime)"
     r"(?:_(?:unix_)?(s|sec|secs|seconds|ms|msec|millis|milliseconds|us|usec|micros|microseconds|ns|nanos|nanoseconds))?"
 )
+_VALUE = re.compile(r"[\d\s.,:+\-TZe]*\d[\d\s.,:+\-TZe]*", re.ASCII)
+"""A number or a date, in place of a column's name."""
 _UNITS: Mapping[str, TimeUnit] = {"s": "s", "se": "s", "ms": "ms", "mi": "ms", "us": "us", "ns": "ns", "na": "ns"}
 
 
@@ -245,11 +247,6 @@ def _unit_in(column: str) -> TimeUnit | None:
     return None if match is None or match[2] is None else _UNITS[(match[2] + " ")[:2].strip()]
 
 
-def _is_value(name: str) -> bool:
-    """Tells whether the name of a column is a number, or a date."""
-    return re.fullmatch(r"[\d\s.,:+\-TZe]*\d[\d\s.,:+\-TZe]*", name, re.ASCII) is not None
-
-
 def _check_consistent(found: Mapping[str, str], names: Sequence[str], said: str, needs_answers: bool) -> None:
     fix = f"name it, like {EXAMPLE}"
     for group in (tuple(TIMES), LENGTHS, (*DELAYS, *WAITS)):
@@ -261,7 +258,7 @@ def _check_consistent(found: Mapping[str, str], names: Sequence[str], said: str,
         require(not beside, f"{said} rounds hold all of a session, {beside} too: leave one out")
         return
     has = f"the file has {', '.join(names)}"
-    is_bare = bool(names) and all(_is_value(name) for name in names)
+    is_bare = bool(names) and all(_VALUE.fullmatch(name) for name in names)
     require(not is_bare, f"{said} the first line names no columns, {has}: write a line of names over it")
     require(any(name in found for name in LENGTHS), f"{said} no column is the prompts' length, {has}: {fix}")
     require(

@@ -87,21 +87,16 @@ def load_hub_columns(hub: HubReference, columns: tuple[str, ...]) -> Mapping[str
 
 def entry_for(card: DatasetCard, path: Path) -> PromptFile:
     """Says by its content how a file is read whose name the card does not know."""
-    if card.columns.prompt is not None and _begins_with_prompt(path, card.columns.prompt):
-        return PromptFile(path=path.name, format="prompts_jsonl")
-    return PromptFile(path=path.name, format="trace")
-
-
-def _begins_with_prompt(path: Path, column: str) -> bool:
-    """Tells whether the first row has the card's prompt column and nothing of a trace."""
-    try:
-        record = DECODER.decode(first_line(path))
+    is_prompts, column = False, card.columns.prompt
+    if column is not None:
+        try:
+            first = DECODER.decode(first_line(path))
+        except (ValueError, RecursionError):
+            first = None
         # What says when it came, or how long it was, is a trace, whose numbers are not to be passed over.
-        if not isinstance(record, dict) or ({*OWN_KEYS, *RENAMED} - {"prompt"}) & record.keys():
-            return False
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(Row(path.name, record).at(column), str)
+        is_trace = not isinstance(first, dict) or bool(({*OWN_KEYS, *RENAMED} - {"prompt"}) & first.keys())
+        is_prompts = not is_trace and isinstance(Row(path.name, first).at(column), str)
+    return PromptFile(path=path.name, format="prompts_jsonl" if is_prompts else "trace")
 
 
 def prompts_of(

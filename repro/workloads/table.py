@@ -189,12 +189,6 @@ def _objects(path: Path) -> Iterator[Row]:
     return map(_unwrapped, object_rows(path))
 
 
-def _picked(rows: Iterator[Row], columns: Sequence[str]) -> Iterator[Row]:
-    """Returns the rows with these columns alone, so that a long file leaves nothing behind that is not read."""
-    for where, values in rows:
-        yield Row(where, {name: values[name] for name in columns if name in values})
-
-
 def _unwrapped(row: Row) -> Row:
     """A request that stands in the body of a row, as batch files have it, and AIPerf's payloads."""
     for name in ("body", "payload"):
@@ -209,8 +203,11 @@ def read_entries(path: Path, columns: Columns, length: int | None = None) -> lis
     wanted = (*columns.named.values(), *(MESSAGES if "rounds" in columns else ()))
     if is_parquet(path):
         rows = parquet_rows(path, *wanted)
+    elif is_json(path):
+        # With these alone, a long file leaves nothing behind that is not read.
+        rows = (Row(where, {name: own[name] for name in wanted if name in own}) for where, own in _objects(path))
     else:
-        rows = _picked(_objects(path), wanted) if is_json(path) else csv_rows(path, *columns.named.values())
+        rows = csv_rows(path, *columns.named.values())
     needed = [column for name, column in columns.named.items() if columns.needs(name, is_answered=length is not None)]
     entries = [_entry(row, columns, needed, length) for row in islice(rows, MOST_ROWS + 1)]
     require(len(entries) <= MOST_ROWS, f"{path.name} has more than {MOST_ROWS:,} rows: cut it")

@@ -165,7 +165,11 @@ def largest_batch(peak_bytes: Callable[[int], int], limit_bytes: int, *, fixed_b
     stride, is_doubling, ceiling = 1, True, most
     while stride:
         size = fitting[-1][0] + stride
-        is_safe = len(fitting) == 1 or _continued(fitting, size) <= limit_bytes
+        is_safe = len(fitting) == 1
+        if not is_safe:
+            (n0, peak0), (n1, peak1) = fitting[-2:]
+            # On the straight line through the last two; rounded up.
+            is_safe = peak1 - (peak0 - peak1) * (size - n1) // (n1 - n0) <= limit_bytes
         if size <= ceiling and is_safe:
             peak = peak_bytes(size)
             probes.append((size, peak))
@@ -183,9 +187,3 @@ def largest_batch(peak_bytes: Callable[[int], int], limit_bytes: int, *, fixed_b
         stride, is_doubling = stride // 2, False
     size, peak = fitting[-1]
     return FoundBatch(size=size, peak_bytes=peak, probes=tuple(probes))
-
-
-def _continued(points: list[tuple[int, int]], size: int) -> int:
-    """The straight line through the last two (size, peak) points, at ``size``; rounded up."""
-    (n0, peak0), (n1, peak1) = points[-2:]
-    return peak1 - (peak0 - peak1) * (size - n1) // (n1 - n0)

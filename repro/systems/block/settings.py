@@ -235,17 +235,6 @@ def is_random(model: str) -> bool:
     return model in TINY or model.lower() in BLOCK_SHAPES
 
 
-def _config_of(model: str) -> BlockConfig:
-    if model in TINY:
-        return TINY[model]
-    return block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model, known=(EMBEDDED, *TINY, *BLOCK_SHAPES))
-
-
-def directory_of(model: str) -> Path:
-    """The folder of a checkpoint: the embedded one, a path or a hub id."""
-    return EMBEDDED_DIR if model == EMBEDDED else checkpoint_dir(model)
-
-
 def resolve(cell: Cell) -> BlockSettings:
     """Platform defaults overridden by the cell's knobs; everything a user can get wrong is refused here."""
     where = platform(cell.platform)
@@ -264,7 +253,10 @@ def resolve(cell: Cell) -> BlockSettings:
     is_graded = cell.dataset in TASKS and knobs.workload is None
     model = knobs.model or (EMBEDDED if is_graded else "tiny-llada2")
     has_weights = not is_random(model)
-    config = _config_of(model)
+    known = (EMBEDDED, *TINY, *BLOCK_SHAPES)
+    config = (
+        TINY[model] if model in TINY else block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model, known=known)
+    )
     block = 1 if knobs.autoregressive else knobs.block_length or config.block_length
     check_batching(knobs.batching, config.shifts_logits)
     rule = rule_of(knobs, block)
@@ -277,11 +269,16 @@ def resolve(cell: Cell) -> BlockSettings:
         f"max_model_len={max_model_len} must hold gen_length={knobs.gen_length} and a block of {block} tokens, and be at "
         f"most the model's {config.max_sequence_length} positions",
     )
-    directory = directory_of(model) if has_weights else None
+    directory = None
+    if has_weights:
+        directory = EMBEDDED_DIR if model == EMBEDDED else checkpoint_dir(model)
     basis = repr((config, knobs_of_sampling)) if directory is None else checkpoint_digest(directory)
     if cell.executor == "roofline":
-        knobs, charged_by = _charged(where, knobs, shape_of(config, model))
-        basis += charged_by
+        card, shape = where.gpu, shape_of(config, model)
+        charged = knobs.charged.on(card, shape)
+        check_kernels(shape, gpu(card), charged.framework)
+        basis += repr((shape, gpu(card), load_calibration(card))) + charged.basis(card, shape) + where.digest
+        knobs = replace(knobs, charged=charged)
     found = BlockSettings(
         platform=where,
         executor=cell.executor,
@@ -314,15 +311,6 @@ def _usual(where: Platform, executor: str) -> dict[str, Any]:
     if executor == "torch":
         del own_values["tokens_per_forward"]
     return own_values
-
-
-def _charged(where: Platform, knobs: BlockKnobs, shape: ModelShape) -> tuple[BlockKnobs, str]:
-    """What simulated steps cost, and the words that tell it from any other."""
-    card = where.gpu
-    charged = knobs.charged.on(card, shape)
-    check_kernels(shape, gpu(card), charged.framework)
-    text = repr((shape, gpu(card), load_calibration(card))) + charged.basis(card, shape) + where.digest
-    return replace(knobs, charged=charged), text
 
 
 NAME = "block-diffusion"

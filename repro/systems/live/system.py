@@ -135,7 +135,14 @@ class LiveDeployment:
         if self.settings.knobs.redis is None:
             redis_program()
         else:
-            _check_redis(self.settings.knobs.redis)
+            url = self.settings.knobs.redis
+            try:
+                with client_of(url, ANSWER_S) as client:
+                    client.ping()
+            except (load_redis().RedisError, OSError) as error:
+                raise UserError(
+                    f"redis={shown(url)!r} does not answer ({error}): start it, or correct the address"
+                ) from None
         self.front.check_machine()
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
@@ -175,6 +182,7 @@ class LiveDeployment:
             if served.client is not None:
                 run, seen = served.client.saw(run, store)
             store.clear()
+        fits = {"prefill_remote": profile.remote, "prefill_local": profile.local, "transfer": profile.transfer}
         facts = {
             **self._facts(run, end_s),
             "decisions": {**found.decisions, "not_made_again": len(found.mismatches)},
@@ -182,7 +190,13 @@ class LiveDeployment:
             # One that died within a lease of the end is not yet missed.
             "lost_workers": [*losses.workers, *sorted({*ended} - {*losses.workers})],
             "prefills_taken_back": losses.num_taken_back,
-            "profile": _profile_facts(profile),
+            "profile": {
+                **{name: {"mean_error": fit.mean_error, "max_error": fit.max_error} for name, fit in fits.items()},
+                "decode": asdict(profile.decode),
+                "dispatch_s": profile.dispatch_s,
+                "prefill_100_s": profile.performance.prefill_s(0, 100, 1),
+                "transfer_1000_s": profile.performance.transfer_s(1000, 1, 1),
+            },
             "simulated": simulated,
         }
         if seen is not None:
@@ -286,26 +300,6 @@ class LiveDeployment:
             "stop_reason": None,
             **prefill_load(rows_of(run.workers, "role", "busy_prefill_s"), max(run.sessions["arrival_s"])),
         }
-
-
-def _check_redis(url: str) -> None:
-    """Refuse an address that is none, or where no server is."""
-    try:
-        with client_of(url, ANSWER_S) as client:
-            client.ping()
-    except (load_redis().RedisError, OSError) as error:
-        raise UserError(f"redis={shown(url)!r} does not answer ({error}): start it, or correct the address") from None
-
-
-def _profile_facts(profile: LiveProfile) -> dict[str, Any]:
-    fits = {"prefill_remote": profile.remote, "prefill_local": profile.local, "transfer": profile.transfer}
-    return {
-        **{name: {"mean_error": fit.mean_error, "max_error": fit.max_error} for name, fit in fits.items()},
-        "decode": asdict(profile.decode),
-        "dispatch_s": profile.dispatch_s,
-        "prefill_100_s": profile.performance.prefill_s(0, 100, 1),
-        "transfer_1000_s": profile.performance.transfer_s(1000, 1, 1),
-    }
 
 
 def compared(run: ClusterRun, simulated: ClusterRun) -> dict[str, dict[str, float]]:
