@@ -1,6 +1,5 @@
 """AMPD's figures on made-up runs: what is paired with what, how intervals come about, what is said of the claims."""
 
-import csv
 import math
 from typing import Any
 
@@ -11,14 +10,13 @@ from support.perturbed_runs import unmoved
 from support.session_runs import planner_run, session_run, session_runs
 
 from paper_figures.ampd import attainment as gains_of
-from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, knee, length, orders, readings, table1, table2
+from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, knee, length, readings, table2
 from paper_figures.ampd.attainment import Attainments, gains, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, RATES, grid, panel_of, panels
 from paper_figures.common import style
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import said
 from repro.reports.figures import View
-from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.statistics import Interval, student_t_two_sided
@@ -109,29 +107,6 @@ def test_invalid_runs_and_other_seeds_do_not_count():
 # ---- figures ------------------------------------------------------------------------------------------
 
 
-def test_figure_4_compares_with_both_kinds_of_plan(tmp_path):
-    runs = session_runs(fig4.FIGURE.cells(VIEW), share)
-    rendered = fig4.FIGURE.render(runs, VIEW, tmp_path)
-    with rendered.files[-1].open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == len(runs)
-    assert {row["obtained"] for row in rows} == {"composed"}
-    found = by_claim(fig4.FIGURE.findings(runs, VIEW))
-    mean = np.mean([share_ratio(rate) for rate in RATES])
-    assert found["ampd-avg-dynamo"].value == pytest.approx(100 * (mean - 1))
-    assert "median" in found["ampd-avg-dynamo"].how
-    assert "3 paired seeds" in found["ampd-avg-dynamo"].how
-    assert found["ampd-best-everywhere"].value == 1.0
-    assert found["ampd-gaia-colocated"].holds is False
-    assert found["ampd-disagg-others"].holds is True
-    assert found["ampd-continuum-tie"].value == 0.0
-
-
-def share_ratio(rate: float) -> float:
-    """Gains of AMPD on Table 2's plan over tuned Dynamo, seeds 0 to 2."""
-    return (0.6 - 0.05 * rate + 0.01) / (0.52 - 0.05 * rate + 0.01)
-
-
 def test_printed_attainments_are_of_one_cell_and_asked_of_no_other():
     there = panel_of(fig4.DETAIL_MODEL, "dureader")
     other = next(each for each in panels() if each != there)
@@ -141,20 +116,6 @@ def test_printed_attainments_are_of_one_cell_and_asked_of_no_other():
         assert len(found) == count
         # All on one plan: none is tuned that stands beside one that is not.
         assert [each.values for each in found] == count * [(50.0, 50.0, 50.0)]
-
-
-def test_cells_in_which_a_baseline_is_ahead_are_listed(tmp_path):
-    def worse(cell: Cell) -> float:
-        is_there = (cell.dataset, cell.rate, cell.knob_values["model"]) == ("gaia", 2.0, "Qwen3-32B")
-        return 0.9 if is_there and cell.system == "dynamo-sim" else share(cell)
-
-    table = fig4.table_of(Runs(session_runs(fig4.FIGURE.cells(VIEW), worse), VIEW))
-    found = gains_of.standing(table, "ours-tuned", ("dynamo-tuned",))
-    (text,) = found.texts
-    assert text.startswith("Qwen3-32B GAIA 2/s: ")
-    assert "-" not in text.removeprefix("Qwen3-32B")
-    assert text.endswith("points behind Dynamo, tuned")
-    assert (found.contested, found.ahead, found.behind) == (60, 59, 1)
 
 
 def test_cells_in_which_all_are_at_the_ceiling_do_not_count():
@@ -171,44 +132,6 @@ def test_cells_in_which_all_are_at_the_ceiling_do_not_count():
     assert standing(ampd=0.98, dynamo=0.99, vllm=0.5) == (1, 0, 1)
     assert standing(ampd=0.98, dynamo=0.98, vllm=0.5) == (1, 0, 0)
     assert standing(ampd=0.5, dynamo=0.98, vllm=0.6) == (1, 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("ours", "said"),
-    [
-        ([0.4, 0.4, 0.4], ["10 points behind Dynamo"]),
-        ([0.41, 0.39, 0.4], ["10 points behind Dynamo"]),
-        ([0.2, 0.6, 0.4], []),
-        ([0.45, 0.5, 0.55], []),
-        ([0.5, 0.5, 0.5], []),
-        ([0.6, 0.6, 0.6], []),
-        ([0.61, 0.59, 0.6], []),
-        ([0.4], ["10 points behind Dynamo"]),
-        ([0.6], []),
-        ([math.nan], []),
-    ],
-)
-def test_behind_is_what_lies_below_by_more_than_the_interval(ours, said):
-    found = gains_of.standing(table({"ampd": ours, "dynamo": [0.5] * len(ours)}), "ampd", ("dynamo",))
-    assert [text.partition(": ")[2] for text in found.texts] == said
-
-
-def test_notes_say_the_gains_of_each_over_each_and_where_it_is_not_ahead():
-    notes = gains_of.summary_notes(fig4.table_of(Runs(session_runs(fig4.FIGURE.cells(VIEW), share), VIEW)), VIEW)
-    assert len(notes) == 10 + 8
-    assert all(" over " in note and "largest" in note for note in notes[:10])
-    assert all("ahead of all outside noise in 60 and behind one in 0 of the 60 cells" in note for note in notes[10:])
-
-
-def test_figure_5_takes_gains_over_both_bases(tmp_path):
-    runs = session_runs(fig5.FIGURE.cells(VIEW), share)
-    fig5.FIGURE.render(runs, VIEW, tmp_path)
-    found = by_claim(fig5.FIGURE.findings(runs, VIEW))
-    base, ar, full = 0.6 - 0.1 + 0.01 - 0.15, 0.6 - 0.1 + 0.01 - 0.05, 0.6 - 0.1 + 0.01
-    assert found["ampd-ar-dureader"].value == pytest.approx(100 * (ar / base - 1))
-    assert found["ampd-full-dureader"].value == pytest.approx(100 * (full / base - 1))
-    assert found["ampd-local-gaia"].value == pytest.approx(20.0)
-    assert found["ampd-pr-low"].value == pytest.approx(100 * (full / ar - 1))
 
 
 @pytest.mark.parametrize(("best", "expected"), [(0.9, 0.9), (0.75, -0.75), (1.0, -1.0)])
@@ -255,29 +178,6 @@ def test_figure_6_calls_apart_what_differs_by_more_than_its_interval():
         assert fig6.is_apart(interval(mean, half_width)) is is_apart
 
 
-def test_figure_8_is_of_end_to_end_latency(tmp_path):
-    runs = session_runs(fig8.FIGURE.cells(VIEW), share)
-    fig8.FIGURE.render(runs, VIEW, tmp_path)
-    (found,) = fig8.FIGURE.findings(runs, VIEW)
-    assert found.value == pytest.approx(1.0)
-
-
-def test_readings_score_the_null_as_the_mean_of_printed_gains(tmp_path):
-    runs = session_runs(readings.FIGURE.cells(VIEW), lambda cell: 0.5)
-    scores = readings.scores(Runs(runs, VIEW))
-    null = next(score for score in scores if score.reading == readings.NULL)
-    assert null.whole.mean == pytest.approx(1.28, abs=0.01)
-    assert {round(score.sort_key, 9) for score in scores} == {round(null.sort_key, 9)}, "all equal is the null"
-    assert len(scores) == 1 + 24 * (5 + 1 + 4)
-    rendered = readings.FIGURE.render(runs, VIEW, tmp_path)
-    assert {len(row) for row in rendered.rows} == {len(rendered.columns)}
-    (table,) = (path for path in rendered.files if path.suffix == ".csv")
-    with table.open(newline="") as file:
-        assert {len(row) for row in csv.reader(file)} == {12}
-    notes = " ".join(rendered.notes)
-    assert "0 of 240 combinations score less" in notes
-
-
 @pytest.mark.parametrize(
     ("shares", "rate"),
     [
@@ -310,65 +210,6 @@ def test_rates_of_the_knee_are_multiples_of_what_the_prefill_workers_of_the_plan
     assert load == pytest.approx(1.0, rel=0.3)
 
 
-def test_a_knee_says_who_holds_out_longer(tmp_path):
-    """AMPD's attainment falls through 90 % one rate later, tuned Dynamo's never does."""
-
-    def falls(cell: Cell) -> float:
-        panel = panel_of(str(cell.knob_values["model"]), cell.dataset)
-        rates = [knee.rate_of(VIEW, panel, each) for each in knee.MULTIPLES]
-        if cell.system == "dynamo-sim" and cell.knob_values["deployment"] == "search":
-            return 0.95
-        return 1.0 if rates.index(cell.rate) < (4 if cell.system == "ampd" else 3) else 0.8
-
-    runs = session_runs(knee.FIGURE.cells(VIEW), falls)
-    found = knee.knees_of(Runs(runs, VIEW))
-    first = found.rates[0]
-    assert math.exp(found.at("ampd", 0).mean) == pytest.approx((first[3] * first[4]) ** 0.5)
-    assert math.exp(found.ratio("ampd", "dynamo", 0).mean) == pytest.approx((first[4] / first[2]) ** 0.5)
-    rendered = knee.FIGURE.render(runs, VIEW, tmp_path)
-    assert "ahead outside noise in 12, behind in 0" in rendered.notes[0]
-    assert "Dynamo, tuned in 12 panels" in rendered.notes[-1]
-    (csv_file,) = (path for path in rendered.files if path.suffix == ".csv")
-    with csv_file.open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 12 * len(knee.SHOWN) * len(knee.MULTIPLES)
-
-
-def test_an_order_s_rate_at_equal_p99_ends_where_its_waits_pass_those_of_dynamo_at_its_knee(tmp_path):
-    """Dynamo falls through 90 % halfway from the third rate to the fourth, with a P99 of 1 s up to there and of 3 s after. The orders fall
-    a rate later; their P99 is 0.8 s up to the second rate and 2.8 s from the third on, so it is 2 s at three fifths between."""
-
-    def place(cell: Cell) -> int:
-        panel = panel_of(str(cell.knob_values["model"]), cell.dataset)
-        return [knee.rate_of(VIEW, panel, each) for each in orders.MULTIPLES].index(cell.rate)
-
-    def is_ordered(cell: Cell) -> bool:
-        return cell.knob_values.get("queue_order") == "on-time"
-
-    runs = []
-    for cell in orders.FIGURE.cells(VIEW):
-        holds = place(cell) < (4 if is_ordered(cell) else 3)
-        wait_s = (0.8 if place(cell) < 2 else 2.8) if is_ordered(cell) else (1.0 if place(cell) < 3 else 3.0)
-        runs.append(session_run(cell, 1.0 if holds else 0.8, e2el_s=2 * wait_s))
-    found = orders.fronts_of(Runs(runs, VIEW))
-    means, rates = found.table.means, found.rates[0]
-    assert found.knee(means, "dynamo-tuned", 0) == pytest.approx((rates[2] * rates[3]) ** 0.5)
-    assert found.knee(means, "on-time-tuned", 0) == pytest.approx((rates[3] * rates[4]) ** 0.5)
-    assert found.at_equal_wait(means, "on-time-tuned", 0) == pytest.approx(rates[1] * (rates[2] / rates[1]) ** 0.6)
-    assert found.at_equal_wait(means, "dynamo-tuned", 0) == pytest.approx(found.knee(means, "dynamo-tuned", 0))
-    whole = found.ratio("on-time-tuned", 0, at_equal_wait=False)
-    assert math.exp(whole.mean) == pytest.approx((rates[4] / rates[2]) ** 0.5)
-    rendered = orders.FIGURE.render(runs, VIEW, tmp_path)
-    assert len(rendered.notes) >= len(orders.SHOWN) - 1
-
-
-def test_length_and_tables(tmp_path):
-    runs = session_runs(length.FIGURE.cells(VIEW), share)
-    assert len(length.FIGURE.render(runs, VIEW, tmp_path).rows) == 8
-    found = by_claim(table1.FIGURE.findings([], VIEW))
-    assert found["ampd-trace-hotpotqa"].value == pytest.approx((3.0, 1569.8, 80.03), rel=1e-3)
-    assert len(table1.FIGURE.render([], VIEW, tmp_path).rows) == 4
-
-
 def table_2_runs(first: str) -> list[StoredRun]:
     """The planner ranks ``first`` first, then the largest even split."""
 
@@ -380,19 +221,6 @@ def table_2_runs(first: str) -> list[StoredRun]:
         planned(cell) if cell.system == PLANNER_SYSTEM else session_run(cell, share(cell))
         for cell in table2.FIGURE.cells(VIEW)
     ]
-
-
-def test_table_2_counts_rows_and_first_plans(tmp_path):
-    runs = table_2_runs("P:TP1x1 D:TP1x1")
-    plans = table2.plans_at(Runs(runs, VIEW), 0.6)
-    assert len(plans) == 12
-    assert not any(each.is_first for each in plans)
-    rule = [table2.even(panel, VIEW) == panel.plans[0] for panel in panels()]
-    assert sum(rule) == 10
-    assert sum(each.printed[0] in each.found for each in plans) == 10
-    found = by_claim(table2.FIGURE.findings(runs, VIEW))
-    assert found["ampd-plan-match"].value == sum(each.found[1] == each.printed[1] for each in plans)
-    assert len(table2.FIGURE.render(runs, VIEW, tmp_path).rows) == 12
 
 
 def test_the_planner_ranks_by_its_own_numbers_so_that_what_it_says_can_be_otherwise():
@@ -439,14 +267,6 @@ def test_figure_7_has_a_line_a_method_and_no_interval_below_zero():
     assert (one.label, list(one.places)) == ("ours, measured: direct simulation", [8, 16, 32, 64])
     assert (two.label, list(two.places)) == ("ours, measured: closed forms", [128, 256])
     assert all(0 < (at.low or 0.0) < (at.mean or 0.0) < (at.high or 0.0) for at in (*one.at, *two.at))
-
-
-def test_findings_answer_claims_of_ampd():
-    known = {claim.id for claim in load_claims("ampd")}
-    for module in (fig4, fig5, fig6, fig8):
-        found = by_claim(module.FIGURE.findings(session_runs(module.FIGURE.cells(VIEW), share), VIEW))
-        assert found.keys() <= known
-        assert not any(math.isnan(value) for each in found.values() for value in np.atleast_1d(each.value))
 
 
 def test_all_titles_are_told_apart():
