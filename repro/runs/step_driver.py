@@ -83,11 +83,6 @@ class TimedRequest(Protocol):
     def prompt_len(self) -> int: ...
 
 
-class TimedStep(Protocol):
-    @property
-    def duration_s(self) -> float: ...
-
-
 R = TypeVar("R", bound=TimedRequest)
 
 
@@ -104,8 +99,8 @@ class StepEngine(Protocol):
 
     def submit(self, request: Any) -> None: ...
 
-    def step(self, now_s: float) -> TimedStep | None:
-        """Runs one iteration; None when there is nothing it can run now."""
+    def step(self, now_s: float) -> Any:
+        """Runs one iteration, and says its ``duration_s``; None when there is nothing it can run now."""
 
 
 class StepLog(Protocol):

@@ -96,17 +96,10 @@ if TYPE_CHECKING:
     from repro.runs.record import Obtained, OnProgress, RunRecord
 
 
-class Provenance(Protocol):
-    """Where requests came from; a dataclass, whose fields go into the run's manifest."""
-
-    @property
-    def checksum(self) -> str:
-        """A digest of the requests themselves."""
-
-
 class Workload(Protocol):
     @property
-    def provenance(self) -> Any: ...
+    def provenance(self) -> Any:
+        """Where requests came from; a dataclass, whose fields go into the run's manifest, with a ``checksum`` of the requests."""
 
 
 class Deployment(Protocol):

@@ -5,8 +5,6 @@ import fcntl
 import os
 import pickle
 import socket
-import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -221,16 +219,6 @@ def test_an_interrupt_unlocks_every_unit():
 # -- locks ------------------------------------------------------------------------------------------------
 
 
-def test_locks_of_one_process_end_each_by_itself(tmp_path):
-    """Closing one file that has locks would end those of the others too."""
-    paths = [tmp_path / f".{name}.lock" for name in "abc"]
-    with held(paths[0]), held(paths[1]):
-        with held(paths[2]):
-            assert others_find(paths) == [False, False, False]
-        assert others_find(paths) == [False, False, True]
-    assert others_find(paths) == [True, True, True]
-
-
 def test_a_folder_is_shared_whatever_it_is_called_and_wherever_temporary_files_go(tmp_path, monkeypatch):
     """As two containers see it, or two users: neither the name nor TMPDIR is theirs alone."""
     (tmp_path / "runs").mkdir()
@@ -247,25 +235,6 @@ def test_whoever_may_write_to_the_runs_may_lock_them(tmp_path):
     with held(tmp_path / ".locks" / "a.lock"):
         assert (tmp_path / ".locks").stat().st_mode & 0o777 == 0o777
         assert (tmp_path / ".locks" / "a.lock").stat().st_mode & 0o777 == 0o666
-
-
-def test_who_waits_gets_the_lock_once_it_is_given_up(tmp_path):
-    in_it, twice = [0], []
-
-    def work() -> None:
-        for _ in range(20):
-            with held(tmp_path / ".a.lock", wait=True):
-                in_it[0] += 1
-                twice.append(in_it[0])
-                time.sleep(0)
-                in_it[0] -= 1
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert twice == [1] * 80
 
 
 def test_a_lock_that_a_dead_process_left_behind_is_free(tmp_path):
