@@ -92,13 +92,21 @@ class ServerEnvironment:
         if self.packages is not None:
             say(f"{self.name} is installed in {self.folder}")
             return
-        self._require_room()
+        there = next(parent for parent in (self.folder, *self.folder.parents) if parent.is_dir())
+        free_gb = shutil.disk_usage(there).free / 1e9
+        # What an interrupted install has left needs no room again.
+        require(
+            self.folder.exists() or free_gb >= self.disk_gb,
+            f"{there} has {free_gb:.1f} GB free and {self.name} takes {self.disk_gb:g}: make room, or set {FOLDER_VARIABLE}",
+        )
         commands = list(self.commands())
         say(f"{self.name}: {self.folder}, {self.cost}")
         for number, command in enumerate(commands, 1):
             say(f"{number}/{len(commands)}: {shlex.join(command)}")
-            if number == len(commands):
-                self._write_files()
+            for name, content in self.files.items() if number == len(commands) else ():
+                path = Path(self._ask(_PLACE).strip()) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content)
             if code := run(command):
                 raise RunError(
                     f"installing {self.name} failed in step {number} of {len(commands)} (exit code {code}, its output is "
@@ -110,21 +118,6 @@ class ServerEnvironment:
         temporary.write_text(json.dumps({"recipe": self.recipe, "packages": packages}, indent=1, sort_keys=True) + "\n")
         temporary.replace(mark)
         say(f"{self.name} is installed")
-
-    def _require_room(self) -> None:
-        there = next(parent for parent in (self.folder, *self.folder.parents) if parent.is_dir())
-        free_gb = shutil.disk_usage(there).free / 1e9
-        # What an interrupted install has left needs no room again.
-        require(
-            self.folder.exists() or free_gb >= self.disk_gb,
-            f"{there} has {free_gb:.1f} GB free and {self.name} takes {self.disk_gb:g}: make room, or set {FOLDER_VARIABLE}",
-        )
-
-    def _write_files(self) -> None:
-        for name, content in self.files.items():
-            path = Path(self._ask(_PLACE).strip()) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content)
 
     def _ask(self, program: str) -> str:
         return subprocess.run((str(self.python), "-c", program), stdout=subprocess.PIPE, text=True, check=True).stdout

@@ -125,18 +125,14 @@ class ServerSystem:
             f"('repro list')",
         )
         settings: dict[str, Any] = {name: value for name, value in given.items() if name in own}
-        launch = self.launch(**{"device": _device(cell), **settings})
+        # A platform with a card in the catalogue is a GPU's.
+        launch = self.launch(**{"device": "cpu" if platform(cell.platform).gpu is None else "cuda", **settings})
         rest = {name: value for name, value in given.items() if name not in own}
         knobs = resolve(cell.system, {**rest, "url": UNKNOWN_URL})
         workload = workload_of(cell, knobs, SERVED_NAME, launch.longest_request or LONGEST_CONTEXT)
         _check_lengths(workload, launch)
         driven = HttpDeployment(knobs=knobs, card={"id": SERVED_NAME, "root": launch.model}, rate=cell.rate)
         return ServerDeployment(launch=launch, driven=driven), workload
-
-
-def _device(cell: Cell) -> str:
-    """A platform with a card in the catalogue is a GPU's."""
-    return "cpu" if platform(cell.platform).gpu is None else "cuda"
 
 
 def _check_lengths(workload: HttpWorkload, launch: Launch) -> None:

@@ -1,14 +1,9 @@
-"""What dLLM-Cache keeps between the steps of a batch: features of every layer and column.
+"""What dLLM-Cache keeps between the steps of a batch: features of every layer and column; and the parts of a layer one by one, under
+one name for all published models, which is how it recomputes them.
 
-A batch is laid out [n, W] with prompts padded on the left to the longest, so that prompts and responses
-are plain slices of columns, whatever the prompt lengths; padding is computed and never attended to.
-
-Shapes: n members, W = prompt width + G columns, Hkv heads, D head width, d model width.
-
-The parts of a transformer layer one by one, which is how dLLM-Cache recomputes them.
-
-A published model's own names are mapped here; executors see one interface for all. Everything is
-row-wise: x and h are [rows, d].
+A batch is laid out [n, W] with prompts padded on the left to the longest, so that prompts and responses are plain slices of columns;
+padding is computed and never attended to. n members, W = prompt width + G columns, Hkv heads, D head width, d model width; x and h are
+[rows, d].
 """
 
 from collections.abc import Callable

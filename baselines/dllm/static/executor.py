@@ -1,14 +1,6 @@
-"""Static batching: request-level FCFS, a batch is padded to its longest member and runs to completion.
-
-What the paper compares with (§3.1, §6.1): no admission while a batch runs, padded rows are computed,
-and the output head materialises logits for every row of the batch at once.
-
-Attention of a padded batch: one call over [n, T] rows, with a mask over the keys of padding.
-
-The output head of published code: logits, and a softmax, of every row it is given, wanted or not (§3.2).
-
-Measures what a static batch holds in its worst steps, on the model and device that will serve.
-"""
+"""Static batches as published code runs them, which the paper compares with (§3.1, §6.1): padded rows are computed, one call attends
+over [n, T] rows with a mask over the keys of padding, and the output head materialises logits, and a softmax, of every row at once,
+wanted or not (§3.2). Also measures what a batch holds in its worst steps, on the model and device that will serve."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace

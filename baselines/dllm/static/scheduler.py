@@ -1,10 +1,9 @@
-"""Request-level FCFS with a fixed batch size; plain policy, no torch.
+"""Request-level FCFS with a fixed batch size, padded to its longest member; plain policy, no torch. And the largest batch that fits in
+memory, found by running batches (the paper's "preliminary profiling", §6.1).
 
-The largest static batch that fits in memory, found by running batches (the paper's "preliminary profiling", §6.1).
-
-Sizes are doubled, then approached in halving strides. A size is run only if the last two peaks, continued
-in a straight line, leave room for it. A padded batch takes the same memory for each member, so the line is
-nearly exact; what it misses is for the guard band, which the limit leaves free.
+Sizes are doubled, then approached in halving strides. A size is run only if the last two peaks, continued in a straight line, leave
+room for it. A padded batch takes the same memory for each member; what the line misses is for the guard band, which the limit leaves
+free.
 """
 
 from collections import deque

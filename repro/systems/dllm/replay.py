@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
+from engines.cluster.record import rows_of
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.dllm.simulated import LETTERS, Block, Replayed, drawn
@@ -35,22 +36,16 @@ class Recorded:
     @cached_property
     def paths(self) -> Mapping[int, Steps]:
         requests, blocks = self.run.table(REQUESTS), self.run.table(BLOCKS)
-        ends = {
-            request_id: (status, length, asked)
-            for request_id, status, length, asked in zip(
-                *(requests[name] for name in ("request_id", "status", "output_len", "gen_length")), strict=True
-            )
-        }
+        rows = rows_of(requests, "request_id", "status", "output_len", "gen_length")
+        ends = {request_id: told for request_id, *told in rows}
         found: dict[int, list[Block]] = {}
-        for request_id, phases, committed in zip(
-            *(blocks[n] for n in ("request_id", "phases", "committed")), strict=True
-        ):
+        for request_id, phases, committed in rows_of(blocks, "request_id", "phases", "committed"):
             block = Block(tuple(LETTERS[letter] for letter in phases), tuple(map(int, committed.split())))
             found.setdefault(request_id, []).append(block)
         for request_id, path in found.items():
-            status, length, _ = ends[request_id]
+            status, length, asked = ends[request_id]
             generated = sum(sum(block.committed) for block in path)
-            if status == "ok" and (length < generated or generated < ends[request_id][2]):
+            if status == "ok" and (length < generated or generated < asked):
                 before = generated - sum(path[-1].committed)
                 path[-1] = path[-1]._replace(stop=length - before - 1)
         return {request_id: tuple(path) for request_id, path in found.items() if ends[request_id][0] == "ok"}
@@ -78,8 +73,8 @@ class Recorded:
             num is None or int(num) <= most,
             f"num_prompts={num}: replay={self.file!r} has {most} requests, ask for no more",
         )
-        names = ("request_id", "arrival_s", "prompt_len", "gen_length")
-        rows = sorted(zip(*(table[name] for name in names), strict=True))[: most if num is None else int(num)]
+        rows = sorted(rows_of(table, "request_id", "arrival_s", "prompt_len", "gen_length"))
+        rows = rows[: most if num is None else int(num)]
         requests = tuple(
             Request(
                 request_id=request_id,

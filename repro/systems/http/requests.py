@@ -282,7 +282,21 @@ def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -
     requests = (
         _requests(cell, knobs, context, tokenizer) if file is None else _traced(cell, knobs, file, context, tokenizer)
     )
-    return _asked_once(requests, knobs, make)
+    require(
+        knobs.delay_mean_s is None,
+        f"delay_mean_s={knobs.delay_mean_s} has no effect on requests of one turn: leave it out",
+    )
+    conversations = tuple(
+        make(
+            session_id=request.request_id,
+            arrival_s=request.arrival_s,
+            turns=(Turn(new_ids=request.prompt_ids or (), asked_tokens=request.generation.gen_length),),
+            delays_s=(0.0,),
+            seed=request.generation.seed,
+        )
+        for request in requests.requests
+    )
+    return HttpWorkload(conversations=conversations, provenance=requests.provenance)
 
 
 def _within(knobs: HttpKnobs, context: int, dataset: str) -> HttpKnobs:
@@ -350,24 +364,6 @@ def _answer_of(tokens: int) -> GenerationConfig:
     return GenerationConfig(gen_length=tokens, block_length=tokens, steps=tokens)
 
 
-def _asked_once(workload: Workload, knobs: HttpKnobs, make: Make) -> HttpWorkload:
-    require(
-        knobs.delay_mean_s is None,
-        f"delay_mean_s={knobs.delay_mean_s} has no effect on requests of one turn: leave it out",
-    )
-    conversations = tuple(
-        make(
-            session_id=request.request_id,
-            arrival_s=request.arrival_s,
-            turns=(Turn(new_ids=request.prompt_ids or (), asked_tokens=request.generation.gen_length),),
-            delays_s=(0.0,),
-            seed=request.generation.seed,
-        )
-        for request in workload.requests
-    )
-    return HttpWorkload(conversations=conversations, provenance=workload.provenance)
-
-
 def _sessions(cell: Cell, knobs: HttpKnobs, file: Traced | None, tokenizer: TextTokenizer, make: Make) -> HttpWorkload:
     require(knobs.input_len is None, f"input_len={knobs.input_len} has no effect on sessions: use length_scale instead")
     workload = build_sessions(
@@ -384,18 +380,17 @@ def _sessions(cell: Cell, knobs: HttpKnobs, file: Traced | None, tokenizer: Text
             file=file,
         )
     )
-    conversations = []
-    for session in workload.sessions:
-        conversations.append(
-            make(
-                session_id=session.session_id,
-                arrival_s=session.arrival_s,
-                turns=_turns(session, knobs, tokenizer, derive_seed(cell.seed, "text", session.session_id)),
-                delays_s=tuple(entry.delay_s for entry in session.rounds),
-                seed=derive_seed(cell.seed, "generation", session.session_id),
-            )
+    conversations = tuple(
+        make(
+            session_id=session.session_id,
+            arrival_s=session.arrival_s,
+            turns=_turns(session, knobs, tokenizer, derive_seed(cell.seed, "text", session.session_id)),
+            delays_s=tuple(entry.delay_s for entry in session.rounds),
+            seed=derive_seed(cell.seed, "generation", session.session_id),
         )
-    return HttpWorkload(conversations=tuple(conversations), provenance=workload.provenance)
+        for session in workload.sessions
+    )
+    return HttpWorkload(conversations=conversations, provenance=workload.provenance)
 
 
 def _turns(session: Session, knobs: HttpKnobs, tokenizer: TextTokenizer, seed: int) -> tuple[Turn, ...]:

@@ -444,6 +444,8 @@ def test_decimals_and_empty_cells_of_parquet(tmp_path):
     trace = TraceFile(where=str(tmp_path / "t.parquet"))
     assert replayed(trace) == [0, 1.5]
     assert "2 rows with an empty cell left out" in read_trace(trace).remarks
+    source = open_source(load_card("burst"), "local", dataset_path=trace.where)
+    assert [each.rounds[0].prefill_tokens for each in source.sessions] == [10, 9]
 
 
 def test_rows_are_sorted_where_that_is_asked_for(file):
