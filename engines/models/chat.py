@@ -289,6 +289,7 @@ class CausalText:
         """The prompt of a conversation, by the template."""
         if self.template is None:
             raise UserError("messages: the checkpoint has no chat template: give a prompt to /v1/completions")
+        self.template.check(self._tokenizer)
         return self.encode(
             self.template.render(parse_messages(messages), form), add_special=add_special is True, keep=keep
         )

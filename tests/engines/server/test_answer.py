@@ -9,6 +9,7 @@ from support.served_echo import ByteCodec
 
 from engines.models.chat import EMBEDDED_CHAT
 from engines.models.checkpoint import EMBEDDED, TINY_DIR, config_of
+from engines.models.tokenizer import load_tokenizer
 from engines.server.answer import WINDOW, Answer, Piece, Stops
 from engines.server.codec import TextCodec
 from repro.prompt import answer_of
@@ -98,7 +99,7 @@ def test_pieces_are_the_text_that_generate_prints(ids, cuts, end):
     ids[end:end] = [0] if end < len(ids) else []
     answer = Answer(TINY)
     pieces = pieces_of(answer, ids, cuts)
-    wanted = answer_of(ids, "tiny", TINY.tokenizer)
+    wanted = answer_of(ids, "tiny", load_tokenizer(TINY_DIR))
     assert (joined(pieces), answer.finish_reason) == (wanted.text, wanted.finish_reason)
     assert answer.num_tokens == (end + 1 if 0 in ids else len(ids))
     assert [i for piece in pieces for i in piece.token_ids] == ids[: end + 1]
