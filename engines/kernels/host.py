@@ -27,7 +27,17 @@ from engines.runtime.device import store_by_index
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("host.cpp", "spans.cpp"))
 _READ = (*SOURCES, SOURCES[0].with_name("lanes.hpp"))
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.bfloat16: "bfloat16"})
-_P, _N, _F, _B = c_void_p, c_long, c_float, c_bool
+
+
+class _Pointer:
+    """How C takes a tensor: its data; None is null."""
+
+    @classmethod
+    def from_param(cls, tensor: Tensor | None) -> c_void_p | None:
+        return None if tensor is None else c_void_p(tensor.data_ptr())
+
+
+_P, _N, _F, _B = _Pointer, c_long, c_float, c_bool
 _ARGUMENTS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "rms_norm": (_P, _P, _P, _P, _N, _N, _F, _N),
@@ -111,16 +121,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None)
     rows, width = x.shape
     expect(x.is_contiguous() and (delta is None or delta.is_contiguous()), "contiguous x and delta [N, d]")
     y = torch.empty_like(x)
-    _kernel("rms_norm", x.dtype)(
-        x.data_ptr(),
-        None if delta is None else delta.data_ptr(),
-        weight.data_ptr(),
-        y.data_ptr(),
-        rows,
-        width,
-        eps,
-        torch.get_num_threads(),
-    )
+    _kernel("rms_norm", x.dtype)(x, delta, weight, y, rows, width, eps, torch.get_num_threads())
     return y
 
 
@@ -129,20 +130,9 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bo
     rows, heads, width = q.shape
     expect(_has_whole_rows(q) and _has_whole_rows(k), "q [N, H, D] and k [N, Hkv, D], heads side by side")
     cos, sin = (table.to(torch.float32).contiguous() for table in (cos, sin))
-    _kernel("rotate", q.dtype)(
-        q.data_ptr(),
-        k.data_ptr(),
-        cos.data_ptr(),
-        sin.data_ptr(),
-        rows,
-        heads,
-        k.shape[1],
-        width,
-        q.stride(0),
-        k.stride(0),
-        not full_precision,
-        torch.get_num_threads(),
-    )
+    strides = q.stride(0), k.stride(0)
+    sizes = rows, heads, k.shape[1], width, *strides
+    _kernel("rotate", q.dtype)(q, k, cos, sin, *sizes, not full_precision, torch.get_num_threads())
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -150,16 +140,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     rows, width = gate.shape
     expect(gate.stride(1) == up.stride(1) == 1, "gate and up [N, F] with contiguous F")
     out = gate.new_empty((rows, width))
-    _kernel("swiglu", gate.dtype)(
-        gate.data_ptr(),
-        up.data_ptr(),
-        out.data_ptr(),
-        rows,
-        width,
-        gate.stride(0),
-        up.stride(0),
-        torch.get_num_threads(),
-    )
+    strides = gate.stride(0), up.stride(0)
+    _kernel("swiglu", gate.dtype)(gate, up, out, rows, width, *strides, torch.get_num_threads())
     return out
 
 
@@ -167,17 +149,8 @@ def store(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) ->
     """As ``engines.kernels.pack.store``; of rows that are named twice the last stays."""
     expect(all(_has_whole_rows(x) for x in (k, v)), "k and v [M, Hkv, D], heads side by side in a row")
     expect(pool_k.is_contiguous() and pool_v.is_contiguous() and rows.is_contiguous(), "a contiguous pool and rows")
-    _kernel("store", k.dtype)(
-        pool_k.data_ptr(),
-        pool_v.data_ptr(),
-        rows.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        len(rows),
-        k.shape[1] * k.shape[2],
-        k.stride(0),
-        v.stride(0),
-    )
+    sizes = len(rows), k.shape[1] * k.shape[2], k.stride(0), v.stride(0)
+    _kernel("store", k.dtype)(pool_k, pool_v, rows, k, v, *sizes)
 
 
 def decode(
@@ -190,23 +163,8 @@ def decode(
     expect(_has_whole_rows(q) and pool_k.is_contiguous() and pool_v.is_contiguous(), "whole rows of q and the pool")
     expect(width <= MOST_WIDTH and table.dtype == torch.int32, f"heads of at most {MOST_WIDTH}, table int32")
     out = q.new_zeros(q.shape)
-    _kernel("decode", q.dtype)(
-        q.data_ptr(),
-        pool_k.data_ptr(),
-        pool_v.data_ptr(),
-        out.data_ptr(),
-        slots.data_ptr(),
-        lengths.data_ptr(),
-        table.data_ptr(),
-        len(slots),
-        table.shape[1],
-        block_size,
-        heads,
-        pool_k.shape[1],
-        width,
-        q.stride(0),
-        torch.get_num_threads(),
-    )
+    sizes = len(slots), table.shape[1], block_size, heads, pool_k.shape[1], width, q.stride(0)
+    _kernel("decode", q.dtype)(q, pool_k, pool_v, out, slots, lengths, table, *sizes, torch.get_num_threads())
     return out
 
 
@@ -228,26 +186,9 @@ def attend(
     expect(pool_k.is_contiguous() and pool_v.is_contiguous(), "a contiguous pool")
     expect(cos.dtype == sin.dtype == pool_k.dtype == qkv.dtype and width <= MOST_WIDTH, "one dtype, heads not too wide")
     out = qkv.new_zeros((len(rows), heads * width))
-    _kernel("attend", qkv.dtype)(
-        qkv.data_ptr(),
-        cos.data_ptr(),
-        sin.data_ptr(),
-        pool_k.data_ptr(),
-        pool_v.data_ptr(),
-        rows.data_ptr(),
-        out.data_ptr(),
-        slots.data_ptr(),
-        lengths.data_ptr(),
-        table.data_ptr(),
-        len(rows),
-        len(slots),
-        table.shape[1],
-        block_size,
-        heads,
-        kv_heads,
-        width,
-        torch.get_num_threads(),
-    )
+    tensors = qkv, cos, sin, pool_k, pool_v, rows, out, slots, lengths, table
+    sizes = len(rows), len(slots), table.shape[1], block_size, heads, kv_heads, width
+    _kernel("attend", qkv.dtype)(*tensors, *sizes, torch.get_num_threads())
     return out
 
 
@@ -273,22 +214,9 @@ def attend_runs(q: Tensor, k: Tensor, v: Tensor, runs: Runs, out: Tensor) -> Ten
     expect(
         all(x.dtype == torch.int32 and x.is_contiguous() and len(x) == len(runs.k_len) for x in arrays), "int32 runs"
     )
-    _kernel("spans", q.dtype)(
-        q.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        out.data_ptr(),
-        *(None if array is None else array.data_ptr() for array in runs),
-        len(runs.k_len),
-        heads,
-        k.shape[1],
-        width,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        out.stride(0),
-        torch.get_num_threads(),
-    )
+    strides = q.stride(0), k.stride(0), v.stride(0), out.stride(0)
+    sizes = len(runs.k_len), heads, k.shape[1], width, *strides
+    _kernel("spans", q.dtype)(q, k, v, out, *runs, *sizes, torch.get_num_threads())
     return out
 
 
