@@ -81,9 +81,11 @@ def captures(steps: MeasuredSteps, setting: Setting, repeats: int) -> Iterator[R
     chosen.sort(key=lambda size: size.tokens, reverse=True)
     for size in chosen:
         cost = steps.executor.capture([size]).get(size)
-        parts = [(0, size.length)] * size.batch if isinstance(size, Bucket) else [(0, size.tokens)]
+        name, parts = f"rung {size.tokens}", [(0, size.tokens)]
+        if isinstance(size, Bucket):
+            name, parts = f"bucket {size.length}x{size.batch}", [(0, size.length)] * size.batch
         yield {
-            "mode": Shape(length=1, mode=size).mode_name,
+            "mode": name,
             "capture_s": 0.0 if cost is None else cost.seconds,
             "capture_bytes": 0 if cost is None else cost.num_bytes,
             "eager_s": median_s(steps, parts, repeats),
@@ -114,15 +116,6 @@ class Shape:
     length: int
     batch: int = 1
     history: int = 0
-    mode: Bucket | Rung | None = None
-
-    @property
-    def mode_name(self) -> str:
-        if self.mode is None:
-            return "eager"
-        if isinstance(self.mode, Bucket):
-            return f"bucket {self.mode.length}x{self.mode.batch}"
-        return f"rung {self.mode.tokens}"
 
 
 def step_shapes(
@@ -138,13 +131,12 @@ def step_times(steps: MeasuredSteps, shapes: Sequence[Shape], *, repeats: int) -
     for shape in shapes:
         parts = [(shape.history, shape.length)] * shape.batch
         for _ in range(WARMUP):
-            steps.timed(parts, shape.mode)
-        times = np.array([steps.timed(parts, shape.mode)[0] for _ in range(repeats)])
+            steps.timed(parts)
+        times = np.array([steps.timed(parts)[0] for _ in range(repeats)])
         yield {
             "length": shape.length,
             "batch": shape.batch,
             "history": shape.history,
-            "mode": shape.mode_name,
             "min_s": float(times.min()),
             "median_s": float(np.median(times)),
             "p90_s": float(np.quantile(times, 0.9)),

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from support.refusals import refuses
 
-from engines.policies.views import Bucket
 from repro.bench.prefill import Shape, interval, mixes, penalties, step_shapes, step_times
 
 FLOOR_S, TOKEN_S = 5e-3, 1e-4
@@ -71,8 +70,8 @@ class Timed:
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    def timed(self, parts: Sequence[tuple[int, int]], mode: object = None) -> list[float]:
-        self.calls.append((tuple(parts), mode))
+    def timed(self, parts: Sequence[tuple[int, int]]) -> list[float]:
+        self.calls.append(tuple(parts))
         return [1e-3 * len(self.calls)]
 
 
@@ -86,8 +85,7 @@ def test_step_times_are_summed_up():
         (16, 4, 0),
     ]
     timed = Timed()
-    (row,) = step_times(timed, [Shape(length=16, batch=2, history=9, mode=Bucket(16, 2))], repeats=5)
+    (row,) = step_times(timed, [Shape(length=16, batch=2, history=9)], repeats=5)
     # Three runs to warm up, then 4 to 8 ms.
     assert (row["min_s"], row["median_s"]) == pytest.approx((4e-3, 6e-3))
-    assert row["mode"] == "bucket 16x2"
-    assert timed.calls == [(((9, 16), (9, 16)), Bucket(16, 2))] * 8
+    assert timed.calls == [((9, 16), (9, 16))] * 8
