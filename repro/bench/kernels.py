@@ -16,7 +16,7 @@ time it. Kernels do not run on the CPU; there it times references only.
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import partial
 from statistics import median
 from typing import Any
@@ -35,33 +35,27 @@ from engines.models.layers import inverse_frequencies, rotary_tables
 from engines.runtime.graphs import CudaRecorder
 from repro.bench.common import Rows, add_counts, add_device, device_of, facts_of, parser_of, run, table
 
-SIZES: dict[str, tuple[int, str]] = {
-    "rows": (4096, "packed rows of a step"),
-    "requests": (8, "that build their cache"),
-    "length": (1024, "of a request, prompt and answer"),
-    "block": (32, "tokens of a block"),
-    "pool_kernel": (3, "of the scores, odd"),
-    "logits": (256, "rows of logits"),
-    "width": (4096, "of the model: heads of 128, three times as much hidden"),
-    "vocabulary": (126464, "of the logits"),
-}
 FLUSH_BYTES = 512 * 2**20
 """Several times the largest last-level cache."""
+
+
+def option(default: int, said: str) -> Any:
+    return field(default=default, metadata={"said": said})
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSetting:
     device: torch.device
     dtype: torch.dtype
-    rows: int
-    requests: int
-    length: int
-    block: int
     retention: float
-    pool_kernel: int
-    logits: int
-    width: int
-    vocabulary: int
+    rows: int = option(4096, "packed rows of a step")
+    requests: int = option(8, "that build their cache")
+    length: int = option(1024, "of a request, prompt and answer")
+    block: int = option(32, "tokens of a block")
+    pool_kernel: int = option(3, "of the scores, odd")
+    logits: int = option(256, "rows of logits")
+    width: int = option(4096, "of the model: heads of 128, three times as much hidden")
+    vocabulary: int = option(126464, "of the logits")
 
     @property
     def heads(self) -> int:
@@ -265,7 +259,10 @@ def main() -> None:
     add_device(parser)
     parser.set_defaults(dtype="bfloat16")
     parser.add_argument("--retention", type=float, default=0.5)
-    add_counts(parser, repeats=(20, "calls timed"), **SIZES)
+    sizes: dict[str, Any] = {
+        each.name: (each.default, each.metadata["said"]) for each in fields(KernelSetting) if each.metadata
+    }
+    add_counts(parser, repeats=(20, "calls timed"), **sizes)
     options = parser.parse_args()
     if options.length <= options.block or not 0 < options.retention <= 1:
         parser.error("--length is more than --block, and --retention is in (0, 1]")
@@ -275,8 +272,8 @@ def main() -> None:
         parser.error("--pool-kernel is odd")
 
     device, dtype = device_of(options)
-    sizes = {name: getattr(options, name) for name in SIZES}
-    at = KernelSetting(device=device, dtype=dtype, retention=options.retention, **sizes)
+    asked = {name: getattr(options, name) for name in ("retention", *sizes)}
+    at = KernelSetting(device=device, dtype=dtype, **asked)
     bytes_per_s = measured_peaks(device, dtype).bytes_per_s
     rows = Rows(options.json, {**facts_of(device, dtype), "bytes_per_s": bytes_per_s})
     with torch.inference_mode():
