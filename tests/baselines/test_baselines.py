@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reference_samplers import Dims, Sampled, Weights, dream, llada
+from support.reference_samplers import Dims, Sampled, Weights, dream, dream_blocks, llada
 from support.tiny_models import DREAM, GQA, MHA, MQA, TinyModel, prompt_of
 
 from engines.dllm.config import GenerationConfig
@@ -153,6 +153,22 @@ def test_dream_without_a_cache(folder, alg, system, cache):
         expected = dream(weights, dims, prompt, gen_length=g, steps=steps, alg=alg, draw=remasking_draw(n))
         found = ask(folder("dream"), system, prompt, knobs, gen_length=g, steps=steps, seed=n)
         tally.check(expected, found, (p, g, steps, alg))
+    tally.finish()
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize(
+    "knobs", [{"threshold": 0.7, "alg": "confidence_threshold"}, {"alg": "confidence_threshold"}], ids=str
+)
+def test_fast_dllm_on_dream(folder, cache, knobs):
+    weights, dims, prompt_for = source("dream")
+    tally = Tally()
+    rule = {"alg": "confidence_threshold", **knobs} if "threshold" in knobs else knobs
+    for n, (p, g, b, steps) in enumerate(EVEN, start=len(EVEN) * ["prefix", "dual"].index(cache)):
+        prompt, shape = prompt_for(400 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
+        expected = dream_blocks(weights, dims, prompt, cache=cache, **rule, **shape)
+        found = ask(folder("dream"), "fast-dllm", prompt, {"cache": cache, **knobs}, **shape)
+        tally.check(expected, found, (p, shape, knobs))
     tally.finish()
 
 

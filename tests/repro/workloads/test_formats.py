@@ -53,49 +53,12 @@ BAILIAN = [
     {"chat_id": 160, "parent_chat_id": 159, "timestamp": 92.5, "input_length": 800, "output_length": 80, "turn": 2},
 ]
 BAILIAN = [{**row, "type": "text", "hash_ids": [1089, 1090]} for row in BAILIAN]
-BURST = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 MOONCAKE = [
     {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]},
     {"timestamp": 3027, "input_length": 2322, "output_length": 490, "hash_ids": [0, 2]},
     {"timestamp": 6000, "input_length": 6000, "output_length": 9, "hash_ids": [0, 3]},
     {"timestamp": 9000, "input_length": 7000, "output_length": 9, "hash_ids": [0, 4]},
 ]
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        (lines(*MOONCAKE), [0, 3.027, 6, 9]),
-        (lines(*BAILIAN), [0, 0.25]),
-        (BURST + "5,s,3.5,GPT-4,472,18,490,C\n45,,1,GPT-4,10,9,19,API log\n", [0, 40]),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,4,5\n2023-11-16 18:15:47.68,4,5\n", [0, 1]),
-        ("request_id,arrival_time_us,input_tokens,output_tokens,text_tokens\n0,0,9,5,9\n1,250000,9,5,9\n", [0, 0.25]),
-        ("arrived_at,num_prefill_tokens,num_decode_tokens\n1.5e-05,9,5\n2.0,9,5\n", [0, 1.999985]),
-        ("request_id,timestamp,input_tokens,output_tokens\n0,0.5,10,20\n1,1.2,15,25\n", [0, 0.7]),
-        (lines(*({"timestamp": ms, "text_input": "Hi there", "output_length": 4} for ms in (0, 500))), [0, 0.5]),
-        (
-            lines(
-                {"session_id": "a", "timestamp": 1000, "input_length": 30, "output_length": 4},
-                {"session_id": "a", "delay": 2000, "input_length": 30, "output_length": 4},
-                {"session_id": "b", "timestamp": 1500, "input_length": 30, "output_length": 4},
-            ),
-            [0, 0.5],
-        ),
-        (lines(*({"timestamp_ms": ms, "prompt": "Hi", "output_tokens": 4} for ms in (0, 500))), [0, 0.5]),
-        (lines(*({"timestamp": f"2026-01-01T00:00:0{s}Z", "prompt_len": 4, "gen_length": 4} for s in (1, 3))), [0, 2]),
-    ],
-)
-def test_a_published_format_says_its_unit_by_its_columns(text, seconds, file):
-    assert seconds == replayed(file(text))
-
-
-def test_rows_of_any_chat_are_read(file):
-    part = [{"type": "text", "text": "x" * 40}]
-    chat = [{"role": "developer", "content": "y" * 4}, {"role": "user", "content": part}]
-    assert rounds(file(lines({"messages": chat, "max_tokens": 20}))) == [(11, 20, None)]
-    answered = [*chat, {"role": "assistant", "content": None}, {"role": "tool", "content": "z" * 8}]
-    assert rounds(file(lines({"messages": [*answered, {"role": "assistant", "content": "w" * 8}]})))[-1][1] == 2
-    assert rounds(file(lines({"prompt": "x" * 40, "output_tokens": 7}))) == [(10, 7, None)]
 
 
 def test_a_sample_to_plan_by_may_leave_a_file_s_times(file):
@@ -159,22 +122,6 @@ def test_published_names_in_other_letters_are_names_too(file):
     burst = file("timestamp,model,request_tokens,response_tokens\n5,GPT-4,472,18\n45,GPT-4,10,9\n", time_unit="s")
     assert replayed(burst) == [0, 40]
     assert rounds(file("Prompt Tokens Count,Output Tokens Count\n10,5\n")) == [(10, 5, None)]
-
-
-def test_a_request_in_the_body_of_a_row_is_read(file):
-    chat = {"model": "m", "messages": [{"role": "user", "content": "x" * 40}], "max_tokens": 20}
-    batch = {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": chat}
-    assert rounds(file(lines(batch))) == [(10, 20, None)]
-    assert rounds(file(lines({"custom_id": "r1", "body": {"prompt": "x" * 40, "max_tokens": 7}}))) == [(10, 7, None)]
-    assert rounds(file(lines({"payload": chat}))) == [(10, 20, None)]
-
-
-def test_what_a_chat_says_of_itself_is_no_column_of_sessions(file):
-    chat = [{"role": "user", "content": "x" * 40}, {"role": "assistant", "content": "y" * 8}]
-    assert rounds(file(lines({"conversation_id": "a", "conversation": chat, "turn": 1}))) == [(10, 2, None)]
-    row = {"conversation_hash": "a", "timestamp": "2023-04-09T00:02:53Z", "conversation": chat, "turn": 1}
-    later = {**row, "timestamp": "2023-04-09T00:02:55Z"}
-    assert replayed(file(lines(row, later))) == [0, 2]
 
 
 def test_turns_of_a_session_come_with_their_delays(file):

@@ -175,15 +175,6 @@ def test_times_are_the_file_s_and_two_is_twice_as_fast(mine):
     assert [each.rounds[0][:2] for each in served(mine, TRACE, 3, num=2).sessions] == [(374, 44), (396, 109)]
 
 
-def test_other_arrivals_have_the_file_s_lengths_in_any_order(mine):
-    poisson = ArrivalConfig(kind="poisson", rate=2.0)
-    orders = {tuple(each.rounds[0][:2] for each in served(mine, poisson, seed).sessions) for seed in range(9)}
-    assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(row[1:] for row in ROWS))}
-    assert len(orders) > 1
-    assert "times of the file not used" in served(mine, poisson, 0).description
-    assert "2 of 6 rows repeat one of the file's 4" in served(mine, poisson, 0, num=6).description
-
-
 def test_a_trace_comes_once_and_sorted(mine, tmp_path):
     with pytest.raises(UserError, match=r"num_prompts=5 is more than the 4 of mine.csv, which come once"):
         served(mine, TRACE, 0, num=5)
