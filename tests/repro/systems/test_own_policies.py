@@ -11,9 +11,6 @@ from support.own import Gather, Stay
 from support.refusals import refuses
 
 from engines.data import installed
-from engines.dllm.config import EngineConfig
-from engines.dllm.scheduling import SCHEDULERS
-from engines.knobs import knobs_of
 from engines.policies.own import BATCHER, Plugin, own_knobs
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
@@ -77,11 +74,6 @@ def test_a_queue_orders_what_a_batcher_takes():
         return sum(a > b for a, b in itertools.pairwise(started))
 
     assert overtaken(first) == 0 < overtaken(last)
-
-
-def test_a_router_picks_an_instance():
-    _, record = ran(laps(router="support.own:Second", num_instances=3))
-    assert {*record.tables["requests"]["instance"]} == {1}
 
 
 def test_a_shipped_batcher_has_the_platforms_sizes_and_conforms():
@@ -206,7 +198,3 @@ def test_an_installed_name_takes_none_away_and_is_told():
         prepare(dllm(scheduler="none"))
     with refuses("batcher='none'"):
         prepare(laps(batcher="none"))
-
-
-def test_the_names_of_schedulers_are_the_settings_words():
-    assert knobs_of(EngineConfig)["scheduler"].words == tuple(SCHEDULERS)

@@ -10,7 +10,6 @@ import pytest
 import yaml
 from support.cells import a_cell, ran
 
-from engines.cluster.hardware import Deployment
 from engines.cluster.record import READINGS, attainments, observe
 from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
@@ -63,19 +62,6 @@ def test_the_reading_and_the_objectives_are_the_cells():
     assert loose.facts["attainment_reading"] == "session/every/max"
     assert AR.summarize(loose)["slo_attainment"] == 1.0
     assert AR.summarize(strict)["slo_attainment"] < 0.6
-
-
-def test_a_router_of_ones_own_decides_and_counts_as_code(tmp_path, monkeypatch):
-    (tmp_path / "my_router.py").write_text(
-        "from engines.policies.routing import Decision\n\n\nclass Home:\n"
-        "    def __init__(self, *, model, slo, seed):\n        pass\n\n"
-        "    def route(self, task, home, prefills, now):\n        return Decision(home.worker_id, True, 'mine')\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    experiment, record = ran(cell(router="my_router:Home"))
-    assert AR.summarize(record)["prefills_by_reason"] == {"mine": 60}
-    assert AR.summarize(record)["local_share"] == 1.0
-    assert "my_router" in experiment.code.modules
 
 
 def test_what_a_router_is_made_with_is_its_own(tmp_path, monkeypatch):
@@ -207,19 +193,6 @@ def test_the_planner_plans_for_the_rate_of_the_cell():
     _, high = ran(cell(deployment="planner", rate=1.6))
     _, told = ran(cell(deployment="planner", rate=1.6, planning_rate=0.4))
     assert low.facts["deployment"] == told.facts["deployment"] != high.facts["deployment"]
-
-
-@pytest.mark.parametrize(
-    ("text", "deployment"),
-    [
-        ("P:TP4x2 D:TP8x1", Deployment.disaggregated(4, 2, 8, 1)),
-        ("TP8x2", Deployment.colocated(8, 2)),
-        ("D:TP2x3 P:TP2x1", Deployment.disaggregated(2, 1, 2, 3)),
-    ],
-)
-def test_deployments_are_read_as_they_are_written(text, deployment):
-    assert parse_deployment(text) == deployment
-    assert parse_deployment(str(deployment)) == deployment
 
 
 def test_a_rate_that_never_drains_is_invalid_unless_asked_for():

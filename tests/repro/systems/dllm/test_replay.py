@@ -10,7 +10,7 @@ from support.refusals import refuses
 import repro
 from engines.dllm.config import GenerationConfig, Phase
 from engines.dllm.plan import Request
-from engines.dllm.simulated import Block, Replayed, block_lengths, drawn
+from engines.dllm.simulated import Block, Replayed, drawn
 from engines.errors import UserError
 from repro.files import forget
 from repro.runs.cell import BASIS
@@ -152,11 +152,6 @@ def test_drawn_blocks_price_other_requests(measured, mine):
 def as_asked(blocks: Mapping[str, Sequence[str]]) -> set[tuple[str, str]]:
     """Phases as a rule gives them, and commits: where a block stands says which Refresh is partial."""
     return {(p.replace("p", "b"), c) for p, c in zip(blocks["phases"], blocks["committed"], strict=True)}
-
-
-@pytest.mark.parametrize(("length", "block", "lengths"), [(32, 16, [16, 16]), (40, 16, [16, 16, 8]), (8, 32, [8])])
-def test_lengths_of_blocks(length, block, lengths):
-    assert block_lengths(GenerationConfig(gen_length=length, block_length=block, steps=64)) == lengths
 
 
 def test_a_path_that_does_not_fit_is_refused():
