@@ -17,7 +17,6 @@ from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.systems.cluster import on_torch
 from repro.systems.platforms import platform
-from repro.testing import check_batcher
 from repro.workbench.grid import Grid
 
 
@@ -74,10 +73,6 @@ def test_a_queue_orders_what_a_batcher_takes():
         return sum(a > b for a, b in itertools.pairwise(started))
 
     assert overtaken(first) == 0 < overtaken(last)
-
-
-def test_a_shipped_batcher_has_the_platforms_sizes_and_conforms():
-    check_batcher(Gather, longest_wait=lambda ahead: float("inf"))
 
 
 # ---- of AMPD ---------------------------------------------------------------------------------------------------

@@ -56,12 +56,6 @@ def test_what_a_platform_of_the_package_says_besides_families_is_checked_too(mon
         platforms._built.__wrapped__("x")
 
 
-def test_one_number_of_prompts_is_that_of_every_data_set():
-    assert checked_section("dllm", {"num_prompts": 5}) == {"num_requests": {"livebench": 5, "burst": 5, "osc": 5}}
-    assert checked_section("ampd", {"num_prompts": 5}) == {"num_sessions": 5}
-    assert checked_section("laps", {"num_prompts": 5}) == {"num_turns": 5}
-
-
 @pytest.mark.parametrize("name", ["nosuch", 3])
 def test_a_name_that_is_none_is_told_all_there_are(name):
     with pytest.raises(UserError, match=", ".join(PLATFORMS)):

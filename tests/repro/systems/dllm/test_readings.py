@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -15,7 +15,7 @@ from support.refusals import refuses
 from baselines.dllm.dllm_cache.method import PackedFeatureCacheRooflineExecutor as Executor
 from baselines.dllm.dllm_cache.method import memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from engines.cost.roofline import L40S, Calibration, Roofline
+from engines.cost.roofline import L40S, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig, Phase
 from engines.dllm.engine import Engine
 from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan
@@ -224,17 +224,6 @@ def test_on_a_real_executor_a_rule_decides_what_is_measured():
 
     longest = found(input_len=768 - 32, length_scale=1.0)
     assert found(batch_rule="one") == 1 < found(batch_rule="max_model_len") == longest < found(batch_rule="workload")
-
-
-def test_a_calibration_has_one_overhead():
-    raw = asdict(Calibration.datasheet(L40S))
-    assert Calibration.from_dict(raw) == Calibration.datasheet(L40S)
-    with pytest.raises(UserError, match=r"unknown keys \['upstream_step_overhead_s'\]"):
-        Calibration.from_dict({**raw, "upstream_step_overhead_s": 0.01})
-    with pytest.raises(UserError, match=r"step_overhead_s=-0\.1 must not be negative"):
-        replace(Calibration.datasheet(L40S), step_overhead_s=-0.1)
-    with pytest.raises(UserError, match=r"lacks \['step_overhead_s'\]"):
-        Calibration.from_dict({name: value for name, value in raw.items() if name != "step_overhead_s"})
 
 
 # ---- policy -------------------------------------------------------------------------------------
