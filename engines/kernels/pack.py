@@ -43,26 +43,12 @@ def pack(
     if chosen is not None:
         request_stride = chosen.stride(0)
         head_stride = chosen.stride(1) if chosen.shape[1] > 1 else 0
+    places = building.run_start, building.block_start, building.window_len, building.kept, building.kv_start
     with on(k.device):
         pack_rows[(kv_heads, tiles(max_kept, ROWS), n)](
-            pool_k,
-            pool_v,
-            k,
-            v,
-            chosen,
-            building.run_start,
-            building.block_start,
-            building.window_len,
-            building.kept,
-            building.kv_start,
-            pool_k.stride(0),
-            pool_k.stride(1),
-            pool_v.stride(0),
-            pool_v.stride(1),
-            k.stride(0),
-            k.stride(1),
-            v.stride(0),
-            v.stride(1),
+            *(pool_k, pool_v, k, v, chosen),
+            *places,
+            *(stride for x in (pool_k, pool_v, k, v) for stride in x.stride()[:2]),
             request_stride,
             head_stride,
             D=width,
@@ -103,15 +89,8 @@ def store(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) ->
     tile = min(TILE, power_of_two(size))
     with on(k.device):
         store_rows[(len(rows), tiles(size, tile))](
-            pool_k,
-            pool_v,
-            rows,
-            k,
-            v,
-            pool_k.stride(0),
-            pool_v.stride(0),
-            k.stride(0),
-            v.stride(0),
+            *(pool_k, pool_v, rows, k, v),
+            *(x.stride(0) for x in (pool_k, pool_v, k, v)),
             SIZE=size,
             TILE=tile,
             num_warps=4,
@@ -147,19 +126,10 @@ def paged_attention(
     rows = _FEW_PAGED_ROWS if max_q * group <= _FEW_PAGED_ROWS else _PAGED_ROWS
     with on(q.device):
         paged_causal[(tiles(max_q * group, rows), kv_heads, n)](
-            out,
-            q,
-            k,
-            v,
-            cu_q,
-            used_k,
-            table,
+            *(out, q, k, v, cu_q, used_k, table),
             table.stride(0),
             log2(torch.e) * width**-0.5,
-            q.stride(0),
-            q.stride(1),
-            k.stride(1),
-            k.stride(2),
+            *(*q.stride()[:2], *k.stride()[1:3]),
             BLOCK=k.shape[1],
             D=width,
             GROUP=group,

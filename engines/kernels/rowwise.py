@@ -71,16 +71,8 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bo
     with on(q.device):
         # Products and sums are rounded one by one, as torch does.
         rotate_rows[(rows, tiles(heads, HEADS) + tiles(kv_heads, HEADS))](
-            q,
-            k,
-            cos,
-            sin,
-            q.stride(0),
-            q.stride(1),
-            k.stride(0),
-            k.stride(1),
-            cos.stride(0),
-            sin.stride(0),
+            *(q, k, cos, sin),
+            *(*q.stride()[:2], *k.stride()[:2], cos.stride(0), sin.stride(0)),
             Q_HEADS=heads,
             KV_HEADS=kv_heads,
             HALF=width // 2,

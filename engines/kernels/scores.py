@@ -152,16 +152,10 @@ def scores(
     mean_q = _mean_queries(q, building, group if uniform else 1, max_block)
     with on(q.device):
         pooled_scores[(tiles(max_context, tile - 2 * radius), heads, n)](
-            out,
-            mean_q,
-            k,
-            building.run_start,
-            building.block_start,
-            building.window_len,
-            building.num_context,
+            *(out, mean_q, k),
+            *(building.run_start, building.block_start, building.window_len, building.num_context),
             max_context,
-            k.stride(0),
-            k.stride(1),
+            *k.stride()[:2],
             D=width,
             KV_HEADS=kv_heads,
             GROUP=group,
@@ -183,13 +177,8 @@ def _mean_queries(q: Tensor, building: Building, group: int, max_block: int) -> 
     mean_q = torch.empty((n, heads, width), dtype=torch.float32, device=q.device)
     with on(q.device):
         mean_queries[(heads, n)](
-            mean_q,
-            q,
-            building.run_start,
-            building.block_start,
-            building.block_len,
-            q.stride(0),
-            q.stride(1),
+            *(mean_q, q, building.run_start, building.block_start, building.block_len),
+            *q.stride()[:2],
             D=width,
             GROUP=group,
             TILES=tiles(max_block, _QUERY_ROWS),
