@@ -6,23 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.http_client import ask, leave, metrics, streaming
 from support.http_server import Running, running_server
-from support.served_echo import (
-    DIE,
-    DIE_AT_ONCE,
-    LONG_ANSWER,
-    LONG_LEN,
-    RAISE,
-    REFUSE,
-    ByteCodec,
-    EchoModel,
-    answer_of,
-    held,
-)
+from support.served_echo import DIE, DIE_AT_ONCE, LONG_ANSWER, LONG_LEN, RAISE, ByteCodec, EchoModel, answer_of, held
 
 from engines.errors import UserError
 from engines.server.settings import ServerSettings
@@ -120,22 +111,16 @@ def test_a_conversation_is_answered_whole_and_streamed(server):
     assert done == "[DONE]"
 
 
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))["by the model"]
 REFUSALS = [
+    *((body(**fields), status, sentence) for fields, status, sentence in REFUSED),
     (b"{", 400, "the body is not JSON"),
     ({"model": "gpt", "prompt": "a"}, 404, "model='gpt' is not served here: use 'echo'"),
     ({"model": "echo"}, 400, "prompt is missing"),
-    (body(max_tokens=513), 400, "max_tokens=513 is more than max_model_len=512"),
-    (body(min_tokens=17), 400, "min_tokens=17 is more than the 16 tokens of an answer here"),
     (body("a" * 500, max_tokens=16, min_tokens=13), 400, "min_tokens=13 is more than the 12 tokens"),
     (body("a" * 512), 400, "prompt of 512 tokens"),
-    (body(truncate_prompt_tokens=513), 400, "truncate_prompt_tokens=513 is more than max_model_len=512"),
     (body("a" * 600), 400, "prompt of 600 tokens"),
-    (body(n=129), 400, "n=129 for 1 prompts makes 129 answers, more than 128"),
-    (body(["a", "b"], n=65), 400, "n=65 for 2 prompts makes 130 answers, more than 128"),
     (body(seed=2**63), 400, "must be at most 9,223,372,036,854,775,807"),
-    (body(block_length=2), 400, "block_length=2 is not supported"),
-    (body(steps=2), 400, "steps=2 must be 1"),
-    (body([REFUSE, 1]), 400, "prompt_ids begin with 252"),
     (b"x" * 6000, 413, "the body has more than 5000 bytes"),
 ]
 

@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 from support.http_client import ask, metrics
 from support.http_server import Running, running_server
 from support.served_echo import LONG_ANSWER, LONG_LEN, ByteCodec, EchoModel
@@ -93,7 +95,7 @@ LAST = "Connection: close"
 SLOW_BODY = "the body was not complete after 0.3 s: send it at once"
 LONG = f"the body has more than {MOST} bytes, the most that is taken: send less"
 NO_HTTP = "what came is no request in HTTP/1.1"
-TYPE = "send the body as 'Content-Type: application/json'"
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
 
 
 SLOW = {
@@ -167,32 +169,7 @@ def test_what_does_not_come_as_it_should_ends_in_a_sentence(server, parts, statu
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(
-    ("given", "status", "sentence"),
-    [
-        ({"kind": "text/plain"}, 415, f"Content-Type is text/plain: {TYPE}"),
-        ({"kind": None}, 415, f"Content-Type is missing: {TYPE}"),
-        ({"kind": "application/x-www-form-urlencoded"}, 415, TYPE),
-        ({"kind": "text/plain;application/json"}, 415, TYPE),
-        ({"kind": "application/json, text/plain"}, 415, TYPE),
-        ({"kind": "Application/JSON ; charset=utf-8"}, 200, ""),
-        ({"host": "127.0.0.1"}, 200, ""),
-        ({"host": "127.8.8.8:80"}, 200, ""),
-        ({"host": "LOCALHOST.:1"}, 200, ""),
-        ({"host": "[::1]:8000"}, 200, ""),
-        ({"host": None, "version": "1.0"}, 200, ""),
-        (
-            {"host": "evil.com:8000"},
-            421,
-            "Host='evil.com:8000' is not this server, which listens on this machine alone",
-        ),
-        ({"host": "localhost.evil.com"}, 421, "is not this server"),
-        ({"host": "127.0.0.1.evil.com"}, 421, "is not this server"),
-        ({"host": "0.0.0.0:8000"}, 421, "is not this server"),
-        ({"host": "user@localhost"}, 421, "is not this server"),
-        ({"host": "evil.com", "path": "/metrics", "method": "GET"}, 421, "is not this server"),
-    ],
-)
+@pytest.mark.parametrize(("given", "status", "sentence"), REFUSED["pages of another origin"])
 def test_a_page_of_another_origin_is_refused(server, given, status, sentence):
     """By the forms that a browser sends without asking, and by the name that it was sent to."""
     said = talk(server.port, head(LAST, **given) + CONTENT)
