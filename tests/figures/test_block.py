@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 from support.cells import H20_LLADA2_MINI, H200_LLADA2_MINI, H200_SDAR_8B
-from support.figure_runs import block_run, by_claim, figure_runs
+from support.figure_runs import block_run, by_claim
 from support.refusals import refuses
-from support.stored_runs import read_csv
 
 from paper_figures.block import block_diffusion, sglang
-from repro.reports.figures import View, figure
+from repro.reports.figures import View
 from repro.runs.experiment import prepare
 from repro.systems.block.system import BLOCK
 
@@ -42,24 +41,6 @@ def test_a_step_s_parts_are_those_of_the_runs():
     assert np.median(denoises) == pytest.approx(sglang.step_of(H20_VIEW, 1).total_s, rel=0.02)
     assert sglang.step_of(H20_VIEW, 1).bound == "memory"
     assert sglang.step_of(H20_VIEW, 128).bound == "compute"
-
-
-def test_findings_are_of_the_runs_and_have_the_other_schedule_beside(tmp_path):
-    runs = [
-        block_run(cell, tok_s={"first-done": 100.0, "synchronous": 80.0, "mixed": 120.0}[cell.knob_values["batching"]])
-        for cell in sglang.FIGURE.cells(H20_VIEW)
-    ]
-    found = by_claim(sglang.FIGURE.findings(runs, H20_VIEW))
-    assert found["block-sglang-32"].value == pytest.approx(100.0)
-    assert found["block-sglang-32"].readings == (("synchronous", pytest.approx(80.0)),)
-    # Three quarters of 5.12 s are behind the first block.
-    assert found["block-sglang-long-tpot"].value == pytest.approx(1e3 * 0.75 * 5.12 / 1535)
-    assert found["block-sglang-flattens"].holds is False
-    rows = read_csv(sglang.FIGURE.render(runs, H20_VIEW, tmp_path))
-    assert {(row["concurrency"], row["published_tok_s"]) for row in rows if row["input_len"] == "4096"} == {
-        ("72", "2032.0"),
-        ("128", "2181.0"),
-    }
 
 
 def sglang_runs(of_one=592.0, **by_concurrency):
@@ -124,20 +105,3 @@ def test_every_way_decodes_the_same_tokens_on_the_same_card():
     assert len({tuple(request.prompt_len for request in requests) for requests in of_first}) == 1
     assert len(of_first) == len(block_diffusion.ways(H200_SDAR_8B)) == 5
     assert len(block_diffusion.ways(H200_LLADA2_MINI)) == 3
-
-
-def test_who_is_ahead_is_said_of_the_runs(tmp_path):
-    def speed(cell):
-        if cell.system == "dllm-serve":
-            return 50.0
-        return 3.0 * cell.knob_values["max_num_seqs"] if "autoregressive" in cell.knob_values else 100.0
-
-    made = figure_runs(block_diffusion.FIGURE, H200_VIEW)
-    cells = block_diffusion.FIGURE.cells(H200_VIEW)
-    runs = [
-        run if cell.system == "dllm-serve" else block_run(cell, tok_s=speed(cell))
-        for run, cell in zip(made, cells, strict=True)
-    ]
-    rendered = block_diffusion.FIGURE.render(runs, H200_VIEW, tmp_path)
-    assert "is ahead of the autoregressive decoder up to 32 requests at once: 33.33 times" in rendered.notes[0]
-    assert figure("block-diffusion").name == "block/block-diffusion"

@@ -4,7 +4,6 @@ from dataclasses import replace
 import pytest
 from matplotlib.colors import to_hex
 from support.cells import CPU_TINY, L40S, RTX4090
-from support.figure_runs import by_claim
 from support.stored_runs import (
     CALIBRATION,
     CPU,
@@ -23,11 +22,9 @@ import repro.paths
 from engines.errors import UserError
 from paper_figures.common import style
 from paper_figures.dllm_serve import fig3, rates
-from paper_figures.dllm_serve.comparison import BASELINES, OURS
+from paper_figures.dllm_serve.comparison import OURS
 from paper_figures.dllm_serve.comparison import SYSTEMS as COMPARED
-from paper_figures.dllm_serve.rates import CSV_COLUMNS
 from repro.reports.figures import View
-from repro.reports.paper import load_claims, load_figures
 from repro.runs.cell import Cell
 from repro.runs.family import Validity
 from repro.runs.store import StoredRun
@@ -193,33 +190,6 @@ def test_repeats_are_drawn_with_their_interval(tmp_path, drawn):
     assert len(read_csv(rendered)) == len(runs)
 
 
-def test_csv_of_the_papers_card(tmp_path):
-    rows = read_csv(fig3.FIGURE.render(made(CARD_VIEW), CARD_VIEW, tmp_path))
-    assert tuple(rows[0]) == CSV_COLUMNS
-    ours = [row for row in rows if row["obtained"] != "paper"]
-    assert len(ours) == len(fig3.FIGURE.cells(CARD_VIEW))
-    assert {row["obtained"] for row in ours} == {"composed"}
-    assert {(row["system"], row["batch_size"], row["reading"]) for row in ours} == {
-        ("dllm-serve", "", ""),
-        *((name, "3", "published") for name in BASELINES),
-    }
-    first = ours[0]
-    assert (first["dataset"], first["system"], first["rate_req_s"]) == ("livebench", "dllm-serve", "0.1")
-    assert float(first["throughput_tok_s"]) == pytest.approx(6)
-    assert float(first["mean_latency_s"]) == float(first["p50_latency_s"]) == pytest.approx(4 * 64 / 6)
-    assert (first["p99_latency_s"], first["num_requests"], first["valid"]) == ("", "4", "true")
-    assert float(first["outside_forward_share"]) == 0
-    assert first["run_folder"].startswith("dllm-serve_livebench_rtx4090_roofline_r0.1_s0_")
-
-    paper = [row for row in rows if row["obtained"] == "paper"]
-    burst = load_figures()["dllm-serve/fig3"]["values"]["Burst_peak"]
-    printed = {name.lower(): value for name, value in burst.items()}
-    assert {row["system"]: float(row["throughput_tok_s"]) for row in paper} == printed
-    assert {(row["dataset"], row["rate_req_s"], row["run_folder"], row["valid"]) for row in paper} == {
-        ("burst", "", "", "")
-    }
-
-
 def test_another_reading_is_another_file(tmp_path):
     view = replace(CARD_VIEW, reading="policy")
     rendered = fig3.FIGURE.render(made(view), view, tmp_path)
@@ -369,17 +339,6 @@ def test_refuses_what_is_not_the_figures(runs, tmp_path):
 
 
 def test_findings_answer_known_claims_on_the_papers_card_only():
-    found = by_claim(fig3.FIGURE.findings(made(CARD_VIEW), CARD_VIEW))
-    known = {claim.id for claim in load_claims("dllm-serve")}
-    assert found.keys() <= known
-    assert {finding.obtained for finding in found.values()} == {"composed"}
-    assert found["dllm-4090-burst-peak"].value == pytest.approx(30)
-    assert found["dllm-4090-burst-ratio"].value == pytest.approx(1.5)
-    assert found["dllm-abs-tput-4090"].value == pytest.approx((1.5, 1.5, 1.5))
-    assert found["dllm-abs-tput-4090"].of == ("rtx4090/livebench", "rtx4090/burst", "rtx4090/osc")
-    assert found["dllm-serve-best-tput"].value == (1, 1, 1)
-    assert found["dllm-token-cap"].holds
-    assert found["dllm-linear-04"].value == pytest.approx(30 / 64)
     for view in (CPU_VIEW, replace(CARD_VIEW, reading="efficient")):
         assert fig3.FIGURE.findings(made(view), view) == []
     slow = runs_of(fig3.FIGURE.cells(CARD_VIEW), lambda cell: 10.0 if cell.system == "dllm-serve" else 20.0)

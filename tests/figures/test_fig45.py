@@ -12,7 +12,6 @@ from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel,
 
 from paper_figures.dllm_serve import fig3, fig4, fig5
 from repro.reports.figures import View
-from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 
 pytestmark = pytest.mark.usefixtures("unsaved")
@@ -59,14 +58,6 @@ def test_printed_latencies_are_not_drawn_beside_those_of_another_number_of_reque
 
 
 def test_latency_findings():
-    found = {f.claim: f.value for f in fig4.FIGURE.findings(runs_of(fig4.FIGURE.cells(CARD_VIEW), speed), CARD_VIEW)}
-    assert found == {
-        "dllm-low-load-equal": pytest.approx(5),
-        "dllm-4090-burst-base-lat": pytest.approx(6.4),
-        "dllm-4090-burst-serve-lat": pytest.approx(3.2),
-        "dllm-4090-burst-lat-ratio": pytest.approx(2),
-    }
-    assert found.keys() <= {claim.id for claim in load_claims("dllm-serve")}
     runs = runs_of(fig4.FIGURE.cells(CARD_VIEW), speed)
     broken = [changed(r, validity=FAILED) if r.cell.system == "dllm-serve" else r for r in runs]
     assert fig4.FIGURE.findings(broken, CARD_VIEW) == []
@@ -87,11 +78,6 @@ def test_jitter_is_the_best_baselines_spread_over_ours(tmp_path, drawn):
     assert heights == pytest.approx([2.0] * 6)
     assert "Hollow diamonds" in text_of(drawn[0])
     assert f"stated in {fig5.FIGURE.source}" in caption_of(rendered)
-    found = {f.claim: f.value for f in fig5.FIGURE.findings(runs, CARD_VIEW)}
-    assert found["dllm-jitter-sd"] == found["dllm-jitter-span"] == pytest.approx(50)
-    assert found["dllm-jitter-others"] == pytest.approx((50,) * 4)
-    assert found["dllm-jitter-cache-max"] == pytest.approx(16)
-    assert found["dllm-jitter-cache-min"] == pytest.approx(4)
 
 
 def test_jitter_without_a_valid_baseline_says_so(tmp_path):

@@ -1,7 +1,6 @@
 """The frontier: what is compared differs in its rows alone, speed-ups are of pairs, and cards follow what was measured."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from support.cells import CPU_TINY, H200
@@ -21,11 +20,9 @@ from paper_figures.dllm_serve.row_policies import (
     paces_of,
 )
 from repro.paths import COMMITTED
-from repro.reports.accuracy import Solved
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.runs.statistics import mean_interval
 from repro.runs.store import StoredRun, read_run
 from repro.systems.block.settings import resolve
 from repro.systems.platforms import DllmPart
@@ -124,24 +121,6 @@ def test_speed_ups_are_of_pairs_and_rows_of_a_request(tmp_path, drawn):
     assert "baselines" not in text  # none runs in a reading of the view's
     legend = {each.get_text() for each in drawn[0].legends[0].texts}
     assert {"front", *(f"--preset {name}" for name in ("exact", "balanced", "fast"))} <= legend
-
-
-def point(times: float, share: float, policy=FAST_DLLM) -> frontier.Point:
-    solved = Solved(share=share, low=0.0, high=1.0, n=10)
-    made = SimpleNamespace(
-        setting="s", policy=policy, solved=solved, speedup=mean_interval([times]), is_behind=lambda other: behind(other)
-    )
-    behind = frontier.Point.is_behind.__get__(made)
-    return made  # type: ignore[return-value]
-
-
-def test_the_front_is_what_none_is_ahead_of():
-    places = [(1.0, 0.9), (2.0, 0.9), (2.0, 0.8), (3.0, 0.8), (2.5, 0.95), (4.0, 0.5), (3.5, 0.5), (2.5, 0.95)]
-    points = [point(*place) for place in places]
-    other_model = point(9.0, 1.0, BLOCK_DIFFUSION)
-    found = [(each.speedup.mean, each.solved.share) for each in frontier.front([*points, other_model], "s")]
-    assert found == [(2.5, 0.95), (2.5, 0.95), (3.0, 0.8), (4.0, 0.5)]
-    assert frontier.front(points, "another") == []
 
 
 def test_cards_follow_the_committed_runs_whose_accuracy_they_have():

@@ -5,7 +5,7 @@ from support.cells import CPU_TINY, L40S, RTX4090
 from support.stored_runs import read_csv, runs_of
 
 from paper_figures.dllm_serve import readings, table4
-from paper_figures.dllm_serve.readings import BASELINES, DATASETS, DENSE_ENGINES, ENGINES, SETTINGS
+from paper_figures.dllm_serve.readings import DATASETS, ENGINES, SETTINGS
 from repro.reports.figures import View, default_reading, figure
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
@@ -51,30 +51,6 @@ def test_it_shares_the_runs_of_the_papers_figures(view):
     assert {cell.key for cell in table4.FIGURE.cells(view)} <= own
     policy = View(platform=view.platform, reading="policy")
     assert {cell.key for cell in table4.FIGURE.cells(policy)} <= own
-
-
-@pytest.mark.parametrize("view", VIEWS, ids=ids)
-def test_the_table_sets_every_setting_against_both_engines(view, tmp_path):
-    rendered = readings.FIGURE.render(runs_of(readings.FIGURE.cells(view), speed), view, tmp_path)
-    assert any("0.91 to 0.91x (policy, packed)" in note for note in rendered.notes)
-    assert {path.suffix for path in rendered.files} == {".png", ".pdf", ".txt", ".csv"}
-
-    rows = read_csv(rendered)
-    assert len(rows) == len(DATASETS) * (len(ENGINES) + len(DENSE_ENGINES) + len(BASELINES) * len(SETTINGS))
-    assert {row["valid"] for row in rows} == {"true"}
-    osc = {(row["system"], row["setting"]): row for row in rows if row["dataset"] == "osc"}
-    columns = ("batch_size", "throughput_tok_s", "of_dllm_serve", "of_single_refresh")
-    for setting, expected in (
-        ("published, batch of one", (3, 20, 20 / 80, 20 / 100)),
-        ("policy, packed", (3, 88, 88 / 80, 88 / 100)),  # of made-up runs, which all have a batch
-        ("policy, all as accurate as no cache", (3, 88, 88 / 70, 88 / 90)),
-    ):
-        found = osc["fast-dllm", setting]
-        assert [float(found[name]) for name in columns] == pytest.approx(expected), setting
-    single = next(row for row in rows if row["system"] == "dllm-serve" and "one refresh per" in row["setting"])
-    assert (float(single["of_dllm_serve"]), float(single["of_single_refresh"])) == (1.25, 1.0)
-    paper = {(row["dataset"], row["system"]): row["paper_throughput_tok_s"] for row in rows}
-    assert float(paper["burst", "fast-dllm"]) == (61.26 if view.platform is L40S else 42.4)
 
 
 def test_what_the_arrivals_hold_back_is_named(tmp_path):

@@ -69,33 +69,6 @@ def test_at_dense_accuracy_all_keep_what_that_takes():
         assert dict(at_dense_accuracy(contender_of(cell)).knobs).items() <= cell.knob_values.items()
 
 
-def test_ratios_are_of_the_same_form_and_paired(tmp_path):
-    view = replace(VIEW, num_runs=3)
-    rendered = tuned.FIGURE.render(made(view), view, tmp_path)
-    notes = "\n".join(rendered.notes)
-    assert "Burst, throughput over Fast-dLLM's, as printed -> tuned: dLLM-Serve 2.00x [2.00, 2.00] -> 1.10x" in notes
-    assert "Fast-dLLM 2.00x [2.00, 2.00] (batch_rule=batch)" in notes
-
-    rows = {(row["system"], row["is_tuned"]): row for row in read_csv(rendered) if row["dataset"] == "burst"}
-    # Seeds differ by 40 %, and cancel; tuned Fast-dLLM is twice as fast.
-    ratios = {
-        ("fast-dllm", "false", "of_fast_dllm"): 1.0,
-        ("fast-dllm", "true", "of_fast_dllm"): 1.0,
-        ("dllm-serve", "false", "of_fast_dllm"): 2.0,
-        ("dllm-serve", "true", "of_fast_dllm"): 1.1,
-        (SINGLE_REFRESH, "true", "of_fast_dllm"): 1.1,
-        ("dllm-serve", "true", "of_as_printed"): 1.1,
-        ("fast-dllm", "true", "of_as_printed"): 2.0,
-        ("sparse-dllm", "true", "of_as_printed"): 1.0,
-    }
-    for (system, form, column), ratio in ratios.items():
-        ends = [float(rows[system, form][f"{column}{end}"]) for end in ("", "_low", "_high")]
-        assert ends == pytest.approx([ratio] * 3), (system, form, column)
-    chosen = {name: rows[name, "true"]["chosen"] for name in ("dllm-serve", "fast-dllm", "sparse-dllm")}
-    assert list(chosen.values()) == ["the defaults", "batch_rule=batch", "nothing is free"]
-    assert rows["fast-dllm", "false"]["chosen"] == ""
-
-
 def test_what_was_not_run_is_named_and_has_chosen_nothing(tmp_path):
     runs = [run for run in made(VIEW) if run.cell.system != "fast-dllm"]
     rendered = tuned.FIGURE.render(runs, VIEW, tmp_path)

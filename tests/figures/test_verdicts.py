@@ -1,13 +1,11 @@
-"""What figures ask for, and what they say of claims on made-up runs: as stored in ``verdicts.json``, to the last word.
+"""What figures say of claims on made-up runs: as stored in ``verdicts.json``, to the last word.
 
 Every other test of a verdict says why it is right; this one says that none changes by the way. One that is meant to change is
 stored anew by ``python tests/figures/test_verdicts.py``.
 """
 
-import hashlib
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +17,18 @@ if __name__ == "__main__":
 from support.figure_runs import figure_runs
 
 from repro.reports.figures import FIGURES, View, default_reading
-from repro.runs.cell import Cell
 from repro.systems.platforms import platform
 
 STORED = Path(__file__).with_name("verdicts.json")
 NUM_RUNS = 3
 DECIDING = [(name, where) for name, entry in FIGURES.items() for where in entry.load().deciding]
 """Figures that decide claims, and where."""
-OTHERS = [
-    (name, where)
-    for name, entry in FIGURES.items()
-    for where in (*entry.load().platforms, *(("cpu-tiny",) if name in ("laps/fig1", "laps/fig5", "laps/fig6") else ()))
-    if (name, where) not in DECIDING
-]
-
-
-def asked_of(cells: list[Cell]) -> dict[str, str]:
-    """By how many cells, and a digest, of each system: so that what differs can be told."""
-    texts: dict[str, list[str]] = {}
-    for cell in cells:
-        knobs = sorted((name, value) for name, value in cell.knobs)
-        texts.setdefault(cell.system, []).append(f"{cell.dataset} {cell.rate} {cell.seed} {knobs}")
-    counts = Counter(cell.system for cell in cells)
-    digests = {name: hashlib.sha256("\n".join(sorted(own)).encode()).hexdigest()[:8] for name, own in texts.items()}
-    return {name: f"{counts[name]} cells, {digests[name]}" for name in sorted(counts)}
 
 
 def verdicts(name: str, where: str) -> dict[str, Any]:
     module, here = FIGURES[name].load(), platform(where)
     view = View(platform=here, reading=default_reading(here), num_runs=NUM_RUNS)
-    found: dict[str, Any] = {"cells": asked_of(module.cells(view))}
-    if (name, where) in OTHERS:
-        return found
+    found: dict[str, Any] = {}
     for each in module.findings(figure_runs(module, view), view):
         found[each.claim] = {
             "values": [float(f"{value:.6g}") for value in each.values],
@@ -63,16 +41,15 @@ def verdicts(name: str, where: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("name", "where"), DECIDING + OTHERS)
+@pytest.mark.parametrize(("name", "where"), DECIDING)
 def test_a_verdict_changes_only_where_it_is_stored_anew(name, where):
     stored, found = json.loads(STORED.read_text(encoding="utf-8"))[f"{name} {where}"], verdicts(name, where)
     assert list(found) == list(stored)
     for claim, own in stored.items():
-        if claim != "cells":
-            assert found[claim].pop("values") == pytest.approx(own.pop("values"), rel=2e-5, nan_ok=True), claim
+        assert found[claim].pop("values") == pytest.approx(own.pop("values"), rel=2e-5, nan_ok=True), claim
         assert found[claim] == own, claim
 
 
 if __name__ == "__main__":
-    everything = {f"{name} {where}": verdicts(name, where) for name, where in DECIDING + OTHERS}
+    everything = {f"{name} {where}": verdicts(name, where) for name, where in DECIDING}
     STORED.write_text(json.dumps(everything, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
