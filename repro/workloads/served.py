@@ -122,22 +122,20 @@ def _drawn(workload: OwnWorkload, seed: int) -> Trace:
         f"workload={workload.where!r} yields other sessions whenever it is asked for those of seed {seed}: draw them from "
         "random.Random(seed)",
     )
+    knobs = ", ".join(f"{name}={value}" for name, value in workload.own.given)
     names = ("rounds", "arrival_s", "prompt")
     columns = {name: name for name in names if any(getattr(each, name) is not None for each in sessions)}
     return Trace(
         name=named_after(workload.where),
-        origin=Origin(source="local", location=_told(workload.own), revision=None),
+        origin=Origin(
+            source="local", location=f"{workload.where} with {knobs}" if knobs else workload.where, revision=None
+        ),
         sessions=sessions,
         columns=columns,
         noun="workload",
         unit="session",
         time=columns.get("arrival_s"),
     )
-
-
-def _told(own: Plugin) -> str:
-    knobs = ", ".join(f"{name}={value}" for name, value in own.given)
-    return f"{own.where} with {knobs}" if knobs else own.where
 
 
 Traced = TraceFile | OwnWorkload
@@ -148,14 +146,12 @@ def trace_asked(dataset: str, knobs: TraceKnobs, given: Mapping[str, Any]) -> Tr
     """What a cell serves in place of a data set, if anything; the cell is named after it. ``given`` are all of its knobs."""
     workload = knobs.workload
     of_file: dict[str, object] = {"columns": knobs.columns, "time_unit": knobs.time_unit, "sort": knobs.sort or None}
-    said = {name: value for name, value in of_file.items() if value is not None}
     if workload is None:
-        if isinstance(knobs, RequestKnobs) and knobs.dataset_path is not None:
-            said.pop("time_unit", None)
-        if isinstance(knobs, UntoldAnswers) and knobs.gen_length is not None:
-            said["gen_length"] = knobs.gen_length
-        given_alone = ", ".join(f"{name}={value!r}" for name, value in said.items())
-        require(not said, f"{given_alone} has no effect without a workload: leave it out")
+        has_file = isinstance(knobs, RequestKnobs) and knobs.dataset_path is not None
+        of_file |= {"time_unit": None} if has_file else {}
+        of_file |= {"gen_length": knobs.gen_length} if isinstance(knobs, UntoldAnswers) else {}
+        said = _given(of_file)
+        require(said == "", f"{said} has no effect without a workload: leave it out")
         return None
     for name in ("dataset_path", "dataset_source"):
         value = getattr(knobs, name, None)
@@ -174,10 +170,13 @@ def trace_asked(dataset: str, knobs: TraceKnobs, given: Mapping[str, Any]) -> Tr
             sort=knobs.sort,
             gen_length=given.get("gen_length"),
         )
-    said |= {"gen_length": given["gen_length"]} if given.get("gen_length") is not None else {}
-    of_none = ", ".join(f"{name}={value!r}" for name, value in said.items())
-    require(not said, f"{of_none} has no effect with workload={workload!r}, which is no file: leave it out")
+    said = _given({**of_file, "gen_length": given.get("gen_length")})
+    require(said == "", f"{said} has no effect with workload={workload!r}, which is no file: leave it out")
     return OwnWorkload(own=own)
+
+
+def _given(knobs: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in knobs.items() if value is not None)
 
 
 def workload_knobs(given: Mapping[str, Any]) -> Mapping[str, Knob]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Literal
 
 from engines.dllm.config import MEASURED, PACKED
@@ -95,14 +94,12 @@ class ReplayKnobs(Checked):
 
 PACKED_STEPS = Batching(kind="packed")
 
-BATCH_RULES: Mapping[BatchRule, str] = MappingProxyType(
-    {
-        "one": "one request at a time",
-        "workload": "largest that holds the workload's longest request",
-        "batch": "each the largest that holds its own longest request",
-        "max_model_len": "largest that holds requests of max_model_len tokens",
-    }
-)
+BATCH_RULES: Mapping[BatchRule, str] = {
+    "one": "one request at a time",
+    "workload": "largest that holds the workload's longest request",
+    "batch": "each the largest that holds its own longest request",
+    "max_model_len": "largest that holds requests of max_model_len tokens",
+}
 """How large a static batch is. The paper (§6.1) says "the maximum static batch size that fits in memory", found by
 "preliminary profiling", and not what was profiled."""
 
@@ -115,24 +112,22 @@ class Reading:
     batching: Batching
 
 
-READINGS: Mapping[ReadingName, Reading] = MappingProxyType(
-    {
-        "published": Reading(
-            title="baselines as published",
-            text="baselines as published: batches that published code's memory holds, and its copies of logits",
-            batching=Batching(kind="static", is_upstream=True),
-        ),
-        "efficient": Reading(
-            title="baselines in our code",
-            text="baselines in our implementation, largest static batch",
-            batching=Batching(kind="static"),
-        ),
-        "policy": Reading(
-            title="baselines' policies, batched alike",
-            text="baselines' cache policies under continuous batching",
-            batching=PACKED_STEPS,
-        ),
-    }
-)
+READINGS: Mapping[ReadingName, Reading] = {
+    "published": Reading(
+        title="baselines as published",
+        text="baselines as published: batches that published code's memory holds, and its copies of logits",
+        batching=Batching(kind="static", is_upstream=True),
+    ),
+    "efficient": Reading(
+        title="baselines in our code",
+        text="baselines in our implementation, largest static batch",
+        batching=Batching(kind="static"),
+    ),
+    "policy": Reading(
+        title="baselines' policies, batched alike",
+        text="baselines' cache policies under continuous batching",
+        batching=PACKED_STEPS,
+    ),
+}
 """What a baseline stands for in a comparison. Only the first can be held against the paper; the last isolates the policy:
 nothing differs from dLLM-Serve but refresh rule, retention and decode rule."""

@@ -22,7 +22,6 @@ from engines.ampd.live.intake import Deciding, Limits, RouterSpec
 from engines.ampd.live.store import Store
 from engines.cluster.sessions import Session
 from engines.errors import RunError
-from repro.runs.http_driver import Exchange
 from repro.systems.http.endpoint import Endpoint, require_client
 from repro.systems.live.http_client import Driving, HttpClient
 from repro.systems.servers import log_folder
@@ -84,12 +83,12 @@ class OverDynamo:
                 raise RunError(f"{error}; all that Dynamo said: {folder}") from error
             end_s = time.monotonic() - driving.zero_s
             began = store.clock.now() - end_s
-        first = {each.session_id: each for each in exchanges if each.turn == 0}
+        lags_s = {each.session_id: (each.sent_s or 0.0) - each.due_s for each in exchanges if each.turn == 0}
         return FrontRun(
             began=began,
             end_s=end_s,
             mark=mark,
-            lags_s=[_lag(first[each.session_id]) for each in sessions],
+            lags_s=[max(lags_s[each.session_id], 0.0) for each in sessions],
             client=HttpClient(exchanges),
             facts={"name": "dynamo", "packages": dict(self._packages), "startup_s": round(startup_s, 1)},
         )
@@ -114,11 +113,6 @@ class OverDynamo:
         address = Address(url=url, model=SERVED_NAME, paths=("/health",))
         with running("dynamo", commands, address, folder=folder, within_s=START_S) as startup_s:
             yield url, startup_s
-
-
-def _lag(exchange: Exchange) -> float:
-    assert exchange.sent_s is not None
-    return max(exchange.sent_s - exchange.due_s, 0.0)
 
 
 GIVEN_UP_S = 1800.0
