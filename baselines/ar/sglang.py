@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from engines.errors import require
 from engines.knobs import Checked, Range, Tokens, check_value
-from engines.laps.batching import Graphs, WithGraphs, graph_choice
+from engines.laps.batching import Graphs, Ladder, WithGraphs, graph_choice
 from engines.laps.latency import StepModel
 from engines.laps.system import InstanceRouter, InstanceView, LeastRequests, LeastTokens, PrefillSystem, RoundRobin
 from engines.policies.batching import CHUNK_TOKENS, Chunked
@@ -36,8 +36,8 @@ class TokenBudget(Chunked):
         return StepPlan(shares) if shares else IDLE
 
 
-class GuardedRungs:
-    """The next captured size, unless that pads beyond ``_MAX_PADDING``."""
+class GuardedRungs(Ladder):
+    """The next captured size, unless that pads beyond ``_MAX_PADDING``, whatever it costs."""
 
     def __init__(self, captured: Sequence[Rung]) -> None:
         self._rungs = sorted(captured)
