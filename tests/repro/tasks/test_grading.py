@@ -195,28 +195,20 @@ def test_numbers_are_found_as_lm_eval_finds_them(text):
 
 
 @needs_jail
-def test_humaneval_runs_the_tests(tmp_path):
+@pytest.mark.parametrize("chat", [False, True])
+def test_humaneval_runs_the_tests(tmp_path, chat):
     write_jsonl(tmp_path / "humaneval" / "HumanEval.jsonl", FUNCTION)
-    task = humaneval_task(TaskOptions(num_problems=164), data_dir=tmp_path)
+    task = humaneval_task(TaskOptions(num_problems=164, chat=chat), data_dir=tmp_path)
     assert task is not None
     (problem,) = task.problems
     assert task.prompts() == [FUNCTION["prompt"]]
-    assert task.grade(problem, "    return x + 1\n\nprint(1 / 0)") == Grade(correct=True), "cut before print"
+    asked = "Write a solution to the following problem and make sure that it passes the tests:\n```"
+    assert problem.user.startswith(asked)
+    assert problem.answer_start.endswith(f"```python\n{FUNCTION['prompt']}\n")
+    cut = "\n```\nDone." if chat else "\n\nprint(1 / 0)"
+    assert task.grade(problem, f"    return x + 1{cut}") == Grade(correct=True)
     assert task.grade(problem, "    return x + 2\n") == Grade(correct=False)
     assert task.grade(problem, "    return (") == Grade(correct=False)
-
-
-@needs_jail
-def test_humaneval_in_a_conversation(tmp_path):
-    write_jsonl(tmp_path / "humaneval" / "HumanEval.jsonl", FUNCTION)
-    task = humaneval_task(TaskOptions(num_problems=1, chat=True), data_dir=tmp_path)
-    assert task is not None
-    (problem,) = task.problems
-    assert problem.user.startswith(
-        "Write a solution to the following problem and make sure that it passes the tests:\n```"
-    )
-    assert problem.answer_start.endswith(f"```python\n{FUNCTION['prompt']}\n")
-    assert task.grade(problem, "    return x + 1\n```\nDone.") == Grade(correct=True)
 
 
 @needs_data
