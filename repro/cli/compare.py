@@ -99,20 +99,25 @@ def _texts(row: Change) -> list[str]:
 
 def _notes(found: Sequence[Comparison], sides: Sequence[Side]) -> Iterator[str]:
     yield from dict.fromkeys(side.warning for side in sides if side.warning is not None)
-    changed = _changed_modules(sides)
+    first, second = (
+        {module for run in side.runs for module in run.manifest["code"]["modules"].items()} for side in sides
+    )
+    # Modules that both sides rest on, and that are not the same.
+    shared = {name for name, _ in first} & {name for name, _ in second}
+    changed = sorted(shared & {name for name, _ in first ^ second})
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         yield f"code differs in {', '.join(changed[:3])}{more}"
     if told := _unlike(sides):
         said = (f"{name} {', '.join(values)}" for name, values in told.items())
         yield f"measured on unlike machines: {'; '.join(said)}"
-    first = found[0]
-    if first.is_in_order:
+    paired = found[0]
+    if paired.is_in_order:
         yield "no seed in common: paired in the order of seeds"
-    if first.num_unpaired:
-        yield f"{counted(first.num_unpaired, 'run')} without a partner left out"
-    if first.num_invalid:
-        yield f"{counted(first.num_invalid, 'pair')} left out, of which a run is INVALID"
+    if paired.num_unpaired:
+        yield f"{counted(paired.num_unpaired, 'run')} without a partner left out"
+    if paired.num_invalid:
+        yield f"{counted(paired.num_invalid, 'pair')} left out, of which a run is INVALID"
     for each in found:
         if each.num_undefined:
             yield f"{each.metric}: {counted(each.num_undefined, 'pair')} left out without such a number"
@@ -124,14 +129,6 @@ def _unlike(sides: Sequence[Side]) -> dict[str, list[str]]:
     """What tells the machines apart that the runs were measured on."""
     machines = [run.machine for side in sides for run in side.runs if run.machine is not None]
     return {name: sorted(set(values)) for name, values in unlike(machines).items()}
-
-
-def _changed_modules(sides: Sequence[Side]) -> list[str]:
-    """Modules that both sides rest on, and that are not the same."""
-    first, second = (
-        {module for run in side.runs for module in run.manifest["code"]["modules"].items()} for side in sides
-    )
-    return sorted({name for name, _ in first} & {name for name, _ in second} & {name for name, _ in first ^ second})
 
 
 def _side_json(side: Side) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from engines.dllm.engine import Engine
 from engines.dllm.plan import Request, check_request
 from engines.errors import RunError, UserError, require
 from engines.knobs import knobs_of
@@ -26,6 +25,7 @@ try:
     from lm_eval.api.model import LM
     from lm_eval.api.registry import register_model
     from lm_eval.utils import simple_parse_args_string
+    from tqdm import tqdm
 except ImportError as error:
     raise UserError(f"lm-eval cannot be imported ({error}): pip install 'dllm-serve-repro[eval]'") from error
 
@@ -165,12 +165,14 @@ class DiffusionLM(LM):
         with deployment.serving() as (engine, _):
             for request in requests:
                 engine.submit(request)
-            _run(engine, len(requests), show_progress=show_progress)
-            return [self._text(engine.take_output(request.request_id)) for request in requests]
-
-    def _text(self, token_ids: tuple[int, ...] | None) -> str:
-        assert token_ids is not None, "only a simulated executor has no tokens"
-        return answer_of(token_ids, self._model, self._tokenizer).text
+            # disable=None: only on a terminal.
+            with tqdm(total=len(requests), desc="requests", disable=None if show_progress else True) as bar:
+                for record in iter(engine.step, None):
+                    for request_id, reason in record.done.failed:
+                        raise RunError(f"request {request_id} failed: {reason}")
+                    bar.update(len(record.done.finished))
+            answers = [engine.take_output(request.request_id) or () for request in requests]
+        return [answer_of(ids, self._model, self._tokenizer).text for ids in answers]
 
     def _requests(self, prompts: Sequence[str], settings: DllmSettings) -> list[Request]:
         """A prompt that comes again (lm-eval's repeats) gets the next seed, or it would get the same answer."""
@@ -188,14 +190,3 @@ _NO_LIKELIHOOD = (
     "loglikelihood of a diffusion model is a Monte-Carlo estimate, which is not implemented: use tasks that generate "
     "(output_type generate_until)"
 )
-
-
-def _run(engine: Engine, num_requests: int, *, show_progress: bool) -> None:
-    from tqdm import tqdm
-
-    # disable=None: only on a terminal.
-    with tqdm(total=num_requests, desc="requests", disable=None if show_progress else True) as bar:
-        for record in iter(engine.step, None):
-            for request_id, reason in record.done.failed:
-                raise RunError(f"request {request_id} failed: {reason}")
-            bar.update(len(record.done.finished))

@@ -178,36 +178,29 @@ def rate_share(config: TrainConfig, step: int) -> float:
 
 def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
     """Save the tokenizer and make the model, both drawn from the seed or those of ``start``, and the optimiser."""
-    tokenizer, model = _drawn(config, out_dir) if config.start is None else _started(config, config.start, out_dir)
+    if config.start is None:
+        texts = {"problems_per_task": config.tokenizer_problems, "vocab_size": config.vocab_size}
+        raw = train_tokenizer(config.tasks, seed=config.seed, **texts)
+        save_tokenizer(raw, out_dir, max_length=config.max_sequence_length)
+        tokenizer = load_tokenizer(out_dir)
+        model = new_model(config, tokenizer)
+        initialise(model, config.seed)
+    else:
+        folder = checkpoint_dir(config.start)
+        tokenizer = load_tokenizer(folder)
+        require(
+            config_of(config.start) == model_config(config, tokenizer),
+            f"start={config.start!r} is a model of another shape: give one that 'repro train-tiny' made",
+        )
+        for name in TOKENIZER_FILES:
+            replace_bytes(out_dir / name, (folder / name).read_bytes())
+        model = load_model(folder).train()
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     muon = torch.optim.Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay)
     adamw = torch.optim.AdamW(rest, lr=config.learning_rate, betas=config.betas, weight_decay=0.0, fused=True)
     return Trainer(config=config, tokenizer=tokenizer, model=model, optimizers=(muon, adamw))
-
-
-def _drawn(config: TrainConfig, out_dir: Path) -> tuple[TextTokenizer, LLaDAModelLM | BlockModel]:
-    raw = train_tokenizer(
-        config.tasks, seed=config.seed, problems_per_task=config.tokenizer_problems, vocab_size=config.vocab_size
-    )
-    save_tokenizer(raw, out_dir, max_length=config.max_sequence_length)
-    tokenizer = load_tokenizer(out_dir)
-    model = new_model(config, tokenizer)
-    initialise(model, config.seed)
-    return tokenizer, model
-
-
-def _started(config: TrainConfig, start: str, out_dir: Path) -> tuple[TextTokenizer, LLaDAModelLM | BlockModel]:
-    folder = checkpoint_dir(start)
-    tokenizer = load_tokenizer(folder)
-    require(
-        config_of(start) == model_config(config, tokenizer),
-        f"start={start!r} is a model of another shape: give one that 'repro train-tiny' made",
-    )
-    for name in TOKENIZER_FILES:
-        replace_bytes(out_dir / name, (folder / name).read_bytes())
-    return tokenizer, load_model(folder).train()
 
 
 def train_tiny(
