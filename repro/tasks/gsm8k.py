@@ -6,14 +6,12 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engines.errors import UserError
 from repro.tasks.task import Grade, Task, TaskOptions, TaskProblem
 from repro.workloads.card import Local
-
-if TYPE_CHECKING:
-    from repro.workloads.dataset import Record, Records
+from repro.workloads.dataset import Record, Records, load_card
+from repro.workloads.dataset_rows import hub_records, open_records, read_records
 
 NAME = "gsm8k"
 NUM_FEWSHOT = 5
@@ -39,9 +37,6 @@ def gsm8k_task(options: TaskOptions, *, data_dir: Path | None = None) -> Task | 
     Examples are the first rows of the training split (lm-eval draws others for each problem), or ``EXAMPLES``
     where it is not at hand.
     """
-    from repro.workloads.dataset import load_card
-    from repro.workloads.dataset_rows import open_records
-
     records = open_records(
         load_card(NAME), options.source, COLUMNS, dataset_path=options.dataset_path, data_dir=data_dir
     )
@@ -100,9 +95,6 @@ def _question(row: Record) -> str:
 
 
 def _examples(records: Records) -> tuple[tuple[Record, ...], str]:
-    from repro.workloads.dataset import load_card
-    from repro.workloads.dataset_rows import hub_records, read_records
-
     if records.origin.source == "hub":
         return hub_records(load_card(NAME), COLUMNS, split="train").rows, "of the training split"
     assert records.path is not None

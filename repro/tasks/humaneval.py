@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from repro.tasks.programs import passes
 from repro.tasks.task import Grade, Task, TaskOptions, TaskProblem
-
-if TYPE_CHECKING:
-    from repro.workloads.dataset import Record
+from repro.workloads.dataset import Record, load_card
+from repro.workloads.dataset_rows import open_records
 
 NAME = "humaneval"
 UNTIL = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -20,9 +18,6 @@ COLUMNS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 
 def humaneval_task(options: TaskOptions, *, data_dir: Path | None = None) -> Task | None:
     """The first problems; None where only the embedded lengths are there."""
-    from repro.workloads.dataset import load_card
-    from repro.workloads.dataset_rows import open_records
-
     records = open_records(
         load_card(NAME), options.source, COLUMNS, dataset_path=options.dataset_path, data_dir=data_dir
     )
