@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from repro.checks.blocks import BlockResult
     from repro.checks.doctor import FoundGpu
     from repro.checks.goldens import CaseResult
+    from repro.checks.results import Checked
     from repro.gpu_suite.stages import Scale
     from repro.gpu_suite.suite import JobOutcome, Suite
 
@@ -80,6 +81,12 @@ def check_results(
                 Checked(figure="documents", path=each.document, status="differs", reason=each.reason, command=COMMAND)
                 for each in stale_tables(REPO, root)
             ]
+    _say_found(found, root, json=json)
+    if any(each.is_fault for each in found):
+        raise typer.Exit(1)
+
+
+def _say_found(found: Sequence[Checked], root: Path, *, json: bool) -> None:
     rows: list[dict[str, Any]] = [
         {
             "figure": each.figure,
@@ -93,15 +100,13 @@ def check_results(
     ]
     if json:
         print_json({"results": rows})
-    else:
-        shown = [tuple(row[name] for name in ("figure", "file", "status", "reason")) for row in rows]
-        print_table("Committed results", ("figure", "file", "status", "why"), shown)
-        same, faults = (sum(each.status == status for each in found) for status in ("same", "differs"))
-        say(f"{same} the same, {faults} different; {process_time():.0f} s of processor time")
-        for command in dict.fromkeys(each.command for each in found if each.is_fault and each.command != "-"):
-            say(command, "  ")
-    if any(each.is_fault for each in found):
-        raise typer.Exit(1)
+        return
+    shown = [tuple(row[name] for name in ("figure", "file", "status", "reason")) for row in rows]
+    print_table("Committed results", ("figure", "file", "status", "why"), shown)
+    same, faults = (sum(each.status == status for each in found) for status in ("same", "differs"))
+    say(f"{same} the same, {faults} different; {process_time():.0f} s of processor time")
+    for command in dict.fromkeys(each.command for each in found if each.is_fault and each.command != "-"):
+        say(command, "  ")
 
 
 def _name(path: Path, root: Path) -> str:

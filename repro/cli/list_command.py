@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,11 +11,13 @@ from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
 from repro.paths import DATASETS
 from repro.reports.figures import FIGURES
-from repro.reports.knob_reference import Entry, entries_of
 from repro.runs.system import ENTRIES
 from repro.systems.platforms import PLATFORMS
 from repro.tasks.registry import TASKS
 from repro.workloads.card import introductions
+
+if TYPE_CHECKING:
+    from repro.reports.knob_reference import Entry
 
 
 def list_command(
@@ -35,6 +37,8 @@ def list_command(
 
 
 def _list_knobs(system: str, *, json: bool) -> None:
+    from repro.reports.knob_reference import entries_of
+
     found = entries_of(system)
     if json:
         names = ("name", "takes", "default", "only", "what")

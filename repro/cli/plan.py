@@ -23,7 +23,6 @@ from repro.cli.options import Given, Knobs, Some, of_platform
 from repro.cli.output import counted, counting, number, print_json, print_table, say
 from repro.cli.plots import check_plot, save_capacity_plot
 from repro.cli.sweep import check_regular, readable
-from repro.reports.memory import PlanCase, compare_logit_budgets
 from repro.systems.cluster.system import DIFFUSION
 from repro.systems.cost import CostKnobs
 from repro.systems.platforms import DllmPart, Platform, paper_objectives
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from engines.ampd.planner import Plan
     from repro.capacity.answers import Answer
     from repro.capacity.objectives import Objective
+    from repro.reports.memory import PlanCase
     from repro.workloads.sessions import SessionCard, SessionWorkloadConfig
 
 PLAN_COLUMNS = (
@@ -64,6 +64,8 @@ def _memory_knobs() -> dict[str, Sequence[type | Some]]:
 
 
 def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -> PlanCase:
+    from repro.reports.memory import PlanCase
+
     part = where.part(DllmPart)
     config = EngineConfig(
         max_num_batched_tokens=part.max_num_batched_tokens,
@@ -81,6 +83,8 @@ def plan(
     *, options: PlanOptions, given: Annotated[Given, Knobs(_memory_knobs, usual=of_platform)], json: opt.Json = False
 ) -> None:
     """The memory plan (dLLM-Serve §4.2-4.3) with and without logit decomposition. Simulated: shapes only."""
+    from repro.reports.memory import compare_logit_budgets
+
     places = [platform_of(name) for name in options.platform or ["rtx4090", "l40s"]]
     cases = [_case(where, options.memory_limit, given) for where in places]
     part = places[0].part(DllmPart)

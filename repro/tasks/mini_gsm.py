@@ -31,7 +31,6 @@ def generate(
     task: str = TASK,
 ) -> list[Problem]:
     """The same arguments give the same problems on any machine. A difference always uses two facts.
-
     ``listing_share`` of the problems, for training only, ask to recall every fact of the story (up to 12),
     and ``drill_share`` to add ``drill_terms`` numbers that stand in the question itself; ``difference_share`` of those
     that could be a total are a difference. Names come from the first ``num_names`` of ``NAMES``.
@@ -60,21 +59,19 @@ def generate(
             kind, question, answer, final = "difference", *_difference(used, counts)
         else:
             kind, question, answer, final = f"total-{len(used)}", *_total(used, counts)
-
-        num = draw(rng, num_distractors)
-        distractors = [f"The {rng.choice(_NOUNS)} was {rng.choice(_ADJECTIVES)}." for _ in range(num)]
-        story = [f"{name} has {counts[name]} {items[name]}." for name in counts] + distractors
+        story = [f"{name} has {counts[name]} {items[name]}." for name in counts]
+        story += [f"The {rng.choice(_NOUNS)} was {rng.choice(_ADJECTIVES)}." for _ in range(draw(rng, num_distractors))]
         rng.shuffle(story)
-        names_in_story = [sentence.split()[0] for sentence in story]
+        names = (sentence.split()[0] for sentence in story)
         return Problem(
             task=task,
             kind=kind,
             prompt=f"Story: {' '.join(story)} Question: {question}\nAnswer:",
             answer=answer,
             final=final,
-            facts=tuple((name, f"{counts[name]} {items[name]}") for name in names_in_story if name in counts),
+            facts=tuple((name, f"{counts[name]} {items[name]}") for name in names if name in counts),
             used=tuple(used),
-            num_distractors=num,
+            num_distractors=len(story) - len(counts),
         )
 
     return generate_split(count, split, make)
