@@ -111,9 +111,9 @@ def test_a_conversation_is_answered_whole_and_streamed(server):
     assert done == "[DONE]"
 
 
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))["by the model"]
+REQUESTS = yaml.safe_load(Path(__file__).with_name("requests.yaml").read_text(encoding="utf-8"))["by the model"]
 REFUSALS = [
-    *((body(**fields), status, sentence) for fields, status, sentence in REFUSED),
+    *((body(**fields), status, sentence) for fields, status, sentence in REQUESTS),
     (b"{", 400, "the body is not JSON"),
     ({"model": "gpt", "prompt": "a"}, 404, "model='gpt' is not served here: use 'echo'"),
     ({"model": "echo"}, 400, "prompt is missing"),

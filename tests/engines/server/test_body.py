@@ -13,7 +13,7 @@ from engines.server.errors import ApiError
 SCHEMAS = {
     kind: Schema(kind, "m", {"steps": int, "threshold": float, "remasking": str}) for kind in (CompletionBody, ChatBody)
 }
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
+REQUESTS = yaml.safe_load(Path(__file__).with_name("requests.yaml").read_text(encoding="utf-8"))
 MESSAGES = [{"role": "user", "content": "a"}]
 
 
@@ -35,7 +35,7 @@ def body(prompt: Any = "a", **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        *((body(**fields), sentence) for fields, sentence in REFUSED["completions"]),
+        *((body(**fields), sentence) for fields, sentence in REQUESTS["completions"]),
         (b"\xff", "the body is not UTF-8"),
         (b"[1]", "the body is [1]: send one JSON object"),
         (b"[" * 4000, "nested too deeply"),
@@ -60,7 +60,7 @@ def test_refusals(given, sentence):
     assert sentence in caught.value.message
 
 
-@pytest.mark.parametrize(("messages", "sentence"), REFUSED["messages of a chat"])
+@pytest.mark.parametrize(("messages", "sentence"), REQUESTS["messages of a chat"])
 def test_refusals_of_conversations(messages, sentence):
     assert sentence in refusal(ChatBody, messages=messages)
 
@@ -104,34 +104,7 @@ def test_half_a_character_is_refused_wherever_it_stands():
     assert refusal(ChatBody, messages=[{**MESSAGES[0], "a\ud800": 1}]) == sentence
 
 
-NEUTRAL = {
-    "audio": None,
-    "bad_words": [],
-    "best_of": 0,
-    "chat_template": "",
-    "early_stopping": False,
-    "echo": False,
-    "frequency_penalty": 0,
-    "functions": [],
-    "guided_json": None,
-    "kv_transfer_params": {},
-    "logit_bias": {},
-    "logprobs": False,
-    "min_p": 0.0,
-    "modalities": ["text"],
-    "prediction": None,
-    "presence_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "response_format": {"type": "text"},
-    "structured_outputs": {},
-    "suffix": "",
-    "thinking_token_budget": -1,
-    "tool_choice": "auto",
-    "tools": [],
-    "top_logprobs": 0,
-    "use_beam_search": False,
-    "verbosity": "medium",
-}
+NEUTRAL = REQUESTS["unless they ask for nothing"]
 
 
 def test_what_asks_for_nothing_is_taken_and_anything_else_of_the_kind_is_not():
@@ -146,24 +119,9 @@ def test_what_asks_for_nothing_is_taken_and_anything_else_of_the_kind_is_not():
             assert refusal(kind, **{name: wrong}).startswith(name)
 
 
-_NAMES = """
-    add_generation_prompt add_special_tokens allowed_token_ids audio bad_words best_of cache_salt chat_template
-    chat_template_kwargs continue_final_message documents ec_transfer_params echo frequency_penalty function_call
-    functions ignore_eos include_reasoning include_stop_str_in_output kv_transfer_params length_penalty logit_bias
-    logprob_token_ids logprobs max_completion_tokens max_tokens media_io_kwargs messages metadata min_p min_tokens
-    mm_payload mm_processor_kwargs modalities model moderation n parallel_tool_calls prediction presence_penalty
-    priority prompt_cache_key prompt_cache_options prompt_cache_retention prompt_logprobs reasoning_effort
-    repetition_detection repetition_penalty request_id response_format return_mm_kwargs return_prompt_text
-    return_token_ids return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start safety_identifier
-    seed service_tier session_id skip_special_tokens spaces_between_special_tokens stop stop_token_ids store stream
-    stream_options structured_outputs temperature thinking_token_budget tool_choice tools top_k top_logprobs top_p
-    truncate_prompt_tokens truncation_side use_beam_search user verbosity watermarking web_search_options
-"""
-
-
 def test_known_fields_of_a_common_server_are_heeded_refused_or_without_influence():
     """Fields of vLLM's requests and OpenAI's, as their packages list them, are none of them unknown here."""
-    names = {*_NAMES.split()}
+    names = {*REQUESTS["names"].split()}
     known = {*ChatBody.model_fields, *ChatBody.ignored, *ChatBody.not_supported}
     assert not names - known
 

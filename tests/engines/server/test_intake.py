@@ -95,7 +95,7 @@ LAST = "Connection: close"
 SLOW_BODY = "the body was not complete after 0.3 s: send it at once"
 LONG = f"the body has more than {MOST} bytes, the most that is taken: send less"
 NO_HTTP = "what came is no request in HTTP/1.1"
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
+REQUESTS = yaml.safe_load(Path(__file__).with_name("requests.yaml").read_text(encoding="utf-8"))
 
 
 SLOW = {
@@ -169,7 +169,7 @@ def test_what_does_not_come_as_it_should_ends_in_a_sentence(server, parts, statu
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(("given", "status", "sentence"), REFUSED["pages of another origin"])
+@pytest.mark.parametrize(("given", "status", "sentence"), REQUESTS["pages of another origin"])
 def test_a_page_of_another_origin_is_refused(server, given, status, sentence):
     """By the forms that a browser sends without asking, and by the name that it was sent to."""
     said = talk(server.port, head(LAST, **given) + CONTENT)

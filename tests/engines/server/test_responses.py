@@ -22,7 +22,7 @@ from engines.server.completion import Part
 from engines.server.responses import ResponseFormat, ResponsesBody
 from engines.server.settings import ServerSettings
 
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
+REQUESTS = yaml.safe_load(Path(__file__).with_name("requests.yaml").read_text(encoding="utf-8"))
 RESPONSES = "/v1/responses"
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 HI = "user:hi\n"
@@ -130,25 +130,7 @@ def test_a_stream_that_fails_says_so_in_an_event():
         )
 
 
-NOTHING = {
-    "background": False,
-    "include": ["reasoning.encrypted_content"],
-    "max_tool_calls": 3,
-    "metadata": {},
-    "n": 1,
-    "parallel_tool_calls": True,
-    "previous_response_id": None,
-    "prompt_cache_key": "a",
-    "reasoning": {"effort": None, "summary": "auto"},
-    "safety_identifier": "b",
-    "service_tier": "auto",
-    "store": False,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "truncation": "disabled",
-    "user": "c",
-}
+NOTHING = REQUESTS["unless a response asks for nothing"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -162,7 +144,7 @@ def test_what_asks_for_nothing_passes(stream):
             assert ask(server.port, RESPONSES, body(**NOTHING)).status == 200
 
 
-@pytest.mark.parametrize(("field", "value"), REFUSED["fields of a response"])
+@pytest.mark.parametrize(("field", "value"), REQUESTS["fields of a response"])
 def test_what_would_change_the_answer_is_refused_by_its_name(server, field, value):
     given = {"text": value} if field == "response_format" else {field: value}
     said = ask(server.port, RESPONSES, {**body(), **given})

@@ -15,7 +15,7 @@ from engines.models.checkpoint import TINY_DIR, config_of
 from engines.server.codec import IdsAlone, TextCodec
 from engines.server.settings import ServerSettings
 
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
+REQUESTS = yaml.safe_load(Path(__file__).with_name("requests.yaml").read_text(encoding="utf-8"))
 TEXT = "Ben has 3 coins, né?"
 USER = [{"role": "user", "content": "Story: Ben has 3 coins."}]
 PAGE = "https://page.example"
@@ -67,7 +67,7 @@ def test_special_tokens_are_text_of_ids_and_unknown_ids_none(server, codec):
     assert told(server, "/tokenize", {"prompt": ""}).body["count"] == 0
 
 
-@pytest.mark.parametrize(("path", "body", "status", "param"), REFUSED["tokens"])
+@pytest.mark.parametrize(("path", "body", "status", "param"), REQUESTS["tokens"])
 def test_what_has_no_tokens_is_refused_by_its_name(server, path, body, status, param):
     said = told(server, path, body)
     assert (said.status, said.body["error"]["param"]) == (status, param)
