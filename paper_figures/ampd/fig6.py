@@ -30,7 +30,13 @@ SWEEPS: Mapping[str, tuple[float, ...]] = MappingProxyType(
         "window_s": (2.0, 5.0, 10.0, 20.0, 60.0),
     }
 )
-AXES = {"w": "w", "alpha": "alpha", "beta": "beta", "window_s": "window of statistics (s)"}
+AXES = {"w": "w", "alpha": "alpha", "beta": "beta", "window_s": "seconds"}
+TITLES = {
+    "w": "w: postponed at most",
+    "alpha": "alpha",
+    "beta": "beta",
+    "window_s": "window of statistics (not in the paper)",
+}
 POINTS = [(name, value) for name, values in SWEEPS.items() for value in values]
 PRINTED_DEFAULTS: Mapping[str, float] = MappingProxyType({"w": 3, "alpha": 0.9, "beta": 0.85, "window_s": 10.0})
 PERCENT = Measure(path="slo_attainment", scale=100)
@@ -105,10 +111,10 @@ def panel(runs: Runs, name: str) -> Panel:
         if (name, value) in paper
     ]
     return Panel(
-        title=name.partition("_")[0],
+        title=TITLES[name],
         layers=[line, *marks],
         x=Axis(label=AXES[name], ticks=values, scale="log" if name == "window_s" else "linear"),
-        y=Axis(label="SLO attainment (%)" if name == "w" else None, limits=(0, 105)),
+        y=Axis(label="SLO attainment (%)", better="higher", limits=(0, 105)),
     )
 
 

@@ -18,7 +18,7 @@ from baselines.ar.dynamo import DynamoConfig
 from engines.policies.views import Chunk
 from paper_figures.ampd.attainment import ATTAINED, Ask, Attainments, Floats, Means, ends_of_logs, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, MODELS, TRACES, TracePanel, panel_of, panels
-from paper_figures.ampd.layout import DEFAULT, SWITCHES, WIDE, ampd_figure, ampd_page, over_rates, repeats_of
+from paper_figures.ampd.layout import DEFAULT, SWITCHES, ampd_figure, ampd_page, over_rates, repeats_of
 from paper_figures.common.figure import Page, Table, seed_by_seed
 from paper_figures.common.panel import OF_SHARES, Axis, Guide, Layer, Line, Panel, Points
 from paper_figures.common.runs import Measure, Of, Runs
@@ -176,7 +176,7 @@ def page(runs: Runs) -> Page:
     return ampd_page(
         runs,
         panels=[*curves(found.table, DRAWN, found.rates), *(summary(found, trace) for trace in TRACES)],
-        columns=WIDE,
+        columns=3,
         conclusions=notes[:5],
         about=[
             f"SLO attainment in {DEFAULT}. Below: the rate at which it falls to {100 * LEVEL:.0f} %, interpolated between the rates that were "
@@ -227,7 +227,7 @@ def curves(table: Attainments, names: Sequence[str], rates: Sequence[Sequence[fl
         table,
         names,
         table.at,
-        Axis(label="SLO attainment (%)", limits=(0, 105)),
+        Axis(label="SLO attainment (%)", better="higher", limits=(0, 105)),
         more=[Guide(value=100 * LEVEL, linestyle=":", label=f"{100 * LEVEL:.0f} %")],
         rates=rates,
         within=OF_SHARES,
@@ -261,8 +261,12 @@ def summary(found: Knees, trace: str) -> Panel:
     return Panel(
         title=f"{load_session_card(trace).title}: {100 * LEVEL:.0f} % at",
         layers=layers,
-        x=Axis(ticks=range(len(MODELS)), names=MODELS, limits=(-0.5, len(MODELS) - 0.5)),
-        y=Axis(label=None if TRACES.index(trace) else "sessions/s", scale="plain log"),
+        x=Axis(
+            ticks=range(len(MODELS)),
+            names=[model.partition("-")[0] for model in MODELS],
+            limits=(-0.5, len(MODELS) - 0.5),
+        ),
+        y=Axis(label="sessions/s", better="higher", scale="plain log"),
     )
 
 

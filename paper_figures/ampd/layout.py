@@ -6,7 +6,7 @@ from functools import partial
 
 from paper_figures.ampd.attainment import Attainments
 from paper_figures.ampd.contenders import CONTENDERS, PAIRED_SEEDS
-from paper_figures.common.caption import invalid_notes
+from paper_figures.common.caption import invalid_notes, repeats_line
 from paper_figures.common.figure import Page, Picture, Table, figure
 from paper_figures.common.panel import ANYWHERE, Axis, Bounds, Layer, Line, Panel
 from paper_figures.common.runs import Runs
@@ -14,8 +14,6 @@ from repro.reports.figures import View
 from repro.runs.statistics import Interval
 
 DEFAULT = "reading round/every/p95, 99 sessions a run"
-WIDE = 4
-"""Panels beside each other: a row a model."""
 RATE = "sessions/s"
 SWITCHES = "load + backlog: our two switches of the router."
 
@@ -50,7 +48,7 @@ def ampd_page(
         picture=Picture(
             panels=panels,
             caption=[*conclusions, obtained, *about, repeats, *transient],
-            always=repeats,
+            repeats=repeats_line(runs.all),
             columns=columns,
             after_title=after_title,
         ),
@@ -89,11 +87,8 @@ def over_rates(
                 ),
                 *more,
             ],
-            x=replace(
-                Axis(ticks=own[row]) if rates is None else Axis(ticks=own[row][::2], scale="log"),
-                label=RATE if row + WIDE >= len(table.panels) else None,
-            ),
-            y=y if row % WIDE == 0 else replace(y, label=None),
+            x=replace(Axis(ticks=own[row]) if rates is None else Axis(ticks=own[row][::2], scale="log"), label=RATE),
+            y=y,
         )
         for row, panel in enumerate(table.panels)
     ]

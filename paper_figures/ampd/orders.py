@@ -15,7 +15,7 @@ from functools import partial
 from paper_figures.ampd.attainment import ATTAINED, Attainments, Means, ends_of_logs, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, DETAIL_MODEL, ORDERED, TRACES, TracePanel, panel_of
 from paper_figures.ampd.knee import LEVEL, LONGEST, P99, SEEDS, cell_of, cells_at, crossing, curves, rates_in
-from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, repeats_of
+from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, over_rates, repeats_of
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.panel import Axis
 from paper_figures.common.runs import Runs
@@ -30,6 +30,7 @@ MULTIPLES = (0.85, 1.1, 1.4, 1.8, 2.3, 3.0, 4.0)
 TUNED_FOR = (1.4, 2.3, 4.0)
 """Multiples that deployments are searched for; a rate has that of the next."""
 WAITS = " P99"
+P99_AXIS = Axis(label="P99 TTFT (s)", better="lower", scale="plain log")
 cell_at = partial(cell_of, tuned_for=TUNED_FOR)
 
 
@@ -104,10 +105,14 @@ def page(runs: Runs) -> Page:
     return ampd_page(
         runs,
         panels=[
-            *curves(table, SHOWN, found.rates),
-            *over_rates(table, SHOWN, wait, Axis(label="P99 TTFT (s)", scale="plain log"), rates=found.rates),
+            panel
+            for both in zip(
+                curves(table, SHOWN, found.rates),
+                over_rates(table, SHOWN, wait, P99_AXIS, rates=found.rates),
+                strict=True,
+            )
+            for panel in both
         ],
-        columns=WIDE,
         conclusions=notes,
         about=[
             f"SLO attainment in {DEFAULT}, and P99 TTFT of all rounds. On-time and by due time: Dynamo's shortest queue with this order, a "

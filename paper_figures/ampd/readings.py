@@ -32,8 +32,6 @@ from repro.systems.platforms import ArPart
 
 SAME = ("ampd", "dynamo", "vllm")
 COLORS = dict(zip(MODELS, ("#E69F00", "#0072B2", "#009E73"), strict=True))
-CONSTANT_COLORS = ("#D55E00", "#56B4E9", "#CC79A7", "#000000", GUIDE_COLOR)
-"""Other ones than those of models."""
 SPAN = (0.5, 40.0)
 """Ends of the diagonal."""
 TUNED = ("ampd", "dynamo-tuned", "vllm-tuned")
@@ -155,9 +153,10 @@ def page(runs: Runs) -> Page:
     return ampd_page(
         runs,
         panels=[*map(partial(against_printed, runs), ("dynamo", "vllm")), scored(found)],
+        columns=2,
         conclusions=concluded,
         about=[
-            f"Left and middle: {num_cells} cells in the default reading, {DEFAULT_READING}, all on AMPD's plan. Right: "
+            f"Above: {num_cells} cells in the default reading, {DEFAULT_READING}, all on AMPD's plan. Below: "
             "mean over cells of |ln(simulated gain) - ln(printed gain)|, Dynamo's and vLLM's added, in each reading, by the constants of "
             "the overheads."
         ],
@@ -198,24 +197,29 @@ def against_printed(runs: Runs, baseline: str) -> Panel:
         title=f"gain over {'Dynamo' if baseline == 'dynamo' else 'vLLM'}",
         layers=[*points, diagonal, Guide(value=1.0, linestyle=":")],
         x=Axis(label="printed ratio of attainments", scale="log"),
-        y=Axis(label="simulated ratio" if baseline == "dynamo" else None, scale="log"),
+        y=Axis(label="simulated ratio", scale="log"),
     )
 
 
 def scored(found: Sequence[Score]) -> Panel:
-    layers: list[Layer] = []
+    """A column of points for each set of constants, a point a reading: neither has an order, so nothing is joined."""
     by_constants: dict[str, list[float]] = {}
     for score in found:
-        if score.plans == "same" and score.history in ("-", _history("dynamo")):
+        if score.plans == "same" and score.history == _history("dynamo"):
             by_constants.setdefault(score.constants, []).append(score.sort_key)
-    for place, (constants, own) in enumerate(by_constants.items()):
-        look = Look(color=CONSTANT_COLORS[place % len(CONSTANT_COLORS)], marker=".")
-        label = f"constants: {constants}"
-        layers.append(Points(label=label, places=range(1, len(own) + 1), values=own, look=look, width=1, zorder=2))
+    look = Look(color=GUIDE_COLOR, marker="o", linestyle="none")
+    layers: list[Layer] = [
+        Points(label="a reading", places=[place] * len(own), values=own, look=look, size=3, zorder=2)
+        for place, own in enumerate(by_constants.values())
+    ]
     null = next(score for score in found if score.reading == NULL)
     layers.append(Guide(value=null.sort_key, label="null: all systems equal", color="black"))
+    names, ticks = [name.replace("-", "-\n") for name in by_constants], range(len(by_constants))
     return Panel(
-        title="scores", layers=layers, x=Axis(label="readings, best first"), y=Axis(label="score (less is nearer)")
+        title="scores, by constants",
+        layers=layers,
+        x=Axis(ticks=ticks, names=names, limits=(-0.6, len(names) - 0.4)),
+        y=Axis(label="score", better="lower"),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engines.models.block_config import block_config
-from paper_figures.common.caption import how_obtained, invalid_notes, seeds_sentence
+from paper_figures.common.caption import how_obtained, invalid_notes, repeats_line, seeds_sentence
 from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Guide, Line, Panel
 from paper_figures.common.runs import Measure, Runs
@@ -22,7 +22,7 @@ from repro.systems.platforms import BlockPart, Platform
 SOURCE = "ours; LLaDA2 (arXiv:2512.15745), SDAR (arXiv:2510.06303), Fast-dLLM v2 (arXiv:2509.26328), dLLM-Serve (arXiv:2512.17077)"
 DATASET, TOKENS = "osc", 256
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 128)
-THROUGHPUT = Measure(path="throughput_tok_s", label="throughput (tok/s)")
+THROUGHPUT = Measure(path="throughput_tok_s", label="throughput (tok/s)", better="higher")
 FULL = "dllm-serve"
 
 
@@ -121,7 +121,7 @@ def page(runs: Runs) -> Page:
         picture=Picture(
             panels=[panel(runs, contenders), ratio_panel(runs, contenders)],
             caption=about,
-            always=seeds_sentence(runs.all),
+            repeats=repeats_line(runs.all),
         ),
         notes=[*invalid_notes(runs.all), *about],
     )
@@ -153,7 +153,12 @@ def panel(runs: Runs, contenders: Sequence[Way]) -> Panel:
         )
         for way in contenders
     ]
-    return Panel(title="throughput", layers=lines, x=_requests(), y=Axis(label=THROUGHPUT.label, scale="plain log"))
+    return Panel(
+        title="throughput",
+        layers=lines,
+        x=_requests(),
+        y=Axis(label=THROUGHPUT.label, better=THROUGHPUT.better, scale="plain log"),
+    )
 
 
 def ratio_panel(runs: Runs, contenders: Sequence[Way]) -> Panel:
@@ -166,12 +171,12 @@ def ratio_panel(runs: Runs, contenders: Sequence[Way]) -> Panel:
         title="times the autoregressive decoder's",
         layers=[Guide(value=1.0), *lines],
         x=_requests(),
-        y=Axis(limits=(0, None)),
+        y=Axis(label="times as many tok/s", better="higher", limits=(0, None)),
     )
 
 
 def _requests() -> Axis:
-    return Axis(label="requests at once", scale="log2", ticks=CONCURRENCY, size=7)
+    return Axis(label="requests at once", scale="log2", ticks=CONCURRENCY)
 
 
 FIGURE = figure(

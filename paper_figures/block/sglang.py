@@ -9,9 +9,9 @@ from engines.blockdiffusion.plan import StepPlan, Work
 from engines.blockdiffusion.simulated import step_work
 from engines.cost.roofline import PricedStep
 from engines.errors import require
-from paper_figures.common.caption import how_obtained, invalid_notes, seeds_sentence
+from paper_figures.common.caption import how_obtained, invalid_notes, repeats_line, seeds_sentence
 from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
-from paper_figures.common.panel import Axis, Line, Panel, Points
+from paper_figures.common.panel import Axis, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.common.style import WIDE_INCHES, Look
 from paper_figures.common.words import shown
@@ -36,7 +36,7 @@ GSM8K: Mapping[str, Scalar] = {"input_len": PROMPT, "shared_len": SHARED, "gen_l
 LONG: Mapping[str, Scalar] = {"input_len": 4096, "gen_length": 1536, "prefix_cache": False}
 """Published as 4K in and 1.5K out, without the radix cache."""
 LONG_CONCURRENCY = (72, 128)
-THROUGHPUT = Measure(path="throughput_tok_s", label="throughput (tok/s)")
+THROUGHPUT = Measure(path="throughput_tok_s", label="throughput (tok/s)", better="higher")
 Knobs = Mapping[str, Scalar]
 
 
@@ -110,7 +110,7 @@ def page(runs: Runs) -> Page:
     ]
     return Page(
         csv=csv_of(runs),
-        picture=Picture(panels=[panel(runs)], caption=about, always=seeds_sentence(runs.all), width_inches=WIDE_INCHES),
+        picture=Picture(panels=[panel(runs)], caption=about, repeats=repeats_line(runs.all), width_inches=WIDE_INCHES),
         notes=[*invalid_notes(runs.all), *about],
     )
 
@@ -193,17 +193,13 @@ def panel(runs: Runs) -> Panel:
         )
         for each in READINGS
     ]
-    points = Points(
-        label="published",
-        places=CONCURRENCY,
-        values=[published(n) for n in CONCURRENCY],
-        look=Look(color="black", marker="D", linestyle=":"),
-    )
+    look = Look(color="black", marker="D")
+    points = [Mark(label="published", place=n, value=published(n), look=look, size=7) for n in CONCURRENCY]
     return Panel(
         title="GSM8K, LLaDA2-mini on one H20",
-        layers=[*lines, points],
+        layers=[*lines, *points],
         x=Axis(label="requests at once", scale="log2", ticks=CONCURRENCY),
-        y=Axis(label=THROUGHPUT.label, limits=(0, None)),
+        y=Axis(label=THROUGHPUT.label, better=THROUGHPUT.better, limits=(0, None)),
     )
 
 

@@ -99,6 +99,12 @@ def seeds_sentence(runs: Sequence[StoredRun]) -> str:
     return " ".join([text, *contended_note(runs)])
 
 
+def repeats_line(runs: Sequence[StoredRun]) -> str:
+    """How often it was run, in a few words."""
+    num = len({run.cell.seed for run in runs})
+    return f"Mean of {num} seeds with its 95 % interval." if num > 1 else "One seed."
+
+
 def invalid_notes(runs: Sequence[StoredRun]) -> list[str]:
     return [
         *(

@@ -8,12 +8,12 @@ from typing import TypeVar
 from engines.errors import UserError
 from paper_figures.common import style
 from paper_figures.common.caption import basis_of
-from paper_figures.common.panel import Panel
+from paper_figures.common.panel import FLAT_PERCENT, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import brief
 from repro.files import replace_bytes
 from repro.reports.claims import Finding
-from repro.reports.figures import FIGURES, HAS_PICTURES, Figure, Rendered, View
+from repro.reports.figures import FIGURES, PICTURES, Figure, Rendered, View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.systems.platforms import Platform
@@ -37,11 +37,11 @@ def table(items: Iterable[Item], columns: Columns[Item]) -> Table:
 class Picture:
     panels: Sequence[Panel]
     caption: Sequence[str]
-    always: str = ""
-    """The sentence of the caption that stands under the panels whatever else does not fit: how often it was run."""
+    repeats: str = ""
+    """How often it was run, in a few words for the line under the panels."""
     after_title: str = ""
     columns: int | None = None
-    """Panels beside each other; None is all of them."""
+    """Panels beside each other; None is all of up to three, and two of more."""
     width_inches: float | None = None
 
 
@@ -169,11 +169,12 @@ def in_numbers(panels: Sequence[Panel]) -> Table:
 
 def _draw(picture: Picture, title: str, out: Path, stem: str) -> tuple[Path, ...]:
     """PNG, PDF and the caption beside them; the caption alone where no pictures are asked for."""
-    if not HAS_PICTURES.get():
+    panels, caption = drawn_panels(picture)
+    if PICTURES.get() == "none":
         text = out / f"{stem}.txt"
-        replace_bytes(text, style.caption_file(title, picture.caption))
+        replace_bytes(text, style.caption_file(title, caption))
         return (text,)
-    panels, columns = picture.panels, picture.columns or len(picture.panels)
+    columns = min(len(panels), picture.columns or (len(panels) if len(panels) <= MOST_IN_A_ROW else 2))
     with style.drawing():
         figure, axes = style.grid_of_panels([panel.title for panel in panels], columns=columns)
         for panel, own in zip(panels, axes, strict=True):
@@ -184,8 +185,24 @@ def _draw(picture: Picture, title: str, out: Path, stem: str) -> tuple[Path, ...
             out,
             stem,
             title=title,
-            caption=picture.caption,
-            always=picture.always,
+            caption=caption,
+            repeats=picture.repeats,
+            columns=columns,
             width_inches=picture.width_inches,
-            num_rows=-(-len(panels) // columns),
+            is_plain=PICTURES.get() == "plain",
         )
+
+
+MOST_IN_A_ROW = 3
+
+
+def drawn_panels(picture: Picture) -> tuple[list[Panel], list[str]]:
+    """The panels that show something, and the caption with those that are left out: a flat one says nothing."""
+    panels = [panel for panel in picture.panels if not panel.is_flat] or list(picture.panels[:1])
+    left_out = [panel.title for panel in picture.panels if panel not in panels]
+    if not left_out:
+        return panels, list(picture.caption)
+    return panels, [
+        *picture.caption,
+        f"Panels left out, as all that they show lies at {FLAT_PERCENT:g} to 100 %: {', '.join(left_out)}.",
+    ]

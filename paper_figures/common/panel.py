@@ -19,6 +19,9 @@ Bounds = tuple[float | None, float | None]
 ANYWHERE: Bounds = (None, None)
 OF_SHARES: Bounds = (0.0, 100.0)
 """Where shares lie, in percent."""
+FLAT_PERCENT = 95.0
+"""A panel of shares that are all at least this shows nothing."""
+Better = Literal["higher", "lower"]
 
 
 class Layer(Protocol):
@@ -70,9 +73,12 @@ class Points:
     width: float | None = None
     edge: float | None = None
     zorder: float = 3
+    is_ring: bool = False
+    """Around what others draw."""
 
     def draw(self, axes: Axes) -> None:
         extra = _given(markersize=self.size, linewidth=self.width, markeredgewidth=self.edge)
+        extra |= {"fillstyle": "none"} if self.is_ring else {}
         axes.plot(self.places, self.values, label=self.label, zorder=self.zorder, **self.look.line, **extra)
 
 
@@ -151,6 +157,35 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AtMost:
+    """Values that the paper's numbers leave below a bound: hollow, with arrows down."""
+
+    label: str
+    places: Sequence[float]
+    bounds: Sequence[float]
+    look: Look
+    arrow: float
+    """Length, in the axis's unit."""
+
+    def draw(self, axes: Axes) -> None:
+        axes.errorbar(
+            self.places,
+            self.bounds,
+            yerr=self.arrow,
+            uplims=True,
+            label=self.label,
+            zorder=9,
+            color=self.look.color,
+            marker=self.look.marker,
+            linestyle="none",
+            markersize=5,
+            markerfacecolor="white",
+            elinewidth=1,
+            markeredgewidth=1,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Guide:
     """A line across the panel that is no series: at a height, or upright."""
 
@@ -195,8 +230,24 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Labels:
+    """Words beside points, each where it covers nothing."""
+
+    texts: Sequence[str]
+    places: Sequence[float]
+    values: Sequence[float]
+    color: str = "#404040"
+
+    def draw(self, axes: Axes) -> None:
+        for text, place, value in zip(self.texts, self.places, self.values, strict=True):
+            style.label_beside(axes, text, place, value, self.color)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Axis:
     label: str | None = None
+    better: Better | None = None
+    """Which values are better, as the axis says behind its label; None says nothing."""
     scale: Literal["linear", "log2", "log", "plain log"] = "linear"
     """log2 has the given ticks alone; plain log has plain numbers at 1, 2 and 5 of every decade."""
     ticks: Sequence[float] | None = None
@@ -213,7 +264,7 @@ class Axis:
     def draw(self, axes: Axes, name: Literal["x", "y"]) -> None:
         own = {each: getattr(axes, f"set_{name}{each}") for each in ("scale", "ticks", "lim", "label")}
         if self.scale == "plain log":
-            style.log_scale(axes)
+            style.log_scale(axes, name)
         elif self.scale != "linear":
             own["scale"]("log", **({"base": 2} if self.scale == "log2" else {}))
         if self.ticks is not None:
@@ -228,7 +279,13 @@ class Axis:
         if self.limits is not None:
             own["lim"](*self.limits)
         if self.label is not None:
-            own["label"](self.label)
+            own["label"](self.label + self._which_is_better(name))
+
+    def _which_is_better(self, name: Literal["x", "y"]) -> str:
+        """On a line of its own beside a panel, which is higher than its label is long otherwise."""
+        if self.better is None:
+            return ""
+        return f"{', ' if name == 'x' else chr(10)}{self.better} is better"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +294,13 @@ class Panel:
     layers: Sequence[Layer]
     x: Axis = field(default_factory=Axis)
     y: Axis = field(default_factory=Axis)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it shows nothing but shares that are as high as they can be."""
+        lines = [layer for layer in self.layers if isinstance(layer, Line)]
+        means = [each.mean for line in lines for each in line.at if each.mean is not None]
+        return bool(means) and all(line.within == OF_SHARES for line in lines) and min(means) >= FLAT_PERCENT
 
     def draw(self, axes: Axes) -> None:
         for layer in self.layers:

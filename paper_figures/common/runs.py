@@ -24,6 +24,7 @@ class Measure:
     scale: float | None = None
     column: str = ""
     """In a CSV."""
+    better: Literal["higher", "lower"] | None = None
 
     def __call__(self, run: StoredRun) -> float | None:
         value: Any = run.summary

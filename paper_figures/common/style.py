@@ -25,17 +25,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 200
-PANEL_INCHES = (3.6, 2.1)
-"""Width with its margins, height without."""
-WIDE_INCHES = 6.4
-"""Width of a figure with one panel."""
-EDGE_INCHES, ROW_GAP_INCHES = 0.1, 0.1
+WIDEST_INCHES = 7.2
+"""Width of a page's text. No picture is wider: its letters stay as large as they are drawn."""
+WIDE_INCHES = 4.8
+"""Width of a picture with one panel."""
+PANEL_HEIGHTS = {1: 2.3, 2: 1.75, 3: 1.5}
+"""Inches, by the number of panels beside each other."""
+PANELS_INCHES = 6.9
+"""Height of all rows of panels together, so that a picture fits on a page."""
+EDGE_INCHES, ROW_GAP_INCHES = 0.08, 0.1
 """Free space at the sides of the canvas, and between rows of panels."""
-TITLE_POINTS = 11
-CAPTION_POINTS, FOOT_POINTS = 7, 6
-CAPTION_LINES = 4
+TITLE_POINTS, LETTER_POINTS, LEAST_POINTS = 10, 8, 7
+"""Sizes of the title, of letters, and of the smallest letters: numbers of bars, names of many ticks."""
 LINE_SPACING = 1.35
-CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH = 19, 11
+CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH = 16.5, 12
 """Density of caption and title text, with a margin."""
 HANDLE_LENGTH, DASHED_HANDLE_LENGTH = 2.0, 3.2
 """In letters, of a legend: a dashed line has to show on both sides of its marker."""
@@ -73,13 +76,21 @@ def drawing() -> Iterator[None]:
 
     own: Any = {
         "font.family": "DejaVu Sans",  # comes with matplotlib: the same glyphs on every machine
-        "axes.titlesize": 10,
-        "axes.labelsize": 9,
-        "xtick.labelsize": 8,
-        "ytick.labelsize": 8,
-        "legend.fontsize": 8,
-        "lines.linewidth": 1.6,
-        "lines.markersize": 5.5,
+        "axes.titlesize": LETTER_POINTS,
+        "axes.titlepad": 4,
+        "axes.labelsize": LETTER_POINTS,
+        "axes.labelpad": 2,
+        "xtick.labelsize": LETTER_POINTS,
+        "ytick.labelsize": LETTER_POINTS,
+        "xtick.major.size": 3,
+        "ytick.major.size": 3,
+        "xtick.major.pad": 2,
+        "ytick.major.pad": 2,
+        "legend.fontsize": LETTER_POINTS,
+        "legend.columnspacing": 1.2,
+        "legend.handletextpad": 0.5,
+        "lines.linewidth": 1.4,
+        "lines.markersize": 4.5,
         "figure.dpi": DPI,
         "pdf.fonttype": 42,
         "axes.unicode_minus": False,
@@ -90,7 +101,7 @@ def drawing() -> Iterator[None]:
 
 
 def grid_of_panels(titles: Sequence[str], *, columns: int) -> tuple[Figure, list[Axes]]:
-    """Row by row; ``publish`` needs the number of rows. Places of the last row that have no title stay empty.
+    """Row by row; ``compose`` needs the number of columns too. Places of the last row that have no title stay empty.
 
     The figure is unknown to pyplot: nothing has to be closed, no display is needed.
     """
@@ -109,44 +120,40 @@ def grid_of_panels(titles: Sequence[str], *, columns: int) -> tuple[Figure, list
     return figure, panels
 
 
-def publish(
+def compose(
     figure: Figure,
     panels: Sequence[Axes],
-    out: Path,
-    name: str,
     *,
     title: str,
-    caption: Sequence[str],
-    always: str = "",
+    line: str,
+    columns: int | None = None,
     width_inches: float | None = None,
-    num_rows: int = 1,
-) -> tuple[Path, Path, Path]:
-    """PNG, PDF, and the caption beside them: title, one legend for all panels, the panels, and up to ``CAPTION_LINES`` lines of the
-    caption.
+) -> None:
+    """Title, one legend for all panels, the panels, and a line of caption; an empty title or line is left out.
 
     Heights and margins are measured in inches, so that no part runs into another or leaves the canvas. A label that
-    several panels have is listed once. Under the panels stand as many of the caption's leading sentences as fit, that
-    which is ``always`` shown, and the name of the file with all of them.
+    several panels have is listed once, and a name that neighbours' axes share stands at the outermost one.
     """
-    text = out / f"{name}.txt"
-    columns = -(-len(panels) // num_rows)
-    width = width_inches or PANEL_INCHES[0] * columns
-    figure.set_size_inches(width, PANEL_INCHES[1] * num_rows + 2)
-    lines = shown_caption(caption, text.name, int(width * CHARACTERS_PER_INCH), always)
+    columns = columns or len(panels)
+    width = width_of(columns, width_inches)
+    num_rows = -(-len(panels) // columns)
+    panel_height = min(PANEL_HEIGHTS[min(columns, 3)], PANELS_INCHES / num_rows)
+    figure.set_size_inches(width, panel_height * num_rows + 2)
     heading = "\n".join(
-        line for part in title.split("\n") for line in balanced(part, int(width * TITLE_CHARACTERS_PER_INCH))
+        part for each in title.split("\n") for part in balanced(each, int(width * TITLE_CHARACTERS_PER_INCH))
     )
-    suptitle = figure.suptitle(heading, va="top", fontsize=TITLE_POINTS)
+    suptitle = figure.suptitle(heading, va="top", fontsize=TITLE_POINTS) if heading else None
+    _name_once(panels, columns)
     legend = _legend(figure, panels, width)
 
-    left, right, above, below, between = _margins(figure, panels, columns)
-    between_rows = above + below + ROW_GAP_INCHES
-    title_top = 0.08
-    legend_top = title_top + _inches(figure, suptitle)[1] + 0.08
+    left, right, above, below, between, inner = _margins(figure, panels, columns)
+    between_rows = above + inner + ROW_GAP_INCHES
+    top = 0.08
+    legend_top = top + (0 if suptitle is None else _inches(figure, suptitle)[1] + 0.08)
     panel_top = legend_top + (0 if legend is None else _inches(figure, legend)[1] + 0.1) + above
-    panel_bottom = panel_top + PANEL_INCHES[1] * num_rows + between_rows * (num_rows - 1)
-    caption_top = panel_bottom + below + 0.1
-    height = caption_top + len(lines) * CAPTION_POINTS * LINE_SPACING / 72 + 0.08
+    panel_bottom = panel_top + panel_height * num_rows + between_rows * (num_rows - 1)
+    line_top = panel_bottom + below + 0.1
+    height = line_top + (LETTER_POINTS * LINE_SPACING / 72 + 0.06 if line else 0)
 
     figure.set_size_inches(width, height)
     panel_width = (width - left - right - between * (columns - 1)) / columns
@@ -156,24 +163,36 @@ def publish(
         top=1 - panel_top / height,
         bottom=1 - panel_bottom / height,
         wspace=between / panel_width,
-        hspace=between_rows / PANEL_INCHES[1],
+        hspace=between_rows / panel_height,
     )
-    suptitle.set_y(1 - title_top / height)
+    if suptitle is not None:
+        suptitle.set_y(1 - top / height)
     if legend is not None:
         legend.set_bbox_to_anchor((0.5, 1 - legend_top / height))
-    figure.supxlabel(
-        "\n".join(lines),
-        x=0.1 / width,
-        y=1 - caption_top / height,
-        ha="left",
-        va="top",
-        fontsize=CAPTION_POINTS,
-        linespacing=LINE_SPACING,
-        color="#404040",
-    )
-    png, pdf = (out / f"{name}.{kind}" for kind in ("png", "pdf"))
-    replace_all({png: rendered(figure, "png"), pdf: rendered(figure, "pdf"), text: caption_file(title, caption)})
-    return png, pdf, text
+    for axes in panels:
+        _move_labels(figure, axes)
+    if line:
+        place: Any = {"x": 0.1 / width, "y": 1 - line_top / height, "ha": "left", "va": "top"}
+        figure.supxlabel(line, **place, fontsize=LETTER_POINTS, color="#404040")
+
+
+def width_of(columns: int, asked: float | None = None) -> float:
+    """Inches of a picture with so many panels beside each other."""
+    return min(WIDEST_INCHES, asked or (WIDE_INCHES if columns == 1 else WIDEST_INCHES))
+
+
+def _name_once(panels: Sequence[Axes], columns: int) -> None:
+    """Takes the name of an axis away where the panel below, or the one to the left, has the same."""
+    above = [at for at in range(len(panels) - columns) if _names(panels, at)[0] == _names(panels, at + columns)[0]]
+    right = [at for at in range(len(panels)) if at % columns and _names(panels, at)[1] == _names(panels, at - 1)[1]]
+    for at in above:
+        panels[at].set_xlabel("")
+    for at in right:
+        panels[at].set_ylabel("")
+
+
+def _names(panels: Sequence[Axes], at: int) -> tuple[str, str]:
+    return panels[at].get_xlabel(), panels[at].get_ylabel()
 
 
 def balanced(text: str, most: int) -> list[str]:
@@ -185,17 +204,11 @@ def balanced(text: str, most: int) -> list[str]:
     return lines
 
 
-def shown_caption(sentences: Sequence[str], more: str, characters: int, always: str = "") -> list[str]:
-    """The leading sentences that fit whole into ``CAPTION_LINES`` lines, the one that is ``always`` shown, and where all of
-    them are."""
+def caption_line(repeats: str, more: str, characters: int) -> str:
+    """The one line under the panels: how often it was run, if that fits, and the file that has the whole caption."""
     pointer = f"Full caption: {more}."
-    for count in range(len(sentences), -1, -1):
-        leading = sentences[:count]
-        told = [*leading, *([always] if always and always not in leading else []), pointer]
-        lines = textwrap.wrap(" ".join(told), characters, break_long_words=False, break_on_hyphens=False)
-        if len(lines) <= CAPTION_LINES:
-            return lines
-    return [pointer]
+    whole = f"{repeats} {pointer}".strip()
+    return whole if len(whole) <= characters else pointer
 
 
 def _legend(figure: Figure, panels: Sequence[Axes], width: float) -> Any:
@@ -245,9 +258,9 @@ def _inches(figure: Figure, artist: Any) -> tuple[float, float]:
     return box.width / figure.dpi, box.height / figure.dpi
 
 
-def _margins(figure: Figure, panels: Sequence[Axes], columns: int) -> tuple[float, float, float, float, float]:
-    """Inches that labels, ticks and titles need left of the rows of panels, right of them, above, below, and between
-    two of a row."""
+def _margins(figure: Figure, panels: Sequence[Axes], columns: int) -> tuple[float, float, float, float, float, float]:
+    """Inches that labels, ticks and titles need left of the rows of panels, right of them, above, below, between two of a
+    row, and below all rows but the last."""
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     sides = []
     for axes in panels:
@@ -265,19 +278,30 @@ def _margins(figure: Figure, panels: Sequence[Axes], columns: int) -> tuple[floa
         max(row[0][0] for row in rows) + EDGE_INCHES,
         max(row[-1][1] for row in rows) + EDGE_INCHES,
         max(side[2] for side in sides) + 0.04,
-        max(side[3] for side in sides),
-        between + 0.15,
+        max(side[3] for side in rows[-1]),
+        between + 0.12,
+        max((side[3] for row in rows[:-1] for side in row), default=0.0),
     )
 
 
-def log_scale(axes: Axes) -> None:
-    """Make the y-axis logarithmic, with plain numbers at 1, 2 and 5 of every decade."""
+def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of every decade; of many decades at 1 alone."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    class PlainLocator(LogLocator):
+        def tick_values(self, vmin: float, vmax: float) -> Any:
+            self.set_params(subs=(1, 2, 5) if vmax <= MOST_FOLD * max(vmin, vmax * 1e-12) else (1,))
+            return super().tick_values(vmin, vmax)
+
+    {"x": axes.set_xscale, "y": axes.set_yscale}[name]("log")
+    axis = {"x": axes.xaxis, "y": axes.yaxis}[name]
+    axis.set_major_locator(PlainLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+MOST_FOLD = 300
+"""Last value over first of an axis that has room for three names a decade."""
 
 
 def foot_label(axes: Axes, place: float, value: float | None) -> None:
@@ -291,10 +315,94 @@ def foot_label(axes: Axes, place: float, value: float | None) -> None:
         textcoords="offset points",
         ha="center",
         va="top",
-        fontsize=FOOT_POINTS,
+        fontsize=LEAST_POINTS,
         annotation_clip=False,
     )
-    axes.tick_params(axis="x", length=0, pad=FOOT_POINTS + 6)
+    axes.tick_params(axis="x", length=0, pad=LEAST_POINTS + 6)
+
+
+BESIDE = "beside"
+"""Marks texts that ``compose`` moves to where they cover nothing."""
+DIRECTIONS = ((1, 1), (1, 0), (1, -1), (-1, 1), (-1, 0), (-1, -1), (0, 1.3), (0, -1.3))
+OFFSETS = tuple((distance * x, distance * y) for distance in (4, 8, 13, 19, 26, 34, 43) for x, y in DIRECTIONS)
+"""Places of a text beside its point, in points, the best first."""
+
+
+def label_beside(axes: Axes, text: str, place: float, value: float, color: str) -> None:
+    offset: Any = {"xytext": OFFSETS[0], "textcoords": "offset points", "gid": BESIDE}
+    words = axes.annotate(text, (place, value), **offset, fontsize=LEAST_POINTS, color=color, annotation_clip=False)
+    words.set_zorder(11)
+    words.set_in_layout(False)  # it ends up inside the panel, so that it needs no margin
+
+
+def _move_labels(figure: Figure, axes: Axes) -> None:
+    """Moves each text beside a point to the first place in the panel where it lies on no marker and no other text; one that finds
+    none is left out."""
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    taken = _marker_boxes(axes, figure.dpi)
+    for text in axes.texts:
+        if text.get_gid() != BESIDE:
+            continue
+        text.set_visible(False)
+        for x, y in OFFSETS:
+            _move(text, x, y)
+            text.set_visible(True)
+            box = text.get_window_extent(renderer)
+            if not box.count_overlaps(taken) and _is_in(box, axes.bbox):
+                taken.append(box)
+                break
+            text.set_visible(False)
+
+
+def _move(text: Any, x: float, y: float) -> None:
+    text.xyann = (x, y)
+    text.set_ha("left" if x > 0 else "right" if x < 0 else "center")
+    text.set_va("bottom" if y > 0 else "top" if y < 0 else "center")
+
+
+def _is_in(box: Any, outer: Any) -> bool:
+    return bool(outer.x0 <= box.x0 and box.x1 <= outer.x1 and outer.y0 <= box.y0 and box.y1 <= outer.y1)
+
+
+def _marker_boxes(axes: Axes, dpi: float) -> list[Any]:
+    from matplotlib.transforms import Bbox
+
+    boxes = []
+    for line in axes.get_lines():
+        if line.get_marker() not in ("", "None", None, "|", "_"):
+            half = line.get_markersize() * dpi / 144
+            for x, y in line.get_transform().transform(line.get_xydata()):
+                boxes.append(Bbox.from_extents(x - half, y - half, x + half, y + half))
+    return boxes
+
+
+def publish(
+    figure: Figure,
+    panels: Sequence[Axes],
+    out: Path,
+    name: str,
+    *,
+    title: str,
+    caption: Sequence[str],
+    repeats: str = "",
+    columns: int | None = None,
+    width_inches: float | None = None,
+    is_plain: bool = False,
+) -> tuple[Path, Path, Path]:
+    """PNG, PDF, and the caption beside them, which alone has the title where the picture is plain."""
+    text = out / f"{name}.txt"
+    characters = int(width_of(columns or len(panels), width_inches) * CHARACTERS_PER_INCH)
+    compose(
+        figure,
+        panels,
+        title="" if is_plain else title,
+        line="" if is_plain else caption_line(repeats, text.name, characters),
+        columns=columns,
+        width_inches=width_inches,
+    )
+    png, pdf = (out / f"{name}.{kind}" for kind in ("png", "pdf"))
+    replace_all({png: rendered(figure, "png"), pdf: rendered(figure, "pdf"), text: caption_file(title, caption)})
+    return png, pdf, text
 
 
 def caption_file(title: str, sentences: Sequence[str]) -> bytes:

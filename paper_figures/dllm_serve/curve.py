@@ -13,11 +13,11 @@ from repro.runs.store import StoredRun
 
 FOLLOWS_LOAD = 0.9
 """A throughput of at least this share of the offered load is not saturated."""
-THROUGHPUT = Measure(path="throughput_tok_s", column="throughput_tok_s", label="throughput (tok/s)")
+THROUGHPUT = Measure(path="throughput_tok_s", column="throughput_tok_s", label="throughput (tok/s)", better="higher")
 P99_LATENCY = Measure(path="e2el_s/p99")
 LONGEST_WAIT = Measure(path="queue_wait_s/max")
 """Beside a mean, which hides a request that starves."""
-MEAN_LATENCY = Measure(path="e2el_s/mean", column="mean_latency_s", label="mean latency (s)")
+MEAN_LATENCY = Measure(path="e2el_s/mean", column="mean_latency_s", label="mean latency (s)", better="lower")
 
 
 def per_processor_second(run: StoredRun) -> float | None:

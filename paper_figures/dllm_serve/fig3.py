@@ -53,10 +53,11 @@ def page(runs: Runs) -> Page:
         )
         has_rate, where = paper[0].rate is not None, "Table 4" if paper[0].rate is not None else SOURCE
         lead.append(
-            f"Hollow: the paper's Table 4, which is of {TABLE_4_RATE:g} req/s, beside it."
+            f"Hollow: the paper's Table 4, at its {TABLE_4_RATE:g} req/s."
             if has_rate
-            else f"Hollow: the paper's peaks, beside the last rate because it prints no rates ({values} tok/s)."
+            else f"Dotted: the paper's peaks, across the panel because it prints no rates ({values} tok/s)."
         )
+        sentences += rates.none_printed(paper, True)
         fitted = " Where the calibration was fitted on one of them, meeting it is no prediction."
         sentences.append(
             f"The paper's values are those printed in {where}.{fitted if runs.view.obtained == 'simulated' else ''}"

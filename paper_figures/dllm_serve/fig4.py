@@ -40,8 +40,11 @@ def printed_sentence(view: View, paper: list[PaperValue]) -> list[str]:
     if is_other_load(view) and view.platform.name in (CARD, TABLE_4_CARD):
         return ["The paper's latencies, of other numbers of requests, are not drawn: a queue grows with them."]
     if any(value.is_bound for value in paper):
-        return ["Hollow marker and dotted line: the paper's, which says 'above' of the baselines."]
-    return ["Hollow: the paper's Table 4, beside its rate."] if paper else []
+        return [
+            "Hollow marker and dotted line: the paper's, which says 'above' of the baselines.",
+            *rates.none_printed(paper, True),
+        ]
+    return ["Hollow: the paper's Table 4, at its rate."] if paper else []
 
 
 def is_other_load(view: View) -> bool:

@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paper_figures.common.caption import dataset_title, invalid_notes, obtained_text, prompt_sources, seeds_sentence
+from paper_figures.common.caption import (
+    dataset_title,
+    invalid_notes,
+    obtained_text,
+    prompt_sources,
+    repeats_line,
+    seeds_sentence,
+)
 from paper_figures.common.figure import Columns, Page, Picture, Table, table
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs, paired
@@ -128,7 +135,7 @@ def page(runs: Runs) -> Page:
         picture=Picture(
             panels=[panel(gains, max(curves.rates))],
             caption=caption,
-            always=seeds_sentence(curves.runs),
+            repeats=repeats_line(curves.runs),
             width_inches=WIDE_INCHES,
         ),
         notes=[*invalid_notes(runs.all), *answer_notes(runs.all), *curves_obtained(curves), reading],
@@ -181,7 +188,7 @@ def panel(gains: list[SpreadGain], rate: float) -> Panel:
         title=f"at {rate:g} req/s",
         layers=[*layers, *marks, Guide(value=1, label="best baseline")],
         x=Axis(ticks=range(len(DATASETS)), names=list(map(dataset_title, DATASETS))),
-        y=Axis(label="gain over the\nbest baseline (x)", margin=0.15),
+        y=Axis(label="gain over the\nbest baseline (x)", better="higher", margin=0.15),
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from paper_figures.common.caption import how_obtained, invalid_notes, seeds_sentence
+from paper_figures.common.caption import how_obtained, invalid_notes, repeats_line, seeds_sentence
 from paper_figures.common.figure import Columns, Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Guide, Line, Mark, Panel
 from paper_figures.common.runs import Of, Runs
@@ -27,6 +27,8 @@ from repro.runs.store import StoredRun
 
 SOURCE = f"{PAPER}, Figure 7, §6.5"
 CARD = "l40s"
+CARDS = ("rtx4090", CARD)
+"""Where the paper's values are drawn, which names no card."""
 """The paper names no card; its ratios are those of Table 4, so it is taken to be the L40S."""
 BASE = "sparse-dllm"
 DATASET = "burst"
@@ -98,7 +100,7 @@ def relative(runs: Runs, length: Length, ours: str = OURS, of: Of = THROUGHPUT) 
 
 
 def paper_values(view: View) -> dict[Length, float]:
-    if view.platform.name != CARD:
+    if view.platform.name not in CARDS:
         return {}
     values = printed_in("fig7")
     return {length: values[length.axis][name] for length, name in PRINTED.items()}
@@ -131,7 +133,7 @@ def page(runs: Runs) -> Page:
         picture=Picture(
             panels=[panel(runs, lengths, top(runs)) for lengths in (INPUTS, OUTPUTS)],
             caption=sentences,
-            always=seeds_sentence(runs.all),
+            repeats=repeats_line(runs.all),
         ),
         notes=[*invalid_notes(runs.all), *sentences, *simulation_note(runs)],
     )
@@ -176,7 +178,7 @@ def panel(runs: Runs, lengths: list[Length], top: float) -> Panel:
         title=f"({'a' if axis == 'input' else 'b'}) by {axis} length",
         layers=[*lines, Guide(value=1, label="Sparse-dLLM"), *marks],
         x=Axis(label=f"{axis} length (tokens)", ticks=[scaled(runs.view, length.value) for length in lengths]),
-        y=Axis(label="throughput relative\nto Sparse-dLLM (x)" if axis == "input" else None, limits=(0, top)),
+        y=Axis(label="throughput relative\nto Sparse-dLLM (x)", better="higher", limits=(0, top)),
     )
 
 

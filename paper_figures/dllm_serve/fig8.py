@@ -15,12 +15,13 @@ from paper_figures.common.caption import (
     missing_note,
     obtained_text,
     prompt_sources,
+    repeats_line,
     seeds_sentence,
 )
 from paper_figures.common.figure import Columns, Page, Picture, cell_by_cell, table
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Of, Runs
-from paper_figures.common.style import WIDE_INCHES, Look
+from paper_figures.common.style import WIDEST_INCHES, Look
 from paper_figures.dllm_serve.answers import answer_notes
 from paper_figures.dllm_serve.comparison import DATASETS, reading_sentence
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, per_processor_second
@@ -118,7 +119,7 @@ def page(runs: Runs) -> Page:
     return Page(
         table=table(asked, columns(runs)),
         picture=Picture(
-            panels=[panel(runs)], caption=caption, always=seeds_sentence(runs.all), width_inches=WIDE_INCHES
+            panels=[panel(runs)], caption=caption, repeats=repeats_line(runs.all), width_inches=WIDEST_INCHES
         ),
         notes=[
             *share_notes(runs),
@@ -198,7 +199,7 @@ def panel(runs: Runs) -> Panel:
         title=f"at {max(runs.view.dllm.rates):g} req/s",
         layers=[*layers, *marks, Guide(value=1)],
         x=Axis(ticks=range(len(DATASETS)), names=list(map(dataset_title, DATASETS))),
-        y=Axis(label="throughput relative\nto Sparse-dLLM (x)", margin=0.12),
+        y=Axis(label="throughput relative\nto Sparse-dLLM (x)", better="higher", margin=0.12),
     )
 
 

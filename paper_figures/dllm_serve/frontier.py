@@ -15,11 +15,12 @@ from paper_figures.common.caption import (
     invalid_notes,
     missing_note,
     obtained_text,
+    repeats_line,
     seeds_sentence,
     validity_text,
 )
 from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
-from paper_figures.common.panel import Axis, Guide, Layer, Line, Mark, Panel, Points, Text
+from paper_figures.common.panel import Axis, Guide, Labels, Layer, Line, Panel, Points, Text
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import GUIDE_COLOR, Look
 from paper_figures.common.words import shown
@@ -32,6 +33,7 @@ from paper_figures.dllm_serve.row_policies import (
     NAME,
     ONE,
     POLICIES,
+    THRESHOLD,
     Policy,
     asked,
     cell_of,
@@ -48,7 +50,10 @@ from repro.systems.dllm.record import STEPS
 from repro.systems.platforms import Platform
 
 SOURCE = "ours; whole blocks and whole Refreshes are Fast-dLLM's dual cache (arXiv:2505.22618)"
-PRESET_MARKERS = {"exact": "o", "balanced": "s", "fast": "h"}
+RING = Look(color="black", marker="o", linestyle="none")
+FEW_POINTS = 5.0
+"""How much less accurate than the named points a drawn one may be: others are in the table alone."""
+PACE_MARKERS = {ONE: "o", THRESHOLD: "^"}
 CSV_COLUMNS = (
     *("platform", "setting", "pace", "policy", "preset", "on_front", "seed", "accuracy", "low", "high", "n"),
     *("rows_per_request", "throughput_tok_s", "processor_s", "obtained", "valid", "run_folder"),
@@ -152,8 +157,8 @@ def page(runs: Runs) -> Page:
         picture=Picture(
             panels=[panel(setting, complete) for setting in settings(where)],
             caption=sentences,
-            always=seeds_sentence(runs.all),
-            columns=None if where.gpu is None else 3,
+            repeats=repeats_line(runs.all),
+            columns=2,
         ),
         notes=[*invalid_notes(runs.all), *missing_note(asked_for), *sentences],
         after_heading=f" - {where.title}",
@@ -167,8 +172,9 @@ def said_of(where: Platform) -> list[str]:
         + (" but block diffusion and dLLM-Cache, which runs in padded batches" if is_measured else "")
         + ", dLLM-Serve's; Sparse-dLLM and dLLM-Cache know no threshold. Speed-up: over Fast-dLLM's rule at one token a step, "
         + ("in processor time, " if is_measured else "")
-        + "mean of pairs of a seed with its 95 % interval. Lines join one token a step with threshold 0.9; rings are our presets; on "
-        "the front (grey, and * in the table) is what no other of the same model is ahead of by the means.",
+        + "mean of pairs of a seed with its 95 % interval. Rings are our presets; on "
+        "the front (blue, and * in the table) is what no other of the same model is ahead of by the means. Names: those on the front, presets, "
+        "and Fast-dLLM's rule. Points more than five percent points below all of these are in the table alone.",
         (
             "Accuracy: problems of all seeds, with Wilson's 95 % interval. mini-chain is asked of tiny-long, block diffusion of "
             "tiny-block, the others of tiny. Block diffusion ends with the block that has its end of text; the others denoise all "
@@ -210,43 +216,73 @@ def csv_row(where: Platform, point: Point, is_on_front: bool, run: StoredRun) ->
 def panel(setting: str, complete: Sequence[Point]) -> Panel:
     """Accuracy over the speed-up; where nothing is answered, the speed-up over the rows left."""
     own = [point for point in complete if point.setting == setting and point.speedup.mean is not None]
-    is_fixed = setting == FIXED
-    layers: list[Layer] = [Text(text="no valid runs")] if not own else [Guide(value=1.0, is_upright=not is_fixed)]
-    if own and not is_fixed:
-        best = front(complete, setting)
-        layers.append(
-            Points(
-                label="front",
-                places=[point.speedup.mean or 0.0 for point in best],
-                values=[percent(point.solved).mean or 0.0 for point in best],
-                look=Look(color=GUIDE_COLOR, marker=""),
-                width=5,
-                zorder=1,
-            )
-        )
-    for policy in (*POLICIES, BLOCK_DIFFUSION):
-        line = [point for point in own if point.policy is policy]
-        if not line:
-            continue
-        if is_fixed:
-            places, at = [point.rows or 0.0 for point in line], [point.speedup for point in line]
-        else:
-            places, at = [point.speedup.mean or 0.0 for point in line], [percent(point.solved) for point in line]
-        layers.append(Line(label=policy.name, places=places, at=at, look=policy.look))
-    for point in own if not is_fixed else ():
-        if point.preset is not None:
-            ring = Look(color="black", marker=PRESET_MARKERS[point.preset])
-            place, value = point.speedup.mean or 0.0, percent(point.solved).mean or 0.0
-            layers.append(Mark(label=f"--preset {point.preset}", place=place, value=value, look=ring, size=13))
-    if is_fixed:
-        return Panel(title=setting, layers=layers, x=Axis(label="rows a request computes"), y=Axis(label="speed-up"))
+    if not own:
+        return Panel(title=setting, layers=[Text(text="no valid runs")])
+    if setting == FIXED:
+        x, y = Axis(label="rows a request computes", better="lower"), Axis(label="speed-up", better="higher")
+        return Panel(title=setting, layers=fixed_lines(own), x=x, y=y)
+    best = front(complete, setting)
+    named = [point for point in own if point in best or point.preset or is_base(point)]
+    least = min(percent(point.solved).mean or 0.0 for point in named) - FEW_POINTS
+    layers: list[Layer] = [Guide(value=1.0, is_upright=True)]
+    for pace, marker in PACE_MARKERS.items():
+        others = [each for each in own if each.pace == pace and each not in best and solved_percent(each) >= least]
+        look = Look(color=GUIDE_COLOR, marker=marker, linestyle="none")
+        places, values = coordinates(others)
+        layers.append(Points(label=f"not on it, {pace}", places=places, values=values, look=look, size=3.5))
+    at, look = [percent(point.solved) for point in best], Look(color="#0072B2", marker="")
+    layers.append(Line(label="the front", places=coordinates(best)[0], at=at, look=look, zorder=4))
+    for pace, marker in PACE_MARKERS.items():
+        places, values = coordinates([point for point in best if point.pace == pace])
+        look = Look(color="#0072B2", marker=marker, linestyle="none")
+        layers.append(Points(label=f"on the front, {pace}", places=places, values=values, look=look, zorder=5))
+    places, values = coordinates([point for point in own if point.preset is not None])
+    layers.append(Points(label="a preset", places=places, values=values, look=RING, size=9, zorder=5, is_ring=True))
+    layers.append(labels_of(named))
     whose = "" if all(point.is_measured for point in own) else " of the tiny model"
     return Panel(
         title=setting,
         layers=layers,
-        x=Axis(label="speed-up over Fast-dLLM's rule"),
-        y=Axis(label=f"accuracy{whose} (%)"),
+        x=Axis(label="speed-up over Fast-dLLM's rule", better="higher"),
+        y=Axis(label=f"accuracy{whose} (%)", better="higher"),
     )
+
+
+def fixed_lines(own: Sequence[Point]) -> list[Layer]:
+    """A line a policy, named where it ends, over the rows that a request computes."""
+    layers: list[Layer] = []
+    for policy in POLICIES:
+        line = [point for point in own if point.policy is policy]
+        if line:
+            places, at = [point.rows or 0.0 for point in line], [point.speedup for point in line]
+            layers.append(Line(label="_nolegend_", places=places, at=at, look=policy.look))
+            end, value = places[-1], at[-1].mean or 0.0
+            layers.append(Labels(texts=[policy.name], places=[end], values=[value], color=policy.look.color))
+    return layers
+
+
+def coordinates(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    """Speed-ups and accuracies in percent."""
+    return [point.speedup.mean or 0.0 for point in points], list(map(solved_percent, points))
+
+
+def solved_percent(point: Point) -> float:
+    return percent(point.solved).mean or 0.0
+
+
+def is_base(point: Point) -> bool:
+    """What speed-ups are over."""
+    return point.policy is FAST_DLLM and point.pace == ONE
+
+
+def labels_of(points: Sequence[Point]) -> Labels:
+    """Names of policies and presets; those of one place in one label."""
+    names: dict[tuple[float, float], dict[str, None]] = {}
+    for point in points:
+        (place,), (value,) = coordinates([point])
+        names.setdefault((round(place, 1), round(value, 1)), {})[point.preset or point.policy.name] = None
+    texts = [" / ".join(own) for own in names.values()]
+    return Labels(texts=texts, places=[place for place, _ in names], values=[value for _, value in names])
 
 
 def percent(solved: Solved | None) -> Interval:

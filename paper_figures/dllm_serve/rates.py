@@ -3,9 +3,16 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import product
 
-from paper_figures.common.caption import dataset_title, invalid_notes, missing_note, prompt_sources, seeds_sentence
+from paper_figures.common.caption import (
+    dataset_title,
+    invalid_notes,
+    missing_note,
+    prompt_sources,
+    repeats_line,
+    seeds_sentence,
+)
 from paper_figures.common.figure import Columns, Picture, Table
 from paper_figures.common.panel import Axis, Guide, Layer, Line, Mark, Panel, Points, Text
 from paper_figures.common.runs import Measure, Runs
@@ -30,10 +37,8 @@ from repro.runs.store import StoredRun
 
 BESIDE = 0.012
 """Share of the axis by which lines lie beside each other: systems that are alike hide none."""
-PRINTED_BESIDE, PRINTED_GAP = 0.1, 0.065
-"""Where the first printed value stands beside the last rate, and the next beside it, as shares of the axis."""
-MIN_TICK_GAP = 0.1
-"""Least distance, as a share of the axis, at which two rates have a tick each."""
+MIN_TICK_GAP = 0.17
+"""Least distance, as a share of the axis, at which the ticks of two rates have a name each."""
 RUN_COLUMNS: Columns[StoredRun] = {
     "dataset": lambda run: run.cell.dataset,
     "system": lambda run: contender_of(run.cell),
@@ -59,7 +64,7 @@ CSV_COLUMNS = ("platform", "reading", *RUN_COLUMNS)
 
 @dataclass(frozen=True, kw_only=True)
 class PaperValue:
-    """A printed value, drawn hollow beside the panel's last rate; ``is_bound`` where only a lower bound is printed."""
+    """A printed value, hollow at its rate; dotted across the panel where no rate is printed, or a lower bound alone (``is_bound``)."""
 
     dataset: str
     system: str
@@ -67,13 +72,13 @@ class PaperValue:
     value: float
     is_bound: bool = False
 
-    def layer(self, place: float) -> Layer:
+    def layer(self) -> Layer:
         look = system_look(self.system)
-        if self.is_bound:
-            label = f"{look.title} (paper, above)"
-            return Guide(value=self.value, label=label, linestyle=(0, (1, 3)), color=look.color, zorder=1)
-        name = "printed" if self.rate is None else f"{self.rate:g}"
-        return Mark(label=f"{look.title} (paper)", place=place, value=self.value, look=look, name=name)
+        if self.rate is not None and not self.is_bound:
+            name = f"{self.rate:g}"
+            return Mark(label=f"{look.title} (paper)", place=self.rate, value=self.value, look=look, size=7, name=name)
+        label = f"{look.title} (paper{', above' if self.is_bound else ': peak'})"
+        return Guide(value=self.value, label=label, linestyle=(0, (1, 2)), color=look.color, width=1.4, zorder=1)
 
 
 def panels(
@@ -92,25 +97,39 @@ def panels(
         if own:
             rates = sorted({rate for curve in own for rate in curve.by_rate})
             span = rates[-1] - rates[0] or rates[-1]
-            beside = [PRINTED_BESIDE + PRINTED_GAP * place for place in range(len(printed))]
-            ends = (max(0.0, rates[0] - 0.08 * span), rates[-1] + (max(beside, default=0.0) + 0.1) * span)
-            is_wide = all(after - before >= MIN_TICK_GAP * span for before, after in pairwise(rates))
-            x = Axis(limits=ends, ticks=rates if is_wide else None)
+            ends = (max(0.0, rates[0] - 0.08 * span), rates[-1] + 0.1 * span)
+            x = Axis(limits=ends, ticks=rates, names=_tick_names(rates))
             y = _heights(own, measure, printed, is_log=is_log)
             for place, curve in enumerate(own):
                 by = BESIDE * (place - (len(own) - 1) / 2) * span
                 layers += _curve(curve, measure, by, is_log=is_log)
-            layers += [value.layer(rates[-1] + place * span) for place, value in zip(beside, printed, strict=True)]
+            layers += [value.layer() for value in printed]
             layers += guides(own, ends)
         found.append(
             Panel(
                 title=dataset_title(dataset),
                 layers=layers or [Text(text="no runs stored")],
                 x=replace(x, label="arrival rate (req/s)"),
-                y=replace(y, label=None if found else measure.label),
+                y=replace(y, label=measure.label, better=measure.better),
             )
         )
     return found
+
+
+def _tick_names(rates: Sequence[float]) -> list[str]:
+    """Names of the rates that lie far enough below the next named one; the highest has its name."""
+    names, above = list[str](), math.inf
+    for rate in reversed(rates):
+        is_far = above - rate >= MIN_TICK_GAP * (rates[-1] - rates[0])
+        names.append(f"{rate:g}" if is_far else "")
+        above = rate if is_far else above
+    return names[::-1]
+
+
+def none_printed(paper: Sequence[PaperValue], asked: bool) -> list[str]:
+    """Which panels have no value of the paper's, where some could (``asked``)."""
+    without = [dataset_title(each) for each in DATASETS if each not in {value.dataset for value in paper}]
+    return [f"The paper's text states no value of {' and '.join(without)}."] if asked and without else []
 
 
 def _heights(curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperValue], *, is_log: bool) -> Axis:
@@ -163,7 +182,7 @@ def _curve(curve: Curve, measure: Measure, by: float, *, is_log: bool) -> list[L
 
 
 def picture(panels: Sequence[Panel], curves: Curves, lead: Sequence[str], rest: Sequence[str] = ()) -> Picture:
-    return Picture(panels=panels, caption=caption(curves, lead, rest), always=seeds_sentence(curves.runs))
+    return Picture(panels=panels, caption=caption(curves, lead, rest), repeats=repeats_line(curves.runs))
 
 
 def caption(curves: Curves, lead: Sequence[str], rest: Sequence[str] = ()) -> list[str]:

@@ -83,6 +83,8 @@ MEANING = (
     "which the embedded model answers as it does without a cache."
 )
 PAPER = "as the paper prints"
+COLUMNS = 2
+"""Panels beside each other; the first of a row names the settings."""
 OFF_ROW = 0.26
 """Rows by which dLLM-Serve's points, and printed values, lie above or below those of others that they would cover."""
 LOWERED = ("sparse-dllm",)
@@ -183,6 +185,7 @@ def page(runs: Runs) -> Page:
                 *answer_notes(runs.all),
             ],
             after_title=f", {rate}",
+            columns=COLUMNS,
         ),
         notes=[
             *gain_notes(runs),
@@ -262,7 +265,9 @@ def panel(runs: Runs, dataset: str) -> Panel:
         by_setting = {setting.label: throughput(runs, dataset, system, setting) for setting in SETTINGS}
         found = {label: value for label, value in by_setting.items() if value is not None}
         look, heights = system_look(system), [rows.index(label) for label in found]
-        layers.append(Points(label=look.title, places=list(found.values()), values=heights, look=look, width=0.7))
+        layers.append(
+            Points(label=look.title, places=list(found.values()), values=heights, look=replace(look, linestyle="none"))
+        )
         shown_values += found.values()
     for system in SYSTEMS:
         if (value := printed.get((dataset, system))) is not None:
@@ -277,11 +282,11 @@ def panel(runs: Runs, dataset: str) -> Panel:
     layers += [Guide(value=row, linestyle="-", width=0.4, opacity=0.5, zorder=0) for row in range(len(rows))]
     if 1.05 * max(shown_values, default=0.0) > offered:
         layers.append(Guide(value=offered, label="offered load", is_upright=True, linestyle=":", zorder=1))
-    names = rows if dataset == DATASETS[0] else [""] * len(rows)
+    names = [""] * len(rows) if DATASETS.index(dataset) % COLUMNS else rows
     return Panel(
         title=dataset_title(dataset),
         layers=layers,
-        x=Axis(label="throughput (tok/s)", limits=(0, None)),
+        x=Axis(label=THROUGHPUT.label, better=THROUGHPUT.better, limits=(0, None)),
         y=Axis(ticks=range(len(rows)), names=names, limits=(len(rows) - 0.35, -0.6)),
     )
 

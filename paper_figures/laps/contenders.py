@@ -42,19 +42,20 @@ def rate_of(load: float, model: str = MIDDLE, instances: int = 1) -> float:
 
 # -- numbers of a run -------------------------------------------------------------------------------------
 
-RPS = Measure(path="rps", label="turns/s")
+RPS = Measure(path="rps", label="turns/s", better="higher")
 TOKENS_S = Measure(path="tokens_s")
 WHOLE_S = Measure(path="end_s")
-LATE = Measure(path="slo_violations", label="TTFT over 0.4 s (%)", scale=100)
+LATE = Measure(path="slo_violations", label="TTFT over 0.4 s (%)", scale=100, better="lower")
 LATE_SHORT, LATE_LONG = (Measure(path=f"slo_violations_{length}", scale=100) for length in ("short", "long"))
-MEAN = Measure(path="ttft_all_s/mean", label="mean TTFT (ms)", scale=1e3)
+MEAN = Measure(path="ttft_all_s/mean", label="mean TTFT (ms)", scale=1e3, better="lower")
 P90 = Measure(path="ttft_all_s/p90", scale=1e3)
-P99 = Measure(path="ttft_all_s/p99", scale=1e3)
-LONGEST = Measure(path="ttft_all_s/max", label="longest TTFT (ms)", scale=1e3)
+P99 = Measure(path="ttft_all_s/p99", label="P99 TTFT (ms)", scale=1e3, better="lower")
+LONGEST = Measure(path="ttft_all_s/max", label="longest TTFT (ms)", scale=1e3, better="lower")
 P90_SHORT, P90_LONG = (
-    Measure(path=f"ttft_{length}_s/p90", label=f"P90 TTFT, {length} (ms)", scale=1e3) for length in ("short", "long")
+    Measure(path=f"ttft_{length}_s/p90", label=f"P90 TTFT, {length} (ms)", scale=1e3, better="lower")
+    for length in ("short", "long")
 )
-LATE_1K = Measure(path="by_length/1000+/violations", label="the same, above 1,000 tokens (%)", scale=100)
+LATE_1K = Measure(path="by_length/1000+/violations", label="late above 1,000 tokens (%)", scale=100, better="lower")
 P90_1K = Measure(path="by_length/1000+/p90", scale=1e3)
 """Prompts above 1,000 tokens: who pays for an order by length."""
 GRAPH_SHARE = Measure(path="graph_share", label="steps by a graph (%)", scale=100)

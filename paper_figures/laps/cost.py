@@ -58,7 +58,7 @@ def page(runs: Runs) -> Page:
             partial(row, runs.view),
             ticks,
             GRAPHS,
-            x_label="GB of graphs\n(number of them)",
+            x_label="GB of graphs (number of them)",
         ),
         columns=len(LOADS),
         conclusions=[conclusion(runs)],

@@ -75,7 +75,7 @@ def page(runs: Runs) -> Page:
             for think_s in asked.think_s
         ],
         about=f"LAPS with {asked.knobs.get('model', 'the tiny decoder')}, {asked.knobs['clients']} clients, prompts below 256 tokens. A window of fixed length; "
-        "the depth adapts. nearest: the smallest captured graph that covers the batch; one bucket: a batch of one bucket of length, as printed; cheapest: only where it is predicted to be faster.",
+        "the depth adapts. nearest: the smallest captured graph that covers the batch; one bucket: a batch of one bucket of length, as printed; cheapest: only where it is predicted to be faster. The paper's text states no value of this figure.",
     )
 
 

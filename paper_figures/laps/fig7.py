@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from engines.laps.system import ControllerConfig, PressureController, Signals
 from paper_figures.common.figure import Page
-from paper_figures.common.panel import Axis, Layer, Mark, Panel
+from paper_figures.common.panel import Axis, Guide, Layer, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, plural, said
 from paper_figures.laps.contenders import (
@@ -105,7 +105,7 @@ def page(runs: Runs) -> Page:
             reserves_price(runs),
         ],
         about=f"Qwen2.5-14B, LMSYS-Chat-1M's shares. Load 1 is {CAPACITY[MIDDLE]:g} turns/s an instance. The paper names neither load nor model: its values for "
-        f"eight instances stand at a load of {PAPER_LOAD:g}. {CUT}",
+        f"eight instances are dotted lines; of one instance it prints differences alone. {CUT}",
         width_inches=8,
     )
 
@@ -128,15 +128,15 @@ def panel(runs: Runs, instances: int, loop: str) -> Panel:
         line(runs, name, places, [ask(runs.view, name, instances, place) for place in places], LATE)
         for name in NAMES[instances]
     ]
-    if instances == 8 and not is_closed:
+    if instances == 8:
         for name, title in (("router", "printed: router"), ("laps", "printed: LAPS")):
-            look, value = CONTENDERS[name].look, stated("laps", PRINTED[name])
-            layers.append(Mark(label=title, place=PAPER_LOAD, value=value, look=look))
+            color, value = CONTENDERS[name].look.color, stated("laps", PRINTED[name])
+            layers.append(Guide(value=value, label=title, linestyle=":", color=color, width=1.4))
     return Panel(
         title=f"{plural(instances, 'instance')}, {'closed loop' if is_closed else 'Poisson'}",
         layers=layers,
         x=doubling(places, loop) if is_closed else Axis(label=loop, ticks=places),
-        y=Axis(label=LATE.label if is_closed else None, limits=(-3, 105)),
+        y=Axis(label=LATE.label, better="lower", limits=(-3, 105) if instances == 1 else (-2, None)),
     )
 
 

@@ -48,7 +48,7 @@ class Mixtures:
         model = self.model or "The tiny decoder"
         return (
             f"{model}, SGLang PD on one instance; long: above 1,000 tokens, short: below 64, both of LMSYS-Chat-1M's "
-            "first turns; closed loop without think time. Both axes are logarithmic."
+            "first turns; closed loop without think time. Both axes are logarithmic. The paper's text states no value of this figure."
         )
 
 
@@ -117,7 +117,7 @@ def panels(
                 line(runs, SYSTEM, along, asked(0, kappa), of, alone, color=GUIDE_COLOR, linestyle="--"),
             ],
             x=doubling(along, axis),
-            y=Axis(label=of.label if place == 0 else None, scale="plain log", limits=limits),
+            y=Axis(label=of.label, better=of.better, scale="plain log", limits=limits),
         )
-        for place, (kappa, title) in enumerate(titles.items())
+        for kappa, title in titles.items()
     ]

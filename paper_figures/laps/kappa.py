@@ -75,7 +75,7 @@ def panel(runs: Runs, place: Place) -> Panel:
         title=title(place),
         layers=[Guide(value=printed(place), label="printed: up to"), *lines],
         x=Axis(label="kappa", ticks=KAPPAS),
-        y=Axis(label="turns/s over SGLang PD (%)" if place[0] == MIDDLE else None),
+        y=Axis(label="turns/s over SGLang PD (%)", better="higher"),
     )
 
 

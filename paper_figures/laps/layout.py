@@ -6,7 +6,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
-from paper_figures.common.caption import contended_note, device_text, invalid_notes
+from paper_figures.common.caption import contended_note, device_text, invalid_notes, repeats_line
 from paper_figures.common.figure import Page, Picture, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Panel
 from paper_figures.common.runs import Measure, Of, Runs
@@ -33,7 +33,7 @@ def laps_page(
     picture = Picture(
         panels=panels,
         caption=[*conclusions, *how_obtained(runs), about, repeats],
-        always=repeats,
+        repeats=repeats_line(runs.all),
         after_title=after_title,
         columns=columns,
         width_inches=width_inches,
@@ -139,11 +139,11 @@ def choices(
                 line(runs, "laps", places, cells(column, graphs), of, f"graphs: {graphs}", color=_COLORS[graphs])
                 for graphs in ways
             ],
-            x=Axis(label=x_label, ticks=places, names=ticks, size=7),
-            y=Axis(label=of.label if place == 0 else None, limits=(0, None)),
+            x=Axis(label=x_label, ticks=places, names=ticks),
+            y=Axis(label=of.label, better=of.better, limits=(0, None)),
         )
         for of in measures
-        for place, (column, title) in enumerate(columns.items())
+        for column, title in columns.items()
     ]
 
 

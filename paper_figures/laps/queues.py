@@ -7,7 +7,7 @@ Hodgson's order alone, to all of it, first come, first served; and the orders of
 from collections.abc import Sequence
 
 from paper_figures.common.figure import Page
-from paper_figures.common.panel import Axis, Line, Panel
+from paper_figures.common.panel import Axis, Labels, Line, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import is_above, number, said
 from paper_figures.laps.contenders import CAPACITY, CONTENDERS, CUT, LATE, LATE_1K, LMSYS, LONGEST, MIDDLE, P99, rate_of
@@ -45,23 +45,27 @@ def panel(runs: Runs, wait: Measure, load: float) -> Panel:
         return line(runs, name, [number(runs.at(each, wait)) for each in own], own, LATE)
 
     ours = over_wait("on-time", [front(runs.view, share, load) for share in SHARES])
+    at = [front(runs.view, share, load) for share in SHARES]
+    waits, lates = ([number(runs.at(each, of)) for each in at] for of in (wait, LATE))
+    names = [f"share {SHARES[0]:g}", *(f"{share:g}" for share in SHARES[1:])]
+    shares = Labels(texts=names, places=waits, values=lates)
     others = [over_wait(name, [cell(runs.view, name, load)]) for name in OTHERS]
     return Panel(
         title=f"load {load:g}",
-        layers=[ours, *others],
-        x=Axis(label=wait.label or "P99 TTFT (ms)", scale="plain log", size=7),
-        y=Axis(label=LATE.label if load == DRAWN[0] else None, scale="plain log"),
+        layers=[ours, *others, shares],
+        x=Axis(label=wait.label, better="lower"),
+        y=Axis(label=LATE.label, better="lower", scale="plain log"),
     )
 
 
 def page(runs: Runs) -> Page:
     return laps_page(
         runs,
-        panels=[panel(runs, wait, load) for wait in (LONGEST, P99) for load in DRAWN],
-        columns=len(DRAWN),
+        panels=[panel(runs, wait, load) for load in DRAWN for wait in (LONGEST, P99)],
+        columns=2,
         conclusions=[standing(runs), prices(runs)],
         about=f"One instance, {MIDDLE}, Poisson turns with LMSYS-Chat-1M's shares; load 1 is {CAPACITY[MIDDLE]:g} turns/s. On-time with a "
-        f"share of {', '.join(f'{share:g}' for share in SHARES)} for those given up, from right to left; with 1 at once, all by due time. {CUT}",
+        f"share of {', '.join(f'{share:g}' for share in SHARES)} for those given up, as labelled; with 1 at once, all by due time. {CUT}",
     )
 
 

@@ -35,6 +35,7 @@ PUBLISHED = ("sglang", "sglang-graphs", "vllm", "laps")
 NAMES = (*PUBLISHED, "srpt", "reserve")
 LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.05, 1.2)
 """Up to where every system has one turn in ten late, or none ever has."""
+TICKS = (0.5, 0.7, 0.9, 1.05, 1.2)
 PLACES = [(model, load) for model in MODELS for load in LOADS]
 FEW = 4
 SATURATED = 64
@@ -60,10 +61,8 @@ def panel(runs: Runs, of: Measure, model: str) -> Panel:
         layers=[
             line(runs, name, LOADS, [at_load(runs.view, name, model, load) for load in LOADS], of) for name in NAMES
         ],
-        x=Axis(label="load" if of is LONGEST else None, ticks=LOADS, size=7),
-        y=Axis(
-            label=of.label if model == MODELS[0] else None, scale="linear" if of in (LATE, LATE_1K) else "plain log"
-        ),
+        x=Axis(label="load", ticks=TICKS),
+        y=Axis(label=of.label, better=of.better, scale="linear" if of in (LATE, LATE_1K) else "plain log"),
     )
 
 

@@ -1,6 +1,7 @@
 """Committed figures and verdicts against those that the committed tables of runs give; and a sample of their runs, made again."""
 
 import csv
+import gzip
 import hashlib
 import io
 import json
@@ -15,16 +16,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from engines.errors import RunError, UserError
-from repro.files import is_whole, replace_text
+from engines.errors import RunError, UserError, require
+from repro.files import SEAL, is_whole, replace_bytes, replace_text
 from repro.reports import claims_file
 from repro.reports.claims import Finding, judge_all
 from repro.reports.evidence import Source, sources
-from repro.reports.figures import DLLM_SERVE, HAS_PICTURES, PAPERS, default_reading
+from repro.reports.figures import DLLM_SERVE, PAPERS, default_reading, pictures
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import Claim, load_claims, read_claims
 from repro.reports.predictions import medians, read_report, report_path
-from repro.reports.run_table import Place, RunTable, TableRun, digest_of, read_table, tables_in, value_at
+from repro.reports.run_table import Place, RunTable, TableRun, digest_of, read_table, tables_in, value_at, with_head
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import MANIFEST, StoredRun, pack, part_of, parts_of
 from repro.systems.cost import load_calibration
@@ -103,13 +104,9 @@ def check_figure(table: RunTable) -> Checked:
 
 
 def _other_words(table: RunTable) -> str | None:
-    token = HAS_PICTURES.set(False)
-    try:
-        with TemporaryDirectory() as place:
-            rendered = table.entry.load().render(table.runs, table.view, Path(place))
-            made = {path.name: path.read_bytes() for path in rendered.files if path.suffix in WORDS}
-    finally:
-        HAS_PICTURES.reset(token)
+    with TemporaryDirectory() as place, pictures("none"):
+        rendered = table.entry.load().render(table.runs, table.view, Path(place))
+        made = {path.name: path.read_bytes() for path in rendered.files if path.suffix in WORDS}
     there = {path.name: path.read_bytes() for path in _files_of(table.stem)}
     if unlike := sorted(there.keys() ^ made.keys()):
         return f"{unlike[0]} is {'no longer drawn' if unlike[0] in there else 'missing'}"
@@ -189,6 +186,35 @@ def read_digests(path: Path) -> dict[str, str]:
     with path.open(encoding="utf-8", newline="") as file:
         _, *rows = csv.reader(file)
     return dict(rows)
+
+
+def redraw(table: RunTable) -> list[Path]:
+    """Writes the figure's pictures and words again from its table, and the notes in the table's head; returns the files that changed.
+
+    Raises UserError where its CSV would be another one: numbers are made by ``repro reproduce`` alone."""
+    csv_path = table.stem.with_name(table.stem.name + ".csv")
+    with TemporaryDirectory() as place:
+        rendered = table.entry.load().render(table.runs, table.view, Path(place))
+        made = {path.name: path.read_bytes() for path in rendered.files}
+    require(
+        made[csv_path.name] == csv_path.read_bytes(),
+        f"{csv_path.name} has other numbers than are drawn now: run {command_of(table)}",
+    )
+    made |= _with_notes(table, rendered.notes)
+    changed = [path for name, content in made.items() if (path := csv_path.with_name(name)).read_bytes() != content]
+    return [replace_bytes(path, made[path.name]) for path in changed]
+
+
+def _with_notes(table: RunTable, notes: Sequence[str]) -> dict[str, bytes]:
+    """The table under its name with these notes; nothing where it has them."""
+    if list(notes) == table.head["notes"]:
+        return {}
+    content = table.path.read_bytes()
+    is_packed = table.path.suffix == ".gz"
+    _, _, rows = (gzip.decompress(content) if is_packed else content).decode().partition("\n")
+    head = {name: value for name, value in table.head.items() if name != SEAL}
+    text = with_head({**head, "notes": list(notes)}, rows).encode()
+    return {table.path.name: gzip.compress(text, mtime=0) if is_packed else text}
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------

@@ -46,29 +46,36 @@ def check_results(
     judge: Annotated[
         bool, typer.Option("--judge", help="Instead: write the verdicts on all claims as the tables give them.")
     ] = False,
+    draw: Annotated[
+        bool, typer.Option("--draw", help="Instead: write pictures and captions again where numbers are as they were.")
+    ] = False,
     json: opt.Json = False,
 ) -> None:
     """Draw every committed figure from its table of runs, judge every claim, and compare each byte of numbers and words.
     Tables in documents are compared with the results.
     Takes under a minute of processor time, and makes no run without --again. Exit code 1 if anything differs."""
     from repro.checks.documents import COMMAND, stale_tables
-    from repro.checks.results import Checked, check_reports, make_again
+    from repro.checks.results import Checked, check_reports, make_again, redraw
     from repro.checks.results import check_results as check_figures
     from repro.checks.results import judge as judge_claims
-    from repro.reports.run_table import tables_in
+    from repro.reports.run_table import read_table, tables_in
 
     if results is None and IS_INSTALLED:
         raise UserError("results: an installed package brings no figures: name a folder of them with --results")
     root = readable_folder("results", results or RESULTS)
     require(root.is_dir(), f"results={str(root)!r} does not exist: check the path")
     require(seed is None or again is not None, f"seed={seed} has no effect without --again: add it, or leave this out")
-    require(not judge or again is None, "judge and again: give one of them")
+    require(sum((judge, draw, again is not None)) <= 1, "judge, draw and again: give one of them")
     num_tables = len(tables_in(root))
     require(
         num_tables > 0, f"results={str(root)!r} holds no table of runs: give a folder like the repository's results"
     )
     if judge:
         for path in judge_claims(root):
+            say(f"file: {path}")
+        return
+    if draw:
+        for path in [path for each in tables_in(root) for path in redraw(read_table(each))]:
             say(f"file: {path}")
         return
     what = f"{counted(num_tables, 'figure')} and the claims" if again is None else counted(again, "run")

@@ -24,7 +24,7 @@ from repro.paths import IS_INSTALLED, RESULTS, figures_beside
 from repro.reports.accuracy import Accuracy
 from repro.reports.claims import Flips, Judged, count, count_by_role, count_facts, facts, judge_all
 from repro.reports.claims_file import as_row, judged_again, read, read_flips, save
-from repro.reports.figures import Figure, Paper, View, default_reading
+from repro.reports.figures import Figure, Paper, View, default_reading, pictures
 from repro.reports.figures import figure as figure_of
 from repro.reports.figures import paper as paper_of
 from repro.reports.paper import ROLES, Claim, read_claims
@@ -60,6 +60,8 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
     """Requests per run, where the figure does not fix them."""
     weights: str | None = None
     """checkpoint, or random for a shape without a download."""
+    plain: bool = False
+    """Leave title and caption out of pictures, for a paper; both are in NAME.txt."""
     out_dir: Annotated[Path | None, typer.Option(rich_help_panel=opt.RUNS)] = None
     """Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir]."""
 
@@ -211,7 +213,8 @@ def _make(
     for view, runs in zip(views, sweep.by_grid(grids), strict=True):
         assert runs is not None
         require_alike(runs, name)
-        drawn = draw(entry, view, runs, out)
+        with pictures("plain" if options.plain else "whole"):
+            drawn = draw(entry, view, runs, out)
         page = {
             "figure": entry.name,
             "platform": view.platform.name,

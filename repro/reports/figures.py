@@ -3,12 +3,13 @@ imported when its figure is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from engines.data import load_module, load_named
 from engines.errors import UserError, require
@@ -28,8 +29,18 @@ if TYPE_CHECKING:
     from repro.runs.store import StoredRun
 
 Knobs = tuple[tuple[str, Scalar], ...]
-HAS_PICTURES: ContextVar[bool] = ContextVar("HAS_PICTURES", default=True)
-"""Whether drawing makes PNG and PDF; if not, it makes the numbers and words alone."""
+PICTURES: ContextVar[Literal["whole", "plain", "none"]] = ContextVar("PICTURES", default="whole")
+"""Whether drawing makes PNG and PDF, plain without title and caption; with none it makes the numbers and words alone."""
+
+
+@contextmanager
+def pictures(kind: Literal["whole", "plain", "none"]) -> Iterator[None]:
+    """Draw so inside the block."""
+    token = PICTURES.set(kind)
+    try:
+        yield
+    finally:
+        PICTURES.reset(token)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,6 +103,14 @@ def stated(paper: str, claim: str) -> float:
     return float(value)
 
 
+def stated_together(paper: str, claim: str) -> tuple[float, ...]:
+    """The numbers that a claim states of several things."""
+    value = next(each.expected.value for each in load_claims(paper) if each.id == claim)
+    if not isinstance(value, tuple):
+        raise ValueError(f"claim {claim} states no several numbers")
+    return tuple(map(float, value))
+
+
 def load_figures(root: Path = PAPER) -> dict[str, dict[str, Any]]:
     """Entries of figures and tables by id; ``values`` are the numbers that a text or labels print."""
     return {entry["id"]: entry for entry in _entries(root / "figures.yaml")}

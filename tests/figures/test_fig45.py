@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.cells import CPU_TINY, L40S, RTX4090
-from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, runs_of, text_of
+from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, runs_of
 
 from paper_figures.dllm_serve import fig3, fig4, fig5
 from repro.reports.figures import View
@@ -76,7 +76,7 @@ def test_jitter_is_the_best_baselines_spread_over_ours(tmp_path, drawn):
     assert paper == {"std_latency_s": pytest.approx(1 / 0.44), "span_latency_s": pytest.approx(1 / 0.47)}
     heights = [bar.get_height() for container in drawn[0].axes[0].containers for bar in container]
     assert heights == pytest.approx([2.0] * 6)
-    assert "Hollow diamonds" in text_of(drawn[0])
+    assert "Hollow diamonds" in caption_of(rendered)
     assert f"stated in {fig5.FIGURE.source}" in caption_of(rendered)
 
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 from support.figure_runs import figure_runs
-from support.text_boxes import overprinted
+from support.text_boxes import drawn_texts, overprinted
 
 from paper_figures.common import style
-from paper_figures.common.figure import in_numbers
-from paper_figures.common.panel import OF_SHARES, Axis, Bars, Guide, Line, Mark, Panel, Points
+from paper_figures.common.figure import Picture, drawn_panels, in_numbers
+from paper_figures.common.panel import ANYWHERE, OF_SHARES, Axis, Bars, Guide, Labels, Line, Mark, Panel, Points
 from paper_figures.common.words import exactly
-from repro.reports.figures import FIGURES, View, default_reading
+from repro.reports.figures import FIGURES, View, default_reading, pictures
 from repro.runs.statistics import Interval
 from repro.systems.platforms import platform
 
@@ -46,10 +46,35 @@ def test_no_text_is_clipped_or_overprinted(name, where, tmp_path, request):
         # What rests on no step of a run says itself what it was made of.
         obtained = [view.obtained] if module.cells(view) else ["computed", "simulated"]
         assert any(f"\n{each}" in title for each in obtained)
-        caption = figure._supxlabel.get_text()
-        assert len(caption.splitlines()) <= style.CAPTION_LINES
+        line = figure._supxlabel.get_text()
         (text,) = (path for path in rendered.files if path.suffix == ".txt")
-        assert caption.replace("\n", " ").endswith(f"Full caption: {text.name}.")
+        assert "\n" not in line
+        assert line.endswith(f"Full caption: {text.name}.")
+        assert figure.get_figwidth() <= style.WIDEST_INCHES
+        assert min(text.get_fontsize() for text in drawn_texts(figure)) >= style.LEAST_POINTS
+        assert max(map(num_series, figure.axes)) <= MOST_SERIES
+
+
+MOST_SERIES = 8
+
+
+def num_series(axes) -> int:
+    """Labels of a panel but for guides and the paper's values."""
+    labels = axes.get_legend_handles_labels()[1]
+    return len({label for label in labels if not any(word in label for word in NO_SERIES)})
+
+
+NO_SERIES = (
+    "paper",
+    "printed",
+    "INVALID",
+    "offered load",
+    "90 %",
+    "beyond the highest",
+    "front",
+    "null",
+    "best baseline",
+)
 
 
 def panel() -> Figure:
@@ -72,7 +97,7 @@ def test_a_sound_figure_has_nothing_to_say(tmp_path):
         ((1.4, 0.5), "beyond the edge", "text 'beyond the edge' leaves the canvas"),
         ((0.5, 1.04), "on the title", "text 'on the title' lies on text 'a panel'"),
         ((0.99, 0.94), "on the line's end", "text \"on the line's end\" lies on a marker of 'a line'"),
-        ((0.5, 1.19), "over the legend", "text 'over the legend' lies on the legend"),
+        ((0.5, 1.14), "over the legend", "text 'over the legend' lies on the legend"),
     ],
 )
 def test_broken_figures_are_found_out(place, text, fault, tmp_path):
@@ -92,20 +117,16 @@ def test_ticks_beyond_the_axes_are_not_drawn_and_do_not_count(tmp_path):
         assert overprinted(figure) == []
 
 
-def test_a_caption_is_cut_between_sentences():
-    sentences = ["One sentence of some length.", "Another sentence of some length.", "x " * 200]
-    lines = style.shown_caption(sentences, "there.txt", 40)
-    assert len(lines) <= style.CAPTION_LINES
-    assert " ".join(lines) == f"{sentences[0]} {sentences[1]} Full caption: there.txt."
-
-
-def test_how_often_it_was_run_stands_under_the_panels_whatever_else_does_not_fit():
-    sentences = ["x " * 100, "Five seeds.", "Another sentence."]
-    assert style.shown_caption(sentences, "there.txt", 40, "Five seeds.") == ["Five seeds. Full caption: there.txt."]
-    short = ["Five seeds.", "Another."]
-    assert style.shown_caption(short, "there.txt", 80, "Five seeds.") == [
-        "Five seeds. Another. Full caption: there.txt."
-    ]
+@pytest.mark.parametrize(
+    ("characters", "line"),
+    [
+        (60, "Mean of 5 seeds. Full caption: there.txt."),
+        (40, "Full caption: there.txt."),
+        (5, "Full caption: there.txt."),
+    ],
+)
+def test_the_line_under_the_panels_is_one_and_ends_with_the_caption_file(characters, line):
+    assert style.caption_line("Mean of 5 seeds.", "there.txt", characters) == line
 
 
 @pytest.mark.parametrize(
@@ -183,3 +204,72 @@ def test_the_table_of_a_picture_has_a_row_a_place_and_a_column_a_label():
         ("b, of", "1", "-", "1.2", "3", "-"),
         ("b, of", "2", "-", "-", "40000", "7"),
     ]
+
+
+def shares(*means: float, within=OF_SHARES) -> Panel:
+    look = style.Look(color="black", marker="o")
+    at = [interval(mean, 0.0) for mean in means]
+    return Panel(
+        title=f"{means}", layers=[Line(label="a line", places=range(len(at)), at=at, look=look, within=within)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("panels", "left_out"),
+    [
+        ([shares(100.0, 99.0), shares(100.0, 60.0), shares(98.0, 97.0)], ["(100.0, 99.0)", "(98.0, 97.0)"]),
+        ([shares(100.0, 60.0), shares(100.0, 99.0, within=ANYWHERE)], []),
+        ([shares(100.0, 100.0), shares(99.0, 99.0)], ["(99.0, 99.0)"]),
+    ],
+)
+def test_panels_that_are_flat_at_the_top_are_left_out_and_named(panels, left_out):
+    """One is left where all are."""
+    drawn, caption = drawn_panels(Picture(panels=panels, caption=["A sentence."]))
+    assert [panel.title for panel in panels if panel not in drawn] == left_out
+    assert caption[0] == "A sentence."
+    assert [sentence.partition(": ")[2] for sentence in caption[1:]] == [f"{', '.join(left_out)}."] * bool(left_out)
+
+
+def test_a_plain_picture_has_neither_title_nor_caption(tmp_path, unsaved, drawn):
+    module, view = FIGURES["laps/fig8"].load(), View(platform=platform("h200"), reading="published")
+    with pictures("plain"):
+        rendered = module.render(figure_runs(module, view), view, tmp_path)
+    (figure,) = drawn
+    assert figure._suptitle is None
+    assert figure._supxlabel is None
+    assert overprinted(figure) == []
+    assert module.title in (tmp_path / "fig8-h200.txt").read_text(encoding="utf-8")
+    assert any(path.suffix == ".csv" for path in rendered.files)
+
+
+def two_by_two() -> Figure:
+    figure, panels = style.grid_of_panels(["a", "b", "c"], columns=2)
+    for axes, label in zip(panels, ("left", "left", "other"), strict=True):
+        axes.set_ylabel(label)
+        axes.set_xlabel("below")
+    style.compose(figure, panels, title="a title", line="", columns=2)
+    return figure
+
+
+def test_names_that_neighbours_share_stand_at_the_outermost_axis():
+    axes = two_by_two().axes
+    assert [each.get_ylabel() for each in axes] == ["left", "", "other"]
+    assert [each.get_xlabel() for each in axes] == ["", "below", "below"]
+
+
+def test_an_axis_says_which_way_is_better():
+    _, (axes,) = style.grid_of_panels(["a panel"], columns=1)
+    Axis(label="late (%)", better="lower").draw(axes, "x")
+    Axis(label="turns/s", better="higher").draw(axes, "y")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("late (%), lower is better", "turns/s\nhigher is better")
+
+
+def test_a_word_beside_a_point_covers_nothing_or_is_left_out(tmp_path):
+    with style.drawing():
+        figure = panel()
+        figure.axes[0].plot([0.5, 0.52], [0.5, 0.52], marker="s", label="another line", linestyle="none")
+        wide = "a word that no place in the panel is wide enough for, however far it is moved from its point"
+        Labels(texts=["first", "second", wide], places=[0.5, 0.52, 0.5], values=[0.5, 0.52, 0.1]).draw(figure.axes[0])
+        style.publish(figure, figure.axes, tmp_path, "beside", title="a title", caption=[])
+        assert overprinted(figure) == []
+    assert [text.get_visible() for text in figure.axes[0].texts] == [True, True, False]

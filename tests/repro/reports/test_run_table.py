@@ -14,7 +14,7 @@ from engines.errors import UserError
 from repro.checks.results import check_figure
 from repro.files import replace_text
 from repro.reports import run_table
-from repro.reports.figures import FIGURES, HAS_PICTURES, View, default_reading, figure
+from repro.reports.figures import FIGURES, View, default_reading, figure, pictures
 from repro.reports.run_table import TableError, _columns, _text, _value, _Watched, draw, places_read, read_table
 from repro.systems.platforms import platform
 
@@ -24,9 +24,8 @@ VIEW = View(platform=platform("h20x32"), reading="published", num_runs=1)
 
 @pytest.fixture
 def no_pictures():
-    token = HAS_PICTURES.set(False)
-    yield
-    HAS_PICTURES.reset(token)
+    with pictures("none"):
+        yield
 
 
 def table_in(folder: Path) -> Path:
