@@ -17,16 +17,7 @@ from hypothesis import strategies as st
 from support.clusters import hardware, profiled, session
 from support.refusals import refuses
 
-from engines.ampd.performance import (
-    BATCHES,
-    HISTORIES,
-    TOKENS,
-    PerformanceModel,
-    SimulatedProfile,
-    fit_piecewise,
-    profile,
-    profile_hardware,
-)
+from engines.ampd.performance import BATCHES, HISTORIES, TOKENS, PerformanceModel, fit_piecewise, profile_hardware
 from engines.ampd.policies import AdaptiveRouter, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.cluster.hardware import CONSTANTS, PHYSICAL, Deployment
@@ -287,23 +278,6 @@ def test_decode_and_transfer_are_profiled_too():
     # Larger clusters are profiled across servers.
     model = profile_hardware(PLATFORM, num_gpus=16, degrees=(4,))
     assert model.transfer_s(5000, 4, 4) == pytest.approx(links.transfer_s(5000, links.inter, 4, 4), rel=1e-6)
-
-
-def test_real_worker_is_profiled_by_the_same_code():
-    """Whatever answers with times: here, one that counts how often it is asked."""
-    simulated = SimulatedProfile(hardware=PLATFORM, link=PLATFORM.links.intra)
-    asked = []
-
-    class Timed:
-        def prefill_s(self, history: int, tokens: int, degree: int) -> float:
-            asked.append((history, tokens))
-            return simulated.prefill_s(history, tokens, degree)
-
-        decode_s = staticmethod(simulated.decode_s)
-        transfer_s = staticmethod(simulated.transfer_s)
-
-    assert profile(Timed(), (4,)) == profile(simulated, (4,))
-    assert len(asked) == len(HISTORIES) * len(TOKENS)
 
 
 def test_a_profile_covers_one_token_to_8192_two_sizes_an_octave():

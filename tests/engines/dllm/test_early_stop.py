@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from support.cells import a_cell
 from support.engine_runs import Recorder, rows_of, steps_of
 from support.quiet_machine import submitted_in_time
 from support.refusals import refuses
@@ -29,15 +28,12 @@ from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling import SCHEDULERS, KvPool, PhaseScheduler
-from engines.dllm.sequence import Sequence as LiveSequence
 from engines.dllm.simulated import RooflineExecutor
 from engines.errors import UserError
 from engines.models.chat import stop_token_ids
 from engines.models.checkpoint import TINY_DIR, read_config
 from engines.models.shape import ModelShape
 from repro.cli.main import app
-from repro.runs.cell import Cell
-from repro.runs.experiment import prepare
 from repro.runs.family import served_per_second
 from repro.runs.step_driver import WallClock
 from repro.systems.cost import load_calibration
@@ -322,34 +318,6 @@ def test_dllm_cache_stops_and_starts_afresh(data):
         assert outputs[request.request_id] == expected
 
 
-# ---- the state machine --------------------------------------------------------------------------
-
-
-def test_a_stop_counts_only_once_the_block_is_done():
-    """Published samplers run the idle steps of a block, which still ends with its last."""
-    generation = GenerationConfig(gen_length=8, block_length=4, steps=12, stop_at_eos=True)
-    request = Request(request_id=0, prompt_len=5, generation=generation)
-    idle = LiveSequence(request, NoCache(), SparsityConfig(), exact_steps=True)
-    for _ in range(5):
-        idle.advance(idle.quota, 6 if idle.quota == idle.masks_left else None)
-        assert not idle.is_finished
-    idle.advance(idle.quota, 6)
-    assert idle.is_finished
-    assert (idle.stop, idle.output_len) == (6, 2)
-
-    at_once = LiveSequence(request, NoCache(), SparsityConfig())
-    at_once.advance(4, 8)
-    assert at_once.is_finished
-    assert at_once.output_len == 4
-
-    to_the_end = LiveSequence(request, NoCache(), SparsityConfig())
-    to_the_end.advance(4)
-    assert (to_the_end.is_finished, to_the_end.block) == (False, 1)
-    to_the_end.advance(4)
-    assert to_the_end.is_finished
-    assert (to_the_end.stop, to_the_end.output_len) == (None, 8)
-
-
 # ---- records ------------------------------------------------------------------------------------
 
 
@@ -394,22 +362,6 @@ def test_a_checkpoint_names_its_stop_tokens(tmp_path):
 
 
 # ---- what is refused ----------------------------------------------------------------------------
-
-
-def cell(system: str, executor: str, **knobs: str | int | float | bool | None) -> Cell:
-    platform = "rtx4090" if executor == "roofline" else "cpu-tiny"
-    return a_cell(system, platform=platform, executor=executor, **{"num_prompts": 4, "stop_at_eos": True, **knobs})
-
-
-def test_accepted_where_it_has_an_effect():
-    for accepted in (
-        cell("dllm-serve", "torch"),
-        cell("dllm-serve", "torch", threshold=0.9),
-        cell("fast-dllm", "torch", batch_size=1, threshold=0.9),
-        cell("dllm-cache", "torch", batch_size=1),
-        cell("dllm-serve", "roofline", stop_at_eos=False),
-    ):
-        prepare(accepted)
 
 
 def test_a_static_batch_refuses_it_at_submission():

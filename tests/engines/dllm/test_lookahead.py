@@ -16,21 +16,18 @@ from support.engine_runs import Ids, engine_for, free_runs, rows_of, run_togethe
 from support.reference_samplers import dllm_serve
 from support.refusals import refuses
 from support.schedules import Arrivals, Step, Stops, by_hand, drive, in_order, runs_at
-from support.step_cases import Resident, step_of
+from support.step_cases import Resident
 from support.tiny_models import GQA, MHA, network, request_on
 
 from engines.dllm.config import DecodeConfig, DelayedCache, EngineConfig, GenerationConfig, Phase, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.rows import BuildRows, ItemTable, PackedRows
-from engines.dllm.executor.step import TorchSelectAndPack
 from engines.dllm.plan import Request, StepPlan
 from engines.dllm.scheduling import SCHEDULERS, KvPool, LookaheadScheduler, PhaseScheduler, Scheduler
 from engines.dllm.sequence import Sequence as Machine
 from engines.dllm.simulated import step_work
 from engines.errors import UserError
 from engines.kernels.scores import QUERY_ROWS, ContextRows, attended
-from engines.runtime.device import PoolTensors
 from repro.runs.experiment import prepare
 
 MAX_TOTAL = 60
@@ -362,32 +359,6 @@ def test_a_score_is_the_largest_share_any_head_and_row_gives(block):
                 wanted = torch.maximum(wanted, logits.softmax(0)[block:])
         torch.testing.assert_close(found[i, 0, :length], wanted)
         assert (found[i, 0, length:] == -torch.inf).all()
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.sampled_from((0.1, 0.4, 0.9)), st.integers(0, 99))
-def test_heads_share_one_set_of_the_count_that_is_due(prompts, ratio, seed):
-    """Keys are numbered by packed row, so the pool says which rows were kept."""
-    sparsity = SparsityConfig(selection="attended", retention_ratio=ratio)
-    residents = [Resident(prompt_len=each, phase=Phase.BUILD) for each in prompts]
-    kept = [sparsity.kept_rows(each.prompt_len + each.block_length) for each in residents]
-    step = step_of([replace(each, kept_rows=count) for each, count in zip(residents, kept, strict=True)])
-    table = ItemTable.of(step.items, range(len(prompts)))
-    packed = PackedRows.of(table, None, width=99, least=0)
-    build = BuildRows.of(table, step.items, packed.base)
-    pool = PoolTensors.of(network(GQA), step.num_pool_rows, make=torch.zeros)
-    random = torch.Generator().manual_seed(seed)
-    q = torch.randn(packed.num_rows, GQA.heads, 8, generator=random)
-    k = (1 + torch.arange(packed.num_rows)).float()[:, None, None].expand(-1, GQA.kv_heads, 8).contiguous()
-    select = TorchSelectAndPack(EngineConfig(sparsity=sparsity), None)
-    sent = [torch.from_numpy(array) for array in select.arrays(build)]
-    select.pack(build, sent)(pool.k[0], pool.v[0], q, k, k)
-    for i, item in enumerate(step.items):
-        of_heads = pool.k[0, item.kv_start : item.kv_start + item.kept_rows, :, 0] - 1
-        assert (of_heads == of_heads[:, :1]).all()
-        chosen = of_heads[:, 0].long().tolist()
-        assert len(chosen) == len(set(chosen)) == kept[i]
-        block = range(int(packed.base[i]) + item.block_start, int(packed.base[i]) + item.window_end)
-        assert all(packed.base[i] <= row < packed.base[i + 1] and row not in block for row in chosen)
 
 
 def test_rows_and_reads_with_a_whole_layer():
