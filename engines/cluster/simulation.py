@@ -432,7 +432,9 @@ class Cluster:
             window_s, history = policies.window_s, policies.history
             if history == "own-cache":
                 capacity = self.hardware.kv_capacity(degree)
-                worker = CachingPrefillWorker(simulation, kv_capacity=capacity, window_s=window_s, **parts)
+                worker: PrefillWorker = CachingPrefillWorker(
+                    simulation, kv_capacity=capacity, window_s=window_s, **parts
+                )
             else:
                 worker = PrefillWorker(simulation, overlaps=history == "overlapped", window_s=window_s, **parts)
             simulation.add(worker)

@@ -75,7 +75,15 @@ class SeeingRule(RefreshRule, Protocol):
     def see(self, seen: Seen) -> None: ...
 
 
-_OF_RULES = " of FULL, BUILD and REUSE"
+def _fault(rule: RefreshRule, phase: object, *, has_cache: bool, at: str = "") -> str | None:
+    """What is wrong with a rule's answer, where a step cannot be so."""
+    if not isinstance(phase, Phase) or phase is Phase.PARTIAL:
+        return f"answers {phase!r:.80}{at or ','} which is no Phase of FULL, BUILD and REUSE"
+    if phase is Phase.REUSE and not has_cache:
+        return f"reuses a cache{at} before one was built"
+    if phase is Phase.BUILD and not rule.caches:
+        return f"builds a cache{at or ','} and says that it has none"
+    return None
 
 
 def check_rule(rule: RefreshRule, num_steps: int) -> None:
@@ -90,26 +98,15 @@ def check_rule(rule: RefreshRule, num_steps: int) -> None:
     has_cache, copy = False, deepcopy(rule)  # it may count what it is asked
     for step in range(num_steps):
         phase = asked(copy.phase, step)
-        if not isinstance(phase, Phase) or phase is Phase.PARTIAL:
-            raise UserError(
-                f"refresh rule {name} answers {phase!r:.80} for step {step} of a block, which is no Phase{_OF_RULES}"
-            )
+        if (fault := _fault(rule, phase, has_cache=has_cache, at=f" in step {step} of a block,")) is not None:
+            raise UserError(f"refresh rule {name} {fault}")
         has_cache = has_cache or phase is Phase.BUILD
-        if has_cache and not rule.caches:
-            raise UserError(f"refresh rule {name} builds a cache in step {step} of a block, and says that it has none")
-        if phase is Phase.REUSE and not has_cache:
-            raise UserError(f"refresh rule {name} reuses a cache in step {step} of a block, before one was built")
 
 
 def check_phase(rule: RefreshRule, phase: object, *, has_cache: bool) -> None:
     """Raise RunError for what a rule answers in the middle of a run that no step can be."""
-    name = type(rule).__name__
-    if not isinstance(phase, Phase) or phase is Phase.PARTIAL:
-        raise RunError(f"refresh rule {name} answers {phase!r:.80}, which is no Phase{_OF_RULES}: correct it")
-    if phase is Phase.REUSE and not has_cache:
-        raise RunError(f"refresh rule {name} reuses a cache before one was built in the block: correct it")
-    if phase is Phase.BUILD and not rule.caches:
-        raise RunError(f"refresh rule {name} builds a cache, and says that it has none: correct it")
+    if (fault := _fault(rule, phase, has_cache=has_cache)) is not None:
+        raise RunError(f"refresh rule {type(rule).__name__} {fault}: correct it")
 
 
 @dataclass(frozen=True, kw_only=True)

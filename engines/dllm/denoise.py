@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -42,7 +42,8 @@ class Sampling:
     """0 ranks by confidence alone."""
 
     def rows(self, index: slice | Tensor) -> Self:
-        return replace(self, **{name: None if field is None else field[index] for name, field in vars(self).items()})
+        found: dict[str, Any] = {name: field if field is None else field[index] for name, field in vars(self).items()}
+        return replace(self, **found)
 
     def kept(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
         """[rows, V] the tokens that may be drawn, at least one a row; None if all may.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Only, Range, Seconds, Tokens
@@ -130,7 +130,8 @@ def _faster(graph: Bucket | Rung, times: StepTimes, chunks: Sequence[Chunk]) -> 
     return graph if times.step_s(chunks, 0, 0, graph) < times.step_s(chunks, 0, 0, FALLBACK) else FALLBACK
 
 
-GraphChoice = Nearest | Ladder
+class GraphChoice(Protocol):
+    def choose(self, chunks: Sequence[Chunk]) -> StepMode: ...
 
 
 def graph_choice(graphs: Graphs, times: StepTimes, captured: tuple[Bucket | Rung, ...]) -> GraphChoice | None:

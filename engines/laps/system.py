@@ -286,26 +286,23 @@ def reserve(
     model: StepModel, config: ReserveConfig | None = None, *, graphs: Graphs = "ladder", name: str = "reserve"
 ) -> PrefillSystem:
     config = config or ReserveConfig()
-    choice = graph_choice(graphs, model, tuple(model.shapes))
     Reserve(model, config)  # shows wrong options before any run
-    return PrefillSystem(
-        name=name,
-        make_queue=OpenQueue,
-        make_batching=lambda: WithGraphs(Reserve(model, config), choice),
-        make_router=LeastTokens,
-        work_s=model.work_s,
-    )
+    return _ours(lambda: Reserve(model, config), model, graphs, name)
 
 
 def on_time(
     model: StepModel, config: OnTimeConfig | None = None, *, graphs: Graphs = "ladder", name: str = "on-time"
 ) -> PrefillSystem:
     config = config or OnTimeConfig()
+    return _ours(lambda: OnTime(model, config), model, graphs, name)
+
+
+def _ours(make: Callable[[], Batching], model: StepModel, graphs: Graphs, name: str) -> PrefillSystem:
     choice = graph_choice(graphs, model, tuple(model.shapes))
     return PrefillSystem(
         name=name,
         make_queue=OpenQueue,
-        make_batching=lambda: WithGraphs(OnTime(model, config), choice),
+        make_batching=lambda: WithGraphs(make(), choice),
         make_router=LeastTokens,
         work_s=model.work_s,
     )

@@ -1,13 +1,12 @@
 """Made-up runs of any figure of the project, wide apart and with repeats: what its drawing is tested on."""
 
 import hashlib
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from support.prefill import prefill_run
 from support.session_runs import planner_run, session_run
-from support.stored_runs import calibration_of, changed, charged, stored, told_of
+from support.stored_runs import calibration_of, changed, charged, run_of, stored
 
 from engines.dllm.memory import divide_memory
 from paper_figures.dllm_serve import fig2
@@ -65,16 +64,7 @@ def block_run(cell: Cell, *, tok_s: float) -> StoredRun:
     steps |= {"duration_s": [end], "end_s": [end], "num_denoised": [16 * n]}
     facts = {"obtained": charged(cell), "calibration": calibration_of(cell), "dataset": {"source": "embedded"}}
     record = RunRecord(tables={"requests": requests, "steps": steps}, manifest=facts)
-    manifest = {
-        "obtained": charged(cell),
-        "validity": {"valid": True, "reasons": []},
-        "requests": told_of(record, BLOCK.columns["requests"]),
-        "facts": facts,
-    }
-    asked = replace(cell, knobs=(*cell.knobs, ("basis", "abc")))
-    run = StoredRun(cell=asked, file=Path("nowhere"), manifest=manifest, provenance={})
-    run.__dict__["record"], run.__dict__["summary"] = record, BLOCK.summarize(record)
-    return run
+    return run_of(cell, record, BLOCK.summarize(record), columns=BLOCK.columns["requests"])
 
 
 def _cluster_run(cell: Cell, view: View) -> StoredRun:

@@ -3,15 +3,13 @@
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from math import fsum
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from support.stored_runs import calibration_of, charged, told_of
+from support.stored_runs import MADE_UP, VALID, calibration_of, charged, run_of
 
 from engines.cluster.record import Table
 from engines.cost.roofline import H200, DecodeLine
@@ -21,7 +19,7 @@ from engines.laps.latency import StepModel
 from engines.models.shape import QWEN2_5_14B
 from engines.policies.views import Batching, Chunk, OpenQueue, PrefillQueue, PrefillTask, Situation, StepPlan
 from repro.runs.cell import Cell
-from repro.runs.record import REQUEST_COLUMNS, RunRecord, empty_table
+from repro.runs.record import RunRecord, empty_table
 from repro.runs.store import StoredRun
 from repro.systems.cluster.laps_record import BUCKETS, PREFILL
 
@@ -216,20 +214,9 @@ def prefill_run(
         "moves_per_minute": 0.5,
     }
     facts = {"calibration": calibration_of(cell), "facts": {"num_instances": 1}}
-    manifest: dict[str, Any] = {
-        "obtained": charged(cell),
-        "validity": {"valid": valid, "reasons": [] if valid else ["made up"]},
-        "facts": {"obtained": charged(cell), **facts},
-    }
-    record = RunRecord(
-        tables={name: empty_table(own) for name, own in PREFILL.columns.items()}, manifest=manifest["facts"]
-    )
-    manifest["requests"] = told_of(record, REQUEST_COLUMNS)
-    stored = replace(cell, knobs=(*cell.knobs, ("basis", "abc")))
-    run = StoredRun(cell=stored, file=Path("nowhere"), manifest=manifest, provenance={})
-    run.__dict__["summary"] = summary
-    run.__dict__["record"] = record
-    return run
+    tables = {name: empty_table(own) for name, own in PREFILL.columns.items()}
+    record = RunRecord(tables=tables, manifest={"obtained": charged(cell), **facts})
+    return run_of(cell, record, summary, VALID if valid else MADE_UP)
 
 
 def prefill_runs(cells: Sequence[Cell], shape: Callable[[Cell], dict[str, float]]) -> list[StoredRun]:

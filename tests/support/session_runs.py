@@ -1,15 +1,13 @@
 """Runs of the simulated cluster as the store returns them, made up: what AMPD's figures are tested on."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from support.stored_runs import calibration_of, charged, told_of
+from support.stored_runs import MADE_UP, VALID, calibration_of, charged, run_of
 
 from engines.cluster.record import READINGS
 from repro.runs.cell import Cell
-from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, Table, empty_table
+from repro.runs.record import REQUEST_COLUMNS, REQUESTS, RunRecord, empty_table
 from repro.runs.store import StoredRun
 from repro.systems.cluster.ampd_record import AR
 
@@ -36,7 +34,8 @@ def session_run(cell: Cell, share: float, *, e2el_s: float = 4.0, local: float =
     }
     tables = {name: empty_table(columns) for name, columns in AR.columns.items()}
     tables["requests"]["request_id"] = list(range(99))
-    return _stored(cell, summary, facts, tables, charged(cell), valid=valid)
+    record = RunRecord(tables=tables, manifest={"obtained": charged(cell), **facts})
+    return run_of(cell, record, summary, VALID if valid else MADE_UP)
 
 
 def planner_run(
@@ -51,30 +50,8 @@ def planner_run(
     }
     facts = {"calibration": calibration_of(cell), "facts": {"method": "direct", "solver": "enumeration"}}
     tables = {REQUESTS: empty_table(REQUEST_COLUMNS)}
-    return _stored(cell, summary, facts, tables, "measured" if is_timed else charged(cell))
-
-
-def _stored(
-    cell: Cell,
-    summary: dict[str, Any],
-    facts: dict[str, Any],
-    tables: dict[str, Table],
-    obtained: Obtained,
-    *,
-    valid: bool = True,
-) -> StoredRun:
-    manifest: dict[str, Any] = {
-        "obtained": obtained,
-        "validity": {"valid": valid, "reasons": [] if valid else ["made up"]},
-        "facts": {"obtained": obtained, **facts},
-    }
-    record = RunRecord(tables=tables, manifest=manifest["facts"])
-    manifest["requests"] = told_of(record, REQUEST_COLUMNS)
-    stored = replace(cell, knobs=(*cell.knobs, ("basis", "abc")))
-    run = StoredRun(cell=stored, file=Path("nowhere"), manifest=manifest, provenance={})
-    run.__dict__["summary"] = summary
-    run.__dict__["record"] = record
-    return run
+    record = RunRecord(tables=tables, manifest={"obtained": "measured" if is_timed else charged(cell), **facts})
+    return run_of(cell, record, summary)
 
 
 def session_runs(cells: Sequence[Cell], share: Callable[[Cell], float], **shape: Any) -> list[StoredRun]:

@@ -16,13 +16,14 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.family import Validity
 from repro.runs.provenance import GitState, Timing, collect
-from repro.runs.record import REQUESTS, Column, Obtained, RunRecord
+from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Column, Obtained, RunRecord
 from repro.runs.store import PROVENANCE, SUFFIX, StoredRun, part_of, parts_of
 from repro.systems.dllm.record import DLLM, STEP_COLUMNS
 
 CPU = "A Processor 9000"
 CALIBRATION = "rtx4090, fitted on one cell; another cell"
 VALID = Validity(valid=True, reasons=())
+MADE_UP = Validity(valid=False, reasons=("made up",))
 FAILED = Validity(valid=False, reasons=("1 of 4 requests failed, the first with: x",))
 
 
@@ -67,13 +68,8 @@ def stored(
             "facts": {"batch_size": 3} if cell.system != "dllm-serve" else {},
         },
     )
-    return _run(
-        replace(cell, knobs=(*cell.knobs, ("basis", "abc"))),
-        record,
-        DLLM.summarize(record),
-        validity,
-        {"cpu": {"model": CPU, "count": 4, "usable": 2}, "gpu": None},
-    )
+    provenance = {"cpu": {"model": CPU, "count": 4, "usable": 2}, "gpu": None}
+    return run_of(cell, record, DLLM.summarize(record), validity, provenance, DLLM.columns[REQUESTS])
 
 
 def told_of(record: RunRecord, columns: Sequence[Column]) -> dict[str, Any]:
@@ -89,16 +85,24 @@ def told_of(record: RunRecord, columns: Sequence[Column]) -> dict[str, Any]:
     }
 
 
-def _run(
-    cell: Cell, record: RunRecord, summary: Mapping[str, Any], validity: Validity, provenance: Mapping[str, Any]
+def run_of(
+    cell: Cell,
+    record: RunRecord,
+    summary: Mapping[str, Any],
+    validity: Validity = VALID,
+    provenance: Mapping[str, Any] | None = None,
+    columns: Sequence[Column] = REQUEST_COLUMNS,
 ) -> StoredRun:
+    """As the store returns a run of the cell."""
     manifest = {
         "obtained": record.obtained,
         "validity": {"valid": validity.valid, "reasons": list(validity.reasons)},
-        "requests": told_of(record, DLLM.columns[REQUESTS]),
+        "requests": told_of(record, columns),
         "facts": dict(record.manifest),
     }
-    run = StoredRun(cell=cell, file=Path("nowhere"), manifest=manifest, provenance=provenance)
+    if "basis" not in cell.knob_values:
+        cell = replace(cell, knobs=(*cell.knobs, ("basis", "abc")))
+    run = StoredRun(cell=cell, file=Path("nowhere"), manifest=manifest, provenance=provenance or {})
     # What would be read of its file when it is asked for.
     run.__dict__["record"], run.__dict__["summary"] = record, summary
     return run
@@ -107,7 +111,7 @@ def _run(
 def changed(run: StoredRun, **parts: Any) -> StoredRun:
     """With another ``record``, ``summary``, ``validity`` or ``provenance``."""
     kept = {name: getattr(run, name) for name in ("record", "summary", "validity", "provenance")}
-    return _run(run.cell, **{**kept, **parts})
+    return run_of(run.cell, **{**kept, **parts}, columns=DLLM.columns[REQUESTS])
 
 
 def runs_of(cells: Sequence[Cell], throughput: Callable[[Cell], float], **shape: Any) -> list[StoredRun]:

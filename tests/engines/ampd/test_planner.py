@@ -189,15 +189,20 @@ def every_pair(program: Program, excluded: list[Choice]) -> Choice | None:
     )
 
 
+def ranked(program: Program, top: int) -> list[Choice]:
+    found: list[Choice] = []
+    while len(found) < top and (each := every_pair(program, found)) is not None:
+        found.append(each)
+    return found
+
+
 @settings(max_examples=50)
 @given(programs() | programs(st.sampled_from((0.0, 1.0, 1.00005, 1.0002, 2.0))))
 def test_enumeration_finds_the_plans_of_all_pairs_in_their_order(program):
     """Ties included, until there is no plan left."""
-    cuts: list[Choice] = []
-    while (expected := every_pair(program, cuts)) is not None and len(cuts) < 12:
-        assert by_enumeration(program, cuts) == expected
-        cuts.append(expected)
-    assert expected is not None or by_enumeration(program, cuts) is None
+    first = ranked(program, 12)
+    assert [by_enumeration(program, first[:place]) for place in range(len(first))] == first
+    assert len(first) == 12 or by_enumeration(program, first) is None
 
 
 def test_ties_go_by_both_latencies_then_by_replicas_then_by_prefill_gpus():
@@ -259,13 +264,6 @@ def test_the_worst_phase_comes_first_and_the_sum_decides_among_equals(solver):
     assert solver(summed, []) == Choice((2, 1), (2, 3))
 
 
-def brute_force(program: Program, top: int) -> list[Choice]:
-    pairs = [pair for pair in starmap(Choice, product(program.prefill, program.decode)) if fits(program, pair)]
-    return sorted(
-        pairs, key=lambda pair: (program.value(*pair), sum((program.prefill[pair[0]], program.decode[pair[1]])))
-    )[:top]
-
-
 @given(programs())
 def test_top_plans_are_ranked_and_distinct(program):
     table = Coefficients(
@@ -274,7 +272,7 @@ def test_top_plans_are_ranked_and_distinct(program):
     )
     config = PlannerConfig(solver="enumeration", uses_all=program.uses_all, objective=program.objective)
     found = solve(table, program.num_gpus, top=3, config=config)
-    expected = brute_force(program, 3)
+    expected = ranked(program, 3)
     assert len({each.deployment for each in found}) == len(found) == len(expected)
     assert [each.value for each in found] == pytest.approx([program.value(*each) for each in expected], rel=2e-3)
 
@@ -333,7 +331,7 @@ def test_sum_of_both_phases_can_rank_mixtral_as_table_2():
     pre = {(2, 1): 0.78, (2, 2): 0.75, (2, 3): 0.74, (4, 1): 0.5}
     dec = {(2, 1): 2.0, (2, 2): 1.3, (2, 3): 1.0, (4, 1): 1.1}
     program = Program(prefill=pre, decode=dec, num_gpus=8, uses_all=True, objective="sum")
-    assert brute_force(program, 3) == [((4, 1), (4, 1)), ((2, 1), (2, 3)), ((4, 1), (2, 2))]
+    assert ranked(program, 3) == [((4, 1), (4, 1)), ((2, 1), (2, 3)), ((4, 1), (2, 2))]
 
 
 def test_method_goes_by_size():

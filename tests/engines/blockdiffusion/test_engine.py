@@ -1,6 +1,6 @@
 """A request's answer is that of the whole sequence computed anew at every step, alone and in any company.
 
-T1 to T11 name the properties a server of block-diffusion models has to have.
+T1 to T11 name properties that a server of block-diffusion models has to have.
 """
 
 from dataclasses import replace
@@ -11,13 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.block_models import END, FAMILIES, MASK, block_model, plain_logits
-from support.block_runs import Recorder, alone, engine_for, finished, is_whole, prompt, recorder, request, submitted
+from support.block_runs import alone, engine_for, finished, is_whole, prompt, recorder, request, submitted
 
-from engines.blockdiffusion import sequence
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import BlockDraws, TorchBlockExecutor
 from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Sequential, Static, SubBlocks
-from engines.blockdiffusion.scheduler import BlockEngineConfig
 from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
 from engines.dllm.denoise import Reduction
 from engines.errors import UserError
@@ -58,19 +56,6 @@ def test_one_head_of_keys_serves_all_queries(family):
     asked = request(0, B + 3, 2 * B, RULES[0])
     plain = plain_run(model, list(asked.prompt_ids), asked.gen_length, RULES[0], B, plain_logits)
     assert list(BlockEngine(executor).run([asked])[0].ids) == plain.ids[: asked.gen_length]
-
-
-def test_t2_k_v_of_a_block_with_holes_are_not_the_block_s(monkeypatch):
-    """Without commits the predictions of later blocks are others."""
-    asked = request(1, 5, 3 * B, LowConfidence(threshold=0.4))
-    _, right = alone("llada2", asked)
-    finish = sequence.Sequence.finish_block
-    monkeypatch.setattr(sequence.Sequence, "finish_block", lambda self, has_kv: finish(self, has_kv=True))
-    answer, wrong = alone.__wrapped__("llada2", asked)
-    assert answer.committed == 0
-    first = next(i for i, (mine, theirs) in enumerate(zip(right, wrong, strict=False)) if mine != theirs)
-    assert right[first][0] != wrong[first][0] or np.abs(np.subtract(right[first][1], wrong[first][1])).max() > 1e-3
-    assert len(right[first][0]) == B  # where the second block begins
 
 
 def mixed(family):
@@ -345,41 +330,6 @@ def test_a_confidence_is_what_temperature_and_cuts_leave(raised):
         assert token == likeliest
         assert float(sure) == pytest.approx(weight[order.index(likeliest)] / weight.sum(), rel=1e-5)
         assert int(other) in set(order[:left]) - {mask}
-
-
-class Replay:
-    """An executor without a model: what another predicted, again."""
-
-    def __init__(self, of: Recorder, tables):
-        self._outcomes = iter([outcome for _, outcome in of.steps])
-        self.block, self.shifts, self.tables = of.block, of.shifts, tables
-        self.plans = []
-
-    def open(self, final):
-        return self.tables.open()
-
-    def extend(self, slot, start, ids):
-        return
-
-    def close_slot(self, slot):
-        self.tables.close(slot)
-
-    def run(self, plan, denoised):
-        self.plans.append(plan)
-        return next(self._outcomes)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_decisions_without_a_model(family):
-    """Scheduler and rules see plain data: a replayed run makes the same steps."""
-    options = {"rows": 64, "num_slots": 9, "num_tokens": 10 * B}
-    engine = engine_for(family, **options)
-    answers = engine.run(mixed(family))
-    fresh = engine_for(family, **options).executor.tables
-    replay = Replay(recorder(engine), fresh)
-    again = BlockEngine(replay, BlockEngineConfig(max_num_batched_tokens=64)).run(mixed(family))
-    assert again == answers
-    assert replay.plans == [plan for plan, _ in recorder(engine).steps]
 
 
 @st.composite

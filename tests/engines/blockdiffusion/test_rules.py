@@ -24,7 +24,6 @@ from engines.blockdiffusion.rules import (
     Sequential,
     Static,
     SubBlocks,
-    best,
     quota,
 )
 from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
@@ -135,27 +134,12 @@ def test_joint_threshold_ends_with_a_forward_that_changes_nothing_or_at_its_limi
     assert not rule.decide(one_block(), other, np.full((1, B), 0.2)).take.any()
 
 
-def test_static_takes_no_more_than_the_holes_there_are():
-    """The published script takes the prompt's tokens then."""
-    take = (
-        Static(steps=3)
-        .decide(one_block(holes=(5,), given=(0, 1, 2, 3, 4)), np.ones((1, B), dtype=np.int64), np.ones((1, B)))
-        .take
-    )
-    assert np.flatnonzero(take[0]).tolist() == [5]
-
-
 @given(st.integers(1, 64), st.integers(1, 64))
 def test_a_quota_shares_the_block_over_its_steps(steps, length):
     shares = quota(steps, length, np.arange(steps)).tolist()
     assert sum(shares) == length
     assert shares == sorted(shares, reverse=True)
     assert max(shares) - min(shares) <= 1
-
-
-def test_of_equals_the_first():
-    found = best(np.array([[0.5, 0.9, 0.9, 0.9]]), np.ones((1, 4), dtype=bool), np.array([2]))
-    assert np.flatnonzero(found[0]).tolist() == [1, 2]
 
 
 def test_a_dual_cache_computes_its_part_once_that_has_begun():

@@ -19,10 +19,8 @@ from support.clusters import (
     LinearCost,
     Scripted,
     TokenEstimator,
-    hardware,
     links,
     poisson_singles,
-    profiled,
     session,
     session_lists,
     simulation,
@@ -334,17 +332,3 @@ def test_kept_history_survives_until_its_time_is_over():
     for keep_s, evicted in ((0.0, True), (5.0, False)):
         _, run = run_on({"cost": COST}, sessions, kv_capacity=210, keep_s=keep_s)
         assert (run.workers["kv_evicted"][0] > 0) is evicted
-
-
-def test_simulated_systems_are_deterministic_too():
-    """The same through ``Cluster``, with a random router."""
-    from engines.ampd.system import ampd
-    from engines.cluster.hardware import Deployment
-    from engines.policies.views import Slo
-
-    platform = hardware()
-    cluster = ampd(platform, Deployment.disaggregated(2, 2, 4, 1), Slo(ttft_s=0.5, itl_s=0.05), profiled(num_gpus=8))
-    sessions = [session(index, 0.2 * index, (700, 30, 0.1), (300, 20)) for index in range(30)]
-    runs = [cluster.simulate(OpenLoop(sessions=sessions), seed=seed) for seed in (1, 1, 2)]
-    assert pickle.dumps(runs[0]) == pickle.dumps(runs[1])
-    assert runs[0].tasks["worker_id"] != runs[2].tasks["worker_id"]

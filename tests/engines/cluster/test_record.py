@@ -120,12 +120,6 @@ def test_session_statistics_are_over_all_its_tokens():
     )
 
 
-def test_empty_run():
-    observed = observe(serve(simulation()))
-    assert len(observed.e2el_s) == 0
-    assert len(observed.ttft_s) == 0
-
-
 def test_totals():
     agent = session(3, 1.5, (100, 20), (30, 5, 0.5))
     assert (agent.prefill_tokens, agent.decode_tokens, agent.context_tokens) == (130, 25, 155)

@@ -351,7 +351,7 @@ def built(step: int) -> Phase:
         (Rule(built, caches=False), "builds a cache in step 0 of a block, and says that it has none"),
         (Rule(built, caches=None), "caches=None"),
         (Rule(built, window="nothing"), "window='nothing'"),
-        (Rule(lambda step: "build"), "answers 'build' for step 0 of a block, which is no Phase"),
+        (Rule(lambda step: "build"), "answers 'build' in step 0 of a block, which is no Phase"),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused(rule, said):

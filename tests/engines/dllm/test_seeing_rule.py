@@ -116,11 +116,6 @@ def test_one_that_never_doubts_is_a_single_refresh(model):
     assert served(model, Never(), requests(3)) == served(model, DelayedCache(delay=0), requests(3))
 
 
-def test_one_that_always_doubts_builds_in_every_step(model):
-    _, phases = served(model, OnDoubt(below=1.1), requests(2))
-    assert phases == {0: "b" * 24, 1: "b" * 24}
-
-
 @pytest.mark.parametrize("steps", [24, 12])
 def test_it_sees_every_step_and_the_probabilities_of_what_was_committed(model, steps):
     """Against a forward of the model itself on the ids as they were."""

@@ -15,7 +15,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from support.engine_runs import free_runs, rows_of
 from support.refusals import refuses
 
-from engines.dllm import memory
 from engines.dllm.config import (
     DecodeConfig,
     DelayedCache,
@@ -76,13 +75,6 @@ def test_steps_of_the_blocks(generation):
     for b, share in enumerate(shares):
         length = min(generation.block_length, generation.gen_length - b * generation.block_length)
         assert abs(share - Fraction(generation.steps * length, generation.gen_length)) < 1
-
-
-@given(even_generations())
-def test_even_steps_are_shared_evenly(even):
-    generation, per_block = even
-    method("llada").generation("llada", {}, generation)
-    assert steps_per_block(generation) == (per_block,) * generation.num_blocks
 
 
 @given(st.integers(1, 60), st.integers(1, 80))
@@ -286,26 +278,11 @@ def test_parts_are_the_whole_and_decomposition_never_costs_memory(config, memory
     assert freed == rows * shape.logits_bytes_per_row * 2
 
 
-def test_a_row_is_had_from_its_last_byte_on(monkeypatch):
-    monkeypatch.setattr(memory, "GUARD_FRACTION", 0.0)
-    needed = (
-        LLADA_8B.weight_bytes
-        + 16384 * LLADA_8B.activation_bytes_per_query_token
-        + 2 * 2048 * LLADA_8B.logits_bytes_per_row
-        + 2064 * LLADA_8B.kv_bytes_per_token
-    )
-    plans = [divide_memory(LLADA_8B, each, EngineConfig(), logit_rows="decomposed") for each in (needed, needed - 1)]
-    assert [plan.kv_rows for plan in plans] == [2064, 2063]
-
-
 @pytest.mark.parametrize(
     ("total", "generation", "sparsity", "rows"),
     [
         # The paper's: 262 of the 524 context rows and the block.
         (556, PAPER_REQUEST, SparsityConfig(retention_ratio=0.5), 262 + 32),
-        (100, GenerationConfig(gen_length=64), SparsityConfig(selection="dense"), 100),
-        (100, GenerationConfig(gen_length=64), SparsityConfig(retention_ratio=1.0), 100),
-        (100, GenerationConfig(gen_length=50), SparsityConfig(retention_ratio=0.1), 6 + 32),
         # One block shorter than block_length: 12 of its own, half of the 88 others.
         (100, GenerationConfig(gen_length=12), SparsityConfig(retention_ratio=0.5), 44 + 12),
         (32, GenerationConfig(gen_length=32), SparsityConfig(retention_ratio=0.5), 32),

@@ -125,14 +125,6 @@ def test_mended_settles_under_constant_load_and_keeps_up_with_it(short, total, s
     assert N - settled[-1] >= long
 
 
-def test_mended_converges_after_a_load_step():
-    loads = [(2.0, 3.0)] * 120 + [(1.0, 5.5)] * 240
-    history = fluid(PressureController(ControllerConfig()), 4, loads)
-    assert len(set(history[60:120])) == 1
-    assert len(set(history[-180:])) == 1
-    assert N - history[-1] >= 5.5
-
-
 def spatial(config: ControllerConfig | None, num_short: int, pooling: Pooling = "global") -> LapsConfig:
     return LapsConfig(
         wait=WaitConfig(wait="off"), spatial=Spatial(num_short=num_short, controller=config, pooling=pooling)

@@ -12,7 +12,6 @@ from support.prefill import (
     STEP_MODEL,
     ahead_of,
     ask,
-    execute,
     given_tokens,
     hostile,
     queue_of,
@@ -176,27 +175,6 @@ def test_the_share_finds_room_before_all_others():
 # ---- runs -------------------------------------------------------------------------------------------------------
 
 
-@given(
-    entries=st.lists(st.tuples(st.integers(1, 900), st.floats(-3, 0)), min_size=1, max_size=40),
-    share=st.floats(0, 1),
-    patience=st.floats(0, 8),
-)
-def test_no_token_is_lost(entries, share, patience):
-    batching = OnTime(STEP_MODEL, OnTimeConfig(share=share, patience=patience if share else 2.0))
-    queue = queue_of(*sorted(entries, key=lambda entry: entry[1]))
-    begun: list = []
-    done = 0
-    for step in range(6):
-        # As long as no step takes: that steps are faster than the model says would make them longer.
-        plan = ask(batching, queue, 0.2 * step, begun)
-        assert len({each.task_id for each, _ in plan.shares}) == len(plan.shares)
-        spent_s = sum(tokens * (1e-4 + 5e-9 * (tokens + 2 * each.computed)) for each, tokens in plan.shares)
-        assert spent_s <= 0.15 + 1.2e-4
-        begun = execute(plan, begun)
-        done += sum(tokens for _, tokens in plan.shares)
-    assert done + sum(each.left for each in begun) + queue.backlog_tokens == sum(tokens for tokens, _ in entries)
-
-
 def check_bound(arrivals: OpenTurns, config: OnTimeConfig) -> None:
     run = PrefillCluster(system=on_time(STEP_MODEL, config, graphs="none"), cost=STEP_MODEL).simulate(arrivals)
     for index, finished in enumerate(run.requests["finished_s"]):
@@ -252,14 +230,6 @@ def test_a_pause_after_all_have_left_is_no_long_step():
 
 def test_without_a_share_there_is_no_bound():
     assert longest_on_time_s(OnTimeConfig(share=0.0), 1.0, 1, STEP_MODEL) == math.inf
-    later = [(0.01 * index, 100) for index in range(1, 1500)]
-    waits = {}
-    for share in (0.0, 0.25):
-        system = on_time(STEP_MODEL, OnTimeConfig(share=share), graphs="none")
-        run = PrefillCluster(system=system, cost=STEP_MODEL).simulate(turns((0.0, 5000), *later))
-        waits[share] = run.requests["finished_s"][0]
-    assert waits[0.0] > 14
-    assert waits[0.25] < 6
 
 
 @pytest.mark.parametrize(("make", "config", "larger"), [(on_time, OnTimeConfig, 0.4), (reserve, ReserveConfig, 0.3)])
