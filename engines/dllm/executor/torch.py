@@ -230,10 +230,12 @@ class LeadingExecutor(DelegatingExecutor):
 
 def follow(executor: Executor, group: TensorParallel) -> None:
     """Do as rank 0's ``LeadingExecutor`` does until it stops, then close the executor; for all other ranks."""
-    command: tuple[str, Any]
     try:
-        while (command := group.from_leader())[0] != "stop":
+        while True:
+            command: tuple[str, Any] = group.from_leader()
             what, argument = command
+            if what == "stop":
+                break
             if what == "execute":
                 executor.execute(argument)
             else:
