@@ -254,6 +254,18 @@ def test_flops_of_a_generation(cache, steps):
     assert total_flops(LLADA_8B, cache, p, g, steps, members) == members * (first_layer + later_layers + head)
 
 
+def test_nothing_is_recomputed_past_the_first_layer_without_a_transfer_ratio():
+    # A share that rounds down to no row still projects values.
+    work, few = (
+        step_work(replace(DEMO, transfer_ratio=ratio).step(2, 100, 156), 1, LLADA_8B) for ratio in (0.0, 0.001)
+    )
+    assert (work.query_rows, work.attention_pairs, work.kv_read_rows, few.query_rows) == (0, 0, 0, 0)
+    assert work.extra_linear_flops * 32 == LLADA_8B.linear_flops_per_token * 256
+    assert work.extra_weight_bytes == LLADA_8B.streamed_weight_bytes_layers() // 32
+    assert few.extra_weight_bytes - work.extra_weight_bytes == 31 * 4096 * 4096 * 2
+    assert few.extra_linear_flops - work.extra_linear_flops == 31 * 156 * 2 * 4096 * 4096
+
+
 @given(
     t=st.integers(1, 300),
     prompt=st.integers(1, 900),
