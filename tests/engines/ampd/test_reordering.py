@@ -68,19 +68,6 @@ def test_equations_3_and_4_by_hand():
     assert best_ordering(window, 1.02, 1.21, 3) == (1, 2, 0)
 
 
-def test_tie_keeps_the_order_of_the_queue():
-    window = [task(index, estimate_s=0.1) for index in range(4)]
-    assert best_ordering(window, 0.0, 10.0, 4) == (0, 1, 2, 3)
-    assert best_ordering(window, 99.0, 10.0, 4) == (0, 1, 2, 3)
-
-
-def test_task_postponed_w_times_keeps_its_place():
-    late, quick = task(0, enqueued_s=0.0, estimate_s=5.0, postponed=3), task(1, enqueued_s=0.9, estimate_s=0.1)
-    assert best_ordering([late, quick], 1.0, 1.0, 3) == (0, 1)
-    late.postponed = 2
-    assert best_ordering([late, quick], 1.0, 1.0, 3) == (1, 0)
-
-
 def test_queue_counts_postponements_and_reorders_its_head():
     """Both quick tasks of the window go before the slow one; the next quick one does so again."""
     queue = ReorderingQueue(ttft_s=1.0, w=3)

@@ -191,12 +191,6 @@ def test_where_two_refreshes_would_meet_the_younger_enters_later():
     assert [runs_at(ahead, i) for i in range(4)] == [[*range(8)], [*range(2, 8)], [*range(3, 13)], [*range(4, 8)]]
 
 
-def test_nobody_overtakes_the_head_of_the_queue():
-    """The second, of 28 tokens, meets the first's Refresh at step 4; the third would fit at once."""
-    steps = by_hand(LookaheadScheduler, [(22, 4, 0), (22, 3, 1), (1, 2, 1)])
-    assert [runs_at(steps, i) for i in range(3)] == [[*range(8)], [*range(2, 8)], [*range(2, 6)]]
-
-
 def with_prompt(request: Request, *, stop_at_eos: bool) -> Request:
     length, generation = min(request.prompt_len, 20), request.generation
     return request_on(
