@@ -201,7 +201,8 @@ def redraw(table: RunTable) -> list[Path]:
         f"{csv_path.name} has other numbers than are drawn now: run {command_of(table)}",
     )
     made |= _with_notes(table, rendered.notes)
-    changed = [path for name, content in made.items() if (path := csv_path.with_name(name)).read_bytes() != content]
+    paths = [csv_path.with_name(name) for name in made]
+    changed = [path for path in paths if not path.is_file() or path.read_bytes() != made[path.name]]
     return [replace_bytes(path, made[path.name]) for path in changed]
 
 

@@ -24,6 +24,7 @@ from repro.checks.results import (
     check_results,
     judged_text,
     make_again,
+    redraw,
 )
 from repro.cli.main import app
 from repro.files import sealed
@@ -34,7 +35,7 @@ from repro.reports.figures import BLOCK, PAPERS
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import load_claims
 from repro.reports.predictions import medians, report, report_path, write_report
-from repro.reports.run_table import read_table
+from repro.reports.run_table import read_table, tables_in
 from repro.systems.cost import load_calibration
 
 COPIED = (
@@ -69,6 +70,19 @@ def test_the_committed_results_are_those_of_their_tables():
     found = check_results(RESULTS)
     assert [f"{each.path}: {each.reason}" for each in found if each.is_fault] == []
     assert {each.figure for each in found} >= {"claims", "block/sglang", "ampd/table1", "laps/table2"}
+
+
+def test_words_are_drawn_again_and_numbers_are_not(root):
+    (table,) = (each for each in map(read_table, tables_in(root)) if each.entry.name == "block/sglang")
+    caption = table.stem.with_name(table.stem.name + ".txt")
+    before = caption.read_bytes()
+    edit(caption, "published", "printed")
+    assert caption in redraw(table)
+    assert caption.read_bytes() == before
+    assert redraw(table) == []
+    edit(caption.with_suffix(".csv"), "h20", "h21")
+    with pytest.raises(UserError, match="other numbers"):
+        redraw(table)
 
 
 def test_results_as_they_were_drawn_are_the_same(root):

@@ -95,3 +95,10 @@ def test_claims_are_judged_by_composed_steps_where_they_are_simulated():
     found = sources(DLLM_SERVE.entries, charged=(("cost", "composed"),))
     costs = {(source.view.is_simulated, cell.knob_values.get("cost")) for source in found for cell in source.cells}
     assert costs == {(True, "composed"), (False, None)}
+
+
+def test_a_plain_picture_has_neither_title_nor_caption_and_the_next_one_has_both(tmp_path, unsaved, drawn):
+    for words in (["--plain"], []):
+        CliRunner().invoke(app, ["reproduce", "laps/fig2", *words, "--out-dir", str(tmp_path)], catch_exceptions=False)
+    assert [figure._suptitle is None for figure in drawn] == [True, False]
+    assert [figure._supxlabel is None for figure in drawn] == [True, False]
