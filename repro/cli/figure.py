@@ -359,7 +359,7 @@ def _print_claims(
         # Files name verdicts as ``cannot_check`` and the like.
         verdicts = [each.recomputed.verdict.replace("_", " ") if each.recomputed else "-" for each in stated]
         print_table(
-            "The paper's stated inconsistencies",
+            "The paper's own inconsistencies",
             ("claim", "what does not agree", "recomputed"),
             [(each.id, each.statement, verdict) for each, verdict in zip(stated, verdicts, strict=True)],
         )
