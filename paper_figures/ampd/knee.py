@@ -1,7 +1,5 @@
 """AMPD knee: the rate at which attainment falls to 90 %, panel by panel.
 
-Where attainment falls: the rate at which each system still attains 90 %, in the twelve panels of Figure 4 (ours).
-
 Figure 4's rates leave most systems at 100 % and say nothing of them there. Here the rates of a panel are multiples of what the prefill
 workers of Table 2's plan keep up with, up to where all fall. Tuned deployments are searched for four of them.
 """

@@ -1,7 +1,4 @@
-"""AMPD length: attainment of 99 and of 400 sessions.
-
-How long a run is: attainment of 99 sessions, as the paper's, and of 400 at the same rate. Past saturation it falls.
-"""
+"""AMPD length: attainment of 99 and of 400 sessions."""
 
 from collections.abc import Mapping
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from engines.cluster.hardware import CONSTANTS
 from engines.cluster.record import READINGS
-from paper_figures.ampd.attainment import Ask, Attainments, Floats, floor_of, gains, printed, rates_of, tabulate
+from paper_figures.ampd.attainment import Attainments, Floats, floor_of, gains, printed, rates_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, DYNAMOS, MODELS, grid, panels
 from paper_figures.ampd.layout import ampd_figure, ampd_page, seeds_text
 from paper_figures.common.figure import Columns, Page, table
@@ -82,18 +82,15 @@ def scores(runs: Runs) -> list[Score]:
     """Best first; the null among them."""
     found, view = [null_score(runs.view)], runs.view
     for constants in CONSTANTS:
-        ask = asked_once(view, knobs_of(view, constants.name))
+        knobs = knobs_of(view, constants.name)
+        # Makes each cell once for all readings of its run.
+        ask = cache(lambda name, panel, rate, own=knobs: CONTENDERS[name].on(view, panel, rate, own))
         for reading in map(str, READINGS):
             for plans, names in COMPARED:
                 if names == SAME or constants.name == own_constants(view):
                     at = tabulate(runs, names, panels(), rates_of(view), of=attained_in(reading), ask=ask)
                     found.append(score_of(at, view, constants.name, reading, plans))
     return sorted(found, key=lambda score: score.sort_key)
-
-
-def asked_once(view: View, knobs: Knobs) -> Ask:
-    """Makes each cell once for all readings of its run."""
-    return cache(lambda name, panel, rate: CONTENDERS[name].on(view, panel, rate, knobs))
 
 
 def score_of(table: Attainments, view: View, constants: str, reading: str, plans: str) -> Score:

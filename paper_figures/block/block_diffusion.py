@@ -1,8 +1,4 @@
-"""Block diffusion against autoregressive decoding and full diffusion: throughput by concurrency.
-
-Throughput against concurrency on one card (ours): block diffusion, an autoregressive decoder of the same matrices, and full diffusion
-with a single Refresh.
-"""
+"""Block diffusion against autoregressive decoding and full diffusion: throughput by concurrency."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,4 @@
-"""dLLM-Serve accuracy: problems solved in every configuration that is compared.
-
-Problems that every system solves in every configuration that speeds are compared in; no figure of the paper.
-"""
+"""dLLM-Serve accuracy: problems solved in every configuration that is compared."""
 
 from engines.errors import UserError
 from paper_figures.common.caption import how_obtained, invalid_notes, missing_note, obtained_text, validity_text

@@ -220,19 +220,13 @@ def missing(runs: Runs) -> list[str]:
     )
 
 
-def pairs(runs: Runs, task: str, ratio: float, uniform_ratio: float) -> tuple[Discordance, Solved, Solved] | None:
-    """Head-level and uniform selection on the same problems."""
-    head, uniform = own_runs(runs, task, HEAD, ratio), own_runs(runs, task, UNIFORM, uniform_ratio)
-    pair, one, other = compare(head, uniform), share(head), share(uniform)
-    return None if pair is None or one is None or other is None else (pair, one, other)
-
-
 def difference_notes(runs: Runs) -> list[str]:
     notes = []
     for task, ratio in PLACES:
-        if (found := pairs(runs, task, ratio, ratio)) is None:
+        head, uniform = (own_runs(runs, task, selection, ratio) for selection in SELECTIONS)
+        pair, one, other = compare(head, uniform), share(head), share(uniform)
+        if pair is None or one is None or other is None:
             continue
-        pair, one, other = found
         gain = 100 * (one.share - other.share)
         if ratio in TESTED:
             notes.append(

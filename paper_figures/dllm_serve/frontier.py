@@ -1,7 +1,4 @@
-"""dLLM-Serve frontier: what leaving rows out saves.
-
-Accuracy against throughput (ours): which rows a step may leave out, beside how many tokens it commits.
-"""
+"""dLLM-Serve frontier: what leaving rows out saves."""
 
 from __future__ import annotations
 

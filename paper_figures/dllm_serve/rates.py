@@ -182,14 +182,10 @@ def _curve(curve: Curve, measure: Measure, by: float, *, is_log: bool) -> list[L
 
 
 def picture(panels: Sequence[Panel], curves: Curves, lead: Sequence[str], rest: Sequence[str] = ()) -> Picture:
-    return Picture(panels=panels, caption=caption(curves, lead, rest), repeats=repeats_line(curves.runs))
-
-
-def caption(curves: Curves, lead: Sequence[str], rest: Sequence[str] = ()) -> list[str]:
-    """What every such figure says of itself between ``lead``, which stands under the panels, and ``rest``."""
+    """With what every such figure says of itself between ``lead``, which stands under the panels, and ``rest``."""
     invalid = sum(not run.validity.valid for run in curves.runs)
     lengths = sorted({curve.gen_length(rate) for curve in curves.all for rate in curve.by_rate})
-    return [
+    caption = [
         *([f"x: {invalid} INVALID of {len(curves.runs)} runs, not joined by the line."] if invalid else []),
         *lead,
         seeds_sentence(curves.runs),
@@ -201,6 +197,7 @@ def caption(curves: Curves, lead: Sequence[str], rest: Sequence[str] = ()) -> li
         *curves_obtained(curves),
         *batch_sentence(curves),
     ]
+    return Picture(panels=panels, caption=caption, repeats=repeats_line(curves.runs))
 
 
 def csv_of(curves: Curves, paper: Sequence[PaperValue], measure: Measure, view: View) -> Table:

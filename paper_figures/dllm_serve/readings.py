@@ -1,10 +1,8 @@
-"""dLLM-Serve readings: every baseline in every reading and batch rule.
-
-All readings of the baselines beside dLLM-Serve, saturated, in one view; no figure of the paper.
-"""
+"""dLLM-Serve readings: every baseline in every reading and batch rule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from paper_figures.common.caption import (
     basis_of,
@@ -26,7 +24,8 @@ from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTE
 from paper_figures.dllm_serve.curve import FOLLOWS_LOAD, MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.fig3 import paper_peaks
 from paper_figures.dllm_serve.layout import SIMULATED_RUNS, TABLE_4_CARD, all_valid, dllm_figure, table4_rows
-from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
+from repro.files import read_yaml
+from repro.reports.accuracy import at_dense_accuracy
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, mean_interval
@@ -55,28 +54,11 @@ class Setting:
 
 RATIO_COLUMNS = ("of_dllm_serve", "of_single_refresh")
 PUBLISHED: Knobs = (("reading", "published"),)
-ENGINES = (
-    Setting(label="dLLM-Serve, two refreshes per block (as published)"),
-    Setting(
-        label="dLLM-Serve, one refresh per block", line="--", contender=SINGLE_REFRESH, knobs=(("refresh_delay", 0),)
-    ),
+ENGINES, DENSE_ENGINES, SETTINGS = (
+    tuple(Setting(**{**row, "knobs": tuple(row.get("knobs", {}).items())}) for row in rows)
+    for rows in read_yaml(Path(__file__).with_suffix(".yaml")).values()
 )
-DENSE_ENGINES = tuple(
-    replace(engine, label=f"dLLM-Serve, {refreshes}, as accurate as no cache", is_dense=True)
-    for engine, refreshes in zip(ENGINES, ("two refreshes", "one refresh"), strict=True)
-)
-"""The same at the accuracy of no cache."""
-SETTINGS = (
-    Setting(label="published, batch of one", knobs=(*PUBLISHED, ("batch_rule", "one"))),
-    Setting(label="published, for max_model_len", knobs=(*PUBLISHED, ("batch_rule", "max_model_len"))),
-    Setting(label="published, for the workload", knobs=PUBLISHED),
-    Setting(label="published, each for its own", knobs=(*PUBLISHED, ("batch_rule", "batch"))),
-    Setting(label="efficient, for the workload", knobs=(("reading", "efficient"),)),
-    Setting(label="efficient, each for its own", knobs=(("reading", "efficient"), ("batch_rule", "batch"))),
-    Setting(label="policy, packed", knobs=(("reading", "policy"),)),
-    Setting(label="policy, all as accurate as no cache", knobs=(("reading", "policy"),), is_dense=True),
-)
-"""Ordered from published code with the least memory to the baseline's rule on dLLM-Serve's own engine."""
+"""dLLM-Serve's, the same at the accuracy of no cache, and the baselines'."""
 MEANING = (
     "published: batches that published code's memory holds, and its copies of logits; efficient: our code, static batches; policy: "
     "the baseline's cache policy on dLLM-Serve's engine; as accurate as no cache: each system, dLLM-Serve too, keeps the least with "

@@ -1,7 +1,4 @@
-"""dLLM-Serve tuned: every system as printed, and with its free knobs searched.
-
-Every system as printed, with our defaults, and tuned by a search that is the same for all, saturated (ours).
-"""
+"""dLLM-Serve tuned: every system as printed, and with its free knobs searched."""
 
 from paper_figures.common.caption import (
     dataset_title,

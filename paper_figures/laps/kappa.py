@@ -1,7 +1,4 @@
-"""LAPS kappa: the mixing penalty that the printed throughput needs.
-
-Which mixing penalty the paper's throughput needs: LAPS over SGLang PD by kappa (ours).
-"""
+"""LAPS kappa: the mixing penalty that the printed throughput needs."""
 
 import numpy as np
 
@@ -51,13 +48,12 @@ def needed(runs: Runs, place: Place) -> float | None:
     return float(np.interp(wanted, gains[index - 1 : index + 1], KAPPAS[index - 1 : index + 1]))
 
 
-def needed_text(runs: Runs, place: Place) -> str:
-    found = needed(runs, place)
-    return f"above {KAPPAS[-1]:g}" if found is None else f"{found:.2f}"
-
-
 def conclusion(runs: Runs) -> str:
-    texts = [f"{needed_text(runs, place)} for {title(place)}" for place in PLACES]
+    texts = []
+    for place in PLACES:
+        found = needed(runs, place)
+        text = f"above {KAPPAS[-1]:g}" if found is None else f"{found:.2f}"
+        texts.append(f"{text} for {title(place)}")
     return f"The printed gains of 20 % (one instance) and 33 % (eight) need kappa = {', '.join(texts)}; what was measured of it: docs/silicon.md, docs/simulation.md."
 
 

@@ -1,7 +1,4 @@
-"""LAPS pools: static ones against the controller.
-
-LAPS §3.2 on eight instances without graphs: pools that stay as they are against a controller that moves instances (ours).
-"""
+"""LAPS pools: static ones against the controller."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

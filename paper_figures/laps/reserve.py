@@ -1,8 +1,4 @@
-"""LAPS Reserve: violations from half load to overload.
-
-Reserve (ours) against LAPS, SGLang, vLLM and SRPT from half load to overload, three models: violations, those of prompts above
-1,000 tokens, mean, longest TTFT.
-"""
+"""LAPS Reserve: violations from half load to overload."""
 
 from collections.abc import Sequence
 from functools import partial

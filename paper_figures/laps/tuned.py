@@ -1,7 +1,4 @@
-"""LAPS tuned: every system by our defaults, and with its free knobs searched.
-
-Every system as printed, with our defaults, and tuned by a search that is the same for all, from half load to overload (ours).
-"""
+"""LAPS tuned: every system by our defaults, and with its free knobs searched."""
 
 from collections.abc import Mapping
 from functools import partial

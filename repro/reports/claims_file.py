@@ -20,10 +20,6 @@ def _found(name: str, absent: object = None) -> Callable[[Judged], Any]:
     return lambda each: absent if each.finding is None else getattr(each.finding, name)
 
 
-def _readings_of(each: Judged) -> Sequence[str]:
-    return () if each.finding is None else [f"{name}: {value!r}" for name, value in each.finding.readings]
-
-
 _ROW: Mapping[str, Callable[[Judged], Any]] = {
     **{name: attrgetter(f"claim.{name}") for name in ("id", "kind", "section", "statement")},
     "role": attrgetter("role"),
@@ -44,7 +40,7 @@ _ROW: Mapping[str, Callable[[Judged], Any]] = {
     **{name: _found(name) for name in ("obtained", "how", "command")},
     "recomputed": lambda each: None if each.claim.recomputed is None else each.claim.recomputed.verdict,
     "fact": lambda each: each.claim.follows or (each.claim.id,),
-    "readings": _readings_of,
+    "readings": lambda each: [f"{name}: {value!r}" for name, value in _found("readings", ())(each)],
 }
 COLUMNS = tuple(_ROW)
 
@@ -94,6 +90,7 @@ def judged_again(
 def finding_of(claim: Claim, row: Mapping[str, str]) -> Finding:
     """What a row of a claim that was answered says of it."""
     values = tuple(map(float, row["ours"].split()))
+    readings = [part.rpartition(": ") for part in row["readings"].split("; ") if part]
     is_testable = row["verdict"] != "not testable here" or claim.untestable is not None
     how: How = next((how for how in get_args(How) if row["obtained"].startswith(how)), "computed")
     return Finding(
@@ -103,16 +100,11 @@ def finding_of(claim: Claim, row: Mapping[str, str]) -> Finding:
         how=row["how"],
         of=_parts(row["of"], len(values)),
         holds={"True": True, "False": False}.get(row["holds"]),
-        readings=_readings(row["readings"]),
+        readings=tuple((name, float(value)) for name, _, value in readings),
         is_between="met between readings" in row["reason"],
         comparable=is_testable,
         command=row["command"] or None,
     )
-
-
-def _readings(text: str) -> tuple[tuple[str, float], ...]:
-    parts = [part.rpartition(": ") for part in text.split("; ") if part]
-    return tuple((name, float(value)) for name, _, value in parts)
 
 
 def _parts(text: str, count: int) -> tuple[str, ...]:

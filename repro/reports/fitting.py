@@ -69,34 +69,26 @@ class CardProtocol:
         )
 
 
-PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType(
-    {
-        protocol.card: protocol
-        for protocol in (
-            CardProtocol(
-                card="rtx4090",
-                rate=0.5,
-                source="dLLM-Serve §6.2",
-                targets=(FittedCell(claim="dllm-4090-burst-peak", dataset="burst"),),
-                baselines={"dllm-4090-burst-fast": ("fast-dllm", "burst")},
-            ),
-            CardProtocol(
-                card="l40s",
-                rate=1.0,
-                source="dLLM-Serve Table 4",
-                targets=tuple(
-                    FittedCell(claim=f"dllm-t4-{dataset}-serve-tput", dataset=dataset)
-                    for dataset in ("livebench", "burst", "osc")
-                ),
-                baselines={
-                    f"dllm-t4-{dataset}-{system}-tput": (system, dataset)
-                    for dataset in ("livebench", "burst", "osc")
-                    for system in ("fast-dllm", "dllm-cache", "sparse-dllm")
-                },
-            ),
-        )
-    }
+_DATASETS = ("livebench", "burst", "osc")
+_RTX4090 = CardProtocol(
+    card="rtx4090",
+    rate=0.5,
+    source="dLLM-Serve §6.2",
+    targets=(FittedCell(claim="dllm-4090-burst-peak", dataset="burst"),),
+    baselines={"dllm-4090-burst-fast": ("fast-dllm", "burst")},
 )
+_L40S = CardProtocol(
+    card="l40s",
+    rate=1.0,
+    source="dLLM-Serve Table 4",
+    targets=tuple(FittedCell(claim=f"dllm-t4-{dataset}-serve-tput", dataset=dataset) for dataset in _DATASETS),
+    baselines={
+        f"dllm-t4-{dataset}-{system}-tput": (system, dataset)
+        for dataset in _DATASETS
+        for system in ("fast-dllm", "dllm-cache", "sparse-dllm")
+    },
+)
+PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType({each.card: each for each in (_RTX4090, _L40S)})
 
 
 def protocol_of(card: str) -> CardProtocol:

@@ -64,7 +64,8 @@ class Change:
             if "shared_len" not in cell.knob_values:
                 setting = {name: value for name, value in setting.items() if name not in asked()["assumed_lengths"]}
         else:
-            has_it = self.system == cell.system and not _searches(cell) and self.setting in free_settings(cell)
+            searches = "search" in (cell.knob_values.get("deployment"), cell.knob_values.get(TUNE))
+            has_it = self.system == cell.system and not searches and self.setting in free_settings(cell)
         if not has_it:
             return cell
         changed = replace(cell, knobs=tuple({**cell.knob_values, **setting}.items()))
@@ -78,10 +79,6 @@ def _can_be(cell: Cell) -> bool:
     except UserError:
         return False
     return True
-
-
-def _searches(cell: Cell) -> bool:
-    return cell.knob_values.get("deployment") == "search" or cell.knob_values.get(TUNE) == "search"
 
 
 def free_settings(cell: Cell) -> Iterator[Setting]:

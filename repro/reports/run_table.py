@@ -11,7 +11,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -105,11 +105,9 @@ def _columns(seen: Iterable[Place]) -> list[Place]:
     whole = {place[:-1] for place in marks if place[-1] == ALL}
     read = {place for place in marks if place[-1] != ALL}
     outer = {place[:length] for place in read for length in range(1, len(place))} - whole
-    return sorted(place for place in (read - outer) | whole if not _is_within(place, whole))
-
-
-def _is_within(place: Place, parts: Collection[Place]) -> bool:
-    return any(place[:length] in parts for length in range(1, len(place)))
+    return sorted(
+        place for place in (read - outer) | whole if not any(place[:length] in whole for length in range(1, len(place)))
+    )
 
 
 def value_at(run: StoredRun, place: Place) -> Any:
