@@ -162,7 +162,7 @@ def is_ok(record: RunRecord) -> Mask:
 
 
 _NO_WINDOW = "no ok request, or the window has no length"
-_NO_SAMPLE = "per entry: no ok request with the stamp; std below 2, pQ below 100 / (100 - Q) of them"
+_NO_SAMPLE = "per entry: no ok request with the stamp, or too few"
 
 
 def _of_times(name: str, stamp: str) -> Metric:

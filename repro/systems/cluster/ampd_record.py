@@ -171,7 +171,7 @@ def busy_share(record: RunRecord) -> dict[str, float | None]:
 
 
 def _over_rounds(name: str, formula: str, values: Callable[[RunRecord], Floats]) -> Metric:
-    undefined = "per entry: no round that has it; pQ below 100 / (100 - Q) of them"
+    undefined = "per entry: no round that has it, or too few"
     return Metric(
         name, "s", f"distribution over {formula}", undefined, lambda record: distribution(known(values(record)))
     )

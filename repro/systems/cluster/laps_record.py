@@ -97,7 +97,7 @@ BUCKETS: tuple[tuple[str, int, float], ...] = (
 BUSY, WAITED = 0.999, 0.5
 """Instances this busy while the last quarter of the turns waits this much longer than the first: the rate outruns them."""
 _EMPTY = "the window is empty"
-_NO_TURN = "per entry: no turn that has it; pQ below 100 / (100 - Q) of them"
+_NO_TURN = "per entry: no turn that has it, or too few"
 
 # ---- metrics ----------------------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ def _lag(exchange: Exchange, stamp_s: float | None) -> float | None:
 
 # -- metrics ----------------------------------------------------------------------------------------------
 
-_NONE_SENT = "per entry: none sent; std below 2, pQ below 100 / (100 - Q) of them"
+_NONE_SENT = "per entry: none sent, or too few"
 _FEW = "fewer than two first turns sent, or all at one moment"
 
 
