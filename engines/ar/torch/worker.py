@@ -291,14 +291,7 @@ class Worker:
         self._num_arrived = self._num_tasks = 0
 
     def add(self, session: Session, sampling: SamplingParams = GREEDY) -> Sequence:
-        """Raises UserError for a session that the worker has no room for."""
-        tables = self.executor.tables
-        most = tables.num_blocks * tables.block_size
-        require(
-            session.context_tokens <= min(most, tables.max_len),
-            f"session {session.session_id} grows to {session.context_tokens} tokens; the pool holds {most} and a sequence "
-            f"{tables.max_len}: shorten it, or raise num_tokens and max_len",
-        )
+        """The pool must have room for all of the session."""
         sequence = Sequence(session, self._num_arrived, sampling)
         self._num_arrived += 1
         self.sequences[sequence.order] = sequence
