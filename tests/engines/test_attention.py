@@ -385,6 +385,10 @@ def test_auto_on_a_gpu(monkeypatch):
     on_gpu(monkeypatch)
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     monkeypatch.delitem(sys.modules, "flash_attn.flash_attn_interface", raising=False)
+    found = availability(CUDA, torch.bfloat16, 128, 8, 8)
+    assert str(found["flash-attn"]).startswith("it is not installed")
+    assert "extra 'cuda'" in str(found["flash-attn"])
+    assert found["torch-varlen"] is None
     assert attention_backend(None, CUDA, torch.float32, 128, 32, 32) == SdpaPadded()
     assert attention_backend(None, CUDA, torch.bfloat16, 20, 8, 8) == SdpaPadded()
     assert attention_backend("auto", CUDA, torch.bfloat16, 128, 32, 32).name == "torch-varlen"
@@ -422,16 +426,6 @@ def test_reasons_on_a_gpu(monkeypatch, dtype, head_dim, capability, said):
     assert said in str(found["flash-attn"])
     assert said in str(found["torch-varlen"])
     assert found["sdpa-padded"] is found["sdpa"] is None
-
-
-def test_a_package_that_is_not_there(monkeypatch):
-    on_gpu(monkeypatch)
-    monkeypatch.setitem(sys.modules, "flash_attn", None)
-    monkeypatch.delitem(sys.modules, "flash_attn.flash_attn_interface", raising=False)
-    found = availability(CUDA, torch.bfloat16, 128, 8, 8)
-    assert str(found["flash-attn"]).startswith("it is not installed")
-    assert "extra 'cuda'" in str(found["flash-attn"])
-    assert found["torch-varlen"] is None
 
 
 def test_a_forced_backend_is_taken_or_refused():
