@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from support.figure_runs import figure_runs
 from support.text_boxes import drawn_texts, overprinted
 
@@ -53,6 +54,15 @@ def test_no_text_is_clipped_or_overprinted(name, where, tmp_path, request):
         assert figure.get_figwidth() <= style.WIDEST_INCHES
         assert min(text.get_fontsize() for text in drawn_texts(figure)) >= style.LEAST_POINTS
         assert max(map(num_series, figure.axes)) <= MOST_SERIES
+        assert [line.get_label() for axes in figure.axes for line in joined_categories(axes)] == []
+
+
+def joined_categories(axes) -> list[Line2D]:
+    """Lines over three or more places where an axis has names that are no numbers."""
+    names = [text.get_text() for axis in (axes.xaxis, axes.yaxis) for text in axis.get_ticklabels()]
+    if not any(name[0].isalpha() for name in names if name):
+        return []
+    return [line for line in axes.get_lines() if len(line.get_xdata()) > 2 and line.get_linestyle() != "None"]
 
 
 MOST_SERIES = 8
