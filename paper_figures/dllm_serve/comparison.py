@@ -7,7 +7,7 @@ from paper_figures.common.figure import cell_by_cell
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import Look, system_look
 from paper_figures.dllm_serve.answers import title_of
-from repro.reports.accuracy import SINGLE_REFRESH
+from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
@@ -74,7 +74,9 @@ def requests_at(view: View, rate: float) -> Knobs:
 def contender_knobs(view: View, contender: str) -> Knobs:
     """What the view's reading of baselines and its accuracy make of it."""
     single: Knobs = (("refresh_delay", 0),) if contender == SINGLE_REFRESH and view.accuracy == "usual" else ()
-    return (*single, *(() if system_of(contender) == OURS else view.baseline_knobs()), *view.accuracy_knobs(contender))
+    reading = () if system_of(contender) == OURS else view.baseline_knobs()
+    kept = () if view.accuracy == "usual" else at_dense_accuracy(contender).knobs
+    return (*single, *reading, *kept)
 
 
 def reading_sentence(view: View) -> str:

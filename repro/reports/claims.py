@@ -111,13 +111,10 @@ def judge_all(claims: Sequence[Claim], findings: Iterable[Finding], flips: Flips
     judged = [judge(claim, by_claim[claim.id]) for claim in claims]
     verdicts: dict[str, Judged] = {each.claim.id: _turned(each, flips or {}) for each in judged}
 
-    def follows_missed(each: Judged) -> str | None:
-        return next((name for name in each.claim.follows if verdicts[name].verdict == "not reproduced"), None)
-
     def settled(each: Judged) -> Judged:
         if each.verdict != "reproduced" or each.claim.expected.value is None:
             return each
-        missed = follows_missed(each)
+        missed = next((name for name in each.claim.follows if verdicts[name].verdict == "not reproduced"), None)
         reason = f"{missed}, which it follows from, is not reproduced"
         return each if missed is None else replace(each, verdict="not reproduced", reason=reason)
 

@@ -16,7 +16,7 @@ from engines.errors import UserError, require
 from engines.knobs import Checked, Range, given_to, knobs_of
 from repro.paths import PAPER as CLAIMS
 from repro.paths import REPO
-from repro.reports.accuracy import Accuracy, at_dense_accuracy
+from repro.reports.accuracy import Accuracy
 from repro.runs.cell import COMPARISON, Cell, Scalar
 from repro.systems.cost import CostKnobs
 from repro.systems.dllm import knobs as dllm_knobs
@@ -141,10 +141,6 @@ class View(Checked):
         """The knob that puts a baseline's cell into this reading; none for what a measured one is by default."""
         is_default = self.obtained == "measured" and self.reading == default_reading(self.platform)
         return () if is_default else (("reading", self.reading),)
-
-    def accuracy_knobs(self, contender: str) -> Knobs:
-        """What a contender keeps at this accuracy; none of its usual one."""
-        return () if self.accuracy == "usual" else at_dense_accuracy(contender).knobs
 
 
 def default_reading(platform: Platform) -> ReadingName:

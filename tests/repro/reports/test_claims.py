@@ -234,7 +234,7 @@ def test_command_without_runs(tmp_path):
     assert [row["id"] for row in rows] == list(CLAIMS)
     assert sum(row["verdict"] == "not run" for row in rows) > 40
     table = CliRunner().invoke(app, ["claims", *where], env={"COLUMNS": "80"})
-    assert "The paper's stated inconsistencies" in table.stdout
+    assert "The paper's own inconsistencies" in table.stdout
     tables, file, _ = table.stdout.rpartition("\nfile:")  # which is as long as the file's name
     assert file
     assert max(map(len, tables.splitlines())) <= 80
