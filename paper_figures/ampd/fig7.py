@@ -100,7 +100,7 @@ def page(runs: Runs) -> Page:
                 repeats,
                 "The paper names neither its processor nor its simulator.",
             ],
-            repeats="Geometric mean of 3 samples of sessions with its 95 % interval.",
+            repeats=f"Geometric mean of {len(runs.view.seeds)} samples with its 95 % interval.",
             width_inches=WIDE_INCHES,
         ),
         notes=[

@@ -120,7 +120,7 @@ def page(runs: Runs) -> Page:
         reading,
         *(["Hollow diamonds: the paper's reductions, as gains."] if paper else []),
         seeds_sentence(curves.runs),
-        *([f"The paper's reductions are stated in {SOURCE}."] if paper else []),
+        *([f"The paper's reductions are stated in {SOURCE}, on LiveBench alone."] if paper else []),
         prompt_sources(curves.runs),
         *answer_notes(curves.runs),
         *curves_obtained(curves),

@@ -111,7 +111,11 @@ def page(runs: Runs) -> Page:
         reading,
         *([] if runs.view.is_simulated else [f"Dots: {PROCESSOR_TIME}, with their own intervals."]),
         seeds_sentence(runs.all),
-        *([f"The paper's values are those of {SOURCE}."] if printed else []),
+        *(
+            [f"The paper's values are those of {SOURCE}, which prints none of the scheduler on LiveBench."]
+            if printed
+            else []
+        ),
         prompt_sources(runs.all),
         *answers,
         *obtained,
