@@ -19,6 +19,7 @@ from repro.runs.sweep import CellEvent, OnEvent
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -65,26 +66,10 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
         yield SweepProgress(on_event=_log_event)
         return
 
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
     from rich.text import Text
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
     which = os.environ.get(WHICH_VARIABLE, "")
-    # The pace is that of all runs since the first began: what was stored took no time.
-    with Progress(*columns, console=console, transient=True, expand=True, speed_estimate_period=WEEK_S) as progress:
+    with _bars(console) as progress:
         task = progress.add_task(which, total=num_total, start=False)
         drawn_at, num_closed = 0.0, 0
 
@@ -116,6 +101,27 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
             progress.update(task, completed=num_closed + share, description=description)
 
         yield SweepProgress(on_event=draw, on_step=draw_step)
+
+
+def _bars(console: Console) -> Progress:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    # The pace is that of all runs since the first began: what was stored took no time.
+    return Progress(*columns, console=console, transient=True, expand=True, speed_estimate_period=WEEK_S)
 
 
 def _short(cell: Cell) -> str:

@@ -182,7 +182,6 @@ class LiveDeployment:
             if served.client is not None:
                 run, seen = served.client.saw(run, store)
             store.clear()
-        fits = {"prefill_remote": profile.remote, "prefill_local": profile.local, "transfer": profile.transfer}
         facts = {
             **self._facts(run, end_s),
             "decisions": {**found.decisions, "not_made_again": len(found.mismatches)},
@@ -190,13 +189,7 @@ class LiveDeployment:
             # One that died within a lease of the end is not yet missed.
             "lost_workers": [*losses.workers, *sorted({*ended} - {*losses.workers})],
             "prefills_taken_back": losses.num_taken_back,
-            "profile": {
-                **{name: {"mean_error": fit.mean_error, "max_error": fit.max_error} for name, fit in fits.items()},
-                "decode": asdict(profile.decode),
-                "dispatch_s": profile.dispatch_s,
-                "prefill_100_s": profile.performance.prefill_s(0, 100, 1),
-                "transfer_1000_s": profile.performance.transfer_s(1000, 1, 1),
-            },
+            "profile": _facts_of_profile(profile),
             "simulated": simulated,
         }
         if seen is not None:
@@ -300,6 +293,17 @@ class LiveDeployment:
             "stop_reason": None,
             **prefill_load(rows_of(run.workers, "role", "busy_prefill_s"), max(run.sessions["arrival_s"])),
         }
+
+
+def _facts_of_profile(profile: LiveProfile) -> dict[str, Any]:
+    fits = {"prefill_remote": profile.remote, "prefill_local": profile.local, "transfer": profile.transfer}
+    return {
+        **{name: {"mean_error": fit.mean_error, "max_error": fit.max_error} for name, fit in fits.items()},
+        "decode": asdict(profile.decode),
+        "dispatch_s": profile.dispatch_s,
+        "prefill_100_s": profile.performance.prefill_s(0, 100, 1),
+        "transfer_1000_s": profile.performance.transfer_s(1000, 1, 1),
+    }
 
 
 def compared(run: ClusterRun, simulated: ClusterRun) -> dict[str, dict[str, float]]:
