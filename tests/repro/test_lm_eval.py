@@ -17,6 +17,7 @@ from lm_eval.api.registry import get_model
 from support.cells import a_cell
 from support.jail import needs_jail
 from support.refusals import refuses
+from support.tables import data_beside
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.engine import Engine
@@ -29,6 +30,8 @@ from repro.prompt import answer_of, tokenizer_of
 from repro.runs.experiment import prepare
 from repro.tasks.registry import TaskOptions, load_task
 from repro.tasks.task import Task
+
+CASES = data_beside(__file__, "cases")
 
 LENGTHS = {"gen_length": 32, "block_length": 16, "steps": 32}
 
@@ -126,15 +129,7 @@ def test_all_requests_run_together(monkeypatch):
     assert max(running) == 4
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"system": "sparse-dllm"},
-        {"system": "dllm-cache", "prompt_interval": 8},
-        {"system": "fast-dllm", "cache": "prefix", "batch_size": 2},
-        {"system": "dllm-serve", "stop_at_eos": True, "max_num_seqs": 2},
-    ],
-)
+@pytest.mark.parametrize("options", CASES["systems of lm-eval"])
 def test_every_system_can_be_asked(options):
     metrics, samples = run_harness("mini-gsm", {**LENGTHS, **options}, 2)
     assert len(samples) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import command, md1
 from support.cells import a_cell
-from support.command import Result, refused
+from support.command import Result
 from support.forks import repro_in_a_process
 
 from repro.paths import REPO
@@ -52,22 +52,6 @@ def test_its_table_shows_its_own_columns(repro):
     said = repro(*bench()).out
     assert "queue" in said
     assert "outside fwd" not in said
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("--knob service_s=0", "service_s=0"),
-        ("--knob speed=2", "speed=2 has no effect with system='md1'"),
-        ("--knob speed", "knob='speed'"),
-        ("--retention-ratio 0.5", "retention_ratio=0.5 has no effect with system='md1'"),
-        ("--system support.md1:MD2", "system='support.md1:MD2'"),
-        ("--system support.md0:MD1", "there is no module support.md0"),
-    ],
-)
-def test_what_is_wrong_is_said_in_one_sentence(repro, tmp_path, options, says):
-    refused(repro(*bench(*options.split()), code=2), says)
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_sweep_in_processes_stores_what_one_in_turn_does(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.checkpoints import write_dream, write_llada
 from support.refusals import refuses
+from support.tables import data_beside
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
@@ -16,6 +17,8 @@ from engines.server.protocol import Finished, Submission
 from repro.generation import GenerateOptions, generate
 from repro.serving import DllmModel
 from repro.systems.dllm.system import method
+
+CASES = data_beside(__file__, "cases")
 
 PROMPTS = ("hello", "what is it?", "a")
 SHORT = {"gen_length": 16, "block_length": 8, "steps": 16}
@@ -37,7 +40,7 @@ def generated(model: str, system: str, ids: tuple[int, ...], knobs: Mapping[str,
     return generate(options, ids).token_ids
 
 
-CASES: list[tuple[str, str, dict[str, Any]]] = [
+SERVED: list[tuple[str, str, dict[str, Any]]] = [
     ("dllm-serve", "llada", {}),
     ("dllm-serve", "llada", {"temperature": 0.8, "top_p": 0.9, "top_k": 20}),
     ("dllm-serve", "llada", {"threshold": 0.3}),
@@ -48,7 +51,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("system", "family", "asked"), CASES)
+@pytest.mark.parametrize(("system", "family", "asked"), SERVED)
 def test_requests_in_company_get_the_tokens_of_generate(folders, system, family, asked):
     """What a request asks for itself, over a server with other defaults, and another's default length beside it."""
     folder = folders[family]
@@ -83,20 +86,7 @@ def test_a_request_has_the_server_s_steps_per_token_unless_it_says_otherwise(fol
     assert model.generation({"seed": 5}).seed == 5
 
 
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        ({"max_tokens": 10**9}, "max_tokens=1000000000"),
-        ({"steps": 1}, "steps=1"),
-        ({"top_p": 0.5}, "top_p=0.5"),
-        ({"temperature": 1e9}, "temperature=1000000000.0"),
-        ({"threshold": 2.0}, "threshold=2.0"),
-        ({"block_length": 0}, "block_length=0"),
-        ({"block_length": 0, "max_tokens": 8}, "block_length=0"),
-        ({"remasking": "best"}, "remasking='best'"),
-        ({"alg_temp": 0.1}, "alg_temp=0.1"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "sentence"), CASES["requests"])
 def test_what_a_request_may_not_ask_is_said_in_a_sentence(folders, asked, sentence):
     model = model_of(folders["llada"])
     with pytest.raises(UserError, match=sentence):

@@ -14,6 +14,7 @@ import openai
 import pytest
 import torch
 from support.refusals import refuses
+from support.tables import data_beside
 
 pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
 
@@ -36,6 +37,8 @@ from engines.server.protocol import Finished, Submission
 from repro.ar_schedulers import scheduled
 from repro.cli.serve import ServeOptions, _served_model
 from repro.serving_ar import ArModel, is_causal
+
+CASES = data_beside(__file__, "cases")
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPTS = (
@@ -409,16 +412,7 @@ def test_a_served_model_has_the_objective_and_the_share_that_it_was_given(folder
     assert found == OnTimeConfig(slo_s=2.0, share=0.125, max_num_seqs=4)
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "given", "said"),
-    [
-        ("on-time", {"knobs": {"share": 2}}, "share=2"),
-        ("on-time", {"knobs": {"share": 0, "patience": 3}}, "patience=3"),
-        ("on-time", {"slo_ttft_s": 0}, "slo_ttft_s=0"),
-        ("laps", {"knobs": {"share": 0.5}}, "share=0.5"),
-        ("chunked", {"slo_ttft_s": 1.0}, "slo_ttft_s=1.0"),
-    ],
-)
+@pytest.mark.parametrize(("scheduler", "given", "said"), CASES["schedulers"])
 def test_an_objective_and_a_share_are_refused_before_the_model_is_read(folder, scheduler, given, said):
     given = {"scheduler": scheduler, **given.pop("knobs", {}), **given}
     with pytest.raises(UserError, match=said):

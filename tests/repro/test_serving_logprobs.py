@@ -78,10 +78,6 @@ def told(port: int, path: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
         return [choice for event in events if event != "[DONE]" for choice in event["choices"]]
 
 
-def as_ids(model_ids: list[int]) -> list[str]:
-    return [f"token_id:{token}" for token in model_ids]
-
-
 def test_what_a_harness_of_likelihoods_reads_is_the_model_s_own(server, model):
     """The body that lm-eval's ``local-completions`` sends, and how it reads the answer."""
     prompts = [encoded(PROMPT)[:9], encoded("hello there"), [5, 6]]
@@ -143,7 +139,8 @@ def test_several_prompts_and_answers_each_have_their_own_scores(server):
     asked = body(["hello", "a"], n=2, temperature=1.0, logprobs=1, echo=True, return_tokens_as_token_ids=True)
     choices = ask(server.port, COMPLETIONS, asked).body["choices"]
     assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [5 + LENGTH] * 2 + [1 + LENGTH] * 2
-    assert [choice["logprobs"]["tokens"][:5] for choice in choices[:2]] == [as_ids(encoded("hello"))] * 2
+    ids = [f"token_id:{token}" for token in encoded("hello")]
+    assert [choice["logprobs"]["tokens"][:5] for choice in choices[:2]] == [ids] * 2
 
 
 def test_a_chat_s_scores_are_its_tokens_with_their_bytes(server, model):

@@ -9,9 +9,12 @@ import sys
 import pytest
 import torch
 from support.command import refused, repro
+from support.tables import data_beside
 
 from engines.errors import RunError, UserError
 from repro.cli.endings import ending_of
+
+CASES = data_beside(__file__, "cases")
 
 
 def raised(make: object) -> Exception:
@@ -150,15 +153,7 @@ def test_a_command_without_room_for_its_libraries_says_so():
     assert "out of memory" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("line", "gone"),
-    [
-        ("from engines.policies.batching import Gone", "Gone from engines.policies.batching"),
-        ("from repro.runs.cell import Gone", "Gone from repro.runs.cell"),
-        ("import engines.gone", "engines.gone"),
-        ("from repro.gone import this", "repro.gone"),
-    ],
-)
+@pytest.mark.parametrize(("line", "gone"), CASES["imports of what is gone"])
 def test_a_name_of_ours_that_is_gone_is_said_of_the_plug_in(line, gone, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "outdated", raising=False)

@@ -15,6 +15,7 @@ from support.checkpoints import EOS, EOT, LLADA, MASK, write_dream, write_llada
 from support.command import Result, refused, repro
 from support.forks import repro_in_a_process
 from support.refusals import refuses
+from support.tables import data_beside
 from support.tokenizers import CHATML_JINJA, LLADA_JINJA
 
 from baselines.dllm.fast_dllm import THRESHOLD as FAST_THRESHOLD
@@ -28,6 +29,8 @@ from repro.paths import REPO
 from repro.prompt import read_prompt_ids
 from repro.runs.experiment import prepare
 from repro.systems.dllm.system import method
+
+CASES = data_beside(__file__, "cases")
 
 SHORT = ("--gen-length", "16", "--block-length", "8")
 
@@ -98,18 +101,7 @@ def test_a_template_of_its_own_file(tmp_path):
     assert generate("--model", folder, "--prompt", "hello", *SHORT).out != raw
 
 
-@pytest.mark.parametrize(
-    ("name", "chats"),
-    [
-        ("LLaDA-8B-Base", False),
-        ("llada_8b_base", False),
-        ("models--GSAI-ML--LLaDA-8B-Base/snapshots/0f2787f2d87e", False),
-        ("LLaDA-8B-Instruct", True),
-        ("LLaDA-1.5", True),
-        ("LLaDA-8B-Base-Instruct", True),
-        ("database", True),
-    ],
-)
+@pytest.mark.parametrize(("name", "chats"), CASES["names of models"])
 def test_a_base_model_is_told_by_its_name_and_continues_its_prompt(tmp_path, name, chats):
     """Published ones have the template of those trained from them."""
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -250,19 +242,7 @@ def test_a_shape_has_no_tokenizer(tmp_path):
     assert "is a shape without a tokenizer" in refusal(*asked, "--prompt", "hello")
 
 
-@pytest.mark.parametrize(
-    ("family", "options"),
-    [
-        ("llada", "--temperature 0.7 --top-p 0.9 --top-k 20"),
-        ("llada", "--system llada --temperature 0.7 --top-p 0.9"),
-        ("llada", "--system dllm-cache --cfg-scale 1.5 --cfg-interval 3 --gen-interval 4"),
-        ("dream", "--system dream --alg entropy --temperature 0.2 --top-p 0.95 --alg-temp 0.1"),
-        ("dream", "--system dllm-cache --alg maskgit_plus --alg-temp 0.5"),
-        ("dream", "--system sparse-dllm --temperature 0.2 --top-p 0.95"),
-        ("dream", "--system fast-dllm --alg confidence_threshold"),
-        ("dream", "--temperature 1 --top-k 5"),
-    ],
-)
+@pytest.mark.parametrize(("family", "options"), CASES["options of generate"])
 def test_options_that_have_an_effect(folders, family, options):
     asked = ("--model", folders[family], "--prompt", "hello", "--gen-length", "32", *options.split())
     first, again = answer(*asked), answer(*asked)

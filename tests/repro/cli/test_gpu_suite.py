@@ -19,6 +19,7 @@ import pytest
 from support.command import Result, repro
 from support.forks import repro_in_a_process
 from support.stored_runs import parts
+from support.tables import data_beside
 
 from engines.cost import peaks
 from repro.gpu_suite import checks, suite
@@ -26,6 +27,8 @@ from repro.gpu_suite.expected import Prediction
 from repro.gpu_suite.stages import FIRST, scale_of, stages
 from repro.paths import REPO
 from repro.systems.cluster import instance
+
+CASES = data_beside(__file__, "cases")
 
 TINY = {each.stage for each in stages(scale_of("cpu-tiny"))}
 
@@ -169,23 +172,7 @@ def test_the_platform_is_that_of_the_card(driver, name, monkeypatch):
     assert {job["name"].split("_")[2] for job in listed["jobs"] if job["stage"] == "throughput"} == {name}
 
 
-@pytest.mark.parametrize(
-    ("card", "arguments", "says"),
-    [
-        ("h100", ("--platform", "h200"), "and this machine has 'NVIDIA H100 80GB HBM3': give --platform h100"),
-        ("h200", ("--platform", "l40s"), "and this machine has 'NVIDIA H200': give --platform h200"),
-        (
-            "v100",
-            (),
-            "card 'Tesla V100-SXM2-32GB' is none that a platform stands for (rtx4090, l40s, a100, h100, h200, b200)",
-        ),
-        (
-            "v100",
-            ("--platform", "h100"),
-            "and this machine has 'Tesla V100-SXM2-32GB': give --platform module:NAME of your",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("card", "arguments", "says"), CASES["cards"])
 def test_another_card_is_refused_by_name(driver, tmp_path, card, arguments, says):
     driver(card)
     done = repro("gpu-suite", "--result-dir", tmp_path / "none", *arguments)

@@ -9,9 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.command import refused, repro, table_of
+from support.tables import data_beside
 
 from repro.runs.statistics import mean_interval
 from repro.workbench.grid import grid_of_file
+
+CASES = data_beside(__file__, "cases")
 
 GRID = """
 system: dllm-serve
@@ -58,21 +61,7 @@ def test_the_runs_are_exported(runs, tmp_path):
     assert pd.read_parquet(tmp_path / "x" / "runs.parquet")["run"].tolist() == [row["run"] for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("RUNS", "--format", "parquet"), "format='parquet'"),
-        (("RUNS", "--format", "json"), "'json' is not one of 'csv', 'parquet'"),
-        (("RUNS", "--out", "RUNS"), "is a folder: give a file in it"),
-        (("RUNS", "--out", "/dev/null"), "out='/dev/null'"),
-        (("RUNS", "--out", "/dev/stdout"), "out='/dev/stdout'"),
-        (("RUNS", "--out", "RUNS/../grid.yaml/x.csv"), "cannot be written"),
-        (("RUNS", "--format", "parquet", "--out", "x.csv"), "out='x.csv'"),
-        (("RUNS", "--out", "x.parquet"), "out='x.parquet'"),
-        (("nowhere",), "folder='nowhere'"),
-        (("RUNS/../grid.yaml",), "is not a directory: give a folder that can be read"),
-    ],
-)
+@pytest.mark.parametrize(("words", "says"), CASES["exports"])
 def test_what_cannot_be_exported_is_refused(words, says, runs):
     refused(repro("export", *(word.replace("RUNS", str(runs)) for word in words)), says)
 

@@ -95,13 +95,6 @@ def test_examples_of_generate_are_answered(line):
     assert re.search(r"#### 8$", result.out.strip())
 
 
-def test_settings_that_are_needed_first_are_explained():
-    helps = {name: command.callback.helps() for name, command in commands().items()}
-    for command, names in NEEDED.items():
-        own = {param.name: param.help for param in commands()[command].params}
-        assert not [name for name in names if not (own[name] or helps[command].get(name))]
-
-
 @pytest.mark.parametrize("system", [*SYSTEMS, "support.md1:MD1"])
 def test_knobs_are_one_table_at_80_columns(system, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

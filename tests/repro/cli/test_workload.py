@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.command import refused, repro
+from support.tables import data_beside
 
 from repro import api
 from repro.files import forget
@@ -18,6 +19,8 @@ from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
 from repro.systems.http.requests import resolve, workload_of
 from repro.workloads.columns import NAMES
+
+CASES = data_beside(__file__, "cases")
 
 COLUMNS = "arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens"
 FAMILIES = {
@@ -126,19 +129,7 @@ def test_the_unit_and_the_order_of_a_file_are_part_of_its_run():
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "large"])
-@pytest.mark.parametrize(
-    "command",
-    [
-        "bench --system dllm-serve --platform FILE.yaml",
-        "bench --system dllm-serve --platform l40s --knob replay=FILE.jsonl.gz",
-        "bench --system laps --platform h200 --workload FILE.jsonl",
-        "bench --system laps --platform h200 --workload FILE.parquet",
-        "bench --system dllm-serve --platform l40s --dataset-name burst --dataset-path FILE.csv",
-        "capacity --slo ttft:p95:2000 --workload FILE.csv",
-        "sweep FILE.yaml",
-        "generate --prompt-ids FILE.json",
-    ],
-)
+@pytest.mark.parametrize("command", CASES["commands that name a file"])
 def test_what_is_no_plain_file_is_refused_wherever_one_is_named(command, kind, tmp_path):
     name = next(word.partition("=")[2] or word for word in command.split() if "FILE" in word)
     path = tmp_path / name

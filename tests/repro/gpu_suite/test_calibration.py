@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import data_beside
 from support.told_suite import KNOWN, LENGTH, checked, peak_rows, served, step_rows, timed, told_suite
 
 from engines.cost.roofline import H200, Calibration, Gpu
@@ -14,6 +15,8 @@ from engines.errors import UserError
 from repro.gpu_suite.calibration import CALIBRATION, Fitted, calibrated, constants, fit, fitted_rows, read_fit, report
 from repro.reports import predictions
 from repro.systems.cost import save_calibration
+
+CASES = data_beside(__file__, "cases")
 
 SIZES = (1, 16, 64, 256)
 
@@ -111,16 +114,7 @@ def test_what_was_fitted_on_the_card_becomes_its_calibration(fitted, monkeypatch
     assert "% over 4 steps" in note
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"machine": "NVIDIA L40S"}, "was fitted on NVIDIA L40S, which is no h200"),
-        ({"machine": None}, "was fitted on an unnamed machine, which is no h200"),
-        ({"commit": None}, "does not say of which commit its runs are"),
-        ({"schema_version": 0}, "has schema_version=0: run gpu-suite again"),
-        ({"calibration": {}}, "calibration has unknown keys"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "says"), CASES["fits"])
 def test_a_fit_without_its_origin_is_refused(fitted, changes, says):
     path = fitted / CALIBRATION
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

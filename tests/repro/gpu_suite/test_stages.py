@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from support.tables import data_beside
 
 from engines.cost.roofline import GB, gpu
 from engines.models.shape import model_shape
@@ -18,6 +19,8 @@ from repro.runs.store import Store
 from repro.systems.cluster.instance import setting_of
 from repro.systems.dllm.deployment import DllmDeployment
 from repro.systems.platforms import MIB
+
+CASES = data_beside(__file__, "cases")
 
 CARDS = ("h200", "h100", "b200", "a100", "l40s", "rtx4090")
 LARGE = ("mixing", "prefill")
@@ -170,16 +173,7 @@ def test_a_card_with_less_memory_is_planned_for_what_it_has():
     assert "memory_limit" not in stages(scale_of("h100", 81_559 * MIB))[2].cell.knob_values
 
 
-@pytest.mark.parametrize(
-    ("stage", "dataset", "num_prompts", "model"),
-    [
-        ("throughput", "osc", 256, None),
-        ("small-card", "osc", 40, None),
-        ("shapes", "osc", 128, "dream-7b"),
-        ("paper-length", "osc", 256, None),
-        ("burst", "burst", 256, None),
-    ],
-)
+@pytest.mark.parametrize(("stage", "dataset", "num_prompts", "model"), CASES["compared"])
 def test_all_systems_are_compared_side_by_side(h200, stage, dataset, num_prompts, model):
     """One after the other on the same load, so that a call that ends early has whole comparisons."""
     cells = served(h200, stage)

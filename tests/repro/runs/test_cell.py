@@ -11,12 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cells import a_cell
 from support.refusals import refuses
+from support.tables import data_beside
 
 import repro.runs.cell
 from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
+
+CASES = data_beside(__file__, "cases")
 
 CELL = Cell(
     figure="fig3",
@@ -68,20 +71,7 @@ def test_figures_share_a_run():
     assert {**other.to_dict(), "figure": CELL.figure} == CELL.to_dict()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"system": "fast-dllm"},
-        {"dataset": "osc"},
-        {"platform": "l40s"},
-        {"executor": "torch"},
-        {"rate": 0.25},
-        {"rate": None},
-        {"seed": 1},
-        {"knobs": ()},
-        {"knobs": (("retention_ratio", 0.5), ("max_num_logits", 4096))},
-    ],
-)
+@pytest.mark.parametrize("change", CASES["fields of the key"])
 def test_everything_else_changes_the_key(change):
     assert replace(CELL, **change).key != CELL.key
 
@@ -121,26 +111,7 @@ def test_folder_name_is_safe(system):
     assert len(name) < 120
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"sytem": "x"}, "'sytem'"),
-        ({"rate": 0.0}, "rate=0.0"),
-        ({"rate": float("nan")}, "rate=nan"),
-        ({"rate": True}, "rate=True"),
-        ({"rate": "1"}, "rate='1'"),
-        ({"seed": -1}, "seed=-1"),
-        ({"seed": 1.5}, "seed=1.5"),
-        ({"seed": True}, "seed=True"),
-        ({"system": " "}, "system=' '"),
-        ({"figure": ""}, "figure=''"),
-        ({"knobs": 3}, "knobs=3"),
-        ({"knobs": {"a": [1]}}, "knob a=[1]"),
-        ({"knobs": {"a": float("inf")}}, "knob a=inf"),
-        ({"knobs": [["a", 1], ["a", 2]]}, "knob 'a'"),
-        ({"knobs": [["a", 1, 2]]}, "knobs="),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), CASES["refused fields"])
 def test_bad_input_is_refused_by_name(change, said):
     with pytest.raises(UserError) as caught:
         Cell.from_dict({**CELL.to_dict(), **change})
@@ -167,15 +138,11 @@ def key_of(model: Path) -> str:
     return prepare(cell).cell.key
 
 
-def changed(content: bytes) -> bytes:
-    return content[:-1] + bytes([content[-1] ^ 1])
-
-
 @pytest.mark.parametrize(
     ("file", "change"),
     [
         ("config.json", lambda content: json.dumps({**json.loads(content), "rope_theta": 123.0}).encode()),
-        ("model.safetensors", changed),
+        ("model.safetensors", lambda content: content[:-1] + bytes([content[-1] ^ 1])),
         ("chat_template.jinja", lambda _: b"{{ messages[0].content }}"),
     ],
 )

@@ -98,16 +98,12 @@ def test_a_plug_in_is_its_package_without_comments(plug, file, old, new, counts)
     assert now().changed_from(before.modules) == (("plug",) if counts else ())
 
 
-def test_hidden_and_compiled_files_are_no_part_of_it(plug):
+def test_hidden_and_compiled_files_a_link_to_nothing_and_a_pipe_are_no_part_of_it(plug):
     before = now()
     (plug / ".log").write_text("1")
     (plug / "__pycache__").mkdir(exist_ok=True)
     (plug / "__pycache__" / "policy.cpython-311.pyc").write_bytes(b"1")
     assert now() == before
-
-
-def test_a_link_to_nothing_and_a_pipe_are_no_part_of_it(plug):
-    before = now()
     (plug / "gone.txt").symlink_to(plug / "nowhere.txt")
     os.mkfifo(plug / "inner" / "pipe")
     (plug.parent / "many" / "gone.txt").symlink_to(plug / "nowhere.txt")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.cells import a_cell
 from support.command import repro as command
 from support.stored_runs import make_provenance, parts
+from support.tables import data_beside
 
 import repro
 from engines.errors import UserError
@@ -23,6 +24,8 @@ from repro.runs.experiment import prepare
 from repro.runs.provenance import GitState, Timing, collect, git_state, machine_identity, unlike
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
+
+CASES = data_beside(__file__, "cases")
 
 AVX512 = frozenset(flag for flags in environment._ADDED.values() for flag in flags if not flag.startswith("amx"))
 AMX = AVX512 | {"amx_tile", "amx_int8", "amx_bf16"}
@@ -130,21 +133,7 @@ def test_a_limit_that_onednn_would_not_notice_is_refused(tmp_path, monkeypatch):
     assert (found.code, "ONEDNN_MAX_CPU_ISA" in found.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("MKL_DYNAMIC", "FALSE"),
-        ("KMP_AFFINITY", "compact"),
-        ("OMP_PROC_BIND", "true"),
-        ("NVIDIA_TF32_OVERRIDE", "0"),
-        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
-        ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16"),
-        ("ATEN_CPU_CAPABILITY", "avx2"),
-        ("TORCH_BLAS_PREFER_CUBLASLT", "1"),
-        ("CUBLAS_WORKSPACE_CONFIG", ":16:8"),
-        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), CASES["variables"])
 def test_a_variable_that_changes_numbers_is_of_the_machine(name, value, tmp_path, monkeypatch):
     experiment = prepare(a_cell(**SHORT))
     monkeypatch.delenv(name, raising=False)

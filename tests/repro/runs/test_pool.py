@@ -267,14 +267,6 @@ def test_a_unit_has_a_lock_whichever_of_its_cells_are_asked_for(tmp_path):
         assert not is_free(alone[1:])
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def link(path: Path) -> None:
-    path.symlink_to(path.parent / "target")
-
-
 def listening(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         # Its name may have 108 characters.
@@ -286,8 +278,8 @@ def listening(path: Path) -> None:
 @pytest.mark.parametrize(
     ("put", "why"),
     [
-        (pipe, "it is no plain file"),
-        (link, "it is a symbolic link"),
+        (os.mkfifo, "it is no plain file"),
+        (lambda path: path.symlink_to(path.parent / "target"), "it is a symbolic link"),
         (Path.mkdir, "it is no plain file"),
         (listening, "it is no plain file"),
     ],

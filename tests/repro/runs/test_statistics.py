@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.runs.statistics import (
@@ -17,6 +18,8 @@ from repro.runs.statistics import (
     student_t_two_sided,
     wilson_interval,
 )
+
+CASES = data_beside(__file__, "cases")
 
 
 def test_wilson_interval():
@@ -65,21 +68,7 @@ def test_an_interval_of_a_paired_difference(pair, low, high):
 
 
 # Two-sided 95 % and 99 % points of Student's t, from printed tables.
-@pytest.mark.parametrize(
-    ("degrees", "at_95", "at_99"),
-    [
-        (1, 12.706, 63.657),
-        (2, 4.303, 9.925),
-        (3, 3.182, 5.841),
-        (4, 2.776, 4.604),
-        (5, 2.571, 4.032),
-        (9, 2.262, 3.250),
-        (10, 2.228, 3.169),
-        (29, 2.045, 2.756),
-        (30, 2.042, 2.750),
-        (120, 1.980, 2.617),
-    ],
-)
+@pytest.mark.parametrize(("degrees", "at_95", "at_99"), CASES["student t"])
 def test_student_t(degrees, at_95, at_99):
     assert student_t_two_sided(0.95, degrees) == pytest.approx(at_95, abs=6e-4)
     assert student_t_two_sided(0.99, degrees) == pytest.approx(at_99, abs=6e-4)

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.driven import FakeEngine, drive, make_requests
 from support.refusals import refuses
+from support.tables import data_beside
 
 from engines.dllm.plan import StepRecord
 from engines.errors import UserError
@@ -12,6 +13,8 @@ from repro.runs.record import DriveProgress
 from repro.runs.statistics import mean_interval
 from repro.runs.step_driver import Clock, EngineStalledError, VirtualClock, WallClock
 from repro.systems.dllm.record import DLLM, drive_engine
+
+CASES = data_beside(__file__, "cases")
 
 
 def test_golden_stamps():
@@ -29,12 +32,6 @@ def test_golden_stamps():
     DLLM.check_tables(record)
     assert record.manifest == {"obtained": "simulated"}
     assert DLLM.assess(record).valid
-
-
-def test_no_requests():
-    record = drive([], 1.0)
-    assert len(record.requests["request_id"]) == len(record.tables["steps"]["step"]) == 0
-    DLLM.check_tables(record)
 
 
 @pytest.mark.parametrize("service_s", [0.5, 0.75])
@@ -93,11 +90,6 @@ def test_every_request_ends_once_and_none_is_submitted_early(workload, service_s
     assert [finished is not None for finished in table["finished_s"]] == [status == "ok" for status in expected]
     problems = [r for r in DLLM.assess(record).reasons if "failed" not in r and "fewer" not in r]
     assert problems == ([] if requests else ["there are no requests"])
-
-
-def test_same_workload_twice_is_the_same_record():
-    arrivals = np.random.default_rng(3).exponential(1.0, size=200).cumsum().tolist()
-    assert drive(arrivals, 0.7, capacity=3) == drive(arrivals, 0.7, capacity=3)
 
 
 def test_stopping_leaves_open_requests_unfinished():
@@ -211,16 +203,7 @@ class LyingEngine(FakeEngine):
         return record._replace(**{self._part: getattr(record, self._part)._replace(**self._reported)})
 
 
-@pytest.mark.parametrize(
-    ("part", "reported", "said"),
-    [
-        ("done", {"finished": (7,)}, "request 7, which was never submitted"),
-        ("done", {"finished": (1,)}, "request 1, which was never submitted"),
-        ("done", {"finished": (0, 0)}, "request 0 after its end"),
-        ("done", {"failed": ((0, "x"),)}, "request 0 after its end"),
-        ("plan", {"admitted": (0, 0)}, "admitted_s of request 0 twice"),
-    ],
-)
+@pytest.mark.parametrize(("part", "reported", "said"), CASES["miscounts"])
 def test_an_engine_that_miscounts_is_an_error(part, reported, said):
     clock = VirtualClock()
     with pytest.raises(RuntimeError, match=said):

@@ -7,6 +7,7 @@ import time
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -112,23 +113,11 @@ def test_saving_again_replaces(store):
     assert list(store.root.iterdir()) == [file]
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def compress_anew(path: Path) -> None:
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())))
-
-
 @pytest.mark.parametrize(
     "damage",
     [
-        flip,
-        compress_anew,
+        lambda path: path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()))),
         lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(path.read_bytes()[:-1]),
         lambda path: path.write_bytes(path.read_bytes() + b"\0"),
         lambda path: path.write_bytes(gzip.decompress(path.read_bytes())),
         lambda path: path.write_text("[" * 100_000),
@@ -141,29 +130,18 @@ def test_a_damaged_file_is_not_trusted(store, damage):
         store.load(EXPERIMENT)
 
 
-def to_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def to_link(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
-
-
-def to_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-@pytest.mark.parametrize("change", [to_folder, to_link, to_pipe])
+@pytest.mark.parametrize("change", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("elsewhere")])
 def test_what_is_no_plain_file_is_no_run(store, change):
-    change(save(store, make_record()))
+    path = save(store, make_record())
+    path.rename(path.with_name("elsewhere"))
+    change(path)
     assert store.find(EXPERIMENT).reason == "incomplete: it is no plain file"
 
 
 def test_a_folder_in_the_place_of_a_run_is_said(store):
-    to_folder(save(store, make_record()))
+    path = save(store, make_record())
+    path.unlink()
+    path.mkdir()
     with pytest.raises(
         RunError, match=r"\.jsonl\.gz could not be stored in .*: make room, or give another --result-dir"
     ):
@@ -280,15 +258,11 @@ def test_tables_are_checked_before_anything_is_kept(store):
     assert not store.root.exists()
 
 
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("where", [(Family, "summarize"), (Path, "write_bytes"), (Path, "replace")])
 def test_an_interrupt_while_writing_leaves_the_old_run(store, monkeypatch, where):
     file = save(store, make_record(0.25))
     with monkeypatch.context() as patched:
-        patched.setattr(*where, interrupt)
+        patched.setattr(*where, Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             save(store, make_record(2.0))
     assert list(store.root.iterdir()) == [file]

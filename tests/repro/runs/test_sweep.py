@@ -17,17 +17,20 @@ from support.cells import a_cell
 from support.fake_system import breaking, deployed, fake_cell
 from support.refusals import refuses
 from support.stored_runs import contents, parts
+from support.tables import data_beside
 
 from engines.errors import RunError, UserError
 from repro.runs import pool
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare, prepare_all
 from repro.runs.pool import CELLS_PER_WORKER
-from repro.runs.record import SCHEMA_VERSION, DriveProgress, RunRecord
+from repro.runs.record import SCHEMA_VERSION, DriveProgress
 from repro.runs.store import Store, encoded
 from repro.runs.sweep import CellEvent, CellOutcome, Sweep
 from repro.systems.dllm import requests
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload
+
+CASES = data_beside(__file__, "cases")
 
 EXPERIMENTS = [prepare(fake_cell(rate=rate, seed=seed)) for rate in (0.5, 0.9) for seed in range(3)]
 CELLS = [experiment.cell for experiment in EXPERIMENTS]
@@ -46,12 +49,11 @@ def is_done(store: Store, experiment: Experiment) -> bool:
     return store.find(experiment).run is not None
 
 
-def with_unlucky(error: Exception, seed: int = 1) -> list[Experiment]:
-    """The same cells, some of whose deployments break."""
-    return [breaking(each.cell, error) if each.cell.seed == seed else each for each in EXPERIMENTS]
-
-
-UNLUCKY = with_unlucky(UserError("seed=1 is unlucky: use another"))
+UNLUCKY = [
+    breaking(each.cell, UserError("seed=1 is unlucky: use another")) if each.cell.seed == 1 else each
+    for each in EXPERIMENTS
+]
+"""The same cells, some of whose deployments break."""
 
 
 class Counted:
@@ -225,12 +227,9 @@ def test_continue_on_error(store, caplog):
     assert run(store)[1].status == "ran"
 
 
-def without_manifest(record: RunRecord) -> RunRecord:
-    return replace(record, manifest={})
-
-
 def test_a_record_that_cannot_be_stored_is_a_failure(store):
-    (outcome,) = run(store, [deployed(EXPERIMENTS[0], after=without_manifest)], continue_on_error=True)
+    broken = deployed(EXPERIMENTS[0], after=lambda record: replace(record, manifest={}))
+    (outcome,) = run(store, [broken], continue_on_error=True)
     assert outcome.status == "failed"
     assert "obtained" in outcome.reason
 
@@ -407,22 +406,7 @@ def made(root: Path, name: str, service_s: float = 1.0) -> None:
         raise RunError("; ".join(outcome.run.validity.reasons))
 
 
-@pytest.mark.parametrize(
-    ("name", "service_s", "said"),
-    [
-        ("NOTHING", 1.0, "fails (TypeError: cannot unpack non-iterable NoneType object): correct it"),
-        ("THREE", 1.0, "fails (ValueError: too many values to unpack"),
-        ("LEAVES", 1.0, "fails (GeneratorExit:): correct it"),
-        ("NAMELESS", 1.0, "fails (TypeError: its family is no Family, or its title no text): correct it"),
-        ("ORPHAN", 1.0, "fails (TypeError: its family is no Family"),
-        ("RUNS", 1.0, "fails (AttributeError: 'NoneType' object has no attribute"),
-        ("RUNS", 2.0, "fails (ValueError: table 'work' of a run of family queue is missing): correct it"),
-        ("RUNS", 3.0, "fails ("),
-        ("RUNS", 4.0, "column 'finished_s' holds a value that is not finite): correct it"),
-        ("RUNS", 5.0, "says of its run that it is measured, and of itself simulated"),
-        ("RUNS", 6.0, "1 of 6 requests have an output_len below 0"),
-    ],
-)
+@pytest.mark.parametrize(("name", "service_s", "said"), CASES["lying systems"])
 def test_what_a_system_does_wrong_is_said_of_it(name, service_s, said, tmp_path):
     with pytest.raises(RunError, match=re.escape(said)) as failed:
         made(tmp_path, name, service_s)

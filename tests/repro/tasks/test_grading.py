@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.jail import needs_jail
 from support.refusals import refuses
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.tasks import mini_code, mini_gsm
@@ -21,6 +22,8 @@ from repro.tasks.mini import INPUTS, mini_chain_task, mini_code_task, mini_gsm_t
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Grade, TaskProblem, cut_at
 from repro.workloads.dataset import HubReference
+
+CASES = data_beside(__file__, "cases")
 
 RIGHT, WRONG = Grade(correct=True, strict=True), Grade(correct=False, strict=False)
 REAL_DATA = os.environ.get("REPRO_DATA_DIR")
@@ -147,19 +150,7 @@ def test_gsm8k_from_the_hub(monkeypatch):
         gsm8k_task(TaskOptions(num_problems=1, source="hub"))
 
 
-@pytest.mark.parametrize(
-    ("text", "strict", "flexible"),
-    [
-        ("so 3.\n#### 1,234", "1,234", "1,234"),
-        ("#### 5 and #### 6", "5", "6"),
-        ("It costs $18.", "[invalid]", "$18."),
-        ("#### -7", "-7", "-7"),
-        ("####5", "[invalid]", "5"),
-        ("no number", "[invalid]", "[invalid]"),
-        ("a, b.", "[invalid]", "[invalid]"),
-        ("... 4 ,", "[invalid]", "4"),
-    ],
-)
+@pytest.mark.parametrize(("text", "strict", "flexible"), CASES["numbers"])
 def test_find_number(text, strict, flexible):
     assert find_number(text) == (strict, flexible)
 
@@ -233,17 +224,7 @@ def test_cut_at_ends_before_the_first_stop(text, until):
     assert cut == text or any(text[len(cut) :].startswith(stop) for stop in until)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("arc", {}, "task='arc' is unknown: use one of mini-gsm, mini-code, mini-chain, gsm8k, humaneval"),
-        ("mini-gsm", {"num_problems": 0}, "num_problems=0 must be at least 1"),
-        ("gsm8k", {"num_problems": 1320}, "num_problems=1320: GSM8K has 1319 problems: ask for fewer"),
-        ("humaneval", {"num_fewshot": 3}, "num_fewshot=3 has no effect with dataset='humaneval'"),
-        ("mini-code", {"source": "hub"}, "source='hub' has no effect with dataset='mini-code'"),
-        ("gsm8k", {"source": "local"}, "source='local': no file for dataset 'gsm8k'"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "message"), CASES["refused options"])
 def test_options_are_refused(name, options, message):
     with pytest.raises(UserError, match=re.escape(message)):
         load_task(name, TaskOptions(**options))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.fake_system import NAME, fake_cell
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.api import compare
@@ -18,6 +19,8 @@ from repro.runs.statistics import Interval, from_logarithms, mean_interval
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
 from repro.workbench.comparison import Change, _selected
+
+CASES = data_beside(__file__, "cases")
 
 OTHER = "support.fake_system:OTHER"
 
@@ -164,15 +167,7 @@ def test_measured_values_of_zero_have_no_ratio(tmp_path):
     assert (change.a, change.b, change.ratio.mean, change.verdict) == (0, 0, None, "unclear")
 
 
-SELECTED = (
-    (NAME, 10),
-    (f"{NAME}@service_s=2", 5),
-    (f"{NAME}@service_s=2.0,seed=1", 1),
-    ("@seed=3", 3),
-    ("@rate=inf", 15),
-    ("*_s3_*", 3),
-    (f"{OTHER}@dataset=poisson", 5),
-)
+SELECTED = CASES["selectors"]
 
 
 @pytest.mark.parametrize(("text", "num"), SELECTED)
@@ -199,18 +194,7 @@ def test_what_both_would_take_is_of_the_one_that_says_more(tmp_path):
     assert compare(NAME, f"{NAME}@service_s=6.0", result_dir=tmp_path).changes[0].verdict == "lower"
 
 
-REFUSALS = (
-    (("nothing", NAME), "a='nothing' is no folder, and no system or run in .*: systems there are support"),
-    ((NAME, NAME), "are the same runs: tell them apart"),
-    ((f"{NAME}@seed=0", f"{NAME}@service_s=1.5"), "have 1 runs in common: say more of one"),
-    ((f"{NAME}@servce_s=1", NAME), "a='.*': 'servce_s' is unknown: use system, dataset, .*code, .*service_s"),
-    ((f"{NAME}@service_s=3", NAME), "a='.*': no run has service_s=3: use 1.25, 1.5, default"),
-    ((f"{NAME}@service_s", NAME), "'service_s' is no condition: write NAME=VALUE"),
-    ((f"{NAME}@service_s=default", NAME), "b='.*' has two runs for one .*, which differ in service_s: name one with @"),
-    (("", NAME), "a='' says nothing"),
-    ((3, NAME), "a=3 is no side to compare"),
-    (([], NAME), r"a=\[\] is no side to compare"),
-)
+REFUSALS = CASES["refused sides"]
 
 
 @pytest.mark.parametrize(("sides", "says"), REFUSALS)
@@ -220,23 +204,7 @@ def test_a_side_that_is_none_is_refused(sides, says, tmp_path):
         compare(*sides, result_dir=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"metric": "e2el_s"}, "metric='e2el_s'"),
-        ({"metric": "nosuch"}, "metric='nosuch'"),
-        ({"metric": "throughput"}, "metric='throughput'"),
-        ({"metric": 3}, "metric=3"),
-        ({"metric": ["throughput_tok_s"]}, "metric=.* must be a text"),
-        ({"metric": None}, "metric=None"),
-        ({"tolerance": [0.1]}, "tolerance="),
-        ({"tolerance": None}, "tolerance="),
-        ({"tolerance": -1}, "tolerance=-1"),
-        ({"tolerance": "much"}, "tolerance='much'"),
-        ({"result_dir": ""}, "result_dir=''"),
-        ({"result_dir": "nowhere"}, "result_dir='nowhere'"),
-    ],
-)
+@pytest.mark.parametrize(("given", "says"), CASES["refused arguments"])
 def test_what_cannot_be_asked_is_refused(given, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made(tmp_path, *repeats(seeds=range(1)), *repeats(seeds=range(1), service_s=1.5))
