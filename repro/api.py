@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from engines.errors import UserError, require
+from repro.families.platforms import platform as platform_of
 from repro.files import forget
 from repro.paths import LOCAL
 from repro.runs.cell import WORKLOAD, Cell, Scalar, knob_value, plain
@@ -16,7 +17,6 @@ from repro.runs.experiment import prepare, prepare_all
 from repro.runs.progress import sweep_progress
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep, pool_of
-from repro.systems.platforms import platform as platform_of
 from repro.workbench.comparison import TOLERANCE, Comparison, compare_sides, sides_of
 from repro.workbench.folder import folder_of
 from repro.workbench.grid import MOST_CELLS, Grid, in_turns

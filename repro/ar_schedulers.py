@@ -18,8 +18,8 @@ from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.views import Batching, Bucket, Chunk, OpenQueue, PrefillQueue
 from engines.server.ar import AtMost
 from engines.server.ar_settings import own_batcher
-from repro.systems.cluster.instance import CARD, TINY, MeasuredInstance, Setting
-from repro.systems.cluster.laps_settings import scaled
+from repro.families.cluster.instance import CARD, TINY, MeasuredInstance, Setting
+from repro.families.cluster.laps_settings import scaled
 
 LONGEST_BUCKET = max(CARD.lengths)
 PAPER_SLO_S = 0.4

@@ -11,7 +11,7 @@ from engines.dllm.method import Method, Sampler
 from engines.dllm.plan import Request, check_request
 from engines.errors import RunError
 from engines.models.checkpoint import checkpoint_dir, config_of
-from repro.systems.dllm.system import method
+from repro.families.dllm.system import method
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,12 @@ from engines.knobs import knobs_of
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of
 from engines.server.codec import Codec, IdsAlone, TextCodec
 from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
+from repro.families.dllm.deployment import DllmDeployment
+from repro.families.dllm.settings import DllmSettings
+from repro.families.dllm.system import DllmSystem, dllm_system
 from repro.prompt import check_prompt
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm.deployment import DllmDeployment
-from repro.systems.dllm.settings import DllmSettings
-from repro.systems.dllm.system import DllmSystem, dllm_system
 
 _OF_A_REQUEST = ("steps", "block_length", "threshold", "factor", "alg_temp", "remasking", "cfg_scale")
 """Settings of a generation that a request may ask for, beside those of OpenAI's API."""

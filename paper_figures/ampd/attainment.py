@@ -11,10 +11,10 @@ import numpy.typing as npt
 from paper_figures.ampd.contenders import CONTENDERS, TUNED_BASELINES, TracePanel
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.common.words import is_above, is_below, said
+from repro.families.platforms import ArPart
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, as_percent, from_logarithms, student_t_two_sided
-from repro.systems.platforms import ArPart
 
 Floats = npt.NDArray[np.float64]
 Means = Mapping[str, Floats]

@@ -12,14 +12,14 @@ from paper_figures.common.panel import Axis, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import WIDE_INCHES, Look, system_look
 from paper_figures.common.words import number
+from repro.families.cluster.ampd_settings import PLANNING_RATE
+from repro.families.cluster.planning import PLANNER_SYSTEM
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, from_logarithms, mean_interval
 from repro.runs.store import StoredRun
-from repro.systems.cluster.ampd_settings import PLANNING_RATE
-from repro.systems.cluster.planning import PLANNER_SYSTEM
 
 NUM_RUNS = 3
 """Other samples of sessions, timed one after the other."""

@@ -21,10 +21,10 @@ from paper_figures.common.figure import Page, Table, seed_by_seed
 from paper_figures.common.panel import OF_SHARES, Axis, Guide, Layer, Line, Panel, Points
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.common.style import GUIDE_COLOR, Look
+from repro.families.cluster.ampd_settings import resolve
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
-from repro.systems.cluster.ampd_settings import resolve
 from repro.workloads.sessions import load_session_card
 
 ON_PLAN = ("ampd", "ours", "dynamo", "dynamo-own", "vllm")

@@ -24,11 +24,11 @@ from paper_figures.common.figure import Columns, Page, table
 from paper_figures.common.panel import Axis, Guide, Layer, Panel, Points
 from paper_figures.common.runs import Of, Runs
 from paper_figures.common.style import GUIDE_COLOR, Look
+from repro.families.cluster.ampd_settings import DEFAULT_READING
+from repro.families.platforms import ArPart
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
-from repro.systems.cluster.ampd_settings import DEFAULT_READING
-from repro.systems.platforms import ArPart
 
 SAME = ("ampd", "dynamo", "vllm")
 COLORS = dict(zip(MODELS, ("#E69F00", "#0072B2", "#009E73"), strict=True))

@@ -16,16 +16,16 @@ from paper_figures.common.caption import invalid_notes
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import said
+from repro.families.cluster.ampd_settings import PLANNING_RATE, hardware_of
+from repro.families.cluster.deployments import even_split
+from repro.families.cluster.planning import PLANNER_SYSTEM
+from repro.families.platforms import ArPart
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun
-from repro.systems.cluster.ampd_settings import PLANNING_RATE, hardware_of
-from repro.systems.cluster.deployments import even_split
-from repro.systems.cluster.planning import PLANNER_SYSTEM
-from repro.systems.platforms import ArPart
 
 SERVED_RATE = 1.6
 SERVED = {"ampd": "", "planned": "the plan made for that rate", "ampd-tuned": "the best of a search"}

@@ -10,10 +10,10 @@ from paper_figures.common.panel import Axis, Guide, Line, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import Look
 from paper_figures.common.words import shown
+from repro.families.platforms import BlockPart, Platform
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
-from repro.systems.platforms import BlockPart, Platform
 
 SOURCE = "ours; LLaDA2 (arXiv:2512.15745), SDAR (arXiv:2510.06303), Fast-dLLM v2 (arXiv:2509.26328), dLLM-Serve (arXiv:2512.17077)"
 DATASET, TOKENS = "osc", 256

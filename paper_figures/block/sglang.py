@@ -15,13 +15,13 @@ from paper_figures.common.panel import Axis, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.common.style import WIDE_INCHES, Look
 from paper_figures.common.words import shown
+from repro.families.block.settings import MAX_NUM_LOGITS, resolve
+from repro.families.block.system import cost_on
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.store import StoredRun
-from repro.systems.block.settings import MAX_NUM_LOGITS, resolve
-from repro.systems.block.system import cost_on
 
 SOURCE = "sgl-project/sglang issue 33322 (LLaDA2.1-mini, one H20)"
 DATASET = "gsm8k"

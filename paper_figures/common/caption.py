@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paper_figures.common.runs import Runs
+from repro.families.cost import load_calibration
+from repro.families.platforms import Platform
 from repro.reports.predictions import predictions_note
 from repro.runs.store import StoredRun
-from repro.systems.cost import load_calibration
-from repro.systems.platforms import Platform
 from repro.workloads.dataset import load_card
 
 

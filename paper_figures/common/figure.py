@@ -11,12 +11,12 @@ from paper_figures.common.caption import basis_of
 from paper_figures.common.panel import FLAT_PERCENT, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import brief
+from repro.families.platforms import Platform
 from repro.files import replace_bytes
 from repro.reports.claims import Finding
 from repro.reports.figures import FIGURES, PICTURES, Figure, Rendered, View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
-from repro.systems.platforms import Platform
 
 Item = TypeVar("Item")
 Columns = Mapping[str, Callable[[Item], object]]

@@ -17,10 +17,10 @@ from paper_figures.common.panel import Axis, Guide, Layer, Panel, Stack
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import WIDE_INCHES
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure, generation_of, shape_of
+from repro.families.platforms import DllmPart, Platform
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell
-from repro.systems.platforms import DllmPart, Platform
 
 CARD = "rtx4090"
 MODES = {"monolithic": "standard profiling\n(full logits)", "decomposed": "logit-aware profiling"}

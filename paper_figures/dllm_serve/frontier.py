@@ -38,13 +38,13 @@ from paper_figures.dllm_serve.row_policies import (
     settings,
     solved_on_cpu,
 )
+from repro.families.dllm.record import STEPS
+from repro.families.platforms import Platform
 from repro.reports.accuracy import Solved
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun
-from repro.systems.dllm.record import STEPS
-from repro.systems.platforms import Platform
 
 SOURCE = "ours; whole blocks and whole Refreshes are Fast-dLLM's dual cache (arXiv:2505.22618)"
 RING = Look(color="black", marker="o", linestyle="none")

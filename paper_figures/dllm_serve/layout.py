@@ -12,10 +12,10 @@ from paper_figures.common.figure import figure
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import Look, system_look
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, SYSTEMS
+from repro.families.dllm.knobs import READINGS
+from repro.families.platforms import DllmPart, Platform
 from repro.reports.paper import load_figures, load_table
 from repro.runs.store import StoredRun
-from repro.systems.dllm.knobs import READINGS
-from repro.systems.platforms import DllmPart, Platform
 
 PAPER = "dLLM-Serve (arXiv:2512.17077)"
 PRINTED = Look(color="black", marker="D")

@@ -13,13 +13,13 @@ from engines.errors import UserError
 from paper_figures.common.style import Look
 from paper_figures.dllm_serve.comparison import OURS
 from repro import paths
+from repro.families.block.settings import EMBEDDED_TASKS, NAME
+from repro.families.platforms import DllmPart, Platform
 from repro.files import read_yaml
 from repro.reports.accuracy import Solved
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import wilson_interval
-from repro.systems.block.settings import EMBEDDED_TASKS, NAME
-from repro.systems.platforms import DllmPart, Platform
 
 NUM_PROBLEMS = 50
 """A seed's, of each task."""

@@ -11,9 +11,9 @@ from engines.models.shape import ModelShape
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure, generation_of, shape_of
+from repro.families.platforms import Platform
 from repro.reports.claims import Finding
 from repro.reports.paper import load_table
-from repro.systems.platforms import Platform
 
 PROMPT_LEN = 300
 PRINTED = {

@@ -6,9 +6,9 @@ from engines.cost.roofline import GB, gpu
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure, shape_of
+from repro.families.cost import describe_calibration, load_calibration
+from repro.families.platforms import platform as platform_of
 from repro.reports.paper import TableValue, load_table
-from repro.systems.cost import describe_calibration, load_calibration
-from repro.systems.platforms import platform as platform_of
 
 COLUMNS = (
     "GPU (paper)",

@@ -8,10 +8,10 @@ from engines.dllm.config import DelayedCache, SparsityConfig
 from paper_figures.common.figure import Columns, Page, table
 from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure
+from repro.families.dllm.system import method
+from repro.families.platforms import DllmPart, platform
 from repro.reports.claims import Finding
 from repro.reports.paper import TableValue, load_table
-from repro.systems.dllm.system import method
-from repro.systems.platforms import DllmPart, platform
 
 
 def page(runs: Runs) -> Page:

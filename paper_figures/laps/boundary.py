@@ -15,9 +15,9 @@ from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.laps.contenders import MODELS
 from paper_figures.laps.layout import laps_figure
+from repro.families.platforms import PrefillPart
 from repro.reports.claims import Finding
 from repro.runs.statistics import Interval, mean_interval
-from repro.systems.platforms import PrefillPart
 
 LENGTHS = (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 768, 1024, 2048, 4096)
 HISTORIES = (0, 512, 2048, 8192)

@@ -8,10 +8,10 @@ from paper_figures.common.contender import Contender, contenders_beside
 from paper_figures.common.figure import Columns, Table, table
 from paper_figures.common.panel import ANYWHERE, OF_SHARES, Bounds
 from paper_figures.common.runs import Measure, Of, Runs
+from repro.families.cluster.laps_record import BUCKETS
+from repro.families.platforms import PrefillPart, platform
 from repro.runs.cell import COMPARISON
 from repro.runs.store import StoredRun
-from repro.systems.cluster.laps_record import BUCKETS
-from repro.systems.platforms import PrefillPart, platform
 
 PAIRED_SEEDS = 10
 """Repeats of a figure where a view asks for no other number."""

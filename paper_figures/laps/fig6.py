@@ -23,12 +23,12 @@ from paper_figures.laps.contenders import (
     SINGLE,
 )
 from paper_figures.laps.layout import doubling, laps_figure, laps_page
+from repro.families.platforms import PrefillPart
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
-from repro.systems.platforms import PrefillPart
 
 Place = tuple[str, int, int]
 """Model, instances, clients."""

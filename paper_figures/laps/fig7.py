@@ -27,12 +27,12 @@ from paper_figures.laps.contenders import (
     rate_of,
 )
 from paper_figures.laps.layout import doubling, laps_figure, laps_page, line
+from repro.families.platforms import PrefillPart
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
-from repro.systems.platforms import PrefillPart
 
 NAMES: Mapping[int, tuple[str, ...]] = {
     1: ("sglang", "vllm", "laps", "reserve"),

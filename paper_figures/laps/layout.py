@@ -11,10 +11,10 @@ from paper_figures.common.figure import Page, Picture, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Panel
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.laps.contenders import CONTENDERS, LATE, PAIRED_SEEDS, bounds, csv_of
+from repro.families.platforms import PrefillPart
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import mean_interval
-from repro.systems.platforms import PrefillPart
 
 
 def laps_page(

@@ -33,7 +33,7 @@ from engines.ar.torch.executor import MeasuredSteps, grid
 from engines.errors import require
 from engines.policies.views import Bucket, Rung
 from repro.bench.common import Rows, add_causal, add_counts, causal_facts, causal_of, parser_of, run, said
-from repro.systems.cluster.instance import Setting, executor_of, setting_of
+from repro.families.cluster.instance import Setting, executor_of, setting_of
 
 PARTS = ("kappa", "times", "graphs")
 

@@ -7,9 +7,9 @@ import argparse
 from dataclasses import replace
 
 from repro.bench.common import Rows, add_causal, add_counts, causal_facts, causal_of, parser_of, run, said
-from repro.systems.cluster.instance import measured_instance, setting_of
-from repro.systems.cluster.laps_record import PREFILL
-from repro.systems.cluster.loops import FIGURES, LoopGrid, part_of, run_cell
+from repro.families.cluster.instance import measured_instance, setting_of
+from repro.families.cluster.laps_record import PREFILL
+from repro.families.cluster.loops import FIGURES, LoopGrid, part_of, run_cell
 
 
 def main() -> None:

@@ -36,6 +36,8 @@ from engines.errors import UserError, require
 from engines.models.shape import LLADA_8B, SHAPES, ModelShape, model_shape
 from engines.policies.views import Chunk
 from repro.bench.common import Rows, parser_of, run, table
+from repro.families.dllm.deployment import DllmDeployment, sized
+from repro.families.platforms import PLATFORMS
 from repro.files import replace_text
 from repro.gpu_suite.expected import simulated
 from repro.gpu_suite.stages import BLOCK, title_of
@@ -43,8 +45,6 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.family import served_per_second
 from repro.runs.store import SUFFIX, part_of, parts_of
-from repro.systems.dllm.deployment import DllmDeployment, sized
-from repro.systems.platforms import PLATFORMS
 
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
 ESTIMATES = Path(__file__).with_name("silicon_estimates.csv")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from repro.systems.platforms import ArPart, Platform, platform
+from repro.families.platforms import ArPart, Platform, platform
 
 MOST_GPUS = 4096
 

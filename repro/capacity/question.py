@@ -10,11 +10,11 @@ from engines.errors import UserError, require
 from repro.capacity.objectives import METRICS, Objective, parse_objectives, tightest
 from repro.capacity.platforms import BY_CARD
 from repro.capacity.sites import ClusterSite, InstanceSite, Site, refuse_set_here
+from repro.families.cluster.ampd import ArSystem
+from repro.families.cluster.laps import PrefillSystemEntry
+from repro.families.platforms import ArPart, PrefillPart, platform
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
-from repro.systems.cluster.ampd import ArSystem
-from repro.systems.cluster.laps import PrefillSystemEntry
-from repro.systems.platforms import ArPart, PrefillPart, platform
 from repro.workloads.conversations import known_conversation_cards
 from repro.workloads.knobs import named_after, place_of
 from repro.workloads.sessions import known_session_cards

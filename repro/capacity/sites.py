@@ -27,16 +27,16 @@ from engines.models.shape import ModelShape, model_shape
 from engines.policies.routing import RemoteOnly
 from engines.policies.views import Chunk, StepTimes
 from repro.capacity.objectives import Objective, Sample, Times
+from repro.families.cluster.ampd import ArSystem, ClusterDeployment
+from repro.families.cluster.ampd_settings import ClusterSettings, resolve, sessions_of
+from repro.families.cluster.laps import PrefillDeployment, PrefillSystemEntry
+from repro.families.cluster.laps_record import PREFILL, busy_share, counted
+from repro.families.cluster.laps_settings import PrefillWorkload
+from repro.families.platforms import ArPart
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import column
 from repro.runs.record import Obtained
 from repro.runs.system import SYSTEMS
-from repro.systems.cluster.ampd import ArSystem, ClusterDeployment
-from repro.systems.cluster.ampd_settings import ClusterSettings, resolve, sessions_of
-from repro.systems.cluster.laps import PrefillDeployment, PrefillSystemEntry
-from repro.systems.cluster.laps_record import PREFILL, busy_share, counted
-from repro.systems.cluster.laps_settings import PrefillWorkload
-from repro.systems.platforms import ArPart
 from repro.workloads.card import Provenance
 
 _SEARCHED = "is for the search to set: leave it out"

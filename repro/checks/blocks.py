@@ -27,7 +27,7 @@ from engines.blockdiffusion.rules import (
 from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
 from engines.errors import UserError
 from repro.checks.goldens import other_ids
-from repro.systems.block.settings import EMBEDDED_DIR
+from repro.families.block.settings import EMBEDDED_DIR
 
 if TYPE_CHECKING:
     from engines.blockdiffusion.sequence import Answer
@@ -151,8 +151,8 @@ _RULES: Mapping[str, DecodeRule] = {
 def embedded_cases(count: int = 2) -> Iterator[BlockCase]:
     """Yields ``count`` held-out problems of each task under each rule, with what a loop without cache, batch or packing makes of them."""
     from repro.checks.plain_blocks import plain_run
-    from repro.systems.block.settings import EMBEDDED_TASKS, settings_of_requests
-    from repro.systems.block.text import text_of
+    from repro.families.block.settings import EMBEDDED_TASKS, settings_of_requests
+    from repro.families.block.text import text_of
     from repro.tasks.mini import GENERATORS
 
     settings = settings_of_requests({})

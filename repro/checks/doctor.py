@@ -12,9 +12,9 @@ from engines.errors import UserError
 from engines.models.checkpoint import EMBEDDED
 from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE, ModelShape
 from repro import paths
+from repro.families.cost import CostKnobs, describe_calibration, load_calibration
+from repro.families.platforms import PLATFORMS, Platform
 from repro.runs.provenance import Timing, collect, utc_now, version_of
-from repro.systems.cost import CostKnobs, describe_calibration, load_calibration
-from repro.systems.platforms import PLATFORMS, Platform
 from repro.tasks.registry import TASKS, TaskEntry
 from repro.tasks.sandbox.client import CONSENT_OPTION, jail_refusal
 from repro.workloads.card import DATA_DIR_VARIABLE, find_data_dir

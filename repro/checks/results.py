@@ -17,6 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from engines.errors import RunError, UserError, require
+from repro.families.cost import load_calibration
+from repro.families.platforms import platform
 from repro.files import SEAL, is_whole, replace_bytes, replace_text
 from repro.reports import claims_file
 from repro.reports.claims import Finding, judge_all
@@ -28,8 +30,6 @@ from repro.reports.predictions import medians, read_report, report_path
 from repro.reports.run_table import Place, RunTable, TableRun, digest_of, read_table, tables_in, value_at, with_head
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import MANIFEST, StoredRun, pack, part_of, parts_of
-from repro.systems.cost import load_calibration
-from repro.systems.platforms import platform
 
 OTHER_FOLDERS = ("paper", "local", "figures")
 """Folders of results that hold what was put in, or what this machine made."""

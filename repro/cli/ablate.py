@@ -14,10 +14,10 @@ from repro.cli.output import number, print_json, print_table, ratio, say
 from repro.cli.plots import check_plot, save_plot
 from repro.cli.run_table import lengths_json, lengths_line, provenance_of
 from repro.cli.sweep import require_alike, run_sweep, say_what_ran, say_what_runs, sweep_of
+from repro.families.platforms import DllmPart, Platform, PrefillPart
+from repro.families.platforms import platform as platform_of
 from repro.reports.figures import View, default_reading
 from repro.runs.cell import Cell
-from repro.systems.platforms import DllmPart, Platform, PrefillPart
-from repro.systems.platforms import platform as platform_of
 from repro.tasks.registry import TASKS
 
 if TYPE_CHECKING:

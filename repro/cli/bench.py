@@ -20,10 +20,10 @@ from repro.cli.output import number, percent, print_json, print_table, say
 from repro.cli.plots import check_plot, save_plot
 from repro.cli.run_table import by_setting, print_runs, rate_of, run_json
 from repro.cli.sweep import check_regular, data_of, is_failure, readable, run_sweep, say_what_ran, sweep_of
+from repro.families.dllm.settings import default_profile_every
+from repro.families.platforms import DllmPart, Platform
+from repro.families.platforms import platform as platform_of
 from repro.runs.cell import Cell
-from repro.systems.dllm.settings import default_profile_every
-from repro.systems.platforms import DllmPart, Platform
-from repro.systems.platforms import platform as platform_of
 from repro.workbench.grid import Grid, grid_of_file, in_turns
 
 if TYPE_CHECKING:

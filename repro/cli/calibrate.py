@@ -16,13 +16,13 @@ from repro.cli import options as opt
 from repro.cli.output import counting, print_json, print_table, say
 from repro.cli.plots import csv_of
 from repro.cli.sweep import check_regular, run_sweep
+from repro.families.card_file import card_of
+from repro.families.cost import load_calibration, save_calibration
 from repro.files import replace_text, writable_file, writable_folder
 from repro.reports.claims import Judged, judge_all
 from repro.reports.figures import DLLM_SERVE
 from repro.reports.paper import load_claims
 from repro.reports.predictions import medians_sentence, report, write_report
-from repro.systems.card_file import card_of
-from repro.systems.cost import load_calibration, save_calibration
 
 if TYPE_CHECKING:
     from engines.cost.fit import Fit, TimedStep
@@ -54,8 +54,8 @@ class CalibrateOptions:
     @property
     def mode(self) -> str:
         """The key in ``MODES`` of what is done."""
+        from repro.families import platforms
         from repro.reports.fitting import PROTOCOLS
-        from repro.systems import platforms
 
         if self.silicon is not None:
             return "silicon"
@@ -265,7 +265,7 @@ def _text(value: float | tuple[float, ...] | None) -> str:
 def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bool, json: bool) -> None:
     """Fit, say how far each step is from what is fitted, and store both beside the card's file, or in ``out``."""
     from engines.cost.fit import fit_steps
-    from repro.systems.timed_steps import read_steps
+    from repro.families.timed_steps import read_steps
 
     card, model = card_of(where)
     check_regular("measured", measured)

@@ -17,10 +17,10 @@ from engines.knobs import given_to
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some
 from repro.cli.output import counted, counting, print_json, print_table, say
+from repro.families.platforms import DllmPart
+from repro.families.platforms import platform as find_platform
 from repro.files import readable_folder, writable_folder
 from repro.paths import IS_INSTALLED, LOCAL, REPO, RESULTS
-from repro.systems.platforms import DllmPart
-from repro.systems.platforms import platform as find_platform
 from repro.training.config import TrainConfig
 
 if TYPE_CHECKING:

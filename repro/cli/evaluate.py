@@ -18,8 +18,8 @@ from repro.cli.output import counted, number, print_json, print_table, say
 from repro.cli.plots import check_plot, save_accuracy_plot
 from repro.cli.run_table import provenance_of
 from repro.cli.sweep import readable, run_sweep, say_what_ran, say_what_runs, sweep_of
+from repro.families.dllm.knobs import BaselineKnobs, Device, ModelKnobs, WorkloadKnobs
 from repro.runs.system import Deployment
-from repro.systems.dllm.knobs import BaselineKnobs, Device, ModelKnobs, WorkloadKnobs
 from repro.tasks.registry import task_entry
 from repro.workbench.grid import Grid
 
@@ -88,7 +88,7 @@ def evaluate(
 ) -> None:
     """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated. Several values of
     --retention-ratio draw accuracy against it, beside a cache that keeps every row; other options that take a value likewise."""
-    from repro.systems.dllm.requests import require_task
+    from repro.families.dllm.requests import require_task
     from repro.workbench.accuracy import axis_of, curves_of, references_of
 
     opened = place.opened()
@@ -133,7 +133,7 @@ def evaluate(
 
 def _warn_of_small_models(sweep: Sweep) -> None:
     """The embedded models answer the generated tasks, and next to nothing of the published ones."""
-    from repro.systems.block.settings import EMBEDDED as EMBEDDED_BLOCKS
+    from repro.families.block.settings import EMBEDDED as EMBEDDED_BLOCKS
 
     told: dict[tuple[str, str], None] = {}
     for experiment in sweep.to_run:
@@ -265,8 +265,8 @@ def _result(deployment: Deployment, run: StoredRun) -> dict[str, Any]:
 
 def _context(deployment: Deployment) -> dict[str, Any]:
     """What a step computes the block against."""
-    from repro.systems.block.system import BlockDeployment
-    from repro.systems.dllm.deployment import DllmDeployment
+    from repro.families.block.system import BlockDeployment
+    from repro.families.dllm.deployment import DllmDeployment
 
     if isinstance(deployment, BlockDeployment):
         return {"selection": None, "cache": deployment.context, "retention": None}

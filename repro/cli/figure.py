@@ -19,6 +19,9 @@ from repro.cli import options as opt
 from repro.cli.output import counting, print_json, print_table, say
 from repro.cli.run_table import lengths_json, lengths_line
 from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, sweep_of, what_ran
+from repro.families.dllm.knobs import READINGS
+from repro.families.platforms import DllmPart
+from repro.families.platforms import platform as platform_of
 from repro.files import readable_folder, writable_folder
 from repro.paths import IS_INSTALLED, RESULTS, figures_beside
 from repro.reports.accuracy import Accuracy
@@ -30,9 +33,6 @@ from repro.reports.figures import paper as paper_of
 from repro.reports.paper import ROLES, Claim, read_claims
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm.knobs import READINGS
-from repro.systems.platforms import DllmPart
-from repro.systems.platforms import platform as platform_of
 
 if TYPE_CHECKING:
     from repro.runs.store import Store

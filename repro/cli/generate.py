@@ -19,7 +19,7 @@ from engines.models.checkpoint import is_base
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, answer_knobs
 from repro.cli.output import print_json, say
-from repro.systems.dllm.knobs import Device
+from repro.families.dllm.knobs import Device
 
 if TYPE_CHECKING:
     from repro.prompt import TextAnswer
@@ -99,14 +99,14 @@ def generate(
     json: opt.Json = False,
 ) -> None:
     """Generate from one prompt. --steps defaults to --gen-length, one token per step; of block-diffusion it is a block's."""
-    from repro.systems.block.settings import NAME
+    from repro.families.block.settings import NAME
 
     model, system = prompted.model, prompted.system
     if system == NAME:
         _generate_blocks({**opt.given(model=model), **decoding, **loaded}, prompted, seed=seed, json=json)
         return
+    from repro.families.block.served import is_block
     from repro.serving_ar import is_causal
-    from repro.systems.block.served import is_block
 
     if model is not None and is_block(model):
         raise UserError(f"model={model!r} is one of block diffusion: add --system {NAME}")
@@ -136,9 +136,9 @@ def generate(
 
 
 def _generate_blocks(knobs: Mapping[str, Any], prompted: PromptOptions, *, seed: int, json: bool) -> None:
-    from repro.systems.block.served import answer_alone
-    from repro.systems.block.settings import settings_of_requests
-    from repro.systems.block.text import answer_of, encoded, find_text, text_of
+    from repro.families.block.served import answer_alone
+    from repro.families.block.settings import settings_of_requests
+    from repro.families.block.text import answer_of, encoded, find_text, text_of
 
     settings = settings_of_requests(knobs)
     said: TextAnswer | None

@@ -9,10 +9,10 @@ import typer
 
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
+from repro.families.platforms import PLATFORMS
 from repro.paths import DATASETS
 from repro.reports.figures import FIGURES
 from repro.runs.system import ENTRIES
-from repro.systems.platforms import PLATFORMS
 from repro.tasks.registry import TASKS
 from repro.workloads.card import introductions
 

@@ -362,15 +362,15 @@ def decoding_knobs() -> dict[str, Sequence[type | Some]]:
 
 def answer_knobs() -> dict[str, Sequence[type | Some]]:
     """``decoding_knobs``, and the rules of block diffusion, where ``--knob`` is not for all of them."""
-    from repro.systems.block.settings import DECODING as BLOCK_DECODING
-    from repro.systems.block.settings import BlockKnobs
+    from repro.families.block.settings import DECODING as BLOCK_DECODING
+    from repro.families.block.settings import BlockKnobs
 
     own = decoding_knobs()
     return {**own, DECODING: (*own[DECODING], Some(BlockKnobs, BLOCK_DECODING))}
 
 
 def model_knobs() -> dict[str, Sequence[type | Some]]:
-    from repro.systems.dllm.knobs import Device, ModelKnobs
+    from repro.families.dllm.knobs import Device, ModelKnobs
 
     what = Some(ModelKnobs, ("model",)), Some(Device, ("weights",))
     return {WHAT: what, ENGINE: (Some(ModelKnobs, ("memory_limit",)), Device)}
@@ -379,8 +379,8 @@ def model_knobs() -> dict[str, Sequence[type | Some]]:
 def engine_knobs(*more: type) -> dict[str, Sequence[type | Some]]:
     """All of a cell; ``more`` are of its engine too."""
     from engines.dllm.config import EngineConfig
-    from repro.systems.cost import CostKnobs
-    from repro.systems.dllm.knobs import BaselineKnobs, ReplayKnobs, WorkloadKnobs
+    from repro.families.cost import CostKnobs
+    from repro.families.dllm.knobs import BaselineKnobs, ReplayKnobs, WorkloadKnobs
 
     decoding, model = decoding_knobs(), model_knobs()
     return {
@@ -392,7 +392,7 @@ def engine_knobs(*more: type) -> dict[str, Sequence[type | Some]]:
 
 
 def of_platform() -> Mapping[str, object]:
-    from repro.systems.platforms import DllmPart
+    from repro.families.platforms import DllmPart
 
     names = (*(field.name for field in fields(DllmPart)), "memory_limit", "num_prompts")
     return {**dict.fromkeys(names, "the platform's"), "reading": "", "steps": "one a token", "batch_rule": "workload"}

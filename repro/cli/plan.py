@@ -23,11 +23,11 @@ from repro.cli.options import Given, Knobs, Some, of_platform
 from repro.cli.output import counted, counting, number, print_json, print_table, say
 from repro.cli.plots import check_plot, save_capacity_plot
 from repro.cli.sweep import check_regular, readable
-from repro.systems.cluster.system import DIFFUSION
-from repro.systems.cost import CostKnobs
-from repro.systems.platforms import DllmPart, Platform, paper_objectives
-from repro.systems.platforms import card as card_named
-from repro.systems.platforms import platform as platform_of
+from repro.families.cluster.system import DIFFUSION
+from repro.families.cost import CostKnobs
+from repro.families.platforms import DllmPart, Platform, paper_objectives
+from repro.families.platforms import card as card_named
+from repro.families.platforms import platform as platform_of
 from repro.workloads.knobs import TimeUnit
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Solved(Checked):
     """Plans to show."""
 
     def __post_init__(self) -> None:
-        from repro.systems.cluster.planning import MOST_PLANS
+        from repro.families.cluster.planning import MOST_PLANS
 
         super().__post_init__()
         require(1 <= self.top <= MOST_PLANS, f"top={self.top} must be between 1 and {MOST_PLANS}")
@@ -217,7 +217,7 @@ class Planned(NamedTuple):
 
 def plan_cluster(*, options: PlanClusterOptions, sample: Sample, solved: Solved, json: opt.Json = False) -> None:
     """The best deployments of AMPD's planner, with the P95 latencies it expects. Simulated."""
-    from repro.systems.cluster.ampd_settings import PLANNING_RATE
+    from repro.families.cluster.ampd_settings import PLANNING_RATE
     from repro.workloads.sessions import load_session_card
 
     card, shape, gpu = load_session_card(options.trace), model_shape(options.model), card_named(options.hardware)
@@ -273,7 +273,7 @@ def _planned(
     options: PlanClusterOptions, sample: Sample, solved: Solved, shape: ModelShape, card: Gpu, rate: float, slo: Slo
 ) -> Planned:
     from engines.ampd.planner import PlannerConfig, PlanningWorkload, coefficients, solve
-    from repro.systems.cluster.ampd_settings import hardware_of, performance_of, profiled_context, sessions_of
+    from repro.families.cluster.ampd_settings import hardware_of, performance_of, profiled_context, sessions_of
     from repro.workloads.sessions import load_session_card
 
     config = PlannerConfig(method=solved.method, solver=solved.solver)  # type: ignore[arg-type]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repro.cli.output import number, percent, print_table
+from repro.families.dllm.knobs import BaselineKnobs
 from repro.runs.cell import BASIS
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm.knobs import BaselineKnobs
 
 if TYPE_CHECKING:
     from repro.runs.family import SummaryColumn

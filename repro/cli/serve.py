@@ -22,9 +22,9 @@ from repro.cli.options import Given, Knobs, Some, answer_knobs, model_knobs, of_
 from repro.cli.output import say
 
 if TYPE_CHECKING:
+    from repro.families.block.served import BlockModel
     from repro.serving import DllmModel
     from repro.serving_ar import ArModel
-    from repro.systems.block.served import BlockModel
 
 
 def _served() -> dict[str, Sequence[type | Some]]:
@@ -58,9 +58,9 @@ class ServeOptions:
 
     @property
     def chosen(self) -> str:
+        from repro.families.block.served import is_block
+        from repro.families.block.settings import NAME
         from repro.serving_ar import is_causal
-        from repro.systems.block.served import is_block
-        from repro.systems.block.settings import NAME
 
         if self.system is not None:
             return self.system
@@ -120,10 +120,10 @@ def serve(
 def _served_model(
     options: ServeOptions, given: Mapping[str, Any], name: str | None
 ) -> DllmModel | BlockModel | ArModel:
+    from repro.families.block.served import BlockModel
+    from repro.families.block.settings import NAME
     from repro.serving import DllmModel
     from repro.serving_ar import ArModel
-    from repro.systems.block.served import BlockModel
-    from repro.systems.block.settings import NAME
 
     knobs = {**opt.given(model=options.model), **given}
     if options.chosen == NAME:
@@ -150,7 +150,7 @@ def install(
 ) -> None:
     """Install a server into a virtual environment of its own: .venv-SERVER, here or in REPRO_SERVERS_DIR. The same command
     again finishes what was interrupted, and does nothing where all is done."""
-    from repro.systems.servers import environment_of
+    from repro.families.servers import environment_of
 
     environment = environment_of(server, device)
     if dry_run:

@@ -19,6 +19,7 @@ import numpy as np
 from engines.cost.roofline import Calibration, Gpu, Roofline, StepWork, gpu, gpu_of_device
 from engines.errors import UserError, require
 from engines.models.shape import ModelShape
+from repro.families.platforms import DllmPart, platform
 from repro.files import replace_text
 from repro.gpu_suite.expected import simulated
 from repro.gpu_suite.stages import title_of
@@ -28,7 +29,6 @@ from repro.reports.predictions import medians_sentence
 from repro.runs.cell import Cell
 from repro.runs.family import served_per_second
 from repro.runs.store import StoredRun
-from repro.systems.platforms import DllmPart, platform
 
 CALIBRATION = "calibration.json"
 SCHEMA_VERSION = 1

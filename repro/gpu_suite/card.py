@@ -6,7 +6,7 @@ import subprocess
 from engines.cost.roofline import GPUS, gpu_of_device
 from engines.errors import UserError
 from repro.checks.doctor import FoundGpu, torch_and_cards
-from repro.systems.platforms import MIB, PLATFORMS, platform
+from repro.families.platforms import MIB, PLATFORMS, platform
 
 ASK_S = 30.0
 

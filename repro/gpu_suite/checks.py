@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from engines.errors import UserError
+from repro.families.platforms import DllmPart, platform
 from repro.paths import REPO
 from repro.runs.cell import Cell
 from repro.runs.family import Family, Metric
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, OnProgress, RunRecord, empty_table
-from repro.systems.platforms import DllmPart, platform
 
 Facts = Mapping[str, Any]
 
@@ -50,7 +50,7 @@ class Nothing:
 class Check(ABC):
     """One check, configured. ``look`` returns facts, with ``note``, and ``failed`` where it found a fault."""
 
-    code: ClassVar[tuple[str, ...]] = ("repro.systems.dllm.on_torch",)
+    code: ClassVar[tuple[str, ...]] = ("repro.families.dllm.on_torch",)
     device: str
     limit_s: float = 3600.0
     """A process of its own is ended after this time."""
@@ -70,7 +70,7 @@ class Check(ABC):
         check_device(self.device)
 
     def run(self, workload: Nothing, on_progress: OnProgress | None = None) -> RunRecord:
-        from repro.systems.dllm.on_torch import release
+        from repro.families.dllm.on_torch import release
 
         # Another process, or a larger model, has to find room.
         release(self.device)
@@ -126,7 +126,7 @@ class GpuTests(Check):
 class Goldens(Check):
     """Golden cases in float32 on the device, token by token."""
 
-    code = ("repro.systems.dllm.on_torch", "repro.checks.goldens")
+    code = ("repro.families.dllm.on_torch", "repro.checks.goldens")
     per_method: int = 0
     """Cases of each method; 0 is all."""
 
@@ -165,7 +165,7 @@ class Goldens(Check):
 class AgreementCheck(Check):
     """How often bfloat16 picks another token than float32."""
 
-    code = ("repro.systems.dllm.on_torch", "repro.checks.agreement")
+    code = ("repro.families.dllm.on_torch", "repro.checks.agreement")
     model: str
     weights: str
     prompts_of: str

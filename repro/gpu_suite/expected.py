@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engines.cost.roofline import Calibration, gpu
+from repro.families.dllm.deployment import DllmDeployment
+from repro.families.dllm.system import DllmSystem
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm.deployment import DllmDeployment
-from repro.systems.dllm.system import DllmSystem
 
 SLOWER = 1.2
 """Times what a simulated step takes that one is expected to; an H200 took 1.03 of it where the device decides."""

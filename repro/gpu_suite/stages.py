@@ -10,11 +10,11 @@ from engines.dllm.config import EngineConfig
 from engines.dllm.memory import divide_memory
 from engines.knobs import knobs_of
 from engines.models.shape import model_shape
+from repro.families.platforms import DllmPart, Platform, platform
 from repro.gpu_suite.checks import check_cell
 from repro.reports.figures import View, default_reading, figure
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
-from repro.systems.platforms import DllmPart, Platform, platform
 
 STEP_BATCHES, STEP_LENGTH = (1, 16, 64, 128), 256
 """Requests of the steps that are timed, and tokens of each."""

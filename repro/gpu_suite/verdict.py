@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from repro.families.dllm.record import STEPS
+from repro.families.platforms import DllmPart, platform
 from repro.files import replace_text
 from repro.gpu_suite.calibration import (
     CALIBRATION,
@@ -18,8 +20,6 @@ from repro.gpu_suite.stages import OURS, SAME_ENGINE, title_of
 from repro.gpu_suite.suite import Suite
 from repro.reports.fitting import PROTOCOLS
 from repro.runs.store import StoredRun
-from repro.systems.dllm.record import STEPS
-from repro.systems.platforms import DllmPart, platform
 
 VERDICT = "verdict.md"
 LEAST_RATIO, LEAST_ROOFLINE = 2.5, 0.6

@@ -14,10 +14,10 @@ from engines.errors import RunError, UserError, require
 from engines.knobs import knobs_of
 from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
 from engines.models.checkpoint import checkpoint_dir, config_of
+from repro.families.dllm.settings import DllmSettings, WorkloadKnobs
+from repro.families.dllm.system import dllm_system
 from repro.prompt import answer_of, tokenizer_of
 from repro.runs.cell import Cell
-from repro.systems.dllm.settings import DllmSettings, WorkloadKnobs
-from repro.systems.dllm.system import dllm_system
 from repro.tasks.task import cut_at
 
 try:
@@ -69,7 +69,7 @@ class Query:
 
 @register_model(MODEL_NAME)
 class DiffusionLM(LM):
-    """``options`` are a cell's knobs (``repro.systems.dllm.settings``), under the names of ``repro bench`` and ``repro generate``.
+    """``options`` are a cell's knobs (``repro.families.dllm.settings``), under the names of ``repro bench`` and ``repro generate``.
 
     What is given here holds for every task; a task's own ``max_gen_toks`` and sampling count where
     nothing is. ``steps`` defaults to ``gen_length``, one token per step.

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from engines.errors import UserError
+from repro.families.platforms import Platform
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
-from repro.systems.platforms import Platform
 
 OURS, BASE = "dllm-serve", "sparse-dllm"
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from repro.families.platforms import platform as platform_of
 from repro.files import kept
 from repro.reports.claims import Finding
 from repro.reports.figures import FIGURES, Figure, FigureEntry, Knobs, View, default_reading
@@ -10,7 +11,6 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
-from repro.systems.platforms import platform as platform_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from engines.data import load_module, load_named
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, given_to, knobs_of
+from repro.families.cost import CostKnobs
+from repro.families.dllm import knobs as dllm_knobs
+from repro.families.dllm.knobs import ReadingName
+from repro.families.platforms import PLATFORMS, DllmPart, Platform
 from repro.paths import PAPER as CLAIMS
 from repro.paths import REPO
 from repro.reports.accuracy import Accuracy
 from repro.runs.cell import COMPARISON, Cell, Scalar
-from repro.systems.cost import CostKnobs
-from repro.systems.dllm import knobs as dllm_knobs
-from repro.systems.dllm.knobs import ReadingName
-from repro.systems.platforms import PLATFORMS, DllmPart, Platform
 
 if TYPE_CHECKING:
     from repro.reports.claims import Finding

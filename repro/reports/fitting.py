@@ -12,11 +12,11 @@ from types import MappingProxyType
 
 from engines.cost.roofline import Calibration
 from engines.errors import UserError
+from repro.families.dllm.deployment import DllmDeployment
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.runs.family import served_per_second
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm.deployment import DllmDeployment
 from repro.workloads.workload import Workload
 
 SYSTEM = "dllm-serve"

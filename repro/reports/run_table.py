@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import UserError
+from repro.families.platforms import platform
 from repro.files import SEAL, is_whole, keep_mode, replace_bytes, sealed, writable_file
 from repro.reports.figures import FigureEntry, Rendered, View, default_reading, figure
 from repro.runs.cell import Cell
 from repro.runs.family import Validity
 from repro.runs.record import REQUESTS, RunRecord
 from repro.runs.store import StoredRun
-from repro.systems.platforms import platform
 
 SUFFIX = ".runs.csv"
 PACKED_BYTES = 1_000_000

@@ -17,13 +17,13 @@ from statistics import median
 from engines.cost.roofline import Calibration, Roofline, StepWork, gpu
 from engines.dllm.plan import StepOutcome, StepPlan
 from engines.dllm.simulated import RooflineExecutor, copying
+from repro.families.dllm import knobs
+from repro.families.dllm.deployment import DllmDeployment
+from repro.families.platforms import platform
 from repro.files import replace_text
 from repro.reports.fitting import FITTED, STEP_OVERHEAD_S, SYSTEM, CardProtocol, fit, stated_values
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
-from repro.systems.dllm import knobs
-from repro.systems.dllm.deployment import DllmDeployment
-from repro.systems.platforms import platform
 from repro.workloads.dataset import load_card
 from repro.workloads.workload import Workload
 

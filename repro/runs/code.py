@@ -29,23 +29,23 @@ PACKAGES = frozenset({"engines", "baselines", "repro"})
 """Packages of this repository that decide numbers; figures only draw them."""
 SHARED = (
     *("baselines/*", "engines/*", "engines/attention", "engines/cost", "engines/kernels", "engines/models"),
-    *("engines/parallel", "engines/policies", "engines/runtime", "repro/systems/*", "repro/workloads"),
+    *("engines/parallel", "engines/policies", "engines/runtime", "repro/families/*", "repro/workloads"),
     *("repro/files.py", "repro/generation.py", "repro/paths.py", "repro/prompt.py", "repro/runs/cell.py"),
     *("repro/runs/family.py", "repro/runs/http_driver.py", "repro/runs/record.py", "repro/runs/statistics.py"),
     *("repro/runs/step_driver.py", "repro/runs/system.py", "repro/runs/tuning.py"),
     *("repro/runs/free.csv", "repro/runs/systems.csv"),
 )
 """Folders and files that decide the numbers of every family; ``/*`` stands for a folder's own files."""
-_CLUSTER = ("engines/ar", "engines/cluster", "baselines/ar", "repro/systems/cluster")
+_CLUSTER = ("engines/ar", "engines/cluster", "baselines/ar", "repro/families/cluster")
 _AMPD = ("engines/ampd", *_CLUSTER)
-_DLLM = ("engines/dllm", "repro/systems/dllm", "repro/tasks")
+_DLLM = ("engines/dllm", "repro/families/dllm", "repro/tasks")
 OF_FAMILY: Mapping[str, tuple[str, ...]] = {
     "dllm": ("baselines/dllm", *_DLLM),
-    "block": ("engines/ar", "engines/blockdiffusion", "repro/systems/block", *_DLLM),
+    "block": ("engines/ar", "engines/blockdiffusion", "repro/families/block", *_DLLM),
     "ar": _AMPD,
     "planning": _AMPD,
     "prefill": ("engines/laps", *_CLUSTER),
-    "http": ("baselines/servers", "engines/cluster", "repro/systems/http", "repro/tasks"),
+    "http": ("baselines/servers", "engines/cluster", "repro/families/http", "repro/tasks"),
 }
 """What else decides the numbers of a family, by its name. All packages decide those of any other family."""
 IN_NO_FILE = "in no file"
@@ -94,7 +94,7 @@ class Code:
 def code_of(family: str, modules: tuple[str, ...], plug_ins: tuple[str, ...] = ()) -> Code:
     """Identity of a family's code with these modules, and with plug-ins named as ``module:NAME``. It stays what it is for as
     long as the process lives, as the modules do."""
-    rooms = {*SHARED, *OF_FAMILY.get(family, ("engines", "baselines", "repro/systems", "repro/tasks"))}
+    rooms = {*SHARED, *OF_FAMILY.get(family, ("engines", "baselines", "repro/families", "repro/tasks"))}
     found: dict[str, str] = {}
     for each in (*modules, *plug_ins):
         module, _, name = each.partition(":")
@@ -122,7 +122,7 @@ def _digest(contents: Iterable[bytes]) -> str:
 def _room_of(module: str) -> str:
     """The folder below a package of ours that a module lies in, or below its families."""
     parts = module.split(".")
-    depth = 3 if parts[:2] == ["repro", "systems"] else 2
+    depth = 3 if parts[:2] == ["repro", "families"] else 2
     room = "/".join(parts[:depth])
     return room if (_HOME / room).is_dir() else "/".join([*parts[: depth - 1], "*"])
 

@@ -167,7 +167,7 @@ class Entry(NamedTuple):
 with Path(__file__).with_name("systems.csv").open(newline="", encoding="utf-8") as _listed:
     ENTRIES: Mapping[str, Entry] = {row["name"]: Entry(**row) for row in csv.DictReader(_listed)}
 """By name: importing all systems takes longer than listing them."""
-_MOVED = {"repro.systems.ar.planning:AMPD_PLANNER": "repro.systems.cluster.planning:AMPD_PLANNER"}
+_MOVED = {"repro.systems.ar.planning:AMPD_PLANNER": "repro.families.cluster.planning:AMPD_PLANNER"}
 
 
 class Registry(Generic[T]):

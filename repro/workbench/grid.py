@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 from engines.errors import UserError, require
 from engines.knobs import Range, check_value, knobs_of
+from repro.families.platforms import platform as platform_of
 from repro.files import is_file, one_line, read_yaml, size_of, unreadable_yaml
 from repro.runs.cell import COMPARISON, NOTES, WORKLOAD, Cell, Scalar, knob_value, plain
 from repro.runs.system import SYSTEMS, default_dataset, settings_of
-from repro.systems.platforms import platform as platform_of
 from repro.workloads.knobs import named_after
 
 Repeats = Annotated[int, Range(1, 1000)]

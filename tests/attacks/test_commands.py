@@ -18,10 +18,10 @@ from support.command import repro as run
 from support.hostile import HOSTILE
 from support.tables import data_beside
 
+from repro.families.platforms import PLATFORMS
 from repro.reports.ablation import CLUSTER_COMPONENTS, PREFILL_COMPONENTS
 from repro.reports.figures import FIGURES
 from repro.runs.system import SYSTEMS
-from repro.systems.platforms import PLATFORMS
 from repro.tasks.registry import TASKS
 from repro.workloads.conversations import known_conversation_cards
 from repro.workloads.dataset import known_datasets
@@ -84,12 +84,12 @@ def stop(*_: Any, **__: Any) -> None:
 def workplace(folder: Path) -> Iterator[None]:
     """Files to name, a folder to write into, and nothing that takes long."""
     import repro.checks.goldens
+    import repro.families.cluster.ampd_settings
+    import repro.families.dllm.on_torch  # takes the loader by name: not the one that is put in its place below
     import repro.gpu_suite.suite
     import repro.reports.fitting
     import repro.reports.sensitivity
     import repro.runs.sweep
-    import repro.systems.cluster.ampd_settings
-    import repro.systems.dllm.on_torch  # takes the loader by name: not the one that is put in its place below
     import repro.training.loop
     from engines.models import loader
 
@@ -119,7 +119,7 @@ def workplace(folder: Path) -> Iterator[None]:
         mock.patch.object(repro.checks.goldens, "verify", stop),
         mock.patch.object(repro.training.loop, "build_trainer", stop),
         mock.patch.object(loader, "load_model", load),
-        mock.patch.object(repro.systems.cluster.ampd_settings, "performance_of", stop),
+        mock.patch.object(repro.families.cluster.ampd_settings, "performance_of", stop),
         mock.patch.dict(os.environ),
     ):
         os.environ.pop("REPRO_DATA_DIR", None)

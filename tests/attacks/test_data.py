@@ -112,7 +112,7 @@ def test_times_of_a_file_come_once(tmp_path):
 
 def test_a_fault_of_the_program_is_not_the_files(tmp_path, monkeypatch):
     """The same failure is the file's where reading it alone fails too."""
-    from repro.systems.cluster import ampd
+    from repro.families.cluster import ampd
     from repro.workloads import recorded
 
     path = tmp_path / "mine.jsonl"

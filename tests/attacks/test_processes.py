@@ -259,7 +259,7 @@ def test_a_missing_device_is_said_before_any_work(tmp_path, monkeypatch):
 
     if torch.cuda.is_available():
         pytest.skip("has a GPU")
-    from repro.systems.dllm import system as system_module
+    from repro.families.dllm import system as system_module
 
     monkeypatch.setattr(system_module, "requests_of", lambda *_: pytest.fail("requests were looked at"))
     refused(repro("bench", "--device", "cuda", "--result-dir", tmp_path), "device='cuda'", "use --device cpu")

@@ -19,11 +19,11 @@ from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import FoundBatch, StaticFootprint, base_bytes, largest_batch
 from engines.dllm.executor.compose import peak_bytes
 from engines.errors import UserError
+from repro.families.dllm import deployment as deployments
+from repro.families.dllm import on_torch
+from repro.families.dllm.deployment import DllmDeployment
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
-from repro.systems.dllm import deployment as deployments
-from repro.systems.dllm import on_torch
-from repro.systems.dllm.deployment import DllmDeployment
 
 Peak = Callable[[int], int]
 SYSTEMS = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")

@@ -22,7 +22,7 @@ from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool
 from engines.errors import UserError
 from engines.models.shape import LLADA_8B
-from repro.systems.dllm.system import method
+from repro.families.dllm.system import method
 
 
 def guided(

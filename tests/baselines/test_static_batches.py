@@ -31,7 +31,7 @@ from engines.kernels import probe
 from engines.kernels.host import Runs
 from engines.models.llada import LLaDABlock, LLaDAModelLM
 from engines.runtime import step_timer as timer
-from repro.systems.dllm.system import method
+from repro.families.dllm.system import method
 
 PLAIN = GenerationConfig(gen_length=16, block_length=8, steps=16)
 CACHE, SUFFIX = DelayedCache(), DelayedCache(delay=0, window="suffix")

@@ -17,13 +17,13 @@ from paper_figures.common import style
 from paper_figures.common.panel import Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import said
+from repro.families.cluster.planning import PLANNER_SYSTEM
+from repro.families.platforms import platform
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.statistics import Interval, student_t_two_sided
 from repro.runs.store import StoredRun
-from repro.systems.cluster.planning import PLANNER_SYSTEM
-from repro.systems.platforms import platform
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

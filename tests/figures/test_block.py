@@ -7,9 +7,9 @@ from support.figure_runs import block_run, by_claim
 from support.refusals import refuses
 
 from paper_figures.block import block_diffusion, sglang
+from repro.families.block.system import BLOCK
 from repro.reports.figures import View
 from repro.runs.experiment import prepare
-from repro.systems.block.system import BLOCK
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 H20_VIEW = View(platform=H20_LLADA2_MINI, reading="published", num_runs=3)

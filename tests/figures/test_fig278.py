@@ -9,12 +9,12 @@ from support.stored_runs import FAILED, caption_of, changed, read_csv, runs_of, 
 from engines.dllm.memory import divide_memory
 from paper_figures.dllm_serve import fig2, fig3, fig7, fig8
 from paper_figures.dllm_serve.layout import shape_of
+from repro.families.platforms import DllmPart
 from repro.reports.ablation import COMPONENTS, LADDER, component, rungs
 from repro.reports.figures import View
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
-from repro.systems.platforms import DllmPart
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

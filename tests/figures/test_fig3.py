@@ -24,12 +24,12 @@ from paper_figures.common import style
 from paper_figures.dllm_serve import fig3, rates
 from paper_figures.dllm_serve.comparison import OURS
 from paper_figures.dllm_serve.comparison import SYSTEMS as COMPARED
+from repro.families.platforms import DllmPart
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.family import Validity
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
-from repro.systems.platforms import DllmPart
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

@@ -19,13 +19,13 @@ from paper_figures.dllm_serve.row_policies import (
     cell_of,
     paces_of,
 )
+from repro.families.block.settings import resolve
+from repro.families.platforms import DllmPart
 from repro.paths import COMMITTED
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.store import StoredRun, read_run
-from repro.systems.block.settings import resolve
-from repro.systems.platforms import DllmPart
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

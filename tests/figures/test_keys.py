@@ -14,9 +14,9 @@ if __name__ == "__main__":
 
 from support.cells import a_cell
 
+from repro.families.platforms import platform
 from repro.reports.figures import FIGURES, View, default_reading
 from repro.runs.experiment import prepare
-from repro.systems.platforms import platform
 
 STORED = Path(__file__).with_name("keys.csv")
 PREPARED = (

@@ -10,12 +10,12 @@ from paper_figures.common.words import is_above, is_below, said
 from paper_figures.laps import fig1, fig3, fig6, fig7, kappa, pools, reserve
 from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MEAN, MIDDLE, PAIRED_SEEDS, RPS
 from paper_figures.laps.layout import crossing
+from repro.families.cluster.laps_record import PREFILL
+from repro.families.platforms import platform
 from repro.reports.figures import PAPERS, View
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.statistics import mean_interval
-from repro.systems.cluster.laps_record import PREFILL
-from repro.systems.platforms import platform
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -12,9 +12,9 @@ from paper_figures.common import style
 from paper_figures.common.figure import Picture, drawn_panels, in_numbers
 from paper_figures.common.panel import ANYWHERE, OF_SHARES, Axis, Bars, Guide, Labels, Line, Mark, Panel, Points
 from paper_figures.common.words import exactly
+from repro.families.platforms import platform
 from repro.reports.figures import FIGURES, View, default_reading, pictures
 from repro.runs.statistics import Interval
-from repro.systems.platforms import platform
 
 DRAWN = [
     (name, where)

@@ -6,10 +6,10 @@ from support.stored_runs import read_csv, runs_of
 
 from paper_figures.dllm_serve import readings, table4
 from paper_figures.dllm_serve.readings import DATASETS, ENGINES, SETTINGS
+from repro.families.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, READINGS
 from repro.reports.figures import View, default_reading, figure
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.systems.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, READINGS
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

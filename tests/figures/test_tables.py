@@ -7,9 +7,9 @@ from support.cells import L40S, RTX4090
 from support.stored_runs import read_csv
 
 from paper_figures.dllm_serve import table3
+from repro.families.platforms import platform
 from repro.reports.figures import FIGURES, View, default_reading, figure
 from repro.reports.paper import load_claims, load_figures
-from repro.systems.platforms import platform
 
 CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}
 CARD_VIEW = View(platform=RTX4090, reading="published")

@@ -16,8 +16,8 @@ if __name__ == "__main__":
 
 from support.figure_runs import figure_runs
 
+from repro.families.platforms import platform
 from repro.reports.figures import FIGURES, View, default_reading
-from repro.systems.platforms import platform
 
 STORED = Path(__file__).with_name("verdicts.json")
 NUM_RUNS = 3

@@ -16,13 +16,13 @@ from support.exact_instance import profile_little
 from typer.testing import CliRunner
 
 from repro.cli.main import app
+from repro.families.platforms import platform
 from repro.paths import REPO
 from repro.reports.figures import View
-from repro.systems.platforms import platform
 
 FILES = files_of("CONTRIBUTING.md") | files_of("docs/cards.md")
 CARDS = [line for line in lines_of("docs/cards.md") if "mine/l4.yaml" in line or "mine.card" in line]
-"""tests/repro/systems/dllm/test_timed_run.py runs the others."""
+"""tests/repro/families/dllm/test_timed_run.py runs the others."""
 LINES = [*lines_of("CONTRIBUTING.md"), *CARDS]
 SERVING = [line for line in LINES if line.startswith("repro serve ")]
 COMMANDS = [line for line in LINES if line not in SERVING]

@@ -13,16 +13,16 @@ from support.sources import tree
 
 import repro
 from engines.data import KINDS
+from repro.families.cluster.ampd_record import AR_METRICS
+from repro.families.cluster.laps_record import PREFILL_METRICS
+from repro.families.dllm.record import DLLM_METRICS
+from repro.families.http.record import HTTP
+from repro.families.platforms import PLATFORMS
 from repro.gpu_suite import stages
 from repro.paths import REPO
 from repro.reports.figures import FIGURES
 from repro.runs.family import METRICS
 from repro.runs.system import SYSTEMS
-from repro.systems.cluster.ampd_record import AR_METRICS
-from repro.systems.cluster.laps_record import PREFILL_METRICS
-from repro.systems.dllm.record import DLLM_METRICS
-from repro.systems.http.record import HTTP
-from repro.systems.platforms import PLATFORMS
 
 PAGES = sorted(
     [

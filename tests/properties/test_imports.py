@@ -33,8 +33,8 @@ POLICIES = (
     *("engines.dllm.memory", "engines.dllm.simulated"),
     *("engines.cost.roofline", "engines.server", "engines.laps", "engines.policies", "baselines.ar.sglang"),
     *("baselines.dllm.static.scheduler", "repro.runs.system"),
-    *("repro.systems.dllm.system", "baselines.servers", "repro.systems.http"),
-    *("repro.systems.servers", "repro.serving", "repro.serving_ar", "repro.workloads"),
+    *("repro.families.dllm.system", "baselines.servers", "repro.families.http"),
+    *("repro.families.servers", "repro.serving", "repro.serving_ar", "repro.workloads"),
 )
 """Plain Python over plain data: none of it, nor what it imports, loads torch."""
 

@@ -32,7 +32,7 @@ from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.errors import UserError
 from engines.runtime.noise import gumbel_argmax, row_keys, uniform
-from repro.systems.dllm.system import method
+from repro.families.dllm.system import method
 
 MAX_TOTAL = 40
 PLAIN = DecodeConfig()

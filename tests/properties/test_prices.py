@@ -21,7 +21,7 @@ from engines.dllm.simulated import copying
 from engines.laps.cluster import PrefillConstants, cost_of
 from engines.models.shape import LLADA2_MINI, LLADA_8B, LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_14B, QWEN3_32B
 from engines.policies.views import FALLBACK, Bucket, Chunk, Rung
-from repro.systems.cost import load_calibration
+from repro.families.cost import load_calibration
 
 STORED = Path(__file__).with_name("prices.json")
 WORKS = {

@@ -8,9 +8,9 @@ import pytest
 
 from baselines.servers.admission import AdmissionConfig
 from engines.errors import UserError
+from repro.families.http.requests import resolve
 from repro.files import read_yaml, unreadable_yaml
 from repro.prompt import read_prompt_ids
-from repro.systems.http.requests import resolve
 from repro.workloads.card import Card, load
 from repro.workloads.dataset import PromptFile
 from repro.workloads.dataset_rows import read_lengths, read_prompts, read_rows

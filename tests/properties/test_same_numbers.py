@@ -30,11 +30,11 @@ from support.virtual_time import run_virtually
 from engines.ampd.planner import PlanningWorkload, coefficients
 from engines.laps.latency import FloorForm, TwoClasses, fit_floor_form, fit_paper_form, fit_paper_totals, waits_s
 from engines.policies.views import FALLBACK, Bucket, Chunk, Rung, Slo
+from repro.families.http.endpoint import _read
+from repro.families.http.record import tables_of
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.http_driver import Clock, Reply, drive_http
-from repro.systems.http.endpoint import _read
-from repro.systems.http.record import tables_of
 
 STORED = Path(__file__).with_name("numbers.json")
 

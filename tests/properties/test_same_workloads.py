@@ -27,11 +27,11 @@ from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR
 from engines.models.tokenizer import load_tokenizer
+from repro.families.cluster.laps_settings import PrefillWorkloadConfig, Stream, draw_workload
+from repro.families.http.endpoint import Endpoint
+from repro.families.http.requests import HttpKnobs
+from repro.families.http.requests import workload_of as http_workload
 from repro.runs.experiment import prepare
-from repro.systems.cluster.laps_settings import PrefillWorkloadConfig, Stream, draw_workload
-from repro.systems.http.endpoint import Endpoint
-from repro.systems.http.requests import HttpKnobs
-from repro.systems.http.requests import workload_of as http_workload
 from repro.workloads.card import Origin, checksum
 from repro.workloads.conversations import ConversationConfig, draw_conversations, known_conversation_cards
 from repro.workloads.dataset import known_datasets

@@ -9,12 +9,12 @@ from support.cells import a_cell
 from support.command import repro
 
 from repro.cli.run_table import lengths_line
+from repro.families.http.requests import resolve, workload_of
+from repro.families.platforms import PLATFORMS, DllmPart, platform
 from repro.runs.experiment import prepare
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS
-from repro.systems.http.requests import resolve, workload_of
-from repro.systems.platforms import PLATFORMS, DllmPart, platform
 from repro.workloads.knobs import length_scale_for
 
 

@@ -14,9 +14,9 @@ from engines.errors import UserError
 from engines.knobs import given_to
 from engines.server.dllm import ServedDllm
 from engines.server.protocol import Finished, Submission
+from repro.families.dllm.system import method
 from repro.generation import GenerateOptions, generate
 from repro.serving import DllmModel
-from repro.systems.dllm.system import method
 
 CASES = data_beside(__file__, "cases")
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from repro.families.platforms import platform
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
-from repro.systems.platforms import platform
 
 
 def a_cell(

@@ -13,10 +13,10 @@ from support.command import Result, commands, repro
 
 from engines.cost.roofline import GPUS
 from engines.knobs import knobs_of
+from repro.families.platforms import PLATFORMS
 from repro.paths import REPO
 from repro.reports.figures import figure
 from repro.runs.system import SYSTEMS, settings_of
-from repro.systems.platforms import PLATFORMS
 
 OPERATORS = re.compile(r"[|<>;&]+")
 SHIM = '#!/bin/sh\nPYTHONPATH="{root}:$PYTHONPATH" exec "{python}" {module} "$@"\n'

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepOutcome, StepRecord
 from engines.runtime.step_timer import StepTimes
+from repro.families.dllm.record import drive_engine
 from repro.runs.record import RunRecord
 from repro.runs.step_driver import Clock, VirtualClock
-from repro.systems.dllm.record import drive_engine
 
 
 class FakeEngine:

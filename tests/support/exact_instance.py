@@ -9,9 +9,9 @@ import pytest
 
 from engines.laps.latency import StepModel
 from engines.policies.views import Bucket, Chunk
-from repro.systems.cluster import on_torch
-from repro.systems.cluster.instance import TINY, Setting
-from repro.systems.cluster.laps_settings import MEASURED_GRID
+from repro.families.cluster import on_torch
+from repro.families.cluster.instance import TINY, Setting
+from repro.families.cluster.laps_settings import MEASURED_GRID
 
 FLOOR_S, TOKEN_S = 3e-3, 5e-5
 

@@ -15,12 +15,12 @@ from support.driven import FakeEngine, make_requests
 
 from engines.dllm.plan import Request
 from engines.errors import UserError, require
+from repro.families.dllm.record import DLLM, drive_engine
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
 from repro.runs.record import Obtained, OnProgress, RunRecord
 from repro.runs.step_driver import VirtualClock
-from repro.systems.dllm.record import DLLM, drive_engine
 
 NAME = "support.fake_system:FAKE"
 KNOBS = frozenset({"num_prompts", "service_s"})

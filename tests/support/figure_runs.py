@@ -11,15 +11,15 @@ from support.stored_runs import calibration_of, changed, charged, run_of, stored
 from engines.dllm.memory import divide_memory
 from paper_figures.dllm_serve import fig2
 from paper_figures.dllm_serve.layout import shape_of
+from repro.families.block.system import BLOCK
+from repro.families.cluster.planning import PLANNER_SYSTEM
+from repro.families.platforms import DllmPart, platform
 from repro.reports.claims import Finding
 from repro.reports.figures import Figure, View
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
-from repro.systems.block.system import BLOCK
-from repro.systems.cluster.planning import PLANNER_SYSTEM
-from repro.systems.platforms import DllmPart, platform
 
 NUM_PROBLEMS = 40
 

@@ -13,6 +13,7 @@ from engines.ampd.planner import erlang_c
 from engines.errors import require
 from engines.knobs import Range, check_given, given_to
 from paper_figures.common import style
+from repro.families.platforms import Platform
 from repro.reports.claims import Finding
 from repro.reports.figures import Paper, Rendered, View
 from repro.runs.cell import Cell
@@ -20,7 +21,6 @@ from repro.runs.family import Family, Metric, SummaryColumn, column
 from repro.runs.record import REQUESTS, Column, Obtained, OnProgress, RunRecord
 from repro.runs.step_driver import RequestLog, in_arrival_order
 from repro.runs.store import StoredRun
-from repro.systems.platforms import Platform
 
 
 def mean_wait(servers: int, load: float, cv2: float) -> float:

@@ -18,10 +18,10 @@ from engines.laps.cluster import OpenTurns, PrefillConstants, PrefillCost, Prefi
 from engines.laps.latency import StepModel
 from engines.models.shape import QWEN2_5_14B
 from engines.policies.views import Batching, Chunk, OpenQueue, PrefillQueue, PrefillTask, Situation, StepPlan
+from repro.families.cluster.laps_record import BUCKETS, PREFILL
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord, empty_table
 from repro.runs.store import StoredRun
-from repro.systems.cluster.laps_record import BUCKETS, PREFILL
 
 Queue = TypeVar("Queue", bound=PrefillQueue)
 LINEAR_MODEL = StepModel(base_s=0.0, request_s=0.0, floor_s=0.0, token_s=1e-3, alpha=0.0, history_s=0.0, shapes={})

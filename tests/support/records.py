@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from repro.families.dllm.record import DLLM, STEP_COLUMNS
 from repro.runs.record import RunRecord, Table, empty_table
-from repro.systems.dllm.record import DLLM, STEP_COLUMNS
 
 RequestRow = tuple[float, float | None, float | None, float | None, int, str]
 """(arrival, admitted, first block, finished, gen_length, status)."""

@@ -6,10 +6,10 @@ from typing import Any
 from support.stored_runs import MADE_UP, VALID, calibration_of, charged, run_of
 
 from engines.cluster.record import READINGS
+from repro.families.cluster.ampd_record import AR
 from repro.runs.cell import Cell
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, RunRecord, empty_table
 from repro.runs.store import StoredRun
-from repro.systems.cluster.ampd_record import AR
 
 
 def session_run(cell: Cell, share: float, *, e2el_s: float = 4.0, local: float = 0.2, valid: bool = True) -> StoredRun:

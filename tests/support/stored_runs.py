@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from support.driven import drive
 from support.fake_system import fake_cell
 
+from repro.families.dllm.record import DLLM, STEP_COLUMNS
 from repro.reports.figures import Rendered
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
@@ -18,7 +19,6 @@ from repro.runs.family import Validity
 from repro.runs.provenance import GitState, Timing, collect
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Column, Obtained, RunRecord
 from repro.runs.store import PROVENANCE, SUFFIX, StoredRun, part_of, parts_of
-from repro.systems.dllm.record import DLLM, STEP_COLUMNS
 
 CPU = "A Processor 9000"
 CALIBRATION = "rtx4090, fitted on one cell; another cell"

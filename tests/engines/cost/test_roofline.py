@@ -11,7 +11,7 @@ from support.refusals import refuses
 from engines.cost.roofline import H200, L40S, LOGIT_PASSES, RTX4090, Calibration, Roofline, StepWork
 from engines.errors import UserError
 from engines.models.shape import DREAM_7B, LLADA_8B, MIXTRAL_8X7B
-from repro.systems.cost import save_calibration
+from repro.families.cost import save_calibration
 
 CARDS = (RTX4090, L40S, H200)
 BLOCK = 32

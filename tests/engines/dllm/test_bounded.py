@@ -22,9 +22,9 @@ from engines.dllm.plan import Executor, ExecutorError, Request, StepOutcome, Ste
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.simulated import BoundedExecutor, RooflineExecutor, step_work
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
+from repro.families.dllm import on_torch
+from repro.families.dllm.deployment import DllmDeployment
 from repro.runs.experiment import prepare
-from repro.systems.dllm import on_torch
-from repro.systems.dllm.deployment import DllmDeployment
 
 GENERATION = GenerationConfig(gen_length=8, block_length=4, steps=8)
 CONFIG = EngineConfig(max_num_batched_tokens=64, max_num_seqs=4)

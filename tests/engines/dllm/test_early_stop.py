@@ -34,11 +34,11 @@ from engines.models.chat import stop_token_ids
 from engines.models.checkpoint import TINY_DIR, read_config
 from engines.models.shape import ModelShape
 from repro.cli.main import app
+from repro.families.cost import load_calibration
+from repro.families.dllm.record import DLLM, drive_engine
+from repro.families.dllm.system import method
 from repro.runs.family import served_per_second
 from repro.runs.step_driver import WallClock
-from repro.systems.cost import load_calibration
-from repro.systems.dllm.record import DLLM, drive_engine
-from repro.systems.dllm.system import method
 from repro.tasks.mini import GENERATORS
 
 Ids = tuple[int, ...]

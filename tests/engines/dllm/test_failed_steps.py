@@ -17,9 +17,9 @@ from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.step import Candidates, Head
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import SCHEDULERS, KvPool
+from repro.families.dllm.record import DLLM, drive_engine
 from repro.runs.record import RunRecord
 from repro.runs.step_driver import WallClock
-from repro.systems.dllm.record import DLLM, drive_engine
 
 CONFIG = EngineConfig(max_num_batched_tokens=120, max_num_logits=16, max_num_seqs=4, max_model_len=60)
 GENERATION = GenerationConfig(gen_length=16, block_length=8, steps=16)

@@ -25,7 +25,7 @@ from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, Request
 from engines.dllm.scheduling import KvPool
 from engines.runtime.noise import row_keys
-from repro.systems.dllm.system import method
+from repro.families.dllm.system import method
 
 LOGITS = (0.0, 1.0, -1.0, 0.5, 2.0, -0.5, 0.25, 1.0)
 

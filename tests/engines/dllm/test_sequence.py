@@ -31,7 +31,7 @@ from engines.dllm.scheduling import KvPool
 from engines.dllm.sequence import Sequence, cache_rows, steps_per_block, timestep_quota
 from engines.errors import UserError
 from engines.models.shape import DREAM_7B, LLADA_8B
-from repro.systems.dllm.system import method
+from repro.families.dllm.system import method
 
 
 @st.composite

@@ -34,7 +34,7 @@ from engines.dllm.sequence import Sequence as Live
 from engines.dllm.simulated import RooflineExecutor
 from engines.errors import UserError
 from engines.models.loader import load_model
-from repro.systems.dllm.requests import encode_prompts
+from repro.families.dllm.requests import encode_prompts
 from repro.tasks.registry import load_task
 from repro.tasks.task import TaskOptions
 

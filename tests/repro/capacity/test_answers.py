@@ -14,7 +14,7 @@ from repro.capacity.question import Question, parse_sizes
 
 SYSTEMS_OF_MINE = """
 from dataclasses import replace
-from repro.systems.cluster.ampd import VLLM_SIM, build_vllm
+from repro.families.cluster.ampd import VLLM_SIM, build_vllm
 
 class Nowhere:
     def __init__(self, answer, patience):

@@ -155,8 +155,8 @@ def test_no_run_serves_more_than_its_bound(tmp_path):
 
 def test_a_run_is_that_of_bench(tmp_path):
     """Its cell gives the same rounds, of which the second half of the arrivals counts."""
+    from repro.families.cluster.ampd_record import round_ttft_s
     from repro.runs.system import SYSTEMS
-    from repro.systems.cluster.ampd_record import round_ttft_s
 
     place = PLACES["co-located"]
     question = place.question(tmp_path)

@@ -6,7 +6,7 @@ from support.cells import RTX4090
 
 import repro.checks.doctor
 from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, FoundGpu, Item, Machine, look, rows_for
-from repro.systems.platforms import PLATFORMS, DllmPart
+from repro.families.platforms import PLATFORMS, DllmPart
 
 LAPTOP = Machine(
     python=(3, 12, 1),

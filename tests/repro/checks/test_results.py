@@ -27,6 +27,7 @@ from repro.checks.results import (
     redraw,
 )
 from repro.cli.main import app
+from repro.families.cost import load_calibration
 from repro.files import sealed
 from repro.paths import RESULTS
 from repro.reports import claims_file
@@ -36,7 +37,6 @@ from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import load_claims
 from repro.reports.predictions import medians, report, report_path, write_report
 from repro.reports.run_table import read_table, tables_in
-from repro.systems.cost import load_calibration
 
 COPIED = (
     *(f"h20-llada2-mini/sglang-h20-llada2-mini.{ending}" for ending in ("csv", "txt", "runs.csv")),

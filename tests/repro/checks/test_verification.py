@@ -16,7 +16,7 @@ from support.tables import data_beside
 from engines.models import loader
 from repro.checks.blocks import FOLDER_VARIABLE
 from repro.checks.goldens import GOLDEN_DIR, read_cases
-from repro.systems.block.settings import RULES
+from repro.families.block.settings import RULES
 
 Content = dict[str, Any]
 SPOILT = data_beside(__file__, "spoilt_goldens")

@@ -8,9 +8,9 @@ from support.command import repro
 from support.told_suite import checked, step_rows, told_suite
 
 from repro import paths
+from repro.families.cost import describe_calibration, load_calibration
 from repro.gpu_suite.calibration import Fitted, calibrated
 from repro.reports import sensitivity
-from repro.systems.cost import describe_calibration, load_calibration
 
 
 def test_sensitivity_prints_and_stores_the_same(monkeypatch, tmp_path):
@@ -38,7 +38,7 @@ def test_what_a_suite_fitted_on_its_card_is_stored(monkeypatch, tmp_path):
     assert isinstance(fitted, Fitted)
     stored = tmp_path / "stored"
     monkeypatch.setattr(paths, "CALIBRATION", stored)
-    monkeypatch.setattr("repro.systems.cost.CALIBRATION", stored)
+    monkeypatch.setattr("repro.families.cost.CALIBRATION", stored)
     asked = ("calibrate", "--platform", "h200", "--result-dir", str(tmp_path / "suite"))
     try:
         dry = repro(*asked, "--dry-run")

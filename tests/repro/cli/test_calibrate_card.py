@@ -10,9 +10,9 @@ from support.own_cards import CARD, PLANTED, timed_steps, write_card, write_step
 
 from engines.cost.roofline import CardCalibration
 from repro import api
+from repro.families.card_file import card_of
 from repro.files import forget
 from repro.paths import CALIBRATION
-from repro.systems.card_file import card_of
 
 ASKED = "calibrate --platform mine.yaml --measured m.csv"
 

@@ -24,11 +24,11 @@ from engines.errors import UserError
 from engines.models.chat import _environment, load_chat_template, parse_messages
 from engines.models.checkpoint import checkpoint_digest
 from engines.models.tokenizer import load_tokenizer
+from repro.families.dllm.system import method
 from repro.generation import GenerateOptions, prepare_generation
 from repro.paths import REPO
 from repro.prompt import read_prompt_ids
 from repro.runs.experiment import prepare
-from repro.systems.dllm.system import method
 
 CASES = data_beside(__file__, "cases")
 

@@ -22,11 +22,11 @@ from support.stored_runs import parts
 from support.tables import data_beside
 
 from engines.cost import peaks
+from repro.families.cluster import instance
 from repro.gpu_suite import checks, suite
 from repro.gpu_suite.expected import Prediction
 from repro.gpu_suite.stages import FIRST, scale_of, stages
 from repro.paths import REPO
-from repro.systems.cluster import instance
 
 CASES = data_beside(__file__, "cases")
 

@@ -13,11 +13,11 @@ from support.command import refused, repro
 from support.tables import data_beside
 
 from repro import api
+from repro.families.http.requests import resolve, workload_of
 from repro.files import forget
 from repro.paths import REPO
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
-from repro.systems.http.requests import resolve, workload_of
 from repro.workloads.columns import NAMES
 
 CASES = data_beside(__file__, "cases")

@@ -12,9 +12,9 @@ from support.told_suite import KNOWN, LENGTH, checked, peak_rows, served, step_r
 
 from engines.cost.roofline import H200, Calibration, Gpu
 from engines.errors import UserError
+from repro.families.cost import save_calibration
 from repro.gpu_suite.calibration import CALIBRATION, Fitted, calibrated, constants, fit, fitted_rows, read_fit, report
 from repro.reports import predictions
-from repro.systems.cost import save_calibration
 
 CASES = data_beside(__file__, "cases")
 

@@ -11,12 +11,12 @@ from support.cells import a_cell
 from support.refusals import refuses
 
 from engines.errors import UserError
+from repro.families.dllm import on_torch
 from repro.gpu_suite import checks
 from repro.gpu_suite.checks import CHECK, Benchmark, Goldens, GpuTests, check_cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
-from repro.systems.dllm import on_torch
 
 
 def told(**knobs: Any) -> Experiment:

@@ -9,6 +9,9 @@ from support.tables import data_beside
 from engines.cost.roofline import GB, gpu
 from engines.models.shape import model_shape
 from paper_figures.dllm_serve.fig7 import FIXED_INPUT, OUTPUTS
+from repro.families.cluster.instance import setting_of
+from repro.families.dllm.deployment import DllmDeployment
+from repro.families.platforms import MIB
 from repro.gpu_suite.checks import CHECK
 from repro.gpu_suite.expected import PREPARATION_S
 from repro.gpu_suite.stages import COMPARED, FIRST, Planned, figures, scale_of, stages, title_of
@@ -16,9 +19,6 @@ from repro.gpu_suite.suite import Job, Suite, jobs_of
 from repro.gpu_suite.verdict import _blocks
 from repro.runs.cell import Cell
 from repro.runs.store import Store
-from repro.systems.cluster.instance import setting_of
-from repro.systems.dllm.deployment import DllmDeployment
-from repro.systems.platforms import MIB
 
 CASES = data_beside(__file__, "cases")
 

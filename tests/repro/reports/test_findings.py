@@ -3,12 +3,12 @@
 import pytest
 from support.stored_runs import stored
 
+from repro.families.platforms import platform
 from repro.reports.claims import judge_all
 from repro.reports.evidence import Source
 from repro.reports.figures import FIGURES, View, default_reading
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
-from repro.systems.platforms import platform
 
 SPEED = {"dllm-serve": 80.0, "fast-dllm": 40.0, "dllm-cache": 16.0, "sparse-dllm": 20.0}
 WITH_ANSWERS = ("dllm-serve/fig6",)

@@ -20,6 +20,8 @@ from baselines.ar.dynamo import DynamoConfig
 from engines.cluster.record import ItlStat, Scope, TtftRule
 from engines.cluster.simulation import HistoryRead
 from engines.laps.batching import Joins, LongDispatch
+from repro.families.cluster.ampd_settings import DEFAULT_READING
+from repro.families.dllm.knobs import BATCH_RULES, ReadingName
 from repro.reports.claims import Finding, Flip, judge_all
 from repro.reports.claims_file import flips_csv, flips_path, read_flips
 from repro.reports.evidence import Source, sources
@@ -29,8 +31,6 @@ from repro.reports.paper import load_claims, stated
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.runs.system import ENTRIES, free_of
-from repro.systems.cluster.ampd_settings import DEFAULT_READING
-from repro.systems.dllm.knobs import BATCH_RULES, ReadingName
 
 SPEED = {"dllm-serve": 76.6, "fast-dllm": 42.4}
 OF_NO_CLAIM = {"llada", "dream", "srpt", "on-time", "laps-graphs-only"}

@@ -5,8 +5,8 @@ from support.cells import L40S, RTX4090
 from engines.cost.roofline import GB
 from engines.dllm.config import EngineConfig
 from engines.models.shape import LLADA_8B
+from repro.families.platforms import DllmPart, Platform
 from repro.reports.memory import PlanCase, compare_logit_budgets
-from repro.systems.platforms import DllmPart, Platform
 
 
 def case_of(where: Platform) -> PlanCase:

@@ -132,7 +132,7 @@ def test_stated_values_agree_with_table4():
 def test_the_papers_settings_are_the_ones_used_here():
     by_parameter = {row["parameter"]: row["value"] for row in load_table("dllm_serve/table3.csv")}
     from engines.dllm.config import GenerationConfig, SparsityConfig
-    from repro.systems.platforms import DllmPart, platform
+    from repro.families.platforms import DllmPart, platform
 
     generation, sparsity = GenerationConfig(), SparsityConfig()
     assert by_parameter["Generation Length"] == generation.gen_length

@@ -12,11 +12,11 @@ from support.figure_runs import figure_runs
 
 from engines.errors import UserError
 from repro.checks.results import check_figure
+from repro.families.platforms import platform
 from repro.files import replace_text
 from repro.reports import run_table
 from repro.reports.figures import FIGURES, View, default_reading, figure, pictures
 from repro.reports.run_table import TableError, _columns, _text, _value, _Watched, draw, places_read, read_table
-from repro.systems.platforms import platform
 
 ARITHMETIC = figure("ampd/table1")
 VIEW = View(platform=platform("h20x32"), reading="published", num_runs=1)

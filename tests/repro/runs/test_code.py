@@ -230,16 +230,16 @@ def _lies_in(name: str, room: str) -> bool:
 @pytest.mark.parametrize(
     ("system", "others"),
     [
-        ("dllm-serve", ("engines/ampd", "engines/laps", "engines/blockdiffusion", "repro/systems/cluster")),
-        ("ampd", ("engines/dllm", "engines/laps", "baselines/dllm", "repro/systems/dllm", "repro/tasks")),
-        ("laps", ("engines/dllm", "engines/ampd", "baselines/dllm", "repro/systems/dllm", "repro/tasks")),
+        ("dllm-serve", ("engines/ampd", "engines/laps", "engines/blockdiffusion", "repro/families/cluster")),
+        ("ampd", ("engines/dllm", "engines/laps", "baselines/dllm", "repro/families/dllm", "repro/tasks")),
+        ("laps", ("engines/dllm", "engines/ampd", "baselines/dllm", "repro/families/dllm", "repro/tasks")),
     ],
 )
 def test_code_of_another_family_decides_nothing(system, others):
     dataset, platform, executor = ASKED[system]
     found = prepare(a_cell(system, dataset, platform, executor, rate=None if system == "laps" else 0.5, num_prompts=64))
     assert not [room for room in found.code.modules if room.startswith((*others, "repro/cli", "repro/reports"))]
-    assert "repro/systems/*" in found.code.modules
+    assert "repro/families/*" in found.code.modules
 
 
 @pytest.mark.parametrize("file", ["host.cpp", "lanes.hpp", "choice.py"])
@@ -254,7 +254,7 @@ def test_sources_of_kernels_count(tmp_path, monkeypatch, file):
 
 
 def test_all_packages_decide_a_family_that_is_none_of_ours():
-    assert {"engines", "baselines", "repro/systems"} <= code_of("of mine", ()).modules.keys()
+    assert {"engines", "baselines", "repro/families"} <= code_of("of mine", ()).modules.keys()
 
 
 def test_a_comment_may_hold_quotes(tmp_path):

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from support.records import record_of, requests_table, stats
 
 from engines.errors import UserError
+from repro.families.dllm.record import DLLM
 from repro.runs.family import METRICS, Family, column, distribution, goodput, is_ok, request_times
 from repro.runs.record import REQUEST_COLUMNS, RunRecord
-from repro.systems.dllm.record import DLLM
 
 ANY = Family(name="any")
 

@@ -8,11 +8,11 @@ from support.tables import data_beside
 
 from engines.dllm.plan import StepRecord
 from engines.errors import UserError
+from repro.families.dllm.record import DLLM, drive_engine
 from repro.runs.family import request_times
 from repro.runs.record import DriveProgress
 from repro.runs.statistics import mean_interval
 from repro.runs.step_driver import Clock, EngineStalledError, VirtualClock, WallClock
-from repro.systems.dllm.record import DLLM, drive_engine
 
 CASES = data_beside(__file__, "cases")
 

@@ -22,11 +22,11 @@ import repro.runs.store
 from engines.cluster.record import RoundRow, TaskRow, WorkerRow, rows_of, table_of
 from engines.errors import RunError
 from engines.laps.cluster import InstanceRow, StepRow
+from repro.families.dllm.record import DLLM
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family, plain_table
 from repro.runs.record import REQUEST_COLUMNS, SCHEMA_VERSION, Column, RunRecord, columns_of, empty_table
 from repro.runs.store import Damaged, Store, StoredRun, StoreError, encoded, pack, parts_of, read_run
-from repro.systems.dllm.record import DLLM
 
 
 @pytest.fixture

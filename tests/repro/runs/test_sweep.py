@@ -20,6 +20,7 @@ from support.stored_runs import contents, parts
 from support.tables import data_beside
 
 from engines.errors import RunError, UserError
+from repro.families.dllm import requests
 from repro.runs import pool
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare, prepare_all
@@ -27,7 +28,6 @@ from repro.runs.pool import CELLS_PER_WORKER
 from repro.runs.record import SCHEMA_VERSION, DriveProgress
 from repro.runs.store import Store, encoded
 from repro.runs.sweep import CellEvent, CellOutcome, Sweep
-from repro.systems.dllm import requests
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload
 
 CASES = data_beside(__file__, "cases")
@@ -426,7 +426,7 @@ def test_a_log_keeps_where_a_wrong_run_was_found(tmp_path, caplog):
 
 
 def test_another_fault_is_raised_as_it_is(monkeypatch):
-    from repro.systems.dllm.system import DllmSystem
+    from repro.families.dllm.system import DllmSystem
 
     monkeypatch.setattr(DllmSystem, "prepare", lambda self, cell: None)
     cell = a_cell(platform="rtx4090", executor="roofline", rate=1.0)

@@ -8,6 +8,7 @@ from support.cells import a_cell
 from support.refusals import refuses
 
 from engines.errors import UserError
+from repro.families.cluster.laps_record import PREFILL, score
 from repro.reports.tuning_reference import PATH, reference
 from repro.runs import tuning
 from repro.runs.cell import Cell, Scalar
@@ -15,7 +16,6 @@ from repro.runs.experiment import check_device, prepare
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS, TuneKnobs, free_of, settings_of
 from repro.runs.tuning import CANDIDATES, TRIALS, TUNING_SEED, candidates, halved
-from repro.systems.cluster.laps_record import PREFILL, score
 
 TUNABLE = [name for name in SYSTEMS if free_of(name)]
 PREFILL_SYSTEMS = [name for name in TUNABLE if SYSTEMS.get(name).family is PREFILL]

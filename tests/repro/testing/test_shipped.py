@@ -24,8 +24,8 @@ from engines.policies import routing
 from engines.policies.batching import Chunked, LateShare, OneByOne, OnTimeQueue, PrefillFirst
 from engines.policies.views import Batching, OpenQueue, PrefillQueue
 from repro import testing
+from repro.families.dllm.system import method as method_of
 from repro.runs.system import ENTRIES
-from repro.systems.dllm.system import method as method_of
 from repro.testing import Ahead, BatcherConformance, SchedulerConformance
 from repro.testing.prefills import SLO, STEPS
 

@@ -41,8 +41,8 @@ from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.routing import LeastKvMemory, RemoteOnly
 from engines.policies.views import PrefillQueue
+from repro.families.live.system import compared
 from repro.paths import REPO
-from repro.systems.live.system import compared
 
 pytestmark = needs_redis
 

@@ -1,0 +1,340 @@
+"""What a cell asks of a block-diffusion system; light, for the command line's options are read off it."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import engines.models
+from engines.blockdiffusion.rules import (
+    DecodeRule,
+    Dynamic,
+    JointThreshold,
+    Level,
+    LowConfidence,
+    Sequential,
+    Static,
+    Steps,
+    SubBlocks,
+)
+from engines.blockdiffusion.scheduler import Batching, BlockEngineConfig, check_batching
+from engines.blockdiffusion.sequence import BlockSampling
+from engines.blockdiffusion.simulated import HostCost, pool_tokens
+from engines.cost.kernels import check_kernels
+from engines.cost.roofline import gpu
+from engines.errors import require
+from engines.knobs import Memory, Needs, Only, Proportion, Range, Tokens
+from engines.knobs import resolve as resolve_knobs
+from engines.models.block_config import (
+    BLOCK_SHAPES,
+    FAST_DLLM_V2_7B,
+    LLADA2_MINI,
+    SDAR_8B,
+    BlockConfig,
+    BlockLength,
+    block_config,
+)
+from engines.models.checkpoint import checkpoint_digest, checkpoint_dir
+from engines.models.shape import BLOCK_DIFFUSION, ModelShape
+from repro.families.cost import CostKnobs, load_calibration
+from repro.families.platforms import BlockPart, Platform, platform
+from repro.runs.cell import Cell
+from repro.tasks.registry import TASKS
+from repro.workloads.knobs import TraceKnobs
+from repro.workloads.served import workload_knobs
+
+RULES: Mapping[str, type[DecodeRule]] = {
+    "low-confidence": LowConfidence,
+    "joint-threshold": JointThreshold,
+    "static": Static,
+    "dynamic": Dynamic,
+    "sequential": Sequential,
+    "sub-blocks": SubBlocks,
+}
+RuleName = Literal["low-confidence", "joint-threshold", "static", "dynamic", "sequential", "sub-blocks"]
+_SMALL: dict[str, Any] = {
+    "d_model": 64,
+    "n_layers": 4,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "head_dim": 16,
+    "mlp_hidden_size": 192,
+    "vocab_size": 512,
+    "max_sequence_length": 4096,
+    "mask_token_id": 511,
+    "eos_token_id": 510,
+}
+assert LLADA2_MINI.experts is not None
+TINY: Mapping[str, BlockConfig] = {
+    "tiny-llada2": replace(
+        LLADA2_MINI,
+        **_SMALL,
+        rotary_dim=8,
+        experts=replace(
+            LLADA2_MINI.experts,
+            num_experts=16,
+            experts_per_token=4,
+            num_groups=4,
+            groups_per_token=2,
+            expert_hidden=32,
+            shared_hidden=32,
+        ),
+    ),
+    "tiny-sdar": replace(SDAR_8B, **_SMALL, rotary_dim=16),
+    "tiny-fast-dllm-v2": replace(FAST_DLLM_V2_7B, **_SMALL, rotary_dim=16),
+}
+"""Small models of each family with random weights, whose steps a CPU core runs in milliseconds."""
+EMBEDDED = "tiny-block"
+EMBEDDED_DIR = Path(engines.models.__file__).parent / "tiny_block"
+"""The embedded checkpoint: a small SDAR."""
+EMBEDDED_TASKS = ("mini-gsm", "mini-code")
+"""What it was trained on."""
+
+_IN_BLOCKS = Needs(autoregressive=False)
+"""Marks a setting of blocks: one token at a time leaves nothing to decide."""
+_HAS_THRESHOLD = Only(rule=tuple(name for name, rule in RULES.items() if "threshold" in rule.__dataclass_fields__))
+_HAS_STEPS = Only(rule=("static", "dynamic", "sequential"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockKnobs(TraceKnobs):
+    model: str | None = None
+    """tiny-block, the embedded checkpoint and the default of a graded task; tiny-llada2, the default elsewhere, tiny-sdar,
+    tiny-fast-dllm-v2, llada2-mini, llada2-flash, sdar-8b or fast-dllm-v2-7b with random weights; or a checkpoint's directory or
+    hub id."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Dtype of the weights."""
+    num_prompts: Annotated[int, Range(1, 10**5)] = 16
+    """Requests; of a graded task the first problems, all of them unless given."""
+    input_len: Tokens | None = None
+    """Fix every prompt to this many tokens."""
+    length_scale: Annotated[float, Range(above=0, most=1e3), Only(input_len=None)] = 0.25
+    """Prompt lengths of the data set are multiplied by it."""
+    gen_length: Tokens = 64
+    """Tokens to generate."""
+    block_length: Annotated[BlockLength, _IN_BLOCKS] | None = None
+    """Tokens per block; the checkpoint's own unless given."""
+    rule: Annotated[RuleName, _IN_BLOCKS] = "low-confidence"
+    """Which places of a block take their tokens."""
+    threshold: Annotated[Level, _IN_BLOCKS, _HAS_THRESHOLD] | None = None
+    """Confidence above which a token is taken; the rule's own default unless given."""
+    edit_threshold: Annotated[Level, Only(rule="joint-threshold")] = 0.0
+    """Confidence above which a written token is replaced."""
+    max_post_steps: Annotated[int, Range(0, 4096), Only(rule="joint-threshold")] = 16
+    """Forwards a full block is edited by, at most."""
+    steps: Annotated[Steps, _HAS_STEPS] | None = None
+    """Forwards per block; one a token unless given."""
+    sub_block: Annotated[int, Range(1, 4096), Only(rule="sub-blocks")] = 8
+    """Tokens of a sub-block."""
+    dual_cache: Annotated[bool, Only(rule="sub-blocks")] = False
+    """Compute a sub-block alone against stale K/V of the rest: an approximation."""
+    temperature: Annotated[float, Range(0, 1e6), _IN_BLOCKS] = 0.0
+    """0 is greedy."""
+    top_p: Proportion = 1.0
+    """Sample from the fewest likely tokens that hold this probability."""
+    top_k: Annotated[int, Range(1, 2**31 - 1)] | None = None
+    """Sample from this many tokens at most, before top_p."""
+    max_num_batched_tokens: Tokens = BlockEngineConfig().max_num_batched_tokens
+    """Rows of a packed step."""
+    max_num_seqs: Annotated[int, Range(1, 2**14)] = 64
+    """Requests running at once."""
+    max_model_len: Annotated[int, Range(1, 2**20)] | None = None
+    """Tokens of the longest request, its last block whole [default: 2048, or the model's positions where they are fewer]."""
+    memory_limit: Memory | None = None
+    """Bytes that weights, a step and K/V share on a GPU; the card's unless given."""
+    num_tokens: Tokens | None = None
+    """Tokens of K/V [default: 32768 on a CPU, on a GPU what the memory holds]."""
+    prefix_cache: bool = True
+    """Keep K/V of whole final blocks for requests that begin alike."""
+    shared_len: Annotated[int, Range(0, 2**20)] = 0
+    """Tokens that all prompts begin with, such as examples of a task."""
+    batching: Annotated[Batching, _IN_BLOCKS] = BlockEngineConfig().batching
+    """mixed packs whatever is due into a step; first-done and synchronous are SGLang's: prompts and blocks in steps apart, every block
+    ends with a forward more, and synchronous ends those of a batch together."""
+    autoregressive: bool = False
+    """The same decoder one token at a time, as the model it was trained from decodes: blocks of one token, each predicted by the one
+    before."""
+    tokens_per_forward: Annotated[float, Range(1, 4096), Only(executor="roofline")] | None = None
+    """Places a simulated forward is sure of, on average; the platform's assumption unless given."""
+    charged: CostKnobs = field(default_factory=CostKnobs)
+    host: HostCost = field(default_factory=HostCost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSettings:
+    platform: Platform
+    executor: str
+    knobs: BlockKnobs
+    model: str
+    config: BlockConfig
+    directory: Path | None
+    """The checkpoint's; None where weights are random."""
+    rule: DecodeRule
+    max_model_len: int
+    basis: str
+    """A digest of the model, and of what a simulated run is charged by."""
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.executor == "roofline"
+
+    @property
+    def block(self) -> int:
+        return 1 if self.knobs.autoregressive else self.knobs.block_length or self.config.block_length
+
+    @property
+    def shifts(self) -> bool:
+        return self.knobs.autoregressive or self.config.shifts_logits
+
+    @property
+    def pool_block(self) -> int:
+        """Tokens of K/V that lie together: a block's, and of an autoregressive model some."""
+        return 16 if self.knobs.autoregressive else self.block
+
+    @property
+    def engine(self) -> BlockEngineConfig:
+        return BlockEngineConfig(max_num_batched_tokens=self.knobs.max_num_batched_tokens, batching=self.knobs.batching)
+
+    @property
+    def shape(self) -> ModelShape:
+        return shape_of(self.config, self.model, 4 if self.knobs.dtype == "float32" else 2)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of K/V: those that are asked for, or as many as can be of use where memory holds them."""
+        knobs = self.knobs
+        if knobs.num_tokens is not None:
+            return knobs.num_tokens
+        if knobs.memory_limit is None:
+            return CPU_TOKENS
+        most = knobs.max_num_seqs * self.max_model_len
+        rows = knobs.max_num_batched_tokens
+        return min(most, pool_tokens(self.shape, knobs.memory_limit, rows=rows, logit_rows=min(rows, MAX_NUM_LOGITS)))
+
+    def sampling(self, seed: int) -> BlockSampling:
+        knobs = self.knobs
+        return BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k, seed=seed)
+
+
+CPU_TOKENS = 32768
+MAX_NUM_LOGITS = 2048
+"""Rows of logits alive at once."""
+
+
+def shape_of(config: BlockConfig, name: str, dtype_bytes: int = 2) -> ModelShape:
+    """The catalogued shape of a full-size model, under whose name tables are known; any other's under its own."""
+    found = ModelShape.from_block_config(config, name=name, dtype_bytes=dtype_bytes)
+    known = (each for each in BLOCK_DIFFUSION if replace(found, name=each.name) == each)
+    return next(known, found)
+
+
+def is_random(model: str) -> bool:
+    return model in TINY or model.lower() in BLOCK_SHAPES
+
+
+def resolve(cell: Cell) -> BlockSettings:
+    """Platform defaults overridden by the cell's knobs; everything a user can get wrong is refused here."""
+    where = platform(cell.platform)
+    require(
+        cell.executor in ("torch", "roofline"),
+        f"executor={cell.executor!r}: block-diffusion is measured (torch) or simulated (roofline), use one of them",
+    )
+    knobs = resolve_knobs(
+        BlockKnobs,
+        cell.asked,
+        workload_knobs(cell.asked),
+        system=NAME,
+        usual=_usual(where, cell.executor),
+        beside={"executor": cell.executor},
+    )
+    is_graded = cell.dataset in TASKS and knobs.workload is None
+    model = knobs.model or (EMBEDDED if is_graded else "tiny-llada2")
+    has_weights = not is_random(model)
+    known = (EMBEDDED, *TINY, *BLOCK_SHAPES)
+    config = (
+        TINY[model] if model in TINY else block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model, known=known)
+    )
+    block = 1 if knobs.autoregressive else knobs.block_length or config.block_length
+    check_batching(knobs.batching, config.shifts_logits)
+    rule = rule_of(knobs, block)
+    rule.check_block(block)
+    usual = min(knobs.max_model_len or 2048, config.max_sequence_length)
+    max_model_len = (knobs.max_model_len if "max_model_len" in cell.asked else None) or usual
+    knobs_of_sampling = BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k)
+    require(
+        knobs.gen_length + block <= max_model_len <= config.max_sequence_length,
+        f"max_model_len={max_model_len} must hold gen_length={knobs.gen_length} and a block of {block} tokens, and be at "
+        f"most the model's {config.max_sequence_length} positions",
+    )
+    directory = None
+    if has_weights:
+        directory = EMBEDDED_DIR if model == EMBEDDED else checkpoint_dir(model)
+    basis = repr((config, knobs_of_sampling)) if directory is None else checkpoint_digest(directory)
+    if cell.executor == "roofline":
+        card, shape = where.gpu, shape_of(config, model)
+        charged = knobs.charged.on(card, shape)
+        check_kernels(shape, gpu(card), charged.framework)
+        basis += repr((shape, gpu(card), load_calibration(card))) + charged.basis(card, shape) + where.digest
+        knobs = replace(knobs, charged=charged)
+    found = BlockSettings(
+        platform=where,
+        executor=cell.executor,
+        knobs=knobs,
+        model=model,
+        config=config,
+        directory=directory,
+        rule=rule,
+        max_model_len=max_model_len,
+        basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
+    )
+    assert found.num_tokens > 0, "pool_tokens refuses a card that holds none"
+    return found
+
+
+def _usual(where: Platform, executor: str) -> dict[str, Any]:
+    """A platform's defaults, by name; a CPU has none beside those of the fields."""
+    if where.gpu is None:
+        require(
+            executor == "torch",
+            f"executor={executor!r}: platform={where.name!r} names no card to simulate, use --executor torch or a platform such as "
+            "h200-sdar-8b",
+        )
+        return {}
+    own = [part for part in where.parts if isinstance(part, BlockPart)]
+    if executor == "torch" and not own:
+        own = [BlockPart(model="sdar-8b", memory_limit=gpu(where.gpu).memory_bytes)]
+    part = own[0] if own else where.part(BlockPart)
+    own_values = {each.name: getattr(part, each.name) for each in fields(part)}
+    if executor == "torch":
+        del own_values["tokens_per_forward"]
+    return own_values
+
+
+NAME = "block-diffusion"
+DECODING = ("rule", "edit_threshold", "max_post_steps", "sub_block", "dual_cache")
+"""Knobs of an answer that only block diffusion has."""
+
+
+def settings_of_requests(knobs: Mapping[str, Any], platform: str = "cpu-tiny") -> BlockSettings:
+    """Where requests are a user's own and no data set's: of ``repro generate`` and ``repro serve``."""
+    own = tuple({"model": EMBEDDED, **knobs}.items())
+    return resolve(
+        Cell(system=NAME, dataset="requests", platform=platform, executor="torch", rate=None, seed=0, knobs=own)
+    )
+
+
+def rule_of(knobs: BlockKnobs, block: int) -> DecodeRule:
+    kind = RULES[knobs.rule]
+    own = {each.name for each in fields(kind)}
+    given: dict[str, Any] = {
+        "threshold": knobs.threshold,
+        "edit_threshold": knobs.edit_threshold,
+        "max_post_steps": knobs.max_post_steps,
+        "steps": knobs.steps or block,
+        "length": min(knobs.sub_block, block),
+        "dual_cache": knobs.dual_cache,
+    }
+    return kind(**{name: value for name, value in given.items() if name in own and value is not None})

@@ -1,0 +1,437 @@
+"""A block-diffusion engine behind the harness: from a cell to a deployment and its requests.
+
+A graded task's problems are asked of a checkpoint as texts, and so is what a user serves in place of a data set. Prompts of other data
+sets have their lengths and arrivals, and random ids: what a block-diffusion tokenizer would make of their texts is not known here.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from engines.blockdiffusion.engine import BlockEngine
+from engines.blockdiffusion.plan import SharedTables, StepRecord
+from engines.blockdiffusion.sequence import BlockRequest
+from engines.blockdiffusion.simulated import PoissonSure, SimulatedExecutor
+from engines.cost.kernels import price_on
+from engines.cost.roofline import Gpu, StepPrice, gpu
+from engines.dllm.config import GenerationConfig
+from engines.dllm.plan import Request
+from engines.errors import require
+from repro.families.block.settings import MAX_NUM_LOGITS, BlockKnobs, BlockSettings, resolve
+from repro.families.cost import describe_calibration, load_calibration
+from repro.families.dllm.record import accuracy, accuracy_strict, graded, num_steps
+from repro.runs.cell import Cell
+from repro.runs.family import WAITS, Family, SummaryColumn, column, late_submissions, metric
+from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord, Table, columns_in
+from repro.runs.step_driver import RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
+from repro.tasks.registry import TASKS, TaskOptions, load_task
+from repro.tasks.task import Task
+from repro.workloads.draws import arrivals_asked, derive_seed
+from repro.workloads.knobs import MIN_PROMPT_LEN
+from repro.workloads.served import Traced, trace_asked
+from repro.workloads.workload import (
+    Workload,
+    WorkloadConfig,
+    WorkloadProvenance,
+    build_workload,
+    fixed_workload,
+    traced_workload,
+)
+
+STEPS = "steps"
+_COLUMNS = columns_in(Path(__file__).with_name("columns.csv"))
+
+
+@metric("tokens", "output tokens / (blocks denoised + blocks committed), over all steps", "no block was denoised")
+def tokens_per_forward(record: RunRecord) -> float | None:
+    forwards = column(record, "num_denoised", STEPS).sum() + column(record, "num_committed", STEPS).sum()
+    tokens = sum(length for length in record.requests["output_len"] if length is not None)
+    return float(tokens / forwards) if forwards else None
+
+
+@metric("rows", "mean of num_rows over steps", "no steps")
+def rows_per_step(record: RunRecord) -> float | None:
+    rows = column(record, "num_rows", STEPS)
+    return float(rows.mean()) if rows.size else None
+
+
+@metric("share", "committed / (denoised + committed)", "no block was denoised")
+def commit_share(record: RunRecord) -> float | None:
+    made = column(record, "num_committed", STEPS).sum()
+    forwards = made + column(record, "num_denoised", STEPS).sum()
+    return float(made / forwards) if forwards else None
+
+
+def steps_in_turn(record: RunRecord) -> Iterator[str]:
+    start, end = column(record, "start_s", STEPS), column(record, "end_s", STEPS)
+    if (end < start).any() or (start[1:] < end[:-1]).any():
+        yield "steps overlap"
+    denoised = [value for value in record.requests["denoised"] if value is not None]
+    if None not in record.requests["denoised"] and sum(denoised) != sum(record.tables[STEPS]["num_denoised"]):
+        yield "requests and steps disagree on the forwards that denoised"
+
+
+BLOCK = Family(
+    name="block",
+    request_columns=_COLUMNS[REQUESTS],
+    tables={STEPS: _COLUMNS[STEPS]},
+    metrics=(tokens_per_forward, commit_share, rows_per_step, num_steps, accuracy, accuracy_strict),
+    checks=(steps_in_turn, late_submissions),
+    shown=(SummaryColumn("tokens/forward", "tokens_per_forward"), *WAITS),
+)
+
+
+ON_TORCH = "repro.families.block.on_torch"
+"""The module of measured runs: a simulation loads no torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockWorkload:
+    requests: tuple[BlockRequest, ...]
+    provenance: WorkloadProvenance
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDeployment:
+    settings: BlockSettings
+    seed: int = 0
+    """Decides what a simulation draws."""
+    task: Task | None = None
+    """Whose problems the workload asks; None where nothing is graded."""
+    asks_texts: bool = False
+    """Whether prompts are texts; of a task they are."""
+
+    @property
+    def obtained(self) -> Obtained:
+        return self.settings.knobs.charged.obtained if self.settings.is_simulated else "measured"
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        grading = () if self.task is None else (TASKS[self.task.name].module,)
+        return __name__, "repro.families.platforms", *grading, *(() if self.settings.is_simulated else (ON_TORCH,))
+
+    @property
+    def basis(self) -> str:
+        return self.settings.basis + ("" if self.task is None else f" {self.task.digest}")
+
+    @property
+    def device(self) -> str:
+        return self.settings.knobs.device
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        settings, rule = self.settings, self.settings.rule
+        drawn = {"tokens_per_forward": settings.knobs.tokens_per_forward} if settings.is_simulated else {}
+        return {
+            "family": settings.config.family,
+            "block_length": settings.block,
+            "rule": {"name": type(rule).__name__, **asdict(rule), "is_exact": rule.is_exact},
+            "batching": settings.knobs.batching,
+            "num_tokens": settings.num_tokens,
+            "prompts": "texts" if self.asks_texts else "random ids",
+            "system": BlockDiffusion.title,
+            "model": settings.model,
+            "platform": settings.platform.title,
+            **drawn,
+        }
+
+    @property
+    def context(self) -> str:
+        """What a denoise computes a block against, in words."""
+        stale = "" if self.settings.rule.is_exact else ", and what an earlier forward left of the block"
+        return f"K/V of the final blocks of {self.settings.block} tokens{stale}"
+
+    def check_machine(self) -> None:
+        """Any machine simulates."""
+        if not self.settings.is_simulated:
+            import_module(ON_TORCH).check_machine(self.settings)
+
+    @contextmanager
+    def serving(self) -> Iterator[tuple[BlockEngine, Mapping[str, Any]]]:
+        """In its body there is an engine, and what it runs on."""
+        if self.settings.is_simulated:
+            yield engine_of(self.settings, derive_seed(self.seed, "sure")), {}
+            return
+        with import_module(ON_TORCH).serving(self.settings) as found:
+            yield found
+
+    def run(self, workload: BlockWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        settings = self.settings
+        with self.serving() as (engine, paths):
+            ordered = in_arrival_order(workload.requests)
+            log = BlockLog(engine, ordered)
+            clock = VirtualClock() if settings.is_simulated else WallClock()
+            began = time.process_time()
+            drive_steps(engine, ordered, clock, log, on_progress=on_progress)
+            spent = {} if settings.is_simulated else {"facts": {"processor_s": time.process_time() - began}}
+        charged = charged_text(settings, settings.platform.gpu) if settings.is_simulated else None
+        measured_on = {} if settings.is_simulated else {"device": self.device, "dtype": settings.knobs.dtype}
+        record = RunRecord(
+            tables={REQUESTS: log.table, STEPS: log.steps},
+            manifest={
+                "obtained": self.obtained,
+                "dataset": asdict(workload.provenance),
+                "max_num_batched_tokens": settings.knobs.max_num_batched_tokens,
+                "calibration": charged,
+                **measured_on,
+                **self.facts,
+                **paths,
+                **spent,
+            },
+        )
+        if self.task is None:
+            return record
+        from repro.families.block.text import answer_of, text_of
+
+        text = text_of(self.settings)
+        return graded(record, self.task, {i: answer_of(ids, text).text for i, ids in log.answers.items()})
+
+
+class BlockLog(RequestLog):
+    def __init__(self, engine: BlockEngine, ordered: list[BlockRequest]) -> None:
+        super().__init__(ordered, _COLUMNS[REQUESTS])
+        self.table["gen_length"] = [request.gen_length for request in ordered]
+        self.steps: Table = {column.name: [] for column in _COLUMNS[STEPS]}
+        self.answers: dict[int, tuple[int, ...]] = {}
+        self._engine = engine
+        self._admitted: set[int] = set()
+
+    def stamp(self, step: StepRecord, start: float, end: float) -> None:
+        row = (
+            *(step.step, start, end, step.duration_s, step.num_rows, step.denoised, step.committed, step.prefilled),
+            *(step.taken, len(step.preempted), step.num_running, step.num_waiting),
+        )
+        for values, value in zip(self.steps.values(), row, strict=True):
+            values.append(value)
+        for request_id in step.admitted:
+            if request_id not in self._admitted:  # else it had been preempted
+                self._admitted.add(request_id)
+                self.set_once("admitted_s", request_id, start)
+        for request_id in step.begun:
+            self.set_once("first_output_s", request_id, end)
+        for request_id in step.finished:
+            answer = self._engine.take(request_id)
+            self.answers[request_id] = answer.ids
+            counts = {"denoised": answer.denoised, "committed": answer.committed, "prefilled": answer.prefilled}
+            self.close(request_id, "ok", finished_s=end, output_len=len(answer.ids), **counts)
+
+
+class BlockDiffusion:
+    name = "block-diffusion"
+    title = "Block diffusion"
+    family: ClassVar[Family] = BLOCK
+    knobs: ClassVar[tuple[type, ...]] = (BlockKnobs,)
+
+    def prepare(self, cell: Cell) -> tuple[BlockDeployment, BlockWorkload]:
+        """Every refusal a user can cause is raised here; nothing heavy is loaded."""
+        settings, asks_texts, stop_ids = resolve(cell), False, frozenset[int]()
+        file = trace_asked(cell.dataset, settings.knobs, cell.asked)
+        task = _task_of(cell, settings) if file is None else None
+        if file is not None:
+            asks_texts = not settings.is_simulated and _has_text(settings)
+            found = _traced(cell, settings, file, asks_texts=asks_texts)
+        elif task is not None:
+            from repro.families.block.text import text_of
+
+            asks_texts, stop_ids = True, text_of(settings).end_ids
+            found = _problems(cell, settings, task)
+        else:
+            found = _requests(cell, settings)
+        shared, shortest = settings.knobs.shared_len, min(each.prompt_len for each in found.requests)
+        require(
+            shared == 0 or shared < shortest,
+            f"shared_len={shared} leaves nothing of its own to a prompt of {shortest} tokens, the shortest: lower it",
+        )
+        requests = tuple(_request(each, settings, cell.seed, stop_ids) for each in found.requests)
+        deployment = BlockDeployment(settings=settings, seed=cell.seed, task=task, asks_texts=asks_texts)
+        return deployment, BlockWorkload(requests=requests, provenance=found.provenance)
+
+    def check_device(self, cell: Cell) -> None:
+        settings = resolve(cell)
+        if not settings.is_simulated and settings.knobs.device != "cpu":
+            import_module(ON_TORCH).check_machine(settings)
+
+
+def _task_of(cell: Cell, settings: BlockSettings) -> Task | None:
+    """The task whose problems the cell asks; None for a workload that is only served."""
+    entry = TASKS.get(cell.dataset)
+    if entry is None:
+        return None
+    require(
+        not settings.is_simulated or not entry.is_generated,
+        f"dataset={cell.dataset!r} is graded and a simulated executor cannot answer it: use --executor torch and a checkpoint",
+    )
+    require(
+        settings.directory is not None or not entry.is_generated,
+        f"dataset={cell.dataset!r} is graded and random weights cannot answer it: give a checkpoint as model, or leave it out",
+    )
+    if settings.directory is None or settings.is_simulated:
+        return None
+    for name in ("length_scale", "input_len", "shared_len"):
+        require(
+            name not in cell.asked,
+            f"{name}={cell.asked.get(name)!r} has no effect with dataset={cell.dataset!r}, whose prompts are never changed: "
+            "leave it out",
+        )
+    asked = settings.knobs.num_prompts if "num_prompts" in cell.asked else None
+    return load_task(cell.dataset, TaskOptions(num_problems=asked, seed=cell.seed))
+
+
+def _problems(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
+    """One request a problem, in problem order; a prompt that there is no room for is refused."""
+    from repro.families.block.text import text_of
+
+    knobs, text = settings.knobs, text_of(settings)
+    found = fixed_workload(
+        task.name,
+        [text.encode(prompt) for prompt in task.prompts()],
+        _as_long(knobs.gen_length),
+        arrivals=arrivals_asked(cell.rate, knobs),
+        seed=cell.seed,
+        origin=task.origin,
+        description=task.description,
+    )
+    longest, most = max(found.requests, key=lambda each: each.prompt_len), room_for_prompt(settings)
+    require(
+        longest.prompt_len <= most,
+        f"problem {task.problems[longest.request_id].problem_id} has {longest.prompt_len} prompt tokens and there is room for "
+        f"{most}: lower gen_length, or raise max_model_len",
+    )
+    return found
+
+
+def _traced(cell: Cell, settings: BlockSettings, file: Traced, *, asks_texts: bool) -> Workload:
+    """A request of each row, whose answer is as long as the row's: the last block is cut to it."""
+    knobs = settings.knobs
+    require(
+        not asks_texts or "shared_len" not in cell.asked,
+        f"shared_len={cell.asked.get('shared_len')!r} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
+    )
+    return traced_workload(
+        file,
+        arrivals_asked(cell.rate, knobs),
+        cell.seed,
+        _as_long,
+        most=settings.max_model_len // settings.block * settings.block,
+        num=knobs.num_prompts if "num_prompts" in cell.asked else None,
+        length_scale=knobs.length_scale if "length_scale" in cell.asked else 1.0,
+        fixed_prompt_len=knobs.input_len,
+        encode=partial(_encoded, settings) if asks_texts else None,
+    )
+
+
+def room_for_prompt(settings: BlockSettings) -> int:
+    """Most prompt tokens of a request whose last block is whole."""
+    return settings.max_model_len - settings.knobs.gen_length - settings.block
+
+
+def _as_long(gen_length: int) -> GenerationConfig:
+    return GenerationConfig(gen_length=gen_length, block_length=gen_length, steps=gen_length)
+
+
+def _request(asked: Request, settings: BlockSettings, seed: int, stop_ids: frozenset[int]) -> BlockRequest:
+    """With random ids where it has a length alone."""
+    ids = asked.prompt_ids
+    return BlockRequest(
+        request_id=asked.request_id,
+        prompt_ids=_prompt(settings, asked.prompt_len, seed, asked.request_id) if ids is None else tuple(ids),
+        gen_length=asked.generation.gen_length,
+        rule=settings.rule,
+        sampling=settings.sampling(derive_seed(seed, "sampling", asked.request_id)),
+        stop_ids=stop_ids,
+        arrival_s=asked.arrival_s,
+    )
+
+
+def _requests(cell: Cell, settings: BlockSettings) -> Workload:
+    knobs, most = settings.knobs, max(room_for_prompt(settings), MIN_PROMPT_LEN)
+    require(
+        knobs.input_len is None or MIN_PROMPT_LEN <= knobs.input_len <= most,
+        f"input_len={knobs.input_len} must be between {MIN_PROMPT_LEN} and {most}, what gen_length={knobs.gen_length} and a block of "
+        f"{settings.block} leave of max_model_len={settings.max_model_len}: correct it",
+    )
+    config = WorkloadConfig(
+        dataset=cell.dataset,
+        num_requests=knobs.num_prompts,
+        seed=cell.seed,
+        arrivals=arrivals_asked(cell.rate, knobs),
+        length_scale=1.0 if knobs.input_len is not None else knobs.length_scale,
+        max_prompt_len=most,
+        min_prompt_len=MIN_PROMPT_LEN,
+        fixed_prompt_len=knobs.input_len,
+    )
+    return build_workload(config, _as_long(knobs.gen_length))
+
+
+def _has_text(settings: BlockSettings) -> bool:
+    from repro.families.block.text import find_text
+
+    return find_text(settings) is not None
+
+
+def _encoded(settings: BlockSettings, prompt: str) -> list[int]:
+    from repro.families.block.text import text_of
+
+    return list(text_of(settings).encode(prompt))
+
+
+def _prompt(settings: BlockSettings, tokens: int, seed: int, request_id: int) -> tuple[int, ...]:
+    """Random ids, the first ``shared_len`` of them those of every request."""
+    shared, vocabulary = settings.knobs.shared_len, settings.config.vocab_size
+    alike = np.random.default_rng((seed,)).integers(vocabulary, size=shared)
+    own = np.random.default_rng((seed, request_id)).integers(vocabulary, size=tokens - shared)
+    return (*alike.tolist(), *own.tolist())
+
+
+def engine_of(settings: BlockSettings, seed: int) -> BlockEngine:
+    knobs, block = settings.knobs, settings.block
+    size = settings.pool_block
+    tables = SharedTables(
+        num_slots=knobs.max_num_seqs,
+        num_blocks=-(-settings.num_tokens // size),
+        block_size=size,
+        max_len=settings.max_model_len,
+        diffusion_block=block,
+        caches=knobs.prefix_cache,
+    )
+    assert settings.platform.gpu is not None, "settings refuse a platform without a card"
+    executor = SimulatedExecutor(
+        cost_on(settings, settings.platform.gpu),
+        PoissonSure(knobs.tokens_per_forward or 1.0, seed),
+        block=block,
+        shifts=settings.shifts,
+        tables=tables,
+        host=knobs.host,
+        # SGLang makes logits of all rows that it denoises.
+        head_rows="wanted" if knobs.batching == "mixed" else "all",
+        max_num_logits=MAX_NUM_LOGITS,
+    )
+    return BlockEngine(executor, settings.engine)
+
+
+def cost_on(settings: BlockSettings, card: str | Gpu) -> StepPrice:
+    return price_on(settings.shape, gpu(card), settings.knobs.charged.framework, load_calibration(card))
+
+
+def charged_text(settings: BlockSettings, card: str | Gpu) -> str:
+    """One sentence on what steps are charged by."""
+    knobs, calibration = settings.knobs, load_calibration(card)
+    if knobs.charged.framework is None:
+        return describe_calibration(calibration)
+    host = knobs.host
+    overheads = [f"{1e3 * (calibration.step_overhead_s + host.step_overhead_s):g} ms a step"]
+    if host.request_overhead_s:
+        overheads.append(f"{1e3 * host.request_overhead_s:g} ms a request of it")
+    if host.prefix_overhead_s:
+        overheads.append(f"{1e3 * host.prefix_overhead_s:g} ms a 1,000 tokens before its rows")
+    return knobs.charged.describe(card, f"{', '.join(overheads)} assumed", settings.shape)
+
+
+BLOCK_DIFFUSION = BlockDiffusion()

@@ -1,0 +1,57 @@
+"""Texts of a block-diffusion checkpoint: its tokenizer and the ids that end an answer."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engines.errors import UserError, require
+from engines.models.chat import EMBEDDED_CHAT, CausalText, cut_at_end, load_causal_text
+from repro.families.block.settings import EMBEDDED_DIR, BlockSettings
+from repro.prompt import TextAnswer
+
+
+def find_text(settings: BlockSettings) -> CausalText | None:
+    """None of random weights, and of a checkpoint without a tokenizer. A conversation with the embedded model is a story, as
+    it was trained on."""
+    if settings.directory is None:
+        return None
+    found = load_causal_text(settings.directory)
+    if found is None:
+        return None
+    template = EMBEDDED_CHAT if settings.directory == EMBEDDED_DIR else found.template
+    return replace(found, template=template, mask_id=settings.config.mask_token_id)
+
+
+def text_of(settings: BlockSettings) -> CausalText:
+    found = find_text(settings)
+    if found is None:
+        raise UserError(
+            f"model={settings.model!r} has no tokenizer: give --prompt-ids, or a checkpoint with a tokenizer.json, or with vocab.json and merges.txt"
+        )
+    return found
+
+
+def encoded(
+    text: CausalText,
+    prompt: str,
+    *,
+    chat: bool | None = None,
+    system_prompt: str | None = None,
+    by_default: bool = True,
+) -> tuple[int, ...]:
+    """As ``TextPrompt.encode``; ``by_default`` False makes no conversation that ``chat`` does not ask for."""
+    require(prompt != "", "prompt is empty: give some text")
+    has_template = by_default and text.template is not None and text.template.source is not None
+    if not (has_template if chat is None else chat):
+        require(
+            system_prompt is None,
+            f"system_prompt={system_prompt!r} has no effect on a raw prompt: add --chat or leave it out",
+        )
+        return text.encode(prompt)
+    turns = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    return text.encode_chat([*turns, {"role": "user", "content": prompt}])
+
+
+def answer_of(ids: Sequence[int], text: CausalText) -> TextAnswer:
+    """Text up to the first id that ends an answer."""
+    cut = cut_at_end(ids, text.end_ids)
+    return TextAnswer(text.decode(cut.ids), cut.finish_reason)

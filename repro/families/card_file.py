@@ -1,0 +1,228 @@
+"""A card of a user's own, in a YAML file: its datasheet, what was measured on it, and what each family runs on it by default.
+
+Whatever the file leaves out follows from the card: models and budgets from its memory, rates from its matrix peak.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from engines.cluster.hardware import Hardware, cost_constants
+from engines.cost.kernels import Card, load_folder
+from engines.cost.roofline import GB, GPUS, L40S, CardCalibration, Gpu
+from engines.dllm.config import EngineConfig
+from engines.dllm.memory import divide_memory
+from engines.errors import UserError, require
+from engines.knobs import Checked, Range
+from engines.models.checkpoint import config_of, digest_of
+from engines.models.shape import ModelShape, model_shape
+from repro.families.cluster.system import autoregressive_shape
+from repro.families.platforms import (
+    ArPart,
+    DllmPart,
+    Platform,
+    PrefillPart,
+    checked_section,
+    paper_objectives,
+    platform,
+)
+from repro.files import kept, one_line, read_yaml, unreadable_yaml
+
+Amount = Annotated[float, Range(above=0, most=1e9)]
+_DLLM_MODEL = "llada-8b"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CATALOGUE = frozenset(card.name for card in GPUS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFile(Checked):
+    """What the file may say; the first four it has to."""
+
+    name: str
+    bf16_tflops: Amount
+    """Dense BF16 matrix peak with float32 accumulation: vendors also print twice that, with sparsity."""
+    memory_bandwidth_gb_s: Amount
+    memory_gb: Amount
+    """Decimal, as vendors print it: 24 is 24e9 bytes."""
+    pcie_gb_s: Amount = 64.0
+    """x16 slot, both directions together [default: PCIe Gen4's]."""
+    nvlink_gb_s: Amount | None = None
+    """Per GPU, both directions together; none by default."""
+    source: str = "not said"
+    num_gpus: Annotated[int, Range(1, 4096)] = 64
+    """GPUs that clusters of the card have at most, eight to a server."""
+    kernels: str | None = None
+    """A folder of kernel tables, whose times steps are composed of; seen from the file."""
+    calibration: str | None = None
+    """What repro calibrate has fitted; seen from the file."""
+    dllm: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ``DllmPart`` in place of those that follow from the card; likewise of ``ArPart`` and ``PrefillPart``."""
+    ampd: Mapping[str, Any] = field(default_factory=dict)
+    laps: Mapping[str, Any] = field(default_factory=dict)
+
+
+SECTIONS = ("dllm", "ampd", "laps")
+REQUIRED = ("name", "bf16_tflops", "memory_bandwidth_gb_s", "memory_gb")
+
+
+def platform_of(path: str, name: str | None) -> Platform:
+    """The platform of a file. ``name`` is the card's where a cell names it: another card in the file is refused."""
+    found = _read(Path(path).absolute(), path)
+    own = found.name.rpartition(":")[2]
+    require(
+        name in (None, own),
+        f"platform={f'{path}:{name}'!r}: the card in this file is {own!r} now, name that or leave the name out",
+    )
+    return found
+
+
+def card_of(path: Path) -> tuple[Card, str]:
+    """The card without what is fitted to it, which may be about to be, and the diffusion LLM that it runs."""
+    try:
+        said = replace(_told(path), calibration=None)
+        return _card(path, said), said.dllm.get("model", _DLLM_MODEL)
+    except UserError as error:
+        raise UserError(f"platform={str(path)!r}: {error}") from None
+
+
+@kept(maxsize=64)
+def _read(path: Path, told: str) -> Platform:
+    try:
+        said = _told(path)
+        card = _card(path, said)
+        parts = _dllm(said.dllm, card), _ampd(said, card), _laps(said, card)
+    except UserError as error:
+        raise UserError(f"platform={told!r}: {error}") from None
+    return Platform(
+        name=f"{told}:{card.name}",
+        title=f"{card.name} {said.memory_gb:g} GB ({path.name})",
+        executor="roofline",
+        gpu=card,
+        parts=parts,
+        digest=digest_of(repr((card, parts))),
+    )
+
+
+def _told(path: Path) -> CardFile:
+    require(os.path.lexists(path), "there is no such file: give the path of a card's YAML")
+    try:
+        given = read_yaml(path)
+    except UserError:
+        raise
+    except unreadable_yaml() as error:
+        raise UserError(f"it cannot be read as YAML ({one_line(error)}): correct it") from None
+    if not isinstance(given, dict):
+        raise UserError(f"it holds {given!r}: write {', '.join(REQUIRED)}, each with its value")
+    for name in REQUIRED:
+        require(given.get(name) is not None, f"it has no {name}: add it, as the card's datasheet says")
+    known = [each.name for each in fields(CardFile)]
+    for name in given:
+        require(name in known, f"{name}={given[name]!r} is unknown: use {', '.join(known)}")
+    sections = {name: checked_section(name, given[name]) for name in SECTIONS if given.get(name) is not None}
+    said = CardFile(**{name: value for name, value in given.items() if value is not None} | sections)
+    require(
+        bool(_NAME.fullmatch(said.name)),
+        f"name={said.name!r} is no name of a card: use letters, digits, '-', '.' and '_'",
+    )
+    require(
+        said.name.lower() not in _CATALOGUE,
+        f"name={said.name!r} is a card that is known here: use --platform or --hardware {said.name.lower()}, or give another name",
+    )
+    return said
+
+
+def _card(path: Path, said: CardFile) -> Card:
+    return Card(
+        name=said.name,
+        bf16_tflops=float(said.bf16_tflops),
+        memory_bandwidth_gb_s=float(said.memory_bandwidth_gb_s),
+        memory_bytes=round(said.memory_gb * GB),
+        nvlink_gb_s=None if said.nvlink_gb_s is None else float(said.nvlink_gb_s),
+        pcie_gb_s=float(said.pcie_gb_s),
+        source=said.source,
+        calibration=None if said.calibration is None else _calibration(path.parent / said.calibration, said.name),
+        tables=None if said.kernels is None else load_folder(said.name, path.parent / said.kernels),
+    )
+
+
+def _calibration(path: Path, card: str) -> CardCalibration:
+    require(not path.is_dir(), f"calibration={str(path)!r} cannot be read (it is a directory): give a file")
+    found = CardCalibration.load(path)
+    require(found.gpu == card, f"calibration={str(path)!r} is of {found.gpu!r} and the card is {card!r}: fit it again")
+    return found
+
+
+def _dllm(own: Mapping[str, Any], card: Gpu) -> DllmPart:
+    by_peak = card.bf16_tflops / L40S.bf16_tflops
+    usual: dict[str, Any] = {
+        "model": _DLLM_MODEL,
+        "memory_bytes": card.memory_bytes,
+        "max_num_logits": 2048,
+        "max_num_seqs": 256,
+        # Of the L40S, whose knees lie among them: most steps are bound by arithmetic.
+        "rates": tuple(float(f"{rate * by_peak:.2g}") for rate in (0.1, 0.25, 0.5, 1.0)),
+        "num_requests": dict.fromkeys(("livebench", "burst", "osc"), 128),
+        **own,
+    }
+    tokens = usual.get("max_num_batched_tokens") or _step_tokens(usual)
+    return DllmPart(**{"max_num_batched_tokens": tokens, "max_model_len": min(4096, tokens), **usual})
+
+
+def _step_tokens(usual: Mapping[str, Any]) -> int:
+    """The largest of 16,384, 8,192 and 4,096 tokens that leaves K/V of two such steps in memory; 4,096 where none does."""
+    shape = ModelShape.from_config(config_of(usual["model"]), name=usual["model"], dtype_bytes=2)
+    for tokens in (16384, 8192):
+        config = EngineConfig(
+            max_num_batched_tokens=tokens,
+            max_num_logits=usual["max_num_logits"],
+            max_num_seqs=usual["max_num_seqs"],
+            max_model_len=4096,
+        )
+        if divide_memory(shape, usual["memory_bytes"], config, logit_rows=config.logit_rows).kv_rows >= 2 * tokens:
+            return tokens
+    return 4096
+
+
+ROOM = 32_768
+"""Tokens of K/V beside the weights of a model that is chosen here."""
+
+
+def _check_model(section: str, model: str | None) -> None:
+    if model is not None:
+        try:
+            autoregressive_shape(model, section)
+        except UserError as error:
+            raise UserError(f"{section}: {error}") from None
+
+
+def _ampd(said: CardFile, card: Gpu) -> ArPart:
+    """Its model is Llama-3.1-70B where four of the card hold that with ``ROOM``, else Qwen3-32B."""
+    own, constants = said.ampd, cost_constants(said.ampd.get("constants", "physical"))
+    _check_model("ampd", own.get("model"))
+    large = Hardware(shape=model_shape("Llama-3.1-70B"), gpu=card, constants=constants)
+    usual: dict[str, Any] = {
+        "model": "Llama-3.1-70B" if large.kv_capacity(4) >= ROOM else "Qwen3-32B",
+        "num_gpus": said.num_gpus,
+        "constants": "physical",
+        "rates": (0.8, 1.2, 1.6, 2.0, 2.4),
+        "num_sessions": 99,
+        "objectives": paper_objectives(),
+    }
+    return ArPart(**{**usual, **own})
+
+
+def _laps(said: CardFile, card: Gpu) -> PrefillPart:
+    """Its model is Qwen2.5-14B where the card holds that with ``ROOM``, else Qwen2.5-7B."""
+    own, shape = said.laps, model_shape("Qwen2.5-14B")
+    _check_model("laps", own.get("model"))
+    fits = 0.85 * card.memory_bytes - shape.weight_bytes >= ROOM * shape.kv_bytes_per_token
+    usual: dict[str, Any] = {
+        "title": f"{card.name} {said.memory_gb:g} GB, prefill instances",
+        "gpu": card,
+        "model": "Qwen2.5-14B" if fits else "Qwen2.5-7B",
+        "most_instances": said.num_gpus,
+    }
+    return replace(platform("h200").part(PrefillPart), **{**usual, **own})

@@ -1,0 +1,295 @@
+"""AMPD and the systems it is compared with: from a cell to a deployment, its policies and its sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+from baselines.ar.dynamo import DynamoConfig, dynamo
+from baselines.ar.vllm import ContinuumConfig, VllmConfig, continuum, vllm
+from engines.ampd.policies import RoutingConfig
+from engines.ampd.system import AmpdConfig, ampd
+from engines.cluster.hardware import Deployment
+from engines.cluster.sessions import OpenLoop
+from engines.cluster.simulation import Cluster, StopRule
+from engines.errors import require
+from engines.knobs import knobs_of
+from engines.policies.batching import LateShare
+from engines.policies.own import BINDER, QUEUE, ROUTER, Kind, Plugin, check_beside, named_in
+from engines.policies.views import NO_OBJECTIVE_S
+from repro.families.cluster.ampd_record import AR, tables_of
+from repro.families.cluster.ampd_settings import ClusterKnobs, ClusterSettings, Ground, resolve, sessions_of
+from repro.families.cluster.deployments import PLANNER, SEARCH, parse_deployment, planned, replicated, splits
+from repro.families.cluster.system import PolicyDeployment, PolicySystem
+from repro.families.platforms import ArPart, Platform
+from repro.runs.cell import Cell, Scalar
+from repro.runs.family import Family
+from repro.runs.record import OnProgress, RunRecord
+from repro.runs.system import SYSTEMS
+from repro.runs.tuning import CANDIDATES, Tuned
+from repro.workloads.card import remarked
+from repro.workloads.sessions import SessionWorkload
+
+POLICIES = (ROUTER, BINDER, QUEUE)
+_REPLACED = {
+    "router": (*knobs_of(RoutingConfig), "adaptive_routing", "dispatch"),
+    "queue": ("prefill_reordering", "queue_order", "w", *knobs_of(LateShare)),
+}
+"""Knobs of what each stands in place of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterPolicies:
+    router: str | None = None
+    """A router of one's own as module:NAME, made for every run, with what it takes of model, slo and seed."""
+    binder: str | None = None
+    """A binder of one's own as module:NAME, which says where a new session lives; made likewise."""
+    queue: str | None = None
+    """An order of waiting prefills of one's own as module:NAME, a PrefillQueue made for every worker, with slo where it takes that."""
+
+
+def own_policies(given: Mapping[str, Any], kinds: tuple[Kind, ...] = POLICIES) -> dict[str, Plugin]:
+    """A user's policies of these kinds, by kind. Refuses knobs beside them of what they replace."""
+    found = named_in(given, kinds)
+    check_beside(found, _REPLACED, given)
+    return found
+
+
+Build = Callable[[ClusterSettings, Deployment], Cluster]
+_MOST_LIVE_SESSIONS = 20_000
+"""More at once mean that arrivals outrun the cluster: the run is given up, and says so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
+    """The plan itself is made when it runs: it may take simulations of its own, which the seeds of a cell share."""
+
+    is_disaggregated: bool
+    how: str
+    """planner, search, or a deployment in words."""
+    seed: int
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"deployment": self.how, "num_gpus": self.settings.ground.num_gpus}
+
+    def check(self) -> None:
+        """Refuse a deployment that cannot be, without planning one."""
+        settings, ground = self.settings, self.settings.ground
+        if self.how not in (PLANNER, SEARCH):
+            deployment = parse_deployment(self.how)
+            require(
+                bool(deployment.prefill) or not self.is_disaggregated,
+                f"deployment={self.how!r} has no prefill workers, which system={self.system!r} needs: write P:TP4x2 D:TP8x1",
+            )
+            require(
+                not deployment.prefill or self.is_disaggregated,
+                f"deployment={self.how!r} has prefill workers and system={self.system!r} is co-located: write TP8x2",
+            )
+            require(
+                deployment.gpus <= ground.num_gpus,
+                f"deployment={self.how!r} takes {deployment.gpus} GPUs and num_gpus={ground.num_gpus}: give it fewer or "
+                f"them more",
+            )
+            self.build(settings, deployment)
+            usable = ground.hardware.degrees()
+            for pool in (*deployment.prefill, *deployment.decode):
+                require(
+                    pool.degree in usable,
+                    f"deployment={self.how!r} has workers of {pool.degree} GPUs: use degrees of {', '.join(map(str, usable))}",
+                )
+            return
+        require(
+            self.how == SEARCH or self.is_disaggregated,
+            f"deployment={PLANNER!r} plans prefill and decode workers and system={self.system!r} has none apart: use "
+            f"{SEARCH}, or write TP8x2",
+        )
+        smallest = min(ground.hardware.degrees())
+        need = smallest * (2 if self.is_disaggregated else 1)
+        require(
+            ground.num_gpus >= need,
+            f"num_gpus={ground.num_gpus} do not hold {settings.model}, which takes {need} GPUs of "
+            f"{settings.platform.gpu} here: give more",
+        )
+        # The options alone may be wrong: any deployment shows it.
+        some = (
+            Deployment.disaggregated(smallest, 1, smallest, 1)
+            if self.is_disaggregated
+            else Deployment.colocated(smallest, 1)
+        )
+        self.build(settings, some)
+
+    def cluster(self) -> Cluster:
+        ground = self.settings.ground
+        if self.how == PLANNER:
+            (best,) = planned(ground, self.settings.planning_rate)
+        deployment = best.deployment if self.how == PLANNER else parse_deployment(self.how)
+        return self.build(self.settings, deployment)
+
+    def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        settings, ground, cluster = self.settings, self.settings.ground, self.cluster()
+        run = cluster.simulate(
+            OpenLoop(sessions=workload.sessions), seed=self.seed, stop=StopRule(max_live_sessions=_MOST_LIVE_SESSIONS)
+        )
+        facts = {
+            "deployment": str(cluster.deployment),
+            "planned_for": settings.planning_rate if self.how == PLANNER else None,
+            "options": dict(self.options),
+            "num_gpus": ground.num_gpus,
+            "gpus_used": cluster.deployment.gpus,
+            "slo": {
+                name: None if limit_s == NO_OBJECTIVE_S else limit_s
+                for name, limit_s in (("ttft_s", ground.slo.ttft_s), ("itl_s", ground.slo.itl_s))
+            },
+            "attainment_reading": str(ground.reading),
+            "constants": ground.hardware.constants.name,
+            "performance_model_error": ground.performance.max_error,
+            "is_transient": settings.is_transient,
+            **run.facts,
+        }
+        return self.record(
+            tables_of(run),
+            model=settings.model,
+            calibration=settings.cost_text,
+            platform=settings.platform.title,
+            provenance=workload.provenance,
+            facts=facts,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArSystem(PolicySystem[Build]):
+    """``build`` makes the cluster of a run's settings and a deployment."""
+
+    family: ClassVar[Family] = AR
+    is_disaggregated: bool
+    deployment: str
+    """Where a cell asks for none: ``planner`` or ``search``."""
+
+    @property
+    def knobs(self) -> tuple[type, ...]:
+        return ClusterKnobs, self.own
+
+    def default_dataset(self, where: Platform) -> str:
+        return where.part(ArPart).trace
+
+    def prepare(self, cell: Cell) -> tuple[ClusterDeployment | Tuned, SessionWorkload]:
+        """Every refusal a user can cause is raised here."""
+        policies = own_policies(cell.asked, self.policies)
+        settings = resolve(cell, self.name, self.own, policies=policies)
+        workload = sessions_of(settings.workload)
+        if settings.workload.file is not None:
+            absent = [name for name in ("slo_ttft_s", "slo_itl_s") if name not in cell.asked]
+            if absent:
+                workload = replace(
+                    workload, provenance=remarked(workload.provenance, f"no objective: {', '.join(absent)}")
+                )
+        hardware = settings.ground.hardware
+        most = max(hardware.kv_capacity(degree) for degree in hardware.degrees())
+        require(
+            workload.longest_tokens <= most,
+            f"dataset={workload.name!r} has a session of {workload.longest_tokens} tokens and a worker of {settings.model} "
+            f"holds {most}: shorten it, or use a larger GPU",
+        )
+        deployment = ClusterDeployment(
+            system=self.name,
+            title=self.title,
+            build=self.build,
+            is_disaggregated=self.is_disaggregated,
+            settings=settings,
+            options=self.options_of(cell),
+            basis=settings.basis,
+            obtained=settings.charged.obtained,
+            how=self.deployment if settings.deployment is None else settings.deployment,
+            seed=cell.seed,
+            modules=(self.build.__module__, "repro.families.cluster.ampd", "repro.families.platforms"),
+        )
+        deployment.check()
+        if deployment.how != SEARCH:
+            return deployment, workload
+        searched = replace(cell.without("deployment"), figure=None, rate=settings.expected_rate or cell.rate)
+        return Tuned(cell=searched, default=deployment), workload
+
+
+def _ground(cell: Cell) -> Ground:
+    system = SYSTEMS.get(cell.system)
+    assert isinstance(system, ArSystem)
+    return resolve(cell, system.name, system.own).ground
+
+
+def all_splits(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+    """the 16 splits of all GPUs with the least worst phase by closed forms, the even one among them"""
+    return tuple({"deployment": str(each)} for each in splits(_ground(cell), CANDIDATES))
+
+
+def all_replicated(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+    """replicas of every degree that holds the longest session"""
+    return tuple({"deployment": str(each)} for each in replicated(_ground(cell)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AmpdKnobs(AmpdConfig, ClusterPolicies):
+    pass
+
+
+def build_ampd(settings: ClusterSettings, deployment: Deployment) -> Cluster:
+    ground, own = settings.ground, settings.policies
+    cluster = ampd(ground.hardware, deployment, ground.slo, ground.performance, settings.own)
+    told = {"model": ground.performance, "slo": ground.slo}
+    changes: dict[str, Any] = {}
+    for each in own.values():
+        # Policies are made for each run; making them once here shows wrong ones before any.
+        each.checked(**{name: told.get(name, 0) for name in each.kind.offered})
+    if (router := own.get("router")) is not None:
+        changes["make_router"] = lambda seed: router.made(**told, seed=seed)
+    if (binder := own.get("binder")) is not None:
+        changes["make_binder"] = partial(binder.made, **told)
+    if (queue := own.get("queue")) is not None:
+        changes["make_prefill_queue"] = changes["make_local_queue"] = partial(queue.made, slo=ground.slo)
+    cluster = replace(cluster, policies=replace(cluster.policies, **changes))
+    if router is None:
+        cluster.policies.make_router(0)
+    cluster.policies.make_prefill_queue()
+    return cluster
+
+
+def build_dynamo(settings: ClusterSettings, deployment: Deployment) -> Cluster:
+    ground = settings.ground
+    cluster = dynamo(ground.hardware, deployment, ground.performance, settings.own)
+    cluster.policies.make_router(0)
+    return cluster
+
+
+def build_vllm(settings: ClusterSettings, deployment: Deployment) -> Cluster:
+    return vllm(settings.ground.hardware, deployment, settings.own)
+
+
+def build_continuum(settings: ClusterSettings, deployment: Deployment) -> Cluster:
+    return continuum(settings.ground.hardware, deployment, settings.own)
+
+
+AMPD = ArSystem(
+    name="ampd",
+    title="AMPD",
+    own=AmpdKnobs,
+    build=build_ampd,
+    is_disaggregated=True,
+    deployment=PLANNER,
+    policies=POLICIES,
+)
+DYNAMO_SIM = ArSystem(
+    name="dynamo-sim", title="Dynamo", own=DynamoConfig, build=build_dynamo, is_disaggregated=True, deployment=SEARCH
+)
+VLLM_SIM = ArSystem(
+    name="vllm-sim", title="vLLM", own=VllmConfig, build=build_vllm, is_disaggregated=False, deployment=SEARCH
+)
+CONTINUUM_SIM = ArSystem(
+    name="continuum-sim",
+    title="vLLM-Continuum",
+    own=ContinuumConfig,
+    build=build_continuum,
+    is_disaggregated=False,
+    deployment=SEARCH,
+)

@@ -1,0 +1,297 @@
+"""The family of autoregressive systems on a cluster: a run's tables, what is read off rounds, prefills and workers (AMPD §7), and what
+is checked of a run.
+
+A request is a session; rounds, prefills, transfers and workers have tables of their own. Shares are in [0, 1]; times count from when
+a round was ready. A run's reading of SLO attainment and its objectives are among its facts.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_args
+
+import numpy as np
+
+from engines.cluster.record import (
+    READINGS,
+    ClusterRun,
+    Floats,
+    ItlStat,
+    Observed,
+    RoundRow,
+    TaskRow,
+    TransferRow,
+    WorkerRow,
+    attainments,
+    observe,
+    observed,
+    rows_of,
+    sessions_of_rounds,
+)
+from engines.policies.views import NO_OBJECTIVE_S, Slo
+from repro.families.cluster.system import request_table
+from repro.runs.family import Family, Metric, SummaryColumn, column, distribution, known, metric
+from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
+
+ROUNDS, TASKS, TRANSFERS, WORKERS = "rounds", "tasks", "transfers", "workers"
+_ITL_STATS: tuple[ItlStat, ...] = get_args(ItlStat)
+
+
+def _itl_column(stat: ItlStat) -> str:
+    return f"itl_{stat.replace('-', '_')}_s"
+
+
+def _itl_columns(scope: str) -> tuple[Column, ...]:
+    return tuple(
+        Column(
+            _itl_column(stat),
+            "float",
+            f"{stat} gap between tokens of the {scope}; null where it has none",
+            nullable=True,
+        )
+        for stat in _ITL_STATS
+    )
+
+
+REQUEST_COLUMNS: tuple[Column, ...] = (
+    Column("num_rounds", "int", "rounds of the session, those never reached included"),
+    Column("decode_tokens", "int", "tokens to generate, over all rounds"),
+    Column("worker_id", "int", "the decode worker it is bound to"),
+    *_itl_columns("session"),
+)
+TABLES: Mapping[str, tuple[Column, ...]] = {
+    ROUNDS: (*columns_of(RoundRow), *_itl_columns("round")),
+    TASKS: columns_of(TaskRow),
+    TRANSFERS: columns_of(TransferRow),
+    WORKERS: columns_of(WorkerRow),
+}
+
+
+def tables_of(run: ClusterRun) -> dict[str, Table]:
+    seen, sessions = observe(run), run.sessions
+    ids = sessions["session_id"]
+    initial: dict[str, dict[int, Any]] = {"started_s": {}, "first_token_s": {}}
+    for name, table in (("started_s", run.tasks), ("first_token_s", run.rounds)):
+        for session, index, value in rows_of(table, "session_id", "round", name):
+            if index == 0:
+                initial[name].setdefault(session, value)
+    requests = request_table(
+        request_id=ids,
+        arrival_s=sessions["arrival_s"],
+        admitted_s=[initial["started_s"].get(each) for each in ids],
+        first_output_s=[initial["first_token_s"].get(each) for each in ids],
+        finished_s=sessions["finished_s"],
+        prompt_len=sessions["prefill_tokens"],
+        output_len=sessions["decode_tokens"],
+        status=sessions["status"],
+        num_rounds=sessions["num_rounds"],
+        decode_tokens=sessions["decode_tokens"],
+        worker_id=sessions["worker_id"],
+        **_itl(seen.session_itl_s),
+    )
+    rounds = {**run.rounds, **_itl(seen.round_itl_s)}
+    return {REQUESTS: requests, ROUNDS: rounds, TASKS: run.tasks, TRANSFERS: run.transfers, WORKERS: run.workers}
+
+
+def observed_of(record: RunRecord) -> Observed:
+    """As ``engines.cluster.record.observe`` of the run behind the record."""
+    sessions, rounds = record.requests, record.tables[ROUNDS]
+    round_itl_s, session_itl_s = (
+        {stat: column(record, _itl_column(stat), table) for stat in _ITL_STATS} for table in (ROUNDS, REQUESTS)
+    )
+    session = sessions_of_rounds(sessions["request_id"], rounds)
+    return observed(sessions, rounds, session, round_itl_s, session_itl_s)
+
+
+def _itl(stats: Mapping[ItlStat, Floats]) -> dict[str, list[Any]]:
+    return {
+        _itl_column(name): [None if math.isnan(value) else value for value in values.tolist()]
+        for name, values in stats.items()
+    }
+
+
+# ---- metrics ----------------------------------------------------------------------------------------------
+
+
+@metric("share", "the same in each of the readings", "no sessions, or no objectives")
+def attainment_by_reading(record: RunRecord) -> dict[str, float | None]:
+    """Every reading of the paper's words, by its name ``scope/ttft/itl``."""
+    limits = record.facts["slo"]
+    if not any(limits.values()):
+        return {str(reading): None for reading in READINGS}
+    slo = Slo(**{name: NO_OBJECTIVE_S if limit_s is None else limit_s for name, limit_s in limits.items()})
+    found = attainments(observed_of(record), slo)
+    return {str(reading): None if math.isnan(share) else share for reading, share in found.items()}
+
+
+@metric(
+    "share",
+    "rounds or sessions that meet both objectives / all, in the reading of the run's facts",
+    "no sessions, or no objectives",
+)
+def slo_attainment(record: RunRecord) -> float | None:
+    found: dict[str, float | None] = attainment_by_reading.compute(record)
+    return found[record.facts["attainment_reading"]]
+
+
+def round_ttft_s(record: RunRecord) -> Floats:
+    """By round, from when it was ready; NaN where its first token never came."""
+    return column(record, "first_token_s", ROUNDS) - column(record, "ready_s", ROUNDS)
+
+
+@metric("s", "largest first token - ready of a round", "no round has one")
+def ttft_longest_s(record: RunRecord) -> float | None:
+    times = known(round_ttft_s(record))
+    return float(times.max()) if times.size else None
+
+
+@metric("share", "rounds prefilled on their decode worker / rounds", "no rounds")
+def local_share(record: RunRecord) -> float | None:
+    """Recomputations after a preemption are not counted."""
+    local = record.tables[ROUNDS]["is_local"]
+    return sum(local) / len(local) if local else None
+
+
+@metric("prefills", "by the router's rule")
+def prefills_by_reason(record: RunRecord) -> dict[str, int]:
+    reasons = record.tables[TASKS]["reason"]
+    return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
+
+
+@metric("share", "busy time / (end of the run x workers)", "no worker of the role")
+def busy_share(record: RunRecord) -> dict[str, float | None]:
+    """By role, prefill and decode steps apart."""
+    end_s, workers = record.facts["end_s"], record.tables[WORKERS]
+    found: dict[str, float | None] = {}
+    for role in ("prefill", "decode"):
+        rows = [index for index, each in enumerate(workers["role"]) if each == role]
+        for part in ("prefill", "decode"):
+            busy = math.fsum(workers[f"busy_{part}_s"][row] for row in rows)
+            found[f"{role}_workers_{part}"] = busy / (end_s * len(rows)) if rows and end_s else None
+    return found
+
+
+def _over_rounds(name: str, formula: str, values: Callable[[RunRecord], Floats]) -> Metric:
+    undefined = "per entry: no round that has it, or too few"
+    return Metric(
+        name, "s", f"distribution over {formula}", undefined, lambda record: distribution(known(values(record)))
+    )
+
+
+def _sum(column: str) -> Any:
+    return lambda record: sum(value or 0 for value in record.tables[WORKERS][column])
+
+
+AR_METRICS: tuple[Metric, ...] = (
+    slo_attainment,
+    attainment_by_reading,
+    _over_rounds(
+        "ttft_initial_s",
+        "initial rounds of first token - ready",
+        lambda record: round_ttft_s(record)[column(record, "round", ROUNDS) == 0],
+    ),
+    _over_rounds(
+        "ttft_incremental_s",
+        "later rounds of first token - ready",
+        lambda record: round_ttft_s(record)[column(record, "round", ROUNDS) != 0],
+    ),
+    _over_rounds("ttft_rounds_s", "all rounds of first token - ready", round_ttft_s),
+    ttft_longest_s,
+    _over_rounds("itl_s", "rounds of their mean gap", lambda record: column(record, "itl_mean_s", ROUNDS)),
+    _over_rounds(
+        "itl_p95_s", "rounds of the 95th percentile of their gaps", lambda record: column(record, "itl_p95_s", ROUNDS)
+    ),
+    local_share,
+    prefills_by_reason,
+    Metric(
+        "most_postponed",
+        "times",
+        "the most that one prefill was put back",
+        "never: 0 of none",
+        lambda record: max(record.tables[TASKS]["postponed"], default=0),
+    ),
+    busy_share,
+    Metric(
+        "prefill_load",
+        "share",
+        "prefill time asked for / (workers x time of arrivals), in the busier pool",
+        "arrivals all at once",
+        lambda record: record.facts["prefill_load"],
+    ),
+    Metric("kv_evicted", "tokens", "idle prefixes given up, over workers", "never", _sum("kv_evicted")),
+    Metric("num_preemptions", "sequences", "K/V of decoding sequences given up", "never", _sum("num_preemptions")),
+)
+
+# ---- checks: that a run ended, that it could have gone on, and that nothing was lost ------------------------------
+
+
+def _drained(record: RunRecord) -> Iterator[str]:
+    facts = record.facts
+    if (reason := facts["stop_reason"]) is not None:
+        yield f"it was given up: {reason}"
+    if (reason := facts["overload_reason"]) is not None and not facts["is_transient"]:
+        yield f"the rate never drains: {reason}; lower it, or set transient=true to read this number of sessions alone"
+
+
+def _rounds_are_whole(record: RunRecord) -> Iterator[str]:
+    """Finished sessions have all their rounds and tokens."""
+    rounds, sessions = record.tables[ROUNDS], record.requests
+    ids = np.asarray(sessions["request_id"], dtype=np.int64)
+    place = {session: row for row, session in enumerate(ids.tolist())}
+    rows = np.array([place[session] for session in rounds["session_id"]], dtype=np.int64)
+    ok = np.array([status == "ok" for status in sessions["status"]], dtype=np.bool_)
+    for what, given, due in (
+        ("rounds", None, "num_rounds"),
+        ("prefill", "prefill_tokens", "prompt_len"),
+        ("decode", "decode_tokens", "decode_tokens"),
+    ):
+        weights = None if given is None else np.asarray(rounds[given], dtype=np.float64)
+        counted = np.bincount(rows, weights=weights, minlength=len(ids))
+        if wrong := int(((counted != np.asarray(sessions[due])) & ok).sum()):
+            yield f"{wrong} finished sessions do not have the {what} they asked for"
+
+
+def _transfers_match(record: RunRecord) -> Iterator[str]:
+    """A remote prefill sends back what it was asked for and the history it had to compute again: with a prefix cache of its own
+    what its home lacks of that, which has decoded the answers itself."""
+    transfers = rows_of(record.tables[TRANSFERS], "task_id", "content", "tokens")
+    tasks = rows_of(record.tables[TASKS], "task_id", "is_local", "history", "tokens", "computed_tokens")
+    sent = {task: tokens for task, content, tokens in transfers if content == "increment"}
+    owns = record.facts.get("options", {}).get("history_read") == "own-cache"
+    wrong = 0
+    for task, is_local, history, asked, computed in tasks:
+        if not is_local and computed is not None:
+            least, most = (asked, history + asked) if owns else (computed, computed)
+            wrong += not least <= sent.get(task, -1) <= most
+    if wrong:
+        yield f"{wrong} remote prefills sent back other K/V than they computed"
+
+
+def _memory_held(record: RunRecord) -> Iterator[str]:
+    pairs = rows_of(record.tables[WORKERS], "kv_peak", "kv_capacity")
+    if wrong := sum(peak is not None and peak > capacity for peak, capacity in pairs):
+        yield f"{wrong} workers held more K/V than they have memory for"
+
+
+def score(record: RunRecord) -> tuple[float, ...]:
+    """One that never ends is infinitely late."""
+    late = column(record, "finished_s") - column(record, "arrival_s")
+    ended = late.size and not np.isnan(late).any()
+    return -(slo_attainment.compute(record) or 0.0), float(late.mean()) if ended else math.inf
+
+
+AR = Family(
+    name="ar",
+    unit="sessions",
+    request_columns=REQUEST_COLUMNS,
+    tables=TABLES,
+    metrics=AR_METRICS,
+    checks=(_drained, _rounds_are_whole, _transfers_match, _memory_held),
+    score=score,
+    score_said="the highest SLO attainment, then the least mean time of a session",
+    shown=(
+        SummaryColumn("longest TTFT s", "ttft_longest_s"),
+        SummaryColumn("attainment", "slo_attainment", is_share=True),
+        SummaryColumn("local", "local_share", is_share=True),
+        SummaryColumn("load", "prefill_load", is_share=True),
+    ),
+)

@@ -1,0 +1,316 @@
+"""A cell's knobs, resolved against its platform: model, GPUs, objectives, workload."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from engines.ampd.performance import PerformanceModel, profile_hardware
+from engines.cluster.hardware import PHYSICAL, CostConstants, Hardware, cost_constants
+from engines.cluster.record import ItlStat, Reading, Scope, TtftRule
+from engines.cost.kernels import check_kernels
+from engines.cost.roofline import Gpu, gpu
+from engines.errors import UserError, require
+from engines.knobs import Checked, Only, Range, Seconds, given_to
+from engines.knobs import resolve as resolve_knobs
+from engines.models.shape import model_shape
+from engines.policies.own import Plugin
+from engines.policies.views import NO_OBJECTIVE_S, Slo
+from repro.families.cluster.system import autoregressive_shape
+from repro.families.cost import CostKnobs, fit_of, fitted_to
+from repro.families.platforms import ArPart, Platform, platform
+from repro.files import kept
+from repro.runs.cell import Cell
+from repro.workloads.draws import ArrivalConfig, arrivals_asked
+from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
+from repro.workloads.served import trace_asked, trace_of, workload_knobs
+from repro.workloads.sessions import (
+    Lengths,
+    SessionWorkload,
+    SessionWorkloadConfig,
+    Source,
+    build_sessions,
+    load_session_card,
+)
+
+Objective = Annotated[float, Range(1e-6, 1e6)]
+"""Seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionKnobs(TraceKnobs, UntoldAnswers):
+    """What the sessions are, and what they are held to."""
+
+    num_prompts: Annotated[int, Range(1, 10**5)] | None = None
+    """Sessions."""
+    dataset_source: Source | None = None
+    """embedded or local; local where there is a file."""
+    dataset_path: str | None = None
+    """A file of recorded sessions."""
+    delay_mean_s: Seconds | None = None
+    """Mean seconds between an answer and the next round."""
+    slo_ttft_s: Objective | None = None
+    """Objective of the time to the first token, in seconds."""
+    slo_itl_s: Objective | None = None
+    """Objective of the time between tokens, in seconds."""
+    transient: bool = False
+    """Accept arrivals that outrun the workers: the numbers are of this number of sessions alone."""
+
+
+_OF_DATA_SET = Only(workload=None)
+"""A file's lengths stay as they are."""
+DEFAULT_READING = Reading(scope="round", ttft="every", itl="p95")
+"""What SLO attainment means, where a cell names no other reading: under it a simulated grid came closest to Figure 4 most often
+(``repro reproduce ampd/readings`` scores all)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterKnobs(SessionKnobs, Checked):
+    model: str | None = None
+    """A shape by its name."""
+    num_gpus: int | None = None
+    """GPUs of the deployment."""
+    constants: str | None = None
+    """A reading of the cost model; of composed steps, of their overheads."""
+    charged: CostKnobs = field(default_factory=CostKnobs)
+    deployment: str | None = None
+    """Workers as P:TP4x2 D:TP8x1 or TP8x2; planner for AMPD's; search for the best, with all else that is free (docs/tuning.md)."""
+    counted: Annotated[Lengths, _OF_DATA_SET] | None = None
+    """What the lengths of a card count."""
+    meets_totals: Annotated[bool, _OF_DATA_SET] | None = None
+    """Scale sessions to the means of the trace's card: its own are by default, those of a file are not."""
+    planning_rate: Rate | None = None
+    """Sessions/s that the planner, or deployment=search, expects; the cell's own rate by default."""
+    slo_scope: Scope = DEFAULT_READING.scope
+    """Whether rounds or sessions meet the objectives."""
+    ttft_rule: TtftRule = DEFAULT_READING.ttft
+    """Whether every TTFT has to, or their mean."""
+    itl_stat: ItlStat = DEFAULT_READING.itl
+    """Which statistic of the times between tokens has to."""
+
+
+PLANNING_RATE = 0.6
+"""Sessions/s that plans are made for where a cell has no rate. The paper states none; at 0.4 to 0.6 the planner finds most
+plans of Table 2."""
+
+
+OTHER_SEED = 10**6
+"""Seed of the samples that plans are made on; runs that are reported have smaller ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What a system is built on, besides its deployment: hashable, so that plans are found once for all seeds."""
+
+    hardware: Hardware
+    num_gpus: int
+    slo: Slo
+    reading: Reading
+    workload: SessionWorkloadConfig
+    """Its seed is not the run's."""
+
+    @property
+    def performance(self) -> PerformanceModel:
+        """What policies know of the hardware's speed."""
+        return performance_of(self.hardware, self.num_gpus, profiled_context(self.workload))
+
+    def sampled(self, turn: int = 0, *, rate: float | None = None) -> SessionWorkload:
+        """Sessions of another seed; at another rate than the run's."""
+        arrivals = self.workload.arrivals if rate is None else ArrivalConfig(kind="poisson", rate=rate)
+        return sessions_of(
+            replace(self.workload, arrivals=arrivals, seed=OTHER_SEED + turn, is_sample=rate is not None)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """Everything a run needs besides its policies."""
+
+    platform: Platform
+    model: str
+    """As the shape spells it."""
+    ground: Ground
+    own: Any
+    """The system's own settings."""
+    policies: Mapping[str, Plugin]
+    """Policies of a user's own, by kind."""
+    deployment: str | None
+    """None: the system's own default."""
+    is_transient: bool
+    """Whether arrivals may outrun the workers."""
+    workload: SessionWorkloadConfig
+    planning_rate: float
+    expected_rate: float | None
+    """Sessions/s that a search is for, where it is not the run's own."""
+    charged: CostKnobs
+    basis: str
+    """Digest of the constants and objectives behind the numbers."""
+
+    @property
+    def cost_text(self) -> str:
+        """What steps are charged by, in one sentence."""
+        hardware = self.ground.hardware
+        constants, card = hardware.constants, hardware.gpu
+        if hardware.kernels is not None:
+            return self.charged.describe(card, f"overheads of constants {constants.name} ({constants.role})")
+        if constants == constants_on(hardware.gpu, PHYSICAL) != PHYSICAL:
+            return f"{card}, {constants.note}"
+        return f"{card}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}"
+
+
+@lru_cache(maxsize=64)
+def hardware_of(model: str, card: str | Gpu, constants: str, kernels: str | None = None) -> Hardware:
+    chosen = constants_on(gpu(card), cost_constants(constants))
+    return Hardware(shape=model_shape(model), gpu=gpu(card), constants=chosen, kernels=kernels)
+
+
+def constants_on(card: Gpu, constants: CostConstants) -> CostConstants:
+    """The physical ones with what is fitted to a card of a user's own; other readings as they are."""
+    fitted = fit_of(card)
+    if fitted is None or constants != PHYSICAL:
+        return constants
+    note = f"{fitted.text}; links, memory and exchanges as in constants {constants.name}"
+    return replace(fitted_to(card, constants), role="fitted", note=note)
+
+
+@lru_cache(maxsize=256)
+def performance_of(hardware: Hardware, num_gpus: int, context: int) -> PerformanceModel:
+    """A tenth of a second; the runs of a panel share it."""
+    return profile_hardware(hardware, num_gpus=num_gpus, decode_context=context)
+
+
+sessions_of = kept(maxsize=512)(build_sessions)
+"""The systems of a comparison serve the same sessions."""
+
+
+@kept(maxsize=512)
+def profiled_context(config: SessionWorkloadConfig) -> int:
+    """Tokens at which decoding is profiled: halfway through a session of the mean length."""
+    if config.meets_totals:
+        lengths = load_session_card(config.trace).lengths
+        return round((lengths.prefill_tokens + lengths.decode_tokens) / 2)
+    sessions = sessions_of(config).sessions
+    return max(1, round(sum(session.context_tokens for session in sessions) / len(sessions) / 2))
+
+
+def resolve(
+    cell: Cell,
+    system: str,
+    own: type,
+    *,
+    policies: Mapping[str, Plugin] = MappingProxyType({}),
+    most_gpus: int | None = None,
+) -> ClusterSettings:
+    """Platform defaults overridden by the cell's knobs; what cannot be is refused by name. ``own`` are the system's, ``policies``
+    those that the cell names; ``most_gpus`` takes the place of the platform's own number."""
+    where = platform(cell.platform)
+    part = where.part(ArPart)
+    require(
+        cell.executor == "roofline",
+        f"executor={cell.executor!r}: system={system!r} is simulated here, leave it out or use roofline",
+    )
+    require(where.gpu is not None, f"platform={where.name!r} names no GPU to simulate: use h20x32")
+    assert where.gpu is not None
+    usual = {"model": part.model, "constants": part.constants}
+    beside = {"executor": cell.executor}
+    plugged = {name: knob for each in policies.values() for name, knob in each.knobs.items()}
+    knobs = resolve_knobs(
+        ClusterKnobs, cell.asked, own, plugged, workload_knobs(cell.asked), system=system, usual=usual, beside=beside
+    )
+    asked = {name: value for name, value in cell.asked.items() if name not in plugged}
+    card = None if knobs.workload is not None else load_session_card(cell.dataset)
+    shape = autoregressive_shape(knobs.model or part.model, system)
+    charged = knobs.charged.on(where.gpu)
+    hardware = hardware_of(shape.name, where.gpu, knobs.constants or part.constants, charged.framework)
+    check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
+    usual_gpus = part.num_gpus if card is None else min(card.num_gpus, part.num_gpus)
+    num_gpus = usual_gpus if knobs.num_gpus is None else knobs.num_gpus
+    most = most_gpus or part.num_gpus
+    require(1 <= num_gpus <= most, f"num_gpus={num_gpus} must be between 1 and {most} on platform={where.name!r}")
+    workload = sessions_asked(
+        cell, knobs, num_sessions=part.num_sessions, meets_totals=knobs.meets_totals, counted=knobs.counted
+    )
+    reading = Reading(scope=knobs.slo_scope, ttft=knobs.ttft_rule, itl=knobs.itl_stat)
+    slo = _objectives(shape.name, None if card is None else card.name, part, knobs)
+    basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(where.gpu)
+    basis += where.digest
+    return ClusterSettings(
+        platform=where,
+        model=shape.name,
+        ground=Ground(
+            hardware=hardware, num_gpus=num_gpus, slo=slo, reading=reading, workload=replace(workload, seed=OTHER_SEED)
+        ),
+        own=given_to(own(), asked),
+        policies=policies,
+        deployment=knobs.deployment,
+        is_transient=knobs.transient,
+        workload=workload,
+        planning_rate=knobs.planning_rate or cell.rate or replayed_rate(workload) or PLANNING_RATE,
+        expected_rate=knobs.planning_rate,
+        charged=charged,
+        basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
+    )
+
+
+def replayed_rate(workload: SessionWorkloadConfig) -> float | None:
+    """Sessions/s that a file's own times come at; None at other arrivals, or where all are one."""
+    if workload.file is None or workload.arrivals.kind != "trace":
+        return None
+    times = [each.arrival_s for each in sessions_of(workload).sessions]
+    return (len(times) - 1) / times[-1] if times[-1] > 0 else None
+
+
+def _objectives(model: str, trace: str | None, part: ArPart, knobs: ClusterKnobs) -> Slo:
+    """Those that are given, else what the platform states for a trace; a file has none but those that are given."""
+    if trace is None:
+        return Slo(ttft_s=knobs.slo_ttft_s or NO_OBJECTIVE_S, itl_s=knobs.slo_itl_s or NO_OBJECTIVE_S)
+    found = part.objectives.get((model, trace))
+    ttft_s = knobs.slo_ttft_s or (found and found.ttft_ms / 1e3)
+    itl_s = knobs.slo_itl_s or (found and found.itl_ms / 1e3)
+    if ttft_s is None or itl_s is None:
+        missing = "slo_itl_s" if itl_s is None else "slo_ttft_s"
+        raise UserError(
+            f"model={model!r} on dataset={trace!r} has no published objective: give {missing} (and slo_ttft_s, "
+            f"slo_itl_s as knobs, in seconds)"
+        )
+    return Slo(ttft_s=ttft_s, itl_s=itl_s)
+
+
+def sessions_asked(
+    cell: Cell,
+    knobs: SessionKnobs,
+    *,
+    num_sessions: int,
+    meets_totals: bool | None = None,
+    counted: Lengths | None = None,
+) -> SessionWorkloadConfig:
+    """The workload of a cell; ``num_sessions`` where it asks for no number."""
+    path, file = knobs.dataset_path, trace_asked(cell.dataset, knobs, cell.asked)
+    if file is not None:
+        return SessionWorkloadConfig(
+            trace=cell.dataset,
+            num_sessions=knobs.num_prompts or len(trace_of(file, cell.seed).sessions),
+            seed=cell.seed,
+            arrivals=arrivals_asked(cell.rate, knobs),
+            meets_totals=False,
+            delay_mean_s=knobs.delay_mean_s,
+            file=file,
+        )
+    source = knobs.dataset_source or ("embedded" if path is None else "local")
+    require(
+        meets_totals is None or source == "local",
+        f"meets_totals={str(meets_totals).lower()} has no effect with dataset_source={source!r}, whose sessions always meet them: leave it out",
+    )
+    return SessionWorkloadConfig(
+        trace=cell.dataset,
+        num_sessions=num_sessions if knobs.num_prompts is None else knobs.num_prompts,
+        seed=cell.seed,
+        arrivals=arrivals_asked(cell.rate, knobs),
+        source=source,
+        trace_path=path,
+        meets_totals=path is None if meets_totals is None else meets_totals,
+        counted=counted,
+        delay_mean_s=knobs.delay_mean_s,
+    )

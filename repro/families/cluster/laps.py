@@ -1,0 +1,497 @@
+"""LAPS with its ablations, Reserve, On-time and the prefill sides they are compared with: from a cell to instances and their turns."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, SglangConfig, graphs_only, sglang, vllm_pd
+from engines.cluster.hardware import StepCost
+from engines.cost.kernels import check_kernels
+from engines.cost.roofline import gpu
+from engines.errors import require
+from engines.knobs import SOMETHING, Count, Only, Range, given_to, knobs_of, made
+from engines.knobs import resolve as resolve_knobs
+from engines.laps.batching import Graphs, TemporalConfig, WaitConfig, WithGraphs, graph_choice
+from engines.laps.cluster import Decoding, PrefillCluster
+from engines.laps.latency import StepModel
+from engines.laps.ours import OnTimeConfig, ReserveConfig, StepSize
+from engines.laps.system import (
+    ControllerConfig,
+    LapsConfig,
+    Pooling,
+    PrefillSystem,
+    Spatial,
+    laps,
+    on_time,
+    reserve,
+    srpt,
+)
+from engines.models.shape import model_shape
+from engines.policies.batching import CHUNK_TOKENS
+from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Plugin, check_beside, named_in
+from engines.policies.views import NO_OBJECTIVE_S, OpenQueue, Slo
+from repro.families.cluster.laps_record import PREFILL, tables_of, window_of
+from repro.families.cluster.laps_settings import (
+    BOUNDARY,
+    SIMULATED,
+    InstanceKnobs,
+    PrefillSettings,
+    PrefillWorkload,
+    draw_workload,
+    in_tokens,
+    scaled,
+    workload_of,
+)
+from repro.families.cluster.system import PolicyDeployment, PolicySystem, autoregressive_shape
+from repro.families.cost import fitted_to
+from repro.families.platforms import Platform, PrefillPart, platform
+from repro.runs.cell import Cell, Scalar
+from repro.runs.family import Family
+from repro.runs.record import OnProgress, RunRecord
+from repro.workloads.card import remarked
+from repro.workloads.conversations import load_conversation_card
+from repro.workloads.served import workload_knobs
+
+GIVEN_UP_S = 600.0
+"""Simulated time, besides what users think and answers take, after which a run is given up: a policy that dispatches nothing never
+ends."""
+_SLOWEST_TOKEN_S = 0.05
+"""The longest that a token of an answer takes, where it is decoded."""
+_ON_TORCH = "repro.families.cluster.on_torch"
+"""The module of measured runs: a simulation loads no torch, nor depends on its code."""
+Build = Callable[[PrefillSettings], PrefillSystem]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"num_instances": self.settings.num_instances}
+
+    def cluster(self, settings: PrefillSettings) -> PrefillCluster:
+        decoding = None
+        if settings.decode != "none":
+            # Answers are decoded in a simulation alone, whose costs know how long that takes.
+            cost = cast(StepCost, settings.cost)
+            decoding = Decoding(where=settings.decode, cost=cost, kv_capacity=settings.kv_capacity)
+        return PrefillCluster(
+            system=self.build(settings),
+            cost=settings.cost,
+            num_instances=settings.num_instances,
+            slo_s=settings.slo_s,
+            boundary=settings.boundary,
+            cache=settings.cache,
+            decoding=decoding,
+            reprefills_answer=settings.reprefills_answer,
+        )
+
+    def run(self, workload: PrefillWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        config, part = workload.config, self.settings.part
+        until_s = _until_s(workload, self.settings.decode)
+        # A measured run's settings have an instance in the body.
+        serving = nullcontext if self.settings.is_simulated else import_module(_ON_TORCH).serving
+        with serving(self.settings) as settings:
+            run = self.cluster(settings).simulate(workload.arrivals, until_s=until_s)
+        last = [] if config.arrivals is not None else [each.sessions[-1].session_id for each in workload.streams]
+        window = window_of(run.requests, run.facts["end_s"], last)
+        constants, instance = asdict(settings.constants) if settings.is_simulated else {}, settings.instance
+        facts = {
+            "num_instances": settings.num_instances,
+            "options": dict(self.options),
+            "constants": {name: value for name, value in constants.items() if value != math.inf},
+            **({} if instance is None else {"instance": instance.facts, "length_scale": config.length_scale}),
+            "slo_s": settings.slo_s,
+            "boundary": settings.boundary,
+            "decode": settings.decode,
+            "is_transient": settings.is_transient,
+            "window_s": list(window),
+            "closed_loops": [] if config.arrivals is not None else [stream.clients for stream in config.streams],
+            "think_s": config.think_s,
+            "shares": workload.provenance.shares,
+            **run.facts,
+        }
+        basis: dict[str, Any] = {"calibration": None, "device": "cpu", "dtype": "float32", "weights": "random"}
+        if instance is None:
+            basis = {"calibration": settings.cost_text}
+        return self.record(
+            tables_of(run, window),
+            model=settings.model,
+            **basis,
+            platform=part.title,
+            provenance=workload.provenance,
+            slos={"ttft": {"ttft_s": settings.slo_s}},
+            facts=facts,
+        )
+
+
+def resolve(
+    cell: Cell,
+    system: str,
+    own: type,
+    usual: Callable[[PrefillPart], Mapping[str, Any]],
+    part: PrefillPart | None = None,
+    policies: Mapping[str, Plugin] = MappingProxyType({}),
+) -> PrefillSettings:
+    """The settings of a cell; raises UserError for whatever a user can get wrong. ``own`` is the class of the system's own, ``usual``
+    their defaults on a platform, ``part`` takes the place of the platform's, ``policies`` are those that the cell names."""
+    where = platform(cell.platform)
+    part = part or where.part(PrefillPart)
+    wanted = "torch" if part.gpu is None else "roofline"
+    require(
+        cell.executor == wanted,
+        f"executor={cell.executor!r}: system={system!r} is {'measured' if wanted == 'torch' else 'simulated'} on "
+        f"platform={where.name!r}, leave it out or use {wanted}",
+    )
+    beside: dict[str, object] = {"executor": cell.executor, "rate": cell.rate}
+    plugged = {name: knob for each in policies.values() for name, knob in each.knobs.items()}
+    knobs = resolve_knobs(
+        InstanceKnobs, cell.asked, own, plugged, workload_knobs(cell.asked), system=system, beside=beside
+    )
+    if knobs.workload is None:
+        load_conversation_card(cell.dataset)
+    model = _model(knobs, part, system)
+    require(
+        1 <= knobs.num_instances <= part.most_instances,
+        f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={where.name!r}",
+    )
+    require(
+        knobs.decode == "none" or (cell.rate is None and knobs.arrivals is None),
+        f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate and arrivals out",
+    )
+    slo_s, charged = knobs.slo_ttft_s or part.slo_s, knobs.charged.on(part.gpu)
+    if part.gpu is not None:
+        check_kernels(model_shape(model), gpu(part.gpu), charged.framework)
+    deadline_s = slo_s if knobs.deadlines else None
+    paper = scaled(own, length_scale=part.length_scale, time_scale=part.time_scale)
+    asked = {name: value for name, value in cell.asked.items() if name not in plugged}
+    beside |= {"num_instances": knobs.num_instances, "decode": knobs.decode}
+    defaults = {"slo_s": deadline_s, "max_num_seqs": part.max_num_seqs, **paper, **usual(part)}
+    return PrefillSettings(
+        platform=where,
+        part=part,
+        own=given_to(made(own, defaults), asked, **beside),
+        policies=policies,
+        model=model,
+        num_instances=knobs.num_instances,
+        constants=fitted_to(part.gpu, knobs.constants),
+        charged=charged,
+        slo_s=slo_s,
+        deadline_s=deadline_s,
+        boundary=knobs.constants.boundary if "boundary" in cell.asked else round(BOUNDARY * part.length_scale),
+        cache=knobs.cache,
+        reprefills_answer=knobs.reprefills_answer,
+        decode=knobs.decode,
+        is_transient=knobs.transient,
+        workload=workload_of(cell, part, knobs),
+    )
+
+
+def _model(knobs: InstanceKnobs, part: PrefillPart, system: str) -> str:
+    """The model as its shape spells it; a measured instance has one."""
+    model = knobs.model or part.model
+    if part.gpu is not None:
+        return autoregressive_shape(model, system).name
+    require(model == part.model, f"model={model!r} is not measured here: leave it out, or use {part.model}")
+    return model
+
+
+def _until_s(workload: PrefillWorkload, decode: str) -> float:
+    config = workload.config
+    if config.arrivals is not None:
+        if config.is_replayed:
+            sessions = [session for each in workload.streams for session in each.sessions]
+            return GIVEN_UP_S + max(each.arrival_s + sum(turn.delay_s for turn in each.rounds) for each in sessions)
+        assert config.arrivals.rate is not None
+        return GIVEN_UP_S + sum(each.num_turns for each in workload.streams) / config.arrivals.rate
+    waits_s = 0.0
+    for stream, each in zip(config.streams, workload.streams, strict=True):
+        answers = sum(session.decode_tokens for session in each.sessions) if decode != "none" else 0
+        alone_s = each.num_turns * config.think_s + answers * _SLOWEST_TOKEN_S
+        waits_s = max(waits_s, alone_s / (stream.clients or 1))
+    return GIVEN_UP_S + waits_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillSystemEntry(PolicySystem[Build]):
+    """``build`` makes the policies of a run's settings, whose ``own`` are the system's, ``policies`` a user's."""
+
+    family: ClassVar[Family] = PREFILL
+    usual: Callable[[PrefillPart], Mapping[str, Any]] = lambda part: {}
+    """The system's own defaults on a platform, by name."""
+
+    @property
+    def knobs(self) -> tuple[type, ...]:
+        return InstanceKnobs, self.own
+
+    def default_dataset(self, where: Platform) -> str:
+        return where.part(PrefillPart).dataset
+
+    def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
+        """Every refusal a user can cause is raised here. ``part`` replaces the platform's."""
+        policies = named_in(cell.asked, self.policies)
+        check_beside(policies, _REPLACED, cell.asked)
+        settings = resolve(cell, self.name, self.own, self.usual, part, policies)
+        # What is behind the numbers besides requests and code: constants and objective, or the model and the scales.
+        basis: tuple[object, ...] = settings.part, settings.slo_s, settings.boundary
+        if (card := settings.part.gpu) is not None:
+            basis = model_shape(settings.model), gpu(card), settings.constants, settings.slo_s, settings.boundary
+            if settings.charged.framework is not None:
+                basis = *basis, settings.charged.basis(card)
+            if settings.platform.digest:
+                basis = *basis, settings.platform.digest
+        deployment = PrefillDeployment(
+            system=self.name,
+            title=self.title,
+            build=self.build,
+            settings=settings,
+            options=self.options_of(cell),
+            basis=hashlib.sha256(repr(basis).encode()).hexdigest()[:12],
+            obtained=settings.charged.obtained if settings.is_simulated else "measured",
+            modules=(self.build.__module__, __name__, *(() if settings.is_simulated else (_ON_TORCH,))),
+        )
+        deployment.cluster(settings).system.make_batching()  # shows wrong options before any run
+        workload = draw_workload(settings.workload)
+        if "workload" in cell.asked and "slo_ttft_s" not in cell.asked:
+            said = f"objective: TTFT {settings.slo_s:g} s, that of platform={cell.platform!r}"
+            workload = replace(workload, provenance=remarked(workload.provenance, said))
+        longest, most = max(each.longest_tokens for each in workload.streams), settings.kv_capacity
+        where = f"a GPU beside {settings.model}" if settings.is_simulated else f"model={settings.model!r}"
+        require(
+            longest <= most,
+            f"dataset={cell.dataset.lower()!r} has a conversation of {longest} tokens and {where} holds "
+            f"{most}: shorten it, or use a smaller model",
+        )
+        return deployment, workload
+
+
+def pools(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+    """num_short of an eighth and of three eighths of the instances, and of a quarter with controller=off"""
+    instances = cell.asked.get("num_instances", 1)
+    assert isinstance(instances, int)
+    few, usual, many = (max(1, round(share * instances)) for share in (0.125, 0.25, 0.375))
+    return {"num_short": few}, {"num_short": many}, {"num_short": usual, "controller": "off"}
+
+
+POLICIES = (BATCHER, OPEN_QUEUE, INSTANCE_ROUTER)
+_REPLACED = {"batcher": (*knobs_of(WaitConfig), *knobs_of(TemporalConfig))}
+"""Knobs of what each stands in place of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillPolicies:
+    batcher: str | None = None
+    """A batching policy of one's own as module:NAME, in place of the two queues and the waiting; made for every instance, with what it
+    takes of max_num_batched_tokens, max_num_seqs, model and slo."""
+    queue: Annotated[str, Only(batcher=SOMETHING)] | None = None
+    """An order of waiting prefills of one's own as module:NAME, an OpenQueue, beside a batcher of one's own; made likewise, with slo."""
+    router: Annotated[str, Only(num_instances=Range(2), pooling=(None, "each"))] | None = None
+    """A router of one's own as module:NAME, which picks an instance; made for every run, with what it takes of model, slo and seed."""
+
+
+def with_own(
+    settings: PrefillSettings, model: StepModel, config: LapsConfig, own: Mapping[str, Plugin]
+) -> PrefillSystem:
+    """LAPS with these in place of its own."""
+    system, part = laps(model, config), settings.part
+    slo = Slo(ttft_s=settings.deadline_s or NO_OBJECTIVE_S, itl_s=NO_OBJECTIVE_S)
+    told = {
+        "max_num_batched_tokens": max(1, round(part.length_scale * CHUNKED_PREFILL_SIZE)),
+        "max_num_seqs": part.max_num_seqs,
+        "model": model,
+        "slo": slo,
+        "seed": settings.workload.streams[0].conversations.seed,
+    }
+    offered = {kind: {name: told[name] for name in each.kind.offered} for kind, each in own.items()}
+    for kind, each in own.items():
+        each.checked(**offered[kind])
+    changes: dict[str, Any] = {}
+    if (batcher := own.get("batcher")) is not None:
+        choice = graph_choice(config.graphs, model, tuple(model.shapes))
+        changes["make_batching"] = lambda: WithGraphs(batcher.made(**offered["batcher"]), choice)
+        changes["make_queue"] = OpenQueue
+    for kind in own.keys() - {"batcher"}:
+        changes[f"make_{kind}"] = partial(own[kind].made, **offered[kind])
+    return replace(system, **changes)
+
+
+_SHORT_SHARE = 0.25
+"""Share of the instances for the short pool where nothing else is asked: short turns are a quarter of the tokens."""
+_POOLED = Only(num_instances=Range(2), decode="none")
+"""What one instance has no pools for, nor instances whose answers are decoded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphKnobs:
+    graphs: Graphs | None = None
+    """Which graph a step replays. nearest: the covering bucket, whatever it costs. cheapest: only where predicted faster. ladder:
+    packed sizes, likewise. none."""
+    graph_budget_gb: (
+        Annotated[float, Range(0, 1000), SIMULATED, Only(graphs=("nearest", "cheapest", "ladder"))] | None
+    ) = None
+    """GB of memory for captured graphs; all of them by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolKnobs:
+    num_short: Annotated[Count, _POOLED] | None = None
+    """Instances of the short pool, where there are several; a quarter of them by default."""
+    controller: Annotated[Literal["mended", "printed", "off"], _POOLED] = "mended"
+    """Which form of Algorithm 2 moves instances between the pools; off leaves them as they are."""
+    pooling: Annotated[Pooling, _POOLED] | None = None
+    """global: instances pull from their pool's queue (LAPS §3.2). each: requests are pushed to the instance of the pool with the
+    least outstanding tokens, which keeps a history where it is cached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisaggregationKnobs(PoolKnobs):
+    temporal: TemporalConfig = field(default_factory=TemporalConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LapsKnobs(GraphKnobs, DisaggregationKnobs, PrefillPolicies):
+    wait: WaitConfig = field(default_factory=WaitConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReserveKnobs(GraphKnobs):
+    reserve: ReserveConfig = field(default_factory=ReserveConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnTimeKnobs(GraphKnobs):
+    on_time: OnTimeConfig = field(default_factory=OnTimeConfig)
+
+
+def _build_laps(settings: PrefillSettings) -> PrefillSystem:
+    own, (model, graphs) = settings.policies, _captured(settings)
+    config = _laps_config(settings, graphs)
+    if "router" in own and config.spatial is not None:
+        config = replace(config, spatial=replace(config.spatial, pooling="each"))
+    return with_own(settings, model, config, own)
+
+
+def _build_disaggregation(settings: PrefillSettings) -> PrefillSystem:
+    """No graphs, and so nothing to wait for."""
+    return laps(settings.step_model(()), _laps_config(settings, "none"), name="laps-disaggregation-only")
+
+
+def _build_graphs(settings: PrefillSettings) -> PrefillSystem:
+    """SGLang's one queue, with the graphs of LAPS."""
+    model, graphs = _captured(settings)
+    budget = _sglang_tokens(settings.part)["max_num_batched_tokens"]
+    return graphs_only(model, graphs=graphs, max_num_batched_tokens=budget, name="laps-graphs-only")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SrptKnobs(GraphKnobs):
+    size: StepSize = field(default_factory=StepSize)
+
+
+def _build_srpt(settings: PrefillSettings) -> PrefillSystem:
+    model, graphs = _captured(settings)
+    return srpt(model, settings.own.size, graphs=graphs)
+
+
+def _build_reserve(settings: PrefillSettings) -> PrefillSystem:
+    model, graphs = _captured(settings)
+    return reserve(model, settings.own.reserve, graphs=graphs)
+
+
+def _build_on_time(settings: PrefillSettings) -> PrefillSystem:
+    model, graphs = _captured(settings)
+    return on_time(model, settings.own.on_time, graphs=graphs)
+
+
+def _build_sglang(settings: PrefillSettings) -> PrefillSystem:
+    return _sglang(settings, "sglang-pd")
+
+
+def _build_sglang_router(settings: PrefillSettings) -> PrefillSystem:
+    return _sglang(settings, "sglang-pd-router")
+
+
+def _sglang(settings: PrefillSettings, name: str) -> PrefillSystem:
+    captured = settings.shapes("ladder") if settings.own.prefill_graphs else ()
+    return sglang(settings.own, settings.step_model(captured), name=name)
+
+
+def _build_vllm(settings: PrefillSettings) -> PrefillSystem:
+    return vllm_pd(settings.own)
+
+
+def _captured(settings: PrefillSettings) -> tuple[StepModel, Graphs]:
+    """A model of a step's time that knows the graphs that fit the budget, and how one of them is chosen."""
+    graphs = settings.own.graphs
+    return settings.step_model(settings.shapes(graphs, settings.own.graph_budget_gb)), graphs
+
+
+def _cheapest(part: PrefillPart) -> dict[str, Any]:
+    return {"graphs": "cheapest"}
+
+
+def _ladder(part: PrefillPart) -> dict[str, Any]:
+    """A CPU has no launches that packed sizes would save."""
+    return {"graphs": "none" if part.gpu is None else "ladder"}
+
+
+def _sglang_tokens(part: PrefillPart) -> dict[str, Any]:
+    return {"max_num_batched_tokens": in_tokens(CHUNKED_PREFILL_SIZE, part.length_scale), "routing": "round-robin"}
+
+
+def _vllm_tokens(part: PrefillPart) -> dict[str, Any]:
+    return {"max_num_batched_tokens": in_tokens(CHUNK_TOKENS, part.length_scale)}
+
+
+def _laps_config(settings: PrefillSettings, graphs: Graphs) -> LapsConfig:
+    """Temporal on one instance, or where answers are decoded; else pools."""
+    own, spatial = settings.own, None
+    if settings.num_instances > 1 and settings.decode == "none":
+        spatial = Spatial(
+            num_short=own.num_short or max(1, round(_SHORT_SHARE * settings.num_instances)),
+            controller=None if own.controller == "off" else ControllerConfig(form=own.controller),
+            pooling=own.pooling or ("each" if settings.cache == "instance" else "global"),
+        )
+    return LapsConfig(
+        boundary=settings.boundary,
+        slo_s=settings.deadline_s,
+        graphs=graphs,
+        wait=getattr(own, "wait", WaitConfig(wait="off")),
+        temporal=own.temporal,
+        spatial=spatial,
+    )
+
+
+LAPS = PrefillSystemEntry(
+    name="laps", title="LAPS", own=LapsKnobs, build=_build_laps, usual=_cheapest, policies=POLICIES
+)
+LAPS_GRAPHS = PrefillSystemEntry(
+    name="laps-graphs-only", title="LAPS, graphs only", own=GraphKnobs, build=_build_graphs, usual=_cheapest
+)
+LAPS_DISAGGREGATION = PrefillSystemEntry(
+    name="laps-disaggregation-only",
+    title="LAPS, disaggregation only",
+    own=DisaggregationKnobs,
+    build=_build_disaggregation,
+)
+RESERVE = PrefillSystemEntry(name="reserve", title="Reserve", own=ReserveKnobs, build=_build_reserve, usual=_ladder)
+ON_TIME = PrefillSystemEntry(name="on-time", title="On-time", own=OnTimeKnobs, build=_build_on_time, usual=_ladder)
+SRPT = PrefillSystemEntry(name="srpt", title="SRPT", own=SrptKnobs, build=_build_srpt, usual=_ladder)
+SGLANG_PD = PrefillSystemEntry(
+    name="sglang-pd", title="SGLang PD", own=SglangConfig, build=_build_sglang, usual=_sglang_tokens
+)
+SGLANG_PD_ROUTER = PrefillSystemEntry(
+    name="sglang-pd-router",
+    title="SGLang PD + router",
+    own=SglangConfig,
+    build=_build_sglang_router,
+    usual=lambda part: {**_sglang_tokens(part), "routing": "least-tokens"},
+)
+VLLM_PD = PrefillSystemEntry(name="vllm-pd", title="vLLM PD", own=PdConfig, build=_build_vllm, usual=_vllm_tokens)

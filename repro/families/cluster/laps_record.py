@@ -1,0 +1,368 @@
+"""The family of prefill systems, turns of conversations on prefill instances: a run's tables, what is read off turns and steps (LAPS
+§4), and what is checked of a run. TTFT is first token - arrival; shares are in [0, 1].
+
+A request is one turn, done with its first token. The window opens when a tenth of the turns have arrived. In a closed loop it closes
+when a client finds no further conversation, so that all clients are busy in it; in an open one with the last arrival. Requests that
+arrive in it count, however late they finish. All metrics are over the turns that count, but for padding, graphs and busy time, which
+are over all steps. A turn that never had its first token misses the objective.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import fsum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.cluster.record import rows_of
+from engines.laps.cluster import InstanceRow, MoveRow, PrefillRun, StepRow
+from repro.families.cluster.system import request_table
+from repro.runs.family import WAITS, Family, Mask, Metric, SummaryColumn, column, distribution, known, mask, metric
+from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
+
+Floats = npt.NDArray[np.float64]
+STEPS, MOVES, INSTANCES = "steps", "moves", "instances"
+
+REQUEST_COLUMNS: tuple[Column, ...] = (
+    Column("session_id", "int", "the conversation it is a turn of"),
+    Column("turn", "int", "0 is the first"),
+    Column("length_class", "str", "short or long, by the run's boundary"),
+    Column("history", "int", "tokens whose K/V was there"),
+    Column("instance", "int", "where it was prefilled", nullable=True),
+    Column("violated", "bool", "whether its first token came later than the objective allows, or never"),
+    Column("counted", "bool", "whether it arrived in the measured window"),
+)
+TABLES: Mapping[str, tuple[Column, ...]] = {
+    STEPS: columns_of(StepRow),
+    MOVES: columns_of(MoveRow),
+    INSTANCES: columns_of(InstanceRow),
+}
+WARM_UP = 0.1
+"""Share of the turns that arrive before the window opens."""
+
+
+class Window(NamedTuple):
+    """Arrivals in [start_s, end_s) count."""
+
+    start_s: float
+    end_s: float
+
+
+def window_of(requests: Table, end_s: float, last_sessions: Sequence[int] = ()) -> Window:
+    """Closes when the first of the closed loops, whose last conversations these are, runs out, or the run ends before that; with the
+    last arrival where there are none."""
+    closes_s = max(requests["arrival_s"], default=0.0)
+    if last_sessions:
+        turns = rows_of(requests, "session_id", "turn", "arrival_s")
+        begun = {session: arrival_s for session, turn, arrival_s in turns if turn == 0}
+        closes_s = min(begun.get(session, end_s) for session in last_sessions)
+    before = sorted(time for time in requests["arrival_s"] if time <= closes_s)
+    return Window(before[int(WARM_UP * len(before))], closes_s) if before else Window(0.0, 0.0)
+
+
+def tables_of(run: PrefillRun, window: Window) -> dict[str, Table]:
+    requests = run.requests
+    finished = requests["finished_s"]
+    arrival = np.asarray(requests["arrival_s"], dtype=np.float64)
+    counted = (window.start_s <= arrival) & (arrival < window.end_s)
+    is_done = [stamp is not None for stamp in finished]
+    return {
+        REQUESTS: request_table(
+            request_id=requests["request_id"],
+            arrival_s=requests["arrival_s"],
+            admitted_s=requests["started_s"],
+            first_output_s=finished,
+            finished_s=finished,
+            prompt_len=requests["tokens"],
+            output_len=[1] * len(finished),
+            status=["ok" if done else "unfinished" for done in is_done],
+            violated=[bool(late) or not done for late, done in zip(requests["violated"], is_done, strict=True)],
+            counted=counted.tolist(),
+            **{name: requests[name] for name in ("session_id", "turn", "length_class", "history", "instance")},
+        ),
+        STEPS: run.steps,
+        MOVES: run.moves,
+        INSTANCES: run.instances,
+    }
+
+
+BUCKETS: tuple[tuple[str, int, float], ...] = (
+    ("1-63", 1, 64),
+    ("64-255", 64, 256),
+    ("256-999", 256, 1000),
+    ("1000+", 1000, np.inf),
+)
+"""Prompt tokens, from and below; of the data set, where a platform scales its lengths."""
+BUSY, WAITED = 0.999, 0.5
+"""Instances this busy while the last quarter of the turns waits this much longer than the first: the rate outruns them."""
+_EMPTY = "the window is empty"
+_NO_TURN = "per entry: no turn that has it, or too few"
+
+# ---- metrics ----------------------------------------------------------------------------------------------
+
+
+def counted(record: RunRecord, length_class: str | None = None) -> Mask:
+    """The turns that count, or those of a class."""
+    found = mask(record, "counted")
+    return found if length_class is None else found & mask(record, "length_class", length_class)
+
+
+def ttft_of(record: RunRecord, chosen: Mask) -> Floats:
+    """TTFT of the finished ones of these."""
+    return known((column(record, "finished_s") - column(record, "arrival_s"))[chosen])
+
+
+def violations(record: RunRecord, chosen: Mask) -> float | None:
+    late = mask(record, "violated")[chosen]
+    return float(late.mean()) if late.size else None
+
+
+def _inside(record: RunRecord, begin_s: Floats, end_s: Floats) -> float:
+    """Seconds of these spans that lie in the window, summed."""
+    opens_s, closes_s = record.facts["window_s"]
+    inside = np.minimum(end_s, closes_s) - np.maximum(begin_s, opens_s)
+    return float(inside[inside > 0].sum())
+
+
+def _over_window(name: str, unit: str, formula: str, amount: Callable[[RunRecord, float, float], float]) -> Metric:
+    """``amount`` between two times, over the window's length."""
+
+    def compute(record: RunRecord) -> float | None:
+        start_s, end_s = record.facts["window_s"]
+        return amount(record, start_s, end_s) / (end_s - start_s) if end_s > start_s else None
+
+    return Metric(name, unit, formula, _EMPTY, compute)
+
+
+def _over_steps(
+    name: str, unit: str, formula: str, amount: Callable[[Table], float], undefined: str = "no steps"
+) -> Metric:
+    def compute(record: RunRecord) -> float | None:
+        steps = record.tables[STEPS]
+        return amount(steps) if steps["tokens"] else None
+
+    return Metric(name, unit, formula, undefined, compute)
+
+
+def _finished(record: RunRecord, start_s: float, end_s: float) -> float:
+    finished = column(record, "finished_s")
+    return float(((start_s <= finished) & (finished < end_s)).sum())
+
+
+def _waiting_s(record: RunRecord, *_: float) -> float:
+    finished = column(record, "finished_s")
+    return _inside(record, column(record, "arrival_s"), np.where(np.isnan(finished), np.inf, finished))
+
+
+rps = _over_window("rps", "turns/s", "first tokens in the window / its length", _finished)
+in_system = _over_window(
+    "in_system", "turns", "integral over the window of turns without a first token / its length", _waiting_s
+)
+
+
+@metric("tokens/s", "tokens of steps that begin in the window / its length", _EMPTY)
+def tokens_s(record: RunRecord) -> float | None:
+    start_s, end_s = record.facts["window_s"]
+    steps = list(rows_of(record.tables[STEPS], "start_s", "tokens"))
+    if end_s <= start_s or not steps:
+        return None
+    return sum(tokens for begun, tokens in steps if start_s <= begun < end_s) / (end_s - start_s)
+
+
+@metric("s, share", "TTFT and share of violations by tokens of the prompt", _NO_TURN)
+def by_length(record: RunRecord) -> dict[str, dict[str, Any]]:
+    counts = counted(record)
+    tokens = column(record, "prompt_len") / record.facts.get("length_scale", 1.0)
+    found = {}
+    for name, low, high in BUCKETS:
+        chosen = counts & (low <= tokens) & (tokens < high)
+        found[name] = {"violations": violations(record, chosen), **distribution(ttft_of(record, chosen))}
+    return found
+
+
+@metric("share", "steps by how they ran", "per entry: no steps")
+def mode_shares(record: RunRecord) -> dict[str, float]:
+    kinds = [mode.partition(" ")[0] for mode in record.tables[STEPS]["mode"]]
+    return {kind: kinds.count(kind) / len(kinds) for kind in ("eager", "fallback", "graph", "rung") if kinds}
+
+
+@metric("share", "steps that replay a graph / steps", "no steps")
+def graph_share(record: RunRecord) -> float | None:
+    shares = mode_shares.compute(record)
+    return shares["graph"] + shares["rung"] if shares else None
+
+
+@metric("share", "time in steps / (window x instances)", _EMPTY)
+def busy_share(record: RunRecord) -> float | None:
+    start_s, end_s = record.facts["window_s"]
+    if not record.tables[STEPS]["tokens"] or end_s <= start_s:
+        return None
+    begun = column(record, "start_s", STEPS)
+    busy = _inside(record, begun, begun + column(record, "duration_s", STEPS))
+    return busy / (len(record.tables[INSTANCES]["instance"]) * (end_s - start_s))
+
+
+def _ttft(name: str, formula: str, length_class: str | None = None) -> Metric:
+    return Metric(
+        name, "s", formula, _NO_TURN, lambda record: distribution(ttft_of(record, counted(record, length_class)))
+    )
+
+
+def _late(name: str, formula: str, undefined: str, length_class: str | None = None) -> Metric:
+    return Metric(name, "share", formula, undefined, lambda record: violations(record, counted(record, length_class)))
+
+
+PREFILL_METRICS: tuple[Metric, ...] = (
+    rps,
+    tokens_s,
+    Metric(
+        "end_s", "s", "when the run ended, answers included where they are decoded", "never", lambda r: r.facts["end_s"]
+    ),
+    _ttft("ttft_all_s", "distribution of TTFT over turns that count"),
+    _ttft("ttft_short_s", "the same, short ones", "short"),
+    _ttft("ttft_long_s", "the same, long ones", "long"),
+    by_length,
+    _late(
+        "slo_violations",
+        "turns whose TTFT exceeds the objective, or that never had a token / turns that count",
+        "no turn counts",
+    ),
+    _late("slo_violations_short", "the same, short ones", "no short turn counts", "short"),
+    _late("slo_violations_long", "the same, long ones", "no long turn counts", "long"),
+    in_system,
+    _over_steps(
+        "requests_per_step",
+        "turns",
+        "turns in a step, chunks counted each",
+        lambda steps: (sum(steps["num_short"]) + sum(steps["num_long"])) / len(steps["tokens"]),
+    ),
+    _over_steps(
+        "mixed_steps",
+        "share",
+        "steps with short and long turns / steps",
+        lambda steps: sum(map(all, rows_of(steps, "num_short", "num_long"))) / len(steps["tokens"]),
+    ),
+    graph_share,
+    mode_shares,
+    _over_steps(
+        "padding",
+        "share",
+        "padded tokens / tokens - 1",
+        lambda steps: sum(steps["padded_tokens"]) / sum(steps["tokens"]) - 1,
+        "no tokens",
+    ),
+    busy_share,
+    _over_steps("busy_s", "s", "time in steps, all instances", lambda steps: fsum(steps["duration_s"])),
+    _over_window(
+        "moves_per_minute",
+        "1/min",
+        "moves of the controller in the window",
+        lambda record, start_s, end_s: 60 * sum(start_s <= time < end_s for time in record.tables[MOVES]["time_s"]),
+    ),
+)
+
+# ---- checks: that a system lost no turn, held its own rules, and obeys Little's law -------------------------------
+
+
+def _window_is_long_enough(record: RunRecord) -> Iterator[str]:
+    num = int(counted(record).sum())
+    if num < 10:
+        yield f"{num} turns count: give more num_prompts, or fewer clients"
+
+
+def tokens_are_whole(record: RunRecord) -> Iterator[str]:
+    """Every token of a finished turn was computed once."""
+    requests, steps, instances = record.requests, record.tables[STEPS], record.tables[INSTANCES]
+    if "unfinished" in requests["status"] or record.facts["decode"] != "none":
+        return
+    asked, computed = sum(requests["prompt_len"]), sum(steps["tokens"])
+    if asked != computed:
+        yield f"{computed} tokens were prefilled of {asked}"
+    if sum(instances["num_finished"]) != len(requests["status"]):
+        yield f"{sum(instances['num_finished'])} turns finished of {len(requests['status'])}"
+
+
+def _steps_do_not_overlap(record: RunRecord) -> Iterator[str]:
+    steps = record.tables[STEPS]
+    by_instance: dict[int, float] = {}
+    for instance, start_s, duration_s in rows_of(steps, "instance", "start_s", "duration_s"):
+        if start_s < by_instance.get(instance, 0.0) - 1e-9:
+            yield f"instance {instance} runs two steps at {start_s:g} s"
+            return
+        by_instance[instance] = start_s + duration_s
+
+
+def littles_law(record: RunRecord) -> Iterator[str]:
+    """L = X W. Over a window the two sides differ by turns that are in the system at its ends, no more; a closed loop besides has
+    each of its clients in the system or thinking, all the time."""
+    start_s, end_s = record.facts["window_s"]
+    mean, rate = in_system.compute(record), rps.compute(record)
+    times = ttft_of(record, counted(record))
+    if mean is None or rate is None or not times.size:
+        return
+    length_s = end_s - start_s
+    arrival, finished = column(record, "arrival_s"), column(record, "finished_s")
+    finished = np.where(np.isnan(finished), np.inf, finished)
+    at_ends = ((arrival < start_s) & (finished > start_s)) | ((arrival < end_s) & (finished > end_s))
+    spill = float(np.minimum(finished - arrival, length_s)[at_ends].sum()) / length_s
+    # What arrived and what finished in the window differ by those at its ends too.
+    slack = spill + float(times.mean()) * int(at_ends.sum()) / length_s + 1e-6
+    if abs(mean - rate * float(times.mean())) > slack:
+        yield f"Little's law fails: {mean:.3f} turns in the system, {rate:.3f}/s x {times.mean():.4f} s"
+    loops = record.facts["closed_loops"]
+    if loops and record.facts["decode"] == "none":
+        thinking = record.facts["think_s"]
+        idle = np.minimum(finished + thinking, end_s) - np.maximum(finished, start_s)
+        held = mean + float(idle[idle > 0].sum()) / length_s
+        clients = sum(loops)
+        if abs(held - clients) > 1e-6 * clients + 1e-9:
+            yield f"{held:.4f} clients are in the system or thinking, of {clients}"
+
+
+def _keeps_up(record: RunRecord) -> Iterator[str]:
+    """An open loop's rate that grows the queue for as long as it lasts."""
+    if record.facts["closed_loops"] or record.facts["is_transient"]:
+        return
+    busy = busy_share.compute(record)
+    arrival = column(record, "arrival_s")
+    times = (column(record, "finished_s") - arrival)[np.argsort(arrival)]
+    quarter = len(times) // 4
+    if busy is None or quarter < 10:
+        return
+    first, last = np.nanmean(times[:quarter]), np.nanmean(times[-quarter:])
+    if busy > BUSY and last > first + WAITED:
+        yield (
+            f"the rate never drains: TTFT is {first:.2f} s at first and {last:.2f} s at last; lower it, or set transient=true to "
+            "read this number of turns alone"
+        )
+
+
+def score(record: RunRecord) -> tuple[float, ...]:
+    """At a rate the share of late turns, then their mean TTFT; without one turns/s, the same number as the mean where no one thinks."""
+    if record.facts["closed_loops"]:
+        return (-(rps.compute(record) or 0.0),)
+    times = ttft_of(record, counted(record))
+    late = violations(record, counted(record))
+    return 1.0 if late is None else late, float(times.mean()) if times.size else math.inf
+
+
+PREFILL = Family(
+    name="prefill",
+    request_columns=REQUEST_COLUMNS,
+    tables=TABLES,
+    metrics=PREFILL_METRICS,
+    checks=(_window_is_long_enough, tokens_are_whole, _steps_do_not_overlap, littles_law, _keeps_up),
+    score=score,
+    score_said="the fewest late turns, then the least mean TTFT, and in a closed loop the most turns/s",
+    unit="turns",
+    ends_at_first_token=True,
+    shown=(
+        SummaryColumn("prefill tok/s", "tokens_s"),
+        SummaryColumn("turns/s", "rps"),
+        *WAITS,
+        SummaryColumn("late", "slo_violations", is_share=True),
+        SummaryColumn("late, long", "slo_violations_long", is_share=True),
+        SummaryColumn("graphs", "graph_share", is_share=True),
+    ),
+)

@@ -1,0 +1,406 @@
+"""The settings of prefill instances, and the turns of their runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+
+from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
+from engines.cost.kernels import Framework
+from engines.cost.roofline import Gpu, gpu
+from engines.errors import require
+from engines.knobs import Checked, Except, Needs, Only, Range, Seconds, knobs_of
+from engines.laps.batching import GRID, Graphs, graph_bytes, shapes_of
+from engines.laps.cluster import Cache, OpenTurns, PrefillArrivals, PrefillConstants, PrefillCost, Turn, cost_of
+from engines.laps.latency import StepModel
+from engines.models.shape import model_shape
+from engines.policies.own import Plugin
+from engines.policies.views import Bucket, Rung, StepTimes
+from repro.families.cost import CostKnobs, fit_of
+from repro.families.platforms import Platform, PrefillPart
+from repro.files import kept
+from repro.runs.cell import Cell
+from repro.workloads.conversations import (
+    LONG,
+    ConversationConfig,
+    ConversationProvenance,
+    Conversations,
+    draw_conversations,
+)
+from repro.workloads.draws import ArrivalConfig, arrival_times, arrivals_asked, derive_seed
+from repro.workloads.knobs import TraceKnobs, UntoldAnswers
+from repro.workloads.served import trace_asked, trace_of
+from repro.workloads.sessions import Source
+
+if TYPE_CHECKING:
+    from repro.families.cluster.instance import MeasuredInstance
+
+
+Decode = Literal["none", "apart", "mixed"]
+SIMULATED = Only(executor="roofline")
+"""What means nothing to a measured instance."""
+Clients = Annotated[int, Range(1, 10**5)]
+_MaybeClients = Annotated[int, Range(0, 10**5)]
+_BANDS = Only(rate=None, arrivals=None, clients=None, min_tokens=None, max_tokens=None)
+"""Two closed loops have their own clients and prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceKnobs(TraceKnobs, UntoldAnswers, Checked):
+    model: str | None = None
+    """A shape by its name."""
+    num_instances: int = 1
+    """Instances, a GPU each."""
+    constants: Annotated[PrefillConstants, SIMULATED] = field(default_factory=PrefillConstants)
+    charged: CostKnobs = field(default_factory=lambda: CostKnobs(kernels="sglang"))
+    cache: Cache = "shared"
+    """Where histories are cached: shared by all instances, or on the instance that computed them (instance)."""
+    reprefills_answer: bool = False
+    """Compute the last answer again with the next turn, as where it was decoded elsewhere."""
+    decode: Annotated[Decode, SIMULATED] = "none"
+    """none: turns end with their first token. apart: answers are decoded on as many other GPUs; mixed: on the instances; with
+    either the next turn comes after the whole answer."""
+    num_prompts: Annotated[int, Range(1, 10**5)] | None = None
+    """Turns."""
+    clients: Annotated[Clients, Only(rate=None, arrivals=Except("trace"))] | None = None
+    """Conversations held at once, one after the other by each client, in a closed loop; a rate is of turns, whatever became of those
+    before."""
+    think_s: Annotated[Seconds, Needs(rate=None, arrivals=None)] = 0.0
+    """Seconds a client thinks before its next turn."""
+    answer_tokens: Annotated[int, Range(1, 10**6)] | None = None
+    """Tokens of every answer."""
+    dataset_source: Source | None = None
+    """embedded or local; local where there is a file."""
+    dataset_path: str | None = None
+    """A file of recorded conversations."""
+    min_tokens: Annotated[int, Range(1, 10**6)] | None = None
+    """Only prompts of so many tokens or more."""
+    max_tokens: Annotated[int, Range(1, 10**6)] | None = None
+    """Only prompts of so many tokens or fewer."""
+    long_clients: Annotated[_MaybeClients, _BANDS] | None = None
+    """Clients of a closed loop of prompts above 1,000 tokens (LAPS Figures 1 and 3)."""
+    short_clients: Annotated[_MaybeClients, _BANDS] | None = None
+    """Clients of a closed loop of prompts below 64 tokens beside them."""
+    slo_ttft_s: Annotated[float, Range(1e-6, 1e6)] | None = None
+    """Objective of the time to the first token, in seconds."""
+    deadlines: bool = True
+    """Whether policies know the objective; without, they serve offline."""
+    transient: bool = False
+    """Accept a rate that the instances cannot serve."""
+
+
+SHORT_PROMPT = 63
+"""Most tokens of a short prompt in LAPS Figures 1 and 3."""
+_MEMORY_SHARE = 0.85
+"""Share of a GPU's memory, for weights and K/V."""
+BOUNDARY = 256
+"""L_m, tokens of the data set."""
+MEASURED_GRID = tuple(bucket for bucket in GRID if bucket.length <= 64 and bucket.batch <= 16)
+"""Buckets of a measured instance: up to the boundary, a quarter as long as the paper's, and as deep as its figures have clients."""
+UNMEASURED = StepModel(
+    base_s=1e-3,
+    request_s=1e-5,
+    floor_s=1e-4,
+    token_s=1e-5,
+    alpha=1e-9,
+    history_s=1e-8,
+    shapes=dict.fromkeys(MEASURED_GRID, 1e-3),
+)
+"""Stands for a measured instance's step model until there is one: options are checked before any run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillSettings:
+    """Everything a run needs besides its policies."""
+
+    platform: Platform
+    part: PrefillPart
+    model: str
+    """As the shape spells it."""
+    num_instances: int
+    constants: PrefillConstants
+    charged: CostKnobs
+    slo_s: float
+    deadline_s: float | None
+    """What policies know of the objective."""
+    boundary: int
+    cache: Cache
+    reprefills_answer: bool
+    decode: Decode
+    is_transient: bool
+    workload: PrefillWorkloadConfig
+    own: Any
+    """The system's own settings."""
+    policies: Mapping[str, Plugin]
+    """Policies of a user's own, by kind."""
+    instance: MeasuredInstance | None = None
+    """What a measured run is on, while it runs."""
+
+    @property
+    def is_simulated(self) -> bool:
+        return self.part.gpu is not None
+
+    @property
+    def cost_text(self) -> str:
+        """What simulated steps are charged by, in one sentence."""
+        card = self.part.gpu
+        assert card is not None, "a measured step is charged nothing"
+        if self.charged.framework is not None:
+            return self.charged.describe(card, "overheads assumed")
+        fitted = fit_of(card)
+        how = "uncalibrated: constants" if fitted is None else f"{fitted.text}; launches and requests"
+        return f"{card}, {how} assumed, mixing penalty {self.constants.kappa:g}"
+
+    @property
+    def cost(self) -> StepTimes:
+        """What a step takes: on a simulated card, or on the instance of a measured run, which has a stand-in before it has one."""
+        if self.part.gpu is not None:
+            return cost_of(model_shape(self.model), gpu(self.part.gpu), self.constants, self.charged.framework)
+        return UNMEASURED if self.instance is None else self.instance.cost
+
+    def step_model(self, shapes: tuple[Bucket | Rung, ...]) -> StepModel:
+        """What policies know of the instances' speed: a fit to profiled steps, and the replay of every captured graph."""
+        if self.part.gpu is not None:
+            return _step_model_of(self.model, self.part.gpu, self.constants, self.charged.framework, shapes)
+        model = UNMEASURED if self.instance is None else self.instance.step_model
+        return replace(model, shapes={shape: model.shapes[shape] for shape in shapes})
+
+    def shapes(self, graphs: Graphs, budget_gb: float | None = None) -> tuple[Bucket | Rung, ...]:
+        """What is captured for a way to choose: simulated what fits the budget, measured what the instance has."""
+        if not self.is_simulated:
+            require(
+                graphs != "ladder",
+                "graphs='ladder': packed sizes pay where launches cost, a CPU has none: use none, nearest or cheapest",
+            )
+            captured = MEASURED_GRID if self.instance is None else self.instance.captured
+            return () if graphs == "none" else captured
+        size = graph_bytes(self.model, model_shape(self.model).n_layers)
+        return shapes_of(graphs, None if budget_gb is None else round(budget_gb * 1e9), size)
+
+    @property
+    def kv_capacity(self) -> int:
+        """Tokens of K/V beside the weights on one GPU; measured, what the instance has positions for."""
+        if self.part.gpu is None:
+            return self.part.most_tokens
+        shape = model_shape(self.model)
+        return int((_MEMORY_SHARE * gpu(self.part.gpu).memory_bytes - shape.weight_bytes) / shape.kv_bytes_per_token)
+
+
+@lru_cache(maxsize=256)
+def _step_model_of(
+    model: str,
+    card: str | Gpu,
+    constants: PrefillConstants,
+    kernels: Framework | None,
+    shapes: tuple[Bucket | Rung, ...],
+) -> StepModel:
+    """The mixing penalty is not in it: policies know what a step of one prompt takes."""
+    cost = cost_of(model_shape(model), gpu(card), replace(constants, kappa=0.0), kernels)
+    return _profiled(cost).replaying(cost, shapes)
+
+
+@lru_cache(maxsize=64)
+def _profiled(cost: PrefillCost) -> StepModel:
+    return StepModel.profile(cost)
+
+
+_TIMES = ("max_window_s", "slack_s", "margin_s", "max_wait_s", "max_long_wait_s", "min_step_s", "max_step_s")
+_TOKENS = ("token_max", "chunk_tokens", "short_tokens")
+
+
+def in_tokens(count: int, length_scale: float) -> int:
+    """A number of the paper's tokens, on a platform."""
+    return max(1, round(length_scale * count))
+
+
+def scaled(kind: type, *, length_scale: float, time_scale: float) -> dict[str, Any]:
+    """Defaults of a policy's settings by name where lengths and times are so much of the paper's, whose objective is 0.4 s."""
+    knobs = knobs_of(kind)
+    times = {name: time_scale * knobs[name].default for name in _TIMES if name in knobs}
+    return times | {name: in_tokens(knobs[name].default, length_scale) for name in _TOKENS if name in knobs}
+
+
+def workload_of(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWorkloadConfig:
+    """At a rate, or in closed loops: of whole conversations or of a band of prompts, or two, of long and of short ones."""
+    arrivals, think_s, file = None, knobs.think_s, trace_asked(cell.dataset, knobs, cell.asked)
+    if cell.rate is not None or knobs.arrivals is not None:
+        require(
+            knobs.arrivals != "burst" and (knobs.arrivals != "trace" or file is not None),
+            f"arrivals={knobs.arrivals!r}: turns come at a rate (poisson, gamma, constant) or a workload file's times (trace), "
+            "or leave it out for clients in a closed loop",
+        )
+        arrivals = arrivals_asked(cell.rate, knobs)
+    else:
+        for name, what in (("burstiness", "a request rate"), ("time_scale", "arrivals='trace'")):
+            require(getattr(knobs, name) is None, f"{name} has no effect without {what}: leave it out")
+    asked = cell.asked
+    usual = part.num_turns if file is None else trace_of(file, cell.seed).num_rounds
+    is_replayed = arrivals is not None and arrivals.kind == "trace"
+    whole = ConversationConfig(
+        dataset=cell.dataset,
+        num_turns=usual if knobs.num_prompts is None else knobs.num_prompts,
+        seed=cell.seed,
+        think_s=knobs.think_s,
+        answer_tokens=knobs.answer_tokens,
+        low=knobs.min_tokens,
+        high=knobs.max_tokens,
+        source=knobs.dataset_source or ("embedded" if knobs.dataset_path is None else "local"),
+        path=knobs.dataset_path,
+        file=file,
+        replayed=arrivals if is_replayed else None,
+    )
+    pair: dict[str, int] = {name: getattr(knobs, name) for name in ("long_clients", "short_clients") if name in asked}
+    if pair:
+        streams = _bands(whole, pair)
+    else:
+        clients = None if arrivals is not None else knobs.clients or part.clients
+        streams = (Stream(conversations=whole, clients=clients),)
+    return PrefillWorkloadConfig(streams=streams, arrivals=arrivals, think_s=think_s, length_scale=part.length_scale)
+
+
+def _bands(whole: ConversationConfig, clients: Mapping[str, int]) -> tuple[Stream, ...]:
+    """Closed loops of long and of short prompts, with as many turns for each client."""
+    total = sum(clients.values())
+    require(total > 0, "long_clients=0 and short_clients=0: give one of them clients")
+    streams: list[Stream] = []
+    for name, (low, high) in {"long_clients": (LONG + 1, None), "short_clients": (None, SHORT_PROMPT)}.items():
+        if clients.get(name):
+            num_turns = max(1, round(whole.num_turns * clients[name] / total))
+            band = replace(whole, num_turns=num_turns, seed=whole.seed + 1000 * len(streams), low=low, high=high)
+            streams.append(Stream(conversations=band, clients=clients[name]))
+    return tuple(streams)
+
+
+LANES = 256
+"""Conversations that go on side by side in an open loop, where there are as many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    conversations: ConversationConfig
+    clients: int | None
+    """None: at a rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillWorkloadConfig:
+    streams: tuple[Stream, ...]
+    arrivals: ArrivalConfig | None
+    """None: closed loops."""
+    think_s: float = 0.0
+    length_scale: float = 1.0
+    """Factor on prompts and answers after they are drawn: ``low`` and ``high`` are the data set's tokens."""
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether conversations come at a file's own times."""
+        return self.arrivals is not None and self.arrivals.kind == "trace"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillWorkload:
+    config: PrefillWorkloadConfig
+    streams: tuple[Conversations, ...]
+    """Session ids are unique over all."""
+    provenance: ConversationProvenance
+
+    @property
+    def arrivals(self) -> tuple[PrefillArrivals, ...]:
+        config = self.config
+        if config.is_replayed:
+            return tuple(OpenLoop(sessions=each.sessions) for each in self.streams)
+        if config.arrivals is not None:
+            seed = config.streams[0].conversations.seed
+            return tuple(open_turns(each, config.arrivals, seed) for each in self.streams)
+        return tuple(
+            ClosedLoop(sessions=each.sessions, num_clients=stream.clients or 1, think_s=config.think_s)
+            for each, stream in zip(self.streams, config.streams, strict=True)
+        )
+
+
+_conversations = kept(maxsize=256)(draw_conversations)
+"""Runs at other rates and with other clients have the same ones."""
+
+
+@kept(maxsize=256)
+def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
+    """The systems of a comparison serve the same turns."""
+    streams = []
+    first_id = 0
+    for stream in config.streams:
+        drawn = _conversations(stream.conversations)
+        require(
+            stream.clients is None or len(drawn.sessions) > stream.clients,
+            f"num_prompts={stream.conversations.num_turns} makes {len(drawn.sessions)} conversations for {stream.clients} clients: give more",
+        )
+        if config.length_scale != 1:
+            drawn = with_scaled_lengths(drawn, config.length_scale)
+        sessions = drawn.sessions
+        if first_id:
+            sessions = tuple(replace(session, session_id=first_id + session.session_id) for session in sessions)
+        first_id += len(sessions)
+        streams.append(replace(drawn, sessions=sessions))
+    provenance = streams[0].provenance
+    if len(streams) > 1:
+        checksum = hashlib.sha256(" ".join(each.provenance.checksum for each in streams).encode()).hexdigest()
+        text = "; ".join(dict.fromkeys(each.provenance.description for each in streams))
+        provenance = replace(provenance, checksum=checksum, description=text)
+    return PrefillWorkload(config=config, streams=tuple(streams), provenance=provenance)
+
+
+def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int) -> OpenTurns:
+    """Puts every turn at a time of its own, Poisson's for one, whatever became of the turn before it.
+
+    The turns of all conversations, one behind the other, are cut into lanes of equal length; which lane has its turn is
+    random. So any part of the run has first and later turns in their right shares, histories as long as they get, and turns of
+    a conversation in order. What a cut divides counts as conversations of their own.
+    """
+    flat = []
+    for session in conversations.sessions:
+        history = answered = 0
+        for index, (prefill, decode, _) in enumerate(session.rounds):
+            flat.append(Turn(0.0, session.session_id, index, history, prefill, answered))
+            history, answered = history + prefill + decode, decode
+    cuts = np.linspace(0, len(flat), min(LANES, len(flat)) + 1).astype(np.int64)
+    rng = np.random.default_rng(derive_seed(seed, "conversations", "lanes"))
+    lanes = rng.permutation(np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))).tolist()
+    times = arrival_times(arrivals, len(flat), seed).tolist()
+    places = cuts[:-1].tolist()
+    cut = [flat[place].session_id if flat[place].turn > 0 else None for place in places]
+    turns = []
+    for lane, arrival_s in zip(lanes, times, strict=True):
+        turn = flat[places[lane]]
+        places[lane] += 1
+        is_rest = turn.session_id == cut[lane]
+        session_id = len(conversations.sessions) + lane if is_rest else turn.session_id
+        turns.append(turn._replace(arrival_s=arrival_s, session_id=session_id))
+    return OpenTurns(turns=turns)
+
+
+def with_scaled_lengths(drawn: Conversations, scale: float) -> Conversations:
+    """At least a token is left of each; the published shares, of unscaled lengths, stay."""
+
+    def tokens(count: int) -> int:
+        return max(1, round(scale * count))
+
+    sessions = tuple(
+        Session(
+            session.session_id,
+            session.arrival_s,
+            tuple(
+                Round(tokens(each.prefill_tokens), tokens(each.decode_tokens), each.delay_s) for each in session.rounds
+            ),
+        )
+        for session in drawn.sessions
+    )
+    provenance = replace(
+        drawn.provenance,
+        description=f"{drawn.provenance.description}; lengths x {scale:g}",
+        checksum=hashlib.sha256(f"{drawn.provenance.checksum} x {scale!r}".encode()).hexdigest(),
+    )
+    return replace(drawn, sessions=sessions, provenance=provenance)

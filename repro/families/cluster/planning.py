@@ -1,0 +1,191 @@
+"""AMPD's planner as a system of its own: the deployments it ranks, and, where asked, the seconds it takes (AMPD §5, App. A.2).
+
+A cell's rate is what is planned for. Its seed chooses the sample of sessions; plans that serve a workload are made on that of seed 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar
+
+from engines.ampd.planner import Method, PlannerConfig, PlanningWorkload, coefficients, default_method, solve
+from engines.ampd.policies import AdaptiveRouter, best_ordering
+from engines.errors import require
+from engines.knobs import Checked, Range
+from engines.policies.views import PrefillTask, WorkerSnapshot
+from repro.families.cluster.ampd_settings import ClusterSettings, Ground, resolve
+from repro.runs.cell import Cell
+from repro.runs.family import Family, Metric
+from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, OnProgress, RunRecord, empty_table
+from repro.workloads.sessions import SessionWorkload
+
+_MOST_GPUS = 4096
+"""Beyond the platform's own: planning is of interest there."""
+MOST_PLANS = 100
+"""Each is one more program to solve."""
+NUM_DECISIONS = 2000
+"""Timed ones of the router and of the queue, each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerKnobs(Checked):
+    top: Annotated[int, Range(1, MOST_PLANS)] = 3
+    """Plans that are ranked."""
+    method: Method | None = None
+    """How the program is solved; by the number of GPUs by default."""
+    timed: bool = False
+    """Measure how long the planner and its policies take."""
+
+
+def _fact(name: str, unit: str, formula: str, undefined: str = "not timed") -> Metric:
+    return Metric(name, unit, formula, undefined, lambda record: record.facts[name])
+
+
+PLANNING = Family(
+    name="planning",
+    serves=False,
+    metrics=(
+        _fact("plans", "-", "deployments, best first, with the P95 latencies they are ranked by", "never"),
+        _fact("coefficients_s", "s", "processor time of the P95 coefficients"),
+        _fact("solve_s", "s", "processor time of the integer program"),
+        _fact("routing_s", "s", "processor time of a routing decision over 8 busy workers"),
+        _fact("ordering_s", "s", "processor time of an ordering of 3 prefills"),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planning:
+    """Profiling the hardware is not planning: it is done before the clock starts."""
+
+    settings: ClusterSettings
+    rate: float
+    basis: str
+    top: int
+    method: Method | None
+    is_timed: bool
+    modules: ClassVar[tuple[str, ...]] = (__name__, "repro.families.platforms")
+
+    @property
+    def obtained(self) -> Obtained:
+        return "measured" if self.is_timed else self.settings.charged.obtained
+
+    @property
+    def ground(self) -> Ground:
+        return self.settings.ground
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"num_gpus": self.ground.num_gpus}
+
+    def check_machine(self) -> None:
+        """Any machine will do."""
+
+    def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        ground = self.ground
+        hardware, model = ground.hardware, ground.performance
+        degrees = hardware.degrees(min_kv_tokens=workload.longest_tokens)
+        asked = PlanningWorkload(sessions=workload.sessions, rate=self.rate, slo=ground.slo)
+        start = time.process_time()
+        table = coefficients(model, asked, degrees, ground.num_gpus, self.method)
+        between = time.process_time()
+        found = solve(table, ground.num_gpus, top=self.top)
+        end = time.process_time()
+        plans = [
+            {
+                "deployment": str(plan.deployment),
+                "worst_of_slo": plan.value,
+                "ttft_p95_s": plan.prefill.seconds,
+                "itl_p95_s": plan.decode.of_slo * ground.slo.itl_s,
+                "round_decode_p95_s": plan.decode.seconds,
+            }
+            for plan in found
+        ]
+        seconds = (
+            {"coefficients_s": between - start, "solve_s": end - between, **self._decisions()} if self.is_timed else {}
+        )
+        return RunRecord(
+            tables={REQUESTS: empty_table(REQUEST_COLUMNS)},
+            manifest={
+                "obtained": self.obtained,
+                "calibration": self.settings.cost_text,
+                "dataset": asdict(workload.provenance),
+                "model": hardware.shape.name,
+                "facts": {
+                    **dict.fromkeys(("coefficients_s", "solve_s", "routing_s", "ordering_s")),
+                    **seconds,
+                    "plans": plans,
+                    "num_gpus": ground.num_gpus,
+                    "method": self.method or default_method(ground.num_gpus),
+                    "solver": found[0].solver if found else None,
+                    "performance_model_error": model.max_error,
+                },
+            },
+        )
+
+    def _decisions(self) -> dict[str, float]:
+        """Seconds of one, where it is longest: no worker has slack, and the first prefill of three is late."""
+        router = AdaptiveRouter(self.ground.performance, self.ground.slo)
+        late_s, over_s = 2 * self.ground.slo.ttft_s, 2 * self.ground.slo.itl_s
+        degree = max(self.ground.hardware.degrees())
+        busy = [
+            WorkerSnapshot(worker_id=index, degree=degree, ttft_s=late_s, backlog_s=float(index))
+            for index in range(1, 9)
+        ]
+        home = WorkerSnapshot(worker_id=0, degree=degree, itl_s=over_s)
+        tasks = [
+            PrefillTask(index, index, index, 1, "incremental", 1000, 500, 0.0, estimate_s=0.2 * (index + 1))
+            for index in range(3)
+        ]
+        return {
+            "routing_s": _each(lambda: router.route(tasks[0], home, busy, 1.0)),
+            "ordering_s": _each(lambda: best_ordering(tasks, 0.7, 1.0, 3)),
+        }
+
+
+def _each(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    for _ in range(NUM_DECISIONS):
+        call()
+    return (time.process_time() - start) / NUM_DECISIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    name: str = "ampd-planner"
+    title: str = "AMPD's planner"
+    family: ClassVar[Family] = PLANNING
+
+    def prepare(self, cell: Cell) -> tuple[Planning, SessionWorkload]:
+        settings = resolve(cell, self.name, PlannerKnobs, most_gpus=_MOST_GPUS)
+        require(cell.rate is not None, "request_rate=inf: the planner needs a number of sessions/s")
+        assert cell.rate is not None
+        given = cell.asked
+        knobs: PlannerKnobs = settings.own
+        for name in ("deployment", "transient", "planning_rate"):
+            require(
+                name not in given, f"{name}={given.get(name)!r} has no effect with system={self.name!r}: leave it out"
+            )
+        ground = settings.ground
+        smallest = min(ground.hardware.degrees())
+        require(
+            ground.num_gpus >= 2 * smallest,
+            f"num_gpus={ground.num_gpus} do not hold a prefill and a decode worker of {settings.model}: give at least {2 * smallest}",
+        )
+        planning = Planning(
+            settings=settings,
+            rate=cell.rate,
+            basis=hashlib.sha256(repr((settings.basis, PlannerConfig())).encode()).hexdigest()[:12],
+            top=knobs.top,
+            method=knobs.method,
+            is_timed=knobs.timed,
+        )
+        return planning, ground.sampled(cell.seed, rate=cell.rate)
+
+
+AMPD_PLANNER = Planner()
+PLANNER_SYSTEM = "repro.systems.ar.planning:AMPD_PLANNER"
+"""As cells name it, stored ones too: its first place (``repro.runs.system``)."""

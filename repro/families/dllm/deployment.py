@@ -1,0 +1,434 @@
+"""A method configured for one workload: how it batches, what memory that takes, and the engine that serves it.
+
+The paper gives no sizes of static batches (§6.1), only that they are the largest that fit, found beforehand. ``batch_rule`` says what
+has to fit: the workload's longest request, one of ``max_model_len`` tokens, or of each batch its own longest; or it says one request.
+The memory model knows what fits where a card is simulated, the measured peak where the model runs ("preliminary profiling"). A batch
+that was asked for is held to the same.
+
+Upstream, the allocations of published code have to fit, and a batch is one where published code serves one request at a time. One
+request is run even where that allocation does not fit; ``oom_requests`` counts the requests for which it would fail alone. On a real
+executor, where our code stands in for the published, only the batch differs from the largest.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
+from typing import Any, NoReturn
+
+from baselines.dllm.published import PublishedMethod
+from baselines.dllm.static.scheduler import (
+    FoundBatch,
+    StaticBatchScheduler,
+    StaticFootprint,
+    check_in_step,
+    largest_batch,
+)
+from engines.cost.kernels import price_on
+from engines.cost.roofline import Calibration, Gpu, StepPrice, gpu
+from engines.data import asked
+from engines.dllm.config import EngineConfig, SeeingRule
+from engines.dllm.engine import Engine
+from engines.dllm.memory import REDUCTION_ROWS, MemoryPlan, divide_memory, logit_rows_at_once
+from engines.dllm.method import Method, Sampler
+from engines.dllm.plan import Executor
+from engines.dllm.scheduling import KvPool, Scheduler, scheduler_of
+from engines.dllm.simulated import Recording, Replayed, ReplayedRule, ReplayingExecutor, RooflineExecutor
+from engines.errors import UserError, require
+from engines.knobs import given_to
+from repro.families.cost import describe_calibration, fit_of, load_calibration
+from repro.families.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, Batching
+from repro.families.dllm.record import drive_engine, step_requests
+from repro.families.dllm.requests import grade_run
+from repro.families.dllm.settings import REPLAY, DllmSettings
+from repro.runs.record import Obtained, OnProgress, RunRecord
+from repro.runs.step_driver import VirtualClock, WallClock
+from repro.tasks.registry import TASKS
+from repro.tasks.task import Task
+from repro.workloads.workload import Workload
+
+ON_TORCH = "repro.families.dllm.on_torch"
+"""What serves on a real device: a simulation loads no torch, nor depends on its code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DllmDeployment:
+    """``config``, ``kv_rows`` and ``batch_size`` are planned by arithmetic, and measured by assembling where the model runs."""
+
+    method: Method
+    settings: DllmSettings
+    sampler: Sampler
+    batching: Batching
+    config: EngineConfig
+    longest: int = 0
+    """Tokens of the workload's longest request."""
+    kv_rows: int = 0
+    batch_size: int | None = None
+    """Most requests of a static batch; None where steps are packed."""
+    room: Callable[[int, int], bool] | None = None
+    """Whether requests as long as the longest of them and so many fit in memory, where each batch is sized by its own."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Knobs that the cell names whether they were given or not: what a simulated baseline stands for."""
+    calibration: Calibration | None = None
+    """Calibration of a simulated card, in place of the stored one."""
+    replayed: Replayed | None = None
+    """What its simulated steps follow."""
+    task: Task | None = None
+    """Whose problems the workload asks; None where nothing is graded."""
+
+    @property
+    def obtained(self) -> Obtained:
+        return self.settings.charged.obtained if self.settings.is_simulated else "measured"
+
+    @property
+    def basis(self) -> str:
+        return self.settings.basis + ("" if self.task is None else f" {self.task.digest}")
+
+    @property
+    def published(self) -> PublishedMethod:
+        """The method of a static batch: no other has them."""
+        assert isinstance(self.method, PublishedMethod)
+        return self.method
+
+    @property
+    def device(self) -> str:
+        return self.settings.on.device
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        own = (type(self.method).__module__, "repro.families.dllm.system")
+        is_simulated = self.settings.is_simulated
+        executors = [] if is_simulated else [ON_TORCH, self.method.torch_executors[self.batching.kind]]
+        if ":" in self.config.scheduler:
+            executors.append(self.config.scheduler)
+        if self.replayed is not None:
+            executors.append(REPLAY)
+        if self.task is not None:
+            executors.append(TASKS[self.task.name].module)
+        return (*own, *(where.partition(":")[0] for where in executors))
+
+    def check_machine(self) -> None:
+        """Any machine simulates."""
+        if not self.settings.is_simulated:
+            import_module(ON_TORCH).check_machine(self.settings)
+
+    def scheduler(self) -> Scheduler:
+        pool, rule, exact = KvPool(self.kv_rows), self.sampler.rule, self.sampler.exact_steps
+        if self.replayed is not None and isinstance(rule, SeeingRule):
+            rule = ReplayedRule(rule=rule, replayed=self.replayed)
+        if self.batching.kind == "packed":
+            kind, given = scheduler_of(self.config.scheduler), self.settings.scheduler_knobs
+            own = {"own": given_to(kind.knobs(), given)} if given else {}
+            made = asked(kind, self.config, pool, rule, exact_steps=exact, **own)
+            told = {"config": self.config, "pool": pool, "rule": rule, "exact_steps": exact}
+            kept = all(getattr(made, name, None) is value for name, value in told.items())
+            require(
+                kept,
+                f"scheduler={self.config.scheduler!r} replaces the config, pool, rule or exact_steps that it is made with, "
+                f"which say what is run: leave them",
+            )
+            return made
+        assert self.batch_size is not None
+        return StaticBatchScheduler(
+            self.config,
+            pool,
+            rule,
+            batch_size=self.batch_size,
+            exact_steps=exact,
+            mixes_lengths=getattr(self.method, "mixes_lengths", True),
+            room=self.room,
+        )
+
+    @contextmanager
+    def serving(self) -> Iterator[tuple[Engine, DllmDeployment]]:
+        """In its body there is an engine, and the deployment as it was measured on the way."""
+        if not self.settings.is_simulated:
+            with import_module(ON_TORCH).serving(self) as (engine, measured):
+                yield engine, measured
+            return
+        card = self.settings.platform.gpu
+        assert card is not None, "settings refuse the roofline where there is no GPU model"
+        cost = self.cost_on(card)
+        executor: Executor = self.charged_to(cost, is_upstream=self.batching.is_upstream)
+        if self.replayed is not None:
+            executor = ReplayingExecutor(executor, self.replayed)
+        yield Engine(self.scheduler(), executor), self
+
+    def following(self, replayed: Replayed) -> DllmDeployment:
+        """As it is where simulated steps follow a run's."""
+        require(
+            self.batching.kind == "packed", "replay follows packed steps alone: use reading='policy', or leave it out"
+        )
+        return replace(self, replayed=replayed)
+
+    def cost_on(self, card: str | Gpu) -> StepPrice:
+        """What a simulated step is charged by."""
+        settings = self.settings
+        calibration = self.calibration or load_calibration(card)
+        return price_on(settings.shape, gpu(card), settings.charged.framework, calibration)
+
+    def charged_to(self, roofline: StepPrice, *, is_upstream: bool) -> RooflineExecutor:
+        """What charges the steps to a roofline; ``is_upstream`` charges the copies of published code too."""
+        if self.batching.kind == "packed":
+            return self.method.packed_roofline(roofline, self.config, self.sampler)
+        copied = self.sampler.reduction_traffic_per_value(roofline.shape.dtype_bytes) if is_upstream else 0
+        return self.published.static_roofline(roofline, self.config, self.sampler, copied_bytes_per_logit=copied)
+
+    def _charged_text(self, card: str | Gpu) -> str:
+        calibration, charged = self.calibration or load_calibration(card), self.settings.charged
+        if charged.framework is None:
+            return describe_calibration(calibration)
+        how = "assumed" if fit_of(card) is None else "fitted"
+        return charged.describe(card, f"{1e3 * calibration.step_overhead_s:g} ms a step {how}")
+
+    def run(self, workload: Workload, on_progress: OnProgress | None = None) -> RunRecord:
+        settings, card = self.settings, self.settings.platform.gpu
+        clock = VirtualClock() if settings.is_simulated else WallClock()
+        with self.serving() as (engine, measured):
+            began = time.process_time()
+            recording = None
+            if any(map(engine.is_open_ended, workload.requests)):
+                engine.executor = recording = Recording(engine.executor)
+            record = drive_engine(engine, workload.requests, clock, on_progress=on_progress, recording=recording)
+            spent = {} if settings.is_simulated else {"processor_s": time.process_time() - began}
+            if self.task is not None:
+                record = grade_run(record, self.task, _outputs(engine, record), settings.model)
+        if not settings.is_simulated:
+            on = settings.on
+            record = record.with_manifest(device=on.device, dtype=on.dtype, weights=on.weights)
+        ran = step_requests.compute(record)
+        # Requests that a step ran: of a static batch how large it was.
+        batches = {"mean": ran["mean"], "largest": int(ran["max"])} if ran["n"] else None
+        return record.with_manifest(
+            obtained=self.obtained,
+            dataset=asdict(workload.provenance),
+            max_num_batched_tokens=measured.config.max_num_batched_tokens,
+            platform=settings.platform.title,
+            model=settings.model,
+            system=self.method.title,
+            calibration=self._charged_text(card) if settings.is_simulated and card else None,
+            facts={**measured.facts, "batch_ran": batches, **spent},
+        )
+
+
+def _outputs(engine: Engine, record: RunRecord) -> dict[int, tuple[int, ...]]:
+    outputs = {}
+    for request_id, status in zip(record.requests["request_id"], record.requests["status"], strict=True):
+        if status == "ok":
+            ids = engine.take_output(request_id)
+            assert ids is not None, "a simulation is never graded"
+            outputs[request_id] = ids
+    return outputs
+
+
+def plan_packed(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeployment:
+    """The deployment with its pool, by arithmetic; refuses settings that cannot be served."""
+    sampler = deployment.method.packed(deployment.sampler, is_simulated=deployment.settings.is_simulated)
+    deployment = replace(deployment, sampler=sampler, longest=max(lengths))
+    kind = scheduler_of(deployment.config.scheduler)
+    kind.check(deployment.config, deployment.settings.generation)
+    kind.check_rule(sampler.rule)
+    kv_rows, plan = pool_rows(deployment)
+    facts = {
+        "kv_rows": kv_rows,
+        "activation_bytes": plan.activation_bytes,
+        "logits_bytes": plan.logits_bytes,
+        "kv_bytes": plan.kv_bytes,
+        "memory_plan": asdict(plan),
+    }
+    return replace(deployment, kv_rows=kv_rows, facts=facts)
+
+
+def pool_rows(deployment: DllmDeployment, *, activations_measured_bytes: int | None = None) -> tuple[int, MemoryPlan]:
+    """Rows of the pool, in the method's own size, and the split that leaves them."""
+    method, settings, config = deployment.method, deployment.settings, deployment.config
+    shape = settings.shape
+    per_request = deployment.sampler.rows_of_request(deployment.longest, settings.generation)
+    row_bytes = method.cache_row_bytes(shape)
+    # Whole buffers of a chunk of logits: itself, and what reducing it takes, rounded up.
+    rows = logit_rows_at_once(config, config.logit_rows)
+    reduced = min(rows, REDUCTION_ROWS) if deployment.sampler.decode.confidence_dtype == "float64" else rows
+    copied = reduced * deployment.sampler.reduction_bytes_per_value(shape.dtype_bytes)
+    plan = divide_memory(
+        shape,
+        settings.memory_limit,
+        config,
+        logit_rows=config.logit_rows,
+        logit_copies=1 - (-copied // (rows * shape.dtype_bytes)),
+        activations_measured_bytes=activations_measured_bytes,
+    )
+    # Counted in KV rows; a method without a cache still needs its worst step to fit.
+    needed = max(1, -(-per_request * row_bytes // shape.kv_bytes_per_token))
+    if plan.kv_rows < needed:
+        knobs = ["max_num_batched_tokens", *(["max_num_logits"] if config.logit_rows == "decomposed" else [])]
+        raise UserError(
+            f"memory_bytes={settings.memory_limit}: budget too small for one request, which needs {needed} KV rows of "
+            f"{shape.kv_bytes_per_token} bytes while {plan.kv_bytes} bytes are left for KV: give more memory or lower "
+            f"{', '.join(f'{name}={getattr(config, name)}' for name in knobs)}"
+        )
+    # More rows than all slots together can use would only cost memory.
+    return min(plan.kv_bytes // row_bytes, config.max_num_seqs * per_request), plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """Whether requests are a batch that fits in memory, padded to the longest of them."""
+
+    deployment: DllmDeployment
+    is_upstream: bool
+
+    def __call__(self, longest: int, members: int) -> bool:
+        footprint = _footprint(self.deployment, longest, is_upstream=self.is_upstream)
+        return footprint.peak_bytes(members) <= self.deployment.settings.memory_limit
+
+
+def plan_static(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeployment:
+    """The deployment with its batch size, by the memory model; refuses what does not fit or cannot stay in step."""
+    settings = deployment.settings
+    asked, limit = settings.baseline.batch_size, settings.engine.max_num_seqs
+    require(
+        asked is None or asked <= limit,
+        f"batch_size={asked} is more than max_num_seqs={limit} allows: ask for fewer, or raise max_num_seqs",
+    )
+    _check_rule(deployment)
+    deployment = replace(deployment, longest=max(lengths))
+    if settings.baseline.batch_rule == "batch":
+        room = Room(deployment=deployment, is_upstream=deployment.batching.is_upstream)
+        deployment = replace(deployment, room=room)
+    most = most_members(deployment)
+    check_in_step(settings.generation, deployment.sampler.decode, most)
+    facts = dict(_planned(deployment, most) if asked is None else _asked(deployment, most))
+    if deployment.batching.is_upstream and settings.is_simulated:
+        # Longer requests take more: what fits is found in a few looks.
+        ordered = sorted(lengths)
+        fitting = bisect_right(
+            ordered,
+            settings.memory_limit,
+            key=lambda length: _footprint(deployment, length, is_upstream=True).peak_bytes(1),
+        )
+        facts["oom_requests"] = len(ordered) - fitting
+    return sized(deployment, facts)
+
+
+def sized(deployment: DllmDeployment, facts: Mapping[str, Any]) -> DllmDeployment:
+    """The deployment with a batch of ``facts['batch_size']``."""
+    batch_size, settings = facts["batch_size"] or most_members(deployment), deployment.settings
+    # The token budget is dLLM-Serve's currency; a static batch is bounded by memory alone.
+    config = replace(deployment.config, max_num_batched_tokens=batch_size * settings.engine.max_model_len)
+    rows = deployment.sampler.rows_of_request(deployment.longest, settings.generation)
+    kv_rows = batch_size * rows
+    if deployment.room is not None:
+        free = settings.memory_limit - _footprint(deployment, deployment.longest).fixed_bytes
+        kv_rows = max(rows, min(kv_rows, free // settings.shape.kv_bytes_per_token))
+    return replace(deployment, config=config, kv_rows=kv_rows, batch_size=batch_size, facts=facts)
+
+
+def most_members(deployment: DllmDeployment) -> int:
+    """No batch is larger, whatever the memory."""
+    settings, baseline = deployment.settings, deployment.settings.baseline
+    most = min(settings.asked.num_prompts, settings.engine.max_num_seqs)
+    if baseline.batch_size is not None:
+        return min(most, baseline.batch_size)
+    if baseline.batch_rule == "one":
+        return 1
+    if not deployment.batching.is_upstream:
+        return most
+    if not deployment.published.batches_upstream:
+        return 1
+    if deployment.room is not None:
+        return most
+    footprint = _footprint(deployment, member_tokens(deployment), is_upstream=True)
+    return min(most, max(1, (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes))
+
+
+def member_tokens(deployment: DllmDeployment) -> int:
+    """Tokens of the request that every member of a batch has to have room for."""
+    settings = deployment.settings
+    return settings.engine.max_model_len if settings.baseline.batch_rule == "max_model_len" else deployment.longest
+
+
+def found_facts(found: FoundBatch, deployment: DllmDeployment, most: int) -> Mapping[str, Any]:
+    """Facts of a batch found by running batches of up to ``most``; one that was asked for has to be that large."""
+    settings, asked = deployment.settings, deployment.settings.baseline.batch_size
+    if asked is None:
+        return _largest(found, deployment, "by the measured peak")
+    if found.size < most:
+        _refuse_batch(most, settings.memory_limit, found.size)
+    return {"batch_size": found.size, "batch_obtained": _as_asked(asked, most), "batch_peak_bytes": found.peak_bytes}
+
+
+def _planned(deployment: DllmDeployment, most: int) -> Mapping[str, Any]:
+    settings = deployment.settings
+    rule, size = BATCH_RULES[settings.baseline.batch_rule], most if deployment.room is None else None
+    if deployment.batching.is_upstream and settings.is_simulated:
+        is_batched = deployment.published.batches_upstream
+        how = f"{rule}, in published code's memory" if is_batched else "one request at a time, as published code serves"
+        return {"batch_size": size, "batch_obtained": how}
+    if deployment.room is not None:
+        return {"batch_size": size, "batch_obtained": f"{rule}, by the memory model"}
+    footprint = _footprint(deployment, member_tokens(deployment))
+    found = largest_batch(footprint.peak_bytes, settings.memory_limit, fixed_bytes=footprint.fixed_bytes, most=most)
+    return _largest(found, deployment, "by the memory model")
+
+
+def _largest(found: FoundBatch, deployment: DllmDeployment, how: str) -> Mapping[str, Any]:
+    rule = BATCH_RULES[deployment.settings.baseline.batch_rule]
+    within = ", up to what published code could hold" if deployment.batching.is_upstream else ""
+    return {"batch_size": found.size, "batch_obtained": f"{rule}, {how}{within}", "batch_peak_bytes": found.peak_bytes}
+
+
+def _asked(deployment: DllmDeployment, asked: int) -> Mapping[str, Any]:
+    settings, is_upstream = deployment.settings, deployment.batching.is_upstream
+    assert settings.baseline.batch_size is not None
+    facts = {"batch_size": asked, "batch_obtained": _as_asked(settings.baseline.batch_size, asked)}
+    if not settings.is_simulated:
+        return facts
+    footprint = _footprint(deployment, deployment.longest, is_upstream=is_upstream)
+    peak = footprint.peak_bytes(asked)
+    if peak > settings.memory_limit and (asked > 1 or not is_upstream):
+        fitting = (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes
+        _refuse_batch(asked, settings.memory_limit, max(0, fitting))
+    return {**facts, "batch_peak_bytes": peak}
+
+
+def _footprint(deployment: DllmDeployment, longest: int, *, is_upstream: bool = False) -> StaticFootprint:
+    settings = deployment.settings
+    return deployment.published.footprint(
+        settings.shape,
+        deployment.sampler,
+        settings.generation,
+        memory_bytes=settings.memory_limit,
+        longest=longest,
+        is_upstream=is_upstream,
+    )
+
+
+def _check_rule(deployment: DllmDeployment) -> None:
+    method, baseline = deployment.published, deployment.settings.baseline
+    if baseline.batch_rule == DEFAULT_BATCH_RULE:
+        return
+    require(
+        baseline.batch_rule != "batch" or deployment.settings.is_simulated,
+        "batch_rule='batch' needs executor='roofline', as batches of a measured run are found once: use workload or max_model_len",
+    )
+    require(
+        method.batches_upstream or not deployment.batching.is_upstream,
+        f"batch_rule={baseline.batch_rule!r} has no effect with system={method.name!r} and reading={baseline.reading!r}, whose code "
+        "serves one request at a time: leave it out",
+    )
+
+
+def _as_asked(asked: int, size: int) -> str:
+    return "asked for" if size == asked else f"asked for {asked}, all {size} requests"
+
+
+def _refuse_batch(asked: int, memory_limit: int, fitting: int) -> NoReturn:
+    raise UserError(
+        f"batch_size={asked} does not fit into memory_limit={memory_limit}, which holds {fitting}: ask for no more, give "
+        "more memory, or leave it out for the largest"
+    )

@@ -1,0 +1,290 @@
+"""A deployment on a real device: the model, what is measured of it before it serves, and its executor."""
+
+import gc
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from baselines.dllm.published import PublishedMethod
+from baselines.dllm.static.executor import static_batch_bytes
+from baselines.dllm.static.scheduler import FoundBatch, base_bytes, largest_batch
+from engines.attention import attention_backend
+from engines.cost.peaks import datasheet_gpu, measured_gpu
+from engines.cost.roofline import Gpu, Roofline
+from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.engine import Engine
+from engines.dllm.executor.compose import MeasuredPeak, measure_worst_step
+from engines.dllm.executor.graphs import MAX_ROWS, ROWS
+from engines.dllm.executor.torch import LeadingExecutor, TorchExecutor, follow
+from engines.dllm.method import Sampler
+from engines.dllm.plan import Executor, ExecutorError
+from engines.dllm.simulated import BoundedExecutor
+from engines.errors import UserError
+from engines.machine import machine_memory_bytes
+from engines.models.chat import stop_token_ids
+from engines.models.checkpoint import checkpoint_dir, config_of
+from engines.models.loader import check_device, check_weights, load_model, parse_dtype
+from engines.models.protocol import DiffusionModel
+from engines.parallel.group import TensorParallel, rank_device
+from engines.parallel.launch import local_ranks
+from engines.parallel.shard import load_shard
+from engines.runtime.memory_limit import check_memory, limit_memory
+from repro.families.dllm.deployment import DllmDeployment, found_facts, member_tokens, most_members, pool_rows, sized
+from repro.families.dllm.settings import DllmSettings
+
+ModelKey = tuple[str, str, str, str, str]
+
+
+@contextmanager
+def serving(deployment: DllmDeployment) -> Iterator[tuple[Engine, DllmDeployment]]:
+    settings = deployment.settings
+    if settings.on.tensor_parallel == 1:
+        executor, measured = assemble(deployment)
+        with closing(Engine(measured.scheduler(), executor)) as engine:
+            yield engine, measured
+        return
+    others = replace(deployment, task=None)
+    with local_ranks(settings.on.tensor_parallel, settings.on.device, _follow, others) as group:
+        executor, measured = assemble(deployment, group)
+        leader = LeadingExecutor(executor, group)
+        with closing(Engine(measured.scheduler(), leader)) as engine:
+            yield engine, measured
+            # Not after an error, where the others may be anywhere: then they are ended.
+            leader.stop()
+
+
+def _follow(group: TensorParallel, deployment: DllmDeployment) -> None:
+    """What the other ranks run: they make the same of the deployment as rank 0 does."""
+    executor, _ = assemble(deployment, group)
+    follow(executor, group)
+
+
+def check_machine(settings: DllmSettings) -> None:
+    """Refuse what a measured run needs and this machine has not, before the first run."""
+    on, name = settings.on, settings.engine.attention_backend
+    check_device(on.device)
+    dtype = parse_dtype(on.dtype)
+    check_weights(on.weights)
+    # A size above the machine's own, or the card's: a model is not loaded for it.
+    total = machine_memory_bytes()
+    if on.device.startswith("cuda"):
+        check_memory(torch.device(on.device), settings.memory_limit)
+    elif total is not None and settings.memory_limit > total:
+        raise UserError(
+            f"memory_limit={settings.memory_limit} is more than this machine's {total} bytes: give at most "
+            f"{total // 10**9}GB"
+        )
+    if name != "auto":
+        shape = config_of(settings.model)
+        device = torch.device(rank_device(on.device, 0, on.tensor_parallel))
+        heads = shape.n_heads // on.tensor_parallel, shape.n_kv_heads // on.tensor_parallel
+        attention_backend(name, device, dtype, shape.head_dim, *heads)
+
+
+def assemble(deployment: DllmDeployment, group: TensorParallel | None = None) -> tuple[Executor, DllmDeployment]:
+    """The executor, and the deployment as measured. ``group`` is what the model is divided among; every rank assembles."""
+    settings = deployment.settings
+    _limit_memory(settings, None)  # a peak above the limit is a result while it is planned, not a failure
+    bound = _bound(settings)
+    if group is None:
+        model = load(*model_key(settings))
+    else:
+        dtype, weights = parse_dtype(settings.on.dtype), settings.on.weights
+        model = load_shard(settings.model, group, dtype=dtype, weights=weights)  # type: ignore[arg-type]
+    if deployment.batching.kind == "packed":
+        deployment = _with_measured_pool(deployment, model, group)
+    else:
+        deployment = sized(deployment, {**deployment.facts, **_measured_batch(deployment)})
+    facts: dict[str, Any] = {}
+    if (allowed := _limit_memory(settings, settings.memory_limit)) is not None:
+        facts["enforced_memory_bytes"] = allowed
+    real = _executor(deployment, model, stop_ids(settings))
+    facts |= real.paths()
+    executor: Executor = real
+    if bound is not None:
+        executor = BoundedExecutor(executor, deployment.charged_to(bound, is_upstream=False))
+        card = bound.gpu
+        peaks = {"flops_per_s": card.peak_flops, "bytes_per_s": card.bandwidth, "source": card.source}
+        facts["bound"] = {"card": card.name, **peaks}
+    return executor, replace(deployment, facts={**deployment.facts, **facts})
+
+
+def _executor(deployment: DllmDeployment, model: DiffusionModel, stops: Collection[int] | None) -> TorchExecutor:
+    method, settings = deployment.method, deployment.settings
+    if deployment.batching.kind == "packed":
+        return method.packed_torch(
+            model,
+            deployment.config,
+            deployment.kv_rows,
+            stop_ids=stops,
+            block_length=settings.generation.block_length,
+            profile_every=settings.on.profile_every or 0,
+        )
+    assert deployment.batch_size is not None
+    return deployment.published.static_torch(
+        model,
+        deployment.config,
+        deployment.sampler,
+        deployment.kv_rows,
+        batch_size=deployment.batch_size,
+        stop_ids=stops,
+        profile_every=settings.on.profile_every or 0,
+    )
+
+
+# -- the model ---------------------------------------------------------------------------------------------
+
+
+def model_key(settings: DllmSettings) -> ModelKey:
+    on = settings.on
+    return settings.model, on.dtype, on.device, on.weights, settings.checkpoint_digest
+
+
+@lru_cache(maxsize=2)
+def load(name: str, dtype: str, device: str, weights: str, _digest: str) -> DiffusionModel:
+    """One load serves every cell, as long as the checkpoint's files are the same."""
+    return load_model(name, dtype=parse_dtype(dtype), device=device, weights=weights)  # type: ignore[arg-type]
+
+
+def release(device: str) -> None:
+    """Give a device back what is kept on it for runs to come, and lift the limit that the last one has left."""
+    load.cache_clear()
+    gc.collect()
+    limit_memory(torch.device(device), None)
+
+
+def stop_ids(settings: DllmSettings) -> frozenset[int] | None:
+    """The checkpoint's, where generation may end at one; random weights have the shape's own."""
+    if not settings.generation.stop_at_eos or settings.on.weights == "random":
+        return None
+    return stop_token_ids(checkpoint_dir(settings.model), config_of(settings.model))
+
+
+def _limit_memory(settings: DllmSettings, memory_bytes: int | None) -> int | None:
+    """The first thing a run asks of its device: one that is not there is refused here."""
+    check_device(settings.on.device)
+    return limit_memory(torch.device(settings.on.device), memory_bytes)
+
+
+# -- what bounds its steps ----------------------------------------------------------------------------------
+
+
+def _bound(settings: DllmSettings) -> Roofline | None:
+    """The card at its peaks: the datasheet's. A device without one has those measured here, only where the run is
+    profiled, as it takes a second. None otherwise, and for guided requests, whose second forward has no cost in the
+    model."""
+    if settings.generation.cfg_scale > 0:
+        return None
+    card = datasheet_gpu(torch.device(settings.on.device))
+    if card is None and settings.on.profile_every:
+        card = _card_by_measuring(settings.on.device, settings.on.dtype)
+    return None if card is None else Roofline(settings.shape, card)
+
+
+@lru_cache(maxsize=4)
+def _card_by_measuring(device: str, dtype: str) -> Gpu:
+    return measured_gpu(torch.device(device), parse_dtype(dtype))
+
+
+# -- packed steps: the offline profiler (§4.2) ----------------------------------------------------------------
+
+
+def _with_measured_pool(
+    deployment: DllmDeployment, model: DiffusionModel, group: TensorParallel | None
+) -> DllmDeployment:
+    """The pool gets what the measured worst step leaves."""
+    settings, config, graphs = deployment.settings, deployment.config, 0
+    if group is None:
+        peak = _measured_peak(model_key(settings), config, settings.generation)
+    else:
+        # Of the rank that takes most: all must lay out the same pool.
+        peaks = group.gathered(measure_worst_step(model, config, settings.generation))
+        peak = max(peaks, key=lambda peak: (peak.activation_bytes, peak.logits_bytes))
+    # What logits take beyond the plan's own count must not come out of the guard band.
+    beyond = max(0, peak.logits_bytes - deployment.facts["logits_bytes"])
+    if config.cuda_graphs and settings.on.device.startswith("cuda"):
+        # What captured graphs keep: the activations of the largest, whose memory the others share, and everyone's output.
+        rows = min(MAX_ROWS + sum(ROWS) // 2, config.max_num_batched_tokens)
+        graphs = peak.activation_bytes * rows // config.max_num_batched_tokens
+    kv_rows, plan = pool_rows(deployment, activations_measured_bytes=peak.activation_bytes + beyond + graphs)
+    facts = {
+        "kv_rows": kv_rows,
+        "measured_activation_bytes": peak.activation_bytes,
+        "measured_logits_bytes": peak.logits_bytes,
+        "memory_plan": asdict(plan),
+    }
+    return replace(deployment, kv_rows=kv_rows, facts={**deployment.facts, **facts})
+
+
+@lru_cache(maxsize=8)
+def _measured_peak(key: ModelKey, config: EngineConfig, generation: GenerationConfig) -> MeasuredPeak:
+    """Peak of the worst step, measured once per sweep."""
+    return measure_worst_step(load(*key), config, generation)
+
+
+# -- static batches: "preliminary profiling" (§6.1) -------------------------------------------------------------
+
+
+_Batch = tuple[PublishedMethod, ModelKey, EngineConfig, Sampler, GenerationConfig, int]
+"""What a batch takes memory for; the last is the tokens of its longest request."""
+
+
+def _measured_batch(deployment: DllmDeployment) -> Mapping[str, Any]:
+    settings = deployment.settings
+    most = most_members(deployment)
+    found = _largest_measured(
+        (
+            deployment.published,
+            model_key(settings),
+            replace(deployment.config, max_num_batched_tokens=settings.engine.max_num_batched_tokens),
+            deployment.sampler,
+            settings.generation,
+            member_tokens(deployment),
+        ),
+        memory_bytes=settings.memory_limit,
+        fixed_bytes=base_bytes(settings.shape, settings.memory_limit),
+        most=most,
+    )
+    return found_facts(found, deployment, most)
+
+
+@lru_cache(maxsize=32)
+def _largest_measured(batch: _Batch, *, memory_bytes: int, fixed_bytes: int, most: int) -> FoundBatch:
+    """Searched once per sweep."""
+
+    def peak(size: int) -> int:
+        held = _held(batch, size, memory_bytes)
+        return memory_bytes + 1 if held is None else fixed_bytes + held
+
+    # What the model makes at its first step and keeps, such as its table of rotations, is no batch's.
+    _held.__wrapped__(batch, 1, memory_bytes)
+    return largest_batch(peak, memory_bytes, fixed_bytes=fixed_bytes, most=most)
+
+
+@lru_cache(maxsize=256)
+def _held(batch: _Batch, size: int, memory_bytes: int) -> int | None:
+    """Bytes that a batch takes, None where it does not run within the limit that it will serve within: pieces of freed memory
+    that fit nothing count there, and in no sum of what is held. Once per sweep, as the rates of a figure ask for the same sizes."""
+    method, key, config, sampler, generation, longest = batch
+    model = load(*key)
+    device = torch.device(key[2])
+    try:
+        limit_memory(device, memory_bytes)
+        return static_batch_bytes(
+            model,
+            config,
+            sampler,
+            generation,
+            longest=longest,
+            rows_per_request=sampler.rows_of_request(longest, generation),
+            batch_size=size,
+            make_executor=lambda kv_rows: method.static_torch(model, config, sampler, kv_rows, batch_size=size),
+        )
+    except ExecutorError:
+        return None
+    finally:
+        limit_memory(device, None)

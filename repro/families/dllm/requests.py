@@ -1,0 +1,249 @@
+"""The requests of a cell: a data set's, or a task's problems; then a verdict on every answer the engine gave.
+
+Problems go through the engine as requests like any others, all at once unless the cell has a rate; answers
+are graded after the run, so that grading is in no measured time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from engines.dllm.config import GenerationConfig
+from engines.errors import UserError, require
+from engines.models.checkpoint import TINY_DIR, checkpoint_dir, config_of
+from repro.families.dllm.record import graded
+from repro.families.dllm.settings import DllmSettings
+from repro.files import kept
+from repro.runs.cell import Cell
+from repro.runs.record import RunRecord
+from repro.tasks.registry import TASKS, TaskOptions, load_task
+from repro.tasks.task import Task
+from repro.workloads.card import DATA_DIR_VARIABLE
+from repro.workloads.draws import arrivals_asked
+from repro.workloads.knobs import MIN_PROMPT_LEN
+from repro.workloads.served import Traced
+from repro.workloads.workload import Workload, WorkloadConfig, build_workload, fixed_workload, traced_workload
+
+if TYPE_CHECKING:
+    from engines.models.tokenizer import TextTokenizer
+
+
+def room_for_prompt(settings: DllmSettings) -> int:
+    """Most prompt tokens a request can have."""
+    engine, gen_length = settings.engine, settings.generation.gen_length
+    limit = min(engine.max_model_len, engine.max_num_batched_tokens) - gen_length
+    if limit < MIN_PROMPT_LEN:
+        name = "max_num_batched_tokens" if engine.max_num_batched_tokens <= engine.max_model_len else "max_model_len"
+        raise UserError(
+            f"{name}={getattr(engine, name)} leaves {limit} tokens for a prompt beside gen_length={gen_length}: "
+            f"raise it to at least {gen_length + MIN_PROMPT_LEN} or lower gen_length"
+        )
+    return limit
+
+
+def requests_of(cell: Cell, settings: DllmSettings) -> Workload:
+    """With token ids where the model runs, else with lengths alone."""
+    asked, limit = settings.asked, room_for_prompt(settings)
+    require(
+        asked.input_len is None or MIN_PROMPT_LEN <= asked.input_len <= limit,
+        f"input_len={asked.input_len} must be between {MIN_PROMPT_LEN} and {limit} here: change it or gen_length",
+    )
+    config = WorkloadConfig(
+        dataset=cell.dataset,
+        num_requests=asked.num_prompts,
+        seed=cell.seed,
+        arrivals=arrivals_asked(cell.rate, asked),
+        source=asked.dataset_source,
+        dataset_path=asked.dataset_path,
+        time_unit=asked.time_unit,
+        length_scale=asked.length_scale,
+        max_prompt_len=limit,
+        min_prompt_len=MIN_PROMPT_LEN,
+        fixed_prompt_len=asked.input_len,
+        may_replace_arrivals=asked.dataset_path is None or asked.arrivals is not None,
+    )
+    return _workload_of(config, settings.generation, encode=_encoding(settings))
+
+
+def _encoding(settings: DllmSettings) -> Callable[[str], list[int]] | None:
+    """None of a simulation, which has lengths alone."""
+    if settings.is_simulated:
+        return None
+    # Random full-size weights come without a tokenizer; the embedded one's ids are valid for any vocabulary.
+    return _encode("tiny" if settings.on.weights == "random" else settings.model)
+
+
+def traced_requests(
+    cell: Cell, settings: DllmSettings, file: Traced, generation_of: Callable[[int], GenerationConfig]
+) -> Workload:
+    """A request of each row of a file; answers are whole blocks, as published samplers ask."""
+    asked, engine = settings.asked, settings.engine
+    most = min(engine.max_model_len, engine.max_num_batched_tokens)
+    require(
+        asked.input_len is None or asked.input_len < most,
+        f"input_len={asked.input_len} must be below the {most} tokens that a request may have here: change it",
+    )
+    block = settings.generation.block_length
+    return traced_workload(
+        file,
+        arrivals_asked(cell.rate, asked),
+        cell.seed,
+        lambda tokens: generation_of(-(-tokens // block) * block),
+        most=most,
+        num=asked.num_prompts if "num_prompts" in cell.asked else None,
+        length_scale=asked.length_scale,
+        fixed_prompt_len=asked.input_len,
+        encode=_encoding(settings),
+    )
+
+
+_workload_of = kept(maxsize=64)(build_workload)
+"""The systems of a comparison serve the same requests."""
+
+
+@kept(maxsize=2)
+def _encode(model: str) -> Callable[[str], list[int]]:
+    """Cells that differ in their rate, say, ask the same texts."""
+    from engines.models.tokenizer import load_tokenizer
+
+    return lru_cache(maxsize=1 << 14)(load_tokenizer(TINY_DIR if model == "tiny" else checkpoint_dir(model)).encode)
+
+
+_LENGTHS = ("length_scale", "input_len")
+_ASKING = ("num_fewshot", "chat", "allow_code_execution")
+
+
+def task_of(cell: Cell, settings: DllmSettings) -> Task | None:
+    """The task whose problems the cell asks; None for a workload that is only served.
+
+    A published task without a model to answer it (a simulation, random weights) or without its real
+    problems is a workload of the same lengths. A generated task is nothing without a model.
+    """
+    given = cell.knob_values
+    entry = None if given.get("workload") is not None else TASKS.get(cell.dataset)
+    task = None
+    if entry is not None:
+        lacks = (
+            "a simulated executor"
+            if cell.executor == "roofline"
+            else "random weights"
+            if settings.on.weights == "random"
+            else None
+        )
+        if lacks is not None and entry.is_generated:
+            raise UserError(
+                f"dataset={cell.dataset!r} is graded and {lacks} cannot answer it: use --executor torch and a checkpoint"
+            )
+        if lacks is None:
+            asked = settings.asked
+            options = TaskOptions(
+                num_problems=asked.num_prompts,
+                seed=cell.seed,
+                num_fewshot=asked.num_fewshot,
+                chat=asked.chat,
+                source=asked.dataset_source,
+                dataset_path=asked.dataset_path,
+                allow_code_execution=asked.allow_code_execution,
+            )
+            task = _load(cell.dataset, options)
+    if task is None:
+        for name in _ASKING:
+            if given.get(name):
+                raise UserError(
+                    f"{name}={given[name]!r} has no effect on dataset={cell.dataset!r} here, {_why_not_graded(cell)}"
+                )
+        return None
+    for name in _LENGTHS:
+        if name in given:
+            raise UserError(
+                f"{name}={given[name]!r} has no effect with dataset={cell.dataset!r}, whose prompts are never "
+                f"changed: leave it out"
+            )
+    if task.runs_code:
+        from repro.tasks.sandbox.client import require_jail
+
+        require_jail(allow_code_execution=settings.asked.allow_code_execution)
+    return task
+
+
+def require_task(task: Task | None, cell: Cell) -> Task:
+    """For commands that are about accuracy."""
+    if task is None:
+        raise UserError(f"dataset={cell.dataset!r} cannot be graded here, {_why_not_graded(cell)}")
+    return task
+
+
+def task_workload(cell: Cell, settings: DllmSettings, task: Task, limit: int) -> Workload:
+    """One request a problem, in problem order; a prompt above ``limit`` tokens is refused, never cut."""
+    prompts = encode_prompts(task, settings.model, config_of(settings.model).family)
+    longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
+    if len(prompts[longest]) > limit:
+        raise UserError(
+            f"problem {task.problems[longest].problem_id} has {len(prompts[longest])} prompt tokens and there is room for "
+            f"{limit}: lower num_fewshot or gen_length (--num-fewshot 0 asks without examples), or raise max_model_len and "
+            f"max_num_batched_tokens (--knob max_model_len=N) as far as the model goes"
+        )
+    return fixed_workload(
+        task.name,
+        prompts,
+        settings.generation,
+        arrivals=arrivals_asked(cell.rate, settings.asked),
+        seed=cell.seed,
+        origin=task.origin,
+        description=task.description,
+    )
+
+
+def encode_prompts(task: Task, model: str, family: str) -> list[tuple[int, ...]]:
+    """Ids of the raw prompts, or of the conversations up to where the model's answer goes on."""
+    tokenizer = _tokenizer(model)
+    if not task.chat:
+        return [tuple(ids) for ids in tokenizer.encode_batch(task.prompts())]
+    from engines.models.chat import Message, load_chat_template
+
+    template = load_chat_template(checkpoint_dir(model, weights=False), family)
+    return [
+        (
+            *template.encode(tokenizer, [Message(role="user", content=problem.user)]),
+            *tokenizer.encode(problem.answer_start),
+        )
+        for problem in task.problems
+    ]
+
+
+def decode_answers(outputs: Sequence[Sequence[int]], model: str) -> list[str]:
+    """Text up to the first end of text or of turn."""
+    from repro.prompt import answer_of
+
+    tokenizer = _tokenizer(model)
+    return [answer_of(ids, model, tokenizer).text for ids in outputs]
+
+
+def grade_run(record: RunRecord, task: Task, outputs: Mapping[int, Sequence[int]], model: str) -> RunRecord:
+    """``outputs`` by request id, which is a problem's place; a problem without an output is not solved."""
+    texts = decode_answers(list(outputs.values()), model)
+    return graded(record, task, dict(zip(outputs, texts, strict=True)))
+
+
+def _why_not_graded(cell: Cell) -> str:
+    entry = TASKS.get(cell.dataset)
+    if entry is None:
+        return f"it is served and not graded: use one of {', '.join(TASKS)}"
+    if cell.executor == "roofline" or cell.knob_values.get("weights") == "random":
+        return "nothing answers it: use --executor torch and a checkpoint"
+    return f"its problems are not here: set {DATA_DIR_VARIABLE} to a folder that has them, or use --dataset-source hub"
+
+
+@kept(maxsize=4)
+def _load(name: str, options: TaskOptions) -> Task | None:
+    """One load serves the cells of a sweep."""
+    return load_task(name, options)
+
+
+@kept(maxsize=2)
+def _tokenizer(model: str) -> TextTokenizer:
+    from engines.models.tokenizer import load_tokenizer
+
+    return load_tokenizer(checkpoint_dir(model, weights=False))

@@ -1,0 +1,276 @@
+"""Diffusion-LLM systems: from a cell to a deployment and its requests."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from typing import Any, ClassVar
+
+from baselines.dllm.published import PublishedMethod
+from engines.cost.kernels import check_kernels
+from engines.cost.roofline import gpu
+from engines.dllm.config import GenerationConfig, SeeingRule, check_rule
+from engines.dllm.method import Method
+from engines.dllm.scheduling import scheduler_of
+from engines.dllm.simulated import check_simulated, check_simulated_generation
+from engines.errors import UserError, require
+from engines.knobs import given_to, knobs_of
+from engines.knobs import resolve as resolve_knobs
+from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
+from engines.models.config import check_division
+from repro.families.dllm.deployment import ON_TORCH, DllmDeployment, plan_packed, plan_static
+from repro.families.dllm.knobs import PACKED_STEPS, READINGS, SIMULATED_READING, BaselineKnobs
+from repro.families.dllm.record import DLLM
+from repro.families.dllm.requests import requests_of, room_for_prompt, task_of, task_workload, traced_requests
+from repro.families.dllm.settings import REPLAY, DllmSettings
+from repro.families.platforms import DllmPart, platform
+from repro.runs.cell import NOTES, Cell, Scalar
+from repro.runs.family import Family
+from repro.runs.system import ENTRIES, SYSTEMS, FreeSetting, free_settings
+from repro.tasks.registry import TASKS
+from repro.workloads.dataset import load_card
+from repro.workloads.knobs import MIN_PROMPT_LEN
+from repro.workloads.served import Traced, trace_asked, workload_knobs
+from repro.workloads.workload import Workload, generation_of_length
+
+
+def packed(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
+    """with reading=policy, whose steps are packed, as of dllm-serve"""
+    return free_settings("dllm-serve")[0].settings if cell.knob_values.get("reading") == "policy" else ()
+
+
+class DllmSystem:
+    """A method, served: packed continuously if it is dLLM-Serve, else as the cell's reading says."""
+
+    family: ClassVar[Family] = DLLM
+
+    def __init__(self, method: Method) -> None:
+        self.method, self.name, self.title = method, method.name, method.title
+
+    @property
+    def free(self) -> tuple[FreeSetting, ...]:
+        """Its settings that no source prints."""
+        return free_settings("baseline" if self.has_readings else "dllm-serve")
+
+    @property
+    def has_readings(self) -> bool:
+        """Whether a comparison can take it as more than one thing, as it can a baseline."""
+        return isinstance(self.method, PublishedMethod)
+
+    @property
+    def knobs(self) -> tuple[type, ...]:
+        return (DllmSettings, self.method.own, *((BaselineKnobs,) if self.has_readings else ()))
+
+    def implied(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """One token a step where a length is given; a length of all prompts is not scaled."""
+        found: dict[str, Any] = {"steps": given["gen_length"]} if "gen_length" in given else {}
+        return found | ({"length_scale": 1.0} if "input_len" in given else {})
+
+    def prepare(self, cell: Cell) -> tuple[DllmDeployment, Workload]:
+        """Every refusal a user can cause is raised here; nothing heavy is loaded."""
+        asked = resolve(cell, self.method)
+        settings = self._of_method(asked, cell)
+        follows = settings.followed
+        recorded = None if follows.replay is None else import_module(REPLAY).recorded(follows.replay)
+        task = None if recorded is not None else task_of(cell, settings)
+        file = trace_asked(cell.dataset, settings.asked, cell.asked)
+        if file is not None:
+            require(
+                recorded is None, "replay follows the requests of its run, or those of a data set: leave workload out"
+            )
+            return self._prepared_trace(cell, asked, settings, file)
+        if recorded is not None and not follows.replay_drawn:
+            workload = recorded.workload(cell, settings.generation)
+        elif task is None:
+            workload = requests_of(cell, settings)
+        else:
+            workload = task_workload(cell, settings, task, room_for_prompt(settings))
+        # A file may ask for less than the settings, which the pool's rows of a request are counted by.
+        least = settings.generation.gen_length + MIN_PROMPT_LEN
+        deployment = self.deployment(settings, [max(least, request.total_len) for request in workload.requests])
+        if recorded is not None:
+            replayed = recorded.replayed(workload.requests, cell.seed, is_drawn=follows.replay_drawn)
+            deployment = deployment.following(replayed)
+        return replace(deployment, task=task), workload
+
+    def _prepared_trace(
+        self, cell: Cell, asked: DllmSettings, settings: DllmSettings, file: Traced
+    ) -> tuple[DllmDeployment, Workload]:
+        """Planned for the longest answer; each is denoised as the method denoises one of its length."""
+        of_length = cache(lambda tokens: self._generation(asked, generation_of_length(asked.generation, tokens)))
+        workload = traced_requests(cell, asked, file, of_length)
+        longest = max((request.generation for request in workload.requests), key=lambda each: each.gen_length)
+        settings = replace(
+            settings,
+            generation=replace(longest, seed=cell.seed),
+            asked=replace(settings.asked, num_prompts=len(workload.requests)),
+        )
+        return self.deployment(settings, [request.total_len for request in workload.requests]), workload
+
+    def check_device(self, cell: Cell) -> None:
+        settings = self.settings(cell)
+        if not settings.is_simulated and settings.on.device != "cpu":
+            import_module(ON_TORCH).check_machine(settings)
+
+    def settings(self, cell: Cell) -> DllmSettings:
+        """The settings of a cell, with what the method makes of a generation."""
+        return self._of_method(resolve(cell, self.method), cell)
+
+    def _of_method(self, settings: DllmSettings, cell: Cell) -> DllmSettings:
+        if (replay := settings.followed.replay) is not None:
+            settings = self._as_in(settings, cell, import_module(REPLAY).recorded(replay).cell)
+        return replace(settings, generation=self._generation(settings, settings.generation))
+
+    def _generation(self, settings: DllmSettings, asked: GenerationConfig) -> GenerationConfig:
+        family = config_of(settings.model).family
+        sampler = self.method.sampler(family, settings.options)
+        generation = self.method.generation(family, settings.options, asked, tie_policy=settings.engine.tie_policy)
+        if settings.is_simulated and settings.followed.replay is None:
+            require(
+                not ("alg" in settings.options and generation.is_parallel) and sampler.decode.quota != "origin",
+                f"alg={settings.options.get('alg', 'origin')!r} cannot be simulated, how many tokens a step commits is not "
+                f"known beforehand: use --alg entropy or --executor torch",
+            )
+            check_simulated_generation(generation)
+        return generation
+
+    def _as_in(self, settings: DllmSettings, cell: Cell, run: Cell) -> DllmSettings:
+        """With what the requests of a run were asked, besides what the cell asks itself: it decides how their steps went."""
+        require(
+            run.system == cell.system,
+            f"system={cell.system!r} is not that of replay={settings.followed.replay!r}: use --system {run.system}",
+        )
+        there, lengths = self.settings(run), ("gen_length", "block_length", "steps")
+        require(
+            not there.generation.cfg_scale,
+            f"replay={settings.followed.replay!r} ran with guidance, whose second forward has no cost here: replay a run without",
+        )
+        own = {name: getattr(settings.generation, name) for name in lengths if name in cell.knob_values}
+        return replace(
+            settings,
+            generation=replace(there.generation, seed=settings.generation.seed, **own),
+            options={**there.options, **settings.options},
+        )
+
+    def deployment(self, settings: DllmSettings, lengths: list[int]) -> DllmDeployment:
+        """Planned by arithmetic for requests of these total lengths."""
+        sampler = self.method.sampler(config_of(settings.model).family, settings.options)
+        # dLLM-Serve is packed, whatever the baselines stand for.
+        batching = READINGS[settings.baseline.reading].batching if self.has_readings else PACKED_STEPS
+        require(lengths != [], "the workload has no requests: ask for at least one")
+        check_rule(sampler.rule, settings.generation.steps)
+        if settings.is_simulated:
+            check_simulated("method", self.method, keeps_state=True)
+            if settings.followed.replay is None:
+                check_simulated("refresh rule", sampler.rule)
+            if batching.kind == "packed":
+                check_simulated("scheduler", scheduler_of(settings.engine.scheduler), keeps_state=True)
+        require(
+            batching.kind == "packed" or not isinstance(sampler.rule, SeeingRule),
+            f"refresh rule {type(sampler.rule).__name__} decides for each request as it goes, and members of a static batch are in "
+            f"step: use reading='policy'",
+        )
+        sampler.sparsity.check_layers(settings.shape.n_layers)
+        config = replace(
+            settings.engine,
+            sparsity=sampler.sparsity,
+            settling=sampler.settling,
+            decode=sampler.decode,
+            suppress_mask_token=sampler.suppress_mask_token,
+        )
+        stands_for_one = self.has_readings and settings.is_simulated
+        deployment = DllmDeployment(
+            method=self.method,
+            settings=settings,
+            sampler=sampler,
+            batching=batching,
+            config=config,
+            defaults={"reading": settings.baseline.reading} if stands_for_one else {},
+        )
+        return (plan_packed if batching.kind == "packed" else plan_static)(deployment, lengths)
+
+
+def resolve(cell: Cell, method: Method) -> DllmSettings:
+    """The settings of a cell for a method; raises UserError for whatever a user can get wrong in them."""
+    where = platform(cell.platform)
+    given = {name: value for name, value in cell.knobs if name not in NOTES}
+    part, is_measured = where.part(DllmPart), cell.executor == "torch"
+    require(
+        cell.executor != "roofline" or where.gpu is not None,
+        f"executor='roofline' needs a GPU model and platform={where.name!r} has none: use --executor torch or platform "
+        f"rtx4090",
+    )
+    # What a baseline stands for, and what the other knobs have to know of that: dLLM-Serve has no reading.
+    baseline, beside = BaselineKnobs(reading="efficient" if is_measured else SIMULATED_READING), {}
+    own: tuple[type, ...] = (method.own, *method.plugged_in(given))
+    if isinstance(method, PublishedMethod):
+        own, baseline = (*own, BaselineKnobs), given_to(baseline, given)
+        beside = {"reading": baseline.reading}
+    scheduler = knobs_of(scheduler_of(str(given.get("scheduler", "phase"))).knobs)
+    settings = resolve_knobs(
+        DllmSettings,
+        given,
+        *own,
+        scheduler,
+        workload_knobs(given),
+        system=method.name,
+        usual=_usual(cell, part),
+        beside={"executor": cell.executor, **beside},
+        platform=where,
+        executor=cell.executor,
+        options=method.options_in(given),
+        scheduler_knobs={name: value for name, value in given.items() if name in scheduler},
+        baseline=baseline,
+    )
+    if is_measured:
+        _check_measured(settings, given)
+        return settings
+    assert where.gpu is not None, "refused above"
+    charged = settings.charged.on(where.gpu)
+    check_kernels(settings.shape, gpu(where.gpu), charged.framework)
+    return replace(settings, charged=charged)
+
+
+def _usual(cell: Cell, part: DllmPart) -> dict[str, Any]:
+    """A platform's defaults for a cell, by name; a file's lengths are its own, and so is how many it has."""
+    is_traced, is_measured = "workload" in cell.asked, cell.executor == "torch"
+    names = ("gen_length", "block_length", "steps", "max_num_batched_tokens", "max_num_logits", "max_num_seqs")
+    found = {name: getattr(part, name) for name in (*names, "max_model_len", "model")}
+    found |= {"device": part.device, "dtype": part.dtype} if is_measured else {}
+    sizes = {**{task.name: task.num_problems for task in TASKS.values()}, **part.num_requests}
+    if cell.dataset not in sizes and "num_prompts" not in cell.asked and not is_traced:
+        load_card(cell.dataset)  # refuses what is no data set at all, by name
+        raise UserError(
+            f"dataset={cell.dataset!r} has no default size on platform={cell.platform!r}: give --num-prompts"
+        )
+    return found | {
+        "seed": cell.seed,
+        "memory_limit": part.memory_bytes,
+        "num_prompts": 1 if is_traced else sizes.get(cell.dataset, 1),
+        "length_scale": 1.0 if is_traced else part.length_scale,
+    }
+
+
+def _check_measured(settings: DllmSettings, given: Mapping[str, Any]) -> None:
+    check_division(config_of(settings.model), settings.on.tensor_parallel)
+    backend = given.get("attention_backend")
+    if backend in ("flash-attn", "torch-varlen") and settings.on.device == "cpu":
+        raise UserError(f"attention_backend={backend!r} runs on CUDA devices: add --device cuda, or leave it out")
+    if settings.model in PUBLISHED_CONFIGS and settings.on.weights != "random":
+        raise UserError(
+            f"model={settings.model!r} is a shape without weights: add --weights random, or give a checkpoint with --model"
+        )
+
+
+def dllm_system(name: str) -> DllmSystem:
+    """A system for commands that serve no other; raises UserError for another's name."""
+    found = SYSTEMS.get(name)
+    if not isinstance(found, DllmSystem):
+        able = [each for each, entry in ENTRIES.items() if entry.made_by]
+        raise UserError(f"system={name!r} is no diffusion-LLM system: use one of {', '.join(able)}")
+    return found
+
+
+def method(name: str) -> Method:
+    """The method of a system by its name."""
+    return dllm_system(name).method

@@ -1,0 +1,475 @@
+"""One OpenAI-compatible endpoint: what it says of itself, how a request is sent to it, and how its answer is read and timed.
+
+A *piece* is an event of the answer's stream that brings tokens: text, ids, or a count of usage that rose. The answer begins with its first
+piece and ends with its last. An empty opening is none, and a late reason, usage or ``[DONE]`` is timed apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from baselines.servers.asking import NoPage, ask, redirect, unread
+from engines.data import DECODER
+from engines.errors import UserError, require
+from engines.knobs import Checked, Range
+from repro.runs.clean import hidden
+from repro.runs.http_driver import Clock, Reply, Send
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession, StreamReader
+
+
+Api = Literal["completions", "chat"]
+KEY_VARIABLE = "OPENAI_API_KEY"
+"""Sent as the bearer token, and never stored."""
+EXTRA_HEADERS = "extra_headers"
+"""A field of a body that goes into the request's headers, as OpenAI's client calls it."""
+LONGEST_LINE = 1 << 20
+"""Bytes of an event."""
+LONGEST_ANSWER = 1 << 26
+"""Bytes of all of them."""
+MOST_TOKENS = 1 << 24
+"""That an endpoint may say an answer has."""
+_BROKEN = frozenset({"abort", "cancelled", "content_filter", "error"})
+"""Reasons for which an answer ends that is not whole."""
+_BOM = b"\xef\xbb\xbf"
+_FIRST_BYTES = 4096
+"""How much of a body without events we read, to say what it is."""
+_PATHS: Mapping[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_LASTING = ("id", "root", "parent", "owned_by", "max_model_len", "fingerprint", "system")
+"""What of a model's card stays as it is while the same thing is served: some servers say another time at every call."""
+
+
+def require_client() -> None:
+    """What requests are sent with."""
+    if find_spec("aiohttp") is None:
+        raise UserError("driving a server needs aiohttp, which is missing: pip install 'dllm-serve-repro[http]'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint(Checked):
+    url: str
+    """Base URL of an OpenAI-compatible server, with or without /v1 at its end."""
+    api: Api = "completions"
+    """completions sends token ids, which makes lengths exact; chat sends text."""
+    timeout_s: Annotated[float, Range(above=0, most=1e6)] = 600.0
+    """Seconds for a whole answer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            parts = urlsplit(self.url)
+            host = parts.hostname, parts.port
+        except ValueError as error:  # half an IPv6 address, a port that is none
+            shown = "url" if "@" in self.url else f"url={hidden(self.url)!r}"
+            raise UserError(f"{shown} is no address of a server ({error}): correct it") from None
+        require(not parts.username and not parts.password, f"url holds a password: set {KEY_VARIABLE} instead")
+        url = f"url={hidden(self.url)!r}"
+        is_http = parts.scheme in ("http", "https") and bool(host[0])
+        require(is_http, f"{url} is no address of a server: write it like http://127.0.0.1:8000")
+        is_plain = self.url.isascii() and self.url.isprintable() and " " not in self.url
+        require(is_plain, f"{url} holds what an address cannot: write it in ASCII, other characters as %XX or xn--")
+        require(not parts.query and not parts.fragment, f"{url} has more than a path: leave the rest out")
+
+    @property
+    def base(self) -> str:
+        return self.url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        key = os.environ.get(KEY_VARIABLE)
+        # Never shown: it may be a real one with a line break behind it.
+        require(
+            key is None or (key.isascii() and key.isprintable() and " " not in key),
+            f"{KEY_VARIABLE} must be printable ASCII without blanks: correct it",
+        )
+        return {"Content-Type": "application/json", **({} if key is None else {"Authorization": f"Bearer {key}"})}
+
+    def models(self) -> list[Mapping[str, Any]]:
+        """Cards of what it serves. Raise UserError where it does not answer."""
+        headers = self.headers
+        try:
+            cards = DECODER.decode(ask(f"{self.base}/v1/models", headers).decode())["data"]
+            json.dumps(cards, allow_nan=False, ensure_ascii=False).encode()  # what no file of a run could hold
+            return [card for card in cards if isinstance(card["id"], str)]
+        except NoPage as error:
+            if error.status is None:
+                raise UserError(
+                    f"url={self.url!r} does not answer ({error}): start the server, or check the url"
+                ) from None
+            fix = f"set {KEY_VARIABLE} to its key" if error.status == 401 else "check the url"
+            raise UserError(f"url={self.url!r} answers /v1/models with {error}: {fix}") from None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise UserError(
+                f"url={self.url!r} does not answer /v1/models as OpenAI's API does: check the url"
+            ) from None
+
+    def card(self, model: str | None) -> Mapping[str, Any]:
+        """What of the model's card is lasting; of the only one where none is named."""
+        cards: dict[str, Mapping[str, Any]] = {}
+        for card in self.models():
+            lasting = {name: card[name] for name in _LASTING if name in card}
+            require(
+                cards.setdefault(card["id"], lasting) == lasting,
+                f"url={self.url!r} lists model {card['id']!r} twice and otherwise: correct the server",
+            )
+        if model is None:
+            require(len(cards) == 1, f"model: url={self.url!r} serves {', '.join(cards) or 'none'}: name one of them")
+            (model,) = cards
+        require(model in cards, f"model={model!r} is not served at {self.url!r}: use {', '.join(cards)}")
+        return cards[model]
+
+    @asynccontextmanager
+    async def sending(self, *, needs_count: bool = True) -> AsyncIterator[Send]:
+        """What sends requests, over connections that are kept. Without ``needs_count`` an answer may leave its tokens uncounted.
+
+        A server may close a kept connection just as it is used again. So a request that is cut off on one before a byte of its answer came
+        is sent once more, on a connection of its own."""
+        import aiohttp
+
+        from repro.families.http.connector import CountingConnector
+
+        options: dict[str, Any] = {
+            "timeout": aiohttp.ClientTimeout(total=self.timeout_s),
+            "cookie_jar": aiohttp.DummyCookieJar(),
+            "headers": {**self.headers, "Accept-Encoding": "identity"},
+            "read_bufsize": LONGEST_LINE,
+            "auto_decompress": False,
+        }
+        async with (
+            aiohttp.ClientSession(connector=(kept := CountingConnector(limit=0)), **options) as session,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True), **options) as fresh,
+        ):
+
+            async def send(body: Mapping[str, Any], clock: Clock) -> Reply:
+                reply = Reply()
+                with kept.watching() as is_unanswered:
+                    was_cut = await self._send(session, body, clock, reply, needs_count)
+                    if was_cut and is_unanswered():
+                        reply = Reply(was_resent=True)
+                        await self._send(fresh, body, clock, reply, needs_count)
+                return reply
+
+            yield send
+
+    async def _send(
+        self, session: ClientSession, body: Mapping[str, Any], clock: Clock, reply: Reply, needs_count: bool
+    ) -> bool:
+        """Fill in the reply, and tell whether its connection was lost."""
+        import aiohttp
+
+        fields = dict(body)
+        headers = fields.pop(EXTRA_HEADERS, None)
+        content = json.dumps(fields).encode()
+        try:
+            async with session.post(
+                f"{self.base}{_PATHS[self.api]}", data=content, headers=headers, allow_redirects=False
+            ) as response:
+                if 300 <= response.status < 400:
+                    reply.error = redirect(response.status, response.headers.get("Location"))
+                elif response.status != 200:
+                    said = _sentence((await response.content.read(4096)).decode(errors="replace"))
+                    reply.error = f"status {response.status}: {said}"
+                elif wrong := unread(lambda name: response.headers.getall(name, ())):
+                    reply.error = wrong
+                else:
+                    is_chat, most = self.api == "chat", fields.get("max_tokens")
+                    await _read(response.content, reply, clock, is_chat=is_chat, most=most, needs_count=needs_count)
+        except TimeoutError:
+            reply.error = f"no whole answer within timeout_s={self.timeout_s:g}"
+        except (AttributeError, TypeError, RecursionError):
+            reply.error = "an event of the stream is not as OpenAI's API has them"
+        except (aiohttp.ClientResponseError, aiohttp.http_exceptions.HttpProcessingError) as error:
+            reply.error = f"what it says is no HTTP: {_sentence(error.message)}"
+        except Exception as error:
+            reply.error = f"{type(error).__name__}: {_sentence(str(error))}"
+            return isinstance(error, (aiohttp.ClientConnectionError, OSError))
+        return False
+
+
+# -- the stream of an answer ---------------------------------------------------------------------------------------
+
+
+class Event(NamedTuple):
+    kind: bytes
+    """Empty where none is named."""
+    data: bytes
+    arrived_s: float
+    """When its last line of data did."""
+    read: int
+    """Number of the network read that brought that line."""
+
+
+class Events:
+    """Server-sent events of a body, as the standard divides them: lines end with CR, LF or both; lines of data of one event are joined by
+    LF; an event without data is none. The last one needs no empty line behind it."""
+
+    def __init__(self, content: StreamReader, clock: Clock) -> None:
+        self._content, self._clock = content, clock
+        self.first = b""
+        """The beginning of the body, as long as no event has come."""
+
+        self._kind = b""
+        self._data: list[bytes] = []
+        self._num_bytes = 0
+        """Bytes of data of the event that is coming."""
+        self._came = 0.0, 0
+        """When the last of them did, and the read that brought it."""
+        self._has_begun, self._is_first = False, True
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        held, num_bytes, is_split, at = bytearray(), 0, False, (0.0, 0)
+        async for chunk in self._content.iter_any():
+            at = self._clock(), at[1] + 1
+            num_bytes += len(chunk)
+            if is_split and chunk.startswith(b"\n"):
+                chunk = chunk[1:]
+            is_split = chunk.endswith(b"\r")
+            if not self._has_begun and len(self.first) < _FIRST_BYTES:
+                self.first += chunk[:_FIRST_BYTES]
+            held += chunk
+            if b"\n" in chunk or b"\r" in chunk:
+                lines = held.splitlines()
+                held = bytearray() if chunk.endswith((b"\r", b"\n")) else lines.pop()
+                for line in lines:
+                    if event := self._add(line, at):
+                        yield event
+            if len(held) + self._num_bytes > LONGEST_LINE:
+                raise ValueError(f"an event of more than {LONGEST_LINE} bytes")
+            if num_bytes > LONGEST_ANSWER:
+                raise ValueError(f"the answer is longer than {LONGEST_ANSWER} bytes")
+        for line in (held, bytearray()):
+            if event := self._add(line, at):
+                yield event
+
+    def _add(self, line: bytes | bytearray, at: tuple[float, int]) -> Event | None:
+        """The event that this line ends, if it does."""
+        if self._is_first:
+            line, self._is_first = line.removeprefix(_BOM), False
+        if not line.strip():
+            data, kind = b"\n".join(self._data).strip(), self._kind
+            self._data, self._kind, self._num_bytes = [], b"", 0
+            return Event(kind, data, *self._came) if data else None
+        name, _, value = bytes(line).partition(b":")
+        if name == b"data":
+            self._has_begun = True
+            self._data.append(value.removeprefix(b" "))
+            self._num_bytes += len(value)
+            self._came = at
+        elif name == b"event":
+            self._kind = value.strip()
+        return None
+
+
+async def _read(
+    content: StreamReader, reply: Reply, clock: Clock, *, is_chat: bool, most: int | None, needs_count: bool
+) -> None:
+    """Fill in the reply. ``most`` is how many tokens were asked for, and so pieces: an answer that goes on behind them may have no end.
+    With ``needs_count`` an answer whose tokens the endpoint does not tell is an error."""
+    events, answer = Events(content, clock), _Answer(reply=reply, is_chat=is_chat)
+    try:
+        async for event in events:
+            if event.data == b"[DONE]":
+                answer.is_done = True
+                continue
+            said = {} if event.kind == b"error" else _parsed(event)
+            if event.kind == b"error" or said.get("error") or said.get("object") == "error":
+                reply.error = f"in the stream: {_sentence(event.data.decode(errors='replace'))}"
+                return
+            if answer.is_done and said.get("choices"):
+                reply.error = "the stream goes on behind its end, [DONE]"
+                return
+            answer.take(said, event)
+            if most is not None and max(len(reply.chunks_s), len(reply.token_ids or ())) > most:
+                reply.error = f"the answer goes on behind the {most} tokens that were asked for"
+                return
+        reply.closed_s = clock()
+    finally:
+        reply.text, reply.aside = "".join(answer.texts), "".join(answer.asides)
+    reply.error = answer.end(events.first, needs_count=needs_count)
+
+
+def _parsed(event: Event) -> Any:
+    """What it says; nothing of an event of a kind of its own, as a heartbeat, that is no JSON."""
+    try:
+        return DECODER.decode(event.data.decode())
+    except json.JSONDecodeError:
+        if event.kind not in (b"", b"message") and event.data[:1] != b"{":
+            return {}
+        if b"\n" in event.data:
+            raise ValueError(
+                "an event of several lines of data is no JSON: end each event with an empty line"
+            ) from None
+        raise
+
+
+@dataclass
+class _Answer:
+    reply: Reply
+    is_chat: bool
+    is_done: bool = False
+    silent: list[Event] = field(default_factory=list)
+    """Events that may be a token without text: neither a piece nor an opening, a reason or usage."""
+    counted: int | None = None
+    """Tokens of the answer by the usage that came with the last piece or behind it; None where none did."""
+    texts: list[str] = field(default_factory=list)
+    """The text of each piece, joined once when the stream is over: joining at every piece would copy all before it."""
+    asides: list[str] = field(default_factory=list)
+
+    def take(self, said: Mapping[str, Any], event: Event) -> None:
+        reply, choices = self.reply, said.get("choices") or ()
+        if len(choices) > 1 or any(choice.get("index") for choice in choices):
+            raise ValueError("more than one answer, though one was asked for")
+        gained = self._usage(said.get("usage"), event)
+        for choice in choices:
+            reason = choice.get("finish_reason") or None
+            if reason is not None and not isinstance(reason, str):
+                raise ValueError("finish_reason is no text")
+            delta = choice.get("delta") or {}
+            text = (delta.get("content") if self.is_chat else choice.get("text")) or ""
+            aside = _aside(delta) if delta else ""
+            # The latter is Dynamo's word, of requests of one answer.
+            ids = choice.get("token_ids") or (said.get("nvext") or {}).get("completion_token_ids")
+            if text or aside or ids or (gained and reason is None):
+                self._piece(text, aside, ids, gained, event)
+                self.counted = self.counted if said.get("usage") else None
+            elif reason is None and not delta.get("role") and not said.get("usage"):
+                self.silent.append(event)
+            if reason is not None:
+                reply.finish_reason = reason
+                reply.finish_s = event.arrived_s if reply.finish_s is None else reply.finish_s
+
+    def _piece(self, text: str, aside: str, ids: Any, gained: int | None, event: Event) -> None:
+        reply = self.reply
+        (text + aside).encode()  # half a character is none
+        if ids:
+            reply.token_ids = reply.token_ids or []
+            reply.token_ids += [_count("token_ids", each) for each in ids]
+        if not reply.chunks_s:
+            reply.first_text = aside + text
+        self.texts.append(text)
+        self.asides.append(aside)
+        reply.chunks_s.append(event.arrived_s)
+        reply.chunk_reads.append(event.read)
+        reply.chunk_tokens.append(len(ids) if ids else gained or None)
+        reply.ended_s, reply.finish_s = event.arrived_s, None
+
+    def _usage(self, usage: Any, event: Event) -> int | None:
+        """Tokens since the piece before, where usage comes with every piece: it counts from the beginning."""
+        if not usage:
+            return None
+        reply, before = self.reply, self.counted if self.reply.chunks_s else self.counted or 0
+        reply.usage_s = event.arrived_s
+        for name in ("prompt_tokens", "completion_tokens"):
+            if (told := _count(name, usage.get(name))) is not None:
+                setattr(reply, name, told)
+        cached = _count("cached_tokens", (usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
+        reply.cached_tokens = reply.cached_tokens if cached is None else cached
+        self.counted = reply.completion_tokens
+        return None if before is None or self.counted is None else max(0, self.counted - before)
+
+    def end(self, first: bytes, *, needs_count: bool) -> str | None:
+        """The answer as a whole, and what is wrong with it."""
+        reply = self.reply
+        reply.completion_tokens = self.counted
+        if reply.completion_tokens is not None:
+            reply.counted_by = "usage"
+        elif reply.token_ids is not None:
+            reply.completion_tokens, reply.counted_by = len(reply.token_ids), "token_ids"
+        self._place_silent()
+        if not self.is_done and reply.finish_reason is None:
+            return _no_stream(first) or "the stream broke off before its end"
+        if reply.finish_reason in _BROKEN:
+            return f"the endpoint gave the answer up: finish_reason={reply.finish_reason!r}"
+        if not reply.chunks_s:
+            return "the answer is empty"
+        if reply.counted_by is None and (needs_count or not reply.text + reply.aside):
+            return (
+                "the endpoint does not say how many tokens the answer has (usage): let it tell their ids, as with "
+                "--knob extra='{\"return_token_ids\": true}', or give --knob tokenizer=FOLDER, the model's, to count by"
+            )
+        return None
+
+    def _place_silent(self) -> None:
+        """Tokens that say nothing, as ends of text that are ignored, are part of an answer: where it has no other piece, and where events
+        without text and pieces of one token come to the tokens that are counted."""
+        reply, most = self.reply, self.reply.completion_tokens or 0
+        if not reply.chunks_s:
+            pieces = self.silent[-most:] if most else self.silent
+            reply.chunks_s = [each.arrived_s for each in pieces]
+            reply.chunk_reads = [each.read for each in pieces]
+            if not pieces and most and reply.finish_s is not None:
+                reply.chunks_s, reply.chunk_reads = [reply.finish_s], [0]
+            reply.chunk_tokens = [None] * len(reply.chunks_s)
+            reply.ended_s = reply.chunks_s[-1] if reply.chunks_s else None
+            return
+        shown = len(reply.chunks_s if reply.token_ids is None else reply.token_ids)
+        if self.silent and most - (reply.finish_reason == "stop") <= shown + len(self.silent) <= most:
+            reply.ended_s = max(reply.ended_s or 0.0, self.silent[-1].arrived_s)
+
+
+def _aside(delta: Mapping[str, Any]) -> str:
+    """What a chat's event brings besides the answer's own text: reasoning, a refusal, or a call of a tool. Some servers say the reasoning
+    under both of its names."""
+    said = [delta.get("reasoning_content") or delta.get("reasoning"), delta.get("refusal")]
+    calls = [each.get("function") for each in delta.get("tool_calls") or ()]
+    for call in (*calls, delta.get("function_call")):
+        if call:
+            said += [call.get("name"), call.get("arguments")]
+    return "".join(filter(None, said))
+
+
+def _no_stream(first: bytes) -> str | None:
+    """What a body is that holds no event of a stream."""
+    text = first.decode(errors="replace").lstrip("\ufeff \r\n\t")
+    if not text.startswith("{"):
+        return None
+    if '"error"' in text:
+        return f"in place of a stream: {_sentence(text)}"
+    return "the endpoint answered with one JSON object, not with the stream that was asked for (stream: true)"
+
+
+def count_tokens(reply: Reply, encode: Callable[[str], list[int]] | None = None) -> None:
+    """The tokens of a whole answer, where the endpoint did not tell them, and those of its first piece, with what each was counted by. An
+    ``encode`` that is given is the model's tokenizer."""
+    whole = reply.aside + reply.text
+    if reply.completion_tokens is None and encode is not None:
+        reply.completion_tokens, reply.counted_by = len(encode(whole)), "tokenizer"
+    total, num = reply.completion_tokens, len(reply.chunks_s)
+    first = next(iter(reply.chunk_tokens), None)
+    if total is None or not num:
+        return
+    if first is not None:
+        told = first, "usage" if reply.token_ids is None else "token_ids"
+    elif num == 1:
+        told = total, "one piece"
+    elif reply.are_single or not whole:
+        told = 1, "one each"
+    elif encode is not None:
+        told = len(encode(reply.first_text)), "tokenizer"
+    else:
+        told = round(total * len(reply.first_text.encode()) / len(whole.encode())), "text"
+    reply.first_tokens, reply.first_by = max(1, min(told[0], total - num + 1)), told[1]
+
+
+def _count(name: str, told: object) -> Any:
+    if told is not None and (type(told) is not int or not 0 <= told <= MOST_TOKENS):
+        raise ValueError(f"{name} is not a whole number of 0 to {MOST_TOKENS}")
+    return told
+
+
+def _sentence(text: str) -> str:
+    """The message of an error in OpenAI's form, else the beginning of what was said."""
+    try:
+        found = json.loads(text)
+        text = found.get("error", found)["message"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    return "".join(each if each.isprintable() else "?" for each in " ".join(str(text).split())[:300])

@@ -1,0 +1,478 @@
+"""The record of a run against an endpoint: its tables, what a client reads off them, and when its numbers may not be used. Times count
+from the due time unless they say otherwise."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repro.families.http.endpoint import count_tokens
+from repro.families.http.requests import prompt_bounds
+from repro.families.http.server_metrics import tokens_generated
+from repro.runs.family import (
+    Family,
+    Floats,
+    Mask,
+    SummaryColumn,
+    column,
+    distribution,
+    is_ok,
+    known,
+    late_submissions,
+    mask,
+    metric,
+    told_of_good,
+)
+from repro.runs.http_driver import Exchange, Reply
+from repro.runs.record import REQUESTS, RunRecord, Table, columns_in
+
+MIN_REQUESTS = 10
+"""Below it there is no p90 and no verdict."""
+MIN_RATE_SHARE = 0.95
+"""The share of the rate at which requests fell due that they have to be sent at."""
+MAX_DRIFT, MIN_DRIFT_S = 2.0, 0.1
+"""A run drifts whose last quarter waits this many times as long for its first output as its first quarter, and this much
+longer: the rate is above what the endpoint can serve, and latencies say how long the run was."""
+MAX_OTHERS = 0.01
+"""Share of tokens that others may have had of the server."""
+BUNCH, MAX_BUNCHED = 4, 0.01
+"""Pieces of one answer in one network read, and the share of bunched pieces of all, that are told: two may meet by chance."""
+
+CHUNKS = "chunks"
+
+_COLUMNS = columns_in(Path(__file__).with_name("columns.csv"))
+
+
+def tables_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]] | None = None) -> dict[str, Table]:
+    """Requests are numbered in the order in which they were due. ``encode`` counts tokens that the endpoint does not tell."""
+    for exchange in exchanges:
+        if exchange.error is None and exchange.reply is not None:
+            count_tokens(exchange.reply, encode)
+    rows = [_row(number, exchange) for number, exchange in enumerate(exchanges)]
+    columns = _row(0, Exchange(session_id=0, turn=0, due_s=0.0)).keys()
+    chunks: Table = {column.name: [] for column in _COLUMNS[CHUNKS]}
+    for number, exchange in enumerate(exchanges):
+        reply = exchange.reply or Reply()
+        chunks["request_id"] += [number] * len(reply.chunks_s)
+        chunks["arrived_s"] += reply.chunks_s
+        chunks["tokens"] += reply.chunk_tokens or [None] * len(reply.chunks_s)
+        reads = reply.chunk_reads or range(len(reply.chunks_s))
+        chunks["is_bunched"] += [read == before for before, read in zip([None, *reads], reads, strict=False)]
+    return {REQUESTS: {name: [row[name] for row in rows] for name in columns}, CHUNKS: chunks}
+
+
+def _row(number: int, exchange: Exchange) -> dict[str, object]:
+    reply, ask = exchange.reply or Reply(), exchange.ask
+    is_ok = exchange.error is None and exchange.reply is not None
+    stamps, counted = reply.chunks_s, reply.prompt_tokens
+    least, most = (None, None) if ask is None else prompt_bounds(ask)
+    queue_s = None
+    if exchange.sent_s is not None and exchange.queued_s is not None:
+        queue_s = exchange.sent_s - exchange.queued_s
+    return {
+        "request_id": number,
+        "arrival_s": exchange.due_s,
+        "submit_lag_s": None if exchange.sent_s is None else exchange.sent_s - exchange.due_s,
+        "admitted_s": None,
+        "first_output_s": stamps[0] if stamps else None,
+        "finished_s": exchange.ended_s if is_ok else None,
+        # The endpoint's count where it tells one: a chat template adds to the client's.
+        "prompt_len": counted if counted is not None else 0 if ask is None else ask.prompt_len,
+        "output_len": reply.completion_tokens if is_ok else None,
+        "status": "ok" if is_ok else "failed",
+        "error": exchange.error,
+        "session_id": exchange.session_id,
+        "turn": exchange.turn,
+        "client_queue_s": queue_s,
+        "asked_tokens": None if ask is None else ask.asked_tokens,
+        "least_prompt": least,
+        "most_prompt": most,
+        "num_ids": None if reply.token_ids is None else len(reply.token_ids),
+        "text_bytes": None if exchange.reply is None else len((reply.text + reply.aside).encode()),
+        "finish_reason": None if reply.finish_reason is None else str(reply.finish_reason)[:40],
+        "num_chunks": len(stamps),
+        "cached_tokens": reply.cached_tokens,
+        "counted_by": reply.counted_by,
+        "first_tokens": reply.first_tokens,
+        "first_by": reply.first_by,
+        "is_single": reply.are_single,
+        "finish_lag_s": _lag(exchange, reply.finish_s),
+        "usage_lag_s": _lag(exchange, reply.usage_s),
+        "close_lag_s": _lag(exchange, reply.closed_s),
+        "was_resent": reply.was_resent,
+    }
+
+
+def _lag(exchange: Exchange, stamp_s: float | None) -> float | None:
+    """Seconds from the last piece to an event that may come with it, or before it."""
+    if exchange.error is not None or exchange.ended_s is None or stamp_s is None:
+        return None
+    return max(0.0, stamp_s - exchange.ended_s)
+
+
+# -- metrics ----------------------------------------------------------------------------------------------
+
+_NONE_SENT = "per entry: none sent, or too few"
+_FEW = "fewer than two first turns sent, or all at one moment"
+
+
+def sent_s(record: RunRecord) -> Floats:
+    """[requests] when each was sent; NaN where it was not."""
+    return column(record, "arrival_s") + column(record, "submit_lag_s")
+
+
+@metric("s", "distribution of sent - due - client_queue_s", _NONE_SENT)
+def schedule_delay_s(record: RunRecord) -> dict[str, Any]:
+    """How late the client itself was, the wait for a place left out."""
+    return _of_known(column(record, "submit_lag_s") - column(record, "client_queue_s"))
+
+
+@metric("s", "distribution of the wait under max_concurrency", _NONE_SENT)
+def client_queue_s(record: RunRecord) -> dict[str, Any]:
+    return _of_known(column(record, "client_queue_s"))
+
+
+@metric("s", "distribution of first piece - sent", _NONE_SENT)
+def ttft_sent_s(record: RunRecord) -> dict[str, Any]:
+    return _of_known(column(record, "first_output_s") - sent_s(record))
+
+
+@metric(
+    "s",
+    "distribution over requests of (end of the answer - first piece) / (output_len - first_tokens)",
+    "one token, an answer in one piece, or a first piece whose tokens nothing shows",
+)
+def tpot_s(record: RunRecord) -> dict[str, Any]:
+    return _of_known(times_per_token(record))
+
+
+def times_per_token(record: RunRecord) -> Floats:
+    """[requests] (E2EL - TTFT) / tokens behind the first piece; NaN where there are none, or nobody knows how many."""
+    later = column(record, "output_len") - column(record, "first_tokens")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = (column(record, "finished_s") - column(record, "first_output_s")) / later
+    times[~((later > 0) & (column(record, "num_chunks") > 1) & is_ok(record))] = np.nan
+    return times
+
+
+@metric("s", "distribution of gaps between pieces", "answers in one piece")
+def icl_s(record: RunRecord) -> dict[str, Any]:
+    return _of_known(_gaps(record, is_ok(record)))
+
+
+@metric("s", "distribution of gaps between tokens", "answers with pieces of several tokens, or of an unknown number")
+def itl_s(record: RunRecord) -> dict[str, Any]:
+    return _of_known(_gaps(record, is_ok(record) & np.asarray(record.requests["is_single"], dtype=bool)))
+
+
+def _gaps(record: RunRecord, of: Mask) -> Floats:
+    owner = np.asarray(record.tables[CHUNKS]["request_id"], dtype=np.int64)
+    arrived = column(record, "arrived_s", CHUNKS)
+    # Requests are numbered by their rows, and pieces are in their order.
+    together = (owner[1:] == owner[:-1]) & of[owner[1:]] if owner.size else np.zeros(0, dtype=bool)
+    return np.diff(arrived)[together] if owner.size else arrived
+
+
+@metric("share", "pieces in one network read with the piece before / pieces with one before", "answers in one piece")
+def bunched_share(record: RunRecord) -> float | None:
+    """Their gaps are 0, and say how the pieces came and not how they were made."""
+    gaps = _gaps(record, is_ok(record)).size
+    return int(np.count_nonzero(_bunched(record))) / gaps if gaps else None
+
+
+def _bunched(record: RunRecord) -> Mask:
+    """[pieces] which of them came with the piece before them, of ok requests."""
+    table = record.tables[CHUNKS]
+    owner = np.asarray(table["request_id"], dtype=np.int64)
+    return np.asarray(table["is_bunched"], dtype=bool) & is_ok(record)[owner]
+
+
+@metric("s", "distribution of the event with the reason for its end - end of the answer", "no reason came")
+def finish_lag_s(record: RunRecord) -> dict[str, Any]:
+    return _of_known(column(record, "finish_lag_s"))
+
+
+@metric("s", "distribution of the last usage - end of the answer", "no usage came")
+def usage_lag_s(record: RunRecord) -> dict[str, Any]:
+    return _of_known(column(record, "usage_lag_s"))
+
+
+@metric("s", "distribution of the end of the stream - end of the answer", "no ok request")
+def close_lag_s(record: RunRecord) -> dict[str, Any]:
+    return _of_known(column(record, "close_lag_s"))
+
+
+@metric("requests", "cut off unanswered on a kept connection, and sent once more")
+def num_resent(record: RunRecord) -> int:
+    return sum(record.requests["was_resent"])
+
+
+@metric("requests/s", "as asked; of sessions, where they are", "all at once")
+def requested_rate(record: RunRecord) -> float | None:
+    rate: float | None = record.facts.get("requested_rate")
+    return rate
+
+
+@metric("requests/s", "(first turns - 1) / span of their due times", _FEW)
+def due_rate(record: RunRecord) -> float | None:
+    """The rate of the arrivals that were drawn, which a finite number of draws moves off the requested rate."""
+    return _rate(column(record, "arrival_s")[mask(record, "turn", 0)])
+
+
+@metric("requests/s", "(first turns - 1) / span of their sending", _FEW)
+def achieved_rate(record: RunRecord) -> float | None:
+    return _rate(sent_s(record)[mask(record, "turn", 0)])
+
+
+def _rate(times: Floats) -> float | None:
+    times = known(times)
+    span = float(times.max() - times.min()) if times.size > 1 else 0.0
+    return (times.size - 1) / span if span > 0 else None
+
+
+@metric("requests", "most under way at once")
+def peak_concurrency(record: RunRecord) -> int:
+    begun, ended = sent_s(record), column(record, "finished_s")
+    was_served = ~np.isnan(begun) & ~np.isnan(ended)
+    events = sorted([(t, 1) for t in begun[was_served].tolist()] + [(t, -1) for t in ended[was_served].tolist()])
+    return int(np.cumsum([step for _, step in events]).max()) if events else 0
+
+
+@metric("requests/s, share", "within the limits of goodput / window_s; / all", "no limits")
+def goodput_http(record: RunRecord) -> dict[str, Any]:
+    """Good requests are ok and keep every limit of ``goodput``; the others count against attainment."""
+    limits: dict[str, float] = record.facts.get("goodput", {})
+    if not limits:
+        return {}
+    arrival = column(record, "arrival_s")
+    times = {
+        "ttft": column(record, "first_output_s") - arrival,
+        "e2el": column(record, "finished_s") - arrival,
+        "tpot": times_per_token(record),
+    }
+    good = is_ok(record)
+    for name, limit in limits.items():
+        # An answer in one piece has no time per token, and breaks no limit of it.
+        good = good & ((times[name] <= limit) | (np.isnan(times[name]) if name == "tpot" else False))
+    return {"limits_s": limits, **told_of_good(record, good)}
+
+
+def _of_known(times: Floats) -> dict[str, Any]:
+    return distribution(known(times))
+
+
+@metric("tokens", "distribution of prompt_len over ok requests", "no ok request")
+def input_len(record: RunRecord) -> dict[str, Any]:
+    return distribution(column(record, "prompt_len")[is_ok(record)])
+
+
+@metric("tokens", "distribution of output_len over ok requests", "no ok request")
+def output_len(record: RunRecord) -> dict[str, Any]:
+    return distribution(column(record, "output_len")[is_ok(record)])
+
+
+@metric("tokens", "sum of prompt_len over ok requests")
+def prompt_tokens(record: RunRecord) -> int:
+    return int(sum(n for n, ok in zip(record.requests["prompt_len"], is_ok(record), strict=True) if ok))
+
+
+# -- checks -----------------------------------------------------------------------------------------------
+
+
+def enough_requests(record: RunRecord) -> Iterator[str]:
+    n = len(record.requests["request_id"])
+    if 0 < n < MIN_REQUESTS:
+        yield f"{n} requests are too few: send at least {MIN_REQUESTS}"
+
+
+def submissions(record: RunRecord) -> Iterator[str]:
+    """The wait for a place is shown apart, and is not the harness's."""
+    queue = np.nan_to_num(column(record, "client_queue_s"))
+    yield from late_submissions(record, column(record, "arrival_s") + queue)
+
+
+def rate_was_kept(record: RunRecord) -> Iterator[str]:
+    due, achieved = due_rate.compute(record), achieved_rate.compute(record)
+    if due is not None and achieved is not None and achieved < MIN_RATE_SHARE * due:
+        longest = max((value for value in record.requests["client_queue_s"] if value is not None), default=0.0)
+        held = " (max_concurrency held requests back)" if longest > 0.001 else ""
+        yield f"requests were sent at {achieved:.3g} per second and fell due at {due:.3g}{held}"
+
+
+def _ok_rows(record: RunRecord, *names: str) -> Iterator[tuple[Any, ...]]:
+    """These columns of the requests that are ok."""
+    for ok, *row in zip(is_ok(record), *(record.requests[name] for name in names), strict=True):
+        if ok:
+            yield tuple(row)
+
+
+def output_lengths(record: RunRecord) -> Iterator[str]:
+    """Exactly as long as asked for where ends of text are ignored, else at most. A tokenizer may read text otherwise than it was made."""
+    is_exact = record.facts.get("ignore_eos", False)
+    rows = _ok_rows(record, "asked_tokens", "output_len", "counted_by")
+    wrong = sum((got != asked if is_exact else got > asked) for asked, got, by in rows if by != "tokenizer")
+    if wrong:
+        rule = "exactly" if is_exact else "at most"
+        yield f"{wrong} answers have not {rule} the tokens that were asked for"
+
+
+def prompt_lengths(record: RunRecord) -> Iterator[str]:
+    """As the endpoint counts them, where it does: it cannot have read more or less than was sent."""
+    rows = _ok_rows(record, "prompt_len", "least_prompt", "most_prompt")
+    wrong = [(told, least, most) for told, least, most in rows if not least <= told <= most]
+    if wrong:
+        told, least, most = wrong[0]
+        sent = f"{least} that were sent" if least == most else f"{least} to {most} that what was sent can be"
+        yield (
+            f"in {len(wrong)} answers the endpoint counts other prompt tokens (usage) than it got, the first {told} of the {sent}"
+        )
+
+
+def answers_sent(record: RunRecord) -> Iterator[str]:
+    """A token comes in one piece, and with its id where ids come; an end of text that was heeded may stay unsaid."""
+    wrong = []
+    rows = _ok_rows(record, "output_len", "num_ids", "num_chunks", "finish_reason", "counted_by")
+    for told, ids, pieces, reason in (row for *row, by in rows if by != "tokenizer"):
+        unsaid = 0 if ids is None else told - ids
+        if pieces > told or unsaid not in (0, int(reason == "stop")):
+            wrong.append(f"{told} (pieces: {pieces}" + (")" if ids is None else f", ids: {ids})"))
+    if wrong:
+        yield f"{len(wrong)} answers have not the tokens that the endpoint counts (usage), the first {wrong[0]}"
+
+
+def cold_cache(record: RunRecord) -> Iterator[str]:
+    """A first turn has seen nothing of its prompt before; later ones may find their own history."""
+    rows = zip(record.requests["turn"], record.requests["cached_tokens"], strict=True)
+    if warm := sum(turn == 0 and bool(cached) for turn, cached in rows):
+        yield (
+            f"{warm} first turns found a part of their prompt in a cache: start the endpoint again, or without prefix "
+            f"caching"
+        )
+
+
+def no_drift(record: RunRecord) -> Iterator[str]:
+    """Looks at runs with a rate: what comes all at once waits as long as it must."""
+    if record.facts.get("requested_rate") is None:
+        return
+    ttft = known(column(record, "first_output_s") - column(record, "arrival_s"))
+    quarter = ttft.size // 4
+    if quarter < MIN_REQUESTS // 2:
+        return
+    first, last = float(np.median(ttft[:quarter])), float(np.median(ttft[-quarter:]))
+    if last > MAX_DRIFT * first and last - first > MIN_DRIFT_S:
+        yield (
+            f"the wait for the first output grew from {first:.3g} s to {last:.3g} s (medians of the first and the last "
+            f"quarter): the rate is above what the endpoint serves"
+        )
+
+
+def nobody_else(record: RunRecord) -> Iterator[str]:
+    """By the server's own count of tokens, where it tells one. Of failed requests nobody knows how many they had."""
+    counted = tokens_generated(record.facts.get("server_metrics"))
+    if counted is None or not is_ok(record).all():
+        return
+    own = sum(record.requests["output_len"])
+    if counted > (1 + MAX_OTHERS) * own:
+        yield (
+            f"the server generated {counted:.0f} tokens during the run, of which {own} were asked for here: measure it while "
+            f"nobody else uses it"
+        )
+
+
+SHOW_IDS = "let the endpoint tell ids, as with --knob extra='{\"return_token_ids\": true}'"
+
+
+def warnings(record: RunRecord) -> Iterator[str]:
+    """What a reader of valid numbers has to know."""
+    yield from _unseen_tokens(record)
+    yield from _uncounted_tokens(record)
+    yield from _bunched_pieces(record)
+    if resent := num_resent.compute(record):
+        yield (
+            f"{resent} requests were cut off unanswered on a connection that was used before, and sent once more on a fresh one: "
+            f"their times count from the first sending"
+        )
+
+
+def _unseen_tokens(record: RunRecord) -> Iterator[str]:
+    """Ends of text that are ignored leave no text, and neither does a lie."""
+    rows = _ok_rows(record, "output_len", "text_bytes", "num_ids")
+    if unseen := sum(ids is None and told > num_bytes for told, num_bytes, ids in rows):
+        yield f"{unseen} answers have fewer bytes of text than tokens (usage), and nothing shows the others: {SHOW_IDS}"
+
+
+def _uncounted_tokens(record: RunRecord) -> Iterator[str]:
+    """By the endpoint's own usage alone is nothing to be told."""
+    counts = [by for (by,) in _ok_rows(record, "counted_by")]
+    for by, what in (("token_ids", "the ids that it tells"), ("tokenizer", "the tokenizer that is given")):
+        if by in counts:
+            yield f"{counts.count(by)} answers have no count of tokens (usage): they were counted by {what}"
+    firsts = [by for by, pieces in _ok_rows(record, "first_by", "num_chunks") if pieces > 1]
+    if guessed := firsts.count("text"):
+        yield (
+            f"of {guessed} answers in pieces of several tokens nobody says how many the first has: for the time per token (tpot) its share "
+            f"of the text was taken: {SHOW_IDS}, or give --knob tokenizer=FOLDER, the model's"
+        )
+
+
+def _bunched_pieces(record: RunRecord) -> Iterator[str]:
+    rows, share = np.flatnonzero(_bunched(record)), bunched_share.compute(record) or 0.0
+    # The first piece of a read is not marked, so that pieces of two reads are never side by side.
+    longest = 1 + max(map(len, np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)))
+    if longest >= BUNCH or share > MAX_BUNCHED:
+        owners = {record.tables[CHUNKS]["request_id"][row] for row in rows.tolist()}
+        yield (
+            f"{share:.3g} of the pieces, in {len(owners)} answers, came bunched, in one network read with the piece before them (up to "
+            f"{longest} at once): gaps between pieces (icl, itl) say how they were delivered, not how they were made"
+        )
+
+
+HTTP = Family(
+    name="http",
+    request_columns=_COLUMNS[REQUESTS],
+    tables={CHUNKS: _COLUMNS[CHUNKS]},
+    metrics=(
+        ttft_sent_s,
+        tpot_s,
+        itl_s,
+        icl_s,
+        bunched_share,
+        finish_lag_s,
+        usage_lag_s,
+        close_lag_s,
+        num_resent,
+        schedule_delay_s,
+        client_queue_s,
+        requested_rate,
+        due_rate,
+        achieved_rate,
+        peak_concurrency,
+        input_len,
+        output_len,
+        prompt_tokens,
+        goodput_http,
+    ),
+    checks=(
+        enough_requests,
+        submissions,
+        rate_was_kept,
+        prompt_lengths,
+        output_lengths,
+        answers_sent,
+        cold_cache,
+        no_drift,
+        nobody_else,
+    ),
+    shown=(
+        SummaryColumn("in tok", "input_len", stat="mean"),
+        SummaryColumn("out tok", "output_len", stat="mean"),
+        SummaryColumn("ttft ms", "ttft_s", stat="mean", scale=1e3),
+        SummaryColumn("tpot ms", "tpot_s", stat="mean", scale=1e3),
+        SummaryColumn("itl ms", "itl_s", stat="mean", scale=1e3),
+        SummaryColumn("icl ms", "icl_s", stat="mean", scale=1e3),
+        SummaryColumn("goodput/s", "goodput_http", stat="requests_s"),
+        SummaryColumn("sent req/s", "achieved_rate"),
+        SummaryColumn("at once", "peak_concurrency"),
+    ),
+)

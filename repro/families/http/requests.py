@@ -1,0 +1,417 @@
+"""A cell's knobs on an endpoint, and its requests and sessions as bodies of an OpenAI-compatible API, each with a prefix that no cache
+has seen."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Annotated, Any
+
+from engines.cluster.sessions import Session
+from engines.data import json_object
+from engines.dllm.config import AnswerTokens, GenerationConfig, Level
+from engines.errors import UserError, require
+from engines.knobs import Checked, Range, Tokens
+from engines.knobs import resolve as resolve_knobs
+from engines.models.checkpoint import TINY_DIR, checkpoint_dir
+from engines.models.tokenizer import TextTokenizer, load_tokenizer
+from repro.families.http.endpoint import EXTRA_HEADERS, Endpoint
+from repro.files import kept
+from repro.runs.cell import Cell
+from repro.runs.http_driver import Ask, Reply
+from repro.tasks.registry import TASKS
+from repro.workloads.draws import ArrivalConfig, arrivals_asked, derive_seed
+from repro.workloads.knobs import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, RequestKnobs, length_scale_for
+from repro.workloads.rounds import MOST_TOKENS
+from repro.workloads.served import Traced, trace_asked, trace_of, workload_knobs
+from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
+from repro.workloads.text import more_text
+from repro.workloads.workload import Workload, WorkloadConfig, build_workload, traced_workload
+
+GOODPUT_TIMES = ("ttft", "tpot", "e2el")
+LONGEST_PROMPT = 4096
+"""Tokens of the longest prompt, where nothing else is asked for."""
+MOST_LIMIT_MS = 1e9
+"""The longest limit of a good request; twelve days."""
+_ONE = "each request is answered once, as a stream, whose pieces are timed: leave it out"
+_NOT_EXTRA: Mapping[str, str] = {
+    "model": "use --model",
+    "prompt messages prompt_embeds input input_ids input_tokens inputs": "prompts are those of --dataset-name",
+    "max_tokens max_completion_tokens max_new_tokens max_output_tokens min_tokens min_new_tokens": "use --gen-length",
+    "temperature": "use --temperature",
+    "seed": "use --seed",
+    "ignore_eos": "use --knob ignore_eos=false, or leave it out",
+    "stream stream_options n best_of use_beam_search num_return_sequences echo": _ONE,
+    "truncate_prompt_tokens": "prompts are sent whole: use --knob max_prompt_len, or --input-len",
+    f"{EXTRA_HEADERS} extra_query extra_body": "it is no field of a request: leave it out, and give the fields themselves",
+}
+"""Fields of a request that the benchmark itself decides, or that are read off it, and what to use instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpKnobs(RequestKnobs, Checked):
+    """Lengths are tokens, and of sessions scale every round."""
+
+    endpoint: Endpoint
+    model: str | None = None
+    """As the endpoint calls it; may be left out where it serves one alone."""
+    tokenizer: str | None = None
+    """Checkpoint whose tokenizer makes the prompts, and counts answers whose tokens the endpoint does not tell; by default the embedded one
+    makes prompts, whose ids are valid in any larger vocabulary, and counts nothing."""
+    num_prompts: Annotated[int, Range(1, 10**5)] = 100
+    """Requests, or sessions."""
+    gen_length: AnswerTokens = 64
+    """Tokens to generate."""
+    length_scale: Annotated[float, Range(above=0, most=1e3)] | None = None
+    """Factor of the data set's lengths; by default as in this process, by the server's context, and 1 of sessions."""
+    max_prompt_len: Tokens | None = None
+    """Longest prompt; by default what the server's context leaves, or 4096."""
+    delay_mean_s: float | None = None
+    """Mean seconds between an answer and the next round."""
+    temperature: Level = 0.0
+    """0 is greedy."""
+    ignore_eos: bool = True
+    """Ask for exactly as many tokens; without, answers may end early."""
+    max_concurrency: Annotated[int, Range(least=1)] | None = None
+    """Requests under way at once."""
+    num_warmups: Annotated[int, Range(0, 1000)] = 1
+    """Requests before the run, not measured."""
+    unique_prefix: bool = True
+    """Begin each conversation with 16 ids drawn anew in every run, which no cache has seen."""
+    goodput: str | None = None
+    """Limits in ms of a good request, like 'ttft:200 tpot:50 e2el:5000'."""
+    extra: str | None = None
+    """A JSON object of further fields for every request."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.input_len is None or self.input_len <= self.longest_prompt,
+            f"input_len={self.input_len} must be between 1 and max_prompt_len={self.longest_prompt}",
+        )
+        require(
+            self.input_len is None or self.length_scale in (None, 1),
+            f"length_scale={self.length_scale} has no effect with input_len={self.input_len}: leave one out",
+        )
+        _ = self.limits, self.extra_fields
+
+    @property
+    def longest_prompt(self) -> int:
+        """The longest prompt that a server of any context is sent."""
+        return LONGEST_PROMPT if self.max_prompt_len is None else self.max_prompt_len
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """Seconds by name of the time; empty without ``goodput``."""
+        found: dict[str, float] = {}
+        for word in (self.goodput or "").split():
+            match = re.fullmatch(r"([a-z0-9]+):(\d+(?:\.\d+)?)", word)
+            if match is None or match[1] not in GOODPUT_TIMES or match[1] in found:
+                raise UserError(
+                    f"goodput={self.goodput!r} is no list of limits: write each of {', '.join(GOODPUT_TIMES)} once, in ms, "
+                    f"like 'ttft:200 tpot:50'"
+                )
+            limit_ms = float(match[2])
+            require(
+                0 < limit_ms <= MOST_LIMIT_MS,
+                f"goodput={self.goodput!r} is no list of limits: each is above 0 ms and at most {MOST_LIMIT_MS:g}",
+            )
+            found[match[1]] = limit_ms / 1e3
+        return found
+
+    @property
+    def extra_fields(self) -> Mapping[str, Any]:
+        if self.extra is None:
+            return {}
+        found = json_object("extra", self.extra, example='{"steps": 8}')
+        for name in (*found, *(found["nvext"] if isinstance(found.get("nvext"), dict) else ())):
+            fix = next((fix for names, fix in _NOT_EXTRA.items() if name.lower() in names.split()), None)
+            require(fix is None, f"extra: {name} is not for it to set: {fix}")
+        return found
+
+
+def resolve(system: str, given: Mapping[str, Any]) -> HttpKnobs:
+    require("url" in given, "url is missing: give the endpoint's, like --url http://127.0.0.1:8000")
+    return resolve_knobs(HttpKnobs, given, workload_knobs(given), system=system, endpoint=Endpoint(url=given["url"]))
+
+
+# -- workloads --------------------------------------------------------------------------------------------
+
+PREFIX_TOKENS = 16
+"""At the front of a conversation, drawn anew in every run: a block of the caches that keep whole blocks."""
+
+CHARACTERS_OF_TOKEN = 16
+"""That no tokenizer packs into one on the mean of a text, whatever its vocabulary; published ones come to 3 to 5."""
+TEMPLATE_TOKENS = 1024
+"""That a chat template may add to a conversation, its own system prompt included, and a 16th of it to each message."""
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    new_ids: Ids
+    """What it adds to the history."""
+    asked_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpConversation:
+    """A ``Conversation``. ``fields`` are in every body."""
+
+    session_id: int
+    arrival_s: float
+    turns: tuple[Turn, ...]
+    delays_s: tuple[float, ...]
+    is_chat: bool
+    seed: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    decode: Callable[[Sequence[int]], str]
+    encode: Callable[[str], list[int]]
+
+    def ask(self, turn: int, replies: Sequence[Reply]) -> Ask:
+        asked = self.turns[turn].asked_tokens
+        own = {**self.fields, "seed": self.seed, "max_tokens": asked}
+        if self.is_chat:
+            messages = []
+            for past, reply in zip(self.turns, replies, strict=False):
+                messages.append({"role": "user", "content": self.decode(past.new_ids)})
+                messages.append({"role": "assistant", "content": reply.text})
+            messages.append({"role": "user", "content": self.decode(self.turns[turn].new_ids)})
+            length = sum(len(each.new_ids) for each in self.turns[: turn + 1])
+            return Ask(body={**own, "messages": messages}, prompt_len=length, asked_tokens=asked)
+        ids: list[int] = []
+        for past, reply in zip(self.turns, replies, strict=False):
+            ids += past.new_ids
+            ids += self._answer_ids(reply)
+        ids += self.turns[turn].new_ids
+        return Ask(body={**own, "prompt": ids}, prompt_len=len(ids), asked_tokens=asked)
+
+    def _answer_ids(self, reply: Reply) -> list[int]:
+        """The answer's own ids where the endpoint tells them, else as many of its text."""
+        if reply.token_ids is not None:
+            return reply.token_ids
+        ids = self.encode(reply.text)
+        if reply.completion_tokens is None:
+            return ids
+        wanted, ids = reply.completion_tokens, ids or list(self.turns[0].new_ids)
+        return (ids * (wanted // len(ids) + 1))[:wanted]
+
+    def with_prefix(self, prefix: Ids) -> HttpConversation:
+        first = self.turns[0]
+        ids = prefix[: len(first.new_ids)]
+        return replace(self, turns=(replace(first, new_ids=ids + first.new_ids[len(ids) :]), *self.turns[1:]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpWorkload:
+    conversations: tuple[HttpConversation, ...]
+    provenance: Any
+
+    @property
+    def num_turns(self) -> int:
+        return sum(len(each.turns) for each in self.conversations)
+
+    def with_prefixes(self, nonce: str) -> HttpWorkload:
+        """Every conversation's prompt begins with ids of its own."""
+        made = [each.with_prefix(self._prefix(f"{nonce}/{each.session_id}")) for each in self.conversations]
+        return replace(self, conversations=tuple(made))
+
+    def warm_up(self, name: str) -> HttpConversation:
+        """One of the longest first turn, with a prefix that no other has."""
+        longest = max(self.conversations, key=lambda each: len(each.turns[0].new_ids))
+        return longest.with_prefix(self._prefix(name))
+
+    def _prefix(self, name: str) -> Ids:
+        """Drawn from the ids that the prompts hold: valid where they are."""
+        rng = random.Random(name)
+        return tuple(rng.choice(self._known) for _ in range(PREFIX_TOKENS))
+
+    @cached_property
+    def _known(self) -> list[int]:
+        return sorted({i for each in self.conversations for i in each.turns[0].new_ids})
+
+
+Make = Callable[..., HttpConversation]
+"""Makes a conversation of what it has of its own."""
+
+
+def prompt_bounds(ask: Ask) -> tuple[int, int]:
+    """The fewest and the most tokens that an endpoint can truly have counted: of ids their number, of text as many as a
+    tokenizer and a template make of it."""
+    messages = ask.body.get("messages")
+    if messages is None:
+        return ask.prompt_len, ask.prompt_len
+    texts = [str(each["content"]) for each in messages]
+    least = sum(len(" ".join(text.split())) for text in texts) // CHARACTERS_OF_TOKEN
+    room = TEMPLATE_TOKENS + TEMPLATE_TOKENS // 16 * len(texts)
+    return max(1, least), sum(len(text.encode()) for text in texts) + room
+
+
+@kept(maxsize=2)
+def tokenizer_of(name: str) -> TextTokenizer:
+    """The tokenizer of any checkpoint: an autoregressive model's has no mask."""
+    folder = TINY_DIR if name == "tiny" else checkpoint_dir(name, weights=False)
+    return load_tokenizer(folder, required=())
+
+
+def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -> HttpWorkload:
+    """The workload of a data set's requests, or a session trace's sessions; ``context`` is the tokens that the model takes, where that
+    is known."""
+    tokenizer = tokenizer_of(knobs.tokenizer or "tiny")
+    fields: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    fields |= {"temperature": knobs.temperature, **knobs.extra_fields}
+    if knobs.ignore_eos:
+        fields["ignore_eos"] = True
+    make = partial(
+        HttpConversation,
+        is_chat=knobs.endpoint.api == "chat",
+        fields=fields,
+        decode=tokenizer.decode,
+        encode=tokenizer.encode,
+    )
+    file = trace_asked(cell.dataset, knobs, cell.asked)
+    is_of_rounds = cell.dataset.lower() in known_session_cards()
+    if file is not None:
+        is_of_rounds = max(len(each.rounds) for each in trace_of(file, cell.seed).sessions) > 1
+    if is_of_rounds:
+        return _sessions(cell, knobs, file, tokenizer, make)
+    requests = (
+        _requests(cell, knobs, context, tokenizer) if file is None else _traced(cell, knobs, file, context, tokenizer)
+    )
+    require(
+        knobs.delay_mean_s is None,
+        f"delay_mean_s={knobs.delay_mean_s} has no effect on requests of one turn: leave it out",
+    )
+    conversations = tuple(
+        make(
+            session_id=request.request_id,
+            arrival_s=request.arrival_s,
+            turns=(Turn(new_ids=request.prompt_ids or (), asked_tokens=request.generation.gen_length),),
+            delays_s=(0.0,),
+            seed=request.generation.seed,
+        )
+        for request in requests.requests
+    )
+    return HttpWorkload(conversations=conversations, provenance=requests.provenance)
+
+
+def _within(knobs: HttpKnobs, context: int, dataset: str) -> HttpKnobs:
+    """With the lengths that the data set has in this process on a model of that context. Problems are asked as they are."""
+    is_whole = knobs.input_len is not None or dataset.lower() in TASKS
+    scale = 1.0 if is_whole else length_scale_for(context)
+    room = max(min(LONGEST_PROMPT, context - knobs.gen_length), knobs.input_len or 0)
+    require(
+        room >= 1 or knobs.max_prompt_len is not None,
+        f"gen_length={knobs.gen_length} leaves no token for a prompt of the {context} that the endpoint is taken to hold: lower it, "
+        f"or give --knob max_prompt_len",
+    )
+    return replace(
+        knobs,
+        length_scale=scale if knobs.length_scale is None else knobs.length_scale,
+        max_prompt_len=room if knobs.max_prompt_len is None else knobs.max_prompt_len,
+    )
+
+
+def _arrivals(cell: Cell, knobs: HttpKnobs) -> ArrivalConfig:
+    """Gamma where nothing but its shape is given."""
+    if cell.rate is not None and knobs.burstiness not in (None, 1):
+        knobs = replace(knobs, arrivals=knobs.arrivals or "gamma")
+    return arrivals_asked(cell.rate, knobs)
+
+
+def _requests(cell: Cell, knobs: HttpKnobs, context: int | None, tokenizer: TextTokenizer) -> Workload:
+    """Makes a data set's requests, with lengths as on a model of that context."""
+    knobs = _within(knobs, context or EMBEDDED_CONTEXT, cell.dataset)
+    return build_workload(
+        WorkloadConfig(
+            dataset=cell.dataset,
+            num_requests=knobs.num_prompts,
+            seed=cell.seed,
+            arrivals=_arrivals(cell, knobs),
+            max_prompt_len=knobs.longest_prompt,
+            min_prompt_len=min(MIN_PROMPT_LEN, knobs.input_len or knobs.longest_prompt),
+            source=knobs.dataset_source,
+            dataset_path=knobs.dataset_path,
+            time_unit=knobs.time_unit,
+            length_scale=1.0 if knobs.length_scale is None else knobs.length_scale,
+            fixed_prompt_len=knobs.input_len,
+        ),
+        _answer_of(knobs.gen_length),
+        encode=tokenizer.encode,
+    )
+
+
+def _traced(cell: Cell, knobs: HttpKnobs, file: Traced, context: int | None, tokenizer: TextTokenizer) -> Workload:
+    """Makes requests of a file's rows, with their own lengths, in what the model is known to take."""
+    return traced_workload(
+        file,
+        _arrivals(cell, knobs),
+        cell.seed,
+        _answer_of,
+        most=context or MOST_TOKENS,
+        num=knobs.num_prompts if "num_prompts" in cell.asked else None,
+        length_scale=1.0 if knobs.length_scale is None else knobs.length_scale,
+        fixed_prompt_len=knobs.input_len,
+        encode=tokenizer.encode,
+    )
+
+
+def _answer_of(tokens: int) -> GenerationConfig:
+    return GenerationConfig(gen_length=tokens, block_length=tokens, steps=tokens)
+
+
+def _sessions(cell: Cell, knobs: HttpKnobs, file: Traced | None, tokenizer: TextTokenizer, make: Make) -> HttpWorkload:
+    require(knobs.input_len is None, f"input_len={knobs.input_len} has no effect on sessions: use length_scale instead")
+    workload = build_sessions(
+        SessionWorkloadConfig(
+            trace=cell.dataset,
+            num_sessions=knobs.num_prompts
+            if file is None or "num_prompts" in cell.asked
+            else len(trace_of(file, cell.seed).sessions),
+            seed=cell.seed,
+            arrivals=_arrivals(cell, knobs),
+            source="embedded" if knobs.dataset_source == "auto" and knobs.dataset_path is None else "local",
+            trace_path=knobs.dataset_path,
+            delay_mean_s=knobs.delay_mean_s,
+            file=file,
+        )
+    )
+    conversations = tuple(
+        make(
+            session_id=session.session_id,
+            arrival_s=session.arrival_s,
+            turns=_turns(session, knobs, tokenizer, derive_seed(cell.seed, "text", session.session_id)),
+            delays_s=tuple(entry.delay_s for entry in session.rounds),
+            seed=derive_seed(cell.seed, "generation", session.session_id),
+        )
+        for session in workload.sessions
+    )
+    return HttpWorkload(conversations=conversations, provenance=workload.provenance)
+
+
+def _turns(session: Session, knobs: HttpKnobs, tokenizer: TextTokenizer, seed: int) -> tuple[Turn, ...]:
+    rng, turns, total = random.Random(seed), [], 0
+    scale = 1.0 if knobs.length_scale is None else knobs.length_scale
+    for entry in session.rounds:
+        added, asked = (max(1, round(scale * n)) for n in (entry.prefill_tokens, entry.decode_tokens))
+        total += added
+        if total > knobs.longest_prompt:
+            raise UserError(
+                f"session {session.session_id} has a prompt of {total} tokens, more than max_prompt_len="
+                f"{knobs.longest_prompt}: lower length_scale={scale:g}, or raise max_prompt_len"
+            )
+        turns.append(Turn(new_ids=_ids(tokenizer, rng, added), asked_tokens=asked))
+        total += asked
+    return tuple(turns)
+
+
+def _ids(tokenizer: TextTokenizer, rng: random.Random, num: int) -> Ids:
+    """Ids of generated text."""
+    ids: list[int] = []
+    while len(ids) < num:
+        ids += tokenizer.encode(f" {more_text('chat', rng, num - len(ids))}")
+    return tuple(ids[:num])

@@ -1,0 +1,386 @@
+"""AMPD on live workers: from a cell to processes and their sessions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from engines.ampd.live.intake import Deciding, Limits
+from engines.ampd.live.store import RedisServer, Store, client_of, load_redis, redis_program, shown
+from engines.ampd.system import AmpdConfig
+from engines.cluster.record import prefill_load, rows_of
+from engines.errors import UserError, require
+from engines.policies.routing import Binder, LeastKvMemory, Router
+from engines.policies.views import PrefillQueue
+from repro.families.cluster.ampd_record import AR, ROUNDS, slo_attainment, tables_of
+from repro.families.cluster.ampd_record import round_ttft_s as ttft_of
+from repro.families.cluster.ampd_settings import DEFAULT_READING
+from repro.families.live.over_dynamo import Direct, Front, OverDynamo
+from repro.families.live.settings import MAX_WORKERS, TINY, LiveKnobs, LiveSettings, resolve
+from repro.runs.cell import Cell
+from repro.runs.family import Family, Metric, SummaryColumn, distribution, known, metric, window_s
+from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord
+from repro.workloads.sessions import SessionWorkload, build_sessions
+
+if TYPE_CHECKING:
+    from engines.ampd.live.fleet import Fleet
+    from engines.ampd.live.profile import LiveProfile
+    from engines.cluster.record import ClusterRun
+
+
+def workers_lived(record: RunRecord) -> Iterator[str]:
+    facts = record.facts
+    if lost := facts["lost_workers"]:
+        roles = facts["roles"]
+        names = ", ".join(f"{roles[str(each)]} worker {each}" for each in lost)
+        yield f"{names} died or fell silent: what was measured is less than {facts['deployment']}"
+
+
+@metric("s", "distribution over rounds of first token - ready", "no round")
+def round_ttft_s(record: RunRecord) -> dict[str, Any]:
+    return distribution(known(ttft_of(record)))
+
+
+@metric("1/s", "rounds or sessions that meet both objectives / (last end - first arrival)", "no session ended")
+def goodput(record: RunRecord) -> float | None:
+    share = slo_attainment.compute(record)
+    is_of_rounds = record.facts["attainment_reading"].startswith("round/")
+    counted = record.tables[ROUNDS]["round"] if is_of_rounds else record.requests["status"]
+    seconds = window_s(record)
+    return None if share is None or seconds is None else round(share * len(counted)) / seconds
+
+
+def _tokens(column: str) -> Any:
+    return lambda record: distribution(record.tables[ROUNDS][column])
+
+
+LIVE = replace(
+    AR,
+    name="live",
+    metrics=(
+        *AR.metrics,
+        round_ttft_s,
+        goodput,
+        Metric(
+            "input_len", "tokens", "distribution over rounds of what each adds", "no round", _tokens("prefill_tokens")
+        ),
+        Metric(
+            "output_len",
+            "tokens",
+            "distribution over rounds of what each asks for",
+            "no round",
+            _tokens("decode_tokens"),
+        ),
+        Metric("lost_workers", "workers", "losses of workers", "never", lambda r: len(r.facts["lost_workers"])),
+    ),
+    checks=(*AR.checks, workers_lived),
+    shown=(
+        SummaryColumn("in tok", "input_len", stat="mean"),
+        SummaryColumn("out tok", "output_len", stat="mean"),
+        SummaryColumn("ttft ms", "round_ttft_s", stat="mean", scale=1e3),
+        SummaryColumn("sim ttft", "ttft_s mean", scale=1e3, is_predicted=True),
+        SummaryColumn("tpot ms", "itl_s", stat="mean", scale=1e3),
+        SummaryColumn("sim tpot", "itl_s mean", scale=1e3, is_predicted=True),
+        SummaryColumn("itl p95 ms", "itl_p95_s", stat="mean", scale=1e3),
+        SummaryColumn("sim itl p95", "itl_p95_s mean", scale=1e3, is_predicted=True),
+        SummaryColumn("goodput/s", "goodput"),
+        SummaryColumn("local", "local_share", is_share=True),
+        SummaryColumn("sim local", "local_share", is_share=True, is_predicted=True),
+        *(each for each in AR.shown if each.metric != "local_share"),
+        SummaryColumn("lost", "lost_workers"),
+    ),
+)
+"""ITL is the 95th percentile of a round's gaps, TPOT their mean; both are averaged over rounds."""
+
+
+_START_S = 300.0
+ANSWER_S = 2.0
+"""For a server of one's own to say that it is there."""
+MAX_LEN = 4096
+_NUM_SLOTS = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveDeployment:
+    system: str
+    title: str
+    settings: LiveSettings
+    seed: int
+    front: Front
+    modules: tuple[str, ...]
+
+    obtained: ClassVar[Obtained] = "measured"
+    is_tied_here: ClassVar[bool] = True
+
+    @property
+    def basis(self) -> str:
+        return f"{self.settings.basis}{self.front.basis}"
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"deployment": str(self.settings.deployment)}
+
+    def check_machine(self) -> None:
+        """The client and, where none is there already, a server."""
+        load_redis()
+        if self.settings.knobs.redis is None:
+            redis_program()
+        else:
+            url = self.settings.knobs.redis
+            try:
+                with client_of(url, ANSWER_S) as client:
+                    client.ping()
+            except (load_redis().RedisError, OSError) as error:
+                raise UserError(
+                    f"redis={shown(url)!r} does not answer ({error}): start it, or correct the address"
+                ) from None
+        self.front.check_machine()
+
+    def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        from engines.ampd.live.coordinator import random_prompts
+        from engines.ampd.live.decisions import replay
+        from engines.ampd.live.profile import profile_live
+        from engines.ampd.live.record import answers, collect
+
+        self.check_machine()
+        settings, sessions = self.settings, workload.sessions
+        prompts = random_prompts(settings.vocab_size, self.seed)
+        with self._fleet() as (store, fleet, url):
+            profile = profile_live(store, settings.roles, prompts, on_turn=lambda ended: fleet.check())
+            deciding = Deciding(
+                url=url,
+                prefix=store.prefix,
+                binder=self._binder(profile),
+                router=self._router(profile),
+                estimator=profile.performance,
+                window_s=settings.policies.window_s,
+                lease_s=settings.knobs.lease_s,
+            )
+            served = self.front.serve(deciding, sessions, prompts, store, fleet)
+            losses, ended = store.losses(), fleet.ended
+            fleet.stop()  # with which workers report for the last time
+            began, mark, end_s = served.began, served.mark, served.end_s
+            run = collect(store, sessions, began, settings.roles, {"end_s": end_s}, since=mark)
+            found = replay(
+                store.log()[mark.decision :],
+                binder=self._binder(profile),
+                router=self._router(profile),
+                make_queue=lambda worker: self._make_queue(),
+            )
+            ids = [answers(store, each) for each in sessions]
+            simulated = compared(run, self._simulated(profile, workload))
+            seen = None
+            if served.client is not None:
+                run, seen = served.client.saw(run, store)
+            store.clear()
+        facts = {
+            **self._facts(run, end_s),
+            "decisions": {**found.decisions, "not_made_again": len(found.mismatches)},
+            "answers": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12],
+            # One that died within a lease of the end is not yet missed.
+            "lost_workers": [*losses.workers, *sorted({*ended} - {*losses.workers})],
+            "prefills_taken_back": losses.num_taken_back,
+            "profile": _facts_of_profile(profile),
+            "simulated": simulated,
+        }
+        if seen is not None:
+            facts["frontend"] = {**served.facts, **seen}
+        manifest = {
+            "obtained": self.obtained,
+            "calibration": None,
+            "dataset": asdict(workload.provenance),
+            "platform": "this CPU",
+            "model": settings.knobs.model,
+            "system": self.title,
+            "facts": facts,
+        }
+        return RunRecord(tables=tables_of(run), manifest=manifest).with_columns(REQUESTS, submit_lag_s=served.lags_s)
+
+    @contextmanager
+    def _fleet(self) -> Iterator[tuple[Store, Fleet, str]]:
+        """Workers that take part, and the address of their Redis."""
+        from engines.ampd.live.fleet import Fleet
+        from engines.ampd.live.worker import WorkerSpec
+
+        settings, prefix = self.settings, f"{{ampd:{uuid.uuid4().hex[:12]}}}"
+
+        @contextmanager
+        def redis_url() -> Iterator[str]:
+            if settings.knobs.redis is not None:
+                yield settings.knobs.redis
+                return
+            with tempfile.TemporaryDirectory(prefix="ampd-redis-") as folder, RedisServer(Path(folder)) as server:
+                yield server.url
+
+        with redis_url() as url:
+            store = Store.connect(url, prefix)
+            store.call("create", settings.policies.window_s)
+            cores = sorted(os.sched_getaffinity(0))
+            specs = [
+                WorkerSpec(
+                    worker_id=worker,
+                    role=role,  # type: ignore[arg-type]
+                    url=url,
+                    prefix=prefix,
+                    model=settings.config,
+                    make_queue=self._make_queue,
+                    num_tokens=settings.knobs.kv_tokens,
+                    max_len=MAX_LEN,
+                    num_slots=_NUM_SLOTS,
+                    lease_s=settings.knobs.lease_s,
+                    core=cores[worker % len(cores)] if settings.knobs.pin else None,
+                )
+                for worker, role in settings.roles.items()
+            ]
+            assert len(specs) <= MAX_WORKERS
+            with Fleet(specs, store, start_s=_START_S) as fleet:
+                yield store, fleet, url
+
+    @property
+    def _make_queue(self) -> Callable[[], PrefillQueue]:
+        settings = self.settings
+        make = settings.policies.make_queue if (own := settings.own.get("queue")) is None else own.made
+        return partial(make, slo=settings.slo)
+
+    def _router(self, profile: LiveProfile) -> Router:
+        settings = self.settings
+        make = settings.policies.make_router if (own := settings.own.get("router")) is None else own.made
+        found: Router = make(model=profile.performance, slo=settings.slo, seed=self.seed)
+        return found
+
+    def _binder(self, profile: LiveProfile) -> Binder:
+        settings = self.settings
+        if (own := settings.own.get("binder")) is None:
+            return LeastKvMemory()
+        found: Binder = own.made(model=profile.performance, slo=settings.slo, seed=self.seed)
+        return found
+
+    def _simulated(self, profile: LiveProfile, workload: SessionWorkload) -> ClusterRun:
+        from engines.ampd.live.profile import simulate_live
+
+        settings = self.settings
+        return simulate_live(
+            profile,
+            workload.sessions,
+            num_homes=settings.num_homes,
+            num_prefills=settings.num_prefills,
+            binder=self._binder(profile),
+            router=self._router(profile),
+            estimator=profile.performance,
+            make_queue=self._make_queue,
+            kv_capacity=settings.knobs.kv_tokens,
+            window_s=settings.policies.window_s,
+        )
+
+    def _facts(self, run: ClusterRun, end_s: float) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "deployment": str(settings.deployment),
+            "roles": {str(worker): role for worker, role in settings.roles.items()},
+            "slo": {"ttft_s": settings.slo.ttft_s, "itl_s": settings.slo.itl_s},
+            "attainment_reading": str(DEFAULT_READING),
+            "is_transient": settings.knobs.transient,
+            "end_s": end_s,
+            "stop_reason": None,
+            **prefill_load(rows_of(run.workers, "role", "busy_prefill_s"), max(run.sessions["arrival_s"])),
+        }
+
+
+def _facts_of_profile(profile: LiveProfile) -> dict[str, Any]:
+    fits = {"prefill_remote": profile.remote, "prefill_local": profile.local, "transfer": profile.transfer}
+    return {
+        **{name: {"mean_error": fit.mean_error, "max_error": fit.max_error} for name, fit in fits.items()},
+        "decode": asdict(profile.decode),
+        "dispatch_s": profile.dispatch_s,
+        "prefill_100_s": profile.performance.prefill_s(0, 100, 1),
+        "transfer_1000_s": profile.performance.transfer_s(1000, 1, 1),
+    }
+
+
+def compared(run: ClusterRun, simulated: ClusterRun) -> dict[str, dict[str, float]]:
+    """Latencies measured, and predicted by the simulator from the workers' profile; error is predicted / measured - 1."""
+    import numpy as np
+
+    from engines.cluster.record import observe
+
+    found = {}
+    pair = [observe(each) for each in (run, simulated)]
+    for name, of in (
+        ("ttft_s", lambda seen: seen.ttft_s),
+        ("ttft_initial_s", lambda seen: seen.ttft_s[seen.round_index == 0]),
+        ("ttft_incremental_s", lambda seen: seen.ttft_s[seen.round_index > 0]),
+        ("itl_s", lambda seen: seen.round_itl_s["mean"]),
+        ("itl_p95_s", lambda seen: seen.round_itl_s["p95"]),
+        ("e2el_s", lambda seen: seen.e2el_s),
+    ):
+        for stat, reduce in (("mean", np.nanmean), ("p50", np.nanmedian), ("p90", partial(np.nanquantile, q=0.9))):
+            values = [of(seen) for seen in pair]
+            if all(np.isfinite(each).any() for each in values):
+                measured, predicted = (float(reduce(each)) for each in values)
+                found[f"{name} {stat}"] = {
+                    "measured": measured,
+                    "predicted": predicted,
+                    "error": predicted / measured - 1,
+                }
+    local = [float(np.mean(seen.is_local)) for seen in pair]
+    found["local_share"] = {"measured": local[0], "predicted": local[1], "error": local[1] - local[0]}
+    return found
+
+
+_MODULES = (
+    "engines.ampd.live.prefill",
+    "engines.ampd.live.decode",
+    "engines.ampd.live.profile",
+    "repro.families.live.system",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveSystem:
+    name: str
+    title: str
+
+    @property
+    def family(self) -> Family:
+        return LIVE
+
+    @property
+    def knobs(self) -> tuple[type, ...]:
+        return LiveKnobs, AmpdConfig
+
+    def prepare(self, cell: Cell) -> tuple[LiveDeployment, SessionWorkload]:
+        settings = resolve(cell, self.name)
+        workload = build_sessions(settings.workload)
+        longest = max(session.context_tokens for session in workload.sessions)
+        most = min(MAX_LEN, settings.knobs.kv_tokens)
+        require(
+            longest < most,
+            f"dataset={workload.name!r} has a session of {longest} tokens and a live worker holds {most}: shorten it",
+        )
+        front: Front = Direct()
+        if settings.knobs.frontend is not None:
+            front = OverDynamo(
+                limits=Limits(vocab_size=settings.vocab_size, max_len=most),
+                tokenizer=None if settings.knobs.model == TINY else Path(settings.knobs.model),
+            )
+        deployment = LiveDeployment(
+            system=self.name,
+            title=self.title,
+            settings=settings,
+            seed=cell.seed,
+            front=front,
+            modules=(*_MODULES, *front.modules),
+        )
+        return deployment, workload
+
+
+AMPD_LIVE = LiveSystem(name="ampd-live", title="AMPD live")

@@ -1,0 +1,306 @@
+"""Platforms: hardware, and what each family of systems runs on it by default, as ``platforms.yaml`` says it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from engines.cost.roofline import Gpu, gpu
+from engines.data import load_named, where_of
+from engines.errors import UserError, require
+from engines.knobs import Checked, Count, Memory, Range, Tokens, check_value, knobs_of
+from repro.files import read_yaml, size_of
+from repro.runs.system import Registry
+
+MIB = 2**20
+STORED = Path(__file__).with_name("platforms.yaml")
+Dtype = Literal["float32", "float16", "bfloat16"]
+Requests = Annotated[int, Range(1, 10**5)]
+_Scale = Annotated[float, Range(above=0, most=1e3)]
+LEAST_REQUESTS = 8
+"""The fewest requests of a run whose number follows the rate."""
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DllmPart(Checked):
+    """Defaults of diffusion-LLM systems, and the protocol of the paper's runs; a cell's knobs override these by name."""
+
+    system: ClassVar[str] = "dllm-serve"
+    """The system where none is named."""
+    model: str
+    """'tiny', or a full-size shape (engines.models.checkpoint.PUBLISHED_CONFIGS)."""
+    memory_bytes: Memory
+    device: str = "cuda"
+    """The device of a measured run."""
+    dtype: Dtype = "bfloat16"
+    """Dtype of a measured run's weights."""
+    gen_length: Tokens = 256
+    block_length: Tokens = 32
+    steps: Tokens = 256
+    max_num_batched_tokens: Tokens
+    max_num_logits: Tokens
+    max_num_seqs: Count = 256
+    max_model_len: Tokens
+    length_scale: _Scale = 1.0
+    rates: tuple[float, ...]
+    """Arrival rates of Figure 3 and 4, requests/s; the first and the last are those of every panel."""
+    panel_rates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By data set, where its systems have their knees elsewhere."""
+    num_requests: Mapping[str, int]
+    load_s: Annotated[float, Range(above=0, most=1e6)] | None = None
+    """Seconds that requests arrive for in a run of Figures 3 to 5, whose number then follows the rate; None for
+    ``num_requests`` at every rate."""
+
+    def rates_of(self, dataset: str) -> tuple[float, ...]:
+        return self.panel_rates.get(dataset, self.rates)
+
+    def requests_at(self, rate: float) -> int | None:
+        return None if self.load_s is None else max(LEAST_REQUESTS, round(rate * self.load_s))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockPart(Checked):
+    """Defaults of block-diffusion systems on a card; a cell's knobs override these by name."""
+
+    system: ClassVar[str] = "block-diffusion"
+    """The system where none is named."""
+    model: str
+    """A shape by name (engines.models.block_config)."""
+    memory_limit: Memory
+    tokens_per_forward: Annotated[float, Range(1, 4096)] = 4.0
+    """Assumed: what a threshold makes of a model is in no shape."""
+    device: str = "cuda"
+    dtype: Dtype = "bfloat16"
+    num_prompts: Requests = 64
+    length_scale: _Scale = 1.0
+    gen_length: Tokens = 256
+    max_num_seqs: Count = 128
+    max_num_batched_tokens: Tokens = 8192
+    max_model_len: Tokens = 8192
+
+
+class _Objectives(NamedTuple):
+    """Milliseconds, as printed."""
+
+    ttft_ms: float
+    itl_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArPart(Checked):
+    """Defaults of autoregressive systems on a cluster; a cell's knobs override these by name."""
+
+    system: ClassVar[str] = "ampd"
+    """The system where none is named."""
+    model: str
+    """A shape by name (engines.models.shape)."""
+    num_gpus: Count
+    """All of the platform; a trace's card says how many of them its runs take."""
+    trace: str = "dureader"
+    """The data set where none is named."""
+    constants: str
+    """A reading of the cost model (engines.cluster.hardware)."""
+    rates: tuple[float, ...]
+    """Arrival rates of Figure 4, sessions/s."""
+    num_sessions: Requests
+    objectives: Mapping[tuple[str, str], _Objectives]
+    """By model and trace."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillPart(Checked):
+    """Defaults of prefill systems; a cell's knobs override these by name."""
+
+    title: str
+    gpu: str | Gpu | None
+    """The card, or its name in the catalogue; None where steps are measured."""
+    model: str
+    """A shape by name (engines.models.shape), or of a measured instance (repro.families.cluster.instance)."""
+    dataset: str = "lmsys-chat-1m"
+    """The data set where none is named."""
+    clients: Requests
+    """Clients of a closed loop, where neither a rate nor a number of clients is given."""
+    num_turns: Requests
+    slo_s: Annotated[float, Range(1e-6, 1e6)]
+    """TTFT objective (LAPS §4.1)."""
+    most_instances: Count
+    length_scale: _Scale = 1.0
+    """Factor on every prompt and answer, and on the boundary and budgets in tokens."""
+    most_tokens: Annotated[int, Range(0, 10**9)] = 0
+    """The most tokens of a conversation, where steps are measured."""
+    time_scale: _Scale = 1.0
+    """Factor on every time that the paper's settings state for an objective of 0.4 s."""
+    max_num_seqs: Count = 256
+    """The most requests of a step of Reserve's."""
+
+
+SECTIONS: Mapping[str, type[Any]] = {"dllm": DllmPart, "ampd": ArPart, "laps": PrefillPart, "block": BlockPart}
+"""The defaults that a file may state, by family."""
+_FIELDS: Mapping[str, Mapping[str, str]] = {
+    "dllm": {"memory_limit": "memory_bytes", "num_prompts": "num_requests"},
+    "ampd": {"num_prompts": "num_sessions"},
+    "laps": {"num_prompts": "num_turns", "slo_ttft_s": "slo_s"},
+}
+"""Fields that a file calls as the knob that overrides them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    name: str
+    title: str
+    executor: str
+    """What runs a step where nothing else is asked for: torch (measured), roofline (simulated), or http (measured at the
+    client)."""
+    gpu: Any
+    """The card's name in the catalogue, or one of a user's own, a ``Gpu``; None where only measuring is possible."""
+    parts: tuple[Any, ...] = ()
+    """Defaults of each family that runs on it."""
+    digest: str = ""
+    """A digest of what a user's file says of it, for the basis of its runs."""
+
+    @property
+    def default_system(self) -> str:
+        """What is run on it where nothing is named."""
+        return next((part.system for part in self.parts if hasattr(part, "system")), "dllm-serve")
+
+    def part(self, kind: type[P]) -> P:
+        """The defaults of one family."""
+        for part in self.parts:
+            if isinstance(part, kind):
+                return part
+        able = [name for name in PLATFORMS if any(isinstance(part, kind) for part in PLATFORMS.get(name).parts)]
+        raise UserError(
+            f"platform={self.name!r} has no settings for this kind of system: use {', '.join(able) or 'a platform of your own'}"
+        )
+
+    def with_part(self, kind: type[Any], **changes: Any) -> Platform:
+        """The platform with some of a family's defaults replaced."""
+        parts = [replace(part, **changes) if isinstance(part, kind) else part for part in self.parts]
+        return replace(self, parts=tuple(parts))
+
+
+def checked_section(name: str, given: Any) -> dict[str, Any]:
+    """The values of a family's section by field, each of its kind and in its range; raises UserError where one is not."""
+    require(isinstance(given, dict), f"{name}={given!r} must be a mapping of settings: write them below it")
+    kind, renamed = SECTIONS[name], _FIELDS.get(name, {})
+    kept = {each.name for each in fields(kind)} - {*renamed.values(), "gpu", "objectives"}
+    known = {**{each: each for each in sorted(kept)}, **renamed}
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        require(key in known, f"{name}: {key}={value!r} is unknown: use one of {', '.join(known)}")
+        if value is not None:
+            found[known[key]] = _checked(f"{name}: ", key, known[key], kind, value)
+    return found
+
+
+def _checked(prefix: str, key: str, field_name: str, kind: type, value: Any) -> Any:
+    knob = knobs_of(kind).get(field_name)
+    if knob is not None:
+        sized = size_of(key, value) if knob.is_size and isinstance(value, str) else value
+        return knob._replace(name=key).check(sized, prefix=prefix)
+    if field_name == "num_requests":
+        counts = value if isinstance(value, dict) else dict.fromkeys(("livebench", "burst", "osc"), value)
+        for count in counts.values():
+            check_value(Requests, f"{prefix}{key}", count)
+        return counts
+    if field_name == "panel_rates":
+        require(isinstance(value, dict), f"{prefix}{key}={value!r} must be a mapping of data sets to rates")
+        return {name: _rates(f"{prefix}{key}", each) for name, each in value.items()}
+    return _rates(f"{prefix}{key}", value)
+
+
+def _rates(name: str, value: Any) -> tuple[float, ...]:
+    require(isinstance(value, list) and value != [], f"{name}={value!r} must be a list of arrivals a second")
+    for rate in value:
+        check_value(Annotated[float, Range(above=0, most=1e6)], name, rate)
+    return tuple(map(float, value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry(Checked):
+    """A platform of ``platforms.yaml`` without its families."""
+
+    title: str
+    executor: Literal["roofline", "torch", "http"] = "roofline"
+    gpu: str | None = None
+
+
+@cache
+def _stored() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = read_yaml(STORED)
+    return found
+
+
+@cache
+def paper_objectives() -> Mapping[tuple[str, str], _Objectives]:
+    """Objectives of AMPD's paper by model and trace."""
+    printed = _stored()["objectives"].items()
+    return {(model, trace): _Objectives(*pair) for model, traces in printed for trace, pair in traces.items()}
+
+
+@cache
+def _built(name: str) -> Platform:
+    """The platform of ``platforms.yaml``."""
+    given = dict(_stored()["platforms"][name])
+    sections = {family: checked_section(family, given.pop(family)) for family in SECTIONS if family in given}
+    entry = _Entry(**given)
+    return Platform(
+        name=name,
+        title=entry.title,
+        executor=entry.executor,
+        gpu=entry.gpu,
+        parts=tuple(_part(family, entry.gpu, values) for family, values in sections.items()),
+    )
+
+
+def _part(family: str, card: str | None, values: Mapping[str, Any]) -> Any:
+    usual: dict[str, Any] = {}
+    if family in ("dllm", "block") and card is not None:
+        usual["memory_bytes" if family == "dllm" else "memory_limit"] = gpu(card).memory_bytes
+    if family == "ampd":
+        usual["objectives"] = paper_objectives()
+    if family == "laps":
+        usual["gpu"] = card
+    return SECTIONS[family](**{**usual, **values})
+
+
+class _Platforms(Registry[Platform]):
+    """Those of ``platforms.yaml``, which is read when one is asked for, and those of installed packages."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_stored()["platforms"])
+
+    def get(self, name: str) -> Platform:
+        return _built(name) if isinstance(name, str) and name in _stored()["platforms"] else super().get(name)
+
+
+PLATFORMS = _Platforms("platform", {})
+
+
+CARD_FILE = re.compile(r"(?P<path>.+\.ya?ml)(:(?P<name>[^:/\\]+))?")
+"""A card of a file as it is given, its path, or as cells name it, with the card's own name behind."""
+
+
+def platform(name: str) -> Platform:
+    """One of ``PLATFORMS``, the card of a YAML file, or any other: ``module:NAME`` then is its name, by which it is found
+    again."""
+    if isinstance(name, str) and (told := CARD_FILE.fullmatch(name)):
+        read = load_named("platform", "repro.families.card_file:platform_of")
+        own: Platform = read(told["path"], told["name"])
+        return own
+    found = PLATFORMS.get(name)
+    require(isinstance(found, Platform), f"platform={name!r} is no repro.families.platforms.Platform: name one")
+    return found if name in PLATFORMS else replace(found, name=where_of("platform", name))
+
+
+def card(name: str) -> Gpu:
+    """A card of the catalogue, of a YAML file, or any other as ``module:NAME``."""
+    where = platform(name).gpu if CARD_FILE.fullmatch(name) else name
+    assert where is not None, "a file is of a card"
+    return gpu(where)

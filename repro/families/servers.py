@@ -1,0 +1,163 @@
+"""``vllm``, ``dynamo``, ``sglang``: the projects' own servers. Simulated namesakes are called vllm-sim and so on."""
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from baselines.servers.dynamo import Dynamo
+from baselines.servers.environment import ServerEnvironment, environments_of, known_servers, machine_device
+from baselines.servers.launch import SERVED_NAME, Launch, Sglang, Vllm
+from engines.errors import UserError, require
+from engines.knobs import check_given, knobs_of
+from repro.families.http.record import HTTP
+from repro.families.http.requests import HttpKnobs, HttpWorkload, resolve, workload_of
+from repro.families.http.system import EXECUTOR, HttpDeployment, attached
+from repro.families.platforms import Platform, platform
+from repro.runs.cell import Cell
+from repro.runs.family import Family
+from repro.runs.record import Obtained, OnProgress, RunRecord
+from repro.workloads.served import workload_knobs
+
+logger = logging.getLogger(__name__)
+
+MEASURED = "torch"
+"""The executor that measures, of any system."""
+UNKNOWN_URL = "http://127.0.0.1:1"
+"""Until the server has started."""
+LONGEST_CONTEXT = 2**20
+"""The longest context of a model that is launched by its name: only it knows, and data sets keep their own lengths."""
+TEMPLATE_TOKENS = 64
+"""That a chat template may add to a turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerDeployment:
+    """A server that is started for the run and stopped after it."""
+
+    launch: Launch
+    driven: HttpDeployment
+    """Over HTTP, once its url is known."""
+    obtained: ClassVar[Obtained] = "measured"
+    is_tied_here: ClassVar[bool] = True
+
+    @property
+    def device(self) -> str:
+        return self.launch.device
+
+    @property
+    def basis(self) -> str:
+        return self.launch.basis
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (__name__, type(self.launch).__module__, *self.driven.modules)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {**self.driven.facts, "server": self.launch.facts}
+
+    def check_machine(self) -> None:
+        self.driven.check_machine()
+        device = self.launch.device
+        require(
+            device == "cpu" or machine_device() == "cuda",
+            f"device={device!r}: this machine has no NVIDIA driver: use --platform cpu-tiny, or the --url of a server that runs",
+        )
+        self.launch.environment.require_installed()
+
+    def run(self, workload: HttpWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        with log_folder(self.launch.name) as folder:
+            logger.info("starting %s, which says what it does in %s", self.launch.name, folder)
+            with self.launch.started(folder) as (url, startup_s):
+                logger.info("%s answers after %.1f s", self.launch.name, startup_s)
+                knobs = self.driven.knobs
+                knobs = replace(knobs, endpoint=replace(knobs.endpoint, url=url))
+                record = replace(self.driven, knobs=knobs).run(workload, on_progress)
+        facts = {**record.facts, "server": {**self.launch.facts, "startup_s": round(startup_s, 1)}}
+        return replace(record, manifest={**record.manifest, "facts": facts})
+
+
+@contextmanager
+def log_folder(name: str) -> Iterator[Path]:
+    """Stays where something goes wrong: logs are in it. An interrupt is nothing wrong."""
+    folder = Path(tempfile.mkdtemp(prefix=f"repro-{name}-"))
+    try:
+        yield folder
+    except Exception:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSystem:
+    name: str
+    title: str
+    launch: type[Launch]
+    family: ClassVar[Family] = HTTP
+
+    def default_dataset(self, where: Platform) -> str:
+        return "gsm8k"
+
+    @property
+    def knobs(self) -> tuple[type, ...]:
+        return self.launch, HttpKnobs
+
+    def prepare(self, cell: Cell) -> tuple[ServerDeployment | HttpDeployment, HttpWorkload]:
+        own, of_client, given = knobs_of(self.launch), knobs_of(HttpKnobs), cell.asked
+        check_given(given, HttpKnobs, self.launch, workload_knobs(given), who=f"system={cell.system!r}")
+        if "url" in given:
+            for name in sorted(given.keys() & (own.keys() - of_client.keys())):
+                raise UserError(
+                    f"{name}={given[name]!r} has no effect on a server that runs already: leave it out, or leave out url"
+                )
+            return attached(cell)
+        require(
+            cell.executor in (MEASURED, EXECUTOR),
+            f"executor={cell.executor!r}: {self.name} is a real server: use --executor {MEASURED}, or simulate its policy "
+            f"('repro list')",
+        )
+        settings: dict[str, Any] = {name: value for name, value in given.items() if name in own}
+        # A platform with a card in the catalogue is a GPU's.
+        launch = self.launch(**{"device": "cpu" if platform(cell.platform).gpu is None else "cuda", **settings})
+        rest = {name: value for name, value in given.items() if name not in own}
+        knobs = resolve(cell.system, {**rest, "url": UNKNOWN_URL})
+        workload = workload_of(cell, knobs, SERVED_NAME, launch.longest_request or LONGEST_CONTEXT)
+        _check_lengths(workload, launch)
+        driven = HttpDeployment(knobs=knobs, card={"id": SERVED_NAME, "root": launch.model}, rate=cell.rate)
+        return ServerDeployment(launch=launch, driven=driven), workload
+
+
+def _check_lengths(workload: HttpWorkload, launch: Launch) -> None:
+    most = launch.longest_request
+    for each in workload.conversations if most is not None else ():
+        template = TEMPLATE_TOKENS * len(each.turns) if each.is_chat else 0
+        length = sum(len(turn.new_ids) + turn.asked_tokens for turn in each.turns) + template
+        require(
+            length <= (most or 0),
+            f"conversation {each.session_id} grows to {length} tokens, more than max_model_len={most}: lower length_scale, "
+            f"max_prompt_len or gen_length, or raise max_model_len",
+        )
+
+
+VLLM = ServerSystem(name="vllm", title="vLLM", launch=Vllm)
+DYNAMO = ServerSystem(name="dynamo", title="Dynamo", launch=Dynamo)
+SGLANG = ServerSystem(name="sglang", title="SGLang", launch=Sglang)
+
+
+def environment_of(name: str, device: str | None) -> ServerEnvironment:
+    """For the device, or this machine's; the only one there is, where none is asked for."""
+    require(name in known_servers(), f"server={name!r} is unknown: use one of {', '.join(known_servers())}")
+    made = environments_of(name)
+    if device is None:
+        return made.get(machine_device()) or next(iter(made.values()))
+    if device not in made:
+        raise UserError(f"device={device!r} is none that {name} is made for: use {' or '.join(made)}")
+    return made[device]  # type: ignore[index]
