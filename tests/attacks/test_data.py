@@ -2,17 +2,13 @@
 
 import gzip
 import json
-import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.command import refused, repro
 
 from repro.checks.results import check_claims
-from repro.gpu_suite.calibration import read_fit
-from repro.gpu_suite.suite import _read as read_state
-from repro.paths import CALIBRATION, RESULTS
+from repro.paths import RESULTS
 
 DEEP = "[" * 100_000
 SESSIONS = ("bench", "--platform", "h20x32", "--num-prompts", 2)
@@ -51,32 +47,6 @@ def test_a_published_file_without_rounds(tmp_path):
     path.write_bytes(gzip.compress((json.dumps(answer) + "\n").encode()))
     asked = ("--dataset-name", "toolbench", "--dataset-path", path, "--result-dir", tmp_path / "r")
     refused(repro(*SESSIONS, *asked), path.name)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        SESSIONS,
-        ("bench",),
-        ("eval", "--task", "gsm8k"),
-        ("plan-cluster", "--model", "Qwen3-32B", "--trace", "gaia", "--gpus", 16),
-    ],
-    ids=["sessions", "prompts", "eval", "plan-cluster"],
-)
-def test_what_is_no_file(command, tmp_path):
-    option = "--trace-path" if command[0] == "plan-cluster" else "--dataset-path"
-    os.mkfifo(tmp_path / "pipe")
-    os.symlink("loop", tmp_path / "loop")
-    (tmp_path / "folder").mkdir()
-    for path, says in (
-        ("/dev/zero", "is a device or a pipe"),
-        (tmp_path / "pipe", "is a device or a pipe"),
-        (tmp_path / "loop", "does not exist"),
-        (tmp_path / "folder", "is a directory"),
-        (tmp_path / ("x" * 300), "File name too long"),
-    ):
-        where = () if command[0] == "plan-cluster" else ("--result-dir", tmp_path / "r")
-        refused(repro(*command, option, path, *where), says)
 
 
 TURNS = ("bench", "--platform", "h200", "--system", "laps", "--request-rate", 5)
@@ -140,63 +110,6 @@ def test_claims_that_cannot_be_read_are_stale(content, tmp_path):
         path.write_bytes(written)
         (found,) = check_claims(tmp_path, [])
         assert found.is_fault, found
-
-
-FITS: dict[str, Callable[[dict[str, Any]], object]] = {
-    "medians are null": lambda fit: {**fit, "medians": None},
-    "medians are a list": lambda fit: {**fit, "medians": []},
-    "medians of an unknown unit": lambda fit: {**fit, "medians": {"parsecs": {}}},
-    "medians are words": lambda fit: {**fit, "medians": {"ms": {"median_percent": "x", "count": 1}}},
-    "medians are not finite": lambda fit: {**fit, "medians": {"ms": {"median_percent": float("nan"), "count": 1}}},
-    "comparisons are null": lambda fit: {**fit, "comparisons": None},
-    "comparisons are numbers": lambda fit: {**fit, "comparisons": [1]},
-    "comparisons lack a name": lambda fit: {**fit, "comparisons": [{}]},
-    "a constant is a word": lambda fit: {**fit, "calibration": {**fit["calibration"], "matmul_efficiency": "x"}},
-    "it is a list": lambda fit: [fit],
-}
-
-
-@pytest.mark.parametrize("name", FITS)
-def test_a_fit_that_cannot_be_adopted(name, tmp_path):
-    constants = json.loads((CALIBRATION / "rtx4090.json").read_text())
-    fit = {
-        "schema_version": 1,
-        "machine": "NVIDIA H200",
-        "commit": "a" * 40,
-        "calibration": {**constants, "gpu": "h200"},
-        "medians": {},
-        "comparisons": [],
-    }
-    path = tmp_path / "calibration.json"
-    path.write_text(json.dumps(fit))
-    read_fit(tmp_path, "h200")
-    for content in (json.dumps(FITS[name](fit)), DEEP):
-        path.write_text(content)
-        refused(repro("calibrate", "--platform", "h200", "--dry-run", "--result-dir", tmp_path), "calibration.json")
-
-
-@pytest.mark.parametrize(
-    "jobs",
-    [
-        [],
-        "x",
-        None,
-        {"a": 5},
-        {"a": {"stage": "x", "attempts": "x"}},
-        {"a": {"stage": "x", "attempts": 10**9}},
-        {"a": {"stage": "x", "elapsed_s": float("nan")}},
-        {"a": {"stage": "x", "status": []}},
-        {"a": {"stage": "x", "status": "nope"}},
-    ],
-    ids=repr,
-)
-def test_a_state_of_the_suite(jobs, tmp_path):
-    state = {"schema_version": 2, "platform": "cpu-tiny", "command": "x", "jobs": jobs}
-    path = tmp_path / "suite.json"
-    for content in (json.dumps(state), DEEP):
-        path.write_text(content)
-        with pytest.raises(ValueError, match=r"suite.json cannot be read .*delete it, stored runs are kept"):
-            read_state(path, "cpu-tiny")
 
 
 @pytest.mark.parametrize("option", ["--export", "--result-dir"])

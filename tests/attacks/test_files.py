@@ -12,6 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command import refused, repro
+from support.tables import data_beside
 from support.tiny_models import GQA
 
 from engines.cost.roofline import Calibration
@@ -209,17 +210,7 @@ def test_an_index_of_weights(folder, value):
     named(lambda: weight_files(other), "index", "lacks weights")
 
 
-TEMPLATES = {
-    "fails": ("{{ 1 / 0 }}", "division by zero"),
-    "ends itself": ("{{ raise_exception('no') }}", "no"),
-    "is no template": ("{% if", "unexpected"),
-    "recurses": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
-    "is long": ("{{ 'a' * 5000000 }}", "5000000 characters"),
-    "names nothing": ("{{ nothing.at.all }}", "'nothing' is undefined"),
-    "changes what it is given": ("{{ messages.append(1) }}", "unsafe"),
-    "looks around": ("{{ ''.__class__.__mro__ }}", "unsafe"),
-    "is half a character": ("\\ud800{{ '\\ud800' }}", ""),
-}
+TEMPLATES = data_beside(__file__, "cases")["templates"]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -16,18 +16,8 @@ from repro.workbench.grid import Grid
 FIELDS = ("system", "dataset", "platform", "executor", "rate", "seed", "knobs", "sytem")
 VALUES: tuple[Any, ...] = (
     *HOSTILE,
-    None,
-    True,
-    -1,
-    10**30,
-    1e400,
-    [],
-    [[]],
-    [None, None],
-    {},
-    {"a": [1]},
-    {"": 1},
-    [1, "x", {}],
+    *(None, True, -1, 10**30, 1e400),
+    *([], [[]], [None, None], {}, {"a": [1]}, {"": 1}, [1, "x", {}]),
 )
 NO_GRIDS = (
     b"",

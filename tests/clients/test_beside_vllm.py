@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.clients import VLLM, Served, serving
+from support.tables import data_beside
 
 pytest.importorskip("llama_models", reason="llama-models is not installed")
 
@@ -21,21 +22,7 @@ from support.llama_checkpoint import write_llama
 pytestmark = pytest.mark.skipif(not VLLM.is_file(), reason="vLLM is not installed: repro install vllm")
 
 START_S = 600
-ON_PURPOSE = {
-    "plain: two choices": "n above 1 of a greedy answer is taken",
-    "stops: six stops": "more than 4 stop texts are taken",
-    "stops: a stop that comes": "more than 4 stop texts are taken",
-    "stops: sixteen stops": "more than 4 stop texts are taken",
-    "messages: no content": "a user's message has a content",
-    "messages: a tool's message": "no tool is called",
-    "messages: a role of one's own": "a role that is unknown is refused",
-    "sampling: best_of 2": "every answer is sampled once",
-    "refused: tool_choice none": "tools: [] asks for nothing",
-    "refused: max_tokens as '8'": "a text is no number",
-    "refused: stream as 1": "a number is not true",
-    "refused: null n": "a null is no value",
-}
-"""Bodies that we answer otherwise, each with the reason that docs/serving.md gives."""
+ON_PURPOSE = data_beside(__file__, "beside_vllm")["answered otherwise"]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 from support.documents import files_of, lines_of, resized
 from support.exact_instance import profile_little
+from support.tables import data_beside
 from typer.testing import CliRunner
 
 from repro.cli.main import app
@@ -20,34 +21,14 @@ from repro.families.platforms import platform
 from repro.paths import REPO
 from repro.reports.figures import View
 
+PAGES = data_beside(__file__, "contributing")
+
 FILES = files_of("CONTRIBUTING.md") | files_of("docs/cards.md")
 CARDS = [line for line in lines_of("docs/cards.md") if "mine/l4.yaml" in line or "mine.card" in line]
 """tests/repro/families/dllm/test_timed_run.py runs the others."""
 LINES = [*lines_of("CONTRIBUTING.md"), *CARDS]
 SERVING = [line for line in LINES if line.startswith("repro serve ")]
 COMMANDS = [line for line in LINES if line not in SERVING]
-FEWER = {
-    "ablate --component scheduler --variant": {"--num-runs": "1", "--knob": "num_prompts=12"},
-    "sweep": {"--repeats": "2"},
-    "bench --system laps --batcher mine.gather:Gather --request-rate": {"--num-prompts": "12"},
-    "bench --scheduler mine.shortest:Shortest --dataset-name": {"--num-prompts": "2"},
-    "bench --system mine.periodic:PERIODIC --knob": {"--num-prompts": "2"},
-    "eval": {"--limit": "4"},
-    "capacity": {"--num-prompts": "40"},
-}
-"""Sizes of a test, by how a command begins. The others are run as they stand."""
-SAID = {
-    "bench": "VALID",
-    "reproduce": "orders-rtx4090.png",
-    "claims": "not reproduced",
-    "ablate": "lookahead",
-    "calibrate": "leave-one-out error",
-    "sweep": "ageing.png",
-    "compare": "no change beyond",
-    "eval": "mini-gsm",
-    "plan-cluster": "16 x l4",
-    "capacity": "Qwen2.5-32B",
-}
 
 
 @pytest.fixture
@@ -65,17 +46,17 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 def test_every_file_and_command_of_the_page(own_folder):
     assert len(FILES) == 15
-    assert {shlex.split(command)[1] for command in COMMANDS} == set(SAID)
+    assert {shlex.split(command)[1] for command in COMMANDS} == set(PAGES["said"])
     for command in COMMANDS:
         program, name, *arguments = [part for word in shlex.split(command) for part in glob(word) or [word]]
         assert program == "repro"
         has_place = "--result-dir" in arguments or name in ("calibrate", "plan-cluster", "capacity")
         runs = [] if has_place else ["--result-dir", "runs"]
-        sizes = [size for start, size in FEWER.items() if " ".join((name, *arguments)).startswith(start)]
+        sizes = [size for start, size in PAGES["fewer"].items() if " ".join((name, *arguments)).startswith(start)]
         asked = resized([name, *arguments, *runs], sizes[0] if sizes else {})
         ran = CliRunner().invoke(app, asked, catch_exceptions=False)
         assert ran.exit_code == 0, (command, ran.output)
-        assert SAID[name] in ran.output, (command, ran.output)
+        assert PAGES["said"][name] in ran.output, (command, ran.output)
         assert "INVALID" not in ran.output, (command, ran.output)
     # Figures of every system are drawn of it, too.
     for name, stem in {"mine.card:ON_L4": "on_l4", "mine/l4.yaml:l4": "l4"}.items():

@@ -6,7 +6,7 @@ from support.sources import files, statements, text, tree
 
 PACKAGES = ("engines", "baselines", "repro", "paper_figures")
 POSITIONAL = frozenset(
-    {
+    [
         "CheckSystem",
         "DllmModel",
         "FlashAttnKernel",
@@ -16,8 +16,8 @@ POSITIONAL = frozenset(
         "SdpaPadded",
         "Store",
         "StoredRun",
-    }
-    | {"TorchVarlenKernel"}
+        "TorchVarlenKernel",
+    ]
 )
 FILLED_ELSEWHERE = frozenset({"Local", "Reply"})
 

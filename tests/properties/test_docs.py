@@ -24,23 +24,20 @@ from repro.reports.figures import FIGURES
 from repro.runs.family import METRICS
 from repro.runs.system import SYSTEMS
 
+WITH_PAGE = [
+    "engines",
+    "datasets",
+    "results",
+    "results/paper",
+    "baselines/golden",
+    "engines/models/tiny",
+    "engines/models/tiny_long",
+]
 PAGES = sorted(
     [
-        REPO / "README.md",
-        REPO / "CONTRIBUTING.md",
+        *(REPO / name for name in ("README.md", "CONTRIBUTING.md")),
         *(REPO / "docs").glob("*.md"),
-        *(
-            REPO / folder / "README.md"
-            for folder in (
-                "engines",
-                "datasets",
-                "results",
-                "results/paper",
-                "baselines/golden",
-                "engines/models/tiny",
-                "engines/models/tiny_long",
-            )
-        ),
+        *(REPO / folder / "README.md" for folder in WITH_PAGE),
     ]
 )
 TOP = {path.name for path in REPO.iterdir() if path.is_dir() and not path.name.startswith(".")}

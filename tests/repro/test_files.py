@@ -5,7 +5,7 @@ import os
 import resource
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,31 +65,23 @@ def test_two_that_write_a_file_at_once_both_finish(tmp_path):
     assert [each.read_text() for each in tmp_path.iterdir()] == ["later"]
 
 
-@pytest.mark.parametrize(
-    "kind", ["folder", "pipe", "socket", "device", "link to a device", "read-only", "loop", "below a file"]
-)
+NO_PLACES: dict[str, Callable[[Path], object]] = {
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,
+    "socket": lambda path: socket.socket(socket.AF_UNIX).bind(str(path)),
+    "link to a device": lambda path: path.symlink_to("/dev/null"),
+    "read-only": lambda path: path.touch(mode=0o444),
+    "loop": lambda path: path.symlink_to("there"),
+    "device": lambda path: None,
+    "below a file": lambda path: Path("file").touch(),
+}
+
+
+@pytest.mark.parametrize("kind", NO_PLACES)
 def test_what_is_no_plain_file_that_may_be_written_is_refused_and_stays(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)  # a socket's name is short
-    path = Path("there")
-    match kind:
-        case "folder":
-            path.mkdir()
-        case "pipe":
-            os.mkfifo(path)
-        case "socket":
-            socket.socket(socket.AF_UNIX).bind(str(path))
-        case "device":
-            path = Path("/dev/null")
-        case "link to a device":
-            path.symlink_to("/dev/null")
-        case "read-only":
-            path.touch()
-            path.chmod(0o444)
-        case "loop":
-            path.symlink_to("there")
-        case "below a file":
-            Path("file").touch()
-            path = Path("file", "there")
+    path = Path({"device": "/dev/null", "below a file": "file/there"}.get(kind, "there"))
+    NO_PLACES[kind](path)
     before = os.lstat(path) if os.path.lexists(path) else None
     with pytest.raises(UserError, match=str(path)):
         writable_file("out", path)

@@ -40,18 +40,7 @@ def generated(model: str, system: str, ids: tuple[int, ...], knobs: Mapping[str,
     return generate(options, ids).token_ids
 
 
-SERVED: list[tuple[str, str, dict[str, Any]]] = [
-    ("dllm-serve", "llada", {}),
-    ("dllm-serve", "llada", {"temperature": 0.8, "top_p": 0.9, "top_k": 20}),
-    ("dllm-serve", "llada", {"threshold": 0.3}),
-    ("dllm-serve", "dream", {}),
-    ("fast-dllm", "llada", {}),
-    ("sparse-dllm", "llada", {}),
-    ("llada", "llada", {"remasking": "random"}),
-]
-
-
-@pytest.mark.parametrize(("system", "family", "asked"), SERVED)
+@pytest.mark.parametrize(("system", "family", "asked"), CASES["served"])
 def test_requests_in_company_get_the_tokens_of_generate(folders, system, family, asked):
     """What a request asks for itself, over a server with other defaults, and another's default length beside it."""
     folder = folders[family]

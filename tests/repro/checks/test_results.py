@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tables import data_beside
 from typer.testing import CliRunner
 
 from engines.errors import UserError
@@ -37,6 +38,8 @@ from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import load_claims
 from repro.reports.predictions import medians, report, report_path, write_report
 from repro.reports.run_table import read_table, tables_in
+
+CASES = data_beside(__file__, "cases")
 
 COPIED = (
     *(f"h20-llada2-mini/sglang-h20-llada2-mini.{ending}" for ending in ("csv", "txt", "runs.csv")),
@@ -110,7 +113,12 @@ def change_run(column: str, change: Callable[[str], str]) -> Callable[[Path], No
     return lambda root: change_column(root / f"{SGLANG}.runs.csv", column, change, rows=1)
 
 
-IN_TABLE = [f"{SGLANG}.runs.csv", "claims-block.csv"]
+def change_text(name: str, before: str, after: str) -> Callable[[Path], None]:
+    return lambda root: edit(root / name, before, after)
+
+
+RUNS = f"{SGLANG}.runs.csv"
+IN_TABLE = [RUNS, "claims-block.csv"]
 
 
 def add_run(root: Path) -> None:
@@ -122,43 +130,34 @@ def add_run(root: Path) -> None:
         file.write(rows[0].replace(asked, asked[::-1]))
 
 
-FAULTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+FLIPS = """kind,change,claim,default,changed,default_value,changed_value
+free,x=1,block-sglang-1,reproduced,not reproduced,1,2
+"""
+FAULTS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "a number in a table": (change_run("summary/throughput_tok_s", lambda text: "1.5"), IN_TABLE),
     "a run's data set": (change_run("dataset", lambda text: "osc"), IN_TABLE),
     "a run's key": (change_run("key", lambda text: text[::-1]), IN_TABLE),
-    "a number that nothing shows": (change_run("summary/ttft_s/mean", lambda text: "1.5"), [f"{SGLANG}.runs.csv"]),
-    "a digest": (change_run("digest", lambda text: text[::-1]), [f"{SGLANG}.runs.csv"]),
-    "a reason": (change_run("reasons", lambda text: '["late"]'), [f"{SGLANG}.runs.csv"]),
-    "a seal": (lambda root: edit(root / f"{SGLANG}.runs.csv", '"seal": "', '"seal": "0'), [f"{SGLANG}.runs.csv"]),
+    "a number that nothing shows": (change_run("summary/ttft_s/mean", lambda text: "1.5"), [RUNS]),
+    "a digest": (change_run("digest", lambda text: text[::-1]), [RUNS]),
+    "a reason": (change_run("reasons", lambda text: '["late"]'), [RUNS]),
+    "a seal": (change_text(RUNS, '"seal": "', '"seal": "0'), [RUNS]),
     "a run's cell": (change_run("asked", lambda text: text[::-1]), IN_TABLE),
     "a run that the figure does not ask for": (add_run, IN_TABLE),
-    "a number in a CSV": (lambda root: edit(root / f"{SGLANG}.csv", "0.", "0.9"), [f"{SGLANG}.runs.csv"]),
-    "a word of a caption": (lambda root: edit(root / f"{SGLANG}.txt", "SGLang", "vLLM"), [f"{SGLANG}.runs.csv"]),
-    "a note": (
-        lambda root: edit(root / f"{SGLANG}.runs.csv", '"notes": ["', '"notes": ["More. '),
-        [f"{SGLANG}.runs.csv"],
-    ),
-    "a verdict": (
-        lambda root: edit(root / "claims-block.csv", ",reproduced,", ",not reproduced,"),
-        ["claims-block.csv"],
-    ),
-    "a role": (lambda root: edit(root / "claims-block.csv", ",prediction,", ",fitted,"), ["claims-block.csv"]),
+    "a number in a CSV": (change_text(f"{SGLANG}.csv", "0.", "0.9"), [RUNS]),
+    "a word of a caption": (change_text(f"{SGLANG}.txt", "SGLang", "vLLM"), [RUNS]),
+    "a note": (change_text(RUNS, '"notes": ["', '"notes": ["More. '), [RUNS]),
+    "a verdict": (change_text("claims-block.csv", ",reproduced,", ",not reproduced,"), ["claims-block.csv"]),
+    "a role": (change_text("claims-block.csv", ",prediction,", ",fitted,"), ["claims-block.csv"]),
     "a table that is gone": (
-        lambda root: (root / f"{SGLANG}.runs.csv").unlink(),
+        lambda root: (root / RUNS).unlink(),
         [f"{SGLANG}.csv", f"{SGLANG}.txt", "claims-block.csv"],
     ),
-    "a file that is gone": (lambda root: (root / f"{SGLANG}.csv").unlink(), [f"{SGLANG}.runs.csv"]),
+    "a file that is gone": (lambda root: (root / f"{SGLANG}.csv").unlink(), [RUNS]),
     "a file of nothing": (
         lambda root: shutil.copy(root / f"{SGLANG}.csv", root / "h20x32" / "mine.csv"),
         ["h20x32/mine.csv"],
     ),
-    "a flip": (
-        lambda root: (root / "flips-block.csv").write_text(
-            "kind,change,claim,default,changed,default_value,changed_value\n"
-            "free,x=1,block-sglang-1,reproduced,not reproduced,1,2\n"
-        ),
-        ["claims-block.csv"],
-    ),
+    "a flip": (lambda root: (root / "flips-block.csv").write_text(FLIPS), ["claims-block.csv"]),
 }
 
 
@@ -183,16 +182,7 @@ def test_claims_are_not_judged_from_a_part_of_their_runs(root):
     assert {row["verdict"] for row in rows} == {"not run", "not testable here"}
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"knobs": {"weights": "random"}},
-        {"rates": [1.0]},
-        {"reading": "policy"},
-        {"accuracy": "dense"},
-        {"executor": "torch"},
-    ],
-)
+@pytest.mark.parametrize("other", CASES["other views"])
 def test_claims_are_not_judged_from_another_view(other):
     table = read_table(RESULTS / f"{SGLANG}.runs.csv")
     assert table.is_usual

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from support.command import Result, refused, repro
 from support.forks import repro_in_a_process
+from support.tables import data_beside
+
+CASES = data_beside(__file__, "cases")
 
 SLOW = """
 from collections import deque
@@ -138,23 +141,6 @@ def test_a_run_that_is_invalid_ends_with_code_1(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("repro.workbench.comparison._is_valid", lambda pair: pair.a.cell.seed != 2)
     done = repro("compare", *SIDES, "--result-dir", folder / "runs", "--tolerance", "1")
     assert (done.code, "1 pair left out, of which a run is INVALID" in done.out) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("nothing", "dllm-serve"), "a='nothing'"),
-        (("dllm-serve", "dllm-serve"), "are the same runs"),
-        ((*SIDES, "--metric", "speed"), "metric='speed'"),
-        ((*SIDES, "--metric", "e2el_s"), "metric='e2el_s'"),
-        ((*SIDES, "--tolerance", "-1"), "tolerance=-1.0"),
-        ((*SIDES, "--tolerance", "much"), "tolerance='much'"),
-        (("dllm-serve", ""), "b=''"),
-        (("dllm-serve",), "Missing argument 'b'"),
-    ],
-)
-def test_bad_input_is_refused(words, says, folder):
-    refused(repro("compare", *words, "--result-dir", folder / "runs"), says)
 
 
 def test_a_folder_of_runs_has_no_effect_beside_two(folder):

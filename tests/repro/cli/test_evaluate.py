@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from support.command import refused, repro
 from support.jail import needs_jail
+from support.tables import data_beside
 
 from engines.dllm.method import DLLM_SERVE
 from repro.cli.evaluate import _cache, _print_curves
@@ -15,15 +16,14 @@ from repro.runs.store import read_run
 from repro.tasks.sandbox import client
 from repro.workbench.accuracy import axis_of
 
+CASES = data_beside(__file__, "cases")
+
 
 @needs_jail
 @pytest.mark.usefixtures("no_data")
 def test_command(tmp_path):
-    asked = (
-        "eval --task mini-code --limit 3 --gen-length 40 --block-length 8 --selection dense",
-        "--result-dir",
-        tmp_path,
-    )
+    words = "eval --task mini-code --limit 3 --gen-length 40 --block-length 8 --selection dense"
+    asked = (words, "--result-dir", tmp_path)
     done = repro(*asked, "--json")
     assert (done.code, done.err.split(",")[0]) == (0, "1 run done")
     result = json.loads(done.out)
@@ -166,16 +166,6 @@ def test_what_a_small_model_is_warned_of(tmp_path):
     refused(repro(*command), "--num-fewshot", "--knob max_model_len")
 
 
-@pytest.mark.parametrize(
-    ("varied", "expected"),
-    [
-        ({"selection": ("head", "uniform"), "retention_ratio": (0.5, 0.9)}, "retention_ratio"),
-        ({"threshold": (0.8, 0.9), "retention_ratio": (0.5, 0.9)}, "retention_ratio"),
-        ({"selection": ("head", "uniform"), "gen_length": (40, 48)}, "gen_length"),
-        ({"selection": ("head", "uniform")}, None),
-        ({"stop_at_eos": (True, False)}, None),
-        ({}, None),
-    ],
-)
+@pytest.mark.parametrize(("varied", "expected"), CASES["axes"])
 def test_what_points_lie_over(varied, expected):
     assert axis_of(varied) == expected

@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 from support.command import refused, repro
+from support.tables import data_beside
 
 pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
 
@@ -25,6 +26,8 @@ from engines.models.tokenizer import load_tokenizer
 from repro.generation import GenerateOptions, generate
 from repro.paths import REPO
 from repro.prompt import answer_of
+
+CASES = data_beside(__file__, "cases")
 
 GENERATION = GenerationConfig(gen_length=16, block_length=8, steps=16)
 KEY = "sesame"
@@ -89,15 +92,7 @@ def body(prompt: Any, **fields: Any) -> dict[str, Any]:
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
-@pytest.mark.parametrize(
-    ("asked", "changes"),
-    [
-        ({}, {}),
-        ({"temperature": 0.9, "top_p": 0.95, "seed": 11}, {"temperature": 0.9, "top_p": 0.95, "seed": 11}),
-        ({"max_tokens": 24}, {"gen_length": 24, "steps": 24}),
-        ({"threshold": 0.2, "steps": 8}, {"threshold": 0.2, "steps": 8}),
-    ],
-)
+@pytest.mark.parametrize(("asked", "changes"), CASES["tokens over http"])
 def test_tokens_over_http_are_those_of_generate(served, asked, changes):
     ids = load_tokenizer(Path(served.folder)).encode("what is it?")
     token_ids, text, reason = generated(served, ids, **changes)

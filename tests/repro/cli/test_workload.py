@@ -128,21 +128,30 @@ def test_the_unit_and_the_order_of_a_file_are_part_of_its_run():
     refused(repro("bench", "--platform", "l40s", "--workload", "mine.jsonl", *without), "field 'timestamp'", "--sort")
 
 
-@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "large"])
+def truncated(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 42)
+
+
+NO_FILES = {
+    "pipe": (os.mkfifo, "is a device or a pipe"),
+    "folder": (Path.mkdir, "is a directory"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "is a device or a pipe"),
+    "loop": (lambda path: path.symlink_to(path.name), "does not exist"),
+    "large": (truncated, "are the most that are read"),
+    "long name": (lambda path: None, "File name too long"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
 @pytest.mark.parametrize("command", CASES["commands that name a file"])
 def test_what_is_no_plain_file_is_refused_wherever_one_is_named(command, kind, tmp_path):
-    name = next(word.partition("=")[2] or word for word in command.split() if "FILE" in word)
-    path = tmp_path / name
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        with path.open("wb") as file:
-            file.truncate(1 << 42)
-    refused(repro(*command.split()), name)
+    put, says = NO_FILES[kind]
+    command = command.replace("FILE", "x" * 300) if kind == "long name" else command
+    name = next(word.partition("=")[2] or word for word in command.split() if "FILE" in word or "xxx" in word)
+    put(tmp_path / name)
+    has_own_words = command.startswith("generate") or "--platform FILE" in command or "--platform xxx" in command
+    refused(repro(*command.split()), name, *([] if has_own_words else [says]))
 
 
 def test_a_rate_has_the_lengths_of_the_file():

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command import refused, repro
 from support.tables import data_beside
 from support.told_suite import KNOWN, LENGTH, checked, peak_rows, served, step_rows, timed, told_suite
 
@@ -120,6 +121,15 @@ def test_a_fit_without_its_origin_is_refused(fitted, changes, says):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(UserError, match=says):
         read_fit(fitted, "h200")
+
+
+def test_what_is_no_fit_is_refused(fitted):
+    path = fitted / CALIBRATION
+    fit = json.loads(path.read_text())
+    constants = {**fit["calibration"], "matmul_efficiency": "x"}
+    for text in (json.dumps([fit]), json.dumps({**fit, "calibration": constants}), "[" * 100_000):
+        path.write_text(text)
+        refused(repro("calibrate", "--platform", "h200", "--dry-run", "--result-dir", fitted), "calibration.json")
 
 
 def test_no_fit_says_how_to_get_one(tmp_path):

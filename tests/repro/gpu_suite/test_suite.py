@@ -15,6 +15,7 @@ from support.fake_system import NAME, deployed, fake_cell
 from support.forks import forks
 from support.stored_runs import contents
 from support.suite_cases import AT, NUM_JOBS, PLACES, make_jobs, make_suite, run_ended, run_killed
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.gpu_suite.suite import ARCHIVE, MARGIN, STATE, Job, Suite
@@ -22,6 +23,8 @@ from repro.gpu_suite.summary import README, write_summary
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.runs.store import SUFFIX, Store
+
+CASES = data_beside(__file__, "cases")
 
 OTHER = NAME.replace("FAKE", "OTHER")
 
@@ -248,7 +251,7 @@ def test_a_folder_holds_one_platform(clock, tmp_path):
         clock.suite([], tmp_path, platform="l40s")
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"schema_version": 2}', '{"schema_version": 2, "platform": "h200"}'])
+@pytest.mark.parametrize("damage", [*CASES["states"], "[" * 100_000], ids=lambda text: text[:80])
 def test_state_that_cannot_be_read_is_refused(clock, tmp_path, damage):
     (tmp_path / STATE).write_text(damage)
     with pytest.raises(UserError, match=r"suite\.json cannot be read .*: delete it, stored runs are kept"):

@@ -16,12 +16,15 @@ import pytest
 from support.cells import a_cell
 from support.command import Result, refused, repro
 from support.refusals import refuses
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.paths import REPO
 from repro.runs import code
 from repro.runs.code import Code, code_of, files_of_plug_in, is_alone, without_comments
 from repro.runs.experiment import prepare
+
+CASES = data_beside(__file__, "cases")
 
 SOURCE = '''"""A module."""
 from plug.other import helper
@@ -75,23 +78,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "counts"),
-    [
-        ("policy.py", "# The whole length.", "# All of it's.", False),
-        ("policy.py", "    # The whole length.\n", "", False),
-        ("policy.py", "  # A mark.", "", False),
-        ("policy.py", "LIMIT = 4\n", "\n\nLIMIT = 4\n\n# More.\n", False),
-        ("policy.py", "#4", "#5", True),
-        ("policy.py", "# Of two lines", "# Of 2 lines", True),
-        ("policy.py", "LIMIT = 4", "LIMIT = 5", True),
-        ("other.py", "return n", "return 2 * n", True),
-        ("sizes.yaml", "# A size.", "# How large.", False),
-        ("sizes.yaml", "size: 4", "size: 5", True),
-        ("sizes.yaml", "# one", "# two", True),
-        ("inner/data.bin", "1", "2", True),
-    ],
-)
+@pytest.mark.parametrize(("file", "old", "new", "counts"), CASES["edits"])
 def test_a_plug_in_is_its_package_without_comments(plug, file, old, new, counts):
     before = now()
     edit(plug / file, old, new)

@@ -8,6 +8,7 @@ import yaml
 from support.command import refused, repro
 from support.fake_system import fake_cell
 from support.refusals import refuses
+from support.tables import data_beside
 
 import repro as toolkit
 from engines.errors import UserError
@@ -16,22 +17,7 @@ from repro.runs.store import Store
 from repro.runs.sweep import CellEvent, Sweep
 from repro.workbench.grid import Grid, grid_of_file, in_turns
 
-GRIDS = {
-    "methods": (
-        "system: [dllm-serve, sparse-dllm]\ndataset: [osc, livebench]\nplatform: l40s\nrate: [0.5, inf]\n"
-        "knobs: {num_prompts: 2, retention_ratio: 0.9, reading: efficient, memory_limit: 40GB}",
-        "--system dllm-serve --system sparse-dllm --dataset-name osc --dataset-name livebench --platform l40s --request-rate 0.5 "
-        "--request-rate inf --num-prompts 2 --retention-ratio 0.9 --reading efficient --memory-limit 40GB",
-    ),
-    "defaults": (
-        "platform: h20x32\nrate: 1\nknobs: {num_prompts: 2, alpha: 0.5}",
-        "--platform h20x32 --request-rate 1 --num-prompts 2 --knob alpha=0.5",
-    ),
-    "what options imply": (
-        "platform: rtx4090\nrate: .5\nseed: 3\nknobs: {num_prompts: 2, gen_length: 64, input_len: 20, burstiness: 2}",
-        "--platform rtx4090 --request-rate 0.5 --seed 3 --num-prompts 2 --gen-length 64 --input-len 20 --burstiness 2",
-    ),
-}
+GRIDS = data_beside(__file__, "cases")["grids"]
 KINDS = {"rate": [0.5, float("inf")], "dataset": ("osc", "livebench")}
 """Values of the first grid as only Python has them."""
 
