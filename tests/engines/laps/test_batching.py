@@ -1,11 +1,4 @@
-"""Algorithm 1 against traces by hand: as printed it dies, guarded it collapses, repaired it recovers.
-
-The grid, what a budget keeps of it, and which graph a step replays.
-
-The closed forms of waiting, the recursion they come from, and the simulated instance.
-
-Classes never share a step, and long requests do not starve.
-"""
+"""LAPS's waiting by hand and in closed form, the graph a step replays, and classes that never share a step or starve."""
 
 import random
 from collections.abc import Sequence
@@ -106,16 +99,6 @@ def test_a_guarded_round_by_hand():
     assert [trace.ask(50 * MS).depth for _ in range(5)] == [1, 1, 1, 1, 0]
 
 
-def test_a_near_deadline_is_dispatched_at_once():
-    trace = Round("guarded", slo_s=0.1, slack_s=50 * MS)
-    trace.arrive(0.0)
-    # The latest start is at 0.1 - 0.02; sigma before it is 30 ms, so W = 10 ms ends the round first.
-    assert trace.ask(0.0).wake_s == pytest.approx(10 * MS)
-    late = Round("guarded", slo_s=0.1, slack_s=50 * MS)
-    late.arrive(0.0)
-    assert late.ask(31 * MS).depth == 1
-
-
 def test_the_head_of_the_line_waits_t_max_at_most():
     trace = Round("repaired", max_wait_s=3 * MS, max_window_s=100 * MS)
     trace.arrive(0.0)
@@ -130,19 +113,6 @@ def test_printed_a_round_without_requests_is_the_last():
     trace.arrive(11 * MS, 64)
     assert [trace.ask(now) for now in (11 * MS, 1.0, 100.0)] == [Wait(0)] * 3
     assert trace.wait.target == 0
-
-
-def test_printed_an_urgent_first_request_is_the_last_round_too():
-    """Line 3 breaks before line 5 adds it, so the batch is empty."""
-    trace = Round("printed", slo_s=0.05)
-    trace.arrive(0.0)
-    assert trace.ask(0.0).depth == 0
-    assert trace.wait.target == 0
-    # With time left, it is collected first and goes when it becomes urgent.
-    calm = Round("printed", slo_s=0.075, slack_s=50 * MS)
-    calm.arrive(0.0)
-    assert calm.ask(0.0) == Wait(0, pytest.approx(5 * MS))
-    assert calm.ask(5 * MS).depth == 1
 
 
 def test_repaired_the_depth_grows_after_two_full_rounds():
@@ -294,28 +264,8 @@ def test_by_cost_a_graph_is_replayed_only_where_it_is_predicted_faster(tokens):
             assert holds(mode, chunks)
 
 
-def test_graphs_pay_for_small_steps_and_not_for_large_ones():
-    choice = Nearest(GRID, MODEL)
-    assert choice.choose(chunks_of([60])) == Bucket(64, 1)
-    assert choice.choose(chunks_of([33] * 33)) == FALLBACK  # 64 x 64 would compute four times the tokens
-    assert Nearest(GRID).choose(chunks_of([33] * 33)) == Bucket(64, 64)
-    assert Ladder(LADDER, MODEL).choose(chunks_of([33] * 10)) == Rung(384)
-    assert Ladder(LADDER, MODEL).choose(chunks_of([3000])) == FALLBACK
-
-
 def test_padding_is_counted():
     assert [padded_tokens(12, mode) for mode in (None, FALLBACK, Bucket(8, 2), Rung(16))] == [12, 12, 16, 16]
-
-
-def test_graphs_change_the_mode_of_a_plan_and_nothing_else():
-    plans = []
-    for batching in (Chunked(), WithGraphs(Chunked(), Nearest(GRID))):
-        queue = waiting(PrefillQueue(), *(task(index, 20 + index) for index in range(3)))
-        plans.append(ask(batching, queue, 0.0))
-        assert not ask(batching, queue, 0.0).shares
-    plain, graphed = plans
-    assert given_tokens(plain) == given_tokens(graphed)
-    assert (plain.mode, graphed.mode) == (None, Bucket(32, 4))
 
 
 def test_a_graph_is_chosen_by_what_a_step_reads_and_computes():
@@ -503,41 +453,6 @@ def test_a_long_request_that_is_begun_needs_no_room():
     assert given_tokens(ask(temporal(), queue, 0.0, [begun], room=399)) == [(0, 400)]
     assert given_tokens(ask(temporal(), queue, 0.0, [begun], room=400)) == [(0, 400), (1, 400)]
     assert not queue
-
-
-def test_short_requests_are_grouped_by_length():
-    """The oldest one's bucket first, then shorter, then longer ones."""
-    for joins, expected in (("same", [0, 3]), ("shorter", [0, 3, 5, 2]), ("all", [0, 3, 5, 2, 4, 1])):
-        plan = ask(temporal(joins=joins), class_queue(50, 200, 10, 60, 100, 30), 0.0)
-        assert [share.task.task_id for share in plan.shares] == expected
-
-
-def test_the_nearer_deadline_goes_first_by_urgency():
-    for long_ready, short_ready, now, expected in (
-        (0.00, 0.01, 0.36, "long"),
-        (0.01, 0.00, 0.36, "short"),
-        (0.00, 0.01, 0.10, "long"),  # neither is near: 2000 of 2048 tokens against 50 of 8192
-    ):
-        queue = waiting(ClassQueue(BOUNDARY), task(0, 2000, long_ready), task(1, 50, short_ready))
-        assert kinds(ask(temporal(class_rule="urgency"), queue, now)) == {expected}
-    batching = temporal(class_rule="urgency", short_tokens=1000)
-    assert kinds(ask(batching, class_queue(300, *[255] * 29), 0.0)) == {"short"}
-
-
-@pytest.mark.parametrize("limit_s", [0.0, 0.25, 1.0])
-def test_a_long_request_gets_every_other_step_once_it_has_waited_its_limit(limit_s):
-    """By default a second."""
-    given_limit = {} if limit_s == 1.0 else {"max_long_wait_s": limit_s}
-    batching, queue = temporal(chunk_tokens=100, **given_limit), ClassQueue(BOUNDARY)
-    queue.push(task(99, 5000, ready_s=2.0))
-    found = []
-    begun: list = []
-    for index, now in enumerate((1.999, 2.0, 2.001, 2.002)):
-        queue.push(task(index, 50, ready_s=now + limit_s))
-        plan = ask(batching, queue, now + limit_s, begun)
-        begun = execute(plan, begun)
-        found.append(*kinds(plan))
-    assert found == ["short", "long", "short", "long"]
 
 
 @pytest.mark.parametrize("long_dispatch", ["single", "pack"])

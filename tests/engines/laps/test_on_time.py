@@ -83,32 +83,10 @@ def test_work_that_ends_by_a_time_is_that_of_the_steps_until_then(work, budget_s
 # ---- a step ----------------------------------------------------------------------------------------------------
 
 
-def test_who_came_first_goes_first_while_all_are_on_time():
-    plan = ask(policy(), queue_of((90, -0.1), (10, 0.0), (30, -0.05)), 0.0)
-    assert given_tokens(plan) == [(0, 50)]
-    plan = ask(policy(), queue_of((20, -0.1), (10, 0.0), (30, -0.05)), 0.0)
-    assert given_tokens(plan) == [(0, 20), (2, 30)]
-
-
 def test_the_longest_is_given_up_where_not_all_can_be_on_time():
     """300 ms before its due time, 350 tokens and 40: 390 cannot. What is given up is last, and gets what is left of a step."""
     queue = queue_of((350, -0.1), (40, -0.09))
     assert given_tokens(ask(policy(), queue, 0.0)) == [(1, 40), (0, 18)]
-
-
-def test_a_prefill_is_late_with_its_step():
-    """Steps below 50 ms take as long: 80 tokens end after 100 ms, and with 90 ms left they are not on time, but alone."""
-    model = replace(LINEAR_MODEL, floor_s=0.05)
-    assert given_tokens(ask(policy(model), queue_of((80, -0.31), (200, 0.0)), 0.0)) == [(1, 50)]
-    assert given_tokens(ask(policy(model), queue_of((80, -0.31)), 0.0)) == [(0, 50)]
-
-
-def test_a_shorter_step_is_made_where_it_saves_one():
-    """20 tokens with 30 ms left: a step of 50 ms is too long. With 60 ms left it is as good as any."""
-    queue = queue_of((20, -0.37), (200, 0.0))
-    assert given_tokens(ask(policy(), queue, 0.0)) == [(0, 20), (1, 5)]
-    queue = queue_of((20, -0.34), (200, 0.0))
-    assert given_tokens(ask(policy(), queue, 0.0)) == [(0, 20), (1, 30)]
 
 
 def test_those_given_up_have_their_share_once_they_have_waited():
@@ -118,29 +96,6 @@ def test_those_given_up_have_their_share_once_they_have_waited():
     late = (400, -2.0)
     assert given_tokens(ask(policy(share=0.2), queue_of(late, other), 0.0)) == [(0, 16), (1, 58)]
     assert given_tokens(ask(policy(share=0.0, patience=2.0), queue_of(late, other), 0.0)) == [(1, 75)]
-
-
-@pytest.mark.parametrize(("now", "goes_first"), [(3.0, 2), (5.9, 1)])
-def test_patience_counts_the_work_that_was_there_before(now, goes_first):
-    """Behind 2,000 tokens its 900 would have taken 2.9 s, first come, first served: it is paid after 5.8 s, whatever became of those."""
-    batching = policy(share=0.2, patience=2.0)
-    ask(batching, queue_of((2000, 0.0), (900, 0.0)), 0.0)
-    left = waiting(queue_of(), task(1, 900), task(2, 40, now))
-    assert given_tokens(ask(batching, left, now))[0][0] == goes_first
-
-
-def test_what_is_on_time_is_counted_at_what_the_share_leaves():
-    """Before their due times 80 and 60 tokens fit into 190 ms; beside a share of a half they do not, and the longer one is given up."""
-    others = (80, -0.21), (60, -0.2)
-    late = queue_of((400, -1.9), *others)
-    assert given_tokens(ask(policy(share=0.5), late, 0.0)) == [(1, 80), (2, 1)]
-    late = queue_of((400, -2.0), *others)
-    assert given_tokens(ask(policy(share=0.5), late, 0.0)) == [(0, 41), (2, 40)]
-
-
-def test_all_of_it_at_once_is_first_come_first_served():
-    queue = queue_of((30, -9.0), (10, -2.0), (300, -1.0), (20, 0.0))
-    assert given_tokens(ask(policy(share=1.0, patience=0.0), queue, 0.0)) == [(0, 30), (1, 10), (2, 14)]
 
 
 def test_without_an_objective_nobody_is_late():
@@ -153,23 +108,6 @@ def test_steps_are_measured_by_the_objective():
         batching = OnTime(replace(LINEAR_MODEL, token_s=1e-5), OnTimeConfig(slo_s=slo_s))
         plan = ask(batching, queue_of((20, 0.0), (10**6, -99.0)), 0.0)
         assert sum(share.tokens for share in plan.shares) == pytest.approx(0.375 * slo_s / 1e-5, abs=1)
-
-
-def test_what_is_begun_goes_on_where_the_first_finds_no_room_and_nobody_passes_it():
-    begun = task(0, 300, ready_s=0.0)
-    begun.computed = 295
-    queue = queue_of((1, 9.0), (50, -0.1), (10, 0.0))
-    queue.pull(next(iter(queue)))
-    assert given_tokens(ask(policy(), queue, 0.0, [begun], room=40)) == [(0, 5)]
-    assert given_tokens(ask(policy(), queue, 0.0, [begun], room=50)) == [(1, 50)]
-
-
-def test_the_share_finds_room_before_all_others():
-    """The oldest given up does not fit: nobody is admitted until it does."""
-    queue = queue_of((300, -3.0), (10, 0.0))
-    assert ask(policy(), queue, 0.0, room=100).shares == ()
-    queue = queue_of((300, -1.0), (10, 0.0))
-    assert given_tokens(ask(policy(), queue, 0.0, room=100)) == [(1, 10)]
 
 
 # ---- runs -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Reserve's order by hand, and its bound on the longest wait in runs made to break it."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +23,7 @@ from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
 from engines.laps.ours import Reserve, ReserveConfig, longest_wait_s, share_for
 from engines.laps.system import laps, reserve
-from engines.policies.views import OpenQueue, PrefillQueue, PrefillTask
+from engines.policies.views import PrefillQueue
 
 
 def policy(share: float = 0.2, **config: float) -> Reserve:
@@ -54,62 +52,6 @@ def test_late_requests_get_their_share_first_and_then_what_is_left():
 def test_a_request_is_late_as_soon_as_it_cannot_be_on_time():
     """400 ms of objective: 390 tokens fit at once, 401 do not. 791 tokens make a budget of 118 ms, 23 of them late."""
     assert given_tokens(ask(policy(), queue_of((390, 0.0), (401, 0.0)), 0.0)) == [(1, 23), (0, 95)]
-
-
-def test_steps_grow_with_the_backlog():
-    for tokens, budget in ((10, 10), (200, 50), (800, 120), (5000, 150)):
-        plan = ask(policy(), queue_of((tokens, 0.0)), 0.0)
-        assert sum(share.tokens for share in plan.shares) == budget
-
-
-def test_waiting_counts_against_work():
-    queue = queue_of((100, 10.0), (60, 11.0))
-    patient = Reserve(LINEAR_MODEL, ReserveConfig(slo_s=None, aging=0.05))
-    # 100 ms less 0.05 x 1 s of waiting is less than 60 ms.
-    assert given_tokens(ask(patient, queue, 11.0))[0][0] == 0
-
-
-def test_room_bounds_admission():
-    queue = queue_of((20, 0.0), (30, 0.0))
-    plan = ask(policy(), queue, 0.0, room=25)
-    assert given_tokens(plan) == [(0, 20)]
-    assert len(queue) == 1
-    queue = queue_of((20, 0.0), (30, 0.0))
-    assert given_tokens(ask(policy(max_num_seqs=1), queue, 0.0)) == [(0, 20)]
-
-
-@pytest.mark.parametrize("config", [ReserveConfig(share=0.2), ReserveConfig(slo_s=None, aging=0.0)], ids=["", "srpt"])
-def test_what_is_begun_goes_on_where_the_first_in_the_order_does_not_fit(config):
-    """It holds the K/V that the other waits for: nothing would ever run."""
-    begun = task(0, 300)
-    begun.computed = 100
-    queue = waiting(OpenQueue(), task(1, 50))
-    batching = Reserve(LINEAR_MODEL, config)
-    assert given_tokens(ask(batching, queue, 0.0, [begun], room=40)) == [(0, 50)]
-    assert len(queue) == 1
-    # With room the order is as ever.
-    assert given_tokens(ask(batching, queue, 0.0, [begun], room=50)) == [(1, 50)]
-
-
-def test_history_costs_what_the_step_model_says():
-    """At 1 ms a token and a microsecond for each pair, 500 tokens of history double a token's price."""
-    model = replace(LINEAR_MODEL, alpha=1e-6)
-    assert model.work_s(500, 20) == pytest.approx(20 * (1e-3 + 1e-6 * (20 + 2 * 500)))
-
-    def planned(*tasks: PrefillTask) -> list[tuple[int, int]]:
-        batching = Reserve(model, ReserveConfig(share=0.2, aging=0.0))
-        return given_tokens(ask(batching, waiting(OpenQueue(), *tasks), 0.0))
-
-    # 41.6 ms of work go before 50.6 ms; for the rest of the 50 ms four tokens fit at 2 ms each.
-    assert planned(task(0, 25, history=500), task(1, 40)) == [(1, 40), (0, 4)]
-    # 195 tokens make 428 ms, too late for 400 ms, 180 tokens 392 ms: that is on time, and its first 40 ms go behind 10 ms.
-    late, on_time = task(0, 195, history=500), task(1, 180, history=500)
-    budget = 0.15 * (model.work_s(500, 195) + model.work_s(500, 180))
-    (first, late_tokens), (second, tokens) = planned(late, on_time)
-    assert (first, second) == (0, 1)
-    spent_late, spent = model.work_s(500, late_tokens), model.work_s(500, tokens)
-    assert spent_late <= 0.2 * budget < model.work_s(500, late_tokens + 1)
-    assert spent <= budget - spent_late < model.work_s(500, tokens + 1)
 
 
 @given(
