@@ -1,4 +1,4 @@
-"""The composed cost of a worker's step: by hand from the kernels of a rank, and the questions that a roofline answers."""
+"""The cost of a worker's step: against the roofline of one GPU, by hand, and of each degree from kernels."""
 
 from dataclasses import replace
 
@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from support.clusters import TimedCost, hardware
 from support.refusals import refuses
 
-from engines.cluster.hardware import CONSTANTS, PHYSICAL, TRIAL_R2, CostConstants, Hardware, WorkerCost, cost_constants
-from engines.cost.kernels import Kernels
+from engines.cluster.hardware import CONSTANTS, PHYSICAL, TRIAL_R2, Hardware, WorkerCost, cost_constants
 from engines.cost.roofline import H20, H200, Calibration, Gpu, Roofline, StepWork
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, ModelShape
 from engines.policies.views import Chunk
@@ -99,24 +98,6 @@ def test_decode_step_of_llama_by_hand():
     assert cost.decode_s(8, 8000) == pytest.approx(29.2e-3, rel=0.02)
 
 
-def test_launches_are_a_floor_and_overheads_come_on_top():
-    launching = replace(BARE, layer_launch_s=1e-3, prefill_overhead_s=7e-3, remote_prefill_overhead_s=5e-3)
-    cost = TimedCost(QWEN2_5_7B, H200, 1, launching)
-    assert cost.prefill_s(0, 16) == pytest.approx(28e-3 + 7e-3)
-    assert TimedCost(QWEN2_5_7B, H200, 1, launching, is_remote=True).prefill_s(0, 16) == pytest.approx(28e-3 + 12e-3)
-    assert cost.decode_s(1, 100) == pytest.approx(28e-3)
-
-
-def test_tensor_parallel_loss_slows_every_degree_but_one():
-    lossy = replace(BARE, tensor_parallel_loss=0.2)
-    lost, whole = (
-        [TimedCost(LLAMA_3_1_70B, H20, degree, constants).prefill_s(0, 9999) for degree in (1, 8)]
-        for constants in (lossy, BARE)
-    )
-    assert lost[0] == whole[0]
-    assert lost[1] > 1.5 * whole[1]
-
-
 @pytest.mark.parametrize(
     ("shape", "degrees"), [(QWEN3_32B, (1, 2, 4, 8)), (LLAMA_3_1_70B, (2, 4, 8)), (MIXTRAL_8X7B, (2, 4, 8))]
 )
@@ -155,32 +136,7 @@ def test_transfer_takes_the_ports_of_the_smaller_group():
     assert links.transfer_s(0, links.inter, 8, 2) == 0
 
 
-KERNELS = Kernels(LLAMA_3_1_70B.on_rank(4), H200, "sglang", 4)
-
-
-def composed(constants: CostConstants, *, is_remote: bool = False) -> WorkerCost:
-    return WorkerCost(LLAMA_3_1_70B, H200, 4, constants, kernels="sglang", is_remote=is_remote)
-
-
-COST = composed(PHYSICAL)
-
-
-def test_a_step_is_layers_attention_head_and_its_overhead():
-    chunks = [Chunk(1000, 200), Chunk(0, 300)]
-    attention_s = KERNELS.prompt_s(200 * 1000 + 200 * 201 / 2, 2) + KERNELS.prompt_s(300 * 301 / 2, 2)
-    attention_s += KERNELS.decode_line(5).at(7000)
-    expected_s = KERNELS.layers_s(505) + attention_s + KERNELS.head_s(7) + PHYSICAL.step_overhead_s
-    assert COST.step_s(chunks, 5, 7000) == pytest.approx(expected_s, rel=1e-12)
-
-
-def test_overheads_of_constants_count_and_their_shares_do_not():
-    constants = replace(PHYSICAL, layer_launch_s=1e-3, prefill_overhead_s=0.01, remote_prefill_overhead_s=0.02)
-    lone = [Chunk(0, 16)]
-    assert composed(constants).step_s(lone, 0, 0) == pytest.approx(80e-3 + 2e-3 + 0.01)
-    assert composed(constants, is_remote=True).step_s(lone, 0, 0) == pytest.approx(80e-3 + 2e-3 + 0.03)
-    slow = composed(replace(PHYSICAL, matmul_efficiency=0.1, bandwidth_efficiency=0.1))
-    assert slow.step_s(lone, 0, 0) == COST.step_s(lone, 0, 0)
-    assert composed(constants).decode_line(1).floor_s == pytest.approx(80e-3 + 2e-3)
+COST = WorkerCost(LLAMA_3_1_70B, H200, 4, PHYSICAL, kernels="sglang")
 
 
 def test_hardware_makes_the_cost_of_each_degree_once_and_the_links_stay():

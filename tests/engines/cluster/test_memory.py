@@ -42,19 +42,6 @@ def test_held_tokens_are_never_evicted():
     assert (pool.held, pool.idle, pool.free) == (70, 0, 30)
 
 
-def test_time_to_live_protects_until_it_is_over_or_forced():
-    pool = KvPool(100)
-    pool.hold(60)
-    pool.park(1, 60, keep_until_s=10.0)
-    parked(pool, b=30)
-    assert pool.evictable(now=5) == 30
-    assert not pool.make_room(70, now=5)
-    assert pool.cached(1) == 60
-    assert pool.make_room(70, now=5, force=True)
-    assert pool.cached(1) == 30
-    assert pool.evictable(now=10) == 30
-
-
 def test_peak_counts_idle_tokens():
     pool = KvPool(100)
     parked(pool, a=60)

@@ -8,23 +8,14 @@ What must hold for every run: nothing is lost, invented, or left to chance.
 import heapq
 import math
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.clusters import (
-    LinearCost,
-    Scripted,
-    TokenEstimator,
-    links,
-    poisson_singles,
-    session,
-    session_lists,
-    simulation,
-)
+from support.clusters import LinearCost, TokenEstimator, links, poisson_singles, session, session_lists, simulation
 from support.waits import deterministic, markov
 
 from engines.ampd.planner import erlang_c
@@ -39,8 +30,6 @@ from engines.policies.views import Batching, DecodeView, PrefillQueue, PrefillTa
 
 MICRO = LinearCost(token_s=1e-6)
 """A service time of 1 s is a prompt of a million tokens: whole tokens round it by less than one in a million."""
-SHARED = RemoteOnly("shared")
-Service = Callable[[np.random.Generator, int], np.ndarray]
 
 
 def pollaczek_khinchine(load: float, cv2: float) -> float:
@@ -291,44 +280,3 @@ def test_macro_steps_equal_micro_steps(cluster, sessions):
 def test_same_run_same_bytes(cluster, sessions):
     first, second = (run_on(cluster, sessions)[1] for _ in range(2))
     assert pickle.dumps(first) == pickle.dumps(second)
-
-
-def test_preemption_happens_and_is_recorded():
-    sessions = [session(index, 0.01 * index, (60, 50)) for index in range(4)]
-    built, run = run_on({"cost": COST, "batching": ONE_BY_ONE}, sessions, kv_capacity=300)
-    check_conserved(built, run, sessions)
-    assert sum(run.workers["num_preemptions"]) > 0
-    assert "recompute" in run.tasks["kind"]
-    # The oldest session is never the one that gives way.
-    first = [kind for kind, owner in zip(run.tasks["kind"], run.tasks["session_id"], strict=True) if owner == 0]
-    assert first == ["initial"]
-
-
-def test_a_younger_sequence_gives_way_to_an_older_one_that_comes_back():
-    """Session 1 decodes where session 0 lands after 150 ms: 151 tokens beside more than 60 are over 200."""
-    sessions = [session(0, 0.0, (150, 20)), session(1, 0.01, (60, 100))]
-    router = Scripted(places=(100, None))
-    built, run = run_on({"prefills": 1, "router": router}, sessions, kv_capacity=200)
-    check_conserved(built, run, sessions)
-    kinds = list(zip(run.tasks["session_id"], run.tasks["kind"], strict=True))
-    assert kinds == [(0, "initial"), (1, "initial"), (1, "recompute")]
-
-
-def test_evicted_history_is_prefilled_again():
-    """Session 0 waits in its environment while session 1 needs the memory."""
-    sessions = [session(0, 0.0, (100, 1, 1.0), (10, 1, 0.0)), session(1, 0.1, (150, 1, 0.0))]
-    _, run = run_on({"cost": COST}, sessions, kv_capacity=200)
-    assert run.workers["kv_evicted"] == [52]
-    assert run.tasks["tokens"] == [100, 150, 10]
-    assert run.tasks["computed_tokens"] == [100, 150, 62]
-
-
-def test_kept_history_survives_until_its_time_is_over():
-    sessions = [
-        session(0, 0.0, (100, 1, 1.0), (10, 1, 0.0)),
-        session(1, 0.1, (60, 30, 0.0)),
-        session(2, 0.11, (60, 30, 0.0)),
-    ]
-    for keep_s, evicted in ((0.0, True), (5.0, False)):
-        _, run = run_on({"cost": COST}, sessions, kv_capacity=210, keep_s=keep_s)
-        assert (run.workers["kv_evicted"][0] > 0) is evicted

@@ -1,7 +1,6 @@
 """Sessions, and when each of them comes: what is drawn by then, and when none is to come any more."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -106,20 +105,6 @@ def test_grouped_stats_are_those_of_the_tokens_written_out(runs):
         assert stats["p99"][index] == pytest.approx(np.percentile(tokens, 99))
 
 
-def test_session_statistics_are_over_all_its_tokens():
-    """One gap of 60 ms among ten of 10 ms: a tenth of the tokens, not half of the rounds."""
-    run = serve(simulation(), session(9, 0.0, (100, 8), (10, 4)), session(4, 0.125, (50, 1)))
-    observed = observe(run)
-    assert observed.session_itl_s["mean"][0] == pytest.approx(0.015)
-    assert observed.session_itl_s["max"][0] == pytest.approx(0.06)
-    assert observed.round_itl_s["max"][0] == pytest.approx(0.06)
-    assert np.isnan(observed.session_itl_s["mean"][1])
-    assert observed.round_session.tolist() == [0, 1, 0]
-    assert observed.e2el_s.tolist() == pytest.approx(
-        [run.sessions["finished_s"][0], run.sessions["finished_s"][1] - 0.125]
-    )
-
-
 def test_totals():
     agent = session(3, 1.5, (100, 20), (30, 5, 0.5))
     assert (agent.prefill_tokens, agent.decode_tokens, agent.context_tokens) == (130, 25, 155)
@@ -139,25 +124,6 @@ def test_open_loop_wants_sessions_in_order():
     OpenArrivals(loop, unsorted.sessions, print)
     with pytest.raises(UserError, match=r"session 1: arrival_s=1.0 is before 2.0"):
         loop.run()
-
-
-def test_an_open_arrival_is_drawn_when_the_one_before_it_comes():
-    drawn: list[int] = []
-    come: list[tuple[float, int, int, bool]] = []
-    loop = EventLoop()
-
-    def sessions() -> Iterator[Session]:
-        for index in range(3):
-            drawn.append(index)
-            yield session(index, 0.5 * index, (10, 1))
-
-    def arrive(each: Session) -> None:
-        come.append((loop.now, each.session_id, len(drawn), arrivals.is_over))
-
-    arrivals = OpenArrivals(loop, sessions(), arrive)
-    assert drawn == [0]
-    loop.run()
-    assert come == [(0.0, 0, 2, False), (0.5, 1, 3, False), (1.0, 2, 3, True)]
 
 
 def test_a_client_thinks_between_two_sessions_and_the_last_one_has_none_to_go_on_with():

@@ -8,7 +8,6 @@ import pytest
 from support.clusters import LinearCost, Scripted, hardware, links, serve, session, simulation
 from support.refusals import refuses
 
-from engines.cluster.decode import Sink
 from engines.cluster.hardware import Deployment, Pool, place, replications, splits
 from engines.cluster.sessions import ClosedLoop, OpenLoop
 from engines.cluster.simulation import Cluster, DecodeSimulation, Policies, StopRule
@@ -83,16 +82,6 @@ def test_binding_is_by_memory_then_sessions_then_id():
         RoundRobin(turn=2)
 
 
-def test_session_stays_with_its_worker_for_life():
-    run = serve(
-        simulation(homes=3), *(session(index, 0.1 * index, (50, 9, 0.3), (20, 3, 0.3), (20, 3)) for index in range(9))
-    )
-    home = dict(zip(run.sessions["session_id"], run.sessions["worker_id"], strict=True))
-    assert len(set(home.values())) == 3
-    for owner, worker in zip(run.tasks["session_id"], run.tasks["worker_id"], strict=True):
-        assert home[owner] == worker
-
-
 @dataclass(frozen=True)
 class Noting(Scripted):
     """Notes the TTFT a router is shown, by worker."""
@@ -121,28 +110,6 @@ def test_a_router_is_shown_the_mean_ttft_of_the_last_ten_seconds():
             inside = [ttft for landed, worker, ttft in done if worker == worker_id and now - 10 < landed <= now]
             assert ttft_s == pytest.approx(np.mean(inside) if inside else 0.0)
     assert max(ttft_s for _, shown in router.shown for ttft_s in shown.values()) > 0.4
-
-
-def test_memory_of_a_run_in_progress_counts_as_it_grows():
-    """At 0.25 s session 0 has 100 + 16 tokens, not the 1,000 it will have: its worker is still the emptier one."""
-    run = serve(simulation(homes=2), session(0, 0.0, (100, 900)), session(1, 0.01, (150, 2)), session(2, 0.25, (10, 1)))
-    assert run.sessions["worker_id"] == [0, 1, 1]
-    later = serve(
-        simulation(homes=2), session(0, 0.0, (100, 900)), session(1, 0.01, (150, 900)), session(2, 0.3, (10, 1))
-    )
-    assert later.sessions["worker_id"] == [0, 1, 0]
-
-
-def test_sink_decodes_without_contention():
-    built = simulation(prefills=1)
-    built._homes.clear()
-    built._home_of.clear()
-    built.add(Sink(built, worker_id=0, itl_s=0.02))
-    run = serve(built, *(session(index, 0.0, (100, 6)) for index in range(3)))
-    assert run.rounds["first_token_s"] == pytest.approx([0.1, 0.2, 0.3])
-    assert run.rounds["finished_s"] == pytest.approx([0.2, 0.3, 0.4])
-    assert run.gaps.tokens.sum() == 15
-    assert set(run.gaps.gap_s.tolist()) == {0.02}
 
 
 def test_decode_step_of_a_cluster_is_the_cost_model():
@@ -221,11 +188,3 @@ def test_batch_logs_one_worker_for_all_members():
     run = serve(simulation(cost=LinearCost(slope_s=1e-9)), *(session(index, 0.0, (10, 1000)) for index in range(10)))
     assert run.gaps.tokens.sum() == 10 * 999
     assert len(run.gaps.row) < 200
-
-
-def test_a_session_that_ends_makes_way_after_the_next_rounds_of_those_in_the_step():
-    """Both rounds end in one decode step: the end is an event of its own, so a client's new session comes after round 1."""
-    sessions = [session(0, 0.0, (10, 5)), session(1, 0.0, (10, 5), (10, 5)), session(2, 0.0, (10, 5))]
-    run = simulation(cost=LinearCost(token_s=0.0)).run(ClosedLoop(sessions=sessions, num_clients=2))
-    assert run.rounds["session_id"] == [0, 1, 1, 2]
-    assert run.rounds["ready_s"][2] == run.rounds["ready_s"][3]

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from support.clusters import LinearCost, Scripted, TokenEstimator, links, serve, session, simulation
+from support.clusters import links, serve, session, simulation
 
 from engines.cluster.record import ClusterRun, observe
-from engines.policies.batching import Chunked, PrefillFirst
+from engines.policies.batching import Chunked
 
 
 def gaps_of(run: ClusterRun, row: int) -> list[float]:
@@ -55,48 +55,6 @@ def test_history_is_read_during_the_previous_prefill(overlaps, second_starts):
     assert run.tasks["finished_s"][2] == pytest.approx(second_starts + 0.05)
 
 
-def test_next_step_is_chosen_when_the_current_one_begins():
-    """What arrives later waits for the step after, however urgent."""
-    run = serve(
-        simulation(prefills=1), *(session(index, arrival, (100, 1)) for index, arrival in enumerate((0.0, 0.01, 0.02)))
-    )
-    assert run.tasks["started_s"] == pytest.approx([0.0, 0.1, 0.2])
-
-
-def test_local_prefill_pauses_the_batch_at_the_next_token():
-    """Session 1 decodes from 0.1 on, a token every 10 ms; at 0.125 a prefill of 50 ms arrives and starts at 0.13."""
-    run = serve(simulation(), session(1, 0.0, (100, 8)), session(2, 0.125, (50, 3)))
-    assert run.tasks["started_s"] == pytest.approx([0.0, 0.13])
-    assert gaps_of(run, 0) == [10, 10, 10, 60, 10, 10, 10]
-    assert run.rounds["first_token_s"][1] == pytest.approx(0.18)
-    assert gaps_of(run, 1) == [10, 10]
-    assert run.sessions["finished_s"] == pytest.approx([0.22, 0.20])
-
-
-def test_landed_sequence_joins_at_the_next_token():
-    """Its first token is out at 0.135; the batch's step ends at 0.14, so the second comes at 0.15."""
-    router = Scripted(places=(None, 100))
-    run = serve(simulation(prefills=1, router=router), session(1, 0.0, (100, 8)), session(2, 0.085, (50, 3)))
-    assert run.rounds["first_token_s"] == pytest.approx([0.1, 0.135])
-    assert gaps_of(run, 0) == [10] * 7
-    assert gaps_of(run, 1) == [15, 10]
-
-
-def test_prefills_of_a_batch_end_together():
-    run = serve(
-        simulation(batching=PrefillFirst(max_num_batched_tokens=250)),
-        *(session(index, 0.0, (100, 2)) for index in range(4)),
-    )
-    # The first arrives alone; then two fit the budget, then one.
-    assert run.rounds["first_token_s"] == pytest.approx([0.1, 0.3, 0.3, 0.4])
-    assert gaps_of(run, 0) == [310]
-
-
-def test_prompt_longer_than_the_budget_still_runs():
-    run = serve(simulation(batching=PrefillFirst(max_num_batched_tokens=50)), session(0, 0.0, (100, 2)))
-    assert run.sessions["finished_s"] == pytest.approx([0.11])
-
-
 def test_chunked_prefill_and_decode_share_steps():
     """Budget 40: the second prompt runs as 39 + 39 + 22 tokens beside one decode, 10 ms more a step."""
     run = serve(
@@ -105,23 +63,3 @@ def test_chunked_prefill_and_decode_share_steps():
     assert run.rounds["first_token_s"] == pytest.approx([0.04, 0.05 + 0.1 + 0.03])
     assert gaps_of(run, 0) == [10, 49, 49, 32, 10]
     assert gaps_of(run, 1) == [10]
-
-
-def test_growing_context_slows_decoding():
-    """10 ms + 0.1 ms a token of context: 101, 102, 103 tokens of one sequence."""
-    run = serve(simulation(cost=LinearCost(slope_s=1e-4)), session(1, 0.0, (100, 4)))
-    assert run.sessions["finished_s"] == pytest.approx([0.1 + 0.0201 + 0.0202 + 0.0203])
-    # A run is logged as its first step and the mean of the others.
-    assert gaps_of(run, 0) == [20.1, 20.25, 20.25]
-
-
-def test_session_without_decode_ends_with_its_first_token():
-    run = serve(simulation(), session(1, 0.0, (10, 1), (10, 1)))
-    assert run.sessions["finished_s"] == pytest.approx([0.02])
-    assert len(run.gaps.row) == 0
-    assert np.isnan(observe(run).round_itl_s["mean"]).all()
-
-
-def test_estimates_are_recorded_with_the_worker_a_task_went_to():
-    run = serve(simulation(prefills=1, estimator=TokenEstimator(2e-3)), session(1, 0.0, (10, 1)))
-    assert run.tasks["estimate_s"] == pytest.approx([0.02])

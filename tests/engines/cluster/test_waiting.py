@@ -46,11 +46,3 @@ def test_window_ends_by_time_or_by_depth(gathering):
     )
     assert run.tasks["started_s"] == pytest.approx([0.05, 0.05, 1.02, 1.02, 1.02])
     assert run.tasks["finished_s"] == pytest.approx([0.07, 0.07, 1.05, 1.05, 1.05])
-
-
-def test_window_ends_in_the_middle_of_decoding():
-    """One session decodes from 0.06 on; a prefill that waits from 0.081 to 0.131 starts at the next token."""
-    run = serve(
-        simulation(batching=Gather(window_s=0.05, depth=3)), session(0, 0.0, (10, 40)), session(1, 0.081, (10, 1))
-    )
-    assert run.tasks["started_s"] == pytest.approx([0.05, 0.14])
