@@ -1,14 +1,6 @@
-"""Steps of measured kernels: sums and lines by hand, times moved to another card, and the shapes that curves must have.
-
-The committed tables: their size, where they come from, single measured times; what is missing is refused by name.
-
-The composed cost of a dLLM step: its parts by hand from the kernels, and the trial's table of products.
-
-What is done to measured times: spikes go, steps and full tiles stay, and nothing streams faster than memory.
-"""
+"""Tables of measured kernels: single times, sums by hand, the shapes of curves, other cards, and what is done to measured times."""
 
 import gzip
-import math
 import pickle
 
 import numpy as np
@@ -41,7 +33,6 @@ from engines.models.shape import (
     LLADA2_MINI,
     LLADA_8B,
     LLAMA_3_1_70B,
-    MIXTRAL_8X7B,
     QWEN2_5_7B,
     QWEN3_32B,
     SDAR_8B,
@@ -65,17 +56,6 @@ def test_the_layers_are_their_products_and_what_elementwise_kernels_move():
     assert Kernels(LLADA_8B, H200, "vllm").layers_s(512) == pytest.approx(32 * (sum(products) + elementwise), rel=1e-12)
 
 
-def test_between_measured_rows_a_step_is_on_the_line_and_beyond_them_in_proportion():
-    kernels = Kernels(LLADA_8B, H200, "vllm")
-    low, high = kernels.layers_s(257), kernels.layers_s(512)
-    assert kernels.layers_s(400) == pytest.approx(low + (high - low) * (400 - 257) / (512 - 257), rel=1e-12)
-    assert kernels.layers_s(65536) == pytest.approx(2 * kernels.layers_s(32768), rel=1e-12)
-    assert kernels.layers_s(0) == 0.0
-    # The step behind a full tile is kept.
-    tiled = Kernels(LLADA_8B, L40S, "vllm")
-    assert tiled.layers_s(1025) > 1.25 * tiled.layers_s(1024)
-
-
 def test_another_process_prices_the_same_steps():
     kernels = Kernels(LLAMA_3_1_70B.on_rank(4), H200, "vllm", 4)
     kernels.layers_s(1024)
@@ -88,15 +68,6 @@ def test_a_group_exchanges_activations_twice_a_layer():
     without = Kernels(LLAMA_3_1_70B.on_rank(4), H200, "vllm", 1)
     exchanged = 2 * 80 * at("all-reduce", (4,), 1024 * 8192)
     assert with_exchange.layers_s(1024) - without.layers_s(1024) == pytest.approx(exchanged, rel=1e-9)
-
-
-def test_experts_take_what_is_tabled_for_them():
-    kernels = Kernels(MIXTRAL_8X7B, H200, "vllm")
-    dense = [at("gemm", key, 1024) for key in ((6144, 4096), (4096, 4096), (8, 4096))]
-    values = 2 * 4 * 4096 + 2 * (4096 + 1024) + 4 * 1024
-    elementwise = 4 * ELEMENTWISE_S + 1024 * values * 2 / (ELEMENTWISE_SHARE * 4800e9)
-    experts = at("experts", (4096, 14336, 2, 8), 1024)
-    assert kernels.layers_s(1024) == pytest.approx(32 * (sum(dense) + experts + elementwise), rel=1e-12)
 
 
 def test_a_mixture_s_layers_are_its_experts_the_one_every_row_gets_and_dense_ones():
@@ -128,19 +99,6 @@ def test_tables_of_block_diffusion_are_none_that_other_models_rest_on():
     assert not has_tables("l40s", LLADA2_MINI)
     with pytest.raises(UserError, match="no gemm of outputs=5120, inputs=4096"):
         Kernels(LLADA2_FLASH, H200, "vllm")
-
-
-def test_a_prompt_takes_the_time_of_a_causal_one_with_as_many_pairs():
-    kernels = Kernels(LLADA_8B, H200, "vllm")
-    assert kernels.prompt_s(1024 * 1025 / 2) == pytest.approx(32 * at("prompt", (32, 32, 1), 1024), rel=1e-12)
-    # One of eight, of which each is charged an eighth.
-    assert kernels.prompt_s(512 * 513 / 2, 8) == pytest.approx(32 * at("prompt", (32, 32, 8), 512) / 8, rel=1e-12)
-    # A power law between measured lengths.
-    low, high = at("prompt", (32, 32, 1), 512), at("prompt", (32, 32, 1), 1024)
-    pairs, power = 200_000.0, math.log(high / low) / math.log((1024 * 1025) / (512 * 513))
-    assert kernels.prompt_s(pairs) == pytest.approx(32 * low * (pairs / (512 * 513 / 2)) ** power, rel=1e-12)
-    longest = 16384 * 16385 / 2
-    assert kernels.prompt_s(3 * longest) == pytest.approx(3 * kernels.prompt_s(longest), rel=1e-12)
 
 
 @pytest.mark.parametrize(("batch", "seconds"), [(2, 3.0), (4, 3.0), (8, 6.0), (16, 12.0), (32, 24.0)])
@@ -282,53 +240,6 @@ COST = Composed(KERNELS, CALIBRATION)
 REFRESH = StepWork(
     query_rows=512, attention_pairs=512 * 512, logit_rows=32, kv_read_rows=512, kv_written_rows=256, num_sequences=1
 )
-
-
-def test_a_refresh_is_its_layers_a_causal_prompt_of_as_many_pairs_and_its_head():
-    cost = COST.step_time(REFRESH)
-    assert cost.linear_s == KERNELS.layers_s(512)
-    assert cost.attention_s == KERNELS.prompt_s(512 * 512)
-    assert cost.logits_s == KERNELS.head_s(32)
-    assert cost.overhead_s == 5e-3
-    assert cost.total_s == pytest.approx(cost.linear_s + cost.attention_s + cost.logits_s + 5e-3, rel=1e-12)
-    # Shares of peak do not count.
-    other = Composed(KERNELS, Calibration.datasheet(L40S))
-    assert other.step_time(REFRESH).total_s == pytest.approx(cost.total_s - 5e-3, rel=1e-12)
-
-
-def test_a_step_of_several_sequences_is_charged_their_mean_attention():
-    work = REFRESH._replace(query_rows=1024, attention_pairs=4 * 512 * 512, num_sequences=4)
-    assert COST.step_time(work).attention_s == pytest.approx(4 * KERNELS.prompt_s(512 * 512, 4), rel=1e-12)
-
-
-def test_reading_much_for_few_queries_takes_its_traffic():
-    work = REFRESH._replace(query_rows=1, attention_pairs=4096, kv_read_rows=4096, kv_written_rows=0)
-    traffic_s = 4096 * LLADA_8B.kv_bytes_per_token / (ELEMENTWISE_SHARE * 864e9)
-    assert COST.step_time(work).attention_s == pytest.approx(traffic_s, rel=1e-12)
-
-
-def test_logits_in_chunks_stream_the_head_again_and_copies_are_traffic():
-    chunked = COST.step_time(REFRESH._replace(logit_rows=64, logit_chunks=2))
-    assert chunked.logits_s == pytest.approx(2 * KERNELS.head_s(32), rel=1e-12)
-    copied = COST.step_time(REFRESH._replace(copied_logit_bytes=LLADA_8B.vocab_rows * 8 * 32))
-    copied_s = LLADA_8B.vocab_rows * 8 * 32 / (ELEMENTWISE_SHARE * 864e9)
-    assert copied.logits_s == pytest.approx(KERNELS.head_s(32) + copied_s, rel=1e-12)
-
-
-def test_rows_of_one_layer_more_run_at_the_rate_of_as_many_rows():
-    layer_flops = LLADA_8B.linear_flops_per_token // 32
-    more = COST.step_time(REFRESH._replace(extra_linear_flops=512 * layer_flops))
-    assert more.linear_s == pytest.approx(KERNELS.layers_s(512) + KERNELS.layers_s(1024) / 64, rel=1e-9)
-
-
-@pytest.mark.parametrize("decoding", [8, 256])
-def test_decoding_takes_its_floor_where_the_context_is_short(decoding):
-    cost = Composed(Kernels(QWEN3_32B, H200, "vllm"))
-    line = cost.decode_line(decoding)
-    assert line.base_s < line.floor_s
-    assert cost.parts(StepWork(decoding=decoding))[1] == line.floor_s
-    _, long_s, _ = cost.parts(StepWork(decoding=decoding, context=10**6))
-    assert long_s == line.base_s + line.slope_s * 10**6 > line.floor_s
 
 
 def test_an_empty_step_takes_nothing_and_bounds_are_the_rooflines():

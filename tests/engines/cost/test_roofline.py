@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import refuses
 
-from engines.cost.roofline import H200, L40S, LOGIT_PASSES, RTX4090, Calibration, Roofline, StepWork
+from engines.cost.roofline import H200, L40S, RTX4090, Calibration, Roofline, StepWork
 from engines.errors import UserError
 from engines.models.shape import DREAM_7B, LLADA_8B, MIXTRAL_8X7B
 from repro.families.cost import save_calibration
@@ -141,30 +141,6 @@ def test_each_constant_slows_only_what_it_names(roofline, work, matmul, attentio
     assert (by_attention.linear_s, by_attention.logits_s) == (ideal.linear_s, ideal.logits_s)
     everything = cost(matmul_efficiency=bandwidth, attention_efficiency=bandwidth, bandwidth_efficiency=bandwidth)
     assert everything.total_s == pytest.approx(ideal.total_s / bandwidth)
-
-
-def test_parts_of_a_known_step():
-    card, work = RTX4090, reuse(512, n=8)
-    cost = Roofline(LLADA_8B, card).step_time(work)
-    # 256 rows: layers are compute-bound (21.6 ms against 13.8 ms of streaming), the rest is traffic.
-    assert cost.linear_s == 256 * 13_958_643_712 / card.peak_flops
-    assert cost.attention_s == 524_288 * 8 * (240 + 64) / card.bandwidth
-    logit_traffic = 1_035_993_088 + LOGIT_PASSES * 256 * 252_928
-    assert cost.logits_s == max(256 * 1_035_993_088 / card.peak_flops, logit_traffic / card.bandwidth)
-    assert cost.bound == "compute"
-    moved = [moved for _, moved in Roofline(LLADA_8B, card).loads(work)]
-    assert moved == [13_959_176_192, 524_288 * 8 * 304, logit_traffic]
-    assert Roofline(LLADA_8B, card).step_time(reuse(512)).bound == "memory"
-
-
-def test_each_chunk_of_logits_streams_the_head_and_an_empty_step_costs_nothing():
-    calibration = replace(Calibration.datasheet(L40S), step_overhead_s=0.02)
-    roofline, one = Roofline(LLADA_8B, L40S, calibration), reuse(512)
-    extra = lower_bound_bytes(roofline, one._replace(logit_chunks=3)) - lower_bound_bytes(roofline, one)
-    assert extra == 2 * LLADA_8B.streamed_weight_bytes_head
-    assert roofline.step_time(one._replace(logit_rows=0)).logits_s == 0
-    empty = StepWork(0, 0, 0, 0, 0, 0)
-    assert roofline.step_time(empty).total_s == roofline.lower_bound_s(empty) == 0
 
 
 def test_calibration_round_trip(tmp_path):

@@ -1,7 +1,6 @@
 """Sampling above temperature 0: top_p, top_k and alg_temp draw what closed forms say, in any company."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 
@@ -252,9 +251,6 @@ def test_sampled_requests_do_not_see_their_company(mix):
     outputs = run_together(engine_for(model, config, kv_rows, chosen.rule), arrivals)
     for _, request in arrivals:
         assert outputs[request.request_id] == run_alone(model, chosen, request), request
-
-
-Build = Callable[[EngineConfig, int], Executor]
 
 
 def padded(config: EngineConfig, batch_size: int) -> Executor:
