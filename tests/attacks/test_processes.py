@@ -218,8 +218,7 @@ def test_an_ascii_locale():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture
-def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up(tmp_path, monkeypatch):
     """Text files of more than a few bytes no longer fit."""
     write = Path.write_bytes
 
@@ -228,10 +227,6 @@ def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, os.strerror(28), str(self))
 
     monkeypatch.setattr(Path, "write_bytes", full)
-
-
-@pytest.mark.usefixtures("small_disk")
-def test_a_disk_that_fills_up(tmp_path):
     result = repro("bench", "--platform", "rtx4090", "--num-prompts", 2, "--result-dir", tmp_path)
     assert result.code == 1
     assert "could not be stored" in result.err.splitlines()[-1]

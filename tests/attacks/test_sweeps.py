@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ def sweep_in(folder: Path, name: str, comparison: str, num_seeds: int) -> None:
         for system in SYSTEMS
         for rate in (1.0, 2.0)
     ]
-    made = [deployed(prepare(cell), before=partial(note, folder, name, prepare(cell).cell.key)) for cell in cells]
+    made = [deployed(each, before=(folder / f"{name}-made-{each.cell.key}").touch) for each in map(prepare, cells)]
     sweep = Sweep(made, Store(folder / "runs"))
     (folder / f"{name}-ready").touch()
     while len(list(folder.glob("*-ready"))) < 2:  # both have looked, and found nothing
@@ -38,13 +37,16 @@ def sweep_in(folder: Path, name: str, comparison: str, num_seeds: int) -> None:
     (folder / f"{name}-said").write_text(" ".join([*sorted({each.status for each in outcomes}), *sorted(sittings)]))
 
 
-def note(folder: Path, name: str, key: str) -> None:
-    (folder / f"{name}-made-{key}").touch()
-
-
 @pytest.mark.parametrize(("comparison", "seeds"), [("rates", 1), ("rates", 3), ("", 2)], ids=["one", "three", "alone"])
 def test_each_measured_unit_is_made_once(comparison, seeds, tmp_path):
-    said = two_sweeps(tmp_path, comparison, seeds)
+    names = ("first", "second")
+    both = [forks().Process(target=sweep_in, args=(tmp_path, name, comparison, seeds)) for name in names]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+    assert [process.exitcode for process in both] == [0, 0]
+    said = [(tmp_path / f"{name}-said").read_text() for name in names]
     made = [path.name.partition("-made-") for path in tmp_path.glob("*-made-*")]
     assert len(made) == len({key for *_, key in made}) == 4 * seeds
     assert len(list((tmp_path / "runs").glob("*.gz"))) == 4 * seeds
@@ -78,14 +80,3 @@ def _seed(folder: Path, key: str) -> int:
     (found,) = (folder / "runs").glob(f"*{key}*")
     seed: int = parts(found)["cell"]["seed"]
     return seed
-
-
-def two_sweeps(folder: Path, comparison: str, num_seeds: int) -> list[str]:
-    names = ("first", "second")
-    both = [forks().Process(target=sweep_in, args=(folder, name, comparison, num_seeds)) for name in names]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join(120)
-    assert [process.exitcode for process in both] == [0, 0]
-    return [(folder / f"{name}-said").read_text() for name in names]

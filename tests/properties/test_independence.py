@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine_runs import Ids, chi_square, engine_for, rows_of, run_alone, run_together
+from support.tables import data_beside
 from support.tiny_models import GQA, LOUD, MHA, ONE_LAYER, TinyModel, network, request_on
 
 from baselines.dllm.static.executor import padded_executor
@@ -142,18 +143,7 @@ def baseline_mixes(draw: st.DrawFn) -> tuple[TinyModel, Sampler, EngineConfig, i
     return model, chosen, config, largest + draw(st.sampled_from((0, 3, 30, 300))), arrivals
 
 
-MIXED_METHODS = (
-    ("llada", "llada", {}),
-    ("dllm-serve", "llada", {"compat": "upstream"}),
-    ("fast-dllm", "llada", {"cache": "none"}),
-    ("fast-dllm", "llada", {"cache": "prefix"}),
-    ("fast-dllm", "llada", {"cache": "dual"}),
-    ("dream", "dream", {"alg": "origin"}),
-    ("dream", "dream", {"alg": "entropy"}),
-    ("fast-dllm", "dream", {"cache": "dual", "alg": "confidence_threshold"}),
-    ("fast-dllm", "dream", {"cache": "prefix", "alg": "entropy"}),
-    ("sparse-dllm", "dream", {"alg": "topk_margin"}),
-)
+MIXED_METHODS = data_beside(__file__, "independence")["methods"]
 """System, family of its decode rule, options."""
 
 

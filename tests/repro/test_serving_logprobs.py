@@ -13,6 +13,7 @@ from support.causal import causal_logits
 from support.causal_checkpoints import END, TURN_END, write_causal
 from support.http_client import ask, streaming
 from support.http_server import Running, running_server
+from support.tables import data_beside
 from support.tokenizers import BYTES
 from tokenizers import pre_tokenizers
 
@@ -20,6 +21,8 @@ from engines.models.decoder import CausalModel
 from engines.models.loader import load_causal
 from engines.server.ar_settings import ArSettings
 from repro.serving_ar import ArModel
+
+CASES = data_beside(__file__, "cases")
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LENGTH = 10
@@ -265,14 +268,7 @@ def test_no_end_is_chosen_before_the_least_number_of_tokens(server):
     assert not {END, TURN_END} & {*choice["token_ids"][:6]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"top_logprobs": 1}, "top_logprobs"),
-        ({"logprobs": 2}, "logprobs"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "name"), CASES["scores of a chat"])
 def test_a_chat_s_scores_that_cannot_be_are_refused_by_their_field(server, fields, name):
     answer = ask(server.port, CHAT, talk(**fields))
     assert (answer.status, answer.body["error"]["param"]) == (400, name)

@@ -8,7 +8,7 @@ from support.tiny_models import GQA, MHA, network, request_on
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
-from repro.checks.agreement import load_pair, top1_agreement
+from repro.checks.agreement import _masked_logits, load_pair, top1_agreement
 
 GENERATION = GenerationConfig(gen_length=6, block_length=6, steps=6)
 
@@ -31,7 +31,8 @@ def test_one_other_token_is_one_position_less():
     exact = network(GQA)
     other = copy.deepcopy(exact)
     batch = requests(GQA)
-    chosen = [_argmax(exact, request) for request in batch]
+    with torch.inference_mode():
+        chosen = [_masked_logits(exact, request).argmax(dim=-1) for request in batch]
     token = int(chosen[0][0])
     head = other.transformer["ff_out"].weight if not other.config.weight_tying else other.transformer["wte"].weight
     unused = next(i for i in range(GQA.vocab) if all(i not in row.tolist() for row in chosen))
@@ -41,13 +42,6 @@ def test_one_other_token_is_one_position_less():
     found = top1_agreement(exact, other, batch)
     assert differing > 0
     assert found.num_positions - found.num_agreeing == differing
-
-
-def _argmax(model: torch.nn.Module, request: Request) -> torch.Tensor:
-    from repro.checks.agreement import _masked_logits
-
-    with torch.inference_mode():
-        return _masked_logits(model, request).argmax(dim=-1)
 
 
 def test_bfloat16_of_the_embedded_model_mostly_agrees():

@@ -3,10 +3,13 @@ from dataclasses import replace
 
 import pytest
 from support.cells import RTX4090
+from support.tables import data_beside
 
 import repro.checks.doctor
 from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, FoundGpu, Item, Machine, look, rows_for
 from repro.families.platforms import PLATFORMS, DllmPart
+
+CASES = data_beside(__file__, "cases")
 
 LAPTOP = Machine(
     python=(3, 12, 1),
@@ -99,27 +102,16 @@ def test_a_cpu_build_of_torch_beside_a_driver_is_explained():
         assert "make setup TORCH=torch" in row(machine, item).detail
 
 
-@pytest.mark.parametrize(
-    ("change", "item", "detail"),
-    [
-        (
-            {"torch": None, "torch_error": "ModuleNotFoundError: No module named 'torch'"},
-            "torch",
-            "not installed: run 'make setup'",
-        ),
-        ({"torch": None}, "cpu-tiny measured", "not installed"),
-        ({"torch_error": "OSError: libfoo.so"}, "cpu-tiny measured", "cannot be loaded (OSError: libfoo.so)"),
-        ({"missing_weights": ("model.safetensors",)}, "cpu-tiny measured", "lacks model.safetensors"),
-        ({"missing_weights": ("model.safetensors",)}, "embedded model", "lacks model.safetensors"),
-        ({"python": (3, 10, 9)}, "python", "3.10.9 is too old: install 3.11"),
-        ({"disk_free_bytes": 5}, "disk", "0.0 GB free: make at least 1.0 GB"),
-        ({"data_dir_error": "REPRO_DATA_DIR='x' is not a directory"}, "REPRO_DATA_DIR", "is not a directory"),
-    ],
-)
+@pytest.mark.parametrize(("change", "item", "detail"), CASES["machines"])
 def test_what_is_wrong_is_said_where_it_matters(change, item, detail):
     found = row(replace(LAPTOP, **change), item)
     assert found.status == "no"
     assert detail in found.detail
+
+
+def test_an_old_python_is_refused():
+    found = row(replace(LAPTOP, python=(3, 10, 9)), "python")
+    assert (found.status, "3.10.9 is too old: install 3.11" in found.detail) == ("no", True)
 
 
 def test_a_missing_checkpoint_does_not_stop_a_large_card():

@@ -229,19 +229,7 @@ def test_a_figure_without_runs_is_held_by_its_digest_and_its_verdicts_by_their_v
     assert (found["sglang-h20-llada2-mini"].status, found["claims"].status) == ("by digest", "same")
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "after"),
-    [
-        (f"{SGLANG}.csv", "0.", "0.9"),
-        (f"{SGLANG}.txt", "SGLang", "vLLM"),
-        ("claims-block.csv", ",reproduced,", ",not reproduced,"),
-        ("claims-block.csv", ",not reproduced,", ",reproduced,"),
-        ("claims-block.csv", "ours", "1.5"),
-        ("claims-block.csv", "how", "otherwise"),
-        ("claims-block.csv", "verdict", "not testable here"),
-        ("claims-block.csv", "command", ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "before", "after"), CASES["changes"])
 def test_a_change_beside_runs_that_are_gone_is_found(by_digest, name, before, after):
     if before in claims_file.COLUMNS:
         change_row(by_digest / name, "block-sglang-32", before, after)

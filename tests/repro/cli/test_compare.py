@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from support.command import Result, refused, repro
 from support.forks import repro_in_a_process
+from support.stored_runs import parts
 from support.tables import data_beside
 
 CASES = data_beside(__file__, "cases")
@@ -92,7 +93,7 @@ def test_the_same_code_on_other_seeds_reports_no_change(folder, tmp_path, monkey
         (tmp_path / name).mkdir()
     for file in (folder / "runs").glob("dllm-serve_*"):
         seed = int(file.name.split("_s")[1].split("_")[0])
-        if "scheduler" not in json.dumps(json_of(file)):
+        if "scheduler" not in json.dumps(parts(file)["cell"]["knobs"]):
             (tmp_path / ("a" if seed < 5 else "b") / file.name).write_bytes(file.read_bytes())
     metrics = ("--metric", "throughput_tok_s", "--metric", "e2el_s.mean")
     done = repro("compare", tmp_path / "a", tmp_path / "b", *metrics)
@@ -106,13 +107,6 @@ def test_the_same_code_on_other_seeds_reports_no_change(folder, tmp_path, monkey
     same = repro("compare", tmp_path / "a", tmp_path / "c", *metrics, "--json")
     rows = [row for each in json.loads(same.out)["comparisons"] for row in each["rows"]]
     assert (same.code, [(row["verdict"], row["ratio"]["mean"]) for row in rows]) == (0, [("same", 1)] * 2)
-
-
-def json_of(file: Path) -> dict[str, object]:
-    from support.stored_runs import parts
-
-    knobs: dict[str, object] = parts(file)["cell"]["knobs"]
-    return knobs
 
 
 def test_two_versions_of_the_code_live_in_one_folder(tmp_path):

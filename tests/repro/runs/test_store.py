@@ -17,6 +17,7 @@ from support.driven import drive
 from support.fake_system import deployed, fake_cell
 from support.refusals import refuses
 from support.stored_runs import CELL, EXPERIMENT, lines, make_provenance, make_record, parts, whole_record
+from support.tables import data_beside
 
 import repro.runs.store
 from engines.cluster.record import RoundRow, TaskRow, WorkerRow, rows_of, table_of
@@ -27,6 +28,8 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family, plain_table
 from repro.runs.record import REQUEST_COLUMNS, SCHEMA_VERSION, Column, RunRecord, columns_of, empty_table
 from repro.runs.store import Damaged, Store, StoredRun, StoreError, encoded, pack, parts_of, read_run
+
+CASES = data_beside(__file__, "cases")
 
 
 @pytest.fixture
@@ -346,14 +349,7 @@ def test_tables_of_a_workload_that_is_gone_are_refused(store):
         run.table("steps")
 
 
-@pytest.mark.parametrize(
-    ("facts", "says"),
-    [
-        ({"obtained": "simulated"}, "simulated"),
-        ({"obtained": "simulated", "calibration": "h200, uncalibrated: datasheet peaks"}, "simulated, uncalibrated"),
-        ({"obtained": "measured"}, "measured"),
-    ],
-)
+@pytest.mark.parametrize(("facts", "says"), CASES["obtained"])
 def test_how_a_run_was_obtained(store, facts, says):
     save(store, make_record().with_manifest(**facts))
     assert store.load(EXPERIMENT).obtained == says

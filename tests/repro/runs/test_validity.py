@@ -4,9 +4,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from support.tables import data_beside
 
 from repro.runs.family import Family, late_submissions
 from repro.runs.record import RunRecord, Table
+
+CASES = data_beside(__file__, "cases")
 
 REQUESTS: Table = {
     "request_id": [0, 1],
@@ -34,24 +37,7 @@ def test_a_good_run_is_valid():
     assert ANY.assess(record()).valid
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({name: [] for name in REQUESTS}, "there are no requests"),
-        (
-            {"status": ["ok", "failed"], "error": [None, "out of memory"], "finished_s": [2.0, None]},
-            "1 of 2 requests failed, the first with: out of memory",
-        ),
-        ({"status": ["ok", "unfinished"], "finished_s": [2.0, None]}, "1 of 2 requests did not finish"),
-        ({"status": ["ok", "odd"]}, "1 of 2 requests have an unknown status"),
-        ({"request_id": [0, 0]}, "1 request ids are repeated"),
-        ({"finished_s": [None, None]}, "2 finished requests have no finished_s"),
-        ({"first_output_s": [None, 3.0]}, "1 finished requests have no first_output_s"),
-        ({"submit_lag_s": [0.0, -0.5]}, "some requests were submitted before they were due"),
-        ({"admitted_s": [0.0, 0.5]}, "1 requests have admitted_s before arrival_s"),
-        ({"first_output_s": [2.0, 4.5]}, "1 requests have finished_s before first_output_s"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "said"), CASES["faults"])
 def test_each_fault_is_the_only_reason(changed, said):
     validity = ANY.assess(record(**changed))
     assert not validity.valid
