@@ -68,7 +68,6 @@ def sweep(
     interleave: bool = False,
     result_dir: str | Path = LOCAL,
     force: bool = False,
-    keep_other_code: bool = False,
     jobs: int | None = None,
     pool: str = "local",
     address: str | None = None,
@@ -77,9 +76,9 @@ def sweep(
     ``pool`` ray: a cluster started for the call, or the one at ``address``.
 
     ``cells`` may be a grid, as ``repro sweep`` reads it of a file; ``repeats`` gives it the seeds 0, 1, ..., ``max_cells`` is how many it may have, and ``interleave`` makes
-    its runs repeat by repeat. ``keep_other_code`` keeps runs that other code made, and puts this code's beside them."""
+    its runs repeat by repeat."""
     root = _folder(result_dir)
-    flags = {"force": force, "interleave": interleave, "keep_other_code": keep_other_code}
+    flags = {"force": force, "interleave": interleave}
     for name, flag in flags.items():
         require(isinstance(plain(flag), bool), f"{name}={plain(flag)!r} must be true or false")
     forget()
@@ -90,8 +89,7 @@ def sweep(
         asked = _cells(cells)
     made = in_turns(asked) if interleave else asked
     with pool_of(pool, address, jobs) as where:
-        store = Store(root, beside_other_code=keep_other_code)
-        found = Sweep(prepare_all(made), store, force=force, pool=where)
+        found = Sweep(prepare_all(made), Store(root), force=force, pool=where)
         found.check()
         with sweep_progress(found.num_cells) as progress:
             found.run(on_event=progress.on_event, on_step=progress.on_step, jobs=jobs)

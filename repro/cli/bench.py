@@ -133,8 +133,6 @@ class Repeated(Checked):
     """Make them repeat by repeat, so that what the machine does meanwhile falls on all settings."""
     max_cells: Annotated[int, Range(1, 10**8)] = 20_000
     """The most runs that a grid may have."""
-    keep_other_code: bool = False
-    """Keep runs that other code made, and put this code's beside them, for 'repro compare'."""
 
 
 def bench(
@@ -195,10 +193,6 @@ def sweep(
     check_regular("grid", grid)
     found = grid_of_file(grid).repeated(repeated.repeats)
     require(
-        not (repeated.keep_other_code and stored.accept_other_code),
-        "keep_other_code makes runs anew that accept_other_code reuses: leave one out",
-    )
-    require(
         len(found.seed) > 1 or not repeated.interleave,
         "interleave has no effect with one run of each setting: add --repeats, or leave it out",
     )
@@ -214,8 +208,8 @@ def sweep(
             return []
         return _save_plot(output.plot, f"repro sweep {grid.name}", runs, found.varied)
 
-    store = replace(stored.store, beside_other_code=repeated.keep_other_code)
-    make_and_show(in_turns(cells) if repeated.interleave else cells, store, show, opened, stored, placement, output)
+    ordered = in_turns(cells) if repeated.interleave else cells
+    make_and_show(ordered, stored.store, show, opened, stored, placement, output)
 
 
 # -- runs of a grid ---------------------------------------------------------------------------------------

@@ -284,12 +284,9 @@ class Store:
     """Takes runs that other code made as done, and marks them."""
     accept_other_machine: bool = field(default=False, kw_only=True)
     """So too those measured on a machine unlike this one, which is for drawing them and not for adding to them."""
-    beside_other_code: bool = field(default=False, kw_only=True)
-    """Leaves a cell's file to the code that made it, and gives this code's run one of its own beside it."""
 
-    def file(self, cell: Cell, code: str | None = None) -> Path:
-        """The cell's, or that beside it of the code with this digest."""
-        return self.root / f"{cell.folder_name}{'' if code is None else f'.{code}'}{SUFFIX}"
+    def file(self, cell: Cell) -> Path:
+        return self.root / f"{cell.folder_name}{SUFFIX}"
 
     def surely_missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """Those of which there is no run whatever their knobs; tells in one look, and without their requests."""
@@ -301,23 +298,15 @@ class Store:
 
     def written(self, cell: Cell) -> tuple[int, int] | None:
         """Another value for every time that the cell is stored; None where it is not."""
-        beside = self.root.glob(f"{cell.folder_name}.*{SUFFIX}") if self.beside_other_code else ()
-        found = []
-        for file in (self.file(cell), *beside):
-            with suppress(OSError):
-                found.append(file.stat())
-        newest = max(found, key=lambda each: each.st_mtime_ns, default=None)
-        return None if newest is None else (newest.st_ino, newest.st_mtime_ns)
+        try:
+            found = self.file(cell).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def find(self, experiment: Experiment) -> State:
         """Whether the stored run is this cell's, by this code and schema, and every byte is as it was written."""
-        state = self._found(experiment, self.file(experiment.cell))
-        if state.run is not None or not self.beside_other_code:
-            return state
-        beside = self._found(experiment, self.file(experiment.cell, experiment.code.digest))
-        return state if beside.run is None else beside
-
-    def _found(self, experiment: Experiment, file: Path) -> State:
+        file = self.file(experiment.cell)
         try:
             if not stat.S_ISREG(file.lstat().st_mode):
                 return State(run=None, reason="incomplete: it is no plain file")
@@ -337,7 +326,7 @@ class Store:
 
     def put(self, packed: Packed) -> StoredRun:
         """Replaces whatever was stored of the cell, in one rename once everything is written."""
-        file = self._place(packed)
+        file = self.file(packed.cell)
         try:
             with replacing(file) as temporary:
                 temporary.write_bytes(packed.content)
@@ -347,13 +336,6 @@ class Store:
                 f"--result-dir; the same command continues"
             ) from error
         return StoredRun(packed.cell, file, packed.manifest, packed.provenance, content=packed.content)
-
-    def _place(self, packed: Packed) -> Path:
-        own, code = self.file(packed.cell), packed.manifest["code"]["digest"]
-        with suppress(*UNREADABLE, StoreError):
-            if self.beside_other_code and read_run(own).code_digest != code:
-                return self.file(packed.cell, code)
-        return own
 
     def clear_leftovers(self) -> None:
         """Removes old ones, of processes that were killed while they stored."""

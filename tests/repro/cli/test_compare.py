@@ -1,4 +1,4 @@
-"""``repro compare`` as somebody types it: a scheduler that is slower, the same code on other seeds, two versions in one folder."""
+"""``repro compare`` as somebody types it: a scheduler that is slower, the same code on other seeds."""
 
 import json
 from pathlib import Path
@@ -107,28 +107,6 @@ def test_the_same_code_on_other_seeds_reports_no_change(folder, tmp_path, monkey
     same = repro("compare", tmp_path / "a", tmp_path / "c", *metrics, "--json")
     rows = [row for each in json.loads(same.out)["comparisons"] for row in each["rows"]]
     assert (same.code, [(row["verdict"], row["ratio"]["mean"]) for row in rows]) == (0, [("same", 1)] * 2)
-
-
-def test_two_versions_of_the_code_live_in_one_folder(tmp_path):
-    options = ("sweep", "grid.yaml", "--repeats", 5, "--result-dir", "runs", "--jobs", 1, "--keep-other-code")
-    write(tmp_path, alone="()", schedulers="mine:Own")
-    assert call(tmp_path, *options).err.splitlines()[-1] == "5 runs done, 0 reused; runs: runs"
-    write(tmp_path, alone="(0, 3, 6)", schedulers="mine:Own")
-    assert call(tmp_path, *options).err.splitlines()[-1] == "5 runs done, 0 reused; runs: runs"
-    assert "0 runs done, 5 reused" in call(tmp_path, *options).err
-    runs = json.loads(call(tmp_path, *options, "--json").out)["runs"]
-    files = {Path(run["file"]).name for run in runs}
-    assert files < {file.name for file in (tmp_path / "runs").glob("*.gz")}
-    (code,) = {name.split(".")[-3] for name in files}
-    done = call(tmp_path, "compare", "dllm-serve", f"@code={code}", "--result-dir", "runs")
-    assert done.code == 1, done
-    assert done.out.splitlines()[-1] == "changed beyond 2 % outside noise: throughput_tok_s"
-    assert "code differs in mine" in done.out
-    both = call(tmp_path, "compare", "dllm-serve@seed=0", "dllm-serve@seed=1", "--result-dir", "runs")
-    assert both.code == 2
-    assert "which differ in code: name one with @code=" in both.err
-    write(tmp_path, alone="()", schedulers="mine:Own")
-    assert "0 runs done, 5 reused" in call(tmp_path, *options).err
 
 
 def test_a_run_that_is_invalid_ends_with_code_1(folder, tmp_path, monkeypatch):

@@ -91,7 +91,6 @@ def test_python_refuses_likewise(tmp_path):
         ({"cells": {"platform": "l40s"}, "repeats": True}, "repeats=True must be a whole number"),
         ({"cells": [], "repeats": 2}, "repeats=2 is of a grid"),
         ({"cells": {"platform": "l40s"}, "interleave": 1}, "interleave=1 must be true or false"),
-        ({"cells": {"platform": "l40s"}, "keep_other_code": "no"}, "keep_other_code='no' must be true or false"),
     ):
         with pytest.raises(UserError, match=says):
             toolkit.sweep(**{"result_dir": tmp_path / "runs", **given})
