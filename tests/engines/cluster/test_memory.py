@@ -42,14 +42,6 @@ def test_held_tokens_are_never_evicted():
     assert (pool.held, pool.idle, pool.free) == (70, 0, 30)
 
 
-def test_peak_counts_idle_tokens():
-    pool = KvPool(100)
-    parked(pool, a=60)
-    pool.hold(30)
-    pool.release(30)
-    assert (pool.peak, pool.held + pool.idle) == (90, 60)
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from(("start", "park", "resume", "room")), st.integers(0, 5), st.integers(1, 60)),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.clusters import LinearCost, serve, session, session_lists, simulation
 
 from engines.cluster.record import READINGS, ClusterRun, Reading, attainments, grouped_stats, observe
-from engines.cluster.sessions import Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Round, Session
+from engines.cluster.sessions import EventLoop, OpenArrivals, OpenLoop, Round, Session
 from engines.cluster.simulation import StopRule
 from engines.errors import UserError
 from engines.policies.views import Slo
@@ -124,25 +124,6 @@ def test_open_loop_wants_sessions_in_order():
     OpenArrivals(loop, unsorted.sessions, print)
     with pytest.raises(UserError, match=r"session 1: arrival_s=1.0 is before 2.0"):
         loop.run()
-
-
-def test_a_client_thinks_between_two_sessions_and_the_last_one_has_none_to_go_on_with():
-    come: list[tuple[float, int]] = []
-    loop = EventLoop()
-    closed = ClosedLoop(sessions=[session(index, 9.9, (10, 1)) for index in range(3)], num_clients=2, think_s=0.25)
-    clients = Clients(loop, closed, lambda each: come.append((loop.now, each.session_id)))
-    assert clients.num_thinking == 2
-    loop.run()
-    assert come == [(0.0, 0), (0.0, 1)]
-    assert not clients.is_over  # the third has not begun
-    assert clients.go_on(1.0)
-    assert (clients.num_thinking, clients.is_over) == (1, False)  # its client thinks
-    assert not clients.go_on(1.1)
-    loop.run()
-    assert come[2:] == [(1.25, 2)]
-    assert clients.is_over
-    few = Clients(loop, ClosedLoop(sessions=closed.sessions[:1], num_clients=5), come.append)
-    assert few.num_thinking == 1
 
 
 def test_events_of_one_time_run_in_the_order_they_were_scheduled():

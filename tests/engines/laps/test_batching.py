@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.prefill import TokenCost, ask, chat, execute, given_tokens, h200_14b, summarise, task, turns, waiting
+from support.prefill import TokenCost, ask, chat, execute, h200_14b, summarise, task, turns, waiting
 
 from engines.errors import UserError
 from engines.laps.batching import (
@@ -24,7 +24,6 @@ from engines.laps.batching import (
     WaitRule,
     WithGraphs,
     graph_bytes,
-    shapes_of,
     window_s,
 )
 from engines.laps.cluster import PrefillCluster, PrefillRun
@@ -33,7 +32,6 @@ from engines.laps.system import LapsConfig, PrefillSystem, laps
 from engines.policies.batching import ONE_BY_ONE, Chunked
 from engines.policies.views import FALLBACK, Bucket, Chunk, PrefillQueue, Rung, StepMode, StepPlan, padded_tokens
 
-DEPTHS = (1, 2, 4)
 MS = 1e-3
 
 
@@ -43,7 +41,7 @@ class Round:
     def __init__(self, variant: WaitRule, **config: float) -> None:
         self.queue = ClassQueue(256)
         self.wait = AdaptiveWait(
-            WaitConfig(wait=variant, **{"max_window_s": 10 * MS, **config}), DEPTHS, lambda requests, tokens: 20 * MS
+            WaitConfig(wait=variant, **{"max_window_s": 10 * MS, **config}), (1, 2, 4), lambda requests, tokens: 20 * MS
         )
         self.num = 0
 
@@ -99,13 +97,6 @@ def test_a_guarded_round_by_hand():
     assert [trace.ask(50 * MS).depth for _ in range(5)] == [1, 1, 1, 1, 0]
 
 
-def test_the_head_of_the_line_waits_t_max_at_most():
-    trace = Round("repaired", max_wait_s=3 * MS, max_window_s=100 * MS)
-    trace.arrive(0.0)
-    assert trace.ask(0.0).wake_s == pytest.approx(3 * MS)
-    assert trace.ask(3 * MS).depth == 1
-
-
 def test_printed_a_round_without_requests_is_the_last():
     trace = Round("printed")
     assert trace.ask(0.0) == Wait(0, 10 * MS)
@@ -113,27 +104,6 @@ def test_printed_a_round_without_requests_is_the_last():
     trace.arrive(11 * MS, 64)
     assert [trace.ask(now) for now in (11 * MS, 1.0, 100.0)] == [Wait(0)] * 3
     assert trace.wait.target == 0
-
-
-def test_repaired_the_depth_grows_after_two_full_rounds():
-    trace = Round("repaired")
-    trace.arrive(0.0)
-    trace.ask(0.0)
-    assert trace.ask(10 * MS).depth == 1  # W elapsed: D <- 1
-    targets = []
-    for now, count in enumerate((1, 1, 2, 2, 4, 4), start=1):
-        trace.arrive(float(now), count)
-        assert trace.ask(float(now)).depth == count
-        targets.append(trace.wait.target)
-    assert targets == [1, 2, 2, 4, 4, 4]
-
-
-def test_repaired_the_window_follows_the_arrival_rate():
-    trace = Round("repaired", max_window_s=1.0)
-    for index in range(3):
-        trace.arrive(index * 2 * MS)
-    # One short of D = 4 at 500 arrivals a second.
-    assert trace.ask(4 * MS).wake_s == pytest.approx(4 * MS + 2 * MS)
 
 
 def test_without_deadlines_the_batch_fills_by_tokens():
@@ -224,20 +194,6 @@ def chunks_of(tokens: list[int]) -> list[Chunk]:
 def test_a_graph_takes_what_the_paper_prints_or_is_on_a_line():
     assert 42 * graph_bytes("Qwen2.5-14B", 48) == 10_080_000_000
     assert graph_bytes("another", 48) == 255_280_000
-
-
-def test_a_budget_keeps_the_smallest_steps():
-    kept = shapes_of("nearest", 10 * 240_000_000, 240_000_000)
-    assert len(kept) == 10
-    assert max(shape.tokens for shape in kept) <= min(shape.tokens for shape in set(GRID) - set(kept))
-    assert shapes_of("nearest", 10 * 240_000_000) == kept
-    assert shapes_of("nearest", 0, 1) == ()
-    assert len(set(shapes_of("cheapest"))) == 42
-    assert max(shape.tokens for shape in GRID) == 16384
-    assert len(shapes_of("ladder", 3, 1)) == 3
-    assert shapes_of("none") == ()
-    # Of equal size the deeper one: it serves shorter batches of its length too.
-    assert shapes_of("nearest", 5, 1) == (Bucket(8, 1), Bucket(8, 2), Bucket(16, 1), Bucket(8, 4), Bucket(16, 2))
 
 
 @given(tokens=lengths, kept=st.sets(st.sampled_from(GRID)))
@@ -411,48 +367,6 @@ def test_an_idle_instance_with_a_long_request_always_works(data):
     batching = temporal(data.draw(st.sampled_from(["off", "guarded", "repaired"])))
     queue = class_queue(*data.draw(st.lists(st.integers(1, 3000), min_size=1, max_size=20)), 256)
     assert ask(batching, queue, data.draw(st.floats(0, 5))).shares
-
-
-def test_a_long_chunk_runs_while_short_requests_wait_for_company():
-    batching, queue = temporal("guarded"), class_queue(50, 5000)
-    plan = ask(batching, queue, 0.0)
-    assert kinds(plan) == {"long"}
-    assert plan.shares[0].tokens == 2048
-    assert kinds(ask(batching, queue, 0.09, execute(plan))) == {"short"}
-
-
-@pytest.mark.parametrize("variant", ["guarded", "repaired"])
-def test_an_instance_that_idles_in_the_window_begins_no_long_chunk(variant):
-    batching, queue = temporal(variant, while_waiting="idle"), class_queue(50, 5000)
-    plan = ask(batching, queue, 0.0)
-    assert not plan.shares
-    assert plan.wake_s == pytest.approx(0.005)
-    assert kinds(ask(batching, queue, 0.005)) == {"short"}
-    # No window is open where no short one waits.
-    assert kinds(ask(batching, queue, 0.01)) == {"long"}
-
-
-def test_one_long_request_a_step_as_printed_or_several_packed():
-    for long_dispatch, expected in (("single", [(0, 300)]), ("pack", [(0, 300), (1, 400), (2, 300)])):
-        batching = temporal(long_dispatch=long_dispatch, chunk_tokens=1000)
-        assert given_tokens(ask(batching, class_queue(300, 400, 700), 0.0)) == expected
-
-
-@pytest.mark.parametrize(
-    ("room", "expected"), [(299, []), (300, [(0, 300)]), (699, [(0, 300)]), (700, [(0, 300), (1, 400)])]
-)
-def test_long_requests_begin_while_their_kv_fits(room, expected):
-    queue = class_queue(300, 400, 700)
-    assert given_tokens(ask(temporal(), queue, 0.0, room=room)) == expected
-    assert len(queue) == 3 - len(expected)
-
-
-def test_a_long_request_that_is_begun_needs_no_room():
-    queue, begun = waiting(ClassQueue(BOUNDARY), task(1, 400)), task(0, 900)
-    begun.computed = 500
-    assert given_tokens(ask(temporal(), queue, 0.0, [begun], room=399)) == [(0, 400)]
-    assert given_tokens(ask(temporal(), queue, 0.0, [begun], room=400)) == [(0, 400), (1, 400)]
-    assert not queue
 
 
 @pytest.mark.parametrize("long_dispatch", ["single", "pack"])

@@ -132,13 +132,6 @@ def test_streams_run_side_by_side():
     assert set(zip(run.steps["num_short"], run.steps["num_long"], strict=True)) == {(1, 0), (3, 1)}
 
 
-def test_open_sessions_continue_when_a_turn_is_done():
-    session = Session(7, 0.5, (Round(100, 20, 1.0), Round(30, 5)))
-    run = simulate(sglang(), OpenLoop(sessions=[session]))
-    assert run.requests["arrival_s"] == pytest.approx([0.5, 1.6])
-    assert run.requests["history"] == [0, 120]
-
-
 @pytest.mark.parametrize(
     ("cache", "reprefills", "expected"),
     [
@@ -190,15 +183,6 @@ def test_a_request_left_unfinished_is_a_violation_once_its_deadline_passed():
     assert free.requests["deadline_s"] == [None] * 4
 
 
-def test_the_steps_say_what_was_replayed():
-    run = PrefillCluster(system=laps(MODEL, LapsConfig(wait=WaitConfig(wait="off"))), cost=COST).simulate(
-        turns((0.0, 60), (0.0, 600), (5.0, 600))
-    )
-    assert run.steps["mode"] == ["graph 64x1", "fallback", "fallback"]
-    assert run.steps["padded_tokens"] == [64, 600, 600]
-    assert (run.steps["num_short"], run.steps["num_long"]) == ([1, 0, 0], [0, 1, 1])
-
-
 def test_what_is_unfinished_at_the_end_is_late_once_its_deadline_is_over():
     """200 tokens take 200 ms: neither is done at 150 ms. A deadline that is just there can still be met."""
     for slo_s, late in ((0.149, True), (0.15, None), (0.2, None)):
@@ -224,14 +208,6 @@ def test_a_turn_is_late_after_its_objective_and_not_at_it(slo_s, late):
     assert seen[0].late == run.requests["violated"] == late
 
 
-def test_a_session_that_ends_makes_way_before_the_next_turns_of_those_behind_it_in_the_step():
-    """The turns of sessions 1 and 2 end in one step: session 4 comes first, as the turn before it was first in the step."""
-    sessions = [talk(0, (10, 5)), talk(1, (10, 5)), talk(2, (10, 5), (10, 5)), talk(3, (10, 5)), talk(4, (10, 5))]
-    requests = simulate(sglang(), ClosedLoop(sessions=sessions, num_clients=3)).requests
-    assert requests["session_id"] == [0, 1, 2, 3, 4, 2]
-    assert requests["arrival_s"][4] == requests["arrival_s"][5]
-
-
 MS = 1e-3
 
 
@@ -242,10 +218,6 @@ def gpu_by_hand(rows: int, heads: int, pairs: float, kv_rows: int) -> float:
     head = max(heads * 2 * 5120 * 152064 / (flops * 0.65), 2 * 5120 * 152064 / bandwidth)
     attention = max(4 * 48 * 40 * 128 * pairs / (flops * 0.35), 48 * 2 * 8 * 128 * 2 * kv_rows / bandwidth)
     return matrix + head + attention
-
-
-def test_a_small_eager_step_lasts_its_launches():
-    assert COST.step_s([Chunk(0, 64)], 0, 0) == pytest.approx(48 * 0.35 * MS + 3 * MS + 0.1 * MS)
 
 
 def test_a_large_eager_step_hides_its_launches():

@@ -29,11 +29,6 @@ def test_pressures_by_hand():
     assert PressureController(printed).pressure(signals) == pytest.approx(0.2 + 0.6 - 0.2)
 
 
-def test_the_aggregate_is_the_90th_percentile():
-    config = ControllerConfig(gamma=1.0)
-    assert PressureController(config).pressure(pool(*(each / 10 for each in range(11)))) == pytest.approx(0.9)
-
-
 def test_algorithm_2_by_hand():
     control = PressureController(ControllerConfig(tau=0.3, cooldown_s=5.0, n_min=2, gamma=1.0, window_s=0.0))
     steps = [
