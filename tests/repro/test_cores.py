@@ -27,18 +27,23 @@ def test_the_machine_has_more_than_the_process_may_use(tmp_path, monkeypatch):
     assert cores(tmp_path, "0::/\n") == 8
 
 
-@pytest.mark.parametrize(("quota", "expected"), [("200000 100000", 2), ("250000 100000", 3), ("1000 100000", 1)])
-def test_a_quota_of_a_group_counts(tmp_path, quota, expected):
-    assert cores(tmp_path, "0::/job\n", job__cpu0max=quota) == expected
+LIMITED = {
+    "a quota": ("/job", {"job__cpu0max": "200000 100000"}, 2),
+    "a quota of a half": ("/job", {"job__cpu0max": "250000 100000"}, 3),
+    "a small quota": ("/job", {"job__cpu0max": "1000 100000"}, 1),
+    "the least of the groups above": (
+        "/a/b/c",
+        {"a__cpu0max": "300000 100000", "a__b__cpu0max": "max 100000", "a__b__c__cpu0max": "500000 100000"},
+        3,
+    ),
+    "a container, whose path is its host's": ("/docker/1234", {"cpu0max": "400000 100000"}, 4),
+}
 
 
-def test_the_least_of_the_groups_above_counts(tmp_path):
-    files = {"a__cpu0max": "300000 100000", "a__b__cpu0max": "max 100000", "a__b__c__cpu0max": "500000 100000"}
-    assert cores(tmp_path, "0::/a/b/c\n", **files) == 3
-
-
-def test_the_path_of_a_container_is_its_hosts(tmp_path):
-    assert cores(tmp_path, "0::/docker/1234\n", cpu0max="400000 100000") == 4
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_quota_of_a_group_counts(tmp_path, name):
+    group, files, expected = LIMITED[name]
+    assert cores(tmp_path, f"0::{group}\n", **files) == expected
 
 
 @pytest.mark.parametrize("controllers", ["cpu", "cpu,cpuacct"])

@@ -111,6 +111,12 @@ def finished(engine: Any, most: int = 8) -> dict[int, list[int]]:
     return found
 
 
+def engine_of(folder: Path, scheduler: str) -> ServedAr:
+    worker = executor(load_causal(str(folder)), max_len=512, num_slots=40, longest_bucket=256)
+    by = scheduled(scheduler, worker, 32, 4)
+    return ServedAr(worker, by.batching, by.queue, end_ids=frozenset(), budget=32, estimate_s=by.estimate_s)
+
+
 # ---- tokens ------------------------------------------------------------------------------------------------
 
 
@@ -185,9 +191,7 @@ def test_a_real_model_chats_as_in_transformers():
 @pytest.mark.parametrize("name", [*SCHEDULERS, "engines.policies.batching:Chunked", "support.own:Gather"])
 def test_every_scheduler_gives_the_same_tokens(folder, wanted, name):
     prompts = encoded(folder)
-    worker = executor(load_causal(str(folder)), max_len=512, num_slots=40, longest_bucket=256)
-    by = scheduled(name, worker, 32, 4)
-    engine = ServedAr(worker, by.batching, by.queue, end_ids=frozenset(), budget=32, estimate_s=by.estimate_s)
+    engine = engine_of(folder, name)
     model = ArModel.of(settings(folder, scheduler=name), None)
     for i in range(8):
         engine.submit(Submission(i, tuple(prompts[i % 4]), model.generation({"max_tokens": LENGTH}), False))
@@ -385,9 +389,7 @@ def test_graphs_are_timed_as_far_as_the_slots_and_the_pool_go(folder, name):
 def test_steps_that_never_leave_their_floor_are_scheduled(folder, monkeypatch, name):
     """A small model on a card: the longest step of the profile takes what the shortest does."""
     monkeypatch.setattr(MeasuredSteps, "step_s", lambda *_: 0.004)
-    worker = executor(load_causal(str(folder)), max_len=512, num_slots=40, longest_bucket=256)
-    by = scheduled(name, worker, 32, 4)
-    engine = ServedAr(worker, by.batching, by.queue, end_ids=frozenset(), budget=32, estimate_s=by.estimate_s)
+    engine = engine_of(folder, name)
     generation = ArModel.of(settings(folder, scheduler=name), None).generation({"max_tokens": 4, "ignore_eos": True})
     for i, prompt in enumerate(encoded(folder)):
         engine.submit(Submission(i, tuple(prompt), generation, False))

@@ -64,13 +64,6 @@ def test_another_seed_and_another_figure_are_as_if_made_anew():
         CELL.asked_by(" ")
 
 
-def test_figures_share_a_run():
-    other = replace(CELL, figure="table4")
-    assert other.key == CELL.key
-    assert other.folder_name == CELL.folder_name
-    assert {**other.to_dict(), "figure": CELL.figure} == CELL.to_dict()
-
-
 @pytest.mark.parametrize("change", CASES["fields of the key"])
 def test_everything_else_changes_the_key(change):
     assert replace(CELL, **change).key != CELL.key
