@@ -1,4 +1,4 @@
-"""Cases of a test that are data, in a YAML file beside it."""
+"""Cases of a test that are data, in a YAML file beside it, and edits of files."""
 
 from pathlib import Path
 from typing import Any
@@ -9,3 +9,10 @@ import yaml
 def data_beside(test_file: str, name: str) -> Any:
     """What the YAML file ``name`` beside the test holds."""
     return yaml.safe_load(Path(test_file).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def edit(path: Path, before: str, after: str) -> None:
+    """Replaces the first ``before`` in a text file, which has one."""
+    text = path.read_text(encoding="utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after, 1), encoding="utf-8")

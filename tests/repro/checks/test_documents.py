@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.tables import data_beside
+from support.tables import data_beside, edit
 
 from engines.errors import UserError
 from repro.checks.documents import TABLES, documents, fill, stale_tables, table
@@ -58,12 +58,6 @@ def faults(root: Path) -> dict[str, str]:
     return {each.name: each.reason for each in stale_tables(root, root / "results")}
 
 
-def replaced(path: Path, old: str, new: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
-
-
 def cell(root: Path, **keys: object) -> str:
     declared = {"of": "speeds.csv", "column": "speed", "rows": {"row": {}}, "columns": {"value": keys}}
     return table(declared, root / "results").splitlines()[-1].removeprefix("| row | ").removesuffix(" |")
@@ -84,19 +78,19 @@ def test_a_table_has_its_rows_and_columns(repository):
 
 @pytest.mark.parametrize(("old", "new"), [("8.4", "8.5"), ("| ours |", "| we |"), ("| theirs | 2.0 | 4.2 |\n", "")])
 def test_an_edited_table_is_found_and_filled_again(repository, old, new):
-    replaced(repository / "docs/page.md", old, new)
+    edit(repository / "docs/page.md", old, new)
     assert "speeds" in faults(repository)
     fill(repository, repository / "results")
     assert faults(repository) == {}
 
 
 def test_words_outside_a_table_may_change(repository):
-    replaced(repository / "docs/page.md", "More words", "Other words")
+    edit(repository / "docs/page.md", "More words", "Other words")
     assert faults(repository) == {}
 
 
 def test_a_changed_result_is_found(repository):
-    replaced(repository / "results/speeds.csv", "b,1,theirs,4.4", "b,1,theirs,4.9")
+    edit(repository / "results/speeds.csv", "b,1,theirs,4.4", "b,1,theirs,4.9")
     assert "not what the results say" in faults(repository)["speeds"]
 
 
@@ -108,7 +102,7 @@ def test_a_block_that_is_not_declared_is_refused(repository, name):
 
 @pytest.mark.parametrize(("old", "new"), [("<!-- generated: speeds -->", ""), ("<!-- end -->", "")])
 def test_a_declared_table_needs_its_block(repository, old, new):
-    replaced(repository / "docs/page.md", old, new)
+    edit(repository / "docs/page.md", old, new)
     assert "no block" in faults(repository)["speeds"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tables import data_beside
+from support.tables import data_beside, edit
 from typer.testing import CliRunner
 
 from engines.errors import UserError
@@ -61,12 +61,6 @@ def root(tmp_path) -> Path:
 
 def faults(root: Path) -> list[str]:
     return [str(each.path.relative_to(root)) for each in check_results(root) if each.is_fault]
-
-
-def edit(path: Path, before: str, after: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert before in text
-    path.write_text(text.replace(before, after, 1), encoding="utf-8")
 
 
 def test_the_committed_results_are_those_of_their_tables():

@@ -16,7 +16,7 @@ import pytest
 from support.cells import a_cell
 from support.command import Result, refused, repro
 from support.refusals import refuses
-from support.tables import data_beside
+from support.tables import data_beside, edit
 
 from engines.errors import UserError
 from repro.paths import REPO
@@ -70,12 +70,6 @@ def forget() -> None:
 def now(name: str = "plug.policy:charge") -> Code:
     forget()
     return code_of("dllm", (), (name,))
-
-
-def edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
 
 
 @pytest.mark.parametrize(("file", "old", "new", "counts"), CASES["edits"])

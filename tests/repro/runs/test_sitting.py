@@ -196,11 +196,6 @@ def run(store: Store, cells: Sequence[Cell], **how: Any) -> tuple[list[Cell], li
     return made.cells, made.sweep(store, cells, **how).run(sitting=quiet(), jobs=1)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
-
-
 def test_systems_take_turns_and_another_begins_in_every_repeat(store):
     made, _ = run(store, grid())
     names = {SYSTEMS[0]: "A", SYSTEMS[1]: "B"}

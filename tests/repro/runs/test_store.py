@@ -32,11 +32,6 @@ from repro.runs.store import Damaged, Store, StoredRun, StoreError, encoded, pac
 CASES = data_beside(__file__, "cases")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "local")
-
-
 def save(store: Store, record: RunRecord, experiment: Experiment = EXPERIMENT) -> Path:
     return store.put(pack(experiment, record, make_provenance())).file
 

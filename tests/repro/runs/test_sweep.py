@@ -64,11 +64,6 @@ class Counted:
         self.experiments = [deployed(each, before=partial(self.seen.append, each.cell)) for each in experiments]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "local")
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Contents:
     """An uninterrupted sweep."""
