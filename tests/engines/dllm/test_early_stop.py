@@ -24,10 +24,8 @@ from engines.cost.roofline import Roofline, gpu
 from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, NoCache, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.method import Sampler
 from engines.dllm.plan import Request, StepOutcome, StepPlan, StepRecord
-from engines.dllm.scheduling import SCHEDULERS, KvPool, PhaseScheduler
+from engines.dllm.scheduling import SCHEDULERS, KvPool, PhaseScheduler, Scheduler
 from engines.dllm.simulated import RooflineExecutor
 from engines.errors import UserError
 from engines.models.chat import stop_token_ids
@@ -276,22 +274,20 @@ def test_every_sampler_stops_at_a_finished_block(system, static, data):
     )
 
     def run(asked: bool) -> Stop:
-        scheduler, executor = _one_at_a_time(model, chosen, config, rows, stop_ids, static=static)
+        scheduler: Scheduler
+        if static:
+            scheduler = StaticBatchScheduler(
+                config, KvPool(rows), chosen.rule, batch_size=1, exact_steps=chosen.exact_steps
+            )
+            executor = padded_executor(network(model), config, rows, batch_size=1, stop_ids=stop_ids)
+        else:
+            scheduler = PhaseScheduler(config, KvPool(rows), chosen.rule, exact_steps=chosen.exact_steps)
+            executor = packed_executor(network(model), config, rows, stop_ids=stop_ids)
         wanted = replace(request, generation=replace(generation, stop_at_eos=asked))
         return drive(Engine(scheduler, executor), [(0, wanted), (0, replace(wanted, request_id=1))])[0][1]
 
     expected = stopped_by_hand(run(False)[0], generation, stop_ids, model.config.eos_token_id)
     assert run(True) == expected
-
-
-def _one_at_a_time(
-    model: TinyModel, chosen: Sampler, config: EngineConfig, rows: int, stop_ids: frozenset[int], *, static: bool
-) -> tuple[PhaseScheduler | StaticBatchScheduler, TorchExecutor]:
-    if not static:
-        scheduler = PhaseScheduler(config, KvPool(rows), chosen.rule, exact_steps=chosen.exact_steps)
-        return scheduler, packed_executor(network(model), config, rows, stop_ids=stop_ids)
-    batches = StaticBatchScheduler(config, KvPool(rows), chosen.rule, batch_size=1, exact_steps=chosen.exact_steps)
-    return batches, padded_executor(network(model), config, rows, batch_size=1, stop_ids=stop_ids)
 
 
 @settings(max_examples=7)

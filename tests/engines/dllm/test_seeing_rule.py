@@ -1,10 +1,10 @@
 """Refresh rules that decide by what a request's steps did."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from support.engine_runs import OnDoubt
+from support.engine_runs import OnDoubt, Recorder, run_together
 
 from engines.attention import varlen_attention
 from engines.dllm.config import (
@@ -19,7 +19,7 @@ from engines.dllm.config import (
 )
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.plan import Request, StepOutcome, StepPlan
+from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool, LookaheadScheduler, PhaseScheduler
 from engines.dllm.sequence import Sequence
 from engines.errors import RunError, UserError
@@ -85,20 +85,13 @@ def engine_of(model, rule: RefreshRule, count: int) -> Engine:
 
 def served(model, rule: RefreshRule, asked: list[Request]) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
     """Ids, and phases of every step, by request."""
-    engine = engine_of(model, rule, max(1, len(asked)))
-    phases: dict[int, str] = {}
-    execute = engine.executor.execute
-
-    def noting(plan: StepPlan) -> StepOutcome:
-        for item in plan.items:
-            phases[item.request_id] = phases.get(item.request_id, "") + item.phase.value[0]
-        return execute(plan)
-
-    engine.executor.execute = noting
-    for request in asked:
-        engine.submit(request)
-    engine.run()
-    return {request.request_id: engine.take_output(request.request_id) for request in asked}, phases
+    engine = engine_of(model, rule, len(asked))
+    engine.executor = noting = Recorder(engine.executor)
+    outputs = run_together(engine, [(0, request) for request in asked])
+    phases = dict.fromkeys(outputs, "")
+    for item in (item for plan in noting.plans for item in plan.items):
+        phases[item.request_id] += item.phase.value[0]
+    return outputs, phases
 
 
 def test_a_request_refreshes_at_the_same_steps_alone_and_in_company(model):
@@ -119,13 +112,7 @@ def test_one_that_never_doubts_is_a_single_refresh(model):
 @pytest.mark.parametrize("steps", [24, 12])
 def test_it_sees_every_step_and_the_probabilities_of_what_was_committed(model, steps):
     """Against a forward of the model itself on the ids as they were."""
-    (asked,) = requests(1)
-    asked = Request(
-        request_id=0,
-        prompt_len=asked.prompt_len,
-        prompt_ids=asked.prompt_ids,
-        generation=GenerationConfig(gen_length=24, block_length=8, steps=steps),
-    )
+    asked = replace(requests(1)[0], generation=replace(GENERATION, steps=steps))
     engine = engine_of(model, Noting(below=1.1), 1)
     engine.submit(asked)
     sequence = engine.scheduler.find(0)
