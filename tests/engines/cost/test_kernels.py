@@ -2,6 +2,7 @@
 
 import gzip
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -226,27 +227,16 @@ def test_what_is_missing_is_refused_by_name(tmp_path):
         load_tables("mine", tmp_path).of("vllm", "experts")
 
 
-CALIBRATION = Calibration(
-    gpu="l40s",
-    matmul_efficiency=0.3,
-    attention_efficiency=0.3,
-    bandwidth_efficiency=0.8,
-    step_overhead_s=5e-3,
-    fitted_on=(),
-    note="made up",
-)
-KERNELS = Kernels(LLADA_8B, L40S, "vllm")
-COST = Composed(KERNELS, CALIBRATION)
 REFRESH = StepWork(
     query_rows=512, attention_pairs=512 * 512, logit_rows=32, kv_read_rows=512, kv_written_rows=256, num_sequences=1
 )
 
 
 def test_an_empty_step_takes_nothing_and_bounds_are_the_rooflines():
-    empty = StepWork(0, 0, 0, 0, 0, 0)
-    assert COST.step_time(empty).total_s == 0.0
-    roofline = Roofline(LLADA_8B, L40S, CALIBRATION)
-    assert COST.lower_bound_s(REFRESH) == roofline.lower_bound_s(REFRESH)
+    calibration = replace(Calibration.datasheet(L40S), matmul_efficiency=0.3, step_overhead_s=5e-3)
+    cost = Composed(Kernels(LLADA_8B, L40S, "vllm"), calibration)
+    assert cost.step_time(StepWork(0, 0, 0, 0, 0, 0)).total_s == 0.0
+    assert cost.lower_bound_s(REFRESH) == Roofline(LLADA_8B, L40S, calibration).lower_bound_s(REFRESH)
 
 
 @pytest.mark.parametrize("rows", [1, 64, 256, 512, 1024, 2048, 4096])
