@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.plan import PlanItem, Request, StepPlan
-from engines.dllm.scheduling import KvPool, Scheduler
+from engines.dllm.scheduling import Scheduler
 
 Arrivals = Sequence[tuple[int, Request]]
 """Each with the step before which it is submitted."""
@@ -61,18 +60,3 @@ def drive(
             assert not scheduler.has_work, "requests are waiting and nothing runs"
         index += 1
     return steps
-
-
-def by_hand(kind: type[Scheduler], sizes: Sequence[tuple[int, int, int]]) -> list[Step]:
-    """(prompt, block, arrival) of each: two blocks, one Refresh and then Reuse steps that commit a token each, 50 tokens a step."""
-    config = EngineConfig(max_num_batched_tokens=50, max_model_len=40, sparsity=SparsityConfig(refresh_delay=0))
-    arrivals = []
-    for i, (prompt, block, arrival) in enumerate(sizes):
-        generation = GenerationConfig(gen_length=2 * block, block_length=block, steps=2 * block)
-        arrivals.append((arrival, Request(request_id=i, prompt_len=prompt, generation=generation)))
-    return drive(kind(config, KvPool(1000), DelayedCache(delay=0)), arrivals)
-
-
-def runs_at(steps: Sequence[Step], request_id: int) -> list[int]:
-    """The steps in which a request runs."""
-    return [step.index for step in steps for item in step.plan.items if item.request_id == request_id]

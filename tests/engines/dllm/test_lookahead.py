@@ -15,7 +15,7 @@ from support.dllm_cache_cases import dims_of, weights_of
 from support.engine_runs import Ids, engine_for, free_runs, rows_of, run_together
 from support.reference_samplers import dllm_serve
 from support.refusals import refuses
-from support.schedules import Arrivals, Step, Stops, by_hand, drive, in_order, runs_at
+from support.schedules import Arrivals, Step, Stops, drive, in_order
 from support.step_cases import Resident
 from support.tiny_models import GQA, MHA, network, request_on
 
@@ -170,25 +170,7 @@ def test_rows_and_demand_are_all_given_back(case):
     assert plan.scheduled_tokens == total
 
 
-def test_an_early_stop_makes_room_for_the_next():
-    """A block of one step each: T tokens at every step. Whoever waits does so until the first has stopped."""
-    config = EngineConfig(max_num_batched_tokens=15, max_model_len=10, scheduler="lookahead")
-    generation = GenerationConfig(gen_length=6, block_length=1, steps=6, stop_at_eos=True)
-    arrivals = [(0, Request(request_id=i, prompt_len=4, generation=generation)) for i in range(2)]
-    case = Case(config=config, kv_rows=100, arrivals=arrivals, stops={0: 2}, exact_steps=False)
-    assert case.admitted_at == {0: 0, 1: 3}
-    assert len(case.steps) == 3 + 6
-
-
 # ---- against the greedy scheduler ---------------------------------------------------------------
-
-
-def test_where_two_refreshes_would_meet_the_younger_enters_later():
-    """Requests of 30, 28, 22 and 5 tokens. Greedily the second enters at step 1 and is held at step 4, where it and the
-    first refresh; looking ahead it enters at step 2, ends at the same step, and the fourth need not wait for it."""
-    sizes = [(22, 4, 0), (22, 3, 1), (12, 5, 2), (1, 2, 4)]
-    ahead = by_hand(LookaheadScheduler, sizes)
-    assert [runs_at(ahead, i) for i in range(4)] == [[*range(8)], [*range(2, 8)], [*range(3, 13)], [*range(4, 8)]]
 
 
 def with_prompt(request: Request, *, stop_at_eos: bool) -> Request:
@@ -229,24 +211,6 @@ def test_tokens_are_those_of_the_greedy_scheduler(case, may_stop):
 def machine(generation: GenerationConfig, delay: int, prompt_len: int) -> Machine:
     request = Request(request_id=0, prompt_len=prompt_len, generation=generation)
     return Machine(request, DelayedCache(delay=delay), SparsityConfig(refresh_delay=delay))
-
-
-@pytest.mark.parametrize(
-    ("gen", "block", "steps", "delay", "expected"),
-    [
-        (8, 4, 8, 0, [18, 4, 4, 4] * 2),
-        (8, 4, 8, 1, [18, 18, 4, 4] * 2),
-        (8, 4, 4, 1, [18, 18] * 2),
-        (8, 4, 2, 1, [18] * 2),
-        (8, 4, 12, 0, [18, 4, 4, 4] * 2),
-        (10, 4, 10, 0, [20, 4, 4, 4] * 2 + [20, 2]),
-    ],
-)
-def test_trajectories_by_hand(gen, block, steps, delay, expected):
-    sequence = machine(GenerationConfig(gen_length=gen, block_length=block, steps=steps), delay, prompt_len=10)
-    assert [tokens for _, tokens in sequence.trajectory()] == expected
-    sequence.advance(sequence.quota)
-    assert [tokens for _, tokens in sequence.trajectory()] == expected[1:], "what remains, and looking moves nothing"
 
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 44), st.sampled_from((0, 1)))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine_runs import free_runs, rows_of
 from support.refusals import refuses
-from support.schedules import Arrivals, Step, by_hand, drive, in_order, runs_at
+from support.schedules import Arrivals, Step, drive, in_order
 
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import (
@@ -192,27 +192,6 @@ def test_later_requests_never_change_an_earlier_ones_schedule(case, data):
     assert {request_id: together[request_id] for request_id in alone} == alone
 
 
-def test_refreshes_that_do_not_meet_run_without_a_break():
-    steps = by_hand(PhaseScheduler, [(22, 4, 0)] * 3)
-    assert [runs_at(steps, i) for i in range(3)] == [list(range(i, i + 8)) for i in range(3)]
-    assert [step.plan.scheduled_tokens for step in steps] == [30, 34, 38, 12, 30 + 8, 30 + 8, 30 + 8, 12, 8, 4]
-
-
-def test_where_two_refreshes_meet_the_younger_is_held():
-    """Requests of 30, 28 and 22 tokens. At step 4 the first two refresh and only one fits: the third uses what is
-    left, and the fourth, which would fit as well, may not enter before the held one has run."""
-    steps = by_hand(PhaseScheduler, [(22, 4, 0), (22, 3, 1), (12, 5, 2), (1, 2, 4)])
-    assert [step.plan.scheduled_tokens for step in steps[:6]] == [
-        30,
-        4 + 28,
-        4 + 3 + 22,
-        4 + 3 + 5,
-        30 + 5,
-        4 + 28 + 5 + 5,
-    ]
-    assert [runs_at(steps, i) for i in range(4)] == [[*range(8)], [1, 2, 3, 5, 6, 7], [*range(2, 12)], [*range(5, 9)]]
-
-
 # ---- refusals -----------------------------------------------------------------------------------
 
 SMALL = GenerationConfig(gen_length=8, block_length=4, steps=8)
@@ -260,18 +239,6 @@ def test_the_largest_request_that_fits_is_taken():
     assert len(drive(scheduler, [(0, largest)])) == 8
 
 
-def test_an_id_is_free_again_after_its_end():
-    scheduler = scheduler_of(PhaseScheduler)
-    for _ in range(2):
-        drive(scheduler, [(0, request_of(5))])
-
-
-def test_without_a_cache_no_rows_are_needed():
-    config = EngineConfig(max_num_batched_tokens=100, max_model_len=80)
-    steps = drive(PhaseScheduler(config, KvPool(0), NoCache(), exact_steps=True), [(0, request_of(9))])
-    assert [(step.plan.items[0].phase, step.plan.scheduled_tokens) for step in steps] == [(Phase.FULL, 17)] * 8
-
-
 # ---- static batches -----------------------------------------------------------------------------
 
 
@@ -300,16 +267,6 @@ def test_a_static_batch_starts_and_ends_together(prompts, batch_size, spare):
         started += [request.request_id for request in step.plan.admitted]
     assert started == list(range(len(prompts)))
     assert scheduler.pool.used_rows == 0
-
-
-def test_members_of_several_lengths_end_with_the_longest():
-    arrivals = [(0, request_of(9, request_id=i, gen_length=gen, steps=gen)) for i, gen in enumerate((8, 20, 12))]
-    steps = drive(static(4), arrivals)
-    assert [len(step.plan.items) for step in steps] == [3] * 20
-    assert [step.finished for step in steps] == [()] * 19 + [(0, 1, 2)]
-    assert [sum(item.commit for item in step.plan.items) for step in steps] == [3] * 8 + [2] * 4 + [1] * 8
-    for step in steps:
-        assert len({item.phase for item in step.plan.items}) == 1
 
 
 def test_a_static_batch_refuses_thresholds():

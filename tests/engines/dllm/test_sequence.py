@@ -156,27 +156,6 @@ def test_query_tokens_and_positions_by_hand():
     ]
 
 
-def test_a_suffix_window_by_hand():
-    """Reuse computes the block and all behind it, over the rows in front of it."""
-    generation = GenerationConfig(gen_length=7, block_length=4, steps=7)
-    request = Request(request_id=0, prompt_len=5, generation=generation)
-    rule, sparsity = DelayedCache(delay=0, window="suffix"), SparsityConfig(selection="dense")
-    sequence = Sequence(request, rule, sparsity)
-    seen = []
-    while not sequence.is_finished:
-        seen.append(
-            (sequence.phase.value, sequence.block_end, sequence.window_end, sequence.query_tokens, sequence.kept_rows)
-        )
-        sequence.advance(sequence.quota)
-    assert seen == [
-        ("build", 9, 12, 12, 5),
-        *[("reuse", 9, 12, 7, 5)] * 3,
-        ("build", 12, 12, 12, 9),
-        *[("reuse", 12, 12, 3, 9)] * 2,
-    ]
-    assert sequence.kv_rows == rows_of(request, sparsity, "suffix") == 12
-
-
 @given(st.integers(1, 40), st.integers(1, 60))
 def test_quotas_of_the_timestep_schedule(masks, steps):
     """Truncated shares of what is left, everything on the last step; a first step of one position where asked."""
@@ -194,15 +173,6 @@ def test_quotas_of_the_timestep_schedule(masks, steps):
         assert left == 0
         # The last scheduled step commits all; only one forced position may be in front of it.
         assert step <= max(steps, 2)
-
-
-def test_with_a_threshold_the_quota_is_one_and_steps_do_not_matter():
-    generation = GenerationConfig(gen_length=6, block_length=3, steps=2, threshold=0.9)
-    sequence = sequence_of(generation, DelayedCache())
-    assert [quota for _, _, quota in walk(sequence)] == [1] * 6
-    sequence = sequence_of(generation, DelayedCache())
-    sequence.advance(3)
-    assert (sequence.block, sequence.step_in_block, sequence.phase) == (1, 0, Phase.FULL)
 
 
 @given(generations(), st.integers(1, 50), st.floats(0.01, 1.0), st.sampled_from(("head", "dense")))
