@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from baselines.ar.sglang import TokenBudget
-from engines.ar.torch.executor import MeasuredSteps, TorchExecutor, grid
+from engines.ar.torch.executor import MeasuredSteps, PagedExecutor, grid
 from engines.errors import UserError, require
 from engines.knobs import given_to, made
 from engines.laps.latency import StepModel
@@ -39,7 +39,7 @@ class Scheduled(NamedTuple):
 
 def scheduled(
     name: str,
-    executor: TorchExecutor,
+    executor: PagedExecutor,
     max_num_batched_tokens: int,
     max_num_seqs: int,
     own: tuple[tuple[str, Any], ...] = (),
@@ -84,7 +84,7 @@ def scheduled(
     return Scheduled(AtMost(batching=system.make_batching(), max_num_seqs=max_num_seqs), queue, system.work_s)
 
 
-def _profiled(executor: TorchExecutor) -> MeasuredInstance:
+def _profiled(executor: PagedExecutor) -> MeasuredInstance:
     tables = executor.tables
     most, room = tables.max_len, tables.num_blocks * tables.block_size
     require(
@@ -147,7 +147,7 @@ def card_kv_tokens(
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.reset_peak_memory_stats(device)
     num, rest = divmod(step_tokens, longest)
-    trial = TorchExecutor(
+    trial = PagedExecutor(
         model, num_slots=num + 1 + max_num_seqs, max_len=longest, num_tokens=2 * (step_tokens + 16 * max_num_seqs)
     )
     try:

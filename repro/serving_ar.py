@@ -20,7 +20,7 @@ from engines.server.protocol import Kind, ServedEngine
 from repro.prompt import check_prompt
 
 if TYPE_CHECKING:
-    from engines.ar.torch.executor import TorchExecutor
+    from engines.ar.torch.executor import PagedExecutor
     from engines.models.decoder import CausalModel
 
 SHAPES: Mapping[str, CausalConfig] = {"tiny-qwen2": tiny_causal(), **CAUSAL_SHAPES}
@@ -210,8 +210,8 @@ class ArModel:
         finally:
             executor.close()
 
-    def _executor(self, model: CausalModel) -> TorchExecutor:
-        from engines.ar.torch.executor import TorchExecutor
+    def _executor(self, model: CausalModel) -> PagedExecutor:
+        from engines.ar.torch.executor import PagedExecutor
         from repro.ar_schedulers import LONGEST_BUCKET, card_kv_tokens, decode_sizes
 
         settings = self.settings
@@ -228,7 +228,7 @@ class ArModel:
                 step_tokens=settings.max_num_batched_tokens,
                 max_num_seqs=settings.max_num_seqs,
             )
-        executor = TorchExecutor(
+        executor = PagedExecutor(
             model,
             num_slots=self._num_slots,
             max_len=min(self.max_model_len, kv_tokens),

@@ -14,9 +14,9 @@ from engines.errors import require
 from engines.knobs import Checked, Range, Tokens, check_value
 from engines.laps.batching import Graphs, Ladder, WithGraphs, graph_choice
 from engines.laps.latency import StepModel
-from engines.laps.system import InstanceRouter, InstanceView, LeastRequests, LeastTokens, PrefillSystem, RoundRobin
+from engines.laps.system import InstanceRouter, InstancesInTurn, InstanceView, LeastRequests, LeastTokens, PrefillSystem
 from engines.policies.batching import CHUNK_TOKENS, Chunked
-from engines.policies.views import FALLBACK, IDLE, Chunk, PrefillTask, Rung, Situation, StepMode, StepPlan
+from engines.policies.views import FALLBACK, IDLE, Chunk, NextStep, PrefillTask, Rung, Situation, StepMode
 
 Routing = Literal["round-robin", "least-requests", "least-tokens", "cache-aware"]
 CHUNKED_PREFILL_SIZE = 8192
@@ -30,10 +30,10 @@ class TokenBudget(Chunked):
 
     max_num_batched_tokens: Tokens = CHUNKED_PREFILL_SIZE
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         # A prefill step holds decodes up; its budget is its own.
         shares = super().next_step(at._replace(decoding=0) if at.decoding else at, now).shares
-        return StepPlan(shares) if shares else IDLE
+        return NextStep(shares) if shares else IDLE
 
 
 class GuardedRungs(Ladder):
@@ -76,7 +76,7 @@ class CacheAware(Checked):
 
 
 _ROUTERS: dict[Routing, Callable[[], InstanceRouter]] = {
-    "round-robin": RoundRobin,
+    "round-robin": InstancesInTurn,
     "least-requests": LeastRequests,
     "least-tokens": LeastTokens,
     "cache-aware": CacheAware,

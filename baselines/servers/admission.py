@@ -16,7 +16,7 @@ from engines.laps.batching import TemporalConfig, WaitConfig
 from engines.laps.latency import StepModel
 from engines.laps.ours import ReserveConfig
 from engines.laps.system import LapsConfig, PrefillSystem, laps, reserve
-from engines.policies.views import OpenQueue, PrefillTask, Situation, StepPlan
+from engines.policies.views import NextStep, OpenQueue, PrefillTask, Situation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class Admission:
             return -(-(task.tokens + 1) // block) * block
 
         situation = Situation(self._queue, list(self._begun.values()), 0, room, need_of)
-        plan: StepPlan = self._batching.next_step(situation, now)
+        plan: NextStep = self._batching.next_step(situation, now)
         shares = {self._names[task.task_id]: tokens for task, tokens in plan.shares}
         admitted = tuple(name for name in shares if name in self._waiting)
         for name in admitted:

@@ -363,16 +363,16 @@ class Program(Checked):
         return latency + TIE * (k + (n * k / (2 * self.num_gpus) if is_prefill else 0.0)) / self.num_gpus
 
 
-class Choice(NamedTuple):
+class PlanCounts(NamedTuple):
     prefill: Key
     decode: Key
 
 
-Solver = Callable[[Program, Sequence[Choice]], Choice | None]
+Solver = Callable[[Program, Sequence[PlanCounts]], PlanCounts | None]
 """The best choice that is not among those excluded; None where there is none."""
 
 
-def by_enumeration(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None:
+def by_enumeration(program: Program, excluded: Sequence[PlanCounts] = ()) -> PlanCounts | None:
     """Every decode pool that the GPUs left by a prefill pool hold: exact, and the yardstick of the solvers.
 
     Where no GPU idles these are at most as many as there are degrees.
@@ -403,7 +403,7 @@ def by_enumeration(program: Program, excluded: Sequence[Choice] = ()) -> Choice 
     best = [float(beside(*row)[1].min(initial=np.inf)) for row in rows]
     least = min(best)
     ties_dec = np.array([program.tie_break(key, is_prefill=False, least=least) for key in decodes])
-    choice: Choice | None = None
+    choice: PlanCounts | None = None
     smallest = np.inf
     for row, value in zip(rows, best, strict=True):
         if value > least * (1 + TIE) or value == np.inf:
@@ -413,11 +413,11 @@ def by_enumeration(program: Program, excluded: Sequence[Choice] = ()) -> Choice 
         ties = program.tie_break(row[0], is_prefill=True, least=least) + ties_dec[equal]
         first = int(ties.argmin())
         if ties[first] < smallest:
-            choice, smallest = Choice(row[0], decodes[equal[first]]), float(ties[first])
+            choice, smallest = PlanCounts(row[0], decodes[equal[first]]), float(ties[first])
     return choice
 
 
-def by_scip(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None:
+def by_scip(program: Program, excluded: Sequence[PlanCounts] = ()) -> PlanCounts | None:
     """SCIP through PySCIPOpt (AMPD §6)."""
     try:
         from pyscipopt import Model, quicksum
@@ -456,10 +456,10 @@ def by_scip(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None:
     )
     model.optimize()
     prefill, decode = (max(each, key=lambda key: model.getVal(each[key])) for each in (z_pre, z_dec))
-    return Choice(prefill, decode)
+    return PlanCounts(prefill, decode)
 
 
-def by_highs(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None:
+def by_highs(program: Program, excluded: Sequence[PlanCounts] = ()) -> PlanCounts | None:
     """HiGHS through scipy (the solver that AMPD §5 cites). Variables: z_pre, z_dec, Z."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
@@ -509,7 +509,7 @@ def by_highs(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None
     second = solve(ties, least * (1 + TIE))
     if second is None:
         return None
-    return Choice(pre[int(np.argmax(second[: len(pre)]))], dec[int(np.argmax(second[len(pre) : -1]))])
+    return PlanCounts(pre[int(np.argmax(second[: len(pre)]))], dec[int(np.argmax(second[len(pre) : -1]))])
 
 
 SOLVERS: Mapping[SolverName, Solver] = MappingProxyType(
@@ -573,7 +573,7 @@ def solve(table: Coefficients, num_gpus: int, *, top: int = 1, config: PlannerCo
         uses_all=config.uses_all,
         objective=config.objective,
     )
-    found: list[Choice] = []
+    found: list[PlanCounts] = []
     while len(found) < top:
         choice = SOLVERS[config.solver](program, found)
         if choice is None:

@@ -4,22 +4,22 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from engines.blockdiffusion.plan import NO_BLOCKS, Denoised, Executor, Outcome, StepPlan, StepRecord
+from engines.blockdiffusion.plan import NO_BLOCKS, BlockExecutor, BlockStepPlan, BlockStepRecord, Denoised, Outcome
 from engines.blockdiffusion.rules import Blocks, Bools, DecodeRule, anywhere
 from engines.blockdiffusion.scheduler import BlockEngineConfig, BlockScheduler, SeparateScheduler
-from engines.blockdiffusion.sequence import Answer, BlockRequest, Sequence
+from engines.blockdiffusion.sequence import BlockAnswer, BlockRequest, BlockSequence
 from engines.data import asked
 from engines.errors import require
 
 
 class BlockEngine:
-    def __init__(self, executor: Executor, config: BlockEngineConfig | None = None) -> None:
+    def __init__(self, executor: BlockExecutor, config: BlockEngineConfig | None = None) -> None:
         self.executor = executor
         config = config or BlockEngineConfig()
         self.scheduler = (BlockScheduler if config.batching == "mixed" else SeparateScheduler)(executor, config)
-        self.sequences: dict[int, Sequence] = {}
+        self.sequences: dict[int, BlockSequence] = {}
         """By id: the requests that are not over."""
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, BlockAnswer] = {}
         """Until they are taken."""
         self._num_arrived = self._num_steps = 0
 
@@ -43,7 +43,7 @@ class BlockEngine:
             request.request_id not in self.sequences and request.request_id not in self.answers,
             f"request_id={request.request_id} is taken: give another",
         )
-        sequence = Sequence(request, self._num_arrived, block, self.executor.shifts)
+        sequence = BlockSequence(request, self._num_arrived, block, self.executor.shifts)
         self.scheduler.add(sequence)
         self._num_arrived += 1
         self.sequences[request.request_id] = sequence
@@ -52,10 +52,10 @@ class BlockEngine:
         """Forget a request that is not over, whatever it does, and its K/V."""
         self.scheduler.leave(self.sequences.pop(request_id))
 
-    def take(self, request_id: int) -> Answer:
+    def take(self, request_id: int) -> BlockAnswer:
         return self.answers.pop(request_id)
 
-    def step(self, now_s: float = 0.0) -> StepRecord | None:
+    def step(self, now_s: float = 0.0) -> BlockStepRecord | None:
         """None where nothing can run."""
         plan = self.scheduler.plan()
         if plan is None:
@@ -99,7 +99,7 @@ class BlockEngine:
             del self.sequences[sequence.request.request_id]
             self.answers[sequence.request.request_id] = sequence.answer
         self._num_steps += 1
-        return StepRecord(
+        return BlockStepRecord(
             self._num_steps - 1,
             outcome.duration_s,
             plan.num_rows,
@@ -115,7 +115,7 @@ class BlockEngine:
             self.num_waiting,
         )
 
-    def run(self, requests: Items[BlockRequest]) -> dict[int, Answer]:
+    def run(self, requests: Items[BlockRequest]) -> dict[int, BlockAnswer]:
         """Serve these to their end, all at once."""
         for request in requests:
             self.submit(request)
@@ -125,7 +125,7 @@ class BlockEngine:
 
     # ---- in between ------------------------------------------------------------------------------------------------------
 
-    def _caught_up(self, plan: StepPlan, sequences: Items[Sequence], outcome: Outcome) -> tuple[int, int]:
+    def _caught_up(self, plan: BlockStepPlan, sequences: Items[BlockSequence], outcome: Outcome) -> tuple[int, int]:
         """Book the final blocks whose K/V was made: how many generated ones, and how many of prompts."""
         firsts = iter(outcome.first.tolist())
         num_committed = num_prefilled = 0
@@ -147,8 +147,8 @@ class BlockEngine:
         return num_committed, num_prefilled
 
     def _decided(
-        self, denoising: Items[Sequence], outcome: Outcome, take: Bools, is_done: Bools, was_done: Bools
-    ) -> list[Sequence]:
+        self, denoising: Items[BlockSequence], outcome: Outcome, take: Bools, is_done: Bools, was_done: Bools
+    ) -> list[BlockSequence]:
         """Book what the rules decided; the requests that are over."""
         finished = []
         changed = anywhere(take)
@@ -170,13 +170,13 @@ class BlockEngine:
                 self._extend(sequence)
         return finished
 
-    def _extend(self, sequence: Sequence) -> None:
+    def _extend(self, sequence: BlockSequence) -> None:
         """Tell the executor of the block that became final."""
         start = len(sequence.final) - sequence.block
         self.executor.extend(sequence.slot, start, sequence.final[start:])
 
 
-def _stacked(sequences: Items[Sequence]) -> Blocks:
+def _stacked(sequences: Items[BlockSequence]) -> Blocks:
     if not sequences:
         empty = np.zeros(0, dtype=np.int64)
         return Blocks(NO_BLOCKS, NO_BLOCKS.astype(bool), NO_BLOCKS.astype(bool), empty, empty)

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from engines.attention import Spans, VarlenAttention, attention_backend
-from engines.blockdiffusion.plan import Denoised, Outcome, SharedTables, StepPlan, Work
+from engines.blockdiffusion.plan import BlockStepPlan, Denoised, Outcome, SharedTables, Work
 from engines.dllm.denoise import Reduced, Reduction, Sampling, joined
 from engines.errors import UserError, require
 from engines.kernels.probe import HostKernels, TritonKernels
 from engines.models.block_config import BlockConfig
 from engines.models.layers import FusedOps, fuse
-from engines.models.llada2 import Experts
+from engines.models.llada2 import ExpertLayers
 from engines.models.packed import PackedModel
 from engines.models.protocol import Attend
 from engines.runtime.device import PoolTensors, Staging, Store, on, staging_to
@@ -33,7 +33,7 @@ from engines.runtime.noise import row_keys
 from engines.runtime.rows import Ints, ranks
 
 
-class StepRows(NamedTuple):
+class BlockStepRows(NamedTuple):
     slot: Ints
     position: Ints
     pool_row: Ints
@@ -56,7 +56,7 @@ class StepRows(NamedTuple):
         return len(self.slot)
 
 
-def step_rows(works: Sequence[Work], tables: SharedTables, block: int, *, least: int) -> StepRows:
+def step_rows(works: Sequence[Work], tables: SharedTables, block: int, *, least: int) -> BlockStepRows:
     """The works' rows one behind the other, padded to at least ``least``."""
     columns = [
         (work.slot, work.start, work.blocks, *(work.rows or (0, 0)), work.rows is not None, work.wants_first)
@@ -85,7 +85,7 @@ def step_rows(works: Sequence[Work], tables: SharedTables, block: int, *, least:
     which, index = np.arange(len(works)).repeat(segments), ranks(segments)
     is_final = index < blocks[which]
     keys = tables.rows(slot.repeat(num_keys), ranks(num_keys))
-    return StepRows(
+    return BlockStepRows(
         slots,
         position,
         pool_row,
@@ -99,7 +99,7 @@ def step_rows(works: Sequence[Work], tables: SharedTables, block: int, *, least:
     )
 
 
-def wanted_rows(rows: StepRows, denoised: Denoised, shift: int) -> Ints:
+def wanted_rows(rows: BlockStepRows, denoised: Denoised, shift: int) -> Ints:
     """Rows whose logits are read: those of the wanted places of denoised blocks, by request and place, then the last final rows.
     ``shift`` rows before a place predict it."""
     request, place = np.nonzero(denoised.wanted)
@@ -117,7 +117,7 @@ class GatheredAttention:
     def name(self) -> str:
         return self._attention.name
 
-    def attend(self, rows: StepRows, pool: PoolTensors) -> Attend:
+    def attend(self, rows: BlockStepRows, pool: PoolTensors) -> Attend:
         pool_row, keys = self._staging.send(rows.pool_row, rows.keys)
         spans = Spans.of_lengths(rows.q_len, rows.k_start, rows.k_len, device=pool.k.device)
         attention, store, num_real = self._attention, self._store, int(rows.q_len.sum())
@@ -166,7 +166,7 @@ class BlockDraws(Sampling):
 
 
 def step_draws(
-    rows: StepRows, wanted: np.ndarray, denoised: Denoised, staging: Staging, vocab: int
+    rows: BlockStepRows, wanted: np.ndarray, denoised: Denoised, staging: Staging, vocab: int
 ) -> BlockDraws | None:
     """For the ``wanted`` rows [m] of a step, as ``rows.wanted_rows`` orders them. None where all are greedy at temperature 0.
 
@@ -283,7 +283,7 @@ class TorchBlockExecutor:
         self.tables.close(slot)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan, denoised: Denoised) -> Outcome:
+    def run(self, plan: BlockStepPlan, denoised: Denoised) -> Outcome:
         began = perf_counter()
         least = self.model.min_rows
         with on(self.device):
@@ -308,7 +308,7 @@ class TorchBlockExecutor:
 
     # ---- in between ------------------------------------------------------------------------------------------------------
 
-    def _ids(self, plan: StepPlan, rows: StepRows, denoised: Denoised) -> Ints:
+    def _ids(self, plan: BlockStepPlan, rows: BlockStepRows, denoised: Denoised) -> Ints:
         """[N] ids: final ones from their slots, blocks with the mask's id in their holes."""
         ids = self._tokens[rows.slot, np.minimum(rows.position, self._tokens.shape[1] - 1)]
         spans = [work.rows for work in plan.works if work.rows is not None]
@@ -320,7 +320,9 @@ class TorchBlockExecutor:
             ids[(rows.first_denoised[:, None] + place)[is_computed]] = block_ids[is_computed]
         return ids
 
-    def _predicted(self, hidden: Tensor, rows: StepRows, denoised: Denoised, least: int) -> tuple[Ints, np.ndarray]:
+    def _predicted(
+        self, hidden: Tensor, rows: BlockStepRows, denoised: Denoised, least: int
+    ) -> tuple[Ints, np.ndarray]:
         """Tokens and confidences of the wanted rows, on the host."""
         wanted = wanted_rows(rows, denoised, int(self.shifts))
         if not len(wanted):
@@ -344,7 +346,7 @@ class TorchBlockExecutor:
 def _join_experts(model: PackedModel[BlockConfig]) -> None:
     """Before the pool takes what is left of the memory: while a layer's experts are joined they are there twice."""
     for module in model.modules():
-        if isinstance(module, Experts):
+        if isinstance(module, ExpertLayers):
             module.matrices()
 
 

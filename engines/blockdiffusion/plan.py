@@ -136,7 +136,7 @@ class Work(NamedTuple):
         return self.blocks * block + denoised
 
 
-class StepPlan(NamedTuple):
+class BlockStepPlan(NamedTuple):
     works: tuple[Work, ...]
     admitted: tuple[int, ...]
     """Requests whose first step this is, or the first after they were preempted."""
@@ -167,7 +167,7 @@ class Outcome(NamedTuple):
     duration_s: float
 
 
-class Executor(Protocol):
+class BlockExecutor(Protocol):
     tables: SharedTables
 
     @property
@@ -190,10 +190,10 @@ class Executor(Protocol):
 
     def close_slot(self, slot: int) -> None: ...
 
-    def run(self, plan: StepPlan, denoised: Denoised) -> Outcome: ...
+    def run(self, plan: BlockStepPlan, denoised: Denoised) -> Outcome: ...
 
 
-class StepRecord(NamedTuple):
+class BlockStepRecord(NamedTuple):
     step: int
     duration_s: float
     num_rows: int

@@ -13,9 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from engines.blockdiffusion.plan import Executor, StepPlan, Work
+from engines.blockdiffusion.plan import BlockExecutor, BlockStepPlan, Work
 from engines.blockdiffusion.rules import Bools, anywhere
-from engines.blockdiffusion.sequence import Sequence
+from engines.blockdiffusion.sequence import BlockSequence
 from engines.errors import require
 from engines.knobs import Checked, Tokens
 
@@ -31,7 +31,7 @@ class BlockEngineConfig(Checked):
 
 
 class BlockScheduler:
-    def __init__(self, executor: Executor, config: BlockEngineConfig) -> None:
+    def __init__(self, executor: BlockExecutor, config: BlockEngineConfig) -> None:
         self.config, self.executor, self.tables = config, executor, executor.tables
         self.block = executor.block
         require(
@@ -39,8 +39,8 @@ class BlockScheduler:
             f"max_num_batched_tokens={config.max_num_batched_tokens} holds less than a block of {self.block} tokens and the "
             f"one before it: raise it to {2 * self.block} at least",
         )
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.waiting: deque[BlockSequence] = deque()
+        self.running: list[BlockSequence] = []
         self.step = 0
 
     @property
@@ -48,7 +48,7 @@ class BlockScheduler:
         """Tokens the longest request may have, its last block whole."""
         return min(self.tables.num_blocks * self.tables.block_size, self.tables.max_len)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: BlockSequence) -> None:
         total = -(-sequence.request.total // self.block) * self.block
         require(
             total <= self.most_tokens,
@@ -57,7 +57,7 @@ class BlockScheduler:
         )
         self.waiting.append(sequence)
 
-    def plan(self) -> StepPlan | None:
+    def plan(self) -> BlockStepPlan | None:
         """None where there is nothing to run."""
         budget = self.config.max_num_batched_tokens
         works: list[Work] = []
@@ -89,17 +89,17 @@ class BlockScheduler:
             return None
         self.step += 1
         num_rows = self.config.max_num_batched_tokens - budget
-        return StepPlan(tuple(works), tuple(admitted), tuple(preempted), num_rows)
+        return BlockStepPlan(tuple(works), tuple(admitted), tuple(preempted), num_rows)
 
-    def were_done(self, denoising: Items[Sequence]) -> Bools:
+    def were_done(self, denoising: Items[BlockSequence]) -> Bools:
         """[n] whose blocks their rule had done with before this step."""
         return np.zeros(len(denoising), dtype=bool)
 
-    def settled(self, denoising: Items[Sequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
+    def settled(self, denoising: Items[BlockSequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
         """What of a step's verdicts is written, and which blocks are final with that."""
         return take, is_done
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: BlockSequence) -> None:
         """It is over, or nobody wants it any more."""
         if sequence.slot < 0:
             self.waiting.remove(sequence)
@@ -108,7 +108,7 @@ class BlockScheduler:
         self.executor.close_slot(sequence.slot)
         sequence.slot = -1
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: BlockSequence) -> None:
         """Have a running request wait, between two steps or before it is in one. Its K/V is dropped, its tokens stay: to go on it
         computes its final blocks again."""
         self.running.remove(sequence)
@@ -118,7 +118,7 @@ class BlockScheduler:
         at = next((i for i, each in enumerate(self.waiting) if each.order > sequence.order), len(self.waiting))
         self.waiting.insert(at, sequence)
 
-    def publish(self, sequence: Sequence, before: int) -> None:
+    def publish(self, sequence: BlockSequence, before: int) -> None:
         """K/V of its final blocks behind the first ``before`` tokens was made."""
         unit = self.tables.unit
         first, end = before // unit, sequence.computed // unit
@@ -128,7 +128,7 @@ class BlockScheduler:
     # ---- in between ------------------------------------------------------------------------------------------------------
 
     def _work(
-        self, sequence: Sequence, budget: int, in_step: set[int], preempted: list[int], *, denoises: bool = True
+        self, sequence: BlockSequence, budget: int, in_step: set[int], preempted: list[int], *, denoises: bool = True
     ) -> Work | None:
         """What of the request's due fits the budget, with the K/V it needs; final blocks alone where nothing is denoised."""
         blocks = min(sequence.missing, budget // self.block)
@@ -147,7 +147,7 @@ class BlockScheduler:
         wants_first = is_caught_up and sequence.awaits_first and blocks > 0
         return Work(sequence.request.request_id, sequence.slot, sequence.computed, blocks, rows, wants_first)
 
-    def _grow(self, sequence: Sequence, tokens: int, in_step: set[int], preempted: list[int]) -> bool:
+    def _grow(self, sequence: BlockSequence, tokens: int, in_step: set[int], preempted: list[int]) -> bool:
         """Have K/V for so many tokens, preempting the youngest that is not in the step where it must; False where the
         request had to go itself."""
         slots, lengths = np.array([sequence.slot]), np.array([tokens])
@@ -161,7 +161,7 @@ class BlockScheduler:
         self.tables.grow(slots, lengths)
         return True
 
-    def _admit(self, sequence: Sequence, budget: int) -> bool:
+    def _admit(self, sequence: BlockSequence, budget: int) -> bool:
         """Give it a slot and what is known of its beginning, where there is room for all it needs by its next block's end."""
         tables, block = self.tables, self.block
         if not tables.num_free_slots or budget < 2 * block:
@@ -175,7 +175,7 @@ class BlockScheduler:
         sequence.computed = tables.adopt(sequence.slot, keys)
         return True
 
-    def _reusable(self, sequence: Sequence) -> list[bytes]:
+    def _reusable(self, sequence: BlockSequence) -> list[bytes]:
         """Keys of the units it may take over. The block whose last row gives the next one's first token is computed."""
         if not self.tables.caches:
             return []
@@ -192,7 +192,7 @@ def check_batching(batching: Batching, shifts: bool) -> None:
 
 
 class SeparateScheduler(BlockScheduler):
-    def __init__(self, executor: Executor, config: BlockEngineConfig) -> None:
+    def __init__(self, executor: BlockExecutor, config: BlockEngineConfig) -> None:
         check_batching(config.batching, executor.shifts)
         super().__init__(executor, config)
         self._left: dict[int, int] = {}
@@ -200,7 +200,7 @@ class SeparateScheduler(BlockScheduler):
         self._batch: set[int] = set()
         """Orders of those that are held together."""
 
-    def plan(self) -> StepPlan | None:
+    def plan(self) -> BlockStepPlan | None:
         budget = self.config.max_num_batched_tokens
         works: list[Work] = []
         admitted: list[int] = []
@@ -228,12 +228,14 @@ class SeparateScheduler(BlockScheduler):
         if denoises and self.config.batching == "synchronous":
             self._batch = in_step
         self.step += 1
-        return StepPlan(tuple(works), tuple(admitted), tuple(preempted), self.config.max_num_batched_tokens - budget)
+        return BlockStepPlan(
+            tuple(works), tuple(admitted), tuple(preempted), self.config.max_num_batched_tokens - budget
+        )
 
-    def were_done(self, denoising: Items[Sequence]) -> Bools:
+    def were_done(self, denoising: Items[BlockSequence]) -> Bools:
         return np.array([each.order in self._left for each in denoising], dtype=bool)
 
-    def settled(self, denoising: Items[Sequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
+    def settled(self, denoising: Items[BlockSequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
         was_done = self.were_done(denoising)
         take = take & ~was_done[:, None]
         changed = anywhere(take)
@@ -251,17 +253,17 @@ class SeparateScheduler(BlockScheduler):
                 self._forget(sequence)
         return take, ends
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: BlockSequence) -> None:
         super().leave(sequence)
         self._forget(sequence)
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: BlockSequence) -> None:
         """What its rule has done with stays so: asked once more, it might edit once more."""
         super().preempt(sequence)
         self._batch.discard(sequence.order)
         if not sequence.request.rule.is_exact:  # its block begins anew
             self._left.pop(sequence.order, None)
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: BlockSequence) -> None:
         self._left.pop(sequence.order, None)
         self._batch.discard(sequence.order)

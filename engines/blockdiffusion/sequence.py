@@ -65,7 +65,7 @@ class BlockRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class BlockAnswer:
     ids: tuple[int, ...]
     """At most ``gen_length``, up to the first stop token and with it."""
     reason: Literal["stop", "length"]
@@ -83,7 +83,7 @@ _DIGEST_BYTES = 16
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class BlockSequence:
     request: BlockRequest
     order: int
     """Rank by arrival; the lower is the older."""
@@ -191,12 +191,12 @@ class Sequence:
         return not self.holes[: int(np.argmax(is_stop))].any()
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> BlockAnswer:
         known = int(np.argmax(self.holes)) if self.holes.any() else self.block
         whole = np.concatenate((self.final, self.ids[:known]))
         ids = whole[self.request.prompt_len : self.request.total].tolist()
         cut = next((i + 1 for i, token in enumerate(ids) if token in self.request.stop_ids), None)
-        return Answer(
+        return BlockAnswer(
             ids=tuple(ids[:cut]),
             reason="length" if cut is None else "stop",
             denoised=self.forwards,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from engines.blockdiffusion.plan import Denoised, Outcome, SharedTables, StepPlan, Work
+from engines.blockdiffusion.plan import BlockStepPlan, Denoised, Outcome, SharedTables, Work
 from engines.blockdiffusion.rules import Bools
 from engines.cost.roofline import StepPrice, StepWork
 from engines.dllm.memory import GUARD_FRACTION
@@ -59,7 +59,7 @@ class HostCost(Checked):
     prefix_overhead_s: HostSeconds = 0.0
     """Seconds every 1,000 tokens before a request's rows add to a simulated step: its prefix is looked up anew each time."""
 
-    def of(self, plan: StepPlan) -> float:
+    def of(self, plan: BlockStepPlan) -> float:
         tokens = sum(work.start for work in plan.works)
         requests_s = self.request_overhead_s * len(plan.works)
         return self.step_overhead_s + requests_s + self.prefix_overhead_s * tokens / 1e3
@@ -109,7 +109,7 @@ class SimulatedExecutor:
     def close_slot(self, slot: int) -> None:
         self.tables.close(slot)
 
-    def run(self, plan: StepPlan, denoised: Denoised) -> Outcome:
+    def run(self, plan: BlockStepPlan, denoised: Denoised) -> Outcome:
         wanted = denoised.wanted
         work = step_work(plan, wanted, self.block, head_rows=self._head_rows, max_num_logits=self._max_num_logits)
         seconds = self._seconds.get(work)
@@ -128,7 +128,7 @@ class SimulatedExecutor:
 
 
 def step_work(
-    plan: StepPlan, wanted: Bools, block: int, *, head_rows: HeadRows = "wanted", max_num_logits: int = 2048
+    plan: BlockStepPlan, wanted: Bools, block: int, *, head_rows: HeadRows = "wanted", max_num_logits: int = 2048
 ) -> StepWork:
     """What a plan asks of a card: final blocks see all before them and themselves, and so do the rows that are denoised. A request's
     keys are read once, whatever number of its blocks reads them."""

@@ -16,9 +16,9 @@ from heapq import heapify, heappop, heappush
 from typing import ClassVar, NamedTuple, Unpack
 
 from engines.cluster.record import Stay, TokenLog, WorkerRow
-from engines.cluster.worker import WINDOW_S, Hub, KvPool, Live, Parts, TokenRun, TokenWindow, Worker
+from engines.cluster.worker import WINDOW_S, Hub, Live, Parts, TokenRun, TokenWindow, Worker, WorkerKv
 from engines.cost.roofline import DecodeLine
-from engines.policies.views import IDLE, PrefillTask, Share, Situation, StepPlan
+from engines.policies.views import IDLE, NextStep, PrefillTask, Share, Situation
 
 
 class Run(NamedTuple):
@@ -161,7 +161,7 @@ class DecodeBatch:
 
 class DecodeWorker(Worker):
     role: ClassVar[str] = "decode"
-    kv: KvPool
+    kv: WorkerKv
     kv_capacity: int
 
     def __init__(
@@ -176,7 +176,7 @@ class DecodeWorker(Worker):
     ) -> None:
         """``keep_s`` protects a session's K/V from eviction that long after each round (Continuum's time-to-live)."""
         super().__init__(hub, **parts)
-        self.kv, self.kv_capacity = KvPool(kv_capacity), kv_capacity
+        self.kv, self.kv_capacity = WorkerKv(kv_capacity), kv_capacity
         self.batch = DecodeBatch()
         self.log = self.batch.log
         self.num_sessions = 0
@@ -274,10 +274,10 @@ class DecodeWorker(Worker):
 
     # ---- steps with prefills --------------------------------------------------------------------------
 
-    def _start(self, plan: StepPlan) -> None:
+    def _start(self, plan: NextStep) -> None:
         now = self._loop.now
         shares = [self._admitted(share, now) for share in plan.shares]
-        plan = StepPlan(shares, plan.decodes, plan.wake_s, plan.mode)
+        plan = NextStep(shares, plan.decodes, plan.wake_s, plan.mode)
         self._decoding = self.batch.size if plan.decodes and self._reserve(1) else 0
         self._context = self.batch.context if self._decoding else 0
         super()._start(plan)
@@ -295,7 +295,7 @@ class DecodeWorker(Worker):
         self.kv.hold(need)
         return Share(task, task.tokens) if is_whole else share
 
-    def _finish(self, plan: StepPlan) -> None:
+    def _finish(self, plan: NextStep) -> None:
         if self._ran is not None:
             self._decoded(self._ran)
         super()._finish(plan)

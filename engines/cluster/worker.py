@@ -27,11 +27,11 @@ from engines.policies.views import (
     Batching,
     Chunk,
     DecodeView,
+    NextStep,
     PrefillQueue,
     PrefillTask,
     Share,
     Situation,
-    StepPlan,
     StepTimes,
 )
 
@@ -42,7 +42,7 @@ class _Idle(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class KvPool:
+class WorkerKv:
     capacity: int
     held: int = 0
     idle: int = 0
@@ -307,7 +307,7 @@ class Parts(TypedDict):
 
 class Worker:
     role: ClassVar[str] = "prefill"
-    kv: KvPool | None = None
+    kv: WorkerKv | None = None
     """The K/V of its sessions, where it decodes."""
     kv_capacity: int | None = None
     busy_decode_s = 0.0
@@ -403,7 +403,7 @@ class Worker:
         else:
             self._wait(plan)
 
-    def _planned(self, start_s: float) -> StepPlan:
+    def _planned(self, start_s: float) -> NextStep:
         """What the policy says of a step that can start then."""
         plan = asked(self._batching.next_step, self._situation(start_s), start_s)
         self._host.owed.check(plan, self._batching)
@@ -412,7 +412,7 @@ class Worker:
     def _situation(self, start_s: float) -> Situation:
         return Situation(self.queue, self.begun, 0, sys.maxsize, _no_need)
 
-    def _wait(self, plan: StepPlan) -> None:
+    def _wait(self, plan: NextStep) -> None:
         """Until something changes, or the policy wants to be asked again."""
         if plan.wake_s is not None:
             self._loop.at(max(plan.wake_s, self._loop.now), self._wake, self._version)
@@ -424,7 +424,7 @@ class Worker:
 
     # ---- a step ------------------------------------------------------------------------------------------
 
-    def _start(self, plan: StepPlan) -> None:
+    def _start(self, plan: NextStep) -> None:
         """Run these prefills until ``_end_s``, and what decodes along."""
         host, worker_id, now, shares = self._host, self.worker_id, self._loop.now, plan.shares
         host.owed.run(shares, worker_id)
@@ -450,7 +450,7 @@ class Worker:
         self.is_busy = True
         self._loop.at(self._end_s, self._finish, plan)
 
-    def _finish(self, plan: StepPlan) -> None:
+    def _finish(self, plan: NextStep) -> None:
         for task, _ in plan.shares:
             if task.computed == task.tokens:
                 self.num_prefills += 1
@@ -476,7 +476,7 @@ class PrefillWorker(Worker):
         self.ttft = Window(window_s)
         """TTFT of the prefills that it ran."""
         self.windowed_ttft_s = self.ttft.mean
-        self._next: StepPlan | None = None
+        self._next: NextStep | None = None
         """The step after this one."""
         self._ready_s = 0.0
         """When the history of the step that was planned last is here."""
@@ -507,7 +507,7 @@ class PrefillWorker(Worker):
             self._next = plan if plan.shares else None
         super().poke()
 
-    def _planned(self, start_s: float) -> StepPlan:
+    def _planned(self, start_s: float) -> NextStep:
         """What was chosen before, or is now: then all history that it needs is read from now on, and what its home has lost is
         prefilled again."""
         if self._next is not None:
@@ -517,7 +517,7 @@ class PrefillWorker(Worker):
         self._ready_s = self._loop.now
         if not plan.shares:
             return plan
-        return StepPlan([self._read(share) for share in plan.shares], plan.decodes, plan.wake_s, plan.mode)
+        return NextStep([self._read(share) for share in plan.shares], plan.decodes, plan.wake_s, plan.mode)
 
     def _read(self, share: Share) -> Share:
         task, tokens = share
@@ -527,7 +527,7 @@ class PrefillWorker(Worker):
         self._ready_s = self._hub.read_history(task, self.worker_id, self._ready_s)
         return Share(task, task.tokens) if is_whole else share
 
-    def _start(self, plan: StepPlan, ready_s: float | None = None) -> None:
+    def _start(self, plan: NextStep, ready_s: float | None = None) -> None:
         """When its history is here, which is at ``ready_s``: while this one waits, the next may be planned."""
         ready_s = self._ready_s if ready_s is None else ready_s
         self.is_busy = True
@@ -546,11 +546,11 @@ class CachingPrefillWorker(PrefillWorker):
     a history with the increment: answers that were decoded elsewhere, and what was evicted.
     """
 
-    kv: KvPool
+    kv: WorkerKv
 
     def __init__(self, hub: Hub, *, kv_capacity: int, window_s: float = WINDOW_S, **parts: Unpack[Parts]) -> None:
         super().__init__(hub, overlaps=False, window_s=window_s, **parts)
-        self.kv, self.kv_capacity = KvPool(kv_capacity), kv_capacity
+        self.kv, self.kv_capacity = WorkerKv(kv_capacity), kv_capacity
 
     def cached_tokens(self, order: int) -> int:
         return self.kv.cached(order)

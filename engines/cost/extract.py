@@ -27,7 +27,7 @@ from engines.cost.kernels import (
     Curve,
     Heads,
     Kernel,
-    Product,
+    MatrixProduct,
     dense_layer_products,
     experts_of,
     head_product,
@@ -153,7 +153,7 @@ def _release(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.replace("rc", ".").replace("post", ".").split(".") if part.isdigit())
 
 
-def _products(found: Extract, framework: str, wanted: Iterable[Product]) -> None:
+def _products(found: Extract, framework: str, wanted: Iterable[MatrixProduct]) -> None:
     table = found.read("gemm", framework, "gemm")
     table = table[table.gemm_dtype == "bfloat16"].groupby(["n", "k", "m"]).latency.median().unstack("m") / 1e3
     outputs, inputs = (table.index.get_level_values(name).to_numpy(float) for name in ("n", "k"))
@@ -172,14 +172,14 @@ def _products(found: Extract, framework: str, wanted: Iterable[Product]) -> None
         "raised_to_streamed": int(clean.raised.sum()),
         "streamed_share": round(clean.bandwidth / card.bandwidth, 4),
     }
-    listed = {Product(int(n), int(k)): curve for n, k, curve in zip(outputs, inputs, clean.times, strict=True)}
+    listed = {MatrixProduct(int(n), int(k)): curve for n, k, curve in zip(outputs, inputs, clean.times, strict=True)}
     found.curves[framework, "gemm"] = {
         tuple(product): (tuple(rows.tolist()), tuple(_times_of(product, rows, listed, card).tolist()))
         for product in wanted
     }
 
 
-def _times_of(product: Product, rows: Floats, listed: Mapping[Product, Floats], card: Gpu) -> Floats:
+def _times_of(product: MatrixProduct, rows: Floats, listed: Mapping[MatrixProduct, Floats], card: Gpu) -> Floats:
     """Measured times where ``product`` is listed; else by the utilisation of its nearest, weighed by squared distance."""
     if product in listed:
         return listed[product]
@@ -194,7 +194,7 @@ def _times_of(product: Product, rows: Floats, listed: Mapping[Product, Floats], 
     return _least_s(product, rows, card) / mean
 
 
-def _least_s(product: Product, rows: Floats, card: Gpu) -> Floats:
+def _least_s(product: MatrixProduct, rows: Floats, card: Gpu) -> Floats:
     """What a product takes at the datasheet's peaks."""
     outputs, inputs = product
     num_bytes = 2 * (outputs * inputs + rows * (outputs + inputs))

@@ -48,7 +48,7 @@ class TimedStep:
         return Roofline(self.shape, card, calibration).step_time(self.work).total_s
 
 
-class Free(NamedTuple):
+class FittedConstants(NamedTuple):
     """What is fitted besides the overhead of every step."""
 
     shares: tuple[str, ...]
@@ -59,7 +59,7 @@ class Free(NamedTuple):
 
 class Fit(NamedTuple):
     calibration: CardCalibration
-    free: Free
+    free: FittedConstants
     left_out: list[float | None]
     """Seconds of each step by constants that are fitted to the others; None where these do not tell them."""
 
@@ -78,13 +78,13 @@ def fit_steps(steps: Sequence[TimedStep], card: Gpu, source: str) -> Fit:
     )
     kinds, timed = _kinds_told(steps), _Timed.of(steps, card)
     timed.check_possible(card, source)
-    best = timed.best(Free(tuple(SHARES), kinds))
+    best = timed.best(FittedConstants(tuple(SHARES), kinds))
     told = timed.told(best)
     found = []
     for shares in (tuple(SHARES), ("arithmetic",), ("memory",)):
         # A fit above a peak that no step is above itself follows their noise.
         if {*shares} <= {*told} and all(best.inverse[bound] >= 1 - _ROUNDING for bound in shares):
-            free = Free(shares, kinds)
+            free = FittedConstants(shares, kinds)
             try:
                 found.append(Fit(_fitted(steps, card, source, free), free, _left_out(steps, card, source, free)))
             except UserError:
@@ -106,7 +106,7 @@ def _missed(steps: Sequence[TimedStep], fit: Fit, fits: Sequence[Fit]) -> float:
     return fsum(error * error for error in errors)
 
 
-def _left_out(steps: Sequence[TimedStep], card: Gpu, source: str, free: Free) -> list[float | None]:
+def _left_out(steps: Sequence[TimedStep], card: Gpu, source: str, free: FittedConstants) -> list[float | None]:
     found: list[float | None] = []
     for place, step in enumerate(steps):
         others = [*steps[:place], *steps[place + 1 :]]
@@ -133,7 +133,7 @@ def _kinds_told(steps: Sequence[TimedStep]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _fitted(steps: Sequence[TimedStep], card: Gpu, source: str, free: Free) -> CardCalibration:
+def _fitted(steps: Sequence[TimedStep], card: Gpu, source: str, free: FittedConstants) -> CardCalibration:
     timed = _Timed.of(steps, card)
     best = timed.best(free)
     timed.check_told(best, free, source)
@@ -197,7 +197,7 @@ class _Timed(NamedTuple):
         seconds = np.array([step.seconds for step in steps])
         return cls(floors[:, :, 0], floors[:, :, 1], [step.work for step in steps], seconds)
 
-    def best(self, free: Free) -> _Constants:
+    def best(self, free: FittedConstants) -> _Constants:
         """Cases are solved in the order of what even negative constants leave, until no other can be better."""
         cases = self._cases(free)
         ones, kinds = np.ones(len(self.works)), [self._of_kind(name) for name in free.kinds]
@@ -245,7 +245,7 @@ class _Timed(NamedTuple):
         columns = self._columns(_ratio(found))
         return tuple(bound for bound in SHARES if found.inverse[bound] > 0 and columns[bound].any())
 
-    def check_told(self, found: _Constants, free: Free, source: str) -> None:
+    def check_told(self, found: _Constants, free: FittedConstants, source: str) -> None:
         told, columns = self.told(found), self._columns(_ratio(found))
         for bound in free.shares:
             what, fix = SHARES[bound]
@@ -260,7 +260,7 @@ class _Timed(NamedTuple):
             f"the steps of {source} do not tell the constants apart: time steps of other sizes",
         )
 
-    def _cases(self, free: Free) -> list[_Case]:
+    def _cases(self, free: FittedConstants) -> list[_Case]:
         has, none = self.arithmetic > 0, np.zeros(len(self.works))
         turns = sorted(set((self.traffic[has] / self.arithmetic[has]).tolist()))
         cases = []

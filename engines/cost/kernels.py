@@ -195,7 +195,7 @@ def _curves(lines: Iterable[str]) -> Mapping[tuple[str, Kernel], Mapping[tuple[i
     return found
 
 
-class Product(NamedTuple):
+class MatrixProduct(NamedTuple):
     """A matrix product with weights [outputs, inputs]."""
 
     outputs: int
@@ -217,30 +217,30 @@ class Experts(NamedTuple):
     among: int
 
 
-def layer_products(shape: ModelShape) -> tuple[Product, ...]:
+def layer_products(shape: ModelShape) -> tuple[MatrixProduct, ...]:
     """What every row of a layer of ``shape``, a rank's share, passes: q, k and v are one product, gate and up another. Of a mixture the
     router and the expert that every row gets."""
     if shape.num_experts > 1:
         shared = () if shape.shared_hidden is None else _mlp(shape, shape.shared_hidden)
-        return (*_attention(shape), Product(shape.num_experts, shape.d_model), *shared)
+        return (*_attention(shape), MatrixProduct(shape.num_experts, shape.d_model), *shared)
     return (*_attention(shape), *_mlp(shape, shape.mlp_hidden))
 
 
-def dense_layer_products(shape: ModelShape) -> tuple[Product, ...]:
+def dense_layer_products(shape: ModelShape) -> tuple[MatrixProduct, ...]:
     """The same of a mixture's layers with one MLP in place of experts; empty where there are none."""
     return () if shape.dense_hidden is None else (*_attention(shape), *_mlp(shape, shape.dense_hidden))
 
 
-def _attention(shape: ModelShape) -> tuple[Product, ...]:
-    return Product(shape.q_width + 2 * shape.kv_width, shape.d_model), Product(shape.d_model, shape.q_width)
+def _attention(shape: ModelShape) -> tuple[MatrixProduct, ...]:
+    return MatrixProduct(shape.q_width + 2 * shape.kv_width, shape.d_model), MatrixProduct(shape.d_model, shape.q_width)
 
 
-def _mlp(shape: ModelShape, hidden: int) -> tuple[Product, ...]:
-    return Product(2 * hidden, shape.d_model), Product(shape.d_model, hidden)
+def _mlp(shape: ModelShape, hidden: int) -> tuple[MatrixProduct, ...]:
+    return MatrixProduct(2 * hidden, shape.d_model), MatrixProduct(shape.d_model, hidden)
 
 
-def head_product(shape: ModelShape) -> Product:
-    return Product(shape.vocab_rows, shape.d_model)
+def head_product(shape: ModelShape) -> MatrixProduct:
+    return MatrixProduct(shape.vocab_rows, shape.d_model)
 
 
 def heads_of(shape: ModelShape) -> Heads:
@@ -360,7 +360,7 @@ class Kernels:
     def prompt_s(self, pairs: float, batch: int = 1) -> float:
         return self.prompts_s(batch)(pairs)
 
-    def _layer_curve(self, products: Sequence[Product], degree: int, *, has_experts: bool) -> _Line:
+    def _layer_curve(self, products: Sequence[MatrixProduct], degree: int, *, has_experts: bool) -> _Line:
         shape = self.shape
         parts: list[Callable[[float], float]] = []
         curves = [self._product_curve(*product) for product in products]

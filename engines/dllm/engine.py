@@ -12,13 +12,13 @@ from time import perf_counter
 from engines.data import asked
 from engines.dllm.config import Phase, SeeingRule
 from engines.dllm.plan import (
-    Completion,
     Executor,
     ExecutorError,
     Occupancy,
     PlanFacts,
     PlanItem,
     Request,
+    StepChanges,
     StepOutcome,
     StepPlan,
     StepRecord,
@@ -26,7 +26,7 @@ from engines.dllm.plan import (
 from engines.dllm.scheduling import Scheduler, booked, due_fields, plan_item
 from engines.dllm.sequence import Sequence, hold_together, is_open_ended
 from engines.errors import RunError
-from engines.runtime.step_timer import StepTimes
+from engines.runtime.step_timer import DeviceTimes
 
 _KINDS = tuple(
     Phase if name == "phase" else float if name == "commit_probability" else int for name in PlanItem._fields
@@ -87,17 +87,17 @@ class Ledger:
             if pad_to is not None and pad_to < item.total_len:
                 raise self._fault(f"pads a batch to {pad_to} tokens, fewer than a member has")
 
-    def end(self, plan: StepPlan, outcome: StepOutcome, reported: Completion) -> None:
+    def end(self, plan: StepPlan, outcome: StepOutcome, reported: StepChanges) -> None:
         """Book an executed plan; raise RunError where the scheduler reports something else of it."""
         due = booked(self.running, plan, outcome.committed, outcome.stops, outcome.confidences)
         for request_id in due.finished:
             self.drop(request_id)
         if reported is due:
             return
-        if not isinstance(reported, Completion):
+        if not isinstance(reported, StepChanges):
             raise self._fault(f"reports {reported!r} of a step, which is no Completion")
         if reported != due:
-            for what, said, is_so in zip(Completion._fields, reported, due, strict=True):
+            for what, said, is_so in zip(StepChanges._fields, reported, due, strict=True):
                 if said != is_so:
                     raise self._fault(f"reports {what}={_listed(said)} of a step with {what}={_listed(is_so)}")
 
@@ -230,9 +230,9 @@ class Engine:
             Occupancy(kv_rows_used, ledger.kv_rows_total, num_running, self.num_waiting),
         )
 
-    def _complete(self, plan: StepPlan, outcome: StepOutcome) -> Completion:
+    def _complete(self, plan: StepPlan, outcome: StepOutcome) -> StepChanges:
         told = {} if outcome.confidences is None else {"confidences": outcome.confidences}
-        done: Completion = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told)
+        done: StepChanges = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told)
         self._ledger.end(plan, outcome, done)
         if done.first_block:
             # A request's times are stamped at the end of this step, which a device may not have reached.
@@ -245,7 +245,7 @@ class Engine:
                 lost[request_id] = str(error)
         return done.without(lost) if lost else done
 
-    def _fail(self, plan: StepPlan, reason: str) -> Completion:
+    def _fail(self, plan: StepPlan, reason: str) -> StepChanges:
         """The requests of a step that could not be run are lost; the engine goes on with the others."""
         self.scheduler.fail(plan)
         lost = [item.request_id for item in plan.items]
@@ -253,9 +253,9 @@ class Engine:
             self._ledger.drop(request_id)
             with suppress(ExecutorError):  # one reason is enough
                 self.executor.release(request_id)
-        return Completion(failed=tuple((request_id, reason) for request_id in lost))
+        return StepChanges(failed=tuple((request_id, reason) for request_id in lost))
 
-    def times(self) -> dict[int, StepTimes]:
+    def times(self) -> dict[int, DeviceTimes]:
         """By number of step: what the device took for those since the last call whose records leave it open; waits for it."""
         found = {self._executed[execution]: taken for execution, taken in self.executor.times().items()}
         self._executed.clear()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engines.dllm.config import GenerationConfig, Phase
 from engines.errors import RunError, require
-from engines.runtime.step_timer import StepTimes
+from engines.runtime.step_timer import DeviceTimes
 
 if TYPE_CHECKING:
     from engines.models.config import ModelConfig
@@ -148,7 +148,7 @@ class PlanFacts(NamedTuple):
     admitted: tuple[int, ...] = ()
 
 
-class Completion(NamedTuple):
+class StepChanges(NamedTuple):
     """What became of requests in a step."""
 
     first_block: tuple[int, ...] = ()
@@ -159,7 +159,7 @@ class Completion(NamedTuple):
     failed: tuple[tuple[int, str], ...] = ()
     """Requests given up, each with one sentence why."""
 
-    def without(self, lost: Mapping[int, str]) -> Completion:
+    def without(self, lost: Mapping[int, str]) -> StepChanges:
         """Requests that finished with an output that may not be used failed; ``lost`` says why of each."""
         return self._replace(
             finished=tuple(i for i in self.finished if i not in lost),
@@ -187,7 +187,7 @@ class StepRecord(NamedTuple):
     plan: PlanFacts
     outcome: StepOutcome
     """Its times are told by ``Engine.times`` where a device is not waited for."""
-    done: Completion
+    done: StepChanges
     occupancy: Occupancy
 
 
@@ -211,7 +211,7 @@ class Executor(Protocol):
     def wait(self) -> None:
         """Return when every executed step is over."""
 
-    def times(self) -> Mapping[int, StepTimes]:
+    def times(self) -> Mapping[int, DeviceTimes]:
         """By number of execution, from 0: the steps since the last call whose outcome left ``forward_s`` open. Waits."""
 
     def release(self, request_id: int) -> tuple[int, ...] | None:
@@ -234,7 +234,7 @@ class DelegatingExecutor:
     def wait(self) -> None:
         self.executor.wait()
 
-    def times(self) -> Mapping[int, StepTimes]:
+    def times(self) -> Mapping[int, DeviceTimes]:
         return self.executor.times()
 
     def release(self, request_id: int) -> tuple[int, ...] | None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from engines.data import load_named, where_of
 from engines.dllm.config import EngineConfig, GenerationConfig, RefreshRule, SeeingRule, check_settling
-from engines.dllm.plan import Completion, PlanItem, Request, StepPlan
+from engines.dllm.plan import PlanItem, Request, StepChanges, StepPlan
 from engines.dllm.sequence import Sequence, is_open_ended
 from engines.errors import UserError, require
 
@@ -204,7 +204,7 @@ class Scheduler(ABC):
         committed: tuple[int, ...],
         stops: Mapping[int, int] = MappingProxyType({}),
         **told: Confidences,
-    ) -> Completion:
+    ) -> StepChanges:
         """Book an executed plan (``committed`` and ``stops`` are StepOutcome's, as are ``confidences`` where a refresh rule asks for
         them); frees the rows of requests it finished."""
         done = booked(self._by_id, plan, committed, stops, **told)
@@ -242,7 +242,7 @@ def booked(
     committed: tuple[int, ...],
     stops: Mapping[int, int],
     confidences: Confidences | None = None,
-) -> Completion:
+) -> StepChanges:
     """Advance the sequences, by id of request, by an executed plan; what became of them in it."""
     first_block, finished, stopped = [], [], []
     for place, (item, count) in enumerate(zip(plan.items, committed, strict=True)):
@@ -260,10 +260,10 @@ def booked(
                 stopped.append((request_id, sequence.output_len))
     if not first_block and not finished:
         return _NOTHING
-    return Completion(tuple(first_block), tuple(finished), tuple(stopped))
+    return StepChanges(tuple(first_block), tuple(finished), tuple(stopped))
 
 
-_NOTHING = Completion()
+_NOTHING = StepChanges()
 """What becomes of requests in most steps; one, so that whoever compares two has nothing to look at."""
 
 
@@ -419,7 +419,7 @@ class LookaheadScheduler(PhaseScheduler):
         committed: tuple[int, ...],
         stops: Mapping[int, int] = MappingProxyType({}),
         **told: Confidences,
-    ) -> Completion:
+    ) -> StepChanges:
         self._demand.advance()
         return super().complete(plan, committed, stops, **told)
 

@@ -21,13 +21,13 @@ from engines.dllm.config import EngineConfig, GenerationConfig, Phase, RefreshRu
 from engines.dllm.plan import DelegatingExecutor, Executor, Request, StepOutcome, StepPlan
 from engines.errors import UserError, require
 from engines.models.shape import ModelShape
-from engines.runtime.step_timer import StepTimes
+from engines.runtime.step_timer import DeviceTimes
 
 LETTERS = {"f": Phase.FULL, "b": Phase.BUILD, "p": Phase.PARTIAL, "r": Phase.REUSE}
 """How a step's phase is written."""
 
 
-class Block(NamedTuple):
+class BlockSteps(NamedTuple):
     """What the steps of one block did."""
 
     phases: tuple[Phase, ...]
@@ -36,10 +36,10 @@ class Block(NamedTuple):
     """The place of the stop token that ended it; None of a block that none did."""
 
 
-Path = tuple[Block, ...]
+Path = tuple[BlockSteps, ...]
 
 
-class Recording(DelegatingExecutor):
+class RecordingExecutor(DelegatingExecutor):
     """Notes what every request's steps did, whoever asks for them."""
 
     def __init__(self, executor: Executor) -> None:
@@ -155,14 +155,14 @@ class ReplayingExecutor(DelegatingExecutor):
 def drawn(paths: Collection[Path], requests: Sequence[Request], seed: int) -> Replayed:
     """For other requests than the run's: each block that of some request of the run, of the same length, drawn evenly and by the
     request's number alone. A block that a stop token ended has all its steps; no request stops early."""
-    whole: dict[int, list[Block]] = {}
+    whole: dict[int, list[BlockSteps]] = {}
     for path in paths:
         for block in path:
             whole.setdefault(sum(block.committed), []).append(block._replace(stop=None))
     found = {}
     for request in requests:
         rng = np.random.default_rng([seed, request.request_id])
-        chosen: list[Block] = []
+        chosen: list[BlockSteps] = []
         for length in block_lengths(request.generation):
             if length not in whole:
                 known = ", ".join(map(str, sorted(whole))) or "none"
@@ -198,7 +198,7 @@ class RooflineExecutor:
     def wait(self) -> None:
         return
 
-    def times(self) -> Mapping[int, StepTimes]:
+    def times(self) -> Mapping[int, DeviceTimes]:
         return {}
 
     def close(self) -> None:

@@ -31,13 +31,13 @@ from engines.policies.views import (
     Batching,
     Bucket,
     Chunk,
+    NextStep,
     OpenQueue,
     PrefillTask,
     Rung,
     Share,
     Situation,
     StepMode,
-    StepPlan,
     StepTimes,
 )
 
@@ -151,13 +151,13 @@ class WithGraphs:
     batching: Batching
     choice: GraphChoice | None
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         plan = self.batching.next_step(at, now)
         if self.choice is None or not plan.shares or (at.decoding and plan.decodes):
             return plan
         require(plan.mode is None, f"mode={plan.mode!r}: the policy has already chosen one")
         chunks = [Chunk(task.history + task.computed, tokens) for task, tokens in plan.shares]
-        return StepPlan(plan.shares, plan.decodes, plan.wake_s, self.choice.choose(chunks))
+        return NextStep(plan.shares, plan.decodes, plan.wake_s, self.choice.choose(chunks))
 
 
 _age = attrgetter("ready_s", "task_id")
@@ -426,7 +426,7 @@ class TemporalDisaggregation:
     _was_long: bool = False
     """The class of the step before."""
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         queue = at.queue
         if not isinstance(queue, ClassQueue):
             raise UserError(
@@ -438,13 +438,13 @@ class TemporalDisaggregation:
         shares = self._short_shares(at, queue, short.depth) if short is not None and short.depth else []
         if shares:
             self._was_long = False
-            return StepPlan(shares)
+            return NextStep(shares)
         is_held = short is not None and short.wake_s is not None and self.config.while_waiting == "idle"
         shares = [] if is_held else self._long_shares(at, queue)
         if shares:
             self._was_long = True
-            return StepPlan(shares)
-        return IDLE if short is None or short.wake_s is None else StepPlan(wake_s=short.wake_s)
+            return NextStep(shares)
+        return IDLE if short is None or short.wake_s is None else NextStep(wake_s=short.wake_s)
 
     # ---- which class ---------------------------------------------------------------------------------
 

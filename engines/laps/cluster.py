@@ -32,11 +32,11 @@ from engines.policies.views import (
     Bucket,
     Chunk,
     Fallback,
+    NextStep,
     OpenQueue,
     PrefillQueue,
     PrefillTask,
     Rung,
-    StepPlan,
     StepTimes,
     TaskKind,
     padded_tokens,
@@ -481,7 +481,7 @@ class PrefillInstance(Worker):
         self.num_requests -= 1
         self.backlog_tokens -= task.tokens
 
-    def _finish(self, plan: StepPlan) -> None:
+    def _finish(self, plan: NextStep) -> None:
         num_short = sum([task.tokens < self._boundary_tokens for task, _ in plan.shares])
         num_finished = sum([task.tokens == task.computed for task, _ in plan.shares])
         row = StepRow(

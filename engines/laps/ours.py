@@ -18,7 +18,7 @@ from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Proportion, Range, Seconds
 from engines.laps.latency import StepModel
 from engines.policies.batching import LateShare, Split, by_arrival, whole_steps_s, work_by
-from engines.policies.views import IDLE, OpenQueue, PrefillTask, Share, Situation, StepPlan
+from engines.policies.views import IDLE, NextStep, OpenQueue, PrefillTask, Share, Situation
 
 
 class Filling:
@@ -179,7 +179,7 @@ class Reserve:
         self._model = model
         self._slo_s = math.inf if config.slo_s is None else config.slo_s
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         queue = at.queue
         if not isinstance(queue, OpenQueue):
             raise UserError(f"queue={type(queue).__name__}: Reserve takes requests out of turn, give an OpenQueue")
@@ -197,7 +197,7 @@ class Reserve:
             step.fill(step.begun_of([*late, *on_time]), budget_s)
         for task in step.admitted:
             queue.pull(task)
-        return StepPlan(list(step.shares.values())) if step.shares else IDLE
+        return NextStep(list(step.shares.values())) if step.shares else IDLE
 
     def _split(self, at: Situation, now: float) -> tuple[list[PrefillTask], list[PrefillTask], float]:
         """On-time requests by remaining work less aging, late ones by arrival, and all their work."""
@@ -303,7 +303,7 @@ class OnTime:
         self._first_come_s: dict[int, float] = {}
         """What each that waited at the last step would wait, first come, first served, when it was first seen."""
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         queue = at.queue
         if not isinstance(queue, OpenQueue):
             raise UserError(f"queue={type(queue).__name__}: On-time takes requests out of turn, give an OpenQueue")
@@ -322,7 +322,7 @@ class OnTime:
         shares = list(step.shares.values())
         if shares:
             self._last = now, self._step_s(shares)
-        return StepPlan(shares) if shares else IDLE
+        return NextStep(shares) if shares else IDLE
 
     def _measure(self, tasks: Sequence[PrefillTask], now: float) -> None:
         """A step is followed at once where one it left is still there. Else they ended, or their clients went away, and time passed."""

@@ -58,7 +58,7 @@ class InstanceRouter(Protocol):
 
 
 @dataclass(kw_only=True)
-class RoundRobin:
+class InstancesInTurn:
     """Plain data parallelism: instances in turn."""
 
     turn: int = field(default=0, init=False)
@@ -228,7 +228,7 @@ class PrefillSystem:
     name: str
     make_batching: Callable[[], Batching]
     make_queue: Callable[[], PrefillQueue] = PrefillQueue
-    make_router: Callable[[], InstanceRouter] = RoundRobin
+    make_router: Callable[[], InstanceRouter] = InstancesInTurn
     work_s: Callable[[int, int], float] | None = None
     """Predicted work of (history, tokens), for tasks' estimates."""
     spatial: Spatial | None = None

@@ -199,7 +199,7 @@ def load_chat_template(directory: Path, family: str) -> ChatTemplate:
 # ---- answers -----------------------------------------------------------------------------------
 
 
-class Answer(NamedTuple):
+class ChatAnswer(NamedTuple):
     ids: tuple[int, ...]
     finish_reason: Literal["stop", "length"]
     """'stop': an end token was generated (it and all behind it are cut); 'length': none was."""
@@ -218,12 +218,12 @@ def stop_token_ids(directory: Path, config: ModelConfig) -> frozenset[int]:
     return end_token_ids(config, load_tokenizer(directory))
 
 
-def cut_at_end(ids: Sequence[int], end_ids: Collection[int]) -> Answer:
+def cut_at_end(ids: Sequence[int], end_ids: Collection[int]) -> ChatAnswer:
     """``ids`` are the generated ones alone: a prompt's own end tokens do not count."""
     for place, token in enumerate(ids):
         if token in end_ids:
-            return Answer(tuple(ids[:place]), "stop")
-    return Answer(tuple(ids), "length")
+            return ChatAnswer(tuple(ids[:place]), "stop")
+    return ChatAnswer(tuple(ids), "length")
 
 
 _ANY_FAMILY = "dream"

@@ -26,7 +26,7 @@ LEAST_ROWS = 16
 """Rows of an expert's product on a CPU, zeros included: with fewer, MKL adds in another order."""
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     """Which experts a row gets, and with what weights; in float32 whatever the model is in."""
 
     def __init__(self, width: int, config: ExpertsConfig) -> None:
@@ -35,7 +35,7 @@ class Router(nn.Module):
         self.expert_bias = nn.Parameter(torch.zeros(config.num_experts, dtype=torch.float32))
         self._config = config
 
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Router:
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> ExpertRouter:
         """Moved with the model, never rounded with it."""
 
         def moved(held: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def _wide(h: Tensor) -> Tensor:
 
 
 class Expert(nn.Module):
-    """Holds an expert's matrices under their published names; ``Experts`` multiplies them."""
+    """Holds an expert's matrices under their published names; ``ExpertLayers`` multiplies them."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -81,12 +81,12 @@ class Expert(nn.Module):
         self.down_proj = nn.Linear(hidden, width, bias=False)
 
 
-class Experts(nn.ModuleList):
+class ExpertLayers(nn.ModuleList):
     def __init__(self, width: int, config: ExpertsConfig) -> None:
         super().__init__(Expert(width, config.expert_hidden) for _ in range(config.num_experts))
         self._joined: tuple[Tensor, Tensor] | None = None
 
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Experts:
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> ExpertLayers:
         super()._apply(fn, recurse)
         self._joined = None
         return self
@@ -159,8 +159,8 @@ class MixtureMLP(nn.Module):
 
     def __init__(self, width: int, config: ExpertsConfig) -> None:
         super().__init__()
-        self.gate = Router(width, config)
-        self.experts = Experts(width, config)
+        self.gate = ExpertRouter(width, config)
+        self.experts = ExpertLayers(width, config)
         self.shared_experts = DenseMLP(width, config.shared_hidden)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -241,6 +241,6 @@ class LLaDA2Model(DecoderModel[BlockConfig]):
         return frozenset(
             f"{name}.{own}"
             for name, module in self.named_modules()
-            if isinstance(module, Router)
+            if isinstance(module, ExpertRouter)
             for own, _ in module.named_parameters()
         )

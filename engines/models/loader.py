@@ -48,7 +48,7 @@ class StoredTensor:
     """As safetensors spells it: 'BF16', 'F32', 'I8', ..."""
 
 
-class Part(NamedTuple):
+class Slice(NamedTuple):
     """[start, end) of one dimension of a tensor, ``length`` long: all of it a process holds."""
 
     dim: int
@@ -99,7 +99,7 @@ def _check(
     network: nn.Module,
     stored: dict[str, StoredTensor],
     repeated: dict[str, str],
-    parts: Mapping[str, Part],
+    parts: Mapping[str, Slice],
     directory: Path,
 ) -> None:
     """``repeated``: names that a checkpoint with tied weights may hold besides the module's own."""
@@ -129,7 +129,7 @@ def load_weights(
     repeated: dict[str, str],
     dtype: torch.dtype,
     device: str,
-    parts: Mapping[str, Part],
+    parts: Mapping[str, Slice],
     in_float32: Collection[str] = (),
 ) -> None:
     """Fill ``network``, built on the meta device, with the tensors of ``directory``.
@@ -193,7 +193,7 @@ def shapes_only() -> Iterator[None]:
 
 
 Weights = Literal["checkpoint", "random"]
-Divide: TypeAlias = Callable[[LLaDAModelLM | DreamModel], Mapping[str, Part]]
+Divide: TypeAlias = Callable[[LLaDAModelLM | DreamModel], Mapping[str, Slice]]
 """Leaves a process's part of a network, in place; name of a tensor -> which part of it that is."""
 _Network = TypeVar("_Network", bound=PackedModel[Any])
 
@@ -318,7 +318,9 @@ def _check_stored(model: object, *, is_shape: bool) -> None:
         raise UserError(f"model={model!r} is a shape without weights: add --weights random, or give a checkpoint")
 
 
-def _stored(network: _Network, directory: Path, dtype: torch.dtype, device: str, parts: Mapping[str, Part]) -> _Network:
+def _stored(
+    network: _Network, directory: Path, dtype: torch.dtype, device: str, parts: Mapping[str, Slice]
+) -> _Network:
     load_weights(
         network,
         directory,
@@ -331,7 +333,7 @@ def _stored(network: _Network, directory: Path, dtype: torch.dtype, device: str,
     return _ready(network)
 
 
-def _drawn(network: _Network, dtype: torch.dtype, device: str, seed: int, parts: Mapping[str, Part]) -> _Network:
+def _drawn(network: _Network, dtype: torch.dtype, device: str, seed: int, parts: Mapping[str, Slice]) -> _Network:
     """Weights from N(0, 0.02), biases too; norms are one."""
     needed = _num_bytes(network, dtype)
     total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory

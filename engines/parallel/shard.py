@@ -14,7 +14,7 @@ from engines.models.config import check_division, span
 from engines.models.decoder import DreamModel
 from engines.models.layers import Linear, RotaryAttention
 from engines.models.llada import LLaDAModelLM
-from engines.models.loader import Part, Weights, load_model
+from engines.models.loader import Slice, Weights, load_model
 from engines.models.protocol import DiffusionModel
 from engines.parallel.group import TensorParallel
 
@@ -58,7 +58,7 @@ class PartialEmbedding(nn.Module):
         return self.group.all_reduce(rows.masked_fill_(elsewhere.unsqueeze(-1), 0))
 
 
-def shard_model(model: LLaDAModelLM | DreamModel, group: TensorParallel) -> dict[str, Part]:
+def shard_model(model: LLaDAModelLM | DreamModel, group: TensorParallel) -> dict[str, Slice]:
     """Leave ``group.rank``'s part of ``model``, in place; which part of which tensor of its state dict.
 
     ``model.config`` still describes the whole model. Works on the meta device too.
@@ -66,7 +66,7 @@ def shard_model(model: LLaDAModelLM | DreamModel, group: TensorParallel) -> dict
     check_division(model.config, group.size)
     if group.size == 1:
         return {}
-    parts: dict[str, Part] = {}
+    parts: dict[str, Slice] = {}
     for path, module in list(model.named_modules()):
         if isinstance(module, (nn.Linear, nn.Embedding)):
             parts |= _cut(model, path, module, group)
@@ -78,17 +78,17 @@ def shard_model(model: LLaDAModelLM | DreamModel, group: TensorParallel) -> dict
     return parts
 
 
-def _cut(model: nn.Module, path: str, module: nn.Linear | nn.Embedding, group: TensorParallel) -> dict[str, Part]:
+def _cut(model: nn.Module, path: str, module: nn.Linear | nn.Embedding, group: TensorParallel) -> dict[str, Slice]:
     parent, _, leaf = path.rpartition(".")
     in_layer = any(name in ("blocks", "layers") for name in parent.split("."))
     cut = (_IN_LAYER if in_layer else _OUTSIDE).get(leaf)
     if cut is None:
         raise ValueError(f"{path} has no rule how to divide it among ranks")
-    parts: dict[str, Part] = {}
+    parts: dict[str, Slice] = {}
     for name, whole in list(module.named_parameters()):
         dim = 1 if cut == "inputs" else 0
         length = whole.shape[dim]
-        part = Part(dim, *span(length, group.rank, group.size), length)
+        part = Slice(dim, *span(length, group.rank, group.size), length)
         # A copy, or the whole tensor would stay in memory behind it.
         own = part.of(whole.detach()).clone(memory_format=torch.contiguous_format)
         module.register_parameter(name, nn.Parameter(own, requires_grad=whole.requires_grad))

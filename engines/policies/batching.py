@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 from engines.errors import RunError
 from engines.knobs import Checked, Count, Needs, Range, Tokens
 from engines.policies.routing import Decision
-from engines.policies.views import IDLE, OpenQueue, PrefillTask, Share, Situation, StepPlan
+from engines.policies.views import IDLE, NextStep, OpenQueue, PrefillTask, Share, Situation
 
 CHUNK_TOKENS = 2048
 """vLLM's token budget of a step with chunked prefill."""
@@ -29,13 +29,13 @@ CHUNK_TOKENS = 2048
 class OneByOne:
     """One whole prefill a step, before decoding (AMPD §3, footnote 3)."""
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         if at.begun:
-            return StepPlan([Share(at.begun[0], at.begun[0].left)])
+            return NextStep([Share(at.begun[0], at.begun[0].left)])
         if not at.queue or at.need_of(at.queue.peek(now)) > at.room:
             return IDLE
         task = at.queue.take(now)
-        return StepPlan([Share(task, task.tokens)])
+        return NextStep([Share(task, task.tokens)])
 
 
 ONE_BY_ONE = OneByOne()
@@ -51,7 +51,7 @@ class _Limited(Checked):
 class PrefillFirst(_Limited):
     """As many whole prefills as the token budget holds, at least one, before decoding (vLLM without chunking)."""
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         shares = [Share(task, task.left) for task in at.begun]
         budget = self.max_num_batched_tokens - sum(share.tokens for share in shares)
         places = self.max_num_seqs - at.decoding - len(shares)
@@ -66,7 +66,7 @@ class PrefillFirst(_Limited):
             budget -= task.tokens
             room -= need
             places -= 1
-        return StepPlan(shares) if shares else IDLE
+        return NextStep(shares) if shares else IDLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Chunked(_Limited):
 
     max_num_batched_tokens: Tokens = CHUNK_TOKENS
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         shares: list[Share] = []
         budget = max(self.max_num_batched_tokens - at.decoding, 1)
         for task in at.begun:
@@ -96,7 +96,7 @@ class Chunked(_Limited):
             budget -= tokens
             room -= need
             places -= 1
-        return StepPlan(shares, decodes=True) if shares else IDLE
+        return NextStep(shares, decodes=True) if shares else IDLE
 
 
 _MOST_WAKES = 10_000
@@ -159,15 +159,15 @@ class Owed:
         """It is not wanted any longer."""
         self._open.pop(task.task_id, None)
 
-    def check(self, plan: StepPlan, policy: object) -> None:
+    def check(self, plan: NextStep, policy: object) -> None:
         """Raise RunError for a plan that cannot be a step: before its shares are looked at."""
         if plan is IDLE:
             return
         if (fault := self._fault_of(plan)) is not None:
             raise RunError(f"batching policy {type(policy).__name__} {fault}")
 
-    def _fault_of(self, plan: StepPlan) -> str | None:
-        if not isinstance(plan, StepPlan):
+    def _fault_of(self, plan: NextStep) -> str | None:
+        if not isinstance(plan, NextStep):
             return f"answers {plan!r:.80}, which is no StepPlan"
         shares, _, wake_s, _ = plan
         if wake_s is not None and not (isinstance(wake_s, int | float) and (wake_s <= _LATEST_S or wake_s == math.inf)):

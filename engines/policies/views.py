@@ -175,7 +175,7 @@ class Share(NamedTuple):
     tokens: int
 
 
-class StepPlan(NamedTuple):
+class NextStep(NamedTuple):
     """No shares: decode if there is something to decode, else wait."""
 
     shares: Sequence[Share] = ()
@@ -188,7 +188,7 @@ class StepPlan(NamedTuple):
     kernels, as any policy that knows nothing of graphs asks for."""
 
 
-IDLE = StepPlan()
+IDLE = NextStep()
 
 
 class Situation(NamedTuple):
@@ -206,7 +206,7 @@ class Situation(NamedTuple):
 
 
 class Batching(Protocol):
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         """New prefills are taken from ``at.queue``; what is left in ``at.begun`` comes again."""
         ...
 

@@ -22,7 +22,7 @@ MAX_IN_FLIGHT = 2
 _FORWARD = ("attention", "gemm", "logits", "selection")
 
 
-class StepTimes(NamedTuple):
+class DeviceTimes(NamedTuple):
     """What a device took for one step, known once it is over."""
 
     forward_s: float
@@ -51,7 +51,7 @@ class StepTimer:
         if self.detailed:
             self.lap(part)
 
-    def end(self) -> StepTimes | None:
+    def end(self) -> DeviceTimes | None:
         """None where the device has not got there yet."""
         return _times(self._parts, self.detailed)
 
@@ -61,7 +61,7 @@ class StepTimer:
     def wait(self) -> None:
         """Return when every step is over."""
 
-    def times(self) -> Mapping[int, StepTimes]:
+    def times(self) -> Mapping[int, DeviceTimes]:
         """By number of step, from 0: what ``end`` left open since the last call. Waits."""
         return {}
 
@@ -79,7 +79,7 @@ class CudaTimer(StepTimer):
         self._marks: list[tuple[str, torch.cuda.Event]] = []
         self._free: list[torch.cuda.Event] = []
         self._previous_end: torch.cuda.Event | None = None
-        self._times: dict[int, StepTimes] = {}
+        self._times: dict[int, DeviceTimes] = {}
 
     def begin(self, *, detailed: bool) -> None:
         while len(self._under_way) >= MAX_IN_FLIGHT:
@@ -108,7 +108,7 @@ class CudaTimer(StepTimer):
         while self._under_way:
             self._finish_oldest()
 
-    def times(self) -> Mapping[int, StepTimes]:
+    def times(self) -> Mapping[int, DeviceTimes]:
         self.wait()
         times, self._times = self._times, {}
         return times
@@ -139,5 +139,5 @@ def timer_of(device: torch.device) -> StepTimer:
     return CudaTimer(partial(torch.cuda.Event, enable_timing=True)) if device.type == "cuda" else StepTimer()
 
 
-def _times(parts: Mapping[str, float], detailed: bool) -> StepTimes:
-    return StepTimes(forward_s=sum(parts[part] for part in _FORWARD), parts=dict(parts) if detailed else None)
+def _times(parts: Mapping[str, float], detailed: bool) -> DeviceTimes:
+    return DeviceTimes(forward_s=sum(parts[part] for part in _FORWARD), parts=dict(parts) if detailed else None)

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from engines.ar.sampling import Logprobs, SamplingParams, check_vocabulary
 from engines.cluster.sessions import Round, Session
 from engines.errors import RunError, require
-from engines.policies.views import Batching, PrefillQueue, PrefillTask, Situation, StepPlan
+from engines.policies.views import Batching, NextStep, PrefillQueue, PrefillTask, Situation
 from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, PromptScored, Submission, Tokens
 
 if TYPE_CHECKING:
     from engines.ar.torch import rows
-    from engines.ar.torch.executor import TorchExecutor
+    from engines.ar.torch.executor import PagedExecutor
     from engines.ar.torch.worker import Step
 
 Ints = NDArray[np.int64]
@@ -60,7 +60,7 @@ class AtMost:
     batching: Batching
     max_num_seqs: int
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         places = self.max_num_seqs - at.decoding - len(at.begun)
         if places <= 0:
             return self.batching.next_step(at._replace(room=0), now)
@@ -79,7 +79,7 @@ class _Request:
     end_ids: frozenset[int]
     wants_tokens: bool
     generation: ArGeneration
-    sequence: rows.Sequence
+    sequence: rows.SessionState
     length: int
     """Most tokens of its answer."""
     token_ids: list[int] = field(default_factory=list)
@@ -101,7 +101,7 @@ class ServedAr:
 
     def __init__(
         self,
-        executor: TorchExecutor,
+        executor: PagedExecutor,
         batching: Batching,
         queue: PrefillQueue,
         *,
@@ -110,9 +110,9 @@ class ServedAr:
         keeps: bool = True,
         estimate_s: Callable[[int, int], float] | None = None,
     ) -> None:
-        from engines.ar.torch.worker import Worker
+        from engines.ar.torch.worker import TorchWorker
 
-        self._worker = Worker(executor, batching, queue, self, estimate_s)
+        self._worker = TorchWorker(executor, batching, queue, self, estimate_s)
         self._end_ids, self._budget, self._keeps = end_ids, budget, keeps
         self._requests: dict[int, _Request] = {}
         self._by_order: dict[int, _Request] = {}
@@ -203,10 +203,10 @@ class ServedAr:
 
     # ---- what the worker asks and tells -------------------------------------------------------------------
 
-    def ids(self, sequence: rows.Sequence, start: int) -> Ints:
+    def ids(self, sequence: rows.SessionState, start: int) -> Ints:
         return self._by_order[sequence.order].prompt[start:]
 
-    def hear(self, sequence: rows.Sequence, token: int) -> bool:
+    def hear(self, sequence: rows.SessionState, token: int) -> bool:
         request = self._by_order[sequence.order]
         if not request.token_ids and request.generation.prompt_logprobs is not None:
             self._tell_prompt(request)
@@ -220,16 +220,16 @@ class ServedAr:
             request.num_told += 1
         return is_over
 
-    def began(self, sequence: rows.Sequence, now: float) -> None:
+    def began(self, sequence: rows.SessionState, now: float) -> None:
         request = self._by_order[sequence.order]
         if not request.has_begun:
             request.has_begun = True
             self._events.append(Admitted(request.request_id))
 
-    def prefilled(self, sequence: rows.Sequence, task: PrefillTask, now: float) -> None:
+    def prefilled(self, sequence: rows.SessionState, task: PrefillTask, now: float) -> None:
         self._counts["reused_tokens"] += task.history
 
-    def done(self, sequence: rows.Sequence, now: float) -> None:
+    def done(self, sequence: rows.SessionState, now: float) -> None:
         request = self._by_order[sequence.order]
         ids = tuple(request.token_ids[request.num_told :])
         self._events.append(Finished(request.request_id, ids, request.take_logprobs()))
@@ -249,7 +249,7 @@ class ServedAr:
         del self._requests[request.request_id]
         del self._by_order[request.sequence.order]
 
-    def _wait(self, plan: StepPlan, now: float) -> None:
+    def _wait(self, plan: NextStep, now: float) -> None:
         """Nothing runs: the policy waits for company, and says until when."""
         if plan.wake_s is None:
             raise RunError("the scheduler leaves waiting prompts where they are, though nothing runs")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from engines.blockdiffusion.engine import BlockEngine
-from engines.blockdiffusion.plan import StepRecord
+from engines.blockdiffusion.plan import BlockStepRecord
 from engines.blockdiffusion.rules import DecodeRule
 from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
 from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, Submission, Tokens
@@ -27,7 +27,7 @@ class ServedBlocks:
         self._told: dict[int, int] = {}
         """Ids told so far of the requests that want them as they become final."""
         self._begun: set[int] = set()
-        self._last: StepRecord | None = None
+        self._last: BlockStepRecord | None = None
         self._forward_passes = self._committed_tokens = 0
         self._counts = {"prefilled_blocks": 0, "committed_blocks": 0, "preemptions": 0}
         self._busy_s = 0.0

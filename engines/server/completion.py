@@ -52,7 +52,7 @@ class Usage(NamedTuple):
     completion_tokens: int
 
 
-class Part(NamedTuple):
+class AnswerPiece(NamedTuple):
     """``piece`` begins with the prompt where that is echoed."""
 
     choice: int
@@ -107,7 +107,7 @@ class Completion:
     def prompt_of(self, choice: int) -> tuple[int, ...]:
         return self._prompts[choice // self._asked.n]
 
-    async def parts(self) -> AsyncIterator[Part]:
+    async def parts(self) -> AsyncIterator[AnswerPiece]:
         """Pieces of the answers as they become final, until all have ended."""
         while self._ids:
             choice, event = self._early.pop(0) if self._early else await self._events.get()
@@ -146,7 +146,7 @@ class Completion:
         """What takes long, behind others of ``lane`` and not on the event loop."""
         return await asyncio.get_running_loop().run_in_executor(lane, make)
 
-    def _part(self, choice: int, piece: Piece, found: Logprobs | None, *, is_first: bool) -> Part:
+    def _part(self, choice: int, piece: Piece, found: Logprobs | None, *, is_first: bool) -> AnswerPiece:
         asked = self._asked
         ids: list[int] = list(piece.token_ids)
         scores: list[Score | None] = []
@@ -164,14 +164,14 @@ class Completion:
                 ids, scores, piece = ids[: len(prompt)], scores[: len(prompt)], piece._replace(text="")
             piece = piece._replace(text=self._echo(choice) + piece.text)
         if asked.num_logprobs is None:
-            return Part(choice, piece)
+            return AnswerPiece(choice, piece)
         if choice not in self._tokens:
             self._tokens[choice] = ScoredTokens(
                 self._served.codec.speller,
                 is_chat=isinstance(asked, ChatBody),
                 has_names=not asked.return_tokens_as_token_ids,
             )
-        return Part(choice, piece, self._tokens[choice].worded(ids, scores))
+        return AnswerPiece(choice, piece, self._tokens[choice].worded(ids, scores))
 
     def _echo(self, choice: int) -> str:
         """The text of the prompt as it was given; empty beside ``return_token_ids``, which tells it as ids, as in vLLM."""

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engines.server.answer import Piece, joined
 from engines.server.body import AnswerBody
-from engines.server.completion import Completion, Part, Served, Usage
+from engines.server.completion import AnswerPiece, Completion, Served, Usage
 from engines.server.errors import ApiError, too_late
 from engines.server.responses import Choice, Format, ResponseFormat, ResponsesBody
 from engines.server.service import Metrics
@@ -97,7 +97,7 @@ class Reply:
             raise too_late(self._timeout_s) from None
 
     async def _told(self, completion: Completion) -> Mapping[str, Any]:
-        parts: list[list[Part]] = [[] for _ in range(self._asked.num_choices)]
+        parts: list[list[AnswerPiece]] = [[] for _ in range(self._asked.num_choices)]
         async for part in completion.parts():
             parts[part.choice].append(part)
         choices = [
@@ -144,14 +144,14 @@ def _whole(status: int, said: Mapping[str, Any], headers: Mapping[str, str] | No
     return Response(content, status, headers, "application/json")
 
 
-def _joined(parts: Sequence[Part]) -> Piece:
+def _joined(parts: Sequence[AnswerPiece]) -> Piece:
     """An answer from all of its parts."""
     pieces = [part.piece for part in parts]
     ids = tuple(token for piece in pieces for token in piece.token_ids)
     return pieces[-1]._replace(text="".join(piece.text for piece in pieces), token_ids=ids)
 
 
-def _scores(parts: Sequence[Part]) -> Mapping[str, Any] | None:
+def _scores(parts: Sequence[AnswerPiece]) -> Mapping[str, Any] | None:
     scored = [part.logprobs for part in parts if part.logprobs is not None]
     return joined(scored) if scored else None
 

@@ -24,7 +24,7 @@ from engines.server.body import (
     refused_in,
     shown,
 )
-from engines.server.completion import Part, Usage
+from engines.server.completion import AnswerPiece, Usage
 from engines.server.errors import ApiError, refused
 
 _DONE = b"data: [DONE]\n\n"
@@ -103,7 +103,7 @@ class Format:
         said = {"index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None}
         return self._chunk([said], counted, prompt_token_ids=self._told(prompt_ids))
 
-    def part(self, part: Part, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
+    def part(self, part: AnswerPiece, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
         """A chunk; ``counted`` is what the answer has come to, where each is to say."""
         index, piece, logprobs = part
         said: dict[str, Any] = {"index": index}
@@ -250,7 +250,7 @@ class ResponseFormat:
             + self._event("response.content_part.added", **self._place, part=self._part)
         )
 
-    def part(self, part: Part, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
+    def part(self, part: AnswerPiece, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
         text, found = part.piece.text, _content(part.logprobs)
         self._reason = part.piece.finish_reason
         self._texts.append(text)

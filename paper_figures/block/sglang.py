@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engines.blockdiffusion.plan import StepPlan, Work
+from engines.blockdiffusion.plan import BlockStepPlan, Work
 from engines.blockdiffusion.simulated import step_work
 from engines.cost.roofline import PricedStep
 from engines.errors import require
@@ -91,7 +91,7 @@ def step_of(view: View, concurrency: int) -> PricedStep:
     block, context = settings.block, (PROMPT + TOKENS // 2) // settings.block * settings.block
     works = tuple(Work(i, i, context, 0, (0, block), False) for i in range(concurrency))
     wanted = np.ones((concurrency, block), dtype=bool)
-    work = step_work(StepPlan(works, (), (), 0), wanted, block, head_rows="all", max_num_logits=MAX_NUM_LOGITS)
+    work = step_work(BlockStepPlan(works, (), (), 0), wanted, block, head_rows="all", max_num_logits=MAX_NUM_LOGITS)
     assert settings.platform.gpu is not None
     return cost_on(settings, settings.platform.gpu).step_time(work)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
-from engines.ar.torch.executor import TorchExecutor
+from engines.ar.torch.executor import PagedExecutor
 from engines.cost.peaks import datasheet_gpu, measured_gpu
 from engines.cost.roofline import Gpu
 from engines.errors import UserError
@@ -134,7 +134,7 @@ def causal_of(options: argparse.Namespace) -> dict[str, Any]:
     return {"device": options.device, "dtype": _dtype_of(options)}
 
 
-def causal_facts(where: Mapping[str, Any], executor: TorchExecutor) -> dict[str, Any]:
+def causal_facts(where: Mapping[str, Any], executor: PagedExecutor) -> dict[str, Any]:
     return {**facts_of(torch.device(where["device"]), where["dtype"]), "paths": executor.paths()}
 
 

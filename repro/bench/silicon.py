@@ -54,7 +54,7 @@ WEIGHTS_SHARE = 0.9
 """A model is held at degrees at which its weights fit in so much of the memory."""
 
 
-class Point(NamedTuple):
+class SiliconPoint(NamedTuple):
     card: str
     model: str
     degree: int
@@ -67,26 +67,26 @@ class Point(NamedTuple):
     """Tokens of each sequence whose K/V exist."""
 
 
-Estimates = dict[Point, dict[str, float]]
+Estimates = dict[SiliconPoint, dict[str, float]]
 """Milliseconds by framework."""
 
 
-def points_of(card: str, shape: ModelShape) -> Iterator[Point]:
+def points_of(card: str, shape: ModelShape) -> Iterator[SiliconPoint]:
     degrees = [n for n in DEGREES if shape.n_heads % n == shape.n_kv_heads % n == 0]
     if shape == LLADA_8B:
         for batch in (1, 8):
             for power in range(5, 13):
-                yield Point(card, shape.name, 1, "refresh", batch, 2**power, 0)
+                yield SiliconPoint(card, shape.name, 1, "refresh", batch, 2**power, 0)
         return
     for degree in degrees:
         if shape.weight_bytes > WEIGHTS_SHARE * degree * gpu(card).memory_bytes:
             continue
         for history in (0, 4096):
             for power in range(7, 14):
-                yield Point(card, shape.name, degree, "prefill", 1, 2**power, history)
+                yield SiliconPoint(card, shape.name, degree, "prefill", 1, 2**power, history)
         for context in (1024, 4096):
             for power in range(9):
-                yield Point(card, shape.name, degree, "decode", 2**power, 1, context)
+                yield SiliconPoint(card, shape.name, degree, "decode", 2**power, 1, context)
 
 
 # -- their estimates ----------------------------------------------------------------------------------------
@@ -94,11 +94,11 @@ def points_of(card: str, shape: ModelShape) -> Iterator[Point]:
 
 def read(path: Path) -> Estimates:
     stored = pd.read_csv(path, comment="#")
-    columns = [*Point._fields, *FRAMEWORKS]
+    columns = [*SiliconPoint._fields, *FRAMEWORKS]
     require(list(stored) == columns, f"estimates={path}: columns are {list(stored)}: write them with --again")
-    size = len(Point._fields)
+    size = len(SiliconPoint._fields)
     rows = stored.astype(dict.fromkeys(FRAMEWORKS, float)).itertuples(index=False, name=None)
-    return {Point(*row[:size]): dict(zip(FRAMEWORKS, row[size:], strict=True)) for row in rows}
+    return {SiliconPoint(*row[:size]): dict(zip(FRAMEWORKS, row[size:], strict=True)) for row in rows}
 
 
 def write(path: Path, estimates: Estimates) -> None:
@@ -110,7 +110,7 @@ def write(path: Path, estimates: Estimates) -> None:
     replace_text(path, head + rows.to_csv(index=False, float_format="%.4g"))
 
 
-def made_again(points: Iterable[Point]) -> Estimates:
+def made_again(points: Iterable[SiliconPoint]) -> Estimates:
     engine = _engine()
     found: Estimates = {}
     handles: dict[tuple[str, ...], Any] = {}
@@ -142,7 +142,7 @@ def _engine() -> Any:
     return module.EngineHandle
 
 
-def estimate_ms(handle: Any, point: Point) -> float:
+def estimate_ms(handle: Any, point: SiliconPoint) -> float:
     """A compiled engine's estimate; its prompts hold the history, and it decodes the token behind them."""
     is_decode = point.phase == "decode"
     prefill_ms, decode_ms, _ = handle.run_static(
@@ -187,13 +187,13 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
 # -- our costs ----------------------------------------------------------------------------------------------
 
 
-def _step_s(cost: Any, point: Point) -> float:
+def _step_s(cost: Any, point: SiliconPoint) -> float:
     if point.phase == "decode":
         return cost.step_s([], point.batch, point.batch * point.history)
     return cost.step_s([Chunk(point.history, point.tokens)] * point.batch, 0, 0)
 
 
-def refresh_work(point: Point) -> StepWork:
+def refresh_work(point: SiliconPoint) -> StepWork:
     """All tokens anew, of which the head sees one row a sequence as it does in a prefill."""
     rows = point.batch * point.tokens
     return StepWork(
@@ -206,7 +206,7 @@ def refresh_work(point: Point) -> StepWork:
     )
 
 
-def composed_ms(point: Point, framework: str) -> float:
+def composed_ms(point: SiliconPoint, framework: str) -> float:
     """The kernels alone, as their estimates are."""
     shape, card, degree = model_shape(point.model), gpu(point.card), point.degree
     if point.phase == "refresh":

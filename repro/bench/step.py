@@ -33,7 +33,7 @@ from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan
 from engines.dllm.simulated import step_work
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
-from engines.runtime.step_timer import StepTimes
+from engines.runtime.step_timer import DeviceTimes
 from repro.bench.common import Rows, add_counts, add_model, parser_of, run, subject_of, table
 
 KINDS = ("refresh", "reuse", "mixed")
@@ -129,7 +129,7 @@ def run_round(executor: TorchExecutor, batch: StepBatch, kind: str, requests: tu
     outcomes = [executor.execute(plan) for plan in plans]
     executor.wait()
     seconds = perf_counter() - started
-    taken = [StepTimes(o.forward_s, o.parts) for o in outcomes if o.forward_s is not None]
+    taken = [DeviceTimes(o.forward_s, o.parts) for o in outcomes if o.forward_s is not None]
     taken += executor.times().values()
     assert len(taken) == len(plans)
     for request in requests:

@@ -57,7 +57,7 @@ Margin = Callable[[P, int, bool], float]
 """About how many steps higher a plan serves too; negative where it does not serve this one. Of all seeds, or of the first alone."""
 
 
-class Found(NamedTuple, Generic[P]):
+class LeastPlan(NamedTuple, Generic[P]):
     plan: P
     step: int
     """It serves the rate of this step, and not that of the next."""
@@ -101,7 +101,7 @@ def _crossing(low: int, high: int, known: Mapping[int, float]) -> int:
 
 def largest(
     plans: Sequence[P], most: Callable[[P], float], margin: Margin[P], lattice: Lattice, start: float
-) -> Found[P] | None:
+) -> LeastPlan[P] | None:
     """The plan that serves the largest rate; the first of equals. ``most`` is a rate that no run of a plan exceeds, ``start`` where
     it is looked for first. None where no plan serves any rate."""
     (lowest, highest), begin = lattice.ends(start), lattice.step(start)
@@ -131,7 +131,7 @@ def largest(
         return None
     plan, step = best
     below = lattice.step(GUARD * lattice.rate(step))
-    return Found(plan, step, below < lowest or of_one(plan, below) >= 0)
+    return LeastPlan(plan, step, below < lowest or of_one(plan, below) >= 0)
 
 
 def _hopeful(

@@ -30,7 +30,7 @@ from repro.checks.goldens import other_ids
 from repro.families.block.settings import EMBEDDED_DIR
 
 if TYPE_CHECKING:
-    from engines.blockdiffusion.sequence import Answer
+    from engines.blockdiffusion.sequence import BlockAnswer
     from engines.models.block_config import BlockConfig
     from engines.models.packed import PackedModel
 
@@ -52,7 +52,7 @@ class BlockCase:
     rule: DecodeRule
     expected: tuple[int, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What the authors' run took, by the fields of ``Answer`` whose sum that is, with a + between."""
+    """What the authors' run took, by the fields of ``BlockAnswer`` whose sum that is, with a + between."""
     sampling: BlockSampling = field(default_factory=BlockSampling)
     stop_ids: frozenset[int] = frozenset()
     exits_early: bool = False
@@ -76,7 +76,7 @@ class BlockCase:
 @dataclass(frozen=True, kw_only=True)
 class BlockResult:
     case: BlockCase
-    answer: Answer
+    answer: BlockAnswer
 
     @property
     def difference(self) -> str | None:

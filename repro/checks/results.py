@@ -22,7 +22,7 @@ from repro.families.platforms import platform
 from repro.files import SEAL, is_whole, replace_bytes, replace_text
 from repro.reports import claims_file
 from repro.reports.claims import Finding, judge_all
-from repro.reports.evidence import Source, sources
+from repro.reports.evidence import FigureSource, sources
 from repro.reports.figures import DLLM_SERVE, PAPERS, default_reading, pictures
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import Claim, load_claims, read_claims
@@ -276,7 +276,7 @@ def digest_of_finding(finding: Finding) -> str:
     return hashlib.sha256(json.dumps(asdict(finding)).encode()).hexdigest()
 
 
-def _runs_of(source: Source, usual: Mapping[tuple[str, str], RunTable]) -> list[StoredRun] | None:
+def _runs_of(source: FigureSource, usual: Mapping[tuple[str, str], RunTable]) -> list[StoredRun] | None:
     """The runs of a figure's cells, from its table; None where they are not all there."""
     if not source.cells:
         return []

@@ -94,7 +94,7 @@ class CellOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Endpoint:
+class EndpointOptions:
     panel: ClassVar[str] = opt.SERVER
     url: str | None = None
     """Base URL of an OpenAI-compatible server to drive, in place of a system here or as --system vllm, dynamo or sglang."""
@@ -140,7 +140,7 @@ def bench(
     cells: CellOptions,
     dataset_path: opt.DatasetPath = None,
     given: Annotated[Given, KNOBS],
-    endpoint: Endpoint,
+    endpoint: EndpointOptions,
     knob: opt.KnobTexts = None,
     stored: opt.Stored,
     placement: opt.Placement,

@@ -17,7 +17,7 @@ from repro.tasks.registry import TASKS
 from repro.workloads.card import introductions
 
 if TYPE_CHECKING:
-    from repro.reports.knob_reference import Entry
+    from repro.reports.knob_reference import KnobEntry
 
 
 def list_command(
@@ -50,7 +50,7 @@ def _list_knobs(system: str, *, json: bool) -> None:
         print_table(f"Knobs of {system}", ("knob", "takes", "what it is"), rows)
 
 
-def _said(entry: Entry) -> str:
+def _said(entry: KnobEntry) -> str:
     """As a help says it, and what it has an effect with."""
     text = f"{entry.text.removesuffix('.')} [default: {entry.default}]." if entry.default else entry.text
     return f"{text} Has an effect with {entry.only}." if entry.only else text

@@ -149,7 +149,7 @@ class PlanClusterOptions(CostKnobs, Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample(Checked):
+class SessionOptions(Checked):
     """What the sessions are, and what they are held to."""
 
     panel: ClassVar[str] = opt.WORKLOAD
@@ -191,7 +191,7 @@ class Sample(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solved(Checked):
+class SolverOptions(Checked):
     panel: ClassVar[str] = opt.ENGINE
     method: str | None = None
     """Coefficients: direct, cached or closed [default: by the number of GPUs]."""
@@ -207,7 +207,7 @@ class Solved(Checked):
         require(1 <= self.top <= MOST_PLANS, f"top={self.top} must be between 1 and {MOST_PLANS}")
 
 
-class Planned(NamedTuple):
+class PlannedCluster(NamedTuple):
     plans: list[Plan]
     performance: PerformanceModel
     constants: str
@@ -215,7 +215,9 @@ class Planned(NamedTuple):
     plan_s: float
 
 
-def plan_cluster(*, options: PlanClusterOptions, sample: Sample, solved: Solved, json: opt.Json = False) -> None:
+def plan_cluster(
+    *, options: PlanClusterOptions, sample: SessionOptions, solved: SolverOptions, json: opt.Json = False
+) -> None:
     """The best deployments of AMPD's planner, with the P95 latencies it expects. Simulated."""
     from repro.families.cluster.ampd_settings import PLANNING_RATE
     from repro.workloads.sessions import load_session_card
@@ -270,8 +272,14 @@ def plan_cluster(*, options: PlanClusterOptions, sample: Sample, solved: Solved,
 
 
 def _planned(
-    options: PlanClusterOptions, sample: Sample, solved: Solved, shape: ModelShape, card: Gpu, rate: float, slo: Slo
-) -> Planned:
+    options: PlanClusterOptions,
+    sample: SessionOptions,
+    solved: SolverOptions,
+    shape: ModelShape,
+    card: Gpu,
+    rate: float,
+    slo: Slo,
+) -> PlannedCluster:
     from engines.ampd.planner import PlannerConfig, PlanningWorkload, coefficients, solve
     from repro.families.cluster.ampd_settings import hardware_of, performance_of, profiled_context, sessions_of
     from repro.workloads.sessions import load_session_card
@@ -297,7 +305,7 @@ def _planned(
     found = solve(table, gpus, top=solved.top, config=config)
     end = time.perf_counter()
     require(bool(found), f"gpus={gpus}: no split into prefill and decode workers uses them all, give an even number")
-    return Planned([*found], performance, ground.constants.name, profiled - start, end - profiled)
+    return PlannedCluster([*found], performance, ground.constants.name, profiled - start, end - profiled)
 
 
 CapacityPlot = Annotated[

@@ -73,7 +73,7 @@ class TimedSteps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class PredictedAndMeasured:
     name: str
     role: Role
     unit: str
@@ -90,7 +90,7 @@ class Fitted:
     """``machine``, ``commit`` and ``finished_utc`` are of the run whose rows the constants are fitted to."""
 
     calibration: Calibration
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[PredictedAndMeasured, ...]
     machine: str | None
     commit: str | None
     finished_utc: str
@@ -240,7 +240,7 @@ def _fitted(suite: Suite, run: StoredRun) -> Fitted:
     chosen = fitted_rows(rows)
     calibration = fit(chosen, card, copied=measured_card(suite))
     comparisons = [
-        Comparison(
+        PredictedAndMeasured(
             name=row.name,
             role="fitted" if row in chosen else "prediction",
             unit="ms",
@@ -261,14 +261,14 @@ def _fitted(suite: Suite, run: StoredRun) -> Fitted:
     )
 
 
-def _served(suite: Suite, calibration: Calibration) -> Iterator[Comparison]:
+def _served(suite: Suite, calibration: Calibration) -> Iterator[PredictedAndMeasured]:
     for job in suite.jobs:
         run = suite.stored(job) if job.stage in SERVED_STAGES else None
         if run is None or not run.validity.valid or not run.summary["throughput_tok_s"]:
             continue
         cell = job.experiment.cell
         if predicted := predicted_tok_s(cell, calibration):
-            yield Comparison(
+            yield PredictedAndMeasured(
                 name=f"{title_of(cell)} on {cell.dataset}, {job.stage}, {run.manifest['facts']['model']}",
                 role="prediction",
                 unit="tok/s",

@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass(kw_only=True)
-class Entry:
+class JobState:
     """What is known of a job; ``attempts`` counts starts that did not come to an end."""
 
     stage: str
@@ -121,7 +121,7 @@ class Suite:
     """Stages whose jobs are run; None for all. The others are known, for what is said of the whole."""
     git: GitState = field(default_factory=git_state)
     """State of the code that is loaded: asked once, for a page after every job."""
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, JobState] = field(default_factory=dict)
     _found: dict[str, tuple[tuple[int, int] | None, StoredRun | None]] = field(default_factory=dict, init=False)
     """Name of a job -> when its cell was stored, and the run: every page asks for most of them, after every job."""
 
@@ -130,7 +130,7 @@ class Suite:
         if path.is_file():
             self.entries.update(_read(path, self.platform))
         for job in self.jobs:
-            entry = self.entries.setdefault(job.name, Entry(stage=job.stage))
+            entry = self.entries.setdefault(job.name, JobState(stage=job.stage))
             entry.stage, entry.estimate_s = job.stage, job.estimate_s
             run = self.stored(job)
             if run is not None:
@@ -272,16 +272,18 @@ def _kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if Path(member.name).name.startswith(".") else member
 
 
-def _is_whole(entry: Entry) -> bool:
+def _is_whole(entry: JobState) -> bool:
     numbers = (entry.attempts, entry.estimate_s, 0.0 if entry.elapsed_s is None else entry.elapsed_s)
     return entry.status in get_args(Status) and all(type(each) in (int, float) and 0 <= each < MOST for each in numbers)
 
 
-def _read(path: Path, platform: str) -> dict[str, Entry]:
+def _read(path: Path, platform: str) -> dict[str, JobState]:
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version, holds = value["schema_version"], value["platform"]
-        entries = {name: Entry(**entry) for name, entry in value["jobs"].items()} if version == SCHEMA_VERSION else {}
+        entries = (
+            {name: JobState(**entry) for name, entry in value["jobs"].items()} if version == SCHEMA_VERSION else {}
+        )
         if not all(map(_is_whole, entries.values())):
             raise ValueError("a job's values are of other kinds")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:

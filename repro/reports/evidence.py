@@ -14,7 +14,7 @@ from repro.runs.sweep import Sweep
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class FigureSource:
     """A figure on one platform, and the cells behind it."""
 
     entry: FigureEntry
@@ -38,7 +38,7 @@ class Source:
 
 def sources(
     entries: Sequence[FigureEntry], platforms: Sequence[str] | None = None, charged: Knobs = ()
-) -> list[Source]:
+) -> list[FigureSource]:
     """Figures that decide claims, each in its platform's usual reading; ``platforms`` None is all of them. ``charged`` are what
     simulated steps are charged by."""
     return [
@@ -50,16 +50,16 @@ def sources(
 
 
 @kept(maxsize=64)
-def _source(entry: FigureEntry, platform: str, charged: Knobs) -> Source:
+def _source(entry: FigureEntry, platform: str, charged: Knobs) -> FigureSource:
     figure, where = entry.load(), platform_of(platform)
     view = View(platform=where, reading=default_reading(where), num_runs=figure.num_runs)
     if view.is_simulated:
         view = replace(view, knobs=charged)
     cells = tuple(view.applied(cell) for cell in figure.cells(view))
-    return Source(entry=entry, figure=figure, view=view, cells=cells)
+    return FigureSource(entry=entry, figure=figure, view=view, cells=cells)
 
 
-def sweep_over(chosen: Sequence[Source], store: Store) -> Sweep:
+def sweep_over(chosen: Sequence[FigureSource], store: Store) -> Sweep:
     """The runs behind them; figures share runs, and each cell is prepared once."""
     prepared: dict[str, Experiment] = {}
     cells = [cell for source in chosen for cell in source.cells]
@@ -75,7 +75,9 @@ def stored_findings(
     return findings_of(chosen, sweep_over(chosen, store), on_figure)
 
 
-def findings_of(chosen: Sequence[Source], sweep: Sweep, on_figure: Callable[[], None] = lambda: None) -> list[Finding]:
+def findings_of(
+    chosen: Sequence[FigureSource], sweep: Sweep, on_figure: Callable[[], None] = lambda: None
+) -> list[Finding]:
     """``sweep`` is over their cells."""
     found: list[Finding] = []
     for source, runs in zip(chosen, sweep.by_grid([source.cells for source in chosen]), strict=True):

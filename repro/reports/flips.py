@@ -18,7 +18,7 @@ from repro.files import kept, replace_text
 from repro.paths import LOCAL_FIGURES, PAPER
 from repro.reports.claims import COMPARED, Flip, FlipKind, Verdict, judge_all
 from repro.reports.claims_file import flips_csv, flips_path
-from repro.reports.evidence import Source, sources
+from repro.reports.evidence import FigureSource, sources
 from repro.reports.figures import PAPERS, Paper
 from repro.reports.paper import Claim, read_claims
 from repro.reports.run_table import places_read
@@ -29,7 +29,7 @@ from repro.runs.sweep import Sweep
 from repro.runs.system import TUNE, Setting, free_of, settings_of
 
 MakeRuns = Callable[[Sequence[Cell]], Sequence[StoredRun]]
-Drawn = Sequence[tuple[Source, Sequence[StoredRun]]]
+Drawn = Sequence[tuple[FigureSource, Sequence[StoredRun]]]
 """Figures, each with the runs of its cells."""
 
 
@@ -41,7 +41,7 @@ def asked() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class SettingChange:
     """One choice made otherwise: of one system, or a reading, of every system that has the setting."""
 
     setting: Setting
@@ -88,20 +88,20 @@ def free_settings(cell: Cell) -> Iterator[Setting]:
             yield from each.among(cell)
 
 
-def changes(cells: Sequence[Cell]) -> list[Change]:
+def changes(cells: Sequence[Cell]) -> list[SettingChange]:
     """Every alternative of what is free in a system of the cells, and every reading, that makes another cell of one."""
-    found: dict[Change, None] = {}
+    found: dict[SettingChange, None] = {}
     for cell in cells:
-        found.update({Change(setting=setting, system=cell.system): None for setting in free_settings(cell)})
-    found.update({Change(setting=tuple(setting.items())): None for setting in asked()["readings"]})
+        found.update({SettingChange(setting=setting, system=cell.system): None for setting in free_settings(cell)})
+    found.update({SettingChange(setting=tuple(setting.items())): None for setting in asked()["readings"]})
     return [each for each in found if any(each.of(cell) != cell for cell in cells)]
 
 
-def flips(claims: Sequence[Claim], drawn: Drawn, tried: Sequence[Change], make_runs: MakeRuns) -> Iterator[Flip]:
+def flips(claims: Sequence[Claim], drawn: Drawn, tried: Sequence[SettingChange], make_runs: MakeRuns) -> Iterator[Flip]:
     """Claims whose verdict differs under a change. Runs that no finding reads are not made again; all others are made at once."""
     read = [places_read(source.findings, runs) for source, runs in drawn]
 
-    def instead(change: Change, source: Source, places: Sequence[int]) -> dict[int, Cell]:
+    def instead(change: SettingChange, source: FigureSource, places: Sequence[int]) -> dict[int, Cell]:
         """Cells of a figure that are others under the change, by their place."""
         found = {at: change.of(source.cells[at]) for at in places}
         return {at: cell for at, cell in found.items() if cell != source.cells[at]}
@@ -157,7 +157,7 @@ def made_below(root: Path, jobs: int | None = None) -> MakeRuns:
     return make_runs
 
 
-def sized(paper: Paper, size: Mapping[str, Any]) -> list[Source]:
+def sized(paper: Paper, size: Mapping[str, Any]) -> list[FigureSource]:
     """The paper's figures in a size, on their platforms."""
     found = []
     for source in sources(tuple(each for each in paper.entries if each.name.rpartition("/")[2] in size["figures"])):

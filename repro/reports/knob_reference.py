@@ -19,7 +19,7 @@ This page lists the knobs of every system, by the settings that declare them. On
 _COLUMNS = ("knob", "takes", "default", "has an effect with", "what it is")
 
 
-class Entry(NamedTuple):
+class KnobEntry(NamedTuple):
     name: str
     takes: str
     default: str
@@ -29,14 +29,14 @@ class Entry(NamedTuple):
     """The settings that declare it."""
 
 
-def entries_of(system: str) -> list[Entry]:
+def entries_of(system: str) -> list[KnobEntry]:
     """The knobs of a system; none where it does not say what it has."""
-    found: dict[str, Entry] = {}
+    found: dict[str, KnobEntry] = {}
     for kind in settings_of(system):
         knobs, helps, owners, conditions = knobs_of(kind), helps_of(kind), declared_in(kind), conditions_of(kind)
         for name, knob in knobs.items():
             said = "; ".join(each.said for of, each in conditions if of == name)
-            entry = Entry(name, knob.takes, _default(knob), said, helps.get(name, ""), owners[name])
+            entry = KnobEntry(name, knob.takes, _default(knob), said, helps.get(name, ""), owners[name])
             found.setdefault(name, entry)
     return [*found.values()]
 
@@ -56,7 +56,7 @@ def reference() -> str:
     return "\n".join([_HEAD, *(line for owner in owners for line in _section(owner, entries))])
 
 
-def _section(owner: type, entries: dict[str, list[Entry]]) -> Iterator[str]:
+def _section(owner: type, entries: dict[str, list[KnobEntry]]) -> Iterator[str]:
     having = {name: [entry for entry in own if entry.owner is owner] for name, own in entries.items()}
     systems = [name for name, own in having.items() if own]
     rows = {entry.name: entry for own in having.values() for entry in own}

@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from repro.runs.record import Obtained, OnProgress, RunRecord
 
 
-class Workload(Protocol):
+class PreparedWorkload(Protocol):
     @property
     def provenance(self) -> Any:
         """Where requests came from; a dataclass, whose fields go into the run's manifest, with a ``checksum`` of the requests."""
@@ -145,11 +145,11 @@ class System(Protocol):
     @property
     def family(self) -> Family: ...
 
-    def prepare(self, cell: Cell) -> tuple[Deployment, Workload]:
+    def prepare(self, cell: Cell) -> tuple[Deployment, PreparedWorkload]:
         """Raise UserError for whatever a user can get wrong, before any run."""
 
 
-class Entry(NamedTuple):
+class SystemEntry(NamedTuple):
     """A system that comes with the package, as ``systems.csv`` lists it: all that is said of it outside of its own modules."""
 
     name: str
@@ -165,7 +165,7 @@ class Entry(NamedTuple):
 
 
 with Path(__file__).with_name("systems.csv").open(newline="", encoding="utf-8") as _listed:
-    ENTRIES: Mapping[str, Entry] = {row["name"]: Entry(**row) for row in csv.DictReader(_listed)}
+    ENTRIES: Mapping[str, SystemEntry] = {row["name"]: SystemEntry(**row) for row in csv.DictReader(_listed)}
 """By name: importing all systems takes longer than listing them."""
 _MOVED = {"repro.systems.ar.planning:AMPD_PLANNER": "repro.families.cluster.planning:AMPD_PLANNER"}
 

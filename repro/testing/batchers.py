@@ -10,9 +10,9 @@ from repro.testing.examples import Source
 from repro.testing.prefills import (
     SLO,
     STEPS,
+    PrefillExample,
     Sessions,
     Step,
-    Turns,
     Watched,
     check_sessions,
     draw_sessions,
@@ -47,7 +47,7 @@ class BatchingPolicy(PlugIn):
         found: Batching = made(self.make, **sizes, model=STEPS, slo=SLO)
         return found
 
-    def watched(self, case: Turns | Sessions) -> Watched:
+    def watched(self, case: PrefillExample | Sessions) -> Watched:
         return Watched(self.policy(case.cap, case.max_num_seqs))
 
     @cached_property
@@ -71,11 +71,11 @@ class BatchingPolicy(PlugIn):
         return source.whole(16, 512) if self.takes_cap else self.own_cap or _LONGEST
 
 
-def _turns(source: Source, subject: BatchingPolicy) -> Turns:
+def _turns(source: Source, subject: BatchingPolicy) -> PrefillExample:
     return draw_turns(source, subject.cap(source))
 
 
-def _besieged(source: Source, subject: BatchingPolicy) -> Turns:
+def _besieged(source: Source, subject: BatchingPolicy) -> PrefillExample:
     return draw_siege(source, subject.cap(source))
 
 
@@ -87,7 +87,7 @@ def _in_little_memory(source: Source, subject: BatchingPolicy) -> Sessions:
     return draw_sessions(source, subject.cap(source), is_tight=True)
 
 
-def _steps(subject: BatchingPolicy, turns: Turns) -> list[Step]:
+def _steps(subject: BatchingPolicy, turns: PrefillExample) -> list[Step]:
     watched = subject.watched(turns)
     turns.simulate(watched, subject.queue)
     return watched.steps
@@ -105,7 +105,7 @@ def _conservation(subject: BatchingPolicy, case: Sessions) -> None:
     check_sessions(run, case.sessions)
 
 
-def _cap(subject: BatchingPolicy, case: Turns) -> None:
+def _cap(subject: BatchingPolicy, case: PrefillExample) -> None:
     for step in _steps(subject, case):
         tokens = sum(tokens for _, tokens in step.shares) + step.decoding
         if tokens > case.cap:
@@ -135,7 +135,7 @@ def _listed(shares: tuple[tuple[int, int], ...]) -> str:
     return ", ".join(f"{task_id} ({tokens} tokens)" for task_id, tokens in shares)
 
 
-def _no_starvation(subject: BatchingPolicy, case: Turns) -> None:
+def _no_starvation(subject: BatchingPolicy, case: PrefillExample) -> None:
     watched = subject.watched(case)
     stays = stays_of(case.simulate(watched, subject.queue))
     step_s = max(STEPS.prefill_s(0, sum(tokens for _, tokens in step.shares)) for step in watched.steps)

@@ -15,10 +15,10 @@ from engines.cluster.worker import Parts, PrefillWorker
 from engines.cost.roofline import DecodeLine
 from engines.laps.cluster import OpenTurns, PrefillCluster, Turn
 from engines.laps.latency import StepModel
-from engines.laps.system import PrefillSystem, RoundRobin, Spatial
+from engines.laps.system import InstancesInTurn, PrefillSystem, Spatial
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Binder, LeastKvMemory, Local, Router
-from engines.policies.views import Batching, Chunk, PrefillQueue, Share, Situation, Slo, StepPlan
+from engines.policies.views import Batching, Chunk, NextStep, PrefillQueue, Share, Situation, Slo
 from repro.testing.examples import Source
 from repro.testing.properties import Property, Stay, check_alike
 
@@ -63,10 +63,10 @@ class Watched:
         # The ledger says whose plan it refuses.
         self.__class__ = type(type(batching).__name__, (Watched,), {})  # type: ignore[assignment]
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         begun = {task.task_id for task in at.begun}
         plan = self.batching.next_step(at, now)
-        if isinstance(plan, StepPlan) and all(isinstance(each, Share) for each in plan.shares) and plan.shares:
+        if isinstance(plan, NextStep) and all(isinstance(each, Share) for each in plan.shares) and plan.shares:
             shares = tuple((task.task_id, tokens) for task, tokens in plan.shares)
             needs = sum(at.need_of(task) for task, _ in plan.shares if task.task_id not in begun)
             self.steps.append(Step(now, shares, at.decoding if plan.decodes else 0, needs, at.room))
@@ -77,7 +77,7 @@ class Watched:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class PrefillCase:
     cap: int
     """max_num_batched_tokens, for policies that take it, or have one."""
     max_num_seqs: int
@@ -99,18 +99,18 @@ class Case:
 
 
 def unchanged_decisions(
-    cases: Callable[[Source, Any], Case],
+    cases: Callable[[Source, Any], PrefillCase],
     decided: Callable[[Any, Any], Sequence[Any]],
     said: Callable[[int, Any, Any], str | None],
     count: str,
 ) -> tuple[Property[Any], Property[Any]]:
     """The properties causality and independence of ids of a policy whose decisions begin with their time."""
 
-    def cut(source: Source, subject: Any) -> tuple[Case, float]:
+    def cut(source: Source, subject: Any) -> tuple[PrefillCase, float]:
         case = cases(source, subject)
         return case, source.one_of(case.arrivals).arrival_s
 
-    def causality(subject: Any, case_and_time: tuple[Case, float]) -> None:
+    def causality(subject: Any, case_and_time: tuple[PrefillCase, float]) -> None:
         """All of it runs first: what the policy keeps of it elsewhere would be the future of the second run."""
         case, time_s = case_and_time
         known = case.until(time_s)
@@ -119,10 +119,10 @@ def unchanged_decisions(
         whole, part = ([each for each in decided(subject, one) if each[0] < time_s] for one in (case, known))
         check_alike(whole, part, f"nothing comes from {time_s:.4g} s on", said=said, count=count)
 
-    def otherwise(source: Source, subject: Any) -> tuple[Case, int]:
+    def otherwise(source: Source, subject: Any) -> tuple[PrefillCase, int]:
         return cases(source, subject), source.one_of((1, 37, 1008))
 
-    def same_names(subject: Any, case_and_factor: tuple[Case, int]) -> None:
+    def same_names(subject: Any, case_and_factor: tuple[PrefillCase, int]) -> None:
         case, factor = case_and_factor
         ids = sorted({each.session_id for each in case.arrivals})
         names = ", ".join(f"{which} is {other_name(which, factor)}" for which in ids)
@@ -144,7 +144,7 @@ def other_name(session_id: int, factor: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turns(Case):
+class PrefillExample(PrefillCase):
     """An example of what prefill instances get."""
 
     turns: tuple[Turn, ...]
@@ -156,7 +156,7 @@ class Turns(Case):
         self,
         batching: Batching = ONE_BY_ONE,
         make_queue: Callable[[], PrefillQueue] = PrefillQueue,
-        make_router: Callable[[], Any] = RoundRobin,
+        make_router: Callable[[], Any] = InstancesInTurn,
     ) -> Table:
         """The table of requests, in the order in which they came."""
         system = PrefillSystem(
@@ -179,24 +179,24 @@ class Turns(Case):
     def arrivals(self) -> tuple[Turn, ...]:
         return self.turns
 
-    def of(self, arrivals: Iterable[Turn]) -> Turns:
+    def of(self, arrivals: Iterable[Turn]) -> PrefillExample:
         return replace(self, turns=tuple(arrivals))
 
-    def named_otherwise(self, factor: int) -> Turns:
+    def named_otherwise(self, factor: int) -> PrefillExample:
         return self.of(turn._replace(session_id=other_name(turn.session_id, factor)) for turn in self.turns)
 
 
-def draw_turns(source: Source, cap: int, **fields: Any) -> Turns:
+def draw_turns(source: Source, cap: int, **fields: Any) -> PrefillExample:
     """Up to a dozen, in bursts."""
     now_ms, turns = 0, []
     for index in range(source.whole(1, 12)):
         now_ms += source.one_of((0, 0, 1, 7, 40, 200))
         tokens = source.whole(1, source.one_of((cap, max(1, cap // 16))))
         turns.append(_turn(source, now_ms * 1e-3, index, tokens))
-    return Turns(turns=tuple(turns), cap=cap, max_num_seqs=source.whole(1, 6), **fields)
+    return PrefillExample(turns=tuple(turns), cap=cap, max_num_seqs=source.whole(1, 6), **fields)
 
 
-def draw_siege(source: Source, cap: int, **fields: Any) -> Turns:
+def draw_siege(source: Source, cap: int, **fields: Any) -> PrefillExample:
     """One turn behind a few, and a stream of others, all alike, that come later and faster than they are served."""
     lengths = (max(1, cap // 16), max(1, cap // 4), cap)
     turns = [_turn(source, 0.0, index, source.one_of(lengths)) for index in range(source.whole(1, 3))]
@@ -206,7 +206,7 @@ def draw_siege(source: Source, cap: int, **fields: Any) -> Turns:
     gap_s = 0.8 * STEPS.token_s * like / fields.get("num_instances", 1)
     for index in range(max(80, 40 * cap // (like + 50))):
         turns.append(Turn(begin_s + gap_s * index, len(turns), turn, turn, like))
-    return Turns(turns=tuple(turns), cap=cap, max_num_seqs=source.whole(1, 6), **fields)
+    return PrefillExample(turns=tuple(turns), cap=cap, max_num_seqs=source.whole(1, 6), **fields)
 
 
 def _turn(source: Source, arrival_s: float, index: int, tokens: int) -> Turn:
@@ -233,7 +233,7 @@ def stays_of(requests: Table) -> list[Stay]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sessions(Case):
+class Sessions(PrefillCase):
     """An example of what a cluster with decoding gets; prefill workers are numbered from 100."""
 
     sessions: tuple[Session, ...]

@@ -36,7 +36,7 @@ class Kind(Generic[Subject]):
     properties: tuple[Property[Subject], ...]
 
 
-class Verdict(NamedTuple):
+class PropertyResult(NamedTuple):
     name: str
     examples: int = 0
     failure: str | None = None
@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
 
 def verdicts(
     kind: Kind[Subject], subject: Subject, *, examples: int = EXAMPLES, seed: int = 0, without: Collection[str] = ()
-) -> Iterator[Verdict]:
+) -> Iterator[PropertyResult]:
     """One a property, in their order. Those in ``without`` are skipped: what the author states that it does not hold."""
     known = [each.name for each in kind.properties]
     for name in without:
@@ -57,10 +57,10 @@ def verdicts(
 
 def verdict(
     held: Property[Subject], subject: Subject, *, examples: int = EXAMPLES, seed: int = 0, without: Collection[str] = ()
-) -> Verdict:
+) -> PropertyResult:
     reason = "left out" if held.name in without else held.without(subject)
     if reason is not None:
-        return Verdict(held.name, skipped=reason)
+        return PropertyResult(held.name, skipped=reason)
 
     def check(case: Any) -> None:
         try:
@@ -69,7 +69,7 @@ def verdict(
             raise AssertionError(str(error)) from error
 
     num, failure = tried(lambda source: held.draw(source, subject), check, examples=examples, seed=seed)
-    return Verdict(held.name, num, None if failure is None else f"{held.name}: {failure}")
+    return PropertyResult(held.name, num, None if failure is None else f"{held.name}: {failure}")
 
 
 def check_all(kind: Kind[Subject], subject: Subject, *, examples: int, seed: int, without: Collection[str]) -> None:

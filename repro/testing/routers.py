@@ -9,8 +9,8 @@ from repro.testing.examples import Source
 from repro.testing.prefills import (
     SLO,
     Linear,
+    PrefillExample,
     Sessions,
-    Turns,
     check_sessions,
     draw_session_siege,
     draw_sessions,
@@ -49,7 +49,7 @@ class Routing(PlugIn):
         return bound_of(self.one, self.longest_wait)
 
 
-def _placed(subject: Routing, case: Turns | Sessions) -> list[tuple[float, int]]:
+def _placed(subject: Routing, case: PrefillExample | Sessions) -> list[tuple[float, int]]:
     """(when it is routed, worker) of every prefill, in that order."""
     if isinstance(case, Sessions):
         tasks = case.simulate(router=subject.router()).tasks
@@ -64,20 +64,20 @@ def _apart(index: int, one: tuple[float, int], other: tuple[float, int]) -> str 
     return f"prefill {index}, of {one[0]:.4g} s, goes to worker {one[1]}, and to {other[1]}"
 
 
-def _cases(source: Source, subject: Routing) -> Turns | Sessions:
+def _cases(source: Source, subject: Routing) -> PrefillExample | Sessions:
     if subject.routes:
         return draw_sessions(source, _LONGEST, num_homes=source.whole(1, 2), num_prefills=source.whole(1, 3))
     shares_cache = source.one_of((False, True))
     return draw_turns(source, _LONGEST, num_instances=source.whole(2, 4), shares_cache=shares_cache)
 
 
-def _besieged(source: Source, subject: Routing) -> Turns | Sessions:
+def _besieged(source: Source, subject: Routing) -> PrefillExample | Sessions:
     if subject.routes:
         return draw_session_siege(source, _LONGEST, num_homes=1, num_prefills=source.whole(1, 2))
     return draw_siege(source, _LONGEST, num_instances=source.whole(2, 3))
 
 
-def _conservation(subject: Routing, case: Turns | Sessions) -> None:
+def _conservation(subject: Routing, case: PrefillExample | Sessions) -> None:
     """Each prefill goes to a worker that there is, and is computed there once."""
     if isinstance(case, Sessions):
         check_sessions(case.simulate(router=subject.router()), case.sessions)
@@ -85,7 +85,7 @@ def _conservation(subject: Routing, case: Turns | Sessions) -> None:
         stays_of(case.simulate(make_router=subject.router))
 
 
-def _no_starvation(subject: Routing, case: Turns | Sessions) -> None:
+def _no_starvation(subject: Routing, case: PrefillExample | Sessions) -> None:
     if isinstance(case, Sessions):
         tasks = case.simulate(router=subject.router()).tasks
         columns = (tasks[name] for name in ("task_id", "ready_s", "finished_s", "tokens"))

@@ -14,7 +14,7 @@ from engines.dllm.sequence import Sequence as Live
 from engines.dllm.simulated import RooflineExecutor, step_work
 from engines.errors import RunError, UserError
 from engines.models.shape import LLADA_8B
-from engines.runtime.step_timer import StepTimes
+from engines.runtime.step_timer import DeviceTimes
 
 _ROOFLINE = Roofline(LLADA_8B, L40S, Calibration.datasheet(L40S))
 
@@ -136,7 +136,7 @@ class Late:
         self._case = case
         self._requests: dict[int, Request] = {}
         self._num_executed = 0
-        self._times: dict[int, StepTimes] = {}
+        self._times: dict[int, DeviceTimes] = {}
 
     def validate(self, request: Request) -> None:
         return
@@ -152,14 +152,14 @@ class Late:
                 stops[item.request_id] = item.block_start
             committed.append(count)
         work = step_work(plan, self._case.config)
-        self._times[self._num_executed] = StepTimes(forward_s=1e-3 * (1 + self._num_executed % 7))
+        self._times[self._num_executed] = DeviceTimes(forward_s=1e-3 * (1 + self._num_executed % 7))
         self._num_executed += 1
         return StepOutcome(tuple(committed), work.query_rows, work.logit_rows, None, None, stops=stops)
 
     def wait(self) -> None:
         return
 
-    def times(self) -> Mapping[int, StepTimes]:
+    def times(self) -> Mapping[int, DeviceTimes]:
         told, self._times = self._times, {}
         return told
 

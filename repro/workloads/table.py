@@ -74,7 +74,7 @@ def read_trace(file: TraceFile) -> Trace:
         f"gen_length={file.gen_length} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
     )
     whole = [each for each in entries if not each.is_empty]
-    clock = Clock.of(path.name, columns, whole)
+    clock = TimeColumn.of(path.name, columns, whole)
     if file.sort:
         require(
             columns.time is not None, f"sort has no effect: {path.name} has no column of times that is read: name it"
@@ -125,7 +125,7 @@ def read_requests(path: Path, time_unit: TimeUnit | None) -> tuple[TracedSession
     require("rounds" not in columns, f"{path.name} is a file of conversations: serve it as a workload (--workload)")
     entries = read_entries(path, columns)
     require(any(not entry.is_empty for entry in entries), f"{path.name} has no rows: check that it is the whole file")
-    clock = Clock.of(path.name, columns, entries)
+    clock = TimeColumn.of(path.name, columns, entries)
     require(clock.unclear is None, clock.unclear or "")
     tokens = (entry.rounds[0].prefill_tokens if entry.rounds else 0 for entry in entries)
     return tuple(
@@ -148,7 +148,7 @@ def estimate_tokens(num_chars: int) -> int:
 # -- rows ---------------------------------------------------------------------------------------------------
 
 
-class Entry(NamedTuple):
+class TraceRow(NamedTuple):
     """A row of a file. ``stamp`` is the number in its column of times, or seconds since 1970 of a date."""
 
     row: Row
@@ -198,7 +198,7 @@ def _unwrapped(row: Row) -> Row:
     return row
 
 
-def read_entries(path: Path, columns: Columns, length: int | None = None) -> list[Entry]:
+def read_entries(path: Path, columns: Columns, length: int | None = None) -> list[TraceRow]:
     """Reads every row, in the file's order; answers have ``length`` tokens where the row tells none."""
     wanted = (*columns.named.values(), *(MESSAGES if "rounds" in columns else ()))
     if is_parquet(path):
@@ -214,10 +214,10 @@ def read_entries(path: Path, columns: Columns, length: int | None = None) -> lis
     return entries
 
 
-def _entry(row: Row, columns: Columns, needed: Sequence[str], length: int | None) -> Entry:
+def _entry(row: Row, columns: Columns, needed: Sequence[str], length: int | None) -> TraceRow:
     for name in needed:
         if name in row.values and row.is_empty(name):
-            return Entry(row, is_empty=True)
+            return TraceRow(row, is_empty=True)
     named, stamp, is_date = columns.named, None, False
     if columns.time is not None and not (columns.has_rounds and row.is_empty(columns.time)):
         stamp, is_date = _stamp(row, columns)
@@ -226,7 +226,7 @@ def _entry(row: Row, columns: Columns, needed: Sequence[str], length: int | None
         num_bare = 0 if length is None else sum(each.decode_tokens is None for each in rounds)
         if num_bare:
             rounds = tuple(each if each.decode_tokens else each._replace(decode_tokens=length) for each in rounds)
-        return Entry(row, stamp, is_date, rounds, num_answered=num_bare)
+        return TraceRow(row, stamp, is_date, rounds, num_answered=num_bare)
     prompt = row.text(named["prompt"]) if "prompt" in named else None
     column = named.get("prompt_len") or named.get("context_len")
     tokens = text_tokens(prompt) if prompt else 0 if column is None else row.count(column)
@@ -239,7 +239,7 @@ def _entry(row: Row, columns: Columns, needed: Sequence[str], length: int | None
     prefix, duration = named.get("prefix_len"), named.get("duration_s")
     prefix_len = row.count(prefix) if tokens and row.has(prefix) else 0
     duration_s = row.seconds(duration) if row.has(duration) else 0.0
-    return Entry(row, stamp, is_date, rounds, prompt, prefix_len, duration_s, int(is_bare))
+    return TraceRow(row, stamp, is_date, rounds, prompt, prefix_len, duration_s, int(is_bare))
 
 
 def _rounds_of(row: Row, named: Mapping[str, str]) -> tuple[RecordedRound, ...]:
@@ -293,7 +293,7 @@ def clock_time(row: Row, field: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clock:
+class TimeColumn:
     """How the numbers in a column of times become seconds."""
 
     column: str | None = None
@@ -307,7 +307,7 @@ class Clock:
     """From the first to the last."""
 
     @classmethod
-    def of(cls, file: str, columns: Columns, entries: Sequence[Entry]) -> Clock:
+    def of(cls, file: str, columns: Columns, entries: Sequence[TraceRow]) -> TimeColumn:
         stamped = [each for each in entries if each.stamp is not None]
         if columns.time is None or not stamped:
             return cls()
@@ -339,10 +339,10 @@ class Clock:
             span_s=found.seconds(columns.unit),
         )
 
-    def seconds(self, entry: Entry) -> float | None:
+    def seconds(self, entry: TraceRow) -> float | None:
         return None if entry.stamp is None else (entry.stamp - self.start) / self.per_second
 
-    def sorted(self, entries: Sequence[Entry]) -> list[Entry]:
+    def sorted(self, entries: Sequence[TraceRow]) -> list[TraceRow]:
         bare = next((each for each in entries if each.stamp is None), None)
         if bare is not None:
             raise bare.row.bad(str(self.column), None, "a row without a time cannot be sorted: leave sort out")
@@ -353,13 +353,13 @@ class Clock:
 class _Span:
     """From the first to the last of a file's times, as they are written."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[TraceRow]
     stamps: Sequence[float]
     low: float
     high: float
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> _Span:
+    def of(cls, entries: Sequence[TraceRow]) -> _Span:
         """All of the entries have a stamp."""
         stamps = [each.stamp for each in entries if each.stamp is not None]
         return cls(entries=entries, stamps=stamps, low=min(stamps), high=max(stamps))
@@ -433,14 +433,14 @@ class _Span:
 # -- sessions -----------------------------------------------------------------------------------------------
 
 
-def _grouped(entries: Sequence[Entry], columns: Columns) -> tuple[list[list[Entry]], list[str]]:
+def _grouped(entries: Sequence[TraceRow], columns: Columns) -> tuple[list[list[TraceRow]], list[str]]:
     """Rows of one session, wherever they stand; others alone."""
     if "parent" in columns:
         return _linked(entries, columns)
     session = columns.named.get("session")
     if session is None:
         return [[each] for each in entries], []
-    groups: dict[object, list[Entry]] = {}
+    groups: dict[object, list[TraceRow]] = {}
     for number, entry in enumerate(entries):
         key = _key(entry.row, session) if entry.row.has(session) else ("row", number)
         groups.setdefault(key, []).append(entry)
@@ -459,10 +459,10 @@ def _key(row: Row, column: str) -> tuple[str, object]:
     return type(value).__name__, value
 
 
-def _by_turn(own: list[Entry], column: str) -> list[Entry]:
+def _by_turn(own: list[TraceRow], column: str) -> list[TraceRow]:
     if len(own) == 1:
         return own
-    by_turn: dict[int, Entry] = {}
+    by_turn: dict[int, TraceRow] = {}
     for entry in own:
         turn = entry.row.count(column)
         if turn in by_turn:
@@ -473,7 +473,7 @@ def _by_turn(own: list[Entry], column: str) -> list[Entry]:
     return [by_turn[turn] for turn in sorted(by_turn)]
 
 
-def _linked(entries: Sequence[Entry], columns: Columns) -> tuple[list[list[Entry]], list[str]]:
+def _linked(entries: Sequence[TraceRow], columns: Columns) -> tuple[list[list[TraceRow]], list[str]]:
     """A row follows its parent. Of several that follow one row the first goes on with its session, and others begin sessions."""
     name, parent = columns.named["id"], columns.named["parent"]
     places: dict[object, int] = {}
@@ -484,8 +484,8 @@ def _linked(entries: Sequence[Entry], columns: Columns) -> tuple[list[list[Entry
                 name, entry.row.values[name], f"{entries[places[key]].row.where} has the same: keep one"
             )
         places[key] = number
-    last: dict[int, list[Entry]] = {}
-    groups: list[list[Entry]] = []
+    last: dict[int, list[TraceRow]] = {}
+    groups: list[list[TraceRow]] = []
     num_branches = 0
     for number, entry in enumerate(entries):
         place = None if entry.row.is_empty(parent) else places.get(_key(entry.row, parent))
@@ -504,7 +504,7 @@ def _linked(entries: Sequence[Entry], columns: Columns) -> tuple[list[list[Entry
 
 
 def _sessions(
-    groups: Sequence[list[Entry]], columns: Columns, clock: Clock, *, is_derived: bool
+    groups: Sequence[list[TraceRow]], columns: Columns, clock: TimeColumn, *, is_derived: bool
 ) -> tuple[tuple[TracedSession, ...], list[str]]:
     has_several = any(len(own) > 1 for own in groups)
     if is_derived and clock.unclear is not None:
@@ -548,7 +548,7 @@ def _sessions(
     return tuple(found), [text for text, holds in said.items() if holds]
 
 
-def _delays(own: Sequence[Entry], columns: Columns, clock: Clock | None) -> list[float | None]:
+def _delays(own: Sequence[TraceRow], columns: Columns, clock: TimeColumn | None) -> list[float | None]:
     """Seconds from each row's answer to the next."""
     if clock is None:
         told = [each.rounds[0].delay_s for each in own]

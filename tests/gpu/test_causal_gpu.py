@@ -8,9 +8,9 @@ import torch
 from support.causal import VOCAB, pooled, prompt, run, start
 from support.on_card import no_waiting
 
-from engines.ar.torch.attention import PagedAttention, Served, kernels, probe
-from engines.ar.torch.executor import TorchExecutor, grid
-from engines.ar.torch.rows import StepWork
+from engines.ar.torch.attention import DeviceKernel, PagedAttention, kernels, probe
+from engines.ar.torch.executor import PagedExecutor, grid
+from engines.ar.torch.rows import PackedWork
 from engines.models.decoder import CausalModel
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
@@ -34,20 +34,20 @@ def on_cpu(model: CausalModel) -> CausalModel:
 
 
 @pytest.fixture
-def flash(model) -> Served:
+def flash(model) -> DeviceKernel:
     """Skips where nothing reads blocks; a kernel that is there has to be right."""
     if not list(kernels()):
         pytest.skip("no kernel with a block table is installed: install flash-attn, torch 2.12 or triton")
     found = probe(torch.device("cuda"), torch.bfloat16, model.config.head_dim, 2)
-    assert isinstance(found, Served), found
+    assert isinstance(found, DeviceKernel), found
     return found
 
 
 def test_a_flash_kernel_serves(model, flash):
-    assert TorchExecutor(model, **SIZES).paths()["attention"] == flash.name
+    assert PagedExecutor(model, **SIZES).paths()["attention"] == flash.name
 
 
-def mixed_step(worker: TorchExecutor) -> tuple[list[int], list[torch.Tensor]]:
+def mixed_step(worker: PagedExecutor) -> tuple[list[int], list[torch.Tensor]]:
     """A decode, a re-prefill over history and two fresh prompts in one step, and all K and V."""
     parts = [(90, 1), (80, 33), (0, 9), (0, 170)]
     slots = [start(worker, prompt(history + tokens, i)) for i, (history, tokens) in enumerate(parts)]
@@ -60,15 +60,15 @@ def mixed_step(worker: TorchExecutor) -> tuple[list[int], list[torch.Tensor]]:
 
 
 def test_steps_give_the_cpus_numbers_within_rounding(model):
-    _, expected = mixed_step(TorchExecutor(on_cpu(model), **SIZES))
-    _, found = mixed_step(TorchExecutor(model, **SIZES))
+    _, expected = mixed_step(PagedExecutor(on_cpu(model), **SIZES))
+    _, found = mixed_step(PagedExecutor(model, **SIZES))
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=ROUNDING, rtol=ROUNDING)
 
 
 def test_replays_give_what_eager_steps_give(model, flash):
-    eager = TorchExecutor(model, **SIZES, uses_graphs=False)
-    graphed = TorchExecutor(model, **SIZES)
+    eager = PagedExecutor(model, **SIZES, uses_graphs=False)
+    graphed = PagedExecutor(model, **SIZES)
     assert isinstance(graphed.attention, PagedAttention)
     costs = graphed.capture([*grid((16, 64), (1, 4)), Bucket(1, 8), Rung(128)])
     assert all(cost.seconds > 0 for cost in costs.values())
@@ -83,7 +83,7 @@ def test_replays_give_what_eager_steps_give(model, flash):
         slots = [start(worker, prompt(200, seed), room=220) for seed in range(4)]
         for parts, mode in steps:
             entries = [(slot, *part, True) for slot, part in zip(slots, parts, strict=False)]
-            ran = worker.run(StepWork.of(entries), mode if worker is graphed else None)
+            ran = worker.run(PackedWork.of(entries), mode if worker is graphed else None)
             assert ran.size == (mode if worker is graphed else None)
             for seed, slot in enumerate(slots):
                 worker.write(slot, 0, prompt(200, seed))
@@ -97,7 +97,7 @@ def test_closing_gives_the_memory_back(model):
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    worker = TorchExecutor(model, **SIZES)
+    worker = PagedExecutor(model, **SIZES)
     worker.capture([Bucket(64, 4), Rung(128)])
     run(worker, (start(worker, prompt(50)), 0, 50, True))
     assert torch.cuda.memory_allocated() >= before + 2 * worker.pool.k.nbytes
@@ -107,9 +107,9 @@ def test_closing_gives_the_memory_back(model):
 
 def test_a_step_waits_for_nothing_on_the_host(model):
     """No copy to the host and no wait between a step's launches."""
-    worker = TorchExecutor(model, **SIZES)
+    worker = PagedExecutor(model, **SIZES)
     slot = start(worker, prompt(60))
-    work = StepWork(np.array([slot]), np.array([0]), np.array([60]), np.array([True]))
+    work = PackedWork(np.array([slot]), np.array([0]), np.array([60]), np.array([True]))
     worker.run(work)
     torch.cuda.synchronize()
     with no_waiting():

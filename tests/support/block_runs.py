@@ -11,10 +11,10 @@ from support.block_models import MASK, block_model
 
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import TorchBlockExecutor
-from engines.blockdiffusion.plan import Denoised, Outcome, StepPlan, StepRecord
+from engines.blockdiffusion.plan import BlockStepPlan, BlockStepRecord, Denoised, Outcome
 from engines.blockdiffusion.rules import DecodeRule
 from engines.blockdiffusion.scheduler import Batching, BlockEngineConfig
-from engines.blockdiffusion.sequence import Answer, BlockRequest
+from engines.blockdiffusion.sequence import BlockAnswer, BlockRequest
 
 
 class Recorder(TorchBlockExecutor):
@@ -22,10 +22,10 @@ class Recorder(TorchBlockExecutor):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.steps: list[tuple[StepPlan, Outcome]] = []
+        self.steps: list[tuple[BlockStepPlan, Outcome]] = []
         self.traces: dict[int, list[tuple[list[int], list[float]]]] = defaultdict(list)
 
-    def run(self, plan: StepPlan, denoised: Denoised) -> Outcome:
+    def run(self, plan: BlockStepPlan, denoised: Denoised) -> Outcome:
         outcome = super().run(plan, denoised)
         self.steps.append((plan, outcome))
         denoising = [work.request_id for work in plan.works if work.rows is not None]
@@ -61,7 +61,7 @@ def request(number: int, tokens: int, gen_length: int, rule: DecodeRule, **optio
 
 
 @cache
-def alone(family: str, asked: BlockRequest, **options: Any) -> tuple[Answer, list[tuple[list[int], list[float]]]]:
+def alone(family: str, asked: BlockRequest, **options: Any) -> tuple[BlockAnswer, list[tuple[list[int], list[float]]]]:
     """Answer and predictions of a request with an engine to itself, computed once."""
     engine = engine_for(family, **options)
     answer = engine.run([asked])[asked.request_id]
@@ -78,7 +78,7 @@ def submitted(engine: BlockEngine, asked: Sequence[BlockRequest], steps: int = 0
     return engine
 
 
-def finished(engine: BlockEngine) -> list[StepRecord]:
+def finished(engine: BlockEngine) -> list[BlockStepRecord]:
     """Its steps until nothing is left, without their times."""
     records = []
     while engine.has_work:

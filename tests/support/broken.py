@@ -8,13 +8,12 @@ from types import FrameType, MappingProxyType
 from typing import ClassVar
 
 from engines.dllm.config import EngineConfig, Phase
-from engines.dllm.plan import Completion, Request, StepPlan
+from engines.dllm.plan import Request, StepChanges, StepPlan
 from engines.dllm.scheduling import PhaseScheduler
 from engines.dllm.sequence import Sequence as Live
 from engines.policies.batching import Chunked, OneByOne
 from engines.policies.routing import Decision
-from engines.policies.views import IDLE, OpenQueue, PrefillTask, Share, Situation
-from engines.policies.views import StepPlan as WorkerPlan
+from engines.policies.views import IDLE, NextStep, OpenQueue, PrefillTask, Share, Situation
 from repro.testing.properties import Ahead, in_order
 
 
@@ -118,9 +117,9 @@ class Reports(PhaseScheduler):
 
     def complete(
         self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({})
-    ) -> Completion:
+    ) -> StepChanges:
         super().complete(plan, committed, stops)
-        return Completion()
+        return StepChanges()
 
 
 class Patience(NewestFirst):
@@ -223,7 +222,7 @@ class ByNameRemote:
 
 
 class Loses:
-    def next_step(self, at: Situation, now: float) -> WorkerPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         if len(at.queue) > 1:
             at.queue.take(now)
         return OneByOne().next_step(at, now)
@@ -233,7 +232,7 @@ class Overfills:
     def __init__(self, max_num_batched_tokens: int) -> None:
         self.inner = Chunked(max_num_batched_tokens=2 * max_num_batched_tokens)
 
-    def next_step(self, at: Situation, now: float) -> WorkerPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         return self.inner.next_step(at, now)
 
 
@@ -241,23 +240,23 @@ class Overcrowds:
     def __init__(self, max_num_batched_tokens: int, max_num_seqs: int) -> None:
         self.inner = Chunked(max_num_batched_tokens=max_num_batched_tokens)
 
-    def next_step(self, at: Situation, now: float) -> WorkerPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         return self.inner.next_step(at, now)
 
 
 class Overadmits:
-    def next_step(self, at: Situation, now: float) -> WorkerPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         return Chunked().next_step(at._replace(room=10**9), now)
 
 
 class Lifo:
-    def next_step(self, at: Situation, now: float) -> WorkerPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         assert isinstance(at.queue, OpenQueue)
         last = self.last(at)
         if last is None or at.need_of(last) > at.room:
             return IDLE
         at.queue.pull(last)
-        return WorkerPlan([Share(last, last.tokens)])
+        return NextStep([Share(last, last.tokens)])
 
     def last(self, at: Situation) -> PrefillTask | None:
         return max(at.queue, key=lambda task: task.order, default=None)
@@ -285,7 +284,7 @@ class Budgeted:
     def __init__(self, max_num_batched_tokens: int) -> None:
         self.inner = Chunked(max_num_batched_tokens=max_num_batched_tokens)
 
-    def next_step(self, at: Situation, now: float) -> WorkerPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         return self.inner.next_step(at, now)
 
     def longest_wait(self, ahead: Ahead) -> float:

@@ -9,8 +9,8 @@ from support.graph_recorders import EagerRecorder
 
 from engines.ampd.live.coordinator import Prompts
 from engines.ar.torch.attention import PagedAttention, reference_kernel
-from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.rows import StepWork
+from engines.ar.torch.executor import PagedExecutor
+from engines.ar.torch.rows import PackedWork
 from engines.cluster.sessions import Session
 from engines.models.decoder import CausalModel
 from engines.models.layers import FusedOps, fuse
@@ -64,12 +64,12 @@ def small_model(
     return model
 
 
-def executor(model: CausalModel | None = None, **options: object) -> TorchExecutor:
+def executor(model: CausalModel | None = None, **options: object) -> PagedExecutor:
     sizes = {"num_slots": 24, "max_len": 256, "num_tokens": 4096, "longest_bucket": 32, **options}
-    return TorchExecutor(model or small_model(), **sizes)
+    return PagedExecutor(model or small_model(), **sizes)
 
 
-def paged_executor(model: CausalModel, block_size: int = 16, **options: object) -> TorchExecutor:
+def paged_executor(model: CausalModel, block_size: int = 16, **options: object) -> PagedExecutor:
     """What runs on a card, on any device: the reference of the kernels that read blocks, and graphs that run their forward."""
     attention = PagedAttention("reference", reference_kernel, store_by_index, Staging(), block_size=block_size)
     return executor(model, attention=attention, recorder=EagerRecorder(), **options)
@@ -79,7 +79,7 @@ def prompt(tokens: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(VOCAB, size=tokens)
 
 
-def start(worker: TorchExecutor, ids: np.ndarray, *, room: int | None = None) -> int:
+def start(worker: PagedExecutor, ids: np.ndarray, *, room: int | None = None) -> int:
     """A slot with these ids and blocks for ``room`` tokens, by default twice as many."""
     slot = worker.open()
     worker.write(slot, 0, ids)
@@ -87,12 +87,12 @@ def start(worker: TorchExecutor, ids: np.ndarray, *, room: int | None = None) ->
     return slot
 
 
-def run(worker: TorchExecutor, *entries: tuple[int, int, int, bool], mode: object = None) -> list[int]:
+def run(worker: PagedExecutor, *entries: tuple[int, int, int, bool], mode: object = None) -> list[int]:
     """A step over (slot, start, count, samples); the sampled ids."""
-    return worker.run(StepWork.of(list(entries)), mode).tokens.tolist()
+    return worker.run(PackedWork.of(list(entries)), mode).tokens.tolist()
 
 
-def generate(worker: TorchExecutor, slot: int, context: int, tokens: int) -> list[int]:
+def generate(worker: PagedExecutor, slot: int, context: int, tokens: int) -> list[int]:
     """Greedy ids after a prefill of ``context`` tokens in one step."""
     found = run(worker, (slot, 0, context, True))
     for place in range(context, context + tokens - 1):
@@ -100,7 +100,7 @@ def generate(worker: TorchExecutor, slot: int, context: int, tokens: int) -> lis
     return found
 
 
-def session_answers(worker: TorchExecutor, session: Session, prompts: Prompts) -> list[list[int]]:
+def session_answers(worker: PagedExecutor, session: Session, prompts: Prompts) -> list[list[int]]:
     """The session alone, each turn prefilled from its first token: no cache, no company, no policy."""
     ids: list[int] = []
     answers = []
@@ -126,7 +126,7 @@ def causal_logits(model: CausalModel, ids: Sequence[int]) -> torch.Tensor:
         return model.logits(model.hidden(torch.tensor(ids), model.rotary(positions), attend))
 
 
-def pooled(worker: TorchExecutor, slot: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pooled(worker: PagedExecutor, slot: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V [layers, tokens, Hkv, D] of a sequence."""
     rows = torch.from_numpy(worker.tables.rows(np.full(tokens, slot), np.arange(tokens)))
     return tuple(pool.flatten(1, 2)[:, rows].clone() for pool in (worker.pool.k, worker.pool.v))

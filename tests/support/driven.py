@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from engines.dllm.config import GenerationConfig
-from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepOutcome, StepRecord
-from engines.runtime.step_timer import StepTimes
+from engines.dllm.plan import Occupancy, PlanFacts, Request, StepChanges, StepOutcome, StepRecord
+from engines.runtime.step_timer import DeviceTimes
 from repro.families.dllm.record import drive_engine
 from repro.runs.record import RunRecord
 from repro.runs.step_driver import Clock, VirtualClock
@@ -73,7 +73,7 @@ class FakeEngine:
                 forward_s=self._service_s / 2,
                 duration_s=self._service_s,
             ),
-            done=Completion(
+            done=StepChanges(
                 first_block=finished,
                 finished=finished,
                 failed=tuple((i, "the server gave up") for i in ended if i in self._fail),
@@ -86,7 +86,7 @@ class FakeEngine:
             ),
         )
 
-    def times(self) -> dict[int, StepTimes]:
+    def times(self) -> dict[int, DeviceTimes]:
         return {}
 
 

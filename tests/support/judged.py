@@ -4,7 +4,7 @@ from typing import Any
 from unittest import mock
 
 from repro.testing.batchers import BATCHER, BatchingPolicy
-from repro.testing.properties import Verdict, verdict
+from repro.testing.properties import PropertyResult, verdict
 from repro.testing.routers import ROUTER, Routing
 from repro.testing.rules import REFRESH_RULE, Refreshing
 from repro.testing.schedulers import SCHEDULER, Scheduling
@@ -17,7 +17,7 @@ SUITES = {
 }
 
 
-def judged(kind: str, name: str, make: Any, *, examples: int = 50, **given: Any) -> Verdict:
+def judged(kind: str, name: str, make: Any, *, examples: int = 50, **given: Any) -> PropertyResult:
     """By the first example that fails: making it smaller takes seconds."""
     suite, subject = SUITES[kind]
     (held,) = [each for each in suite.properties if each.name == name]

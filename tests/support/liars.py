@@ -6,12 +6,12 @@ from types import MappingProxyType
 
 from engines.dllm import plan
 from engines.dllm.config import Phase
-from engines.dllm.plan import Completion, PlanItem, Request
+from engines.dllm.plan import PlanItem, Request, StepChanges
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.sequence import Sequence as Live
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Decision
-from engines.policies.views import IDLE, DecodeView, PrefillTask, PrefillView, Share, Situation, StepPlan
+from engines.policies.views import IDLE, DecodeView, NextStep, PrefillTask, PrefillView, Share, Situation
 
 
 class Cheap(PhaseScheduler):
@@ -104,7 +104,7 @@ class OwnPool(PhaseScheduler):
 class Early(PhaseScheduler):
     def complete(
         self, done: plan.StepPlan, committed: Sequence[int], stops: Mapping[int, int] = MappingProxyType({})
-    ) -> Completion:
+    ) -> StepChanges:
         found = super().complete(done, committed, stops)
         return found._replace(first_block=tuple(item.request_id for item in done.items if item.step_in_block == 0))
 
@@ -150,21 +150,21 @@ class Batches:
     def __init__(self, how) -> None:
         self.how = how
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         made = ONE_BY_ONE.next_step(at, now)
-        changed: StepPlan = self.how(made, now) if made.shares else IDLE
+        changed: NextStep = self.how(made, now) if made.shares else IDLE
         return changed
 
 
-def shares(made: StepPlan, factor: float) -> StepPlan:
-    return StepPlan([Share(task, round(tokens * factor)) for task, tokens in made.shares])
+def shares(made: NextStep, factor: float) -> NextStep:
+    return NextStep([Share(task, round(tokens * factor)) for task, tokens in made.shares])
 
 
-def pretends(made: StepPlan) -> StepPlan:
+def pretends(made: NextStep) -> NextStep:
     """All but the last token is said to be computed."""
     for task, _ in made.shares:
         task.computed = task.tokens - 1
-    return StepPlan([Share(task, 1) for task, _ in made.shares])
+    return NextStep([Share(task, 1) for task, _ in made.shares])
 
 
 def forgets_history(task: PrefillTask) -> None:

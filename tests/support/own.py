@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from engines.knobs import Checked, Count, Range, Tokens
 from engines.policies.routing import Decision
-from engines.policies.views import OpenQueue, PrefillQueue, PrefillTask, Share, Situation, Slo, StepPlan
+from engines.policies.views import NextStep, OpenQueue, PrefillQueue, PrefillTask, Share, Situation, Slo
 from repro.workloads.rounds import RecordedRound, TracedSession
 
 
@@ -20,11 +20,11 @@ class Gather:
     window_s: Annotated[float, Range(0, 10)] = 0.005
     """Seconds that the oldest prompt waits for company."""
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         waiting = list(at.queue)
         due_s = waiting[0].ready_s + self.window_s if waiting else now
         if now < due_s and sum(task.tokens for task in waiting) < self.max_num_batched_tokens:
-            return StepPlan(wake_s=due_s)
+            return NextStep(wake_s=due_s)
         shares: list[Share] = []
         tokens, room = 0, at.room
         for task in waiting[: self.max_num_seqs - at.decoding]:
@@ -33,7 +33,7 @@ class Gather:
                 break
             assert isinstance(at.queue, OpenQueue)
             shares.append(Share(at.queue.pull(task), task.tokens))
-        return StepPlan(shares)
+        return NextStep(shares)
 
 
 @dataclass(frozen=True, kw_only=True)

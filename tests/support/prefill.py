@@ -17,7 +17,7 @@ from engines.laps.batching import shapes_of
 from engines.laps.cluster import OpenTurns, PrefillConstants, PrefillCost, PrefillRun, Turn
 from engines.laps.latency import StepModel
 from engines.models.shape import QWEN2_5_14B
-from engines.policies.views import Batching, Chunk, OpenQueue, PrefillQueue, PrefillTask, Situation, StepPlan
+from engines.policies.views import Batching, Chunk, NextStep, OpenQueue, PrefillQueue, PrefillTask, Situation
 from repro.families.cluster.laps_record import BUCKETS, PREFILL
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord, empty_table
@@ -49,7 +49,7 @@ def task(task_id: int, tokens: int, ready_s: float = 0.0, history: int = 0) -> P
     return PrefillTask(task_id, task_id, task_id, 0, "initial", history, tokens, ready_s, ready_s)
 
 
-def given_tokens(plan: StepPlan) -> list[tuple[int, int]]:
+def given_tokens(plan: NextStep) -> list[tuple[int, int]]:
     return [(share.task.task_id, share.tokens) for share in plan.shares]
 
 
@@ -67,11 +67,11 @@ def queue_of(*entries: tuple[int, float]) -> OpenQueue:
 
 def ask(
     batching: Batching, queue: PrefillQueue, now: float, begun: Sequence[PrefillTask] = (), room: int = sys.maxsize
-) -> StepPlan:
+) -> NextStep:
     return batching.next_step(Situation(queue, begun, 0, room, lambda task: task.tokens), now)
 
 
-def execute(plan: StepPlan, begun: Sequence[PrefillTask] = ()) -> list[PrefillTask]:
+def execute(plan: NextStep, begun: Sequence[PrefillTask] = ()) -> list[PrefillTask]:
     """Do a plan's work; what is begun afterwards."""
     tasks = {each.task_id: each for each in begun}
     for each, tokens in plan.shares:

@@ -10,13 +10,13 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from engines.ampd.live.coordinator import Prompts, random_prompts
-from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.rows import Sequence
-from engines.ar.torch.worker import Worker
+from engines.ar.torch.executor import PagedExecutor
+from engines.ar.torch.rows import SessionState
+from engines.ar.torch.worker import TorchWorker
 from engines.cluster.hardware import StepCost
 from engines.cluster.record import RoundRow, Table, table_of
 from engines.cluster.sessions import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, Session
-from engines.policies.views import Batching, PrefillQueue, PrefillTask, StepPlan, TaskKind
+from engines.policies.views import Batching, NextStep, PrefillQueue, PrefillTask, TaskKind
 from engines.runtime.rows import Ints
 
 
@@ -34,14 +34,14 @@ class SessionEngine:
 
     def __init__(
         self,
-        executor: TorchExecutor,
+        executor: PagedExecutor,
         batching: Batching,
         cost: StepCost,
         *,
         queue: PrefillQueue | None = None,
         prompts: Prompts | None = None,
     ) -> None:
-        self.worker = Worker(executor, batching, PrefillQueue() if queue is None else queue, self)
+        self.worker = TorchWorker(executor, batching, PrefillQueue() if queue is None else queue, self)
         self.prompts = prompts or random_prompts(executor.model.config.vocab_size, 0)
         self.cost, self.now = cost, 0.0
         self.rounds: list[RoundRow] = []
@@ -68,7 +68,7 @@ class SessionEngine:
     def _arrive(self, session: Session) -> None:
         self._ready(self.worker.add(session))
 
-    def _ready(self, sequence: Sequence) -> None:
+    def _ready(self, sequence: SessionState) -> None:
         session, index, now = sequence.session, sequence.round_index, self.loop.now
         prefill, decode, _ = session.rounds[index]
         sequence.left, sequence.row = decode, len(self.rounds)
@@ -80,7 +80,7 @@ class SessionEngine:
     def _wake(self, version: int) -> None:
         self._must_ask |= version == self._version
 
-    def _end(self, sequence: Sequence) -> None:
+    def _end(self, sequence: SessionState) -> None:
         self.answers[sequence.session.session_id] = sequence.answers
         del self.worker.sequences[sequence.order]
         if self._clients is not None:
@@ -104,7 +104,7 @@ class SessionEngine:
             self.loop.handle_next()
         return self._must_ask
 
-    def _step(self, plan: StepPlan) -> None:
+    def _step(self, plan: NextStep) -> None:
         step = self.worker.compute(plan, self.now)
         if step.chunks:
             self.now += self.cost.step_s(step.chunks, step.decoding, step.context, plan.mode)
@@ -118,10 +118,10 @@ class SessionEngine:
 
     # ---- what the worker asks and tells ----------------------------------------------------------------------
 
-    def hear(self, sequence: Sequence, token: int) -> bool:
+    def hear(self, sequence: SessionState, token: int) -> bool:
         raise NotImplementedError("answers are read when they are whole")
 
-    def ids(self, sequence: Sequence, start: int) -> Ints:
+    def ids(self, sequence: SessionState, start: int) -> Ints:
         """The current prompt where ``start`` is its first token; else all prompts so far, and the answers between them."""
         prompt = self.prompts(sequence.session, sequence.round_index)
         if start == sequence.context:
@@ -132,13 +132,13 @@ class SessionEngine:
             parts += [answer, self.prompts(sequence.session, index)]
         return np.concatenate(parts[::-1])
 
-    def began(self, sequence: Sequence, now: float) -> None: ...
+    def began(self, sequence: SessionState, now: float) -> None: ...
 
-    def prefilled(self, sequence: Sequence, task: PrefillTask, now: float) -> None:
+    def prefilled(self, sequence: SessionState, task: PrefillTask, now: float) -> None:
         if task.kind != "recompute":
             self.rounds[sequence.row].first_token_s = now
 
-    def done(self, sequence: Sequence, now: float) -> None:
+    def done(self, sequence: SessionState, now: float) -> None:
         worker, session, context = self.worker, sequence.session, sequence.context
         self.rounds[sequence.row].finished_s = now
         _, decode, delay_s = session.rounds[sequence.round_index]

@@ -13,7 +13,7 @@ from engines.policies.routing import Binder, Decision, Router
 from engines.policies.views import OpenQueue, PrefillQueue, PrefillTask, WorkerSnapshot
 
 
-class Choice(NamedTuple):
+class Dequeued(NamedTuple):
     """What leaves a queue, and the queue behind it."""
 
     taken: PrefillTask
@@ -24,7 +24,7 @@ class Choice(NamedTuple):
 
 def choose(
     make: Callable[[], PrefillQueue], last: PrefillQueue | None, tasks: Iterable[PrefillTask], now: float
-) -> Choice:
+) -> Dequeued:
     """What a worker's queue takes at ``now`` where ``tasks`` wait; RunError where it loses one, or fails.
 
     ``last`` is the queue as the choice before left it, and stays so: this choice may come too late. It is told of the tasks that came
@@ -43,7 +43,7 @@ def choose(
     for task in given.values():
         if task.task_id not in waiting:
             asked(queue.push, task)
-    choice = Choice(asked(queue.take, now), list(queue), queue)
+    choice = Dequeued(asked(queue.take, now), list(queue), queue)
     if sorted(given) != sorted(task.task_id for task in (choice.taken, *choice.rest)):
         raise RunError(f"queue {type(queue).__name__} gives back other tasks than it was given: correct it")
     return choice
@@ -74,7 +74,7 @@ def route_line(
 
 
 def order_line(
-    now: float, worker_id: int, tasks: Sequence[dict[str, Any]], choice: Choice, *, is_first: bool = False
+    now: float, worker_id: int, tasks: Sequence[dict[str, Any]], choice: Dequeued, *, is_first: bool = False
 ) -> str:
     """``tasks`` is the queue before, as a policy may change the tasks it is given; ``is_first`` says that the policy's object is new."""
     return _line("order", now, worker=worker_id, first=is_first, queue=list(tasks), outcome=_outcome(choice))
@@ -125,7 +125,7 @@ def replay(
     return Replay(counts, found)
 
 
-def _outcome(choice: Choice) -> list[list[int]]:
+def _outcome(choice: Dequeued) -> list[list[int]]:
     """[task, times postponed] of what was taken and of what is left, in order."""
     return [[task.task_id, task.postponed] for task in (choice.taken, *choice.rest)]
 

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from engines.ampd.live.wire import Buffer, Header, Listener, bytes_per_token, gather, scatter
-from engines.ampd.live.worker import IDLE_S, Claimed, LostError, Worker, WorkerSpec, executor_of
-from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.rows import StepWork
+from engines.ampd.live.worker import IDLE_S, Claimed, LiveWorker, LostError, WorkerSpec, executor_of
+from engines.ar.torch.executor import PagedExecutor
+from engines.ar.torch.rows import PackedWork
 from engines.ar.torch.worker import SessionMemory
 from engines.runtime.rows import Ints
 
@@ -48,7 +48,7 @@ class Resident:
 
 
 class Residents:
-    def __init__(self, executor: TorchExecutor) -> None:
+    def __init__(self, executor: PagedExecutor) -> None:
         self.executor = executor
         self.memory = SessionMemory(executor.tables)
         self.kv_bytes = bytes_per_token(executor)
@@ -173,7 +173,7 @@ class DecodeProcess:
         self.executor = executor_of(spec)
         self.residents = Residents(self.executor)
         self._listener = Listener(self._answer)
-        self.worker = Worker(spec, self._listener.address)
+        self.worker = LiveWorker(spec, self._listener.address)
         self._inbox: queue.SimpleQueue[_Landed | str] = queue.SimpleQueue()
         """What landed, and what this worker was woken with."""
         self._batch: list[Resident] = []
@@ -331,7 +331,7 @@ class DecodeProcess:
         # Where this was computed before and its lease ran out, all but the last token, whose row gives the first answer.
         have = min(self.residents.resume(resident), end - 1)
         self.executor.write(resident.slot, have, claimed.ids[have:end])
-        ran = self.executor.run(StepWork.of([(resident.slot, have, end - have, True)]))
+        ran = self.executor.run(PackedWork.of([(resident.slot, have, end - have, True)]))
         token = int(ran.tokens[0])
         resident.computed = end
         self._took("busy_prefill_s", time.perf_counter() - began)
@@ -354,7 +354,7 @@ class DecodeProcess:
         began = time.perf_counter()
         slots, contexts = np.array([(each.slot, each.context) for each in batch], dtype=np.int64).T
         ones = np.ones(len(batch), dtype=np.int64)
-        tokens = self.executor.run(StepWork(slots, contexts - 1, ones, ones.astype(bool))).tokens.tolist()
+        tokens = self.executor.run(PackedWork(slots, contexts - 1, ones, ones.astype(bool))).tokens.tolist()
         now = self.worker.store.clock.now()
         words = np.array(tokens, dtype=np.int32)
         items: list[Any] = []

@@ -1,6 +1,6 @@
 """AMPD's coordinator behind NVIDIA Dynamo's frontend: a routing component, run as a program in Dynamo's environment.
 
-The frontend tokenizes a request and hands it to the endpoint that registered the model. That is this one: an ``Intake``, whose
+The frontend tokenizes a request and hands it to the endpoint that registered the model. That is this one: an ``SessionIntake``, whose
 coordinator binds the session, and lets its prefill go to a prefill worker or to the session's own. Torch is not needed here.
 """
 
@@ -11,7 +11,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from engines.ampd.live.intake import Intake, RouterSpec
+from engines.ampd.live.intake import RouterSpec, SessionIntake
 from engines.errors import UserError
 
 ENDPOINT = "ampd.router.generate"
@@ -25,7 +25,7 @@ def main(spec: RouterSpec) -> None:
     from dynamo.llm.exceptions import InvalidArgument
     from dynamo.runtime import dynamo_worker
 
-    intake = Intake(spec.deciding.coordinator(), spec.limits)
+    intake = SessionIntake(spec.deciding.coordinator(), spec.limits)
 
     async def generate(request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         try:

@@ -100,7 +100,7 @@ class Context(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class LiveRequest:
     """What a request asks: ``prompt`` is all of its session so far and what it adds."""
 
     prompt: npt.NDArray[np.int64]
@@ -109,7 +109,7 @@ class Asked:
     is_last: bool
 
     @staticmethod
-    def of(request: Mapping[str, Any], limits: Limits) -> Asked:
+    def of(request: Mapping[str, Any], limits: Limits) -> LiveRequest:
         """UserError where the workers can not do it: they take the likeliest token, ``max_tokens`` times."""
         ids = np.asarray(request["token_ids"], dtype=np.int64)
         stop, sampling, output = (
@@ -137,10 +137,10 @@ class Asked:
         agent = request.get("agent_context") or {}
         session = agent.get("session_id")
         is_last = session is None or bool(agent.get("session_final"))
-        return Asked(prompt=ids, max_tokens=count, session=session, is_last=is_last)
+        return LiveRequest(prompt=ids, max_tokens=count, session=session, is_last=is_last)
 
 
-class Intake:
+class SessionIntake:
     """For one event loop. The coordinator's calls wait for Redis, hence have a thread of their own, one for all."""
 
     def __init__(self, coordinator: Coordinator, limits: Limits) -> None:
@@ -157,7 +157,7 @@ class Intake:
 
     async def generate(self, request: Mapping[str, Any], context: Context) -> AsyncGenerator[dict[str, Any], None]:
         """A token each. UserError where the round can not be. Where its client leaves, the session is given up."""
-        asked = Asked.of(request, self.limits)
+        asked = LiveRequest.of(request, self.limits)
         loop = asyncio.get_running_loop()
         session_id = await loop.run_in_executor(self._coordinating, self._id_of, asked.session)
         require(session_id not in self._under_way, f"session {asked.session!r} waits for an answer: ask after it")
@@ -199,7 +199,7 @@ class Intake:
                 store.answered(lambda: store.client.hset(store.key("names"), session, known))
         return FIRST_NAMED + int(known)
 
-    def _begin(self, session_id: int, asked: Asked) -> int:
+    def _begin(self, session_id: int, asked: LiveRequest) -> int:
         """The session's rank by arrival."""
         name = f"session {asked.session!r}"
         known = self._store.fields("session", session_id)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from engines.ampd.live.wire import Peers, bytes_per_token, gather, scatter
-from engines.ampd.live.worker import IDLE_S, Claimed, LostError, Worker, WorkerSpec, executor_of
-from engines.ar.torch.rows import StepWork
+from engines.ampd.live.worker import IDLE_S, Claimed, LiveWorker, LostError, WorkerSpec, executor_of
+from engines.ar.torch.rows import PackedWork
 
 
 class _Staged(NamedTuple):
@@ -36,7 +36,7 @@ class _Sent(NamedTuple):
 
 class PrefillProcess:
     def __init__(self, spec: WorkerSpec) -> None:
-        self.worker, self.executor = Worker(spec), executor_of(spec)
+        self.worker, self.executor = LiveWorker(spec), executor_of(spec)
         self._kv_bytes = bytes_per_token(self.executor)
         self._place = threading.Semaphore(1)
         """Held by the one task that may be staged."""
@@ -103,7 +103,7 @@ class PrefillProcess:
             executor.tables.grow(np.array([slot]), np.array([end + 1]))
             executor.write(slot, have, staged.claimed.ids[have:end])
             scatter(executor, slot, 0, staged.history)
-            ran = executor.run(StepWork.of([(slot, have, end - have, True)]))
+            ran = executor.run(PackedWork.of([(slot, have, end - have, True)]))
             return int(ran.tokens[0]), gather(executor, slot, have, end)
         finally:
             executor.close_slot(slot)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from engines.ar.torch.executor import TorchExecutor
+from engines.ar.torch.executor import PagedExecutor
 
 Header: TypeAlias = Mapping[str, Any]
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -108,12 +108,12 @@ class Listener:
                     return
 
 
-def bytes_per_token(executor: TorchExecutor) -> int:
+def bytes_per_token(executor: PagedExecutor) -> int:
     config = executor.model.config
     return 2 * config.n_layers * config.n_kv_heads * config.head_dim * executor.model.dtype.itemsize
 
 
-def gather(executor: TorchExecutor, slot: int, start: int, end: int) -> memoryview:
+def gather(executor: PagedExecutor, slot: int, start: int, end: int) -> memoryview:
     """The K/V of tokens [start, end) of a slot."""
     rows = _rows(executor, slot, start, end)
     pool = executor.pool
@@ -121,7 +121,7 @@ def gather(executor: TorchExecutor, slot: int, start: int, end: int) -> memoryvi
     return found.cpu().view(torch.uint8).numpy().reshape(-1).data
 
 
-def scatter(executor: TorchExecutor, slot: int, start: int, payload: Buffer) -> int:
+def scatter(executor: PagedExecutor, slot: int, start: int, payload: Buffer) -> int:
     """Put it into the pool at ``start``, whose blocks are there; how many tokens it was."""
     tokens = len(payload) // bytes_per_token(executor)
     if tokens == 0:
@@ -135,7 +135,7 @@ def scatter(executor: TorchExecutor, slot: int, start: int, payload: Buffer) -> 
     return tokens
 
 
-def _rows(executor: TorchExecutor, slot: int, start: int, end: int) -> torch.Tensor:
+def _rows(executor: PagedExecutor, slot: int, start: int, end: int) -> torch.Tensor:
     position = np.arange(start, end)
     rows = executor.tables.rows(np.full(end - start, slot), position)
     return torch.from_numpy(rows).to(executor.pool.k.device)

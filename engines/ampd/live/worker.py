@@ -13,8 +13,8 @@ import numpy as np
 
 from engines.ampd.live.decisions import choose, order_line
 from engines.ampd.live.store import Store, held, texts
-from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.rows import StepWork
+from engines.ar.torch.executor import PagedExecutor
+from engines.ar.torch.rows import PackedWork
 from engines.errors import RunError
 from engines.models.loader import load_causal, parse_dtype
 from engines.models.qwen2_config import CausalConfig
@@ -75,7 +75,7 @@ class Claimed(NamedTuple):
     """[history + tokens]"""
 
 
-class Worker:
+class LiveWorker:
     """A process's place in the run."""
 
     def __init__(self, spec: WorkerSpec, address: str = "") -> None:
@@ -169,7 +169,7 @@ class Worker:
                     pass
 
 
-def executor_of(spec: WorkerSpec) -> TorchExecutor:
+def executor_of(spec: WorkerSpec) -> PagedExecutor:
     is_named = isinstance(spec.model, str)
     model = load_causal(
         spec.model,
@@ -178,17 +178,17 @@ def executor_of(spec: WorkerSpec) -> TorchExecutor:
         weights="checkpoint" if is_named else "random",
         seed=spec.seed,
     )
-    executor = TorchExecutor(model, num_slots=spec.num_slots, max_len=spec.max_len, num_tokens=spec.num_tokens)
+    executor = PagedExecutor(model, num_slots=spec.num_slots, max_len=spec.max_len, num_tokens=spec.num_tokens)
     _warm(executor)
     return executor
 
 
-def _warm(executor: TorchExecutor) -> None:
+def _warm(executor: PagedExecutor) -> None:
     """A first step takes longer than any other."""
     slot = executor.open()
     executor.tables.grow(np.array([slot]), np.array([9]))
     executor.write(slot, 0, np.zeros(8, dtype=np.int64))
-    executor.run(StepWork.of([(slot, 0, 8, True)]))
+    executor.run(PackedWork.of([(slot, 0, 8, True)]))
     executor.close_slot(slot)
 
 

@@ -301,7 +301,7 @@ def kernels() -> Iterator[tuple[str, PagedKernel]]:
         yield "triton", triton_kernel
 
 
-class Served(NamedTuple):
+class DeviceKernel(NamedTuple):
     """A kernel that gives the reference's numbers on this device, with blocks of that size."""
 
     name: str
@@ -310,7 +310,7 @@ class Served(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def probe(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> Served | str:
+def probe(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> DeviceKernel | str:
     """The first kernel and block size that are right, or why there is none."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return "flash kernels take bfloat16 and float16 on CUDA devices"
@@ -319,7 +319,7 @@ def probe(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -
         for block_size in _BLOCK_SIZES:
             found = fault(kernel, device, dtype, head_dim, group, block_size)
             if found is None:
-                return Served(name, kernel, block_size)
+                return DeviceKernel(name, kernel, block_size)
             faults.append(f"{name} with blocks of {block_size}: {found}")
     return "; ".join(faults) or "no kernel with a block table is installed"
 

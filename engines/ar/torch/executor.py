@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from engines.ar.sampling import GREEDY, Logprobs, SamplingParams
-from engines.ar.torch.attention import DecodeKernels, PagedAttention, SdpaAttention, Served, StepAttention, probe
+from engines.ar.torch.attention import DecodeKernels, DeviceKernel, PagedAttention, SdpaAttention, StepAttention, probe
 from engines.ar.torch.graphs import CaptureCost, CausalGraphs
-from engines.ar.torch.rows import Size, StepWork, flat_index, most_sequences, packed_rows, rows_in
+from engines.ar.torch.rows import PackedWork, Size, flat_index, most_sequences, packed_rows, rows_in
 from engines.ar.torch.sampling import Draws, LogitRules, TokenScores, next_tokens, penalize
 from engines.cost.roofline import DecodeLine
 from engines.errors import UserError, require
@@ -54,7 +54,7 @@ _SCORED_LOGITS = 1 << 24
 """Logits that are there at once, while the rows of a prompt are scored."""
 
 
-class TorchExecutor:
+class PagedExecutor:
     """``num_slots`` sequences of up to ``max_len`` tokens over ``num_blocks`` blocks of K/V.
 
     ``attention`` and ``recorder`` replace what the device would choose.
@@ -172,7 +172,7 @@ class TorchExecutor:
         return self.graphs.costs
 
     @torch.inference_mode()
-    def run(self, work: StepWork, mode: object = None) -> Ran:
+    def run(self, work: PackedWork, mode: object = None) -> Ran:
         """Compute the rows of ``work``, whose blocks are there, and write the sampled ids behind their sequences.
 
         ``mode`` is ``StepPlan.mode``: a bucket or a rung is obeyed where it holds the step, else the step runs as it is.
@@ -220,7 +220,7 @@ class TorchExecutor:
             "num_graphs": 0 if self.graphs is None else len(self.graphs.keys),
         }
 
-    def _paged_kernel(self) -> Served | str:
+    def _paged_kernel(self) -> DeviceKernel | str:
         config = self.model.config
         return probe(self.device, self.model.dtype, config.head_dim, config.n_heads // config.n_kv_heads)
 
@@ -235,7 +235,7 @@ class TorchExecutor:
             return SdpaAttention(store, self._staging, block_size=block_size, kernels=own)
         return PagedAttention(found.name, found.kernel, store, self._staging, block_size=found.block_size)
 
-    def _size(self, work: StepWork, mode: object) -> Size | None:
+    def _size(self, work: PackedWork, mode: object) -> Size | None:
         """What the step runs in: as asked, else the narrowest captured bucket of a decode step."""
         if isinstance(mode, Bucket):
             fits = work.size <= mode.batch and int(work.tokens.max()) <= mode.length
@@ -250,7 +250,7 @@ class TorchExecutor:
         return None
 
     def _eager(
-        self, work: StepWork, size: Size | None, scored: Mapping[int, int]
+        self, work: PackedWork, size: Size | None, scored: Mapping[int, int]
     ) -> tuple[Tensor, int, dict[int, Logprobs]]:
         """[sampling sequences, V] logits, the rows computed, and ``Ran.prompt_logprobs``."""
         least = self.model.min_rows
@@ -270,7 +270,7 @@ class TorchExecutor:
             return hidden.new_empty((0, self.model.config.vocab_size)), rows.num_rows, told
         return self.model.logits(hidden.index_select(0, index))[:wanted], rows.num_rows, told
 
-    def _scored(self, work: StepWork) -> dict[int, int]:
+    def _scored(self, work: PackedWork) -> dict[int, int]:
         """Place in the work of each sequence whose prompt is scored -> its rows that a token of the prompt follows."""
         if not self._scored_slots:
             return {}
@@ -296,7 +296,7 @@ class TorchExecutor:
             parts.append(TokenScores(logits).of(tokens).cut(0, len(tokens), most))
         return Logprobs.joined(parts)
 
-    def _sample(self, logits: Tensor, work: StepWork) -> tuple[Tensor, dict[int, Logprobs]]:
+    def _sample(self, logits: Tensor, work: PackedWork) -> tuple[Tensor, dict[int, Logprobs]]:
         """The ids of the sequences that sample, and ``Ran.logprobs``."""
         if not self._sampling:
             return next_tokens(logits, None), {}
@@ -375,7 +375,7 @@ class MeasuredSteps:
     """
 
     def __init__(
-        self, executor: TorchExecutor, *, repeats: int = 1, warmup: int = 0, timer: Callable[[], float] = perf_counter
+        self, executor: PagedExecutor, *, repeats: int = 1, warmup: int = 0, timer: Callable[[], float] = perf_counter
     ) -> None:
         require(repeats >= 1, f"repeats={repeats} must be at least 1")
         is_alone = executor.device.type == "cpu" and torch.get_num_threads() == 1
@@ -411,7 +411,7 @@ class MeasuredSteps:
         try:
             starts, counts = np.array(parts, dtype=np.int64).reshape(-1, 2).T
             tables.grow(np.array(slots), starts + counts)
-            work = StepWork(np.array(slots), starts, counts, np.ones(len(parts), dtype=bool))
+            work = PackedWork(np.array(slots), starts, counts, np.ones(len(parts), dtype=bool))
             for _ in range(self.warmup):
                 executor.run(work, mode)
             executor.wait()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engines.ar.torch.attention import PagedAttention, span_arrays, spans_of
-from engines.ar.torch.rows import Size, StepWork, flat_index, most_sequences, rows_in
+from engines.ar.torch.rows import PackedWork, Size, flat_index, most_sequences, rows_in
 from engines.models.decoder import CausalModel
 from engines.policies.views import Bucket
 from engines.runtime.device import PoolTensors, Staging
@@ -54,17 +54,17 @@ class CausalGraphs(Graphs[Size]):
         device = self._tokens.device
         before = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
         began = perf_counter()
-        self.record(size, self._metadata(size, StepWork.of([])), partial(self._forward, size))
+        self.record(size, self._metadata(size, PackedWork.of([])), partial(self._forward, size))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             before = torch.cuda.memory_reserved(device) - before
         self._costs[size] = CaptureCost(perf_counter() - began, before)
 
-    def run(self, size: Size, work: StepWork) -> Tensor:
+    def run(self, size: Size, work: PackedWork) -> Tensor:
         """[sequences of the size, V] logits, those of ``work`` first; overwritten by the next step of this size."""
         return self.replay(size, self._metadata(size, work))
 
-    def _metadata(self, size: Size, work: StepWork) -> tuple[Ints, ...]:
+    def _metadata(self, size: Size, work: PackedWork) -> tuple[Ints, ...]:
         n = most_sequences(size)
         rows = rows_in(size, work, self._tables, sequences=n)
         members = rows.members

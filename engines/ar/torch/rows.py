@@ -23,7 +23,7 @@ _RUNG_SEQUENCES = 64
 Size = Bucket | Rung
 
 
-class StepWork(NamedTuple):
+class PackedWork(NamedTuple):
     """What a step computes: of each sequence, ``tokens`` >= 1 tokens from position ``start`` on."""
 
     slot: Ints
@@ -45,9 +45,9 @@ class StepWork(NamedTuple):
         return int(self.tokens.sum())
 
     @staticmethod
-    def of(entries: list[tuple[int, int, int, bool]]) -> StepWork:
+    def of(entries: list[tuple[int, int, int, bool]]) -> PackedWork:
         columns = np.array(entries, dtype=np.int64).reshape(-1, 4)
-        return StepWork(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3].astype(bool))
+        return PackedWork(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3].astype(bool))
 
 
 class Members(NamedTuple):
@@ -79,7 +79,7 @@ class CausalRows(NamedTuple):
         return len(self.slot)
 
 
-def packed_rows(work: StepWork, tables: BlockTables, *, least: int, sequences: int = 0) -> CausalRows:
+def packed_rows(work: PackedWork, tables: BlockTables, *, least: int, sequences: int = 0) -> CausalRows:
     """The sequences' rows one behind the other, padded to at least ``least`` rows, and to ``sequences`` members."""
     tokens = work.total
     size = max(tokens, least)
@@ -97,7 +97,7 @@ def packed_rows(work: StepWork, tables: BlockTables, *, least: int, sequences: i
     return CausalRows(slot, position, pool_row, first + work.tokens - 1, members, is_grid=False)
 
 
-def _padded_rows(work: StepWork, tables: BlockTables, length: int, batch: int) -> CausalRows:
+def _padded_rows(work: PackedWork, tables: BlockTables, length: int, batch: int) -> CausalRows:
     """Sequence i in row i of a grid [batch, length], its tokens first (LAPS §3.1).
 
     What follows them is computed as if the sequence went on. No real token sees it, and its K/V goes to places that a
@@ -120,7 +120,7 @@ def _padded_rows(work: StepWork, tables: BlockTables, length: int, batch: int) -
     )
 
 
-def rows_in(size: Size, work: StepWork, tables: BlockTables, *, sequences: int = 0) -> CausalRows:
+def rows_in(size: Size, work: PackedWork, tables: BlockTables, *, sequences: int = 0) -> CausalRows:
     """The rows of a step that runs in a bucket or a rung."""
     if isinstance(size, Bucket):
         return _padded_rows(work, tables, size.length, size.batch)
@@ -137,7 +137,7 @@ def flat_index(rows: CausalRows, width: int) -> Ints:
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class SessionState:
     """A session in the engine."""
 
     session: Session
@@ -171,30 +171,30 @@ class Sequence:
 
 class DecodeColumns:
     def __init__(self) -> None:
-        self.members: list[Sequence] = []
+        self.members: list[SessionState] = []
         self.slots, self.contexts, self._left = np.zeros((3, 0), dtype=np.int64)
 
     @property
     def size(self) -> int:
         return len(self.members)
 
-    def join(self, sequence: Sequence) -> None:
+    def join(self, sequence: SessionState) -> None:
         """It has a newest token and at least one to come."""
         self.members.append(sequence)
         self.slots = np.append(self.slots, sequence.slot)
         self.contexts = np.append(self.contexts, sequence.context)
         self._left = np.append(self._left, sequence.left)
 
-    def work(self) -> StepWork:
+    def work(self) -> PackedWork:
         """The newest token of each, for the next."""
         size = self.size
-        return StepWork(self.slots, self.contexts - 1, np.ones(size, dtype=np.int64), np.ones(size, dtype=bool))
+        return PackedWork(self.slots, self.contexts - 1, np.ones(size, dtype=np.int64), np.ones(size, dtype=bool))
 
     def end(self, which: np.ndarray) -> None:
         """Have the next token of these members be their last."""
         self._left = np.where(which, 1, self._left)
 
-    def advance(self) -> list[Sequence]:
+    def advance(self) -> list[SessionState]:
         """Every member has a token more; those that have all of theirs leave, the oldest first."""
         self.contexts = self.contexts + 1
         self._left = self._left - 1
@@ -203,13 +203,13 @@ class DecodeColumns:
             return []
         return sorted(self._take(done), key=lambda sequence: sequence.order)
 
-    def youngest(self) -> Sequence:
+    def youngest(self) -> SessionState:
         return max(self.members, key=lambda sequence: sequence.order)
 
-    def leave(self, sequence: Sequence) -> None:
+    def leave(self, sequence: SessionState) -> None:
         self._take(np.array([member is sequence for member in self.members]))
 
-    def _take(self, which: np.ndarray) -> list[Sequence]:
+    def _take(self, which: np.ndarray) -> list[SessionState]:
         """Bring members up to date and let them go."""
         gone = []
         for index in np.flatnonzero(which).tolist():

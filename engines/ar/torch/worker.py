@@ -26,8 +26,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from engines.ar.sampling import GREEDY, SamplingParams
-from engines.ar.torch.executor import Ran, TorchExecutor
-from engines.ar.torch.rows import DecodeColumns, Sequence, StepWork
+from engines.ar.torch.executor import PagedExecutor, Ran
+from engines.ar.torch.rows import DecodeColumns, PackedWork, SessionState
 from engines.cluster.sessions import Session
 from engines.data import asked
 from engines.errors import require
@@ -36,11 +36,11 @@ from engines.policies.views import (
     IDLE,
     Batching,
     Chunk,
+    NextStep,
     PrefillQueue,
     PrefillTask,
     Share,
     Situation,
-    StepPlan,
     TaskKind,
 )
 from engines.runtime.rows import NOBODY, BlockTables, Ints, OutOfBlocksError
@@ -141,7 +141,7 @@ class Adopted(NamedTuple):
 class KeptSequences:
     """Known by ``order``, as in ``SessionMemory``, which holds their blocks."""
 
-    def __init__(self, executor: TorchExecutor, memory: SessionMemory) -> None:
+    def __init__(self, executor: PagedExecutor, memory: SessionMemory) -> None:
         self._executor, self._memory = executor, memory
         self._kept: dict[int, _Kept] = {}
         self._by_opening: dict[bytes, list[int]] = {}
@@ -233,23 +233,23 @@ class Driver(Protocol):
         """Whether ``hear`` is told; else the ids stay on the device until they are read."""
         ...
 
-    def hear(self, sequence: Sequence, token: int) -> bool:
+    def hear(self, sequence: SessionState, token: int) -> bool:
         """The sequence's next token; True ends its round there."""
         ...
 
-    def ids(self, sequence: Sequence, start: int) -> Ints:
+    def ids(self, sequence: SessionState, start: int) -> Ints:
         """The ids of the sequence from ``start`` up to the end of its round's prompt."""
         ...
 
-    def began(self, sequence: Sequence, now: float) -> None:
+    def began(self, sequence: SessionState, now: float) -> None:
         """Its prefill has been admitted: that of its round, or one that a preemption made necessary."""
         ...
 
-    def prefilled(self, sequence: Sequence, task: PrefillTask, now: float) -> None:
+    def prefilled(self, sequence: SessionState, task: PrefillTask, now: float) -> None:
         """The prefill's own token is out."""
         ...
 
-    def done(self, sequence: Sequence, now: float) -> None:
+    def done(self, sequence: SessionState, now: float) -> None:
         """The sequence has the tokens of its round and is in no batch; its slot is the driver's to keep or close."""
         ...
 
@@ -268,10 +268,10 @@ class Step(NamedTuple):
     """Ids of the sequences that finished their prefill, then of those that decoded; empty where nobody hears them."""
 
 
-class Worker:
+class TorchWorker:
     def __init__(
         self,
-        executor: TorchExecutor,
+        executor: PagedExecutor,
         batching: Batching,
         queue: PrefillQueue,
         driver: Driver,
@@ -283,21 +283,21 @@ class Worker:
         self.kept = KeptSequences(executor, self.memory)
         self.decode = DecodeColumns()
         self.begun: list[PrefillTask] = []
-        self.sequences: dict[int, Sequence] = {}
+        self.sequences: dict[int, SessionState] = {}
         """By ``order``: all that wait, run, or are between rounds."""
         self.num_preemptions = 0
         self._owed = Owed()
         self._batching, self._driver, self._estimate_s = batching, driver, estimate_s
         self._num_arrived = self._num_tasks = 0
 
-    def add(self, session: Session, sampling: SamplingParams = GREEDY) -> Sequence:
+    def add(self, session: Session, sampling: SamplingParams = GREEDY) -> SessionState:
         """The pool must have room for all of the session."""
-        sequence = Sequence(session, self._num_arrived, sampling)
+        sequence = SessionState(session, self._num_arrived, sampling)
         self._num_arrived += 1
         self.sequences[sequence.order] = sequence
         return sequence
 
-    def enqueue(self, sequence: Sequence, kind: TaskKind, history: int, tokens: int, at_s: float) -> None:
+    def enqueue(self, sequence: SessionState, kind: TaskKind, history: int, tokens: int, at_s: float) -> None:
         task = sequence.task = PrefillTask(
             self._num_tasks,
             sequence.session.session_id,
@@ -315,19 +315,19 @@ class Worker:
         self._owed.add(task)
         asked(self.queue.push, task)
 
-    def adopt(self, sequence: Sequence, prompt: Ints) -> None:
+    def adopt(self, sequence: SessionState, prompt: Ints) -> None:
         """Have a sequence of this prompt, which is not enqueued yet, go on from kept K/V where there is some."""
         found = self.kept.adopt(sequence.order, prompt, sequence.sampling)
         if found is not None:
             sequence.slot = found.slot
             sequence.context = sequence.computed = found.tokens
 
-    def keep(self, sequence: Sequence, ids: Ints) -> None:
+    def keep(self, sequence: SessionState, ids: Ints) -> None:
         """Let go of a sequence that is done; ``ids`` are all of its tokens."""
         del self.sequences[sequence.order]
         self.kept.keep(sequence.order, sequence.slot, ids[: sequence.computed])
 
-    def drop(self, sequence: Sequence) -> None:
+    def drop(self, sequence: SessionState) -> None:
         """Let go of a sequence between two steps, whatever it does, and of its K/V."""
         task = sequence.task
         if task is None:
@@ -342,7 +342,7 @@ class Worker:
             pull(task)
         self._forget(sequence)
 
-    def abandon(self) -> list[Sequence]:
+    def abandon(self) -> list[SessionState]:
         """Let go of all that do not wait, after a step that raised: nothing is known of their K/V."""
         waiting = {task.order for task in self.queue}
         lost = [sequence for order, sequence in self.sequences.items() if order not in waiting]
@@ -357,7 +357,7 @@ class Worker:
             self._forget(sequence)
         self.kept.close()
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: SessionState) -> None:
         del self.sequences[sequence.order]
         if sequence.task is not None:
             self._owed.drop(sequence.task)
@@ -367,7 +367,7 @@ class Worker:
 
     # ---- between two steps --------------------------------------------------------------------------------
 
-    def next_plan(self, now: float) -> StepPlan:
+    def next_plan(self, now: float) -> NextStep:
         """What the policy says; idle where nothing waits for a prefill."""
         if not (self.queue or self.begun):
             return IDLE
@@ -376,7 +376,7 @@ class Worker:
         self._owed.check(plan, self._batching)
         return plan
 
-    def can_run(self, plan: StepPlan, now: float) -> bool:
+    def can_run(self, plan: NextStep, now: float) -> bool:
         """Whether there is a step in the plan: prefills, or sequences to decode. Those get K/V for a token more; where
         there is none the youngest are preempted, all of them at worst: then the policy is to be asked again."""
         return bool(plan.shares) or self._reserve(now)
@@ -386,7 +386,7 @@ class Worker:
 
     # ---- a step -------------------------------------------------------------------------------------------
 
-    def compute(self, plan: StepPlan, now: float) -> Step:
+    def compute(self, plan: NextStep, now: float) -> Step:
         """Run a step that can be run."""
         # What began earlier goes on; the K/V of what begins is taken here.
         shares = [self._admitted(share, now) for share in plan.shares]
@@ -404,10 +404,10 @@ class Worker:
                 self.begun.append(task)
             task.computed += tokens
             sequence.computed = begin + tokens
-        work = StepWork.of(entries)
+        work = PackedWork.of(entries)
         if decodes:
             joined = self.decode.work()
-            work = StepWork(*(np.concatenate(columns) for columns in zip(work, joined, strict=True)))
+            work = PackedWork(*(np.concatenate(columns) for columns in zip(work, joined, strict=True)))
         self.begun = [task for task in self.begun if task.left]
         ran = self.executor.run(work, plan.mode)
         heard: list[int] = ran.tokens.tolist() if self._driver.hears_tokens else []
@@ -455,7 +455,7 @@ class Worker:
         self.memory.admit(sequence.slot, task.history + task.tokens + 1)
         return Share(task, task.tokens if is_whole else tokens)
 
-    def _place(self, sequence: Sequence) -> None:
+    def _place(self, sequence: SessionState) -> None:
         """Give the sequence a slot, and write the ids that are not in it."""
         if sequence.slot < 0:
             if not self.executor.tables.num_free_slots:
@@ -489,7 +489,7 @@ class Worker:
         self.executor.close_slot(sequence.slot)
         sequence.slot, sequence.computed, sequence.num_written = -1, 0, 0
 
-    def _prefilled(self, sequence: Sequence, task: PrefillTask, now: float, *, is_over: bool) -> None:
+    def _prefilled(self, sequence: SessionState, task: PrefillTask, now: float, *, is_over: bool) -> None:
         self._owed.ended(task)
         sequence.task = None
         if sequence.sampling.prompt_logprobs is not None:  # a prefill that a preemption makes necessary scores nothing
@@ -513,7 +513,7 @@ class Worker:
             self._preempt(self.decode.youngest(), now)
         return False
 
-    def _preempt(self, sequence: Sequence, now: float) -> None:
+    def _preempt(self, sequence: SessionState, now: float) -> None:
         """Recompute later (vLLM's preemption): its K/V is dropped, its tokens stay."""
         self.num_preemptions += 1
         self.decode.leave(sequence)

@@ -16,7 +16,7 @@ from engines.dllm.executor.rows import BlockRows, BuildRows, FreshRows, ItemTabl
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import (
     AttendFactory,
-    Block,
+    BlockPlaces,
     EagerRows,
     Fresh,
     GraphRows,
@@ -99,7 +99,7 @@ class Layouts:
         sent = self._staging.send(*arrays, *host.arrays, *told)
         positions, block_packed, flat, slot, *others = sent[: len(arrays)]
         step = others.pop(0) if self._state.settles else None
-        block = Block(positions, block_packed, flat, others[0] != 0 if others else None, slot, step)
+        block = BlockPlaces(positions, block_packed, flat, others[0] != 0 if others else None, slot, step)
         fresh = None
         if told:
             fresh = self._state.fresh_rows(block, sent[-len(told) :])

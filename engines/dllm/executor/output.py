@@ -24,7 +24,7 @@ from engines.dllm.denoise import (
 )
 from engines.dllm.executor.rows import Places
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import Block, BlockTokens, Candidates, Guidance, StepLayout
+from engines.dllm.executor.step import BlockPlaces, BlockTokens, Candidates, Guidance, StepLayout
 from engines.dllm.plan import PlanItem, Request
 from engines.models.protocol import DiffusionModel
 from engines.runtime.device import Staging
@@ -76,7 +76,7 @@ def guided_logits(model: DiffusionModel, hidden: Tensor, guidance: Guidance | No
     return torch.where(scale > 0, base + (scale + 1) * (logits - base), logits)
 
 
-def first_places(counts: Ints, block: Block, places: Tensor | None, staging: Staging) -> Candidates:
+def first_places(counts: Ints, block: BlockPlaces, places: Tensor | None, staging: Staging) -> Candidates:
     """The first ``counts`` of every request's ``places`` [n, B]; None takes a block's places in order."""
     width = block.positions.shape[1]
     if places is not None and len(counts) == 1 and counts[0] >= MIN_ROWS:
@@ -105,7 +105,7 @@ class CandidateChoice:
         places = fixed.sort(dim=1, stable=True).indices
         return first_places(np.array([item.masks_left for item in items]), layout.block, places, self._staging)
 
-    def sampling(self, items: Sequence[PlanItem], candidates: Candidates, block: Block) -> Sampling | None:
+    def sampling(self, items: Sequence[PlanItem], candidates: Candidates, block: BlockPlaces) -> Sampling | None:
         """None where no resident request draws at random."""
         if not self._state.sampled:
             return None
@@ -168,7 +168,12 @@ class Commit:
         self._ranked_span = ranked_span
 
     def __call__(
-        self, items: Sequence[PlanItem], block: Block, found: BlockTokens, candidates: Candidates, reduced: Reduced
+        self,
+        items: Sequence[PlanItem],
+        block: BlockPlaces,
+        found: BlockTokens,
+        candidates: Candidates,
+        reduced: Reduced,
     ) -> Committed:
         """Write this step's tokens into the state."""
         token, confidence = reduced
@@ -205,7 +210,9 @@ class Commit:
             return False
         return not self._state.parallel and all(item.commit == 1 for item in items)
 
-    def _choose(self, items: Sequence[PlanItem], confidence: Tensor, block: Block) -> tuple[Tensor, list[int] | None]:
+    def _choose(
+        self, items: Sequence[PlanItem], confidence: Tensor, block: BlockPlaces
+    ) -> tuple[Tensor, list[int] | None]:
         """Which positions to commit, and how many per item where that does not depend on the model."""
         decode, staging = self._decode, self._staging
         commit = [item.commit for item in items]
@@ -236,7 +243,7 @@ class Commit:
             chosen = torch.where((staging.ints(is_parallel) != 0).unsqueeze(1), chosen, by_library)
         return chosen, None if any(is_parallel) else commit
 
-    def _choose_at_random(self, items: Sequence[PlanItem], confidence: Tensor, block: Block) -> Tensor:
+    def _choose_at_random(self, items: Sequence[PlanItem], confidence: Tensor, block: BlockPlaces) -> Tensor:
         """Dream's ``origin``: each mask is committed with the schedule's probability."""
         share = self._staging.floats(np.array([item.commit_probability for item in items])).unsqueeze(1)
         seeds = self._staging.ints([generation.seed for generation in self._state.generations(items)])
@@ -246,7 +253,7 @@ class Commit:
         return (drawn < share) & (confidence > -torch.inf)
 
     def _read_back(
-        self, items: Sequence[PlanItem], block: Block, chosen: Tensor | None, known: list[int] | None
+        self, items: Sequence[PlanItem], block: BlockPlaces, chosen: Tensor | None, known: list[int] | None
     ) -> Committed:
         """The host waits for the device only to learn what it cannot know: how many tokens parallel decoding
         committed, and the stop tokens of blocks that are, or then may be, complete. All of it comes in one transfer.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from engines.dllm.config import GenerationConfig
-from engines.dllm.executor.step import Block, BlockTokens, Fresh
+from engines.dllm.executor.step import BlockPlaces, BlockTokens, Fresh
 from engines.dllm.plan import ExecutorError, PlanItem, Request
 from engines.models.config import ModelConfig
 from engines.runtime.device import Staging
@@ -145,14 +145,14 @@ class RequestState:
         """The request ends with its active block."""
         self._ends[item.request_id] = item.block_end
 
-    def commit(self, block: Block, flat: Tensor, tokens: Tensor) -> None:
+    def commit(self, block: BlockPlaces, flat: Tensor, tokens: Tensor) -> None:
         """Write the tokens [n, 1] of a step."""
         self.tokens.put_(flat, tokens)
         if self._committed_in is not None:
             assert block.step is not None
             self._committed_in.put_(flat, block.step)
 
-    def commit_chosen(self, block: Block, chosen: Tensor, tokens: Tensor, found: BlockTokens) -> None:
+    def commit_chosen(self, block: BlockPlaces, chosen: Tensor, tokens: Tensor, found: BlockTokens) -> None:
         """Write those of the tokens [n, B] of a step that are chosen."""
         self.tokens.put_(block.flat, torch.where(chosen, tokens, found.ids))
         if self._committed_in is not None:
@@ -160,7 +160,7 @@ class RequestState:
             before = self._committed_in.take(block.flat)
             self._committed_in.put_(block.flat, torch.where(chosen, block.step, before))
 
-    def fresh_rows(self, block: Block, sent: Sequence[Tensor]) -> Fresh:
+    def fresh_rows(self, block: BlockPlaces, sent: Sequence[Tensor]) -> Fresh:
         """The last requests of a step have settled rows; ``sent`` are ``FreshRows.arrays`` of them."""
         assert self._committed_in is not None
         settled_before, base, behind, first_cell, rank = sent
@@ -182,7 +182,7 @@ class RequestState:
             packed=packed,
         )
 
-    def block_tokens(self, block: Block) -> BlockTokens:
+    def block_tokens(self, block: BlockPlaces) -> BlockTokens:
         ids = self.tokens.take(block.flat)
         fixed = ids != self._mask_id
         if block.padding is not None:

@@ -163,7 +163,7 @@ class StepRows(NamedTuple):
     """The same rows with the runs of keys of layers that select, where one keeps every row; None where all layers are alike."""
 
 
-class Block(NamedTuple):
+class BlockPlaces(NamedTuple):
     """[n, B] places of the active blocks on the device: position, packed row, index into the token store."""
 
     positions: Tensor
@@ -185,7 +185,7 @@ class Fresh(NamedTuple):
     flat: Tensor
     pool_row: Tensor
     packed: Tensor
-    """[n, B] as ``Block.packed``, of all requests of the step; of a settled place any row."""
+    """[n, B] as ``BlockPlaces.packed``, of all requests of the step; of a settled place any row."""
 
     def write(self, num_rows: int, position: Tensor, flat: Tensor, pool_row: Tensor, num_refresh_rows: int) -> None:
         """Into the rows of a step of so many, of which ``pool_row`` lacks those of Refresh requests."""
@@ -244,7 +244,7 @@ class StepLayout(NamedTuple):
     num_rows: int
     rows: EagerRows | GraphRows | None
     """None where the forward keeps its own."""
-    block: Block
+    block: BlockPlaces
     every: Candidates | None
     """All places of the blocks, where committed ones get logits too."""
 

@@ -29,7 +29,7 @@ from engines.dllm.plan import DelegatingExecutor, Executor, ExecutorError, Reque
 from engines.errors import is_out_of_memory
 from engines.parallel.group import TensorParallel
 from engines.runtime.device import PoolTensors
-from engines.runtime.step_timer import StepTimer, StepTimes
+from engines.runtime.step_timer import DeviceTimes, StepTimer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -128,7 +128,7 @@ class TorchExecutor:
         self.timer.wait()
 
     @_on_its_device
-    def times(self) -> Mapping[int, StepTimes]:
+    def times(self) -> Mapping[int, DeviceTimes]:
         return self.timer.times()
 
     @_on_its_device

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from importlib import import_module
 from typing import Any
 
-from engines.blockdiffusion.sequence import Answer, BlockRequest
+from engines.blockdiffusion.sequence import BlockAnswer, BlockRequest
 from engines.errors import UserError
 from engines.knobs import knobs_of
 from engines.models.block_config import BLOCK_SHAPES, BLOCK_TYPES
@@ -123,7 +123,7 @@ def _settings(model: BlockModel, given: tuple[tuple[str, Any], ...]) -> BlockSet
     return settings_of_requests({**dict(model.knobs), **dict(given)}, model.platform)
 
 
-def answer_alone(settings: BlockSettings, prompt_ids: tuple[int, ...], *, seed: int) -> Answer:
+def answer_alone(settings: BlockSettings, prompt_ids: tuple[int, ...], *, seed: int) -> BlockAnswer:
     """The answer to one prompt, up to its end token, by an engine with nothing else to do."""
     most, vocabulary, length = settings.max_model_len, settings.config.vocab_size, settings.knobs.gen_length
     check_prompt(prompt_ids, length, most, vocabulary, asked_as="gen_length", block=settings.block)

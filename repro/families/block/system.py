@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from engines.blockdiffusion.engine import BlockEngine
-from engines.blockdiffusion.plan import SharedTables, StepRecord
+from engines.blockdiffusion.plan import BlockStepRecord, SharedTables
 from engines.blockdiffusion.sequence import BlockRequest
 from engines.blockdiffusion.simulated import PoissonSure, SimulatedExecutor
 from engines.cost.kernels import price_on
@@ -203,7 +203,7 @@ class BlockLog(RequestLog):
         self._engine = engine
         self._admitted: set[int] = set()
 
-    def stamp(self, step: StepRecord, start: float, end: float) -> None:
+    def stamp(self, step: BlockStepRecord, start: float, end: float) -> None:
         row = (
             *(step.step, start, end, step.duration_s, step.num_rows, step.denoised, step.committed, step.prefilled),
             *(step.taken, len(step.preempted), step.num_running, step.num_waiting),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engines.ar.torch.executor import MeasuredSteps, TorchExecutor, grid
+from engines.ar.torch.executor import MeasuredSteps, PagedExecutor, grid
 from engines.errors import require
 from engines.laps.latency import StepModel
 from engines.models.loader import load_causal, parse_dtype
@@ -57,7 +57,7 @@ def setting_of(model: str) -> Setting:
 @dataclass(frozen=True, kw_only=True)
 class MeasuredInstance:
     setting: Setting
-    executor: TorchExecutor
+    executor: PagedExecutor
     cost: MeasuredSteps
     """Runs every step once."""
     step_model: StepModel
@@ -94,10 +94,10 @@ def config_of(model: str) -> CausalConfig:
     return tiny_causal() if model == "tiny" else causal_config(model)
 
 
-def executor_of(setting: Setting, *, device: str, dtype: str, uses_graphs: bool = True) -> TorchExecutor:
+def executor_of(setting: Setting, *, device: str, dtype: str, uses_graphs: bool = True) -> PagedExecutor:
     """With random weights, on which no time depends."""
     model = load_causal(config_of(setting.model), dtype=parse_dtype(dtype), device=device, weights="random")
-    return TorchExecutor(
+    return PagedExecutor(
         model,
         num_slots=setting.num_slots,
         max_len=setting.max_len,

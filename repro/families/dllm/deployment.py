@@ -37,7 +37,7 @@ from engines.dllm.memory import REDUCTION_ROWS, MemoryPlan, divide_memory, logit
 from engines.dllm.method import Method, Sampler
 from engines.dllm.plan import Executor
 from engines.dllm.scheduling import KvPool, Scheduler, scheduler_of
-from engines.dllm.simulated import Recording, Replayed, ReplayedRule, ReplayingExecutor, RooflineExecutor
+from engines.dllm.simulated import RecordingExecutor, Replayed, ReplayedRule, ReplayingExecutor, RooflineExecutor
 from engines.errors import UserError, require
 from engines.knobs import given_to
 from repro.families.cost import describe_calibration, fit_of, load_calibration
@@ -193,7 +193,7 @@ class DllmDeployment:
             began = time.process_time()
             recording = None
             if any(map(engine.is_open_ended, workload.requests)):
-                engine.executor = recording = Recording(engine.executor)
+                engine.executor = recording = RecordingExecutor(engine.executor)
             record = drive_engine(engine, workload.requests, clock, on_progress=on_progress, recording=recording)
             spent = {} if settings.is_simulated else {"processor_s": time.process_time() - began}
             if self.task is not None:

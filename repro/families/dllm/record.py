@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from engines.dllm.config import Phase
 from engines.dllm.engine import Engine
-from engines.dllm.plan import Completion, Occupancy, PlanFacts, Request, StepRecord
-from engines.dllm.simulated import LETTERS, Recording
-from engines.runtime.step_timer import STEP_PARTS, StepTimes
+from engines.dllm.plan import Occupancy, PlanFacts, Request, StepChanges, StepRecord
+from engines.dllm.simulated import LETTERS, RecordingExecutor
+from engines.runtime.step_timer import STEP_PARTS, DeviceTimes
 from repro.runs.family import (
     WAITS,
     Family,
@@ -301,7 +301,7 @@ def drive_engine(
     *,
     on_progress: OnProgress | None = None,
     should_stop: Callable[[], bool] | None = None,
-    recording: Recording | None = None,
+    recording: RecordingExecutor | None = None,
 ) -> RunRecord:
     """The record's requests are in arrival order; those open when ``should_stop`` said so are ``unfinished``. ``recording`` is the
     engine's executor where its steps are noted."""
@@ -325,7 +325,7 @@ def block_table(steps: Mapping[int, Mapping[int, Sequence[tuple[Phase, int]]]]) 
     return table
 
 
-_STEP = ("step", "start_s", "end_s", "duration_s", *PlanFacts._fields, *Completion._fields, *Occupancy._fields)
+_STEP = ("step", "start_s", "end_s", "duration_s", *PlanFacts._fields, *StepChanges._fields, *Occupancy._fields)
 _OUTCOME = ("committed_tokens", "query_tokens", "logit_rows", "forward_s", "graph", "bound_s")
 _LENGTHS = {
     "num_admitted": "admitted",
@@ -373,7 +373,7 @@ class EngineLog(RequestLog):
                 column.extend(values)
             self._rows.clear()
 
-    def step_table(self, late: Mapping[int, StepTimes]) -> Table:
+    def step_table(self, late: Mapping[int, DeviceTimes]) -> Table:
         """``late``: by number of step, what the device said of it afterwards."""
         self._flush()
         columns = self._steps | {name: list(map(len, self._steps[of])) for name, of in _LENGTHS.items()}

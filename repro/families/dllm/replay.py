@@ -9,7 +9,7 @@ from pathlib import Path
 from engines.cluster.record import rows_of
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
-from engines.dllm.simulated import LETTERS, Block, Replayed, drawn
+from engines.dllm.simulated import LETTERS, BlockSteps, Replayed, drawn
 from engines.dllm.simulated import Path as Steps
 from engines.errors import UserError, require
 from repro.families.dllm.record import BLOCKS, DLLM
@@ -38,9 +38,9 @@ class Recorded:
         requests, blocks = self.run.table(REQUESTS), self.run.table(BLOCKS)
         rows = rows_of(requests, "request_id", "status", "output_len", "gen_length")
         ends = {request_id: told for request_id, *told in rows}
-        found: dict[int, list[Block]] = {}
+        found: dict[int, list[BlockSteps]] = {}
         for request_id, phases, committed in rows_of(blocks, "request_id", "phases", "committed"):
-            block = Block(tuple(LETTERS[letter] for letter in phases), tuple(map(int, committed.split())))
+            block = BlockSteps(tuple(LETTERS[letter] for letter in phases), tuple(map(int, committed.split())))
             found.setdefault(request_id, []).append(block)
         for request_id, path in found.items():
             status, length, asked = ends[request_id]

@@ -55,7 +55,7 @@ class SandboxResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class ProgramCheck:
     """``tests`` raise unless the program's function ``entry`` is right. It is called with plain values and answers with such."""
 
     entry: str
@@ -64,12 +64,12 @@ class Check:
     """Source whose names the tests may use; where it is not whole, as a prompt that the program goes on with, it is left out."""
 
 
-NO_CHECK = Check(entry="", tests="")
+NO_CHECK = ProgramCheck(entry="", tests="")
 """The program passes by its own word: it says that it came to its end."""
 
 
 def run_many(
-    programs: Sequence[str], checks: Sequence[Check], *, allow_code_execution: bool = False
+    programs: Sequence[str], checks: Sequence[ProgramCheck], *, allow_code_execution: bool = False
 ) -> tuple[SandboxResult, ...]:
     """Run independent programs, as many at a time as there are usable cores; results in their order."""
     require_jail(allow_code_execution=allow_code_execution)
@@ -112,7 +112,7 @@ def jail_refusal() -> str | None:
 
 def run_program(
     program: str,
-    check: Check = NO_CHECK,
+    check: ProgramCheck = NO_CHECK,
     *,
     timeout_s: float = TIMEOUT_S,
     memory_bytes: int = MEMORY_BYTES,

@@ -10,7 +10,7 @@ from engines.errors import UserError
 from engines.laps.batching import LADDER
 from engines.laps.latency import StepModel
 from engines.laps.system import LengthClass
-from engines.policies.views import FALLBACK, Bucket, Chunk, PrefillQueue, PrefillTask, Rung, Situation, StepPlan
+from engines.policies.views import FALLBACK, Bucket, Chunk, NextStep, PrefillQueue, PrefillTask, Rung, Situation
 
 _, MODEL = h200_14b()
 
@@ -34,7 +34,7 @@ def queue_of(*tokens: int) -> PrefillQueue:
     return queue
 
 
-def shares(plan: StepPlan) -> list[tuple[int, int]]:
+def shares(plan: NextStep) -> list[tuple[int, int]]:
     return [(share.task.task_id, share.tokens) for share in plan.shares]
 
 

@@ -17,10 +17,10 @@ from support.md1 import mean_wait
 
 from engines.ampd.planner import (
     TIE,
-    Choice,
     ClosedForm,
     Coefficients,
     PhaseLatency,
+    PlanCounts,
     PlannerConfig,
     PlanningWorkload,
     Program,
@@ -168,14 +168,14 @@ def programs(draw: st.DrawFn, latencies: st.SearchStrategy[float] = latencies) -
     )
 
 
-def fits(program: Program, choice: Choice) -> bool:
+def fits(program: Program, choice: PlanCounts) -> bool:
     used = sum(n * k for n, k in choice)
     return used == program.num_gpus if program.uses_all else used <= program.num_gpus
 
 
-def every_pair(program: Program, excluded: list[Choice]) -> Choice | None:
+def every_pair(program: Program, excluded: list[PlanCounts]) -> PlanCounts | None:
     """``by_enumeration`` pair by pair."""
-    pairs = starmap(Choice, product(program.prefill, program.decode))
+    pairs = starmap(PlanCounts, product(program.prefill, program.decode))
     allowed = [pair for pair in pairs if fits(program, pair) and pair not in excluded]
     if not allowed:
         return None
@@ -189,8 +189,8 @@ def every_pair(program: Program, excluded: list[Choice]) -> Choice | None:
     )
 
 
-def ranked(program: Program, top: int) -> list[Choice]:
-    found: list[Choice] = []
+def ranked(program: Program, top: int) -> list[PlanCounts]:
+    found: list[PlanCounts] = []
     while len(found) < top and (each := every_pair(program, found)) is not None:
         found.append(each)
     return found
@@ -231,7 +231,7 @@ def test_four_thousand_gpus_are_enumerated(uses_all):
     keys = [(n, k) for n in (1, 2, 4, 8) for k in range(1, 4095 // n + 1)]
     tau = {(n, k): 1 / (n * k) for n, k in keys}
     program = Program(prefill=tau, decode=tau, num_gpus=4096, uses_all=uses_all, objective="max")
-    assert by_enumeration(program) == Choice((8, 256), (8, 256))
+    assert by_enumeration(program) == PlanCounts((8, 256), (8, 256))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -239,7 +239,7 @@ def test_four_thousand_gpus_are_enumerated(uses_all):
 @given(program=programs(), num_cuts=st.integers(0, 3))
 def test_solvers_agree_with_enumeration(solver, program, num_cuts):
     """Up to 16 GPUs, with the plans before cut off; the same objective, and the same plan where no two are alike."""
-    cuts: list[Choice] = []
+    cuts: list[PlanCounts] = []
     for _ in range(num_cuts + 1):
         ours, theirs = by_enumeration(program, cuts), solver(program, cuts)
         assert (ours is None) == (theirs is None)
@@ -256,12 +256,12 @@ def test_the_worst_phase_comes_first_and_the_sum_decides_among_equals(solver):
     """Eight GPUs: 1.0 and 1.0 before 1.5 and 0.1, whose sum is less; but 1.0 and 0.4 before 1.0 and 1.0."""
     pre, dec = {(4, 1): 1.0, (2, 1): 1.5}, {(4, 1): 1.0, (2, 3): 0.1}
     program = Program(prefill=pre, decode=dec, num_gpus=8, uses_all=True, objective="max")
-    assert solver(program, []) == Choice((4, 1), (4, 1))
-    assert solver(program, [Choice((4, 1), (4, 1))]) == Choice((2, 1), (2, 3))
+    assert solver(program, []) == PlanCounts((4, 1), (4, 1))
+    assert solver(program, [PlanCounts((4, 1), (4, 1))]) == PlanCounts((2, 1), (2, 3))
     equals = replace(program, prefill={(4, 1): 1.0, (2, 1): 1.0}, decode={(4, 1): 1.0, (2, 3): 0.4})
-    assert solver(equals, []) == Choice((2, 1), (2, 3))
+    assert solver(equals, []) == PlanCounts((2, 1), (2, 3))
     summed = replace(program, objective="sum")
-    assert solver(summed, []) == Choice((2, 1), (2, 3))
+    assert solver(summed, []) == PlanCounts((2, 1), (2, 3))
 
 
 @given(programs())
@@ -321,8 +321,8 @@ def test_no_bound_on_the_worst_phase_ranks_mixtral_as_table_2(pre_2, dec_2, pre_
     pre = {(2, k + 1): tau for k, tau in enumerate(pre_2)} | {(4, 1): pre_4}
     dec = {(2, k + 1): tau for k, tau in enumerate(dec_2)} | {(4, 1): dec_4}
     program = Program(prefill=pre, decode=dec, num_gpus=8, uses_all=True, objective="max")
-    table_2 = [Choice((4, 1), (4, 1)), Choice((2, 1), (2, 3)), Choice((4, 1), (2, 2))]
-    values = [program.value(*each) for each in (*table_2, Choice((2, 2), (4, 1)))]
+    table_2 = [PlanCounts((4, 1), (4, 1)), PlanCounts((2, 1), (2, 3)), PlanCounts((4, 1), (2, 2))]
+    values = [program.value(*each) for each in (*table_2, PlanCounts((2, 2), (4, 1)))]
     assume(len(set(values)) == 4)
     assert values != sorted(values)
 

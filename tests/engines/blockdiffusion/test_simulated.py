@@ -16,7 +16,7 @@ from support.refusals import refuses
 
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import step_rows
-from engines.blockdiffusion.plan import Denoised, Outcome, SharedTables, StepPlan, Work
+from engines.blockdiffusion.plan import BlockStepPlan, Denoised, Outcome, SharedTables, Work
 from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Sequential, Static, SubBlocks
 from engines.blockdiffusion.scheduler import BlockEngineConfig
 from engines.blockdiffusion.sequence import BlockSampling
@@ -25,7 +25,7 @@ from engines.cluster.hardware import PHYSICAL, WorkerCost
 from engines.cost.kernels import FRAMEWORKS, price_on
 from engines.cost.roofline import H20, H200, Calibration, Roofline
 from engines.models.block_config import LLADA2_MINI, SDAR_8B
-from engines.models.llada2 import Router
+from engines.models.llada2 import ExpertRouter
 from engines.models.shape import LLADA2_FLASH, ModelShape
 from engines.models.shape import LLADA2_MINI as MINI
 from engines.models.shape import SDAR_8B as SDAR
@@ -54,9 +54,9 @@ class Planned(SimulatedExecutor):
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.plans: list[StepPlan] = []
+        self.plans: list[BlockStepPlan] = []
 
-    def run(self, plan: StepPlan, denoised: Denoised) -> Outcome:
+    def run(self, plan: BlockStepPlan, denoised: Denoised) -> Outcome:
         self.plans.append(plan)
         return super().run(plan, denoised)
 
@@ -128,13 +128,13 @@ def test_the_work_is_that_of_the_rows_an_executor_lays_out(works, chunk):
     for row, work in zip(wanted, denoised, strict=True):
         row[slice(*work.rows)] = True
     rows = step_rows(works, tables, B, least=0)
-    found = step_work(StepPlan(tuple(works), (), (), 0), wanted, B, max_num_logits=chunk)
+    found = step_work(BlockStepPlan(tuple(works), (), (), 0), wanted, B, max_num_logits=chunk)
     assert found.query_rows == len(rows.slot)
     assert found.attention_pairs == (rows.q_len * rows.k_len).sum()
     assert found.kv_read_rows == len(rows.keys)
     assert found.logit_rows == wanted.sum() + len(rows.last_final)
     assert (found.logit_chunks - 1) * chunk < max(1, found.logit_rows) <= found.logit_chunks * chunk
-    everything = step_work(StepPlan(tuple(works), (), (), 0), wanted, B, head_rows="all")
+    everything = step_work(BlockStepPlan(tuple(works), (), (), 0), wanted, B, head_rows="all")
     assert everything.logit_rows == found.query_rows
 
 
@@ -171,7 +171,7 @@ def test_experts_that_are_read_are_those_that_routed_rows_hit(rows):
     them, and rows choose by themselves. Counted of the real router over random rows."""
     assert LLADA2_MINI.experts is not None
     torch.manual_seed(0)
-    router = Router(64, LLADA2_MINI.experts)
+    router = ExpertRouter(64, LLADA2_MINI.experts)
     counted = []
     for _ in range(40):
         torch.nn.init.normal_(router.weight)
@@ -196,7 +196,7 @@ def test_experts_that_are_read_are_those_that_routed_rows_hit(rows):
 )
 def test_a_step_s_floors_are_those_of_arithmetic_by_hand(shape, card, requests, block, context, memory_ms, compute_ms):
     """Weights touched and K/V of the context, and FLOP of the rows' matrices without attention, over the datasheet's peaks."""
-    plan = StepPlan(tuple(Work(i, i, context, 0, (0, block), False) for i in range(requests)), (), (), 0)
+    plan = BlockStepPlan(tuple(Work(i, i, context, 0, (0, block), False) for i in range(requests)), (), (), 0)
     work = step_work(plan, np.ones((requests, block), dtype=bool), block, max_num_logits=10**9)
     floors = Roofline(shape, card).floors(work)
     assert 1e3 * (floors[0][0] + floors[2][0]) == pytest.approx(compute_ms, rel=0.08)
@@ -216,7 +216,7 @@ def test_an_autoregressive_step_takes_what_the_cost_of_autoregressive_engines_sa
         ours = price_on(shape, card, framework, Calibration.datasheet(card))
         for requests in (1, 8, 32, 128):
             for context in (512, 1024, 4096):
-                plan = StepPlan(
+                plan = BlockStepPlan(
                     tuple(Work(i, i, context - 1, 1, None, True) for i in range(requests)), (), (), requests
                 )
                 seconds = ours.step_time(step_work(plan, np.zeros((0, 0), dtype=bool), 1)).total_s

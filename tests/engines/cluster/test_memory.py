@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.cluster.worker import KvPool, TokenRun, TokenWindow, Window
+from engines.cluster.worker import TokenRun, TokenWindow, Window, WorkerKv
 
 
-def parked(pool: KvPool, **tokens: int) -> None:
+def parked(pool: WorkerKv, **tokens: int) -> None:
     for name, count in tokens.items():
         pool.hold(count)
         pool.park(ord(name), count)
 
 
 def test_least_recently_used_goes_first_and_from_its_tail():
-    pool = KvPool(100)
+    pool = WorkerKv(100)
     parked(pool, a=40, b=30, c=20)
     assert pool.make_room(10, now=0)
     assert pool.evicted == 0  # so much is free
@@ -26,7 +26,7 @@ def test_least_recently_used_goes_first_and_from_its_tail():
 
 
 def test_resuming_makes_a_session_the_most_recent():
-    pool = KvPool(100)
+    pool = WorkerKv(100)
     parked(pool, a=40, b=40)
     assert pool.resume(ord("a")) == 40
     pool.park(ord("a"), 40)
@@ -35,7 +35,7 @@ def test_resuming_makes_a_session_the_most_recent():
 
 
 def test_held_tokens_are_never_evicted():
-    pool = KvPool(100)
+    pool = WorkerKv(100)
     pool.hold(70)
     parked(pool, a=20)
     assert not pool.make_room(31, now=0, force=True)
@@ -50,7 +50,7 @@ def test_held_tokens_are_never_evicted():
 )
 def test_counts_always_add_up(steps):
     """Against a plain dictionary of what each session holds or has cached."""
-    pool = KvPool(100)
+    pool = WorkerKv(100)
     held: dict[int, int] = {}
     now = 0.0
     for action, session, tokens in steps:

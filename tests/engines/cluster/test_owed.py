@@ -19,7 +19,7 @@ from engines.laps.cluster import PrefillCluster
 from engines.laps.system import PrefillSystem
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Decision, LeastKvMemory
-from engines.policies.views import PrefillQueue, Share, StepPlan
+from engines.policies.views import NextStep, PrefillQueue, Share
 
 SESSIONS = [Session(i, 0.1 * i, (Round(100, 3), Round(20, 2))) for i in range(3)]
 REMOTE = Decision(1, False, "there")
@@ -48,18 +48,18 @@ def instances(
 
 
 BATCHES: dict[str, tuple[Any, str]] = {
-    "twice": (lambda made, now: StepPlan([*made.shares, *made.shares]), "runs prefill 0 twice in one step"),
+    "twice": (lambda made, now: NextStep([*made.shares, *made.shares]), "runs prefill 0 twice in one step"),
     "too many": (lambda made, now: shares(made, 2), "runs 200 tokens of prefill 0, which has 100 left"),
     "none": (lambda made, now: shares(made, 0), "runs 0 tokens of prefill 0, which has 100 left"),
     "says it is done": (lambda made, now: pretends(made), "changed prefill 0: left=1, where 100 is due"),
     "no plan": (lambda made, now: None, "batching policy Batches answers None, which is no StepPlan"),
-    "no share": (lambda made, now: StepPlan([(1, 2)]), "which is no share of a prefill"),
-    "no shares": (lambda made, now: StepPlan(None), "plans None, which are no shares of prefills"),
-    "shares once": (lambda made, now: StepPlan(each for each in made.shares), "which are no shares of prefills"),
-    "beyond all time": (lambda made, now: StepPlan((), wake_s=10**400), "0, which is no time"),
-    "no time": (lambda made, now: StepPlan((), wake_s=float("nan")), "asked again at nan, which is no time"),
+    "no share": (lambda made, now: NextStep([(1, 2)]), "which is no share of a prefill"),
+    "no shares": (lambda made, now: NextStep(None), "plans None, which are no shares of prefills"),
+    "shares once": (lambda made, now: NextStep(each for each in made.shares), "which are no shares of prefills"),
+    "beyond all time": (lambda made, now: NextStep((), wake_s=10**400), "0, which is no time"),
+    "no time": (lambda made, now: NextStep((), wake_s=float("nan")), "asked again at nan, which is no time"),
     "another": (
-        lambda made, now: StepPlan([Share(type(made.shares[0].task)(0, 0, 0, 0, "initial", 0, 1, 0.0), 1)]),
+        lambda made, now: NextStep([Share(type(made.shares[0].task)(0, 0, 0, 0, "initial", 0, 1, 0.0), 1)]),
         "runs prefill 0, which has ended or was never asked for",
     ),
     "fails": (lambda made, now: 1 / 0, "policy Batches.next_step fails (ZeroDivisionError: division by zero)"),
@@ -75,8 +75,8 @@ def test_a_step_that_cannot_be_ends_the_run_with_a_sentence(run, name):
 
 
 class Waits:
-    def next_step(self, at: object, now: float) -> StepPlan:
-        return StepPlan((), wake_s=now + 1e-9)
+    def next_step(self, at: object, now: float) -> NextStep:
+        return NextStep((), wake_s=now + 1e-9)
 
 
 @pytest.mark.parametrize("run", [cluster, instances])

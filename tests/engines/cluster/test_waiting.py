@@ -8,7 +8,7 @@ from support.clusters import FIRST_PREFILL, serve, session, simulation
 
 from engines.cluster.simulation import DecodeSimulation
 from engines.policies.routing import Local
-from engines.policies.views import IDLE, Share, Situation, StepPlan
+from engines.policies.views import IDLE, NextStep, Share, Situation
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class Gather:
     window_s: float
     depth: int
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         if not at.queue:
             return IDLE
         due_s = at.queue.peek(now).enqueued_s + self.window_s
         if len(at.queue) < self.depth and now < due_s:
-            return StepPlan(wake_s=due_s)
-        return StepPlan([Share(task, task.tokens) for task in [at.queue.take(now) for _ in range(len(at.queue))]])
+            return NextStep(wake_s=due_s)
+        return NextStep([Share(task, task.tokens) for task in [at.queue.take(now) for _ in range(len(at.queue))]])
 
 
 @pytest.fixture(params=["prefill worker", "instance"])

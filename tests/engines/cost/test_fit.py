@@ -148,7 +148,7 @@ def test_kinds_that_steps_do_not_tell_apart_are_one():
 def test_no_case_is_better_than_the_best():
     """Cases that are left out because of their bound have no smaller loss."""
     steps = timed_steps(L40S, 0.1)
-    timed, free = fit._Timed.of(steps, L40S), fit.Free(tuple(fit.SHARES), ())
+    timed, free = fit._Timed.of(steps, L40S), fit.FittedConstants(tuple(fit.SHARES), ())
     best = timed._loss(timed.best(free))
     for case in timed._cases(free):
         features = np.stack([*case.columns, np.ones(len(steps))], axis=1)

@@ -21,7 +21,7 @@ from engines.dllm.executor.compose import packed_executor
 from engines.dllm.plan import Executor, ExecutorError, Request, StepOutcome, StepPlan, StepRecord
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.simulated import BoundedExecutor, RooflineExecutor, step_work
-from engines.runtime.step_timer import STEP_PARTS, StepTimes
+from engines.runtime.step_timer import STEP_PARTS, DeviceTimes
 from repro.families.dllm import on_torch
 from repro.families.dllm.deployment import DllmDeployment
 from repro.runs.experiment import prepare
@@ -125,8 +125,8 @@ class Profiled:
         outcome = self.inner.execute(plan)._replace(duration_s=None)
         return outcome._replace(forward_s=None) if self.lags else outcome._replace(parts=self.parts)
 
-    def times(self) -> Mapping[int, StepTimes]:
-        return {i: StepTimes(forward_s=1.0, parts=self.parts) for i in range(self.num_steps)} if self.lags else {}
+    def times(self) -> Mapping[int, DeviceTimes]:
+        return {i: DeviceTimes(forward_s=1.0, parts=self.parts) for i in range(self.num_steps)} if self.lags else {}
 
 
 def test_the_engine_s_own_time_is_idle_unless_parts_are_longer():

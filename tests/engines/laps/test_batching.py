@@ -30,7 +30,7 @@ from engines.laps.cluster import PrefillCluster, PrefillRun
 from engines.laps.latency import TwoClasses, waits_s
 from engines.laps.system import LapsConfig, PrefillSystem, laps
 from engines.policies.batching import ONE_BY_ONE, Chunked
-from engines.policies.views import FALLBACK, Bucket, Chunk, PrefillQueue, Rung, StepMode, StepPlan, padded_tokens
+from engines.policies.views import FALLBACK, Bucket, Chunk, NextStep, PrefillQueue, Rung, StepMode, padded_tokens
 
 MS = 1e-3
 
@@ -326,7 +326,7 @@ def class_queue(*tokens: int) -> ClassQueue:
     return waiting(ClassQueue(BOUNDARY), *(task(index, each) for index, each in enumerate(tokens)))
 
 
-def kinds(plan: StepPlan) -> set[str]:
+def kinds(plan: NextStep) -> set[str]:
     return {"short" if share.task.tokens < BOUNDARY else "long" for share in plan.shares}
 
 

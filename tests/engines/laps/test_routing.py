@@ -6,7 +6,14 @@ from dataclasses import dataclass
 import pytest
 from support.prefill import task
 
-from engines.laps.system import InstanceRouter, LeastRequests, LeastTokens, LeastTokensInPool, LengthClass, RoundRobin
+from engines.laps.system import (
+    InstanceRouter,
+    InstancesInTurn,
+    LeastRequests,
+    LeastTokens,
+    LeastTokensInPool,
+    LengthClass,
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ def picks(router: InstanceRouter, *instances: Instance) -> set[int]:
 
 
 def test_instances_in_turn():
-    router, instances = RoundRobin(), [Instance(7), Instance(3), Instance(5)]
+    router, instances = InstancesInTurn(), [Instance(7), Instance(3), Instance(5)]
     assert [router.pick(ASKED, instances, 0.0) for _ in range(7)] == [7, 3, 5, 7, 3, 5, 7]
 
 

@@ -23,7 +23,7 @@ from engines.errors import UserError
 from engines.models.block_config import BLOCK_SHAPES, LLADA2_MINI, SDAR_8B, BlockConfig, block_config
 from engines.models.config import Rope
 from engines.models.layers import RMSNorm
-from engines.models.llada2 import Experts, LLaDA2Attention, Router
+from engines.models.llada2 import ExpertLayers, ExpertRouter, LLaDA2Attention
 from engines.models.loader import build_block, load_block
 from repro.checks.plain_blocks import masked_logits
 
@@ -166,7 +166,7 @@ def drawn(*shape, seed=0, scale=1.0):
 @torch.inference_mode()
 def test_the_router_at_published_width():
     config = LLADA2_MINI.experts
-    router = Router(2048, config)
+    router = ExpertRouter(2048, config)
     router.weight.copy_(drawn(256, 2048, seed=1, scale=0.03))
     router.expert_bias.copy_(drawn(256, seed=2, scale=0.3))
     h = drawn(40, 2048, seed=3)
@@ -188,7 +188,7 @@ def test_the_router_at_published_width():
 def test_groups_limit_the_choice_and_the_bias_says_nothing_of_weights():
     """T10: two experts of moderate score in a group outweigh the single best of another."""
     config = replace(LLADA2_MINI.experts, num_experts=8, num_groups=4, groups_per_token=1, experts_per_token=2)
-    router = Router(8, config)
+    router = ExpertRouter(8, config)
     router.weight.copy_(torch.eye(8))
     router.expert_bias.zero_()
     h = torch.tensor([[3.0, -9.0, 1.0, 1.1, -9.0, -9.0, -9.0, 2.0]])
@@ -239,7 +239,7 @@ def test_rotary_and_norms_at_published_widths():
 def test_experts_of_published_widths_do_not_know_the_batch():
     """Bit for bit, whatever shares an expert's product: one row of a block, alone or among hundreds."""
     config = replace(LLADA2_MINI.experts, num_experts=8, num_groups=2, groups_per_token=2, experts_per_token=2)
-    experts, router = Experts(2048, config), Router(2048, config)
+    experts, router = ExpertLayers(2048, config), ExpertRouter(2048, config)
     for i, parameter in enumerate((*experts.parameters(), *router.parameters())):
         parameter.copy_(drawn(*parameter.shape, seed=i, scale=0.05))
     h = drawn(300, 2048, seed=99)

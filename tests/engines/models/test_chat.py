@@ -18,7 +18,7 @@ from engines.models import chat
 from engines.models.chat import (
     EMBEDDED_CHAT,
     ROLES,
-    Answer,
+    ChatAnswer,
     ChatTemplate,
     Message,
     PromptForm,
@@ -226,11 +226,11 @@ def test_text_never_shows_masks_and_padding_rows_do_not_crash(tmp_path):
 @pytest.mark.parametrize(
     ("ids", "answer"),
     [
-        ([], Answer((), "length")),
-        ([5, 6], Answer((5, 6), "length")),
-        ([5, 126348, 126081, 6], Answer((5,), "stop")),
-        ([5, 6, 126081], Answer((5, 6), "stop")),
-        ([126081, 5], Answer((), "stop")),
+        ([], ChatAnswer((), "length")),
+        ([5, 6], ChatAnswer((5, 6), "length")),
+        ([5, 126348, 126081, 6], ChatAnswer((5,), "stop")),
+        ([5, 6, 126081], ChatAnswer((5, 6), "stop")),
+        ([126081, 5], ChatAnswer((), "stop")),
     ],
 )
 def test_answers_end_at_the_first_end_token(ids, answer):

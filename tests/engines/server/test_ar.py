@@ -16,7 +16,7 @@ from engines.cluster.sessions import ClosedLoop, Round, Session
 from engines.errors import RunError, UserError
 from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
-from engines.policies.views import IDLE, Batching, OpenQueue, Situation, StepPlan
+from engines.policies.views import IDLE, Batching, NextStep, OpenQueue, Situation
 from engines.server.ar import ArGeneration, AtMost, ServedAr
 from engines.server.protocol import Admitted, Event, Failed, Finished, Submission, Tokens
 
@@ -103,7 +103,7 @@ class Recording:
         self.batching = batching
         self.asked: list[tuple[Any, ...]] = []
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         seen = (len(at.queue), [task.order for task in at.begun], at.decoding, at.room)
         plan = self.batching.next_step(at, now)
         self.asked.append((*seen, [(share.task.order, share.tokens) for share in plan.shares], plan.decodes))
@@ -329,7 +329,7 @@ def _raise(*_: Any) -> Any:
 
 
 class Idle:
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         return IDLE
 
 
@@ -339,9 +339,9 @@ class Late:
     def __init__(self) -> None:
         self.asked = 0
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         self.asked += 1
-        return CHUNKED.next_step(at, now) if self.asked > 3 else StepPlan(wake_s=now + 1e-4)
+        return CHUNKED.next_step(at, now) if self.asked > 3 else NextStep(wake_s=now + 1e-4)
 
 
 def test_a_scheduler_that_starts_nothing_is_a_failure_and_one_that_waits_is_asked_again(model):

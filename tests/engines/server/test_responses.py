@@ -18,7 +18,7 @@ from support.served_echo import RAISE, ByteCodec, EchoModel, answer_of
 
 from engines.server.answer import Piece
 from engines.server.body import Schema
-from engines.server.completion import Part
+from engines.server.completion import AnswerPiece
 from engines.server.responses import ResponseFormat, ResponsesBody
 from engines.server.settings import ServerSettings
 
@@ -179,10 +179,10 @@ def test_log_probabilities_of_half_a_character_are_told_without_its_text():
     schema = Schema(ResponsesBody, "m", {})
     told = ResponseFormat("m", schema.read(b'{"input": "hi", "stream": true, "top_logprobs": 1}'))
     scores = {"content": [{"token": "", "logprob": -1.0, "bytes": [], "top_logprobs": []}]}
-    event = told.part(Part(0, Piece("", (7,)), scores), (), None)
+    event = told.part(AnswerPiece(0, Piece("", (7,)), scores), (), None)
     assert b'"delta":""' in event
     assert b'"logprob":-1.0' in event
-    assert told.part(Part(0, Piece("", (8,))), (), None) == b""
+    assert told.part(AnswerPiece(0, Piece("", (8,))), (), None) == b""
 
 
 def test_nothing_is_kept(server):

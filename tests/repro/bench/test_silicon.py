@@ -16,13 +16,13 @@ from engines.cost.kernels import FRAMEWORKS
 from engines.errors import UserError
 from engines.models.shape import MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, model_shape
 from repro.bench import silicon
-from repro.bench.silicon import ESTIMATES, MODELS, VERSION, Point
+from repro.bench.silicon import ESTIMATES, MODELS, VERSION, SiliconPoint
 from repro.gpu_suite.stages import scale_of, stages, title_of
 from repro.paths import RESULTS
 from repro.runs.store import parts_of
 
-PREFILL = Point("h200", "Qwen3-32B", 2, "prefill", 1, 128, 4096)
-DECODE = Point("h200", "Mixtral-8x7B", 4, "decode", 16, 1, 1024)
+PREFILL = SiliconPoint("h200", "Qwen3-32B", 2, "prefill", 1, 128, 4096)
+DECODE = SiliconPoint("h200", "Mixtral-8x7B", 4, "decode", 16, 1, 1024)
 
 
 class Engine:
@@ -108,8 +108,8 @@ def test_the_committed_estimates_are_of_all_points_and_say_whose_they_are():
         point for card in SYSTEMS for name in MODELS for point in silicon.points_of(card, model_shape(name))
     ]
     # As their command line prints them.
-    assert found[Point("h200", "Qwen3-32B", 1, "prefill", 1, 2048, 0)]["sglang"] == 196.6
-    refresh = found[Point("l40s", "LLaDA-8B", 1, "refresh", 1, 512, 0)]
+    assert found[SiliconPoint("h200", "Qwen3-32B", 1, "prefill", 1, 2048, 0)]["sglang"] == 196.6
+    refresh = found[SiliconPoint("l40s", "LLaDA-8B", 1, "refresh", 1, 512, 0)]
     assert refresh == pytest.approx({"vllm": 40.1, "sglang": 43.9, "trtllm": 42.7}, abs=0.05)
 
 
@@ -132,7 +132,7 @@ def test_a_checkpoint_is_told_in_the_words_of_its_family():
 
 
 def test_a_refresh_attends_both_ways():
-    work = silicon.refresh_work(Point("l40s", "LLaDA-8B", 1, "refresh", 8, 512, 0))
+    work = silicon.refresh_work(SiliconPoint("l40s", "LLaDA-8B", 1, "refresh", 8, 512, 0))
     assert (work.query_rows, work.attention_pairs, work.logit_rows) == (4096, 8 * 512**2, 8)
 
 

@@ -5,7 +5,7 @@ from support.stored_runs import stored
 
 from repro.families.platforms import platform
 from repro.reports.claims import judge_all
-from repro.reports.evidence import Source
+from repro.reports.evidence import FigureSource
 from repro.reports.figures import FIGURES, View, default_reading
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
@@ -31,7 +31,7 @@ def test_findings_can_be_judged(name):
             continue
         cells = tuple(module.cells(view))
         runs = [stored(cell, tok_s=speed(cell), n=128, stretch=0.5) for cell in cells]
-        found += Source(entry=FIGURES[name], figure=module, view=view, cells=cells).findings(runs)
+        found += FigureSource(entry=FIGURES[name], figure=module, view=view, cells=cells).findings(runs)
     judged = [each for each in judge_all(load_claims("dllm-serve"), found) if each.finding is not None]
     assert len(judged) == len({finding.claim for finding in found})
     partly = {each.claim.id for each in judged if each.verdict == "not run"}

@@ -24,9 +24,9 @@ from repro.families.cluster.ampd_settings import DEFAULT_READING
 from repro.families.dllm.knobs import BATCH_RULES, ReadingName
 from repro.reports.claims import Finding, Flip, judge_all
 from repro.reports.claims_file import flips_csv, flips_path, read_flips
-from repro.reports.evidence import Source, sources
+from repro.reports.evidence import FigureSource, sources
 from repro.reports.figures import PAPERS, figure
-from repro.reports.flips import Change, asked, changes, flips, free_settings, made_below, sized
+from repro.reports.flips import SettingChange, asked, changes, flips, free_settings, made_below, sized
 from repro.reports.paper import load_claims, stated
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
@@ -49,12 +49,12 @@ SMALL = {
 
 
 @cache
-def chosen(paper: str) -> list[Source]:
+def chosen(paper: str) -> list[FigureSource]:
     return sized(PAPERS[paper], SIZES[paper])
 
 
 @cache
-def tried(paper: str) -> list[Change]:
+def tried(paper: str) -> list[SettingChange]:
     return changes([cell for source in chosen(paper) for cell in source.cells])
 
 
@@ -77,7 +77,7 @@ def made(planted: tuple[str, object] | None):
     return make
 
 
-def found_with(source: Source, planted: tuple[str, object] | None) -> list[Flip]:
+def found_with(source: FigureSource, planted: tuple[str, object] | None) -> list[Flip]:
     make_runs = made(planted)
     return list(flips(load_claims("dllm-serve"), [(source, make_runs(source.cells))], changes(source.cells), make_runs))
 
@@ -115,7 +115,7 @@ def test_flips_from_and_to_undecided_are_listed_and_so_is_what_is_no_longer_judg
         return [each for each in whole(runs, view) if each.claim != "block-sglang-8" or each.value > 1000]
 
     source = replace(source, figure=replace(source.figure, findings=findings))
-    tried = [Change(setting=(("shared_len", 0),))]
+    tried = [SettingChange(setting=(("shared_len", 0),))]
     drawn = [(source, of_sglang(source.cells))]
     found = {each.claim: each for each in flips(load_claims("block"), drawn, tried, of_sglang)}
     turned = {claim: (each.default, each.changed) for claim, each in found.items() if "-long-" not in claim}
@@ -137,7 +137,7 @@ def test_a_claim_that_is_judged_on_neither_side_is_no_flip():
         return [replace(each, comparable=False) for each in slow]
 
     source = replace(source, figure=replace(source.figure, findings=findings))
-    drawn, halved = [(source, of_sglang(source.cells))], [Change(setting=(("shared_len", 0),))]
+    drawn, halved = [(source, of_sglang(source.cells))], [SettingChange(setting=(("shared_len", 0),))]
     assert not list(flips(load_claims("block"), drawn, halved, of_sglang))
 
 
@@ -168,15 +168,15 @@ def test_what_any_system_declares_free_is_tried_or_no_claim_is_of_it():
     for name in free & compared:
         own = [cell for cell in cells if cell.system == name]
         for each in (each for each in free_of(name) if each.has_default):
-            found = {Change(setting=setting, system=name).text for cell in own for setting in each.among(cell)}
+            found = {SettingChange(setting=setting, system=name).text for cell in own for setting in each.among(cell)}
             assert found & texts or (name, each.what) in IN_ANOTHER_READING
-            said = {Change(setting=tuple(setting.items()), system=name).text for setting in each.settings}
+            said = {SettingChange(setting=tuple(setting.items()), system=name).text for setting in each.settings}
             assert said <= texts
 
 
 def test_every_reading_is_tried():
     texts = {each.text for paper in SIZES for each in tried(paper)}
-    assert {Change(setting=setting).text for setting in READINGS} <= texts
+    assert {SettingChange(setting=setting).text for setting in READINGS} <= texts
 
 
 KINDS: dict[str, tuple[Any, Any]] = {

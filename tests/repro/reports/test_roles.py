@@ -8,7 +8,7 @@ from support.perturbed_runs import unmoved
 
 from repro.checks.results import usual_tables
 from repro.paths import RESULTS
-from repro.reports.evidence import Source, sources
+from repro.reports.evidence import FigureSource, sources
 from repro.reports.figures import PAPERS
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import load_claims
@@ -22,7 +22,7 @@ def tables():
     return usual_tables(RESULTS)
 
 
-def runs_of(source: Source):
+def runs_of(source: FigureSource):
     if not source.cells:
         return []
     table = tables().get((source.entry.name, source.view.platform.name))
@@ -32,7 +32,7 @@ def runs_of(source: Source):
     return [by_key[cell.key] for cell in source.cells]
 
 
-def misnamed(source: Source, runs, roles) -> Iterator[str]:
+def misnamed(source: FigureSource, runs, roles) -> Iterator[str]:
     """Claims that are said to be by construction and move, or that do not move and are said to be found."""
     still = unmoved(source.findings, runs)
     for finding in source.findings(runs):
@@ -45,7 +45,7 @@ def test_what_no_run_can_change_is_by_construction_and_nothing_else(source):
     assert list(misnamed(source, runs_of(source), ROLES)) == []
 
 
-def of_figure(name: str) -> Source:
+def of_figure(name: str) -> FigureSource:
     return next(source for source in SOURCES if source.entry.name == name)
 
 

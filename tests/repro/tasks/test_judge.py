@@ -8,15 +8,15 @@ import yaml
 from support.jail import needs_jail
 
 from repro.tasks.programs import passes
-from repro.tasks.sandbox.client import Check, SandboxResult, run_program
+from repro.tasks.sandbox.client import ProgramCheck, SandboxResult, run_program
 from repro.tasks.task import TaskProblem
 
 pytestmark = needs_jail
 
-CHECK = Check(entry="f", tests="def check(c):\n    assert c(1) == 2\n    assert c(41) == 42\ncheck(f)\n")
+CHECK = ProgramCheck(entry="f", tests="def check(c):\n    assert c(1) == 2\n    assert c(41) == 42\ncheck(f)\n")
 
 
-def run(program: str, check: Check = CHECK, timeout_s: float = 20.0) -> SandboxResult:
+def run(program: str, check: ProgramCheck = CHECK, timeout_s: float = 20.0) -> SandboxResult:
     return run_program(textwrap.dedent(program), check, timeout_s=timeout_s, memory_bytes=256 << 20)
 
 
@@ -48,7 +48,9 @@ def test_the_tests_are_nowhere_in_the_program():
         assert word + 'sable-answer' not in text, 'found'
         f = lambda x: x + 1
         """
-    check = Check(entry="f", tests="assert f(1) == 2, 'guessable-answer'", given="guessable = 'guessable-answer'")
+    check = ProgramCheck(
+        entry="f", tests="assert f(1) == 2, 'guessable-answer'", given="guessable = 'guessable-answer'"
+    )
     for _ in range(2):  # nor what a program before was asked
         assert run(program, check).passed
 
@@ -56,7 +58,7 @@ def test_the_tests_are_nowhere_in_the_program():
 @pytest.mark.parametrize(("program", "tests", "reason"), PROGRAMS["judged"])
 def test_verdicts_are_the_tests(program, tests, reason):
     limit_s = 1.0 if reason.startswith("timed out") else 20.0
-    result = run(program, Check(entry="f", tests=tests), limit_s)
+    result = run(program, ProgramCheck(entry="f", tests=tests), limit_s)
     assert result == SandboxResult(passed=reason == "ok", reason=reason)
 
 

@@ -17,7 +17,7 @@ from support.refusals import refuses
 
 from engines.errors import UserError
 from repro.tasks.sandbox import client
-from repro.tasks.sandbox.client import NO_CHECK, Check, SandboxResult, run_many, run_program
+from repro.tasks.sandbox.client import NO_CHECK, ProgramCheck, SandboxResult, run_many, run_program
 
 PROGRAMS = yaml.safe_load(Path(__file__).with_name("programs.yaml").read_text(encoding="utf-8"))
 REPO = Path(__file__).resolve().parents[3]
@@ -299,7 +299,7 @@ def test_no_descriptor_of_the_parent_is_open(tmp_path):
 @pytest.mark.parametrize("word", [b"+", b'["passed", "ok"]\n', b"r" + bytes(4) + b"+"])
 def test_writing_to_every_descriptor_is_no_verdict(word, ending):
     program = f"import os\nfor fd in range(64):\n  try: os.write(fd, {word!r})\n  except OSError: pass\n{ending}"
-    check = Check(entry="f", tests="assert f(1) == 2")
+    check = ProgramCheck(entry="f", tests="assert f(1) == 2")
     assert not run_program(program, check, timeout_s=20.0).passed
 
 

@@ -90,7 +90,7 @@ def test_refresh_rules_of_methods(name):
 @pytest.mark.parametrize(
     "make",
     [
-        system.RoundRobin,
+        system.InstancesInTurn,
         system.LeastRequests,
         system.LeastTokens,
         system.LeastTokensInPool(boundary=256),

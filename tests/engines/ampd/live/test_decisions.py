@@ -23,7 +23,7 @@ from support.clusters import hardware, session
 from support.live import Hand, client_of_any, needs_store
 
 from engines.ampd.live.coordinator import Coordinator
-from engines.ampd.live.decisions import Choice, Replay, choose, order_line, replay
+from engines.ampd.live.decisions import Dequeued, Replay, choose, order_line, replay
 from engines.ampd.live.store import Store, held, texts
 from engines.ampd.performance import profile_hardware
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RoutingConfig
@@ -205,7 +205,7 @@ class LiveQueue(PrefillQueue):
         self.mirror.fence[taken.task_id] = texts(said[0])["fence"]
         return self._obeyed(choice)
 
-    def _obeyed(self, choice: Choice) -> PrefillTask:
+    def _obeyed(self, choice: Dequeued) -> PrefillTask:
         own = {task.task_id: task for task in self._tasks}
         ordered = [choice.taken, *choice.rest]
         assert sorted(own) == sorted(task.task_id for task in ordered)

@@ -11,7 +11,7 @@ from support.dynamo_stand_in import Context
 from support.live import HandFleet, needs_redis
 
 from engines.ampd.live.coordinator import Coordinator
-from engines.ampd.live.intake import FIRST_NAMED, Asked, Deciding, Intake, Limits, RouterSpec
+from engines.ampd.live.intake import FIRST_NAMED, Deciding, Limits, LiveRequest, RouterSpec, SessionIntake
 from engines.ampd.live.store import RedisServer, Store
 from engines.errors import UserError
 from engines.policies.routing import LeastKvMemory, RemoteOnly
@@ -46,12 +46,14 @@ def store(server: RedisServer, request: pytest.FixtureRequest) -> Iterator[Store
         yield Store.connect(server.url, prefix)
 
 
-def intake_of(store: Store) -> Intake:
+def intake_of(store: Store) -> SessionIntake:
     router = RemoteOnly("round-robin")
-    return Intake(Coordinator(store, binder=LeastKvMemory(), router=router, estimator=None, lease_s=600.0), LIMITS)
+    return SessionIntake(
+        Coordinator(store, binder=LeastKvMemory(), router=router, estimator=None, lease_s=600.0), LIMITS
+    )
 
 
-def served(intake: Intake, work: Callable[[], Any], *, is_kept: bool = True) -> Any:
+def served(intake: SessionIntake, work: Callable[[], Any], *, is_kept: bool = True) -> Any:
     async def run() -> Any:
         keeping = asyncio.ensure_future(intake.keep()) if is_kept else None
         try:
@@ -65,7 +67,7 @@ def served(intake: Intake, work: Callable[[], Any], *, is_kept: bool = True) -> 
     return asyncio.run(run())
 
 
-async def answer(intake: Intake, asked: dict[str, Any], *, leaves_after: int | None = None) -> list[int]:
+async def answer(intake: SessionIntake, asked: dict[str, Any], *, leaves_after: int | None = None) -> list[int]:
     """``leaves_after`` so many tokens."""
     ids: list[int] = []
     reasons: list[str | None] = []
@@ -126,7 +128,7 @@ def test_sessions_at_once_and_those_without_a_number(store):
 
 @needs_redis
 def test_another_intake_goes_on_with_what_one_began(store):
-    async def ask(intake: Intake, ids: list[int]) -> tuple[list[int], list[int]]:
+    async def ask(intake: SessionIntake, ids: list[int]) -> tuple[list[int], list[int]]:
         return await answer(intake, request(ids, 1, session="a")), await answer(intake, request(FIRST, 1))
 
     for ids in (FIRST, [*FIRST, 7, 9]):
@@ -236,14 +238,14 @@ def test_an_answer_that_is_dropped_is_given_up_too(store):
 )
 def test_what_workers_can_not_do_is_refused(asked, said):
     with pytest.raises(UserError) as caught:
-        Asked.of(asked, LIMITS)
+        LiveRequest.of(asked, LIMITS)
     assert said in str(caught.value)
 
 
 def test_what_is_asked():
-    assert Asked.of(request([1] * 60, 4), LIMITS).is_last
-    assert not Asked.of(request([1], session="x"), LIMITS).is_last
-    assert Asked.of(request([1], session="x", final=True), LIMITS).is_last
+    assert LiveRequest.of(request([1] * 60, 4), LIMITS).is_last
+    assert not LiveRequest.of(request([1], session="x"), LIMITS).is_last
+    assert LiveRequest.of(request([1], session="x", final=True), LIMITS).is_last
 
 
 def test_what_the_component_is_told_comes_through_a_file(tmp_path):

@@ -34,7 +34,7 @@ from engines.ampd.live.record import Mark, answers, collect
 from engines.ampd.live.store import RedisServer, Store
 from engines.ampd.live.worker import WorkerSpec
 from engines.ampd.policies import ReorderingQueue
-from engines.ar.torch.executor import TorchExecutor
+from engines.ar.torch.executor import PagedExecutor
 from engines.cluster.sessions import Round, Session
 from engines.errors import RunError
 from engines.models.loader import load_causal
@@ -134,7 +134,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 def engine_answers(sessions: list[Session]) -> dict[int, list[list[int]]]:
     """What one worker gives that does everything, in this process."""
-    worker = TorchExecutor(load_causal(CONFIG, weights="random", seed=0), num_slots=64, max_len=2048, num_tokens=16000)
+    worker = PagedExecutor(load_causal(CONFIG, weights="random", seed=0), num_slots=64, max_len=2048, num_tokens=16000)
     return {session.session_id: session_answers(worker, session, PROMPTS) for session in sessions}
 
 
@@ -549,7 +549,7 @@ def test_a_worker_that_dies_before_it_takes_part_is_one_sentence(tmp_path, monke
 def test_a_session_that_is_back_under_another_epoch_outlives_who_it_was():
     """Between a worker's question which sessions it has lost and its dropping them, one may have come back."""
     model = load_causal(tiny_causal(d_model=32, n_layers=1), weights="random", seed=0)
-    executor = TorchExecutor(model, num_slots=2, max_len=64, num_tokens=128)
+    executor = PagedExecutor(model, num_slots=2, max_len=64, num_tokens=128)
     residents = Residents(executor)
     before = residents.known(5, "0", 0)
     assert residents.place(before, 9)

@@ -10,8 +10,8 @@ from support.causal import executor, generate, pooled, prompt, run, small_config
 from support.refusals import refuses
 
 from engines.ar.sampling import SamplingParams
-from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.rows import StepWork
+from engines.ar.torch.executor import PagedExecutor
+from engines.ar.torch.rows import PackedWork
 from engines.errors import UserError
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
@@ -28,7 +28,7 @@ def test_sizes_that_cannot_be_are_refused(options, said):
 
 
 def test_ids_outside_the_vocabulary_are_refused():
-    worker: TorchExecutor = executor()
+    worker: PagedExecutor = executor()
     slot = worker.open()
     with pytest.raises(UserError, match="between 0 and 96"):
         worker.write(slot, 0, [5, 97])
@@ -41,7 +41,7 @@ TOLERANCE = 4e-6
 
 
 @pytest.fixture(scope="module", params=[small_config, small_qwen3], ids=["qwen2", "qwen3"])
-def worker(request: pytest.FixtureRequest) -> TorchExecutor:
+def worker(request: pytest.FixtureRequest) -> PagedExecutor:
     return executor(small_model(config=request.param()))
 
 
@@ -72,7 +72,7 @@ def test_few_rows_that_give_logits_are_computed_among_others(worker, monkeypatch
     slot = worker.open(SamplingParams(prompt_logprobs=0, prompt_tokens=3))
     worker.write(slot, 0, prompt(3))
     worker.tables.grow(np.array([slot]), np.array([16]))
-    step = worker.run(StepWork.of([(slot, 0, 3, True)]))
+    step = worker.run(PackedWork.of([(slot, 0, 3, True)]))
     assert len(step.prompt_logprobs[slot].chosen) == 2
     run(worker, (slot, 3, 1, True))
     assert seen == [7, 7, 7], "rows of the prompt, its last row, a decode"
@@ -166,9 +166,9 @@ def test_a_padded_bucket_gives_what_the_packed_step_gives(worker, histories, mod
 
 def test_a_mode_that_does_not_hold_the_step_runs_as_it_is(worker):
     slot = start(worker, prompt(20))
-    from engines.ar.torch.rows import StepWork
+    from engines.ar.torch.rows import PackedWork
 
-    work = StepWork.of([(slot, 0, 20, True)])
+    work = PackedWork.of([(slot, 0, 20, True)])
     for mode in (Bucket(16, 4), Bucket(64, 1), Rung(19), "fast", None):
         assert worker.run(work, mode).size is None, mode
     assert worker.run(work, Bucket(32, 1)).size == Bucket(32, 1)

@@ -22,7 +22,7 @@ from support.refusals import refuses
 from torch import Tensor
 
 from engines.ar.sampling import SamplingParams
-from engines.ar.torch.attention import Served, fault, kernels, probe, reference_kernel
+from engines.ar.torch.attention import DeviceKernel, fault, kernels, probe, reference_kernel
 from engines.ar.torch.executor import grid
 from engines.ar.torch.sampling import Draws, TokenScores, draw_keys, next_tokens, nucleus
 from engines.ar.torch.worker import SessionMemory
@@ -126,7 +126,7 @@ def test_packages_are_called_as_they_take_their_arguments(monkeypatch):
 
 
 def test_a_cpu_has_none():
-    assert not isinstance(probe(torch.device("cpu"), torch.float32, 16, 1), Served)
+    assert not isinstance(probe(torch.device("cpu"), torch.float32, 16, 1), DeviceKernel)
 
 
 @pytest.fixture(scope="module")
@@ -186,17 +186,17 @@ def test_captured_sizes_replay_to_what_eager_steps_give(model):
 def test_decode_steps_take_the_narrowest_captured_width(model):
     worker = paged_executor(model)
     worker.capture([Bucket(1, 1), Bucket(1, 4), Bucket(4, 4)])
-    from engines.ar.torch.rows import StepWork
+    from engines.ar.torch.rows import PackedWork
 
     slots = [start(worker, prompt(9, seed)) for seed in range(5)]
     run(worker, *((slot, 0, 9, True) for slot in slots))
 
     def size(n: int) -> object:
-        return worker.run(StepWork.of([(slot, 9, 1, True) for slot in slots[:n]])).size
+        return worker.run(PackedWork.of([(slot, 9, 1, True) for slot in slots[:n]])).size
 
     assert [size(n) for n in (1, 2, 4, 5)] == [Bucket(1, 1), Bucket(1, 4), Bucket(1, 4), None]
     # A bucket nobody captured is no bucket.
-    assert worker.run(StepWork.of([(slots[0], 0, 9, True)]), Bucket(16, 1)).size is None
+    assert worker.run(PackedWork.of([(slots[0], 0, 9, True)]), Bucket(16, 1)).size is None
 
 
 def test_closing_gives_everything_back(model):

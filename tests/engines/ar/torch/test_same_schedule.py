@@ -16,7 +16,7 @@ from support.clusters import simulation
 from support.session_engine import EngineRun, SessionEngine
 
 from baselines.ar.sglang import SglangConfig, sglang
-from engines.ar.torch.executor import TorchExecutor
+from engines.ar.torch.executor import PagedExecutor
 from engines.cluster.sessions import Arrivals, ClosedLoop, OpenLoop, Round, Session
 from engines.cost.roofline import DecodeLine
 from engines.laps.batching import WaitConfig
@@ -26,7 +26,7 @@ from engines.laps.system import LapsConfig, laps, on_time, reserve
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import Chunked, LateShare, OneByOne, OnTimeQueue, PrefillFirst
-from engines.policies.views import Batching, Bucket, Chunk, PrefillQueue, Situation, StepPlan
+from engines.policies.views import Batching, Bucket, Chunk, NextStep, PrefillQueue, Situation
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Recording:
     batching: Batching
     asked: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def next_step(self, at: Situation, now: float) -> StepPlan:
+    def next_step(self, at: Situation, now: float) -> NextStep:
         seen = (now, len(at.queue), [_name(task) for task in at.begun], at.decoding, at.room)
         needs = [at.need_of(task) for task in at.queue]
         plan = self.batching.next_step(at, now)
@@ -98,7 +98,7 @@ def model() -> Any:
     return load_causal(tiny_causal(d_model=16, n_layers=1, n_heads=2, vocab_size=50), weights="random")
 
 
-def worker(model: Any, kv_tokens: int) -> TorchExecutor:
+def worker(model: Any, kv_tokens: int) -> PagedExecutor:
     return executor(model, num_slots=32, max_len=512, num_tokens=kv_tokens, block_size=1, longest_bucket=32)
 
 

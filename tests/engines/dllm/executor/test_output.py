@@ -13,7 +13,7 @@ from engines.dllm.config import DecodeConfig, EngineConfig, Phase
 from engines.dllm.denoise import Reduction
 from engines.dllm.executor.output import CandidateChoice, Commit, Committed, PackedHead, forwarded_span, guided_logits
 from engines.dllm.executor.rows import BlockRows, ItemTable, PackedRows
-from engines.dllm.executor.step import Block, Guidance, StepLayout
+from engines.dllm.executor.step import BlockPlaces, Guidance, StepLayout
 from engines.dllm.plan import PlanItem, Request
 
 TOKEN = 3
@@ -28,7 +28,7 @@ def commit(
     packed = PackedRows.of(table, None, width=step.state.width, least=8)
     places = BlockRows.of(table, packed.base, width=step.state.width, shifts_logits=False)
     position, row, flat, slot = step.staging.send(places.position, places.packed, places.flat, table.slot)
-    block = Block(position, row, flat, None, slot)
+    block = BlockPlaces(position, row, flat, None, slot)
     found = step.state.block_tokens(block)
     layout = StepLayout(num_rows=0, rows=None, block=block, every=None)
     chosen = CandidateChoice(step.state, step.staging, vocab_size=GQA.vocab).of(step.items, layout, found)

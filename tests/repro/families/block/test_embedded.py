@@ -125,8 +125,8 @@ def test_no_batch_changes_an_answer(model, text):
 def test_a_commit_left_out_of_a_block_that_is_read_later_is_caught(monkeypatch):
     """K/V of a forward that still saw holes: answers are no longer those of the plain loop."""
     cases = [case for case in embedded_cases(2) if case.method == "block low-confidence"]
-    finish = sequence.Sequence.finish_block
-    monkeypatch.setattr(sequence.Sequence, "finish_block", lambda self, has_kv: finish(self, has_kv=True))
+    finish = sequence.BlockSequence.finish_block
+    monkeypatch.setattr(sequence.BlockSequence, "finish_block", lambda self, has_kv: finish(self, has_kv=True))
     left_out = verify_blocks(cases)
     assert all(result.answer.committed == 0 for result in left_out)
     assert not all(result.passed for result in left_out)

@@ -3,7 +3,7 @@
 from support.driven import FakeEngine, make_requests
 
 from engines.dllm.plan import StepRecord
-from engines.runtime.step_timer import STEP_PARTS, StepTimes
+from engines.runtime.step_timer import STEP_PARTS, DeviceTimes
 from repro.families.dllm.record import drive_engine
 from repro.runs.step_driver import VirtualClock
 
@@ -17,9 +17,9 @@ class LaggingEngine(FakeEngine):
             return None
         return record._replace(outcome=record.outcome._replace(forward_s=None, graph=record.step > 0, bound_s=0.25))
 
-    def times(self) -> dict[int, StepTimes]:
+    def times(self) -> dict[int, DeviceTimes]:
         parts = {part: 1.0 + i for i, part in enumerate(STEP_PARTS)}
-        return {step: StepTimes(0.5 + step, None if step % 2 else parts) for step in range(self._step)}
+        return {step: DeviceTimes(0.5 + step, None if step % 2 else parts) for step in range(self._step)}
 
 
 def test_what_is_known_late_is_in_the_record():

@@ -10,7 +10,7 @@ from support.refusals import refuses
 import repro
 from engines.dllm.config import GenerationConfig, Phase
 from engines.dllm.plan import Request
-from engines.dllm.simulated import Block, Replayed, drawn
+from engines.dllm.simulated import BlockSteps, Replayed, drawn
 from engines.errors import UserError
 from repro.families.dllm.record import BLOCKS, STEPS
 from repro.files import forget
@@ -123,8 +123,8 @@ def test_a_run_whose_steps_are_fixed_beforehand_needs_no_replay(mine):
 
 def test_blocks_are_drawn_as_often_as_they_were_measured():
     """Two kinds of block, one in four: a closed form for the share, and for steps a block."""
-    fast = Block((Phase.BUILD,), (4,))
-    slow = Block((Phase.BUILD, Phase.REUSE, Phase.REUSE), (2, 1, 1))
+    fast = BlockSteps((Phase.BUILD,), (4,))
+    slow = BlockSteps((Phase.BUILD, Phase.REUSE, Phase.REUSE), (2, 1, 1))
     generation = GenerationConfig(gen_length=40, block_length=4, steps=40)
     requests = [Request(request_id=i, prompt_len=9, generation=generation) for i in range(400)]
     found = drawn([(fast, slow), (slow, slow)], requests, seed=3)
@@ -156,10 +156,10 @@ def as_asked(blocks: Mapping[str, Sequence[str]]) -> set[tuple[str, str]]:
 
 def test_a_path_that_does_not_fit_is_refused():
     request = Request(request_id=1, prompt_len=4, generation=GenerationConfig(gen_length=8, block_length=4, steps=8))
-    whole = Block((Phase.BUILD,), (4,))
+    whole = BlockSteps((Phase.BUILD,), (4,))
     Replayed(paths={1: (whole, whole)}).check(request)
     Replayed(paths={1: (whole._replace(stop=2),)}).check(request)
-    for path in ((whole,), (whole, Block((Phase.BUILD,), (3,)))):
+    for path in ((whole,), (whole, BlockSteps((Phase.BUILD,), (3,)))):
         with pytest.raises(UserError, match="ask for others"):
             Replayed(paths={1: path}).check(request)
     with pytest.raises(UserError, match="no request 1"):

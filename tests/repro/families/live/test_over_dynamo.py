@@ -252,8 +252,8 @@ def test_behind_dynamo_s_frontend_answers_are_those_of_the_same_sessions_without
 def engine_answers(prompts: Callable[[Session, int], Any]) -> list[list[list[int]]]:
     from support.causal import session_answers
 
-    from engines.ar.torch.executor import TorchExecutor
+    from engines.ar.torch.executor import PagedExecutor
     from engines.models.loader import load_causal
 
-    executor = TorchExecutor(load_causal(CONFIG, weights="random", seed=0), num_slots=8, max_len=2048, num_tokens=4096)
+    executor = PagedExecutor(load_causal(CONFIG, weights="random", seed=0), num_slots=8, max_len=2048, num_tokens=4096)
     return [session_answers(executor, each, prompts) for each in SESSIONS]
