@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from support.clusters import task
+from support.tables import data_beside
 
 from engines.ampd.policies import AdaptiveRouter, RoutingConfig, ahead_s, local_cost_s, remote_cost_s
 from engines.policies.routing import Decision
@@ -27,9 +28,6 @@ class HandModel:
         return 0.0 if tokens <= 0 else 5e-3 + tokens * 1e-5 / min(source_degree, target_degree)
 
 
-STARVED = {"itl_s": 0.0, "age_s": 2.0, "backlog_s": 50.0}
-
-
 def router(config: RoutingConfig = CONFIG, seed: int = 0) -> AdaptiveRouter:
     return AdaptiveRouter(HandModel(), SLO, config, seed=seed)
 
@@ -42,47 +40,11 @@ def prefill(worker_id: int, **state: float) -> WorkerSnapshot:
     return WorkerSnapshot(worker_id=worker_id, degree=4, **state)
 
 
-@pytest.mark.parametrize(
-    ("config", "decode", "workers", "decision"),
-    [
-        # Lines 1 to 3: 0.9 s is slack still; the decode worker's own slack does not matter then.
-        ({}, {"itl_s": 0.0}, [{"ttft_s": 0.9}], Decision(7, False, "ttft-slack")),
-        ({}, {}, [{}], Decision(7, False, "ttft-slack")),  # empty windows
-        # Lines 4 and 5: beta * 40 ms = 34 ms.
-        ({}, {"itl_s": 0.034}, [{"ttft_s": 1.0}], Decision(0, True, "itl-slack")),
-        ({}, {"itl_s": 0.0341}, [{"ttft_s": 1.0}], Decision(7, False, "cost")),
-        ({}, {"itl_s": 9.0}, [], Decision(0, True, "cost")),
-        # A window that is not the printed one counts what waits, and what runs.
-        ({"window": "done"}, {"itl_s": 9.0}, [{"wait_s": 5.0, "backlog_s": 5.0}], Decision(7, False, "ttft-slack")),
-        ({"window": "age"}, {"itl_s": 9.0}, [{"wait_s": 0.8}], Decision(7, False, "ttft-slack")),
-        ({"window": "age"}, {"itl_s": 9.0}, [{"wait_s": 0.95}], Decision(7, False, "cost")),
-        ({"window": "age"}, {"itl_s": 9.0}, [{"backlog_s": 5.0}], Decision(7, False, "ttft-slack")),
-        ({"window": "backlog"}, {"itl_s": 9.0}, [{"backlog_s": 0.5, "running_s": 0.45}], Decision(0, True, "cost")),
-        (
-            {"window": "backlog"},
-            {"itl_s": 9.0},
-            [{"backlog_s": 0.5, "running_s": 0.35}],
-            Decision(7, False, "ttft-slack"),
-        ),
-        ({"window": "backlog"}, {"itl_s": 9.0}, [{"ttft_s": 0.95}], Decision(7, False, "cost")),
-        # No token for two seconds: the printed window is empty and counts as slack.
-        ({"window": "done"}, STARVED, [{"ttft_s": 9.0}], Decision(0, True, "itl-slack")),
-        ({"window": "age"}, STARVED, [{"ttft_s": 9.0}], Decision(7, False, "cost")),
-        ({"window": "backlog"}, STARVED, [{"ttft_s": 9.0}], Decision(7, False, "cost")),
-        # The shortest backlog first, what runs counted, and of equals the lowest id.
-        (
-            {"route_order": "load"},
-            {},
-            [{"backlog_s": 2.0}, {"running_s": 0.4, "backlog_s": 1.0}, {"backlog_s": 1.5}],
-            Decision(8, False, "ttft-slack"),
-        ),
-        ({"route_order": "load"}, {}, [{"backlog_s": 1.0}, {"running_s": 1.0}], Decision(7, False, "ttft-slack")),
-    ],
-)
+@pytest.mark.parametrize(("config", "decode", "workers", "decision"), data_beside(__file__, "routes"))
 def test_who_decides_and_where_it_goes(config, decode, workers, decision):
     states = [prefill(7 + index, **state) for index, state in enumerate(workers)]
     for order in itertools.permutations(states):
-        assert router(replace(CONFIG, **config)).route(task(), home(**decode), order, 5.0) == decision
+        assert router(replace(CONFIG, **config)).route(task(), home(**decode), order, 5.0) == Decision(*decision)
 
 
 def test_lines_1_to_3_skip_workers_without_slack():

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 from support.block_models import (
     FAMILIES,
@@ -18,6 +17,7 @@ from support.block_models import (
     plain_router,
     write_block,
 )
+from support.tables import data_beside
 
 from engines.errors import UserError
 from engines.models.block_config import BLOCK_SHAPES, LLADA2_MINI, SDAR_8B, BlockConfig, block_config
@@ -27,7 +27,7 @@ from engines.models.llada2 import ExpertLayers, ExpertRouter, LLaDA2Attention
 from engines.models.loader import build_block, load_block
 from repro.checks.plain_blocks import masked_logits
 
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused_configs.yaml").read_text(encoding="utf-8"))
+REFUSED = data_beside(__file__, "refused_configs")
 
 
 def some_ids(n, seed=0):

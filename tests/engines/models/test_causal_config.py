@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from support.causal import LLAMA3, SIZES, causal_logits, executor, generate, run, start
+from support.tables import data_beside
 
 from engines.errors import UserError
 from engines.models.config import LinearScaling, Llama3Scaling, Rope
@@ -20,7 +20,7 @@ from engines.models.decoder import rope_frequencies
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import CAUSAL_SHAPES, CausalConfig, tiny_causal
 
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused_configs.yaml").read_text(encoding="utf-8"))
+REFUSED = data_beside(__file__, "refused_configs")
 
 
 def test_published_layouts_of_the_config_are_read(tmp_path):

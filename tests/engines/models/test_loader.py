@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from support.checkpoints import DREAM, dream_layout, dream_weights, write
 from support.forks import forks
 from support.refusals import refuses
+from support.tables import data_beside
 from support.tiny_models import GQA, MHA
 
 import engines.models.loader
@@ -258,7 +258,7 @@ def test_dream_fields_that_say_nothing_change_nothing():
         assert DreamConfig.from_dict({**DREAM.to_dict(), "rope_scaling": scaling}) == DREAM
 
 
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused_configs.yaml").read_text(encoding="utf-8"))
+REFUSED = data_beside(__file__, "refused_configs")
 HUGE = [
     (MHA.config, {"rope_theta": float("inf")}, "rope_theta=inf"),
     (MHA.config, {"rope_theta": float("nan")}, "rope_theta=nan"),

@@ -6,14 +6,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.http_client import ask, leave, metrics, streaming
 from support.http_server import Running, running_server
 from support.served_echo import DIE, DIE_AT_ONCE, LONG_ANSWER, LONG_LEN, RAISE, ByteCodec, EchoModel, answer_of, held
+from support.tables import data_beside
 
 from engines.errors import UserError
 from engines.server.settings import ServerSettings
@@ -111,7 +110,7 @@ def test_a_conversation_is_answered_whole_and_streamed(server):
     assert done == "[DONE]"
 
 
-REQUESTS = yaml.safe_load(Path(__file__).with_name("requests.yaml").read_text(encoding="utf-8"))["by the model"]
+REQUESTS = data_beside(__file__, "requests")["by the model"]
 REFUSALS = [
     *((body(**fields), status, sentence) for fields, status, sentence in REQUESTS),
     (b"{", 400, "the body is not JSON"),

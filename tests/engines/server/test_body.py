@@ -1,11 +1,10 @@
 """Bodies as they are read, and refused, without a server."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from support.tables import data_beside
 
 from engines.server.body import AnswerBody, ChatBody, CompletionBody, Schema
 from engines.server.errors import ApiError
@@ -13,7 +12,7 @@ from engines.server.errors import ApiError
 SCHEMAS = {
     kind: Schema(kind, "m", {"steps": int, "threshold": float, "remasking": str}) for kind in (CompletionBody, ChatBody)
 }
-REQUESTS = yaml.safe_load(Path(__file__).with_name("requests.yaml").read_text(encoding="utf-8"))
+REQUESTS = data_beside(__file__, "requests")
 MESSAGES = [{"role": "user", "content": "a"}]
 
 
@@ -65,18 +64,7 @@ def test_refusals_of_conversations(messages, sentence):
     assert sentence in refusal(ChatBody, messages=messages)
 
 
-@pytest.mark.parametrize(
-    ("fields", "generation"),
-    [
-        ({}, {}),
-        ({"stream": True, "stop": "x", "n": 2, "timeout": 1, "return_token_ids": True, "user": "u"}, {}),
-        ({"top_k": 0, "temperature": None}, {}),
-        ({"top_k": -1}, {}),
-        ({"top_k": 1, "seed": 0, "temperature": 0}, {"top_k": 1, "seed": 0, "temperature": 0.0}),
-        ({"steps": 3, "threshold": 1, "remasking": "x"}, {"steps": 3, "threshold": 1.0, "remasking": "x"}),
-        ({"max_tokens": 1, "ignore_eos": False, "top_p": 1}, {"max_tokens": 1, "ignore_eos": False, "top_p": 1.0}),
-    ],
-)
+@pytest.mark.parametrize(("fields", "generation"), REQUESTS["what the engine is told"])
 def test_the_engine_is_told_what_was_given(fields, generation):
     assert read(**fields).generation == read(ChatBody, **fields).generation == generation
 

@@ -10,14 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 from support.http_client import ask, metrics
 from support.http_server import Running, running_server
 from support.served_echo import LONG_ANSWER, LONG_LEN, ByteCodec, EchoModel
+from support.tables import data_beside
 
 from engines.server import connection
 from engines.server.completion import LARGE_TEXT
@@ -95,7 +94,7 @@ LAST = "Connection: close"
 SLOW_BODY = "the body was not complete after 0.3 s: send it at once"
 LONG = f"the body has more than {MOST} bytes, the most that is taken: send less"
 NO_HTTP = "what came is no request in HTTP/1.1"
-REQUESTS = yaml.safe_load(Path(__file__).with_name("requests.yaml").read_text(encoding="utf-8"))
+REQUESTS = data_beside(__file__, "requests")
 
 
 SLOW = {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.causal import VOCAB, causal_logits, executor, paged_executor, prompt, small_model
+from support.tables import data_beside
 
 from engines.ar.sampling import Logprobs
 from engines.errors import UserError
@@ -100,20 +101,15 @@ def answered(
     return told
 
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "repetition": {"repetition_penalty": 1.7},
-    "repetition-below-1": {"repetition_penalty": 0.6},
-    "frequency": {"frequency_penalty": 1.9},
-    "presence": {"presence_penalty": 2.0},
-    "rewarded": {"frequency_penalty": -2.0, "presence_penalty": -1.0},
-    "all-penalties": {"repetition_penalty": 1.3, "frequency_penalty": 0.7, "presence_penalty": 0.4},
-    "biased": {"logit_bias": ((3, 60.0), (7, 59.5), (9, -100.0))},
-    "biased-and-penalized": {"logit_bias": ((3, 12.0), (7, 11.0)), "presence_penalty": 2.0, "frequency_penalty": 2.0},
-    "allowed": {"allowed_token_ids": (1, 2, 3, 60)},
-    "allowed-and-bad": {"allowed_token_ids": (1, 2, 3), "bad_words": ((1,), (2, 2), (2, 3, 2))},
-    "min-tokens": {"min_tokens": 6, "logit_bias": ((5, 90.0),)},
-}
+def in_tuples(value: Any) -> Any:
+    """As settings hold what YAML has in lists."""
+    if isinstance(value, dict):
+        return {name: in_tuples(each) for name, each in value.items()}
+    return tuple(map(in_tuples, value)) if isinstance(value, list) else value
+
+
+CASES = in_tuples(data_beside(__file__, "shaped_answers"))
+SHAPES = CASES["shapes"]
 
 
 @pytest.mark.parametrize("paged", [False, True], ids=["packed", "graphs"])
@@ -160,16 +156,7 @@ def test_drawn_tokens_are_those_the_cuts_leave_alone_and_in_company(model):
             assert (logits > logits[token]).sum() < most
 
 
-SCORED: dict[str, dict[str, Any]] = {
-    "both": {"logprobs": 3, "prompt_logprobs": 3},
-    "none-likeliest": {"logprobs": 0, "prompt_logprobs": 0},
-    "most": {"logprobs": 20, "prompt_logprobs": 20},
-    "prompt-alone": {"prompt_logprobs": 1},
-    "answer-alone": {"logprobs": 5},
-    "of-what-the-model-said": {"logprobs": 2, "logit_bias": ((3, 80.0),), "presence_penalty": 1.0},
-    "drawn": {"logprobs": 1, "prompt_logprobs": 2, "temperature": 1.5, "top_k": 5, "seed": 3},
-    "plain": {},
-}
+SCORED = CASES["scored"]
 
 
 @pytest.mark.parametrize("paged", [False, True], ids=["packed", "graphs"])
@@ -256,21 +243,7 @@ def test_scores_of_a_long_prompt_are_made_few_rows_at_a_time(model, monkeypatch)
     assert all(map(np.array_equal, found.prompt, answered(model, {0: (prompt(64).tolist(), asked)})[0].prompt))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"logprobs": 21},
-        {"prompt_logprobs": -1},
-        {"top_k": -1},
-        {"min_p": 1.5},
-        {"repetition_penalty": 0.0},
-        {"frequency_penalty": 2.5},
-        {"presence_penalty": -2.5},
-        {"allowed_token_ids": ()},
-        {"min_tokens": -1},
-    ],
-    ids=lambda fields: next(iter(fields)),
-)
+@pytest.mark.parametrize("fields", CASES["refused"], ids=lambda fields: next(iter(fields)))
 def test_what_cannot_be_is_refused_by_its_name(fields):
     with pytest.raises(UserError, match=next(iter(fields))):
         ArGeneration(**fields)

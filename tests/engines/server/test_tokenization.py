@@ -1,21 +1,20 @@
 """``/tokenize`` and ``/detokenize`` with the embedded tokenizer, and pages of other origins."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.http_client import ask, streaming
 from support.http_server import Running, running_server
 from support.served_echo import ByteCodec, EchoModel
+from support.tables import data_beside
 
 from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR, config_of
 from engines.server.codec import IdsAlone, TextCodec
 from engines.server.settings import ServerSettings
 
-REQUESTS = yaml.safe_load(Path(__file__).with_name("requests.yaml").read_text(encoding="utf-8"))
+REQUESTS = data_beside(__file__, "requests")
 TEXT = "Ben has 3 coins, né?"
 USER = [{"role": "user", "content": "Story: Ben has 3 coins."}]
 PAGE = "https://page.example"

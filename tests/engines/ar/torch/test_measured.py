@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from support.causal import executor, small_model
 from support.refusals import refuses
 
-from engines.ar.torch.executor import CPU_TIME, MeasuredSteps, dealt
-from engines.errors import UserError
+from engines.ar.torch.executor import MeasuredSteps, dealt
 from engines.policies.views import Bucket, Chunk, Rung
 
 
@@ -78,17 +77,6 @@ def test_a_decode_line_has_no_negative_part(worker):
     assert floor == 0
 
 
-def test_cpu_time_needs_one_thread(worker):
-    import torch
-
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        assert MeasuredSteps(worker, timer=CPU_TIME).step_s([Chunk(0, 9)], 0, 0) > 0
-        torch.set_num_threads(2)
-        with pytest.raises(UserError, match="with one thread"):
-            MeasuredSteps(worker, timer=CPU_TIME)
-    finally:
-        torch.set_num_threads(threads)
+def test_nothing_is_measured_without_a_repeat(worker):
     with refuses("repeats=0"):
         MeasuredSteps(worker, repeats=0)
