@@ -20,30 +20,17 @@ from engines.models.decoder import rope_frequencies
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import CAUSAL_SHAPES, CausalConfig, tiny_causal
 
+SCALING = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+CONFIGS = data_beside(__file__, "causal_configs")
 REFUSED = data_beside(__file__, "refused_configs")
 
 
 def test_published_layouts_of_the_config_are_read(tmp_path):
     """As on the hub: ``rope_theta`` and ``rope_scaling`` in place of ``rope_parameters``."""
-    old = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 100,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 5e5,
-        "rope_scaling": {**{k: v for k, v in LLAMA3.items() if k != "rope_theta"}},
-    }
+    scaling = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
+    old = {**CONFIGS["older"], "rope_scaling": scaling}
     found = CausalConfig.from_dict(old)
-    assert found.rope == Rope(
-        theta=5e5,
-        scaling=Llama3Scaling(
-            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
-        ),
-    )
+    assert found.rope == Rope(theta=5e5, scaling=SCALING)
     assert found.n_kv_heads == 4, "checkpoints from before grouped heads"
     assert not found.qkv_bias
     oldest = {**old, "rope_scaling": {"type": "linear", "factor": 2.0}}
@@ -62,9 +49,8 @@ def test_a_config_that_is_not_computed_is_refused_in_one_line(change, said):
 
 def test_llama3_frequencies_keep_short_wavelengths_and_stretch_long_ones():
     """Worked by hand: wavelength w = 2 pi / f; kept below 64 / 4, stretched above 64 / 1, interpolated between."""
-    scaling = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
     plain = rope_frequencies(16, Rope(theta=10000.0))
-    found = rope_frequencies(16, Rope(theta=10000.0, scaling=scaling))
+    found = rope_frequencies(16, Rope(theta=10000.0, scaling=SCALING))
     wavelengths = 2 * torch.pi / plain
     assert torch.equal(found[wavelengths < 16], plain[wavelengths < 16])
     torch.testing.assert_close(found[wavelengths > 64], plain[wavelengths > 64] / 8)
@@ -127,22 +113,9 @@ needs_transformers = pytest.mark.skipif(
 )
 
 CONTEXT, ANSWER = 150, 12
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
-    "qwen2-untied": ("Qwen2", {"tie_word_embeddings": False, "rope_theta": 1e6}),
-    "qwen2-one-kv-head": ("Qwen2", {"num_key_value_heads": 1}),
-    "qwen2-window-of-no-layer": ("Qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}),
-    "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
-    "qwen3-untied": ("Qwen3", {"head_dim": 8, "rope_theta": 1e6}),
-    "qwen3-biased": ("Qwen3", {"head_dim": 24, "attention_bias": True, "num_key_value_heads": 1}),
-    "qwen3-usual-head": ("Qwen3", {"num_attention_heads": 2}),
-    "mistral": ("Mistral", {"sliding_window": None}),
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = CONFIGS["variants"] | {
     "mistral-window": ("Mistral", {"sliding_window": CONTEXT + ANSWER, "head_dim": 16}),
-    "llama": ("Llama", {"num_key_value_heads": 6}),
-    "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-    "llama-wide-heads": ("Llama", {"head_dim": 16}),
     "llama-3.1-rope": ("Llama", {"rope_parameters": LLAMA3}),
-    "llama-linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
 }
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.checkpoints import DREAM
 from support.refusals import refuses
+from support.tables import data_beside
 from support.tiny_models import MHA
 from support.tokenizers import BYTES, CHATML_JINJA, LLADA_JINJA, write_dream_tokenizer, write_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -31,6 +32,7 @@ from engines.models.chat import (
 from engines.models.checkpoint import EMBEDDED, checkpoint_dir
 from engines.models.tokenizer import TextTokenizer, byte_level_bpe, encoded, load_tokenizer, longest_token
 
+CASES = data_beside(__file__, "chat")
 messages_of_any_kind = st.lists(
     st.builds(Message, role=st.sampled_from(ROLES), content=st.text(max_size=20)), min_size=1, max_size=4
 )
@@ -57,17 +59,15 @@ def test_built_in_formats_equal_the_templates(messages):
 def test_where_a_template_comes_from(tmp_path):
     assert load_chat_template(tmp_path, "llada").source is None
     path = tmp_path / "tokenizer_config.json"
-    path.write_text(
-        json.dumps({"bos_token": {"content": "<s>", "special": True}, "unk_token": None, "add_bos_token": False})
-    )
+    said_of_tokens = {"bos_token": {"content": "<s>", "special": True}, "unk_token": None, "add_bos_token": False}
+    path.write_text(json.dumps(said_of_tokens))
     built_in = load_chat_template(tmp_path, "llada")
     assert (built_in.source, built_in.special_tokens) == (None, {"bos_token": "<s>"})
     assert built_in.render(said(("user", "x"))).startswith("<s><|start_header_id|>user")
     path.write_text(json.dumps({"chat_template": "A"}))
     assert load_chat_template(tmp_path, "dream").render(said(("user", "x"))) == "A"
-    path.write_text(
-        json.dumps({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]})
-    )
+    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    path.write_text(json.dumps({"chat_template": named}))
     assert load_chat_template(tmp_path, "dream").source == "D"
     (tmp_path / "chat_template.jinja").write_text("J")
     assert load_chat_template(tmp_path, "dream").source == "J"
@@ -106,9 +106,8 @@ def test_a_conversation_is_rendered_in_the_form_it_is_asked_in():
     assert jinja.render(turns) == "<user|n>a</><assistant|>b</><assistant>"
     assert jinja.render(turns, PromptForm(variables={"mood": "!"})) == "<user|n>a</><assistant|>b</><assistant>!"
     assert jinja.render(turns, PromptForm(add_generation_prompt=False)) == "<user|n>a</><assistant|>b</>"
-    assert jinja.render(turns, PromptForm(continue_final_message=True)) == "<user|n>a</><assistant|>b", (
-        "as it is trimmed"
-    )
+    # As it is trimmed.
+    assert jinja.render(turns, PromptForm(continue_final_message=True)) == "<user|n>a</><assistant|>b"
     chatml = template("dream")
     assert chatml.render(turns, PromptForm(continue_final_message=True)).endswith("<|im_start|>assistant\nb ")
     assert chatml.render(turns, PromptForm(add_generation_prompt=False)).endswith("b <|im_end|>\n")
@@ -137,9 +136,8 @@ def test_the_embedded_model_is_asked_as_it_was_trained(content):
     tokenizer = load_tokenizer(checkpoint_dir("tiny"))
     wanted = "Story: Ben has 3.\nAnswer:"
     assert EMBEDDED_CHAT.encode(tokenizer, said(("user", content))) == tokenizer.encode(wanted)
-    assert (
-        EMBEDDED_CHAT.render(said(("system", "Count."), ("user", "How many?"))) == "Story: Count.\nHow many?\nAnswer:"
-    )
+    turns = said(("system", "Count."), ("user", "How many?"))
+    assert EMBEDDED_CHAT.render(turns) == "Story: Count.\nHow many?\nAnswer:"
 
 
 def test_a_missing_jinja_names_the_fix_and_the_built_in_formats_need_none(monkeypatch):
@@ -150,16 +148,7 @@ def test_a_missing_jinja_names_the_fix_and_the_built_in_formats_need_none(monkey
     assert template("llada").render(said(("user", "x")))
 
 
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        ([{"role": "user"}], r"message has \['role'\]: give an object with exactly role and content"),
-        ([{"role": "user", "content": "x", "weight": 1}], "exactly role and content"),
-        (["hello"], "message has str"),
-        ([{"role": "robot", "content": "x"}], "role='robot'"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "content of type list is not text"),
-    ],
-)
+@pytest.mark.parametrize(("raw", "message"), CASES["messages"])
 def test_messages_are_strict(raw, message):
     assert parse_messages([{"role": "user", "content": "x"}]) == (Message(role="user", content="x"),)
     with pytest.raises(UserError, match=message):
@@ -178,9 +167,8 @@ def test_an_empty_conversation_is_refused():
 def test_bos_comes_once_with_a_chat_and_never_with_a_raw_prompt(tmp_path, stored):
     tokenizer = load_tokenizer(write_tokenizer(tmp_path, **stored))
     bos = tokenizer.backend.token_to_id("<|startoftext|>")
-    ids = load_chat_template(tmp_path, "llada").encode(
-        tokenizer, said(("user", "Hi"), ("assistant", "Ho"), ("user", "!"))
-    )
+    turns = said(("user", "Hi"), ("assistant", "Ho"), ("user", "!"))
+    ids = load_chat_template(tmp_path, "llada").encode(tokenizer, turns)
     assert ids[0] == bos
     assert ids.count(bos) == 1
     headers = [tokenizer.backend.token_to_id(t) for t in ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")]
@@ -192,14 +180,12 @@ def test_bos_comes_once_with_a_chat_and_never_with_a_raw_prompt(tmp_path, stored
 
 def test_a_format_is_not_spelt_out_to_a_tokenizer_without_its_tokens(tmp_path):
     tokenizer = load_tokenizer(write_tokenizer(tmp_path))
-    with pytest.raises(
-        UserError, match=r"no chat template, and its tokenizer has no <\|im_start\|> for the dream format"
-    ):
-        template("dream").encode(tokenizer, said(("user", "Hi")))
+    turns = said(("user", "Hi"))
+    sentence = r"no chat template, and its tokenizer has no <\|im_start\|> for the dream format"
+    with pytest.raises(UserError, match=sentence):
+        template("dream").encode(tokenizer, turns)
     # A checkpoint's own template may use whatever it likes.
-    assert template("dream", "{{ messages[0].content }}").encode(tokenizer, said(("user", "Hi"))) == tokenizer.encode(
-        "Hi"
-    )
+    assert template("dream", "{{ messages[0].content }}").encode(tokenizer, turns) == tokenizer.encode("Hi")
 
 
 def test_a_mask_the_tokenizer_does_not_register_is_the_models(tmp_path):
@@ -291,17 +277,7 @@ def test_a_bad_word_is_told_behind_a_blank_where_it_takes_as_many_tokens(tmp_pat
         text.spellings([" "])
 
 
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("I'll pay 123 now", ["I", "'ll", "Ġpay", "Ġ", "1", "2", "3", "Ġnow"]),
-        ("IT'S", ["IT", "'S"]),
-        ("a  b", ["a", "Ġ", "Ġb"]),
-        ("x!!\n\n  y", ["x", "!!ĊĊ", "Ġ", "Ġy"]),
-        ("end \n", ["end", "ĠĊ"]),
-        ("(call)", ["(call", ")"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "pieces"), CASES["pieces"])
 def test_text_is_cut_as_qwen2_does(tmp_path, text, pieces):
     backend = load_tokenizer(write_dream_tokenizer(tmp_path)).backend
     assert [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text)] == pieces
@@ -366,9 +342,8 @@ def _bytes(*, special: bool) -> Tokenizer:
     made = Tokenizer(BPE({letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.add_tokens(
-        [AddedToken(text, special=special, normalized=False) for text in ("<|end|>", "<|mask|>", "<|turn|>")]
-    )
+    ends = ("<|end|>", "<|mask|>", "<|turn|>")
+    made.add_tokens([AddedToken(text, special=special, normalized=False) for text in ends])
     return made
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.refusals import refuses
+from support.tables import data_beside
 from support.tiny_models import MHA
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,58 +18,25 @@ from engines.models.shape import (
     BLOCK_DIFFUSION,
     CATALOGUE,
     DREAM_7B,
-    FAST_DLLM_V2_7B,
     LLADA2_FLASH,
     LLADA2_MINI,
     LLADA_8B,
-    LLAMA_3_1_70B,
     MIXTRAL_8X7B,
-    QWEN2_5_7B,
-    QWEN2_5_14B,
-    QWEN2_5_32B,
-    QWEN3_32B,
     SDAR_8B,
     SHAPES,
     ModelShape,
     model_shape,
 )
 
-PUBLISHED_PARAMS = [
-    (LLADA_8B, 8_015_581_184),
-    (DREAM_7B, 7_615_616_512),
-    (QWEN2_5_7B, 7_615_616_512),
-    (QWEN2_5_14B, 14_770_033_664),
-    (QWEN2_5_32B, 32_763_876_352),
-    (QWEN3_32B, 32_762_123_264),
-    (LLAMA_3_1_70B, 70_553_706_496),
-    (MIXTRAL_8X7B, 46_702_792_704),
-]
-# Of tied tables once: checkpoints of Qwen3 store some twice.
-PUBLISHED_CAUSAL_PARAMS = [
-    ("Qwen3-0.6B", 596_049_920),
-    ("Qwen3-1.7B", 1_720_574_976),
-    ("Qwen3-4B", 4_022_468_096),
-    ("Qwen3-8B", 8_190_735_360),
-    ("Qwen3-14B", 14_768_307_200),
-    ("Mistral-7B-v0.1", 7_241_732_096),
-    ("Mistral-7B-v0.3", 7_248_023_552),
-]
-PUBLISHED_BLOCK_PARAMS = [
-    (LLADA2_MINI, 16_255_643_392),
-    (LLADA2_FLASH, 102_889_705_216),
-    (SDAR_8B, 8_190_735_360),
-    (FAST_DLLM_V2_7B, 7_615_616_512),
-]
+PUBLISHED = data_beside(__file__, "published_sizes")
 
 
-@pytest.mark.parametrize(
-    ("shape", "params"), PUBLISHED_PARAMS + PUBLISHED_BLOCK_PARAMS, ids=lambda x: getattr(x, "name", None)
-)
-def test_parameter_counts_are_the_published_ones(shape, params):
-    assert shape.weight_bytes == 2 * params
+@pytest.mark.parametrize("shape", SHAPES + BLOCK_DIFFUSION, ids=lambda shape: shape.name)
+def test_parameter_counts_are_the_published_ones(shape):
+    assert shape.weight_bytes == 2 * (PUBLISHED["shapes"] | PUBLISHED["block diffusion"])[shape.name]
 
 
-@pytest.mark.parametrize(("name", "params"), PUBLISHED_CAUSAL_PARAMS)
+@pytest.mark.parametrize(("name", "params"), PUBLISHED["causal"].items())
 def test_parameter_counts_of_causal_checkpoints_are_those_of_their_modules_too(name, params):
     assert model_shape(name).weight_bytes == 2 * params
     module = build_causal(CAUSAL_SHAPES[name.lower()])
@@ -76,13 +44,13 @@ def test_parameter_counts_of_causal_checkpoints_are_those_of_their_modules_too(n
 
 
 def test_every_catalogue_shape_has_a_published_count():
-    assert [shape for shape, _ in PUBLISHED_PARAMS] == list(SHAPES)
-    assert [shape.name for shape in CATALOGUE[len(SHAPES) :]] == [name for name, _ in PUBLISHED_CAUSAL_PARAMS]
+    assert [*PUBLISHED["shapes"]] == [shape.name for shape in SHAPES]
+    assert [shape.name for shape in CATALOGUE[len(SHAPES) :]] == [*PUBLISHED["causal"]]
     assert len({shape.name for shape in CATALOGUE}) == len(CATALOGUE)
 
 
 def test_block_diffusion_shapes_are_those_of_their_modules():
-    assert [shape for shape, _ in PUBLISHED_BLOCK_PARAMS] == list(BLOCK_DIFFUSION)
+    assert [*PUBLISHED["block diffusion"]] == [shape.name for shape in BLOCK_DIFFUSION]
     for shape, config in zip(BLOCK_DIFFUSION, BLOCK_SHAPES.values(), strict=True):
         assert 2 * sum(parameter.numel() for parameter in build_block(config).parameters()) == shape.weight_bytes
 
