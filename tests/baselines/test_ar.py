@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.clusters import hardware, profiled, session, task
 from support.refusals import refuses
+from support.tables import data_beside
 
 from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, KvAware, dynamo
 from baselines.ar.vllm import InFlightFirst, VllmConfig, continuum, vllm
@@ -18,6 +19,8 @@ from engines.errors import UserError
 from engines.knobs import given_to
 from engines.policies.routing import Dispatch, RemoteOnly
 from engines.policies.views import PrefillQueue, WorkerSnapshot
+
+DATA = data_beside(__file__, "ar")
 
 HOME = WorkerSnapshot(worker_id=0, kv_tokens=500, kv_capacity=1000)
 
@@ -41,18 +44,7 @@ def test_only_tasks_of_a_shared_queue_wait_for_a_worker_that_is_free():
     assert [each.shares_prefill_queue for each in made] == [False, False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("history", "tokens", "stays"),
-    [
-        (0, 100, False),
-        (900, 100, True),
-        (100, 900, False),
-        (5000, 2047, True),
-        (9000, 2048, False),
-        (3, 7, False),
-        (4, 6, True),
-    ],
-)
+@pytest.mark.parametrize(("history", "tokens", "stays"), DATA["isl_bounding"])
 def test_isl_bounding_keeps_what_is_short_and_mostly_cached(history, tokens, stays):
     """Both tests are strict: below 2,048 tokens, and below 0.7 of the prompt."""
     decision = ConditionalRouter(DynamoConfig(conditional="isl_bounding")).route(

@@ -33,6 +33,7 @@ from engines.models.shape import DREAM_7B, LLADA_8B, MIXTRAL_8X7B, ModelShape
 
 DEMO = FeatureCacheConfig()
 NO_REUSE = FeatureCacheConfig(prompt_interval=1, gen_interval=1, transfer_ratio=0.0)
+GENERATION = GenerationConfig(gen_length=16, block_length=8, steps=16)
 
 
 # ---- schedule -----------------------------------------------------------------------------------
@@ -114,12 +115,11 @@ def test_refreshing_every_step_is_the_plain_sampler(model, rho):
 @pytest.mark.parametrize("policy", ["stable", "parity"])
 def test_members_of_a_batch_get_the_ids_they_get_alone(model, policy):
     """Unequal prompts, more requests than slots (a second batch starts its own count), one with noise of its own."""
-    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     prompts = [prompt_of(model, 80 + n, p) for n, p in enumerate((3, 41, 17, 17, 1))]
     temperatures = (0.0, 0.7) if (policy == "stable") == (model is MHA) else (0.7, 0.0)
     caches = replace(DEMO, prompt_interval=5, gen_interval=4), replace(DEMO, transfer_ratio=0.5)
     for cache, temperature in zip(caches, temperatures, strict=True):
-        setting = replace(generation, temperature=temperature, seed=3)
+        setting = replace(GENERATION, temperature=temperature, seed=3)
         alone = [sample(network(model), [prompt], setting, cache, tie_policy=policy)[0] for prompt in prompts]
         for size in (len(prompts), 3):
             assert sample(network(model), prompts, setting, cache, batch_size=size, tie_policy=policy) == alone
@@ -127,20 +127,18 @@ def test_members_of_a_batch_get_the_ids_they_get_alone(model, policy):
 
 def test_one_masked_call_attends_as_one_call_per_member():
     """Its rounding differs, so where nothing is selected the ids must still agree."""
-    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     for model in (MHA, GQA):
         prompts = [prompt_of(model, 20 + n, p) for n, p in enumerate((3, 41, 17, 1))]
         for cache in (NO_REUSE, FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.0)):
-            apart = sample(network(model), prompts, generation, cache, masked_attention=False)
-            assert sample(network(model), prompts, generation, cache, masked_attention=True) == apart
+            apart = sample(network(model), prompts, GENERATION, cache, masked_attention=False)
+            assert sample(network(model), prompts, GENERATION, cache, masked_attention=True) == apart
 
 
 def test_features_of_padding_never_reach_a_token(monkeypatch):
     """Whatever the padded columns hold; a not-a-number would spread to whatever touches it."""
     prompts = [prompt_of(MHA, n, p) for n, p in enumerate((2, 30))]
-    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     cache = FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.25)
-    clean = sample(network(MHA), prompts, generation, cache)
+    clean = sample(network(MHA), prompts, GENERATION, cache)
     refresh = FeatureForward._refresh
 
     def poisoned(self, layer, cache, batch, x, columns):
@@ -149,7 +147,7 @@ def test_features_of_padding_never_reach_a_token(monkeypatch):
         return refresh(self, layer, cache, batch, x, columns)
 
     monkeypatch.setattr(FeatureForward, "_refresh", poisoned)
-    assert sample(network(MHA), prompts, generation, cache) == clean
+    assert sample(network(MHA), prompts, GENERATION, cache) == clean
 
 
 def test_greedy_token_is_the_argmax_of_exponentials():
@@ -169,11 +167,10 @@ def test_greedy_token_is_the_argmax_of_exponentials():
 
 
 def test_a_suppressed_mask_id_is_never_committed():
-    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     prompts = [prompt_of(LOUD, n, 9) for n in range(6)]
-    free = sample(network(LOUD), prompts, generation, DEMO)
+    free = sample(network(LOUD), prompts, GENERATION, DEMO)
     assert any(LOUD.mask_id in ids for ids in free)
-    kept_out = sample(network(LOUD), prompts, generation, DEMO, suppress_mask_token=True)
+    kept_out = sample(network(LOUD), prompts, GENERATION, DEMO, suppress_mask_token=True)
     assert not any(LOUD.mask_id in ids for ids in kept_out)
 
 
@@ -203,21 +200,21 @@ def dream() -> DreamModel:
 
 def test_dream_is_taken_apart_rightly():
     """Biases, rotation, names and the shift: without reuse it is the plain sampler on the same model."""
-    config, generation = engine_config(1), GenerationConfig(gen_length=16, block_length=8, steps=16)
+    config = engine_config(1)
     prompts = [prompt_of(MHA, n, p) for n, p in enumerate((4, 11, 1))]
     for prompt in prompts:
-        plain, _ = run(padded_executor(dream(), config, 0, batch_size=1), config, [prompt], generation, batch_size=1)
-        assert sample(dream(), [prompt], generation, NO_REUSE) == plain
+        plain, _ = run(padded_executor(dream(), config, 0, batch_size=1), config, [prompt], GENERATION, batch_size=1)
+        assert sample(dream(), [prompt], GENERATION, NO_REUSE) == plain
     for decode in (
         DecodeConfig(),
         DecodeConfig(quota="timestep", confidence="neg_entropy"),
         DecodeConfig(quota="origin"),
     ):
-        alone = [sample(dream(), [prompt], generation, DEMO, decode=decode)[0] for prompt in prompts]
+        alone = [sample(dream(), [prompt], GENERATION, DEMO, decode=decode)[0] for prompt in prompts]
         size = 1 if decode.quota == "origin" else len(prompts)  # chance keeps no batch in step
-        assert sample(dream(), prompts, generation, DEMO, decode=decode, batch_size=size) == alone
-    alone = [sample(dream(), [prompt], generation, DEMO)[0] for prompt in prompts]
-    assert alone != [sample(dream(), [prompt], generation, NO_REUSE)[0] for prompt in prompts]
+        assert sample(dream(), prompts, GENERATION, DEMO, decode=decode, batch_size=size) == alone
+    alone = [sample(dream(), [prompt], GENERATION, DEMO)[0] for prompt in prompts]
+    assert alone != [sample(dream(), [prompt], GENERATION, NO_REUSE)[0] for prompt in prompts]
 
 
 # ---- cost ---------------------------------------------------------------------------------------
@@ -282,19 +279,18 @@ def test_reuse_never_costs_more_arithmetic_than_a_full_refresh(t, prompt, gen, m
 
 
 def test_simulation_counts_the_rows_that_are_computed():
-    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     prompts = [prompt_of(MHA, n, p) for n, p in enumerate((3, 41, 17, 5, 6))]
     shape = ModelShape.from_config(MHA.config, name="tiny", dtype_bytes=4)
     for cache in (DEMO, FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.5)):
         config = engine_config(3)
         real = run(
-            feature_cache_executor(network(MHA), config, cache, batch_size=3), config, prompts, generation, batch_size=3
+            feature_cache_executor(network(MHA), config, cache, batch_size=3), config, prompts, GENERATION, batch_size=3
         )[1]
         charged = run(
             FeatureCacheRooflineExecutor(Roofline(shape, L40S), config, cache),
             config,
             prompts,
-            generation,
+            GENERATION,
             batch_size=3,
         )[1]
         counts = [
@@ -312,10 +308,9 @@ def test_simulation_counts_the_rows_that_are_computed():
 
 def test_the_caches_take_what_the_plan_says():
     executor = feature_cache_executor(network(GQA), engine_config(2), DEMO, batch_size=2)
-    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     engine = Engine(StaticBatchScheduler(executor.config, KvPool(0), NoCache(), batch_size=2), executor)
     for i, p in enumerate((5, 9)):
-        engine.submit(request_on(GQA, i, p, generation))
+        engine.submit(request_on(GQA, i, p, GENERATION))
     engine.step()
     tensors = [t for c in executor.forward.batch.caches for t in (c.k, c.v, c.attention, c.mlp)]
     shape = ModelShape.from_config(GQA.config, name="tiny", dtype_bytes=4)

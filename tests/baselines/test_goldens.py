@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.make_golden import CHECKPOINTS, GOLDEN, SAMPLERS, sample
+from support.tables import data_beside
 
 from engines.models.checkpoint import read_config
 from repro.checks.goldens import GOLDEN_DIR, METHODS, CaseResult, GoldenCase, read_cases, replay
@@ -72,44 +73,9 @@ def values(methods: str, key: str) -> set[object]:
 
 
 def test_the_goldens_cover_the_grid():
-    for methods, key, expected in (
-        ("llada", "cfg_scale", {None, 0.5, 1.0, 2.0}),
-        *(
-            (f"fast_dllm_{cache}", key, expected)
-            for cache in ("nocache", "prefix_cache", "dual_cache")
-            for key, expected in (("threshold", {None, 0.9, 0.4, 0.05}), ("factor", {None, 0.5, 1.2, 2.5}))
-        ),
-        ("sparse_dllm", "keep_ratio", {0.2, 0.3, 0.5, 1.0}),
-        ("sparse_dllm", "kernel_size", {1, 3, 5}),
-        ("dllm_cache", "prompt_interval", {1, 2, 3, 4, 5, 100}),
-        ("dllm_cache", "gen_interval", {1, 2, 3, 5, 6, 7, 100}),
-        ("dllm_cache", "transfer_ratio", {0.0, 0.02, 0.25, 0.3, 0.5, 1.0}),
-        *(
-            (f"{family}dllm_serve_{selection}", "delay_step", {0, 1})
-            for family in ("", "dream_")
-            for selection in ("head", "uniform", "dense")
-        ),
-        *((f"dllm_serve_{selection}", "threshold", {None, 0.25, 0.6}) for selection in ("head", "uniform", "dense")),
-        *((f"dllm_serve_{selection}", "first_token_rule", {False, True}) for selection in ("head", "uniform", "dense")),
-        ("dllm_serve", "factor", {None, 0.5, 1.2, 2.5}),
-        *(
-            (f"{family}dllm_serve_{selection}", "keep_ratio", {0.2, 0.3, 0.5, 1.0})
-            for family in ("", "dream_")
-            for selection in ("head", "uniform")
-        ),
-        *(
-            (f"{family}dllm_serve_{selection}", "kernel_size", {1, 3, 5})
-            for family in ("", "dream_")
-            for selection in ("head", "uniform")
-        ),
-        ("dream_vanilla", "alg", {"entropy", "maskgit_plus", "topk_margin"}),
-        ("dream_sparse", "alg", {"entropy", "maskgit_plus", "topk_margin"}),
-        ("dream_dllm_cache", "alg", {"entropy", "maskgit_plus", "topk_margin"}),
-        ("dream_prefix", "alg", {"entropy", "maskgit_plus", "confidence_threshold"}),
-        ("dream_dual", "threshold", {None, 0.3, 0.7, 0.9}),
-        ("dream_dllm_serve", "threshold", {None, 0.25, 0.6}),
-    ):
-        assert values(methods, key) == expected, (methods, key)
+    for methods, key, expected in data_beside(__file__, "goldens"):
+        for method in methods:
+            assert values(method, key) == {*expected}, (method, key)
     combined = {
         (case.method, case.params["delay_step"], case.params.get("threshold"), case.params["first_token_rule"])
         for case in CASES

@@ -25,6 +25,7 @@ from support.dynamo_stand_in import Context
 from support.mock_openai import MockOpenAI, mock_server
 from support.prefill import TokenCost, turns
 from support.processes import ends
+from support.tables import data_beside
 from support.virtual_time import run_virtually
 
 from baselines.servers import process
@@ -38,6 +39,8 @@ from engines.machine import SETTLED
 from engines.models.loader import load_causal
 from engines.models.qwen2_config import read_causal_config
 from repro.paths import REPO
+
+DATA = data_beside(__file__, "servers")
 
 PATH = {"PYTHONPATH": os.pathsep.join((str(REPO), str(REPO / "tests")))}
 
@@ -244,18 +247,7 @@ def test_k_v_that_is_not_there_is_not_planned_for():
     assert "b" in admission
 
 
-@pytest.mark.parametrize(
-    ("text", "policy", "sentence"),
-    [
-        ("{}", "fcfs", "policy='fcfs' is unknown: use one of laps, reserve"),
-        ("[]", "laps", "policy_settings='[]' is no JSON object"),
-        ('{"bound": 3}', "laps", "bound=3 has no effect with policy_settings: leave it out, or use one of boundary"),
-        ('{"boundary": 0}', "laps", "boundary=0 must be at least 1"),
-        ('{"slo_ms": 0}', "reserve", "slo_s=0"),
-        ('{"token_us": 0}', "reserve", "token_us=0 must be above 0"),
-        ('{"boundary": "x"}', "laps", "boundary='x' must be a whole number"),
-    ],
-)
+@pytest.mark.parametrize(("text", "policy", "sentence"), DATA["settings"])
 def test_settings_are_refused_in_a_sentence(text, policy, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         AdmissionConfig.parse(text, policy=policy)
@@ -321,7 +313,7 @@ def test_prompts_take_turns_and_answers_do_not():
 
 @pytest.mark.parametrize(
     ("leaves_s", "got", "next_s"),
-    [(0.5, [], 2.5), (1.0, [], 3.0), (2.5, [2], 4), (3.5, [2, 3], 4)],
+    DATA["leaving_clients"],
     ids=["in its prompt", "later in its prompt", "in its answer", "later in its answer"],
 )
 def test_a_client_that_leaves_takes_no_more_time(leaves_s, got, next_s):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.engine_runs import Recorder, rows_of
+from support.tables import data_beside
 from support.tiny_models import GQA, MHA, network, prompt_of
 from torch import Tensor
 
@@ -32,6 +33,8 @@ from engines.kernels.host import Runs
 from engines.models.llada import LLaDABlock, LLaDAModelLM
 from engines.runtime import step_timer as timer
 from repro.families.dllm.system import method
+
+DATA = data_beside(__file__, "static_batches")
 
 PLAIN = GenerationConfig(gen_length=16, block_length=8, steps=16)
 CACHE, SUFFIX = DelayedCache(), DelayedCache(delay=0, window="suffix")
@@ -89,9 +92,7 @@ def test_of_one_length_alone_where_the_method_cannot_mix_them():
 
 
 @pytest.mark.parametrize(
-    ("system", "options"),
-    [("fast-dllm", {}), ("fast-dllm", {"cache": "prefix"}), ("sparse-dllm", {}), ("llada", {})],
-    ids=["dual", "prefix", "sparse", "llada"],
+    ("system", "options"), DATA["batches_of_several_lengths"], ids=["dual", "prefix", "sparse", "llada"]
 )
 @pytest.mark.parametrize("model", [MHA, GQA], ids=["mha", "gqa"])
 def test_in_a_batch_of_several_lengths_each_has_the_tokens_it_has_alone(system, options, model):
@@ -165,15 +166,7 @@ def test_a_padded_batch_is_charged_the_keys_it_computes(monkeypatch, system, has
 
 
 GENERATION = GenerationConfig(gen_length=16, block_length=8, steps=16)
-SYSTEMS: tuple[tuple[str, Mapping[str, str]], ...] = (
-    ("llada", {}),
-    ("fast-dllm", {"cache": "none"}),
-    ("fast-dllm", {"cache": "prefix"}),
-    ("fast-dllm", {"cache": "dual"}),
-    ("sparse-dllm", {}),
-    ("dllm-cache", {}),
-    ("dllm-serve", {}),
-)
+SYSTEMS: tuple[tuple[str, Mapping[str, str]], ...] = DATA["systems"]
 
 
 def engine_of(system: str, options: Mapping[str, str], prompts: Sequence[tuple[int, ...]]) -> Engine:

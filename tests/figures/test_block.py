@@ -5,11 +5,14 @@ import pytest
 from support.cells import H20_LLADA2_MINI, H200_LLADA2_MINI, H200_SDAR_8B
 from support.figure_runs import block_run, by_claim
 from support.refusals import refuses
+from support.tables import data_beside
 
 from paper_figures.block import block_diffusion, sglang
 from repro.families.block.system import BLOCK
 from repro.reports.figures import View
 from repro.runs.experiment import prepare
+
+DATA = data_beside(__file__, "block")
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 H20_VIEW = View(platform=H20_LLADA2_MINI, reading="published", num_runs=3)
@@ -51,16 +54,7 @@ def sglang_runs(of_one=592.0, **by_concurrency):
     ]
 
 
-@pytest.mark.parametrize(
-    ("some", "more", "most", "holds"),
-    [
-        (2853, 3241, 3412, True),
-        (1000, 1700, 1800, True),  # however large the first gain
-        (3301, 3400, 3053, False),  # a fall is no gain
-        (1000, 1100, 1300, False),
-        (1000, 900, 890, False),
-    ],
-)
+@pytest.mark.parametrize(("some", "more", "most", "holds"), DATA["a_curve_flattens_while_it_still_rises"])
 def test_a_curve_flattens_while_it_still_rises(some, more, most, holds):
     runs = sglang_runs(n32=some, n64=more, n128=most)
     found = by_claim(sglang.FIGURE.findings(runs, H20_VIEW))["block-sglang-flattens"]
@@ -69,15 +63,7 @@ def test_a_curve_flattens_while_it_still_rises(some, more, most, holds):
     assert found.readings == (("synchronous", pytest.approx(found.value)),)
 
 
-@pytest.mark.parametrize(
-    ("first", "says", "not_says"),
-    [
-        (1.0, "Fitted: 6.05 tokens a forward, to the first point (", "other runs"),
-        (1.009, "With one constant fitted to one request at a time, ", "other runs"),
-        (1.31, "6.05 tokens a forward, fitted to other runs: the first point is +31 % off here (", "Fitted:"),
-        (0.98, "With one constant fitted to other runs, ", "one request at a time,"),
-    ],
-)
+@pytest.mark.parametrize(("first", "says", "not_says"), DATA["what_misses_the_first_point_is_not_called_fitted"])
 def test_what_misses_the_first_point_is_not_called_fitted(first, says, not_says, tmp_path):
     runs = sglang_runs(of_one=592 * first, n32=2853, n64=3241, n128=3412)
     notes = " ".join(sglang.FIGURE.render(runs, H20_VIEW, tmp_path).notes)

@@ -115,12 +115,7 @@ def test_printed_values_stand_at_their_own_rate(tmp_path, drawn):
 
 def test_measured_figure(tmp_path, drawn):
     rendered = fig3.FIGURE.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
-    assert [path.name for path in rendered.files] == [
-        "fig3-cpu-tiny.png",
-        "fig3-cpu-tiny.pdf",
-        "fig3-cpu-tiny.txt",
-        "fig3-cpu-tiny.csv",
-    ]
+    assert [path.name for path in rendered.files] == [f"fig3-cpu-tiny.{kind}" for kind in ("png", "pdf", "txt", "csv")]
     assert [path.name for path in sorted(tmp_path.iterdir())] == sorted(path.name for path in rendered.files)
 
     (picture,) = drawn

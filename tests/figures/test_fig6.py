@@ -91,12 +91,7 @@ def test_grid_differs_in_the_selection_alone():
 
 def test_curves_with_their_intervals(tmp_path, drawn):
     rendered = fig6.FIGURE.render(made(VIEW), VIEW, tmp_path)
-    assert [path.name for path in rendered.files] == [
-        "fig6-cpu-tiny.png",
-        "fig6-cpu-tiny.pdf",
-        "fig6-cpu-tiny.txt",
-        "fig6-cpu-tiny.csv",
-    ]
+    assert [path.name for path in rendered.files] == [f"fig6-cpu-tiny.{kind}" for kind in ("png", "pdf", "txt", "csv")]
     assert [axes.get_title() for axes in drawn[0].axes] == list(PANELS.values())
     lines = drawn_lines(panel(drawn[0], PANELS["mini-gsm"]))
     assert list(lines["head-level (dLLM-Serve)"].get_xdata()) == [10, 20, 30, 40, 50]

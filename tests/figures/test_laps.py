@@ -3,6 +3,7 @@
 import pytest
 from support.figure_runs import by_claim
 from support.prefill import prefill_run, prefill_runs
+from support.tables import data_beside
 
 from paper_figures.common.figure import seed_by_seed
 from paper_figures.common.runs import Runs
@@ -16,6 +17,8 @@ from repro.reports.figures import PAPERS, View
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.statistics import mean_interval
+
+DATA = data_beside(__file__, "laps")
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -93,22 +96,11 @@ def test_figures_1_and_3_are_of_opposite_classes():
     assert by_claim(fig1.FIGURE.findings(flat, VIEW))["laps-fig1-interference"].holds is False
 
 
-@pytest.mark.parametrize(
-    ("odd", "ttft_s", "up", "more"),
-    [
-        # In one mixture short prompts wait no longer than alone, or less long; long ones even less so.
-        ((1, 64), 0.082, 8, 9),
-        ((16, 4), 0.05, 8, 9),
-        # Alone the short ones of 64 clients wait longer than one long one: relatively that one suffers more from company.
-        ((0, 64), 0.15, 9, 8),
-        # Nothing is odd.
-        ((0, 64), 0.082, 9, 9),
-    ],
-)
+@pytest.mark.parametrize(("odd", "ttft_s", "up", "more"), DATA["figure_3"])
 def test_figure_3_holds_where_every_mixture_agrees(odd, ttft_s, up, more):
     def slower(cell: Cell) -> dict[str, float]:
         longs, shorts = (int(cell.knob_values[f"{kind}_clients"] or 0) for kind in ("long", "short"))
-        taken = ttft_s if (longs, shorts) == odd else 0.05 * (1 + longs) * (1 + shorts / 100)
+        taken = ttft_s if [longs, shorts] == odd else 0.05 * (1 + longs) * (1 + shorts / 100)
         return {"ttft_s": taken * (1 + 0.001 * cell.seed)}
 
     found = by_claim(fig3.FIGURE.findings(prefill_runs(fig3.FIGURE.cells(VIEW), slower), VIEW))

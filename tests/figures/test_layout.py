@@ -6,6 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from support.figure_runs import figure_runs
+from support.tables import data_beside
 from support.text_boxes import drawn_texts, overprinted
 
 from paper_figures.common import style
@@ -15,6 +16,8 @@ from paper_figures.common.words import exactly
 from repro.families.platforms import platform
 from repro.reports.figures import FIGURES, View, default_reading, pictures
 from repro.runs.statistics import Interval
+
+DATA = data_beside(__file__, "layout")
 
 DRAWN = [
     (name, where)
@@ -74,17 +77,7 @@ def num_series(axes) -> int:
     return len({label for label in labels if not any(word in label for word in NO_SERIES)})
 
 
-NO_SERIES = (
-    "paper",
-    "printed",
-    "INVALID",
-    "offered load",
-    "90 %",
-    "beyond the highest",
-    "front",
-    "null",
-    "best baseline",
-)
+NO_SERIES = DATA["no_series"]
 
 
 def panel() -> Figure:
@@ -101,15 +94,7 @@ def test_a_sound_figure_has_nothing_to_say(tmp_path):
         assert overprinted(figure) == []
 
 
-@pytest.mark.parametrize(
-    ("place", "text", "fault"),
-    [
-        ((1.4, 0.5), "beyond the edge", "text 'beyond the edge' leaves the canvas"),
-        ((0.5, 1.04), "on the title", "text 'on the title' lies on text 'a panel'"),
-        ((0.99, 0.94), "on the line's end", "text \"on the line's end\" lies on a marker of 'a line'"),
-        ((0.5, 1.14), "over the legend", "text 'over the legend' lies on the legend"),
-    ],
-)
+@pytest.mark.parametrize(("place", "text", "fault"), DATA["broken_figures_are_found_out"])
 def test_broken_figures_are_found_out(place, text, fault, tmp_path):
     with style.drawing():
         figure = panel()
@@ -127,27 +112,12 @@ def test_ticks_beyond_the_axes_are_not_drawn_and_do_not_count(tmp_path):
         assert overprinted(figure) == []
 
 
-@pytest.mark.parametrize(
-    ("characters", "line"),
-    [
-        (60, "Mean of 5 seeds. Full caption: there.txt."),
-        (40, "Full caption: there.txt."),
-        (5, "Full caption: there.txt."),
-    ],
-)
+@pytest.mark.parametrize(("characters", "line"), DATA["lines_under_panels"])
 def test_the_line_under_the_panels_is_one_and_ends_with_the_caption_file(characters, line):
     assert style.caption_line("Mean of 5 seeds.", "there.txt", characters) == line
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ("", []),
-        ("short", ["short"]),
-        ("one two three four five", ["one two three", "four five"]),
-        ("measured: a machine; baselines in our code", ["measured: a machine;", "baselines in our code"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "lines"), DATA["no_word_of_a_title_stands_alone"])
 def test_no_word_of_a_title_stands_alone(text, lines):
     assert style.balanced(text, max(len(text) - 2, 8)) == lines
 

@@ -11,6 +11,7 @@ import pytest
 from support.cells import a_cell
 from support.mock_openai import MockOpenAI, mock_server
 from support.refusals import refuses
+from support.tables import data_beside
 
 from baselines.servers.checkpoint import write_tiny
 from engines.errors import UserError
@@ -22,6 +23,8 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.http_driver import Ask, Exchange, Reply
 from repro.runs.record import RunRecord
+
+DATA = data_beside(__file__, "http")
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
 
@@ -69,15 +72,7 @@ def steady(num: int = 12, gap_s: float = 1.0) -> list[Exchange]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("first", "error", "is_told"),
-    [
-        ((0, 0, 0, 0), None, True),
-        ((0, 0, 0), None, False),
-        ((0, 0, 0, 1, 1, 1), None, False),
-        ((0, 0, 0, 0), "the stream broke off", False),
-    ],
-)
+@pytest.mark.parametrize(("first", "error", "is_told"), DATA["pieces_of_one_read"])
 def test_four_pieces_of_one_read_are_no_chance(first, error, is_told):
     pieces = 1000
     reads = [*first, *range(first[-1] + 1, first[-1] + 1 + pieces - len(first))]
@@ -120,7 +115,7 @@ def test_golden_times():
 
 @pytest.mark.parametrize(
     ("chunks_s", "tokens", "tpot", "itl_n", "icl_n"),
-    [([0.5], 8, None, 0, 0), ([0.5], 1, None, 0, 0), ([0.5, 1.5], 9, 0.125, 0, 1), ([0.5, 0.75, 1.0], 3, 0.25, 2, 2)],
+    DATA["odd_answers"],
     ids=["all in one piece", "one token", "blocks", "tokens"],
 )
 def test_times_of_odd_answers(chunks_s, tokens, tpot, itl_n, icl_n):

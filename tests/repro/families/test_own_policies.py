@@ -9,6 +9,7 @@ from support.cells import a_cell, ran
 from support.exact_instance import ExactInstance
 from support.own import Gather, Stay
 from support.refusals import refuses
+from support.tables import data_beside
 
 from engines.data import installed
 from engines.policies.own import BATCHER, Plugin, own_knobs
@@ -106,35 +107,9 @@ def test_a_queue_orders_waiting_prefills():
 @pytest.fixture
 def installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution with a policy of each kind, and names that others have already."""
-    folder = tmp_path / "shelf-1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text(
-        "[repro.scheduler]\nshelf = shelf:Shelf\nphase = shelf:Shelf\n"
-        "[repro.refresh_rule]\nbuilds = shelf:Builds\n"
-        "[repro.router]\nstay = support.own:Stay\nkv = support.own:Stay\n"
-        "[repro.batcher]\ngather = support.own:Gather\n"
-        "[repro.queue]\nnewest = support.own:Newest\n"
-        "[repro.binder]\nonly = support.own:Only\n"
-        "[repro.workload]\ndialogues = support.own:Dialogues\n"
-        "[repro.system]\nthick = shelf:THICK\n"
-        "[repro.platform]\nshelf-card = shelf:CARD\n"
-        "[repro.gpu]\nshelf-gpu = shelf:GPU\n"
-        "[other.group]\nx = y:z\n"
-    )
-    (tmp_path / "shelf.py").write_text(
-        "from dataclasses import dataclass, replace\n"
-        "from engines.dllm.config import Phase\n"
-        "from engines.dllm.scheduling import PhaseScheduler\n"
-        "from engines.cost.roofline import GPUS\n"
-        "from repro.runs.system import SYSTEMS\n"
-        "from repro.families.platforms import PLATFORMS\n\n\n"
-        "class Shelf(PhaseScheduler):\n    pass\n\n\n"
-        "@dataclass(frozen=True)\nclass Builds:\n    every: int = 2\n    caches = True\n    window = 'block'\n\n"
-        "    def phase(self, step_in_block):\n        return Phase.REUSE if step_in_block % self.every else Phase.BUILD\n\n\n"
-        "THICK = SYSTEMS.get('dllm-serve')\nGPU = replace(GPUS[0], name='shelf-gpu')\n"
-        "CARD = replace(PLATFORMS.get('rtx4090'), title='a shelf')\n"
-    )
+    (tmp_path / "shelf-1.0.dist-info").mkdir()
+    for name, text in data_beside(__file__, "shelf").items():
+        (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     invalidate_caches()
 

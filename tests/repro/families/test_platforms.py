@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 import pytest
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.families import platforms
 from repro.families.platforms import PLATFORMS, DllmPart, PrefillPart, checked_section, platform
+
+DATA = data_beside(__file__, "platforms")
 
 
 def test_every_platform_is_read_and_has_a_card_or_measures():
@@ -31,20 +34,7 @@ def test_requests_follow_the_rate_where_a_platform_says_for_how_long_they_arrive
     assert replace(part, load_s=None).requests_at(2.5) is None
 
 
-@pytest.mark.parametrize(
-    ("family", "given", "says"),
-    [
-        ("dllm", {"gpus": 2}, "dllm: gpus=2"),
-        ("dllm", {"num_prompts": {"osc": 0}}, "dllm: num_prompts=0"),
-        ("dllm", {"rates": [1.0, -2.0]}, "dllm: rates=-2.0"),
-        ("dllm", {"rates": 4.0}, "dllm: rates=4.0"),
-        ("dllm", {"panel_rates": [1.0]}, r"dllm: panel_rates=\[1.0\]"),
-        ("dllm", {"memory_limit": "much"}, "memory_limit='much'"),
-        ("laps", {"slo_ttft_s": 0.0}, "laps: slo_ttft_s=0.0"),
-        ("laps", {"gpu": "h200"}, "laps: gpu='h200'"),
-        ("ampd", "mine", "ampd='mine'"),
-    ],
-)
+@pytest.mark.parametrize(("family", "given", "says"), DATA["sections"])
 def test_a_section_names_what_is_wrong_in_it(family, given, says):
     with pytest.raises(UserError, match=says):
         checked_section(family, given)

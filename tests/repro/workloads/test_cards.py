@@ -45,14 +45,7 @@ def test_a_card_is_introduced_as_it_says_itself(folder, known, load_one):
     assert introductions(DATASETS / folder) == [(card.name, card.title, card.summary) for card in cards]
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("title: [", "gaia.yaml is not YAML"),
-        ("- title", "gaia.yaml: title and summary must be texts"),
-        ("title: GAIA", "gaia.yaml: title and summary must be texts"),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), REFUSED["cards_without_names"])
 def test_a_card_that_does_not_say_what_it_is_is_refused(tmp_path, text, said):
     (tmp_path / "gaia.yaml").write_text(text)
     with pytest.raises(UserError, match=said):

@@ -60,33 +60,18 @@ def test_a_band_holds_prompts_of_it_alone_and_no_history(low, width, seed):
     assert {len(session.rounds) for session in conversations.sessions} == {1}
 
 
+def said(role: str, text: str, *turns: tuple[str, int]) -> list[dict[str, str]]:
+    """Turns of letters, as many as told."""
+    return [{role: who, text: "x" * num} for who, num in turns]
+
+
+LMSYS_TOLD = said("role", "content", ("user", 400), ("assistant", 80), ("user", 40), ("assistant", 20))
 LMSYS_ROWS = [
-    {
-        "conversation_id": "a",
-        "model": "vicuna-13b",
-        "conversation": [
-            {"role": "user", "content": "x" * 400},
-            {"role": "assistant", "content": "y" * 80},
-            {"role": "user", "content": "z" * 40},
-            {"role": "assistant", "content": "w" * 20},
-        ],
-        "turn": 2,
-    },
-    {"conversation_id": "b", "conversation": [{"role": "user", "content": "q" * 8}]},
+    {"conversation_id": "a", "model": "vicuna-13b", "conversation": LMSYS_TOLD, "turn": 2},
+    {"conversation_id": "b", "conversation": said("role", "content", ("user", 8))},
 ]
-SHAREGPT_ROWS = [
-    {
-        "id": "s_0",
-        "conversations": [
-            {"from": "gpt", "value": "the end of what was split off"},
-            {"from": "system", "value": "s" * 40},
-            {"from": "human", "value": "h" * 40},
-            {"from": "human", "value": "i" * 4},
-            {"from": "gpt", "value": "g" * 12},
-        ],
-    },
-    {"id": "empty", "conversations": []},
-]
+SHAREGPT_TOLD = said("from", "value", ("gpt", 29), ("system", 40), ("human", 40), ("human", 4), ("gpt", 12))
+SHAREGPT_ROWS = [{"id": "s_0", "conversations": SHAREGPT_TOLD}, {"id": "empty", "conversations": []}]
 SHAREGPT_TURNS = [(21, 3)]
 LMSYS_TURNS = [(100, 20), (10, 5)]
 

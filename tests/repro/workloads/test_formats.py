@@ -6,6 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.workloads.columns import known_names
@@ -16,6 +17,8 @@ from repro.workloads.rounds import TraceFile
 from repro.workloads.served import served
 from repro.workloads.table import read_trace
 from repro.workloads.workload import open_source
+
+DATA = data_beside(__file__, "formats")
 
 TRACE = ArrivalConfig(kind="trace")
 HEAD = "arrival_s,prompt_len,gen_length\n"
@@ -53,12 +56,7 @@ BAILIAN = [
     {"chat_id": 160, "parent_chat_id": 159, "timestamp": 92.5, "input_length": 800, "output_length": 80, "turn": 2},
 ]
 BAILIAN = [{**row, "type": "text", "hash_ids": [1089, 1090]} for row in BAILIAN]
-MOONCAKE = [
-    {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]},
-    {"timestamp": 3027, "input_length": 2322, "output_length": 490, "hash_ids": [0, 2]},
-    {"timestamp": 6000, "input_length": 6000, "output_length": 9, "hash_ids": [0, 3]},
-    {"timestamp": 9000, "input_length": 7000, "output_length": 9, "hash_ids": [0, 4]},
-]
+MOONCAKE = DATA["mooncake"]
 
 
 def test_a_sample_to_plan_by_may_leave_a_file_s_times(file):
@@ -214,17 +212,7 @@ def test_a_published_unit_is_not_overruled_by_a_name(file):
     assert replayed(file(lines(*BAILIAN), columns=columns)) == [0, 0.25, 31.386]
 
 
-@pytest.mark.parametrize(
-    ("header", "stamps", "fits"),
-    [
-        ("arrival_us", (0, 50, 90, 100), "ms"),
-        ("arrival_s", (0, 1e-5, 2e-5, 3e-5), None),
-        ("arrival_s", (1700000000000, 1700000000500, 1700000001000), "ms"),
-        ("arrival_ms", (1700000000000000, 1700000000500000, 1700000001000000), "us"),
-        ("arrival_ms", (1700000000, 1700000050, 1700000100), "s"),
-        ("arrival_s", (0, 1e9, 2e9), "ms"),
-    ],
-)
+@pytest.mark.parametrize(("header", "stamps", "fits"), DATA["times_that_cannot_be"])
 def test_times_that_cannot_be_are_refused_with_the_reading_that_would_fit(header, stamps, fits, file):
     text = f"{header},prompt_len,gen_length\n" + "".join(f"{stamp!r},10,5\n" for stamp in stamps)
     with pytest.raises(UserError, match=f"field '{header}'") as caught:
@@ -239,14 +227,7 @@ def test_times_since_1970_keep_their_digits(unit, per_second, file):
     assert served(file(text), TRACE, 0).arrival_s == (0, 0.25)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("prompt_len,gen_length\n5,5\n", {"time_unit": "ms"}),
-        ("arrival_s,prompt_len,gen_length\n2023-11-16 18:17:03,5,5\n", {"time_unit": "ms"}),
-        ("t,p,g\n0,5,5\n", {"columns": "arrival_s=t,prompt_len=p,gen_length=g", "time_unit": "ms"}),
-    ],
-)
+@pytest.mark.parametrize(("text", "said"), DATA["units_without_effect"])
 def test_a_unit_that_changes_nothing_is_refused(text, said, file):
     with pytest.raises(UserError, match=r"time_unit|unit out"):
         read_trace(file(text, **said))
@@ -422,21 +403,13 @@ def test_a_pipe_is_refused_by_the_reader_itself(tmp_path):
 
 # ---- the published files themselves -----------------------------------------------------------------------
 
-DATA = os.environ.get("REPRO_DATA_DIR")
+DATA_DIR = os.environ.get("REPRO_DATA_DIR")
 
 
-@pytest.mark.skipif(DATA is None, reason="needs the published files in REPRO_DATA_DIR")
-@pytest.mark.parametrize(
-    ("name", "num", "tokens", "seconds"),
-    [
-        ("azure/AzureLLMInferenceTrace_code.csv", 8819, 2047.85, 3435.948),
-        ("azure/AzureLLMInferenceTrace_conv.csv", 19366, 1154.70, 3501.722),
-        ("mooncake/conversation_trace.jsonl.gz", 12031, 12035.06, 3536.999),
-        ("mooncake/synthetic_trace.jsonl.gz", 3993, 15325.48, 1022.025),
-    ],
-)
+@pytest.mark.skipif(DATA_DIR is None, reason="needs the published files in REPRO_DATA_DIR")
+@pytest.mark.parametrize(("name", "num", "tokens", "seconds"), DATA["published_files"])
 def test_published_files_take_the_time_that_their_publisher_says(name, num, tokens, seconds):
-    path = Path(str(DATA)) / name
+    path = Path(str(DATA_DIR)) / name
     if not path.is_file():
         pytest.skip(f"{name} is not there")
     found = served(TraceFile(where=str(path)), TRACE, 0)

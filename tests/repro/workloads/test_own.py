@@ -77,22 +77,10 @@ def test_a_field_called_num_prompts_has_what_the_run_asks_for():
 
 def test_a_capacity_is_that_of_the_file():
     """Asked for as many sessions as there are, of one seed: others are drawn anew for each."""
-    asked = (
-        "--slo",
-        "ttft:p95:2000",
-        "--gpus",
-        "2",
-        "--model",
-        "Qwen2.5-7B",
-        "--num-prompts",
-        "24",
-        "--seeds",
-        "1",
-        "--json",
-    )
+    asked = "--slo ttft:p95:2000 --gpus 2 --model Qwen2.5-7B --num-prompts 24 --seeds 1 --json"
     rates = []
     for workload in (written("rows.jsonl"), OWN):
-        result = repro("capacity", "--workload", workload, "--system", "vllm-sim", *asked)
+        result = repro(f"capacity --workload {workload} --system vllm-sim {asked}")
         assert result.code == 0, result
         (answer,) = json.loads(result.out)["answers"]
         rates.append((answer["rate"], answer["plan"], answer["ttft_p95_s"]))

@@ -60,7 +60,7 @@ def test_cards_hold_table_1(trace):
 def test_every_sample_meets_the_means_of_table_1(trace, num, seed):
     """To the nearest whole token of the sample, whatever the seed."""
     card = load_session_card(trace)
-    built = build_sessions(SessionWorkloadConfig(trace=trace, num_sessions=num, seed=seed, arrivals=POISSON))
+    built = workload(trace, num_sessions=num, seed=seed)
     assert len(built.sessions) == num
     rounds = sum(len(each.rounds) for each in built.sessions)
     # Rounds are whole too: 1 + what is left of the mean.
@@ -154,16 +154,10 @@ def test_files_that_are_missing_empty_or_damaged_are_refused(tmp_path, monkeypat
     ("trace", "rounds", "prefill"), [("toolbench", 4.0, 2000), ("hotpotqa", 3.0, 1491), ("dureader", 3.0, 1860)]
 )
 def test_real_files_have_the_shape_their_cards_say(trace, rounds, prefill):
-    built = build_sessions(
-        SessionWorkloadConfig(
-            trace=trace, num_sessions=300, seed=1, arrivals=POISSON, source="local", meets_totals=False
-        )
-    )
+    built = workload(trace, num_sessions=300, source="local", meets_totals=False)
     assert built.provenance.means["rounds"] == pytest.approx(rounds, rel=0.1)
     assert built.provenance.means["prefill_tokens"] == pytest.approx(prefill, rel=0.1)
-    scaled = build_sessions(
-        SessionWorkloadConfig(trace=trace, num_sessions=300, seed=1, arrivals=POISSON, source="local")
-    )
+    scaled = workload(trace, num_sessions=300, source="local")
     assert scaled.provenance.means["prefill_tokens"] == pytest.approx(
         load_session_card(trace).lengths.prefill_tokens, abs=0.01
     )

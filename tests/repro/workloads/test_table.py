@@ -142,17 +142,7 @@ def test_columns_that_cannot_be_are_refused(columns, says, tmp_path):
     assert says in refusal(TraceFile(where=path, columns=columns))
 
 
-@pytest.mark.parametrize(
-    ("dataset", "knobs", "says"),
-    [
-        (
-            "osc",
-            {"workload": "mine.csv"},
-            "dataset='osc' has no effect with workload='mine.csv', after which the run is",
-        ),
-        ("mine", {"columns": "a=b"}, "columns='a=b' has no effect without a workload"),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "knobs", "says"), REFUSED["places_of_a_data_set"])
 def test_a_file_takes_the_place_of_a_data_set(dataset, knobs, says):
     with pytest.raises(UserError, match=says):
         trace_asked(dataset, TraceKnobs(**knobs), knobs)

@@ -197,13 +197,7 @@ def test_trace_arrivals_keep_lengths_beside_their_times(tmp_path):
     assert "1 rows with an empty prompt left out" in workload.provenance.description
 
 
-@pytest.mark.parametrize(
-    ("records", "message"),
-    [
-        ([{"prompt_len": 9}, {"prompt_len": 9, "arrival_s": 1}], "line 1: field 'arrival_s'"),
-        (None, "arrivals='trace' with embedded prompts, which have no timestamps"),
-    ],
-)
+@pytest.mark.parametrize(("records", "message"), REFUSED["trace_arrivals_need_timestamps"])
 def test_trace_arrivals_need_timestamps(tmp_path, records, message):
     options: dict = {"arrivals": ArrivalConfig(kind="trace")}
     if records is not None:

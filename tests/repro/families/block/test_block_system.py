@@ -7,6 +7,7 @@ from typing import Annotated
 import pytest
 from support.block_models import END, write_block
 from support.cells import a_cell
+from support.tables import data_beside
 
 from engines.errors import UserError
 from engines.knobs import Range
@@ -16,6 +17,8 @@ from repro.families.block.system import BLOCK, STEPS
 from repro.families.block.text import text_of
 from repro.runs.system import SYSTEMS
 from repro.workloads.rounds import RecordedRound, TracedSession
+
+DATA = data_beside(__file__, "block_system")
 
 SYSTEM = SYSTEMS.get("block-diffusion")
 
@@ -165,18 +168,7 @@ def test_a_workload_s_text_is_the_prompt_of_a_model_that_reads_it():
     assert deployment.facts["prompts"] == "texts"
 
 
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"gen_length": 16}, "gen_length=16"),
-        ({"columns": "prompt_len=x"}, "columns='prompt_len=x'"),
-        ({"burst": 2}, "burst=2"),
-        ({"answer": 101}, "answer=101"),
-        ({"max_model_len": 72, "answer": 90}, "leaves none for a prompt of the 72"),
-        ({"model": "tiny-block", "block_length": None, "shared_len": 4}, "shared_len=4"),
-        ({"shared_len": 40}, "shared_len=40"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "says"), DATA["no_room"])
 def test_what_a_workload_leaves_no_room_for_is_refused(asked, says):
     with pytest.raises(UserError, match=says):
         served(**asked)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.cells import a_cell, ran
+from support.tables import data_beside
 
 from engines.cluster.record import READINGS, attainments, observe
 from engines.cluster.sessions import OpenLoop
@@ -25,6 +26,8 @@ from repro.runs.experiment import prepare
 from repro.runs.system import SYSTEMS as SYSTEM_BY_NAME
 from repro.runs.system import free_of
 from repro.runs.tuning import TRIALS
+
+DATA = data_beside(__file__, "ar_systems")
 
 SYSTEMS = ("ampd", "dynamo-sim", "vllm-sim", "continuum-sim")
 SPLIT, BOTH = "P:TP4x2 D:TP4x2", "TP8x2"
@@ -79,16 +82,7 @@ def test_what_a_router_is_made_with_is_its_own(tmp_path, monkeypatch):
     assert AR.summarize(ran(cell())[1]) == own
 
 
-@pytest.mark.parametrize(
-    ("route", "sentence"),
-    [
-        ("", "makes Mine, which has no route()"),
-        ("route = 3", "makes Mine, which has no route()"),
-        ("def route(self): ...", "makes Mine, which has no route() of four arguments"),
-        ("def __new__(cls, **given): raise GeneratorExit", "fails when called (GeneratorExit: )"),
-        ("def __new__(cls, **given): raise LookupError('no\\nline')", "fails when called (LookupError: no line)"),
-    ],
-)
+@pytest.mark.parametrize(("route", "sentence"), DATA["no_routers"])
 def test_what_is_no_router_is_refused_before_it_runs(route, sentence, tmp_path, monkeypatch):
     name = f"mine_{zlib.crc32(route.encode())}"
     (tmp_path / f"{name}.py").write_text(

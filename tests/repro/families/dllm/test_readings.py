@@ -11,6 +11,7 @@ import pytest
 from support.cells import CPU_TINY, a_cell
 from support.engine_runs import Recorder
 from support.refusals import refuses
+from support.tables import data_beside
 
 from baselines.dllm.dllm_cache.method import PackedFeatureCacheRooflineExecutor as Executor
 from baselines.dllm.dllm_cache.method import memory_bytes_per_token
@@ -31,6 +32,8 @@ from repro.families.dllm.settings import DllmSettings
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
+
+DATA = data_beside(__file__, "readings")
 
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
 SMALL = {"num_prompts": 24, "gen_length": 64, "steps": 64}
@@ -278,17 +281,7 @@ def test_the_same_policy_makes_the_same_plans_on_both_executors():
     assert plans[0] == plans[1]
 
 
-@pytest.mark.parametrize(
-    ("system", "knobs"),
-    [
-        ("fast-dllm", {}),
-        ("fast-dllm", {"cache": "prefix"}),
-        ("sparse-dllm", {}),
-        ("sparse-dllm", {"temperature": 0.7}),
-        ("llada", {}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("system", "knobs"), DATA["a_reading_changes_no_token"], ids=str)
 def test_a_reading_changes_no_token(monkeypatch, system, knobs):
     """In float64, where no two candidates are close enough for another order of sums to decide."""
     model = load_model("tiny").double()

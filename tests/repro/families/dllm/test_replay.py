@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.refusals import refuses
+from support.tables import data_beside
 
 import repro
 from engines.dllm.config import GenerationConfig, Phase
@@ -18,21 +19,10 @@ from repro.runs.cell import BASIS
 from repro.runs.record import REQUESTS
 from repro.runs.store import StoredRun
 
+DATA = data_beside(__file__, "replay")
+
 LENGTHS = {"gen_length": 32, "block_length": 16, "num_prompts": 5}
-WAYS = {
-    "threshold": {"threshold": 0.9},
-    "factor": {"factor": 1.0},
-    "stops": {"stop_at_eos": True, "steps": 16},
-    "rule": {"refresh_rule": "support.engine_runs:OnDoubt", "below": 0.99},
-    "rule and threshold": {"refresh_rule": "support.engine_runs:OnDoubt", "threshold": 0.95},
-    "settled": {"threshold": 0.9, "settle_after": 1, "full_every": 2, "refresh_delay": 0, "selection": "dense"},
-    "settled by a rule": {
-        "refresh_rule": "support.engine_runs:OnDoubt",
-        "settle_after": 1,
-        "full_every": 2,
-        "selection": "dense",
-    },
-}
+WAYS = DATA["ways"]
 SCHEDULE = ("num_refresh", "num_reuse", "query_tokens", "committed_tokens", "num_running", "num_finished")
 
 
