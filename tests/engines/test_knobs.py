@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.refusals import refuses
+from support.tables import data_beside
 
 from engines.data import open_file, read_bytes, read_text
 from engines.errors import UserError
@@ -39,6 +40,8 @@ from engines.knobs import (
 )
 from engines.least_squares import dot, least_squares, reduced
 from repro.paths import REPO
+
+CASES = data_beside(__file__, "knobs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,45 +99,14 @@ def test_given_values_reach_the_settings_they_are_of_as_their_kind():
     assert given_to(Engine(), {"floor": 4}) == Engine()
 
 
-@pytest.mark.parametrize(
-    ("given", "beside", "sentence"),
-    [
-        ({"kind": "dense", "kept": 0.5}, {}, "kept=0.5 has no effect with kind='dense': leave it out"),
-        (
-            {"graphs": False},
-            {"executor": "roofline"},
-            "graphs=false has no effect with executor='roofline': leave it out",
-        ),
-        ({"rows": 0}, {}, "rows=0 must be at least 1"),
-        ({"rows": 2**20 + 1}, {}, "rows=1048577 is more than 1,048,576, the most that is taken"),
-        ({"rows": 2.5}, {}, "rows=2.5 must be a whole number"),
-        ({"rows": True}, {}, "rows=True must be a whole number"),
-        ({"kept": 0.0}, {}, "kept=0.0 must be in (0, 1]"),
-        ({"kept": math.nan}, {}, "kept=nan must be a finite number"),
-        ({"wait_s": -1}, {}, "wait_s=-1 must not be negative"),
-        ({"kind": "denser"}, {}, "kind='denser' is unknown: use one of dense, sparse"),
-    ],
-)
+@pytest.mark.parametrize(("given", "beside", "sentence"), CASES["refused"])
 def test_what_a_field_may_not_be_or_has_no_effect_is_refused(given, beside, sentence):
     with pytest.raises(UserError) as refused:
         given_to(Engine(), given, **beside)
     assert str(refused.value).startswith(sentence)
 
 
-@pytest.mark.parametrize(
-    ("given", "beside", "names"),
-    [
-        ({"graphs": False}, {}, ("graphs=false", "device='cpu'")),
-        ({"pooling": "each"}, {}, ("pooling='each'", "without router")),
-        ({"pooling": "each", "router": "mine"}, {"rate": 2.0}, ("pooling='each'", "rate=2.0")),
-        ({"think_s": 0.5}, {"rate": 2.0}, ("think_s=0.5", "rate=2.0")),
-        ({"is_first_done": False}, {}, ("is_first_done=false", "without router")),
-        ({"patience": 1.0}, {}, ("patience=1.0", "without share")),
-        ({"patience": 1.0, "share": 0.0}, {}, ("patience=1.0", "share=0.0")),
-        ({"top_p": 0.5}, {}, ("top_p=0.5", "temperature=0.0")),
-        ({"threshold": 0.9, "factor": 1.0}, {}, ("threshold=0.9", "factor=1.0")),
-    ],
-)
+@pytest.mark.parametrize(("given", "beside", "names"), CASES["dependent"])
 def test_a_refusal_names_the_field_and_the_other_that_it_depends_on(given, beside, names):
     with pytest.raises(UserError) as refused:
         given_to(made(Served, {}), given, **beside)
@@ -171,9 +143,8 @@ def test_what_has_an_effect_is_taken(given, beside):
 
 
 def test_a_name_that_none_has_is_refused_and_what_was_meant_is_told():
-    with pytest.raises(
-        UserError, match=r"^rwos=3 has no effect with here: leave it out, or use one of rows, wait_s, gr"
-    ):
+    sentence = r"^rwos=3 has no effect with here: leave it out, or use one of rows, wait_s, gr"
+    with pytest.raises(UserError, match=sentence):
         check_given({"rwos": 3}, Engine, who="here")
     check_given({"rows": 3, "wait_s": None}, Engine, who="here")
     with refuses("rows=None"):
@@ -181,13 +152,7 @@ def test_a_name_that_none_has_is_refused_and_what_was_meant_is_told():
 
 
 def test_of_many_names_only_those_spelled_alike_are_told():
-    many: Any = dataclass(frozen=True)(
-        type(
-            "Many",
-            (),
-            {"__annotations__": {f"setting_{number:02}": int for number in range(41)}, "__module__": __name__},
-        )
-    )
+    many: Any = make_dataclass("Many", [(f"setting_{number:02}", int) for number in range(41)])
     for name, told in (("setting_400", ": leave it out, or use one of setting_40"), ("color", ": leave it out")):
         with pytest.raises(UserError) as refused:
             check_given({name: 1}, many, who="here")
@@ -213,9 +178,8 @@ def test_what_is_made_directly_is_checked_too():
 
 
 def test_a_field_that_type_checkers_alone_know_is_refused_in_a_sentence():
-    with pytest.raises(
-        UserError, match=r"settings Plugged declare a field by .* \(name 'Elsewhere' is not defined\): import"
-    ):
+    sentence = r"settings Plugged declare a field by .* \(name 'Elsewhere' is not defined\): import"
+    with pytest.raises(UserError, match=sentence):
         knobs_of(make_dataclass("Plugged", [("other", "Elsewhere")]))
 
 

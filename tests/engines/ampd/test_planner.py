@@ -57,14 +57,8 @@ SOLVERS: list[object] = [
 def sample(num: int = 120, seed: int = 2) -> tuple[Session, ...]:
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1.0, num)).tolist()
-    return tuple(
-        session(
-            index,
-            time,
-            *((int(prefill), int(decode)) for prefill, decode in rng.integers((300, 10), (1500, 80), (3, 2))),
-        )
-        for index, time in enumerate(times)
-    )
+    lengths = rng.integers((300, 10), (1500, 80), (num, 3, 2)).tolist()
+    return tuple(session(index, time, *rounds) for index, (time, rounds) in enumerate(zip(times, lengths, strict=True)))
 
 
 def workload(rate: float) -> PlanningWorkload:
@@ -76,11 +70,8 @@ def test_workload_gives_lengths_and_load():
     assert found.rounds_per_s == 0.75
     assert found.span_s == 4.0
     assert [each.arrival_s for each in found.at_rate()] == [0.0, 4.0]
-    assert found.prefill_s(MODEL, 4).tolist() == [
-        MODEL.prefill_s(0, 100, 4),
-        MODEL.prefill_s(105, 50, 4),
-        MODEL.prefill_s(0, 7, 4),
-    ]
+    expected = [MODEL.prefill_s(*each, 4) for each in ((0, 100), (105, 50), (0, 7))]
+    assert found.prefill_s(MODEL, 4).tolist() == expected
 
 
 def test_idle_pools_have_the_latency_of_one_round():
@@ -214,13 +205,12 @@ def test_ties_go_by_both_latencies_then_by_replicas_then_by_prefill_gpus():
         uses_all=True,
         objective="max",
     )
-    assert program.tie_break((2, 3), is_prefill=True, least=2.0) == pytest.approx(
-        0.25 + 1e-4 * (3 + 6 / 16) / 8, abs=1e-12
-    )
-    assert program.tie_break((4, 1), is_prefill=True, least=2.0) == pytest.approx(
-        0.125 + 1e-4 * (1 + 4 / 16) / 8, abs=1e-12
-    )
-    assert program.tie_break((2, 3), is_prefill=False, least=2.0) == pytest.approx(1.0 + 1e-4 * 3 / 8, abs=1e-12)
+    for pair, is_prefill, expected in (
+        ((2, 3), True, 0.25 + 1e-4 * (3 + 6 / 16) / 8),
+        ((4, 1), True, 0.125 + 1e-4 * (1 + 4 / 16) / 8),
+        ((2, 3), False, 1.0 + 1e-4 * 3 / 8),
+    ):
+        assert program.tie_break(pair, is_prefill=is_prefill, least=2.0) == pytest.approx(expected, abs=1e-12)
     flat = Program(prefill={(1, 1): 0.0}, decode={(1, 1): 0.0}, num_gpus=2, uses_all=True, objective="sum")
     assert flat.tie_break((1, 1), is_prefill=False, least=0.0) == pytest.approx(1e-4 / 2, abs=1e-12)
 

@@ -120,15 +120,7 @@ def test_published_configurations_are_read(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-@pytest.mark.parametrize(
-    "nothing",
-    [
-        {"rope_parameters": {"rope_type": "default"}},
-        {"rope_scaling": {"rope_type": "default"}},
-        {"rope_scaling": {"type": "default"}, "hidden_act": "swish"},
-        {"rope_scaling": {"rope_type": None, "factor": None}, "pretraining_tp": 1},
-    ],
-)
+@pytest.mark.parametrize("nothing", REFUSED["block, not refused"])
 def test_fields_that_say_nothing_change_nothing(name, nothing):
     assert BlockConfig.from_dict({**PUBLISHED[name], **nothing}) == BLOCK_SHAPES[name]
 

@@ -94,10 +94,8 @@ def test_a_conversation_is_answered_whole_and_streamed(server):
     said = ask(server.port, CHAT, asked).body
     wanted = text_of("user:hi\n", 8)
     message = said["choices"][0]["message"]
-    assert {name: value for name, value in message.items() if value is not None} == {
-        "role": "assistant",
-        "content": wanted,
-    }
+    given = {name: value for name, value in message.items() if value is not None}
+    assert given == {"role": "assistant", "content": wanted}
     assert {"refusal", "annotations", "audio", "function_call"} < message.keys()
     assert said["object"] == "chat.completion"
     assert ask(server.port, CHAT, {**asked, "max_tokens": 8}).status == 200
@@ -183,9 +181,8 @@ def test_an_end_of_text_is_a_reason_to_tell_where_it_was_asked_for(server):
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None), "it ends any answer"
     (choice,) = choices_of(server, COMPLETIONS, body([5, 0], stop_token_ids=[0], ignore_eos=True))
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 0)
-    (choice,) = choices_of(
-        server, COMPLETIONS, body([5, 0], include_stop_str_in_output=True, skip_special_tokens=False)
-    )
+    shown = body([5, 0], include_stop_str_in_output=True, skip_special_tokens=False)
+    (choice,) = choices_of(server, COMPLETIONS, shown)
     assert choice["text"].endswith("\0")
 
 
@@ -462,9 +459,8 @@ def test_before_the_model_is_loaded_requests_are_asked_to_come_again():
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_service_with_its_sentence():
-    with running_server(
-        EchoModel(refusal="dtype='float8' is unknown: use another"), ByteCodec(), is_ready=False
-    ) as server:
+    model = EchoModel(refusal="dtype='float8' is unknown: use another")
+    with running_server(model, ByteCodec(), is_ready=False) as server:
         server.wait_until(lambda: server.service.ended.done())
         error = server.service.ended.result()
         assert isinstance(error, UserError)

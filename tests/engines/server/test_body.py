@@ -166,32 +166,9 @@ def test_a_sentence_shows_no_more_of_a_value_than_tells_it():
 
 
 def test_messages_as_clients_send_them():
-    empty = {
-        "tool_calls": [],
-        "annotations": [],
-        "refusal": None,
-        "audio": None,
-        "function_call": None,
-        "type": "message",
-    }
-    messages = [
-        {"role": "developer", "content": "a", "name": "b"},
-        {"role": "system", "content": [{"type": "text", "text": "g"}], "name": None},
-        {"role": "assistant", "content": None, **empty},
-        {
-            "role": "assistant",
-            "content": ["c", {"text": "d", "cache_control": {}}, {"type": "output_text", "text": "e"}],
-            "reasoning_content": "f",
-        },
-    ]
-    asked = read(ChatBody, messages=messages)
+    asked = read(ChatBody, messages=REQUESTS["messages as clients send them"])
     assert [*asked.unknown] == []
-    assert asked.turns == [
-        {"role": "developer", "content": "a", "name": "b"},
-        {"role": "system", "content": "g"},
-        {"role": "assistant", "content": ""},
-        {"role": "assistant", "content": "c\nd\ne", "reasoning": "f", "reasoning_content": "f"},
-    ]
+    assert asked.turns == REQUESTS["turns of them"]
 
 
 def test_variables_of_a_template():

@@ -117,13 +117,8 @@ def test_sessions_at_once_and_those_without_a_number(store):
 
     assert served(intake, together) == [[7, 4, 5]] * 5
     assert store.fields("session", 0)["state"] == "waiting"
-    assert [store.fields("session", FIRST_NAMED + k).get("state") for k in range(1, 6)] == [
-        "done",
-        "waiting",
-        "waiting",
-        "done",
-        None,
-    ]
+    states = [store.fields("session", FIRST_NAMED + k).get("state") for k in range(1, 6)]
+    assert states == ["done", "waiting", "waiting", "done", None]
 
 
 @needs_redis
