@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.dllm_cache_cases import dims_of, engine_config, is_decided, run, sample, weights_of
 from support.reference_dllm_cache import INTERVALS, dllm_cache
 from support.reference_samplers import llada
+from support.tables import data_beside
 from support.tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, network, prompt_of, request_on
 
 from baselines.dllm.dllm_cache.forward import FeatureForward
@@ -176,22 +177,8 @@ def test_a_suppressed_mask_id_is_never_committed():
 
 @lru_cache
 def dream() -> DreamModel:
-    config = DreamConfig(
-        d_model=32,
-        n_layers=3,
-        n_heads=4,
-        n_kv_heads=2,
-        mlp_hidden_size=48,
-        vocab_size=96,
-        max_sequence_length=128,
-        rope_theta=1e6,
-        rms_norm_eps=1e-6,
-        mask_token_id=94,
-        eos_token_id=95,
-        pad_token_id=95,
-    )
     generator = torch.Generator().manual_seed(5)
-    model = DreamModel(config)
+    model = DreamModel(DreamConfig(**data_beside(__file__, "dream")))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 2 / math.sqrt(parameter.shape[-1]), generator=generator)

@@ -76,13 +76,8 @@ def setting(kp: int, kg: int, ratio: float, kc: int) -> FeatureCacheConfig:
     return FeatureCacheConfig(prompt_interval=kp, gen_interval=kg, transfer_ratio=ratio, cfg_interval=kc)
 
 
-SETTINGS = [
-    setting(100, 7, 0.25, 1),
-    setting(100, 7, 0.25, 4),
-    setting(3, 2, 0.5, 3),
-    setting(5, 100, 0.3, 6),
-    setting(4, 6, 0, 100),
-]
+INTERVALS = [(100, 7, 0.25, 1), (100, 7, 0.25, 4), (3, 2, 0.5, 3), (5, 100, 0.3, 6), (4, 6, 0, 100)]
+SETTINGS = [setting(*each) for each in INTERVALS]
 SHAPES = [(5, 16, 8, 16), (19, 24, 24, 24), (7, 16, 4, 24)]
 
 

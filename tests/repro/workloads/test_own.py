@@ -129,18 +129,9 @@ def test_spawned_workers_draw_from_it_too(tmp_path, monkeypatch):
     """AMPD's planner, in the process that makes the run, asks for the sessions of other seeds."""
     (tmp_path / "shelf_of_workloads.py").write_text(PLUG_IN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    grid = {
-        "system": "ampd",
-        "platform": "h20x32",
-        "seed": [0, 1],
-        "knobs": {
-            "workload": "shelf_of_workloads:Steady",
-            "arrivals": "trace",
-            "num": 10,
-            "model": "Qwen2.5-7B",
-            "num_gpus": 4,
-        },
-    }
+    own = {"workload": "shelf_of_workloads:Steady", "arrivals": "trace", "num": 10}
+    knobs = {**own, "model": "Qwen2.5-7B", "num_gpus": 4}
+    grid = {"system": "ampd", "platform": "h20x32", "seed": [0, 1], "knobs": knobs}
     here, there = (api.sweep(grid, result_dir=tmp_path / name, jobs=jobs) for name, jobs in (("a", 1), ("b", 2)))
     assert [run.summary for run in there] == [run.summary for run in here]
     assert [run.cell.dataset for run in there] == ["Steady", "Steady"]

@@ -16,6 +16,7 @@ from support.cells import a_cell
 from support.command import table_of
 from support.live import needs_redis
 from support.own import Newest
+from support.tables import data_beside
 
 from engines.ampd.live.profile import FIRST_ID
 from engines.errors import RunError, UserError
@@ -26,6 +27,8 @@ from repro.families.live.system import LIVE
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS
+
+DATA = data_beside(__file__, "live_system")
 
 
 def cell(**changes: Any) -> Cell:
@@ -45,15 +48,7 @@ def test_a_machine_without_redis_is_told_what_to_install(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(find_spec("redis") is None, reason="needs the extra redis: the client is not installed")
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        ("x", "redis='x'"),
-        ("redis://127.0.0.1:1", "redis='redis://127.0.0.1:1'"),
-        ("redis://:secret@127.0.0.1:1", r"redis='redis://\*\*\*@127.0.0.1:1' does not answer"),
-        ("unix:///nonexistent", "redis='unix:///nonexistent'"),
-    ],
-)
+@pytest.mark.parametrize(("address", "said"), DATA["a_redis_that_is_not_there_is_seen_before_work"])
 def test_a_redis_that_is_not_there_is_seen_before_work(address, said):
     deployment, _ = prepared(cell(num_prompts=2, redis=address))
     with pytest.raises(UserError, match=said) as caught:
