@@ -191,9 +191,9 @@ def _jail(python: str, *, seccomp_fd: int, status_fd: int) -> list[str]:
     return [
         shutil.which("bwrap") or "bwrap",
         *("--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
-        *shown,
-        *("--dev-bind", "/dev/null", "/dev/null"),
-        *("--size", str(FOLDER_BYTES), "--tmpfs", _HOME, "--chdir", _HOME, "--remount-ro", "/"),
+        # The folder comes first: this file, or Python, may lie below it.
+        *("--size", str(FOLDER_BYTES), "--tmpfs", _HOME, *shown),
+        *("--dev-bind", "/dev/null", "/dev/null", "--chdir", _HOME, "--remount-ro", "/"),
         *("--seccomp", str(seccomp_fd), "--json-status-fd", str(status_fd)),
     ]
 

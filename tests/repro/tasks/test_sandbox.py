@@ -2,10 +2,12 @@
 
 import errno
 import os
+import shutil
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -42,6 +44,13 @@ def processes_with(word: str) -> set[int]:
 
 
 # -- files -------------------------------------------------------------------------------------------------
+
+
+@needs_jail
+def test_a_repository_may_lie_where_the_folder_is_mounted(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as repository:
+        monkeypatch.setattr(client, "_INSIDE", shutil.copy(client._INSIDE, repository))
+        assert run("").passed
 
 
 @needs_jail
