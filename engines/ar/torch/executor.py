@@ -11,7 +11,7 @@ the seconds are the device's. It also is what a policy's step model is fitted on
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -361,14 +361,10 @@ def grid(lengths: Collection[int], batches: Collection[int]) -> tuple[Bucket, ..
     return tuple(Bucket(length, batch) for length in sorted(lengths) for batch in sorted(batches))
 
 
-CPU_TIME = process_time
-
-
 class MeasuredSteps:
     """Each call runs the step ``repeats`` times and takes the shortest, after ``warmup`` runs that do not count.
 
-    ``timer`` is a clock in seconds: the wall's, or on a CPU with one thread the process's own (``CPU_TIME``), which others
-    on the machine do not lengthen.
+    ``timer`` is a clock in seconds.
 
     Sequences are anonymous: their history is whatever the pool holds, as K/V that came from a decode worker, which
     speed does not depend on. ``context`` tokens of decoding sequences are dealt evenly.
@@ -378,10 +374,6 @@ class MeasuredSteps:
         self, executor: PagedExecutor, *, repeats: int = 1, warmup: int = 0, timer: Callable[[], float] = perf_counter
     ) -> None:
         require(repeats >= 1, f"repeats={repeats} must be at least 1")
-        is_alone = executor.device.type == "cpu" and torch.get_num_threads() == 1
-        require(
-            timer is not CPU_TIME or is_alone, "CPU time is the time of a step on a CPU with one thread: use the wall's"
-        )
         self.executor = executor
         self._timer = timer
         self.repeats, self.warmup = repeats, warmup
