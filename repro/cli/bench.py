@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 CPU = "cpu-tiny"
 PROFILE_COLUMNS = {"with a Refresh": ("refresh", "mixed"), "Reuse only": ("reuse",), "all": ("all",)}
 """Title -> the kinds of step in it, as the metric ``profile`` has them."""
+LATENCIES = {"mean": "mean", "longest": "max", "p50": "p50", "p99": "p99"}
+"""Name in a plot's CSV -> the part of the latency."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,13 +271,12 @@ def _print_or_json(runs: Sequence[StoredRun], varied: Sequence[str], *, json: bo
 
 
 def _save_plot(path: Path, title: str, runs: Sequence[StoredRun], varied: Sequence[str]) -> list[Path]:
-    """Means over the repeats of a setting, with their intervals."""
+    """Draw means over the repeats of a setting, with their intervals; the CSV has P50 and P99 of latencies besides."""
     from repro.runs.store import over_repeats
 
     metrics = {
         "throughput_tok_s": ("throughput_tok_s", None),
-        "mean_latency_s": ("e2el_s", "mean"),
-        "longest_latency_s": ("e2el_s", "max"),
+        **{f"{name}_latency_s": ("e2el_s", part) for name, part in LATENCIES.items()},
     }
     rows = []
     for row in by_setting(runs):
@@ -295,8 +296,12 @@ def _save_plot(path: Path, title: str, runs: Sequence[StoredRun], varied: Sequen
     unit, latency = "tok/s", "latency"
     if all(run.family.ends_at_first_token for run in runs):
         unit, latency = "turns/s", "TTFT"
-    titles = (f"throughput ({unit})", f"mean {latency} (s)", f"longest {latency} (s)")
-    return [*save_plot(path, title, rows, dict(zip(metrics, titles, strict=True)))]
+    titles = {
+        "throughput_tok_s": f"throughput ({unit})",
+        "mean_latency_s": f"mean {latency} (s)",
+        "longest_latency_s": f"longest {latency} (s)",
+    }
+    return [*save_plot(path, title, rows, titles)]
 
 
 def _print_profile(run: StoredRun) -> None:

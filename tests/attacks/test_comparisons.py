@@ -56,13 +56,15 @@ def test_a_run_of_another_machine_is_drawn_and_marked_and_never_added_to(tmp_pat
 
 
 def test_a_plot_and_the_numbers_behind_it(tmp_path):
-    result = repro(*SIMULATED, "--result-dir", tmp_path / "r", "--plot", tmp_path / "p.png")
+    asked = ("bench --platform rtx4090 --num-prompts 100 --max-num-seqs 8", "--result-dir", tmp_path / "r")
+    result = repro(*asked, "--plot", tmp_path / "p.png")
     assert result.code == 0, result
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     (row,) = csv.DictReader((tmp_path / "p.csv").read_text().splitlines())
     assert row["label"] == "dLLM-Serve, osc, rtx4090, all at once"
     assert (row["obtained"], row["valid"]) == ("composed", "True")
     assert float(row["throughput_tok_s"]) > 0
+    assert 0 < float(row["p50_latency_s"]) < float(row["p99_latency_s"]) <= float(row["longest_latency_s"])
 
 
 def test_prompts_that_are_cut_are_said_to_be(tmp_path):
