@@ -16,7 +16,6 @@ from repro.cli import options as opt
 from repro.cli.output import counted, print_json, print_table, say
 from repro.files import writable_file
 from repro.paths import LOCAL
-from repro.runs.provenance import unlike
 
 if TYPE_CHECKING:
     from repro.workbench.comparison import Change, Comparison, Side
@@ -127,6 +126,8 @@ def _notes(found: Sequence[Comparison], sides: Sequence[Side]) -> Iterator[str]:
 
 def _unlike(sides: Sequence[Side]) -> dict[str, list[str]]:
     """What tells the machines apart that the runs were measured on."""
+    from repro.runs.provenance import unlike
+
     machines = [run.machine for side in sides for run in side.runs if run.machine is not None]
     return {name: sorted(set(values)) for name, values in unlike(machines).items()}
 

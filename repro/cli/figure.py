@@ -12,29 +12,22 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
-from engines.cost.kernels import FRAMEWORKS
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import counting, print_json, print_table, say
-from repro.cli.run_table import lengths_json, lengths_line
 from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, sweep_of, what_ran
-from repro.families.dllm.knobs import READINGS
-from repro.families.platforms import DllmPart
-from repro.families.platforms import platform as platform_of
 from repro.files import readable_folder, writable_folder
 from repro.paths import IS_INSTALLED, RESULTS, figures_beside
 from repro.reports.accuracy import Accuracy
 from repro.reports.claims import Flips, Judged, count, count_by_role, count_facts, facts, judge_all
 from repro.reports.claims_file import as_row, judged_again, read, read_flips, save
-from repro.reports.figures import Figure, Paper, View, default_reading, pictures
-from repro.reports.figures import figure as figure_of
-from repro.reports.figures import paper as paper_of
 from repro.reports.paper import ROLES, Claim, read_claims
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.system import SYSTEMS
 
 if TYPE_CHECKING:
+    from repro.reports.figures import Figure, Paper, View
     from repro.runs.store import Store
 
 
@@ -66,6 +59,11 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
     """Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir]."""
 
     def views(self, name: str) -> list[View]:
+        from repro.families.platforms import DllmPart
+        from repro.families.platforms import platform as platform_of
+        from repro.reports.figures import View, default_reading
+        from repro.reports.figures import figure as figure_of
+
         parsed = [opt.parse_rate(rate) for rate in self.request_rate or []]
         if None in parsed:
             raise UserError("request_rate='inf' has no place on an axis of rates: give numbers of requests/s")
@@ -159,6 +157,8 @@ def check_baselines(
     name: str, options: FigureOptions, drawing: Figure, views: Sequence[View], cells: Sequence[Cell]
 ) -> None:
     """Refuse readings where no run of a figure is of a baseline that has any, or each has its own."""
+    from repro.families.dllm.knobs import READINGS
+
     if not options.reading:
         return
     families = {SYSTEMS.get(system).family.name for system in {cell.system for cell in cells}}
@@ -181,6 +181,9 @@ def _asks(cells: Sequence[Cell]) -> set[str]:
 def _make(
     name: str, options: FigureOptions, placement: opt.Placement, *, force: bool, draw_only: bool, json: bool
 ) -> None:
+    from repro.cli.run_table import lengths_json, lengths_line
+    from repro.reports.figures import figure as figure_of
+    from repro.reports.figures import pictures
     from repro.reports.run_table import draw
     from repro.runs.store import Store
 
@@ -263,6 +266,7 @@ def claims(
     """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does). What no stored runs answer is
     shown as it is committed, and marked; the CSV has your own runs alone."""
     from repro.reports.evidence import stored_findings
+    from repro.reports.figures import paper as paper_of
     from repro.runs.store import Store
 
     chosen = paper_of(paper)
@@ -321,6 +325,7 @@ def _over_kernels(
     paper: Paper, stated: Sequence[Claim], judged: Sequence[Judged], store: Store
 ) -> dict[str, tuple[float, float]]:
     """The least and the most of an answer over the frameworks' kernels, by claim; where runs of another framework are stored."""
+    from engines.cost.kernels import FRAMEWORKS
     from repro.reports.evidence import stored_findings
 
     found: dict[str, list[float]] = {}

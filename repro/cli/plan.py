@@ -17,13 +17,11 @@ from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.errors import UserError, require
 from engines.knobs import Checked, Memory, Range, given_to
 from engines.models.shape import LLADA_8B, ModelShape, model_shape
-from engines.policies.views import Slo
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, of_platform
 from repro.cli.output import counted, counting, number, print_json, print_table, say
 from repro.cli.plots import check_plot, save_capacity_plot
 from repro.cli.sweep import check_regular, readable
-from repro.families.cluster.system import DIFFUSION
 from repro.families.cost import CostKnobs
 from repro.families.platforms import DllmPart, Platform, paper_objectives
 from repro.families.platforms import card as card_named
@@ -33,6 +31,7 @@ from repro.workloads.knobs import TimeUnit
 if TYPE_CHECKING:
     from engines.ampd.performance import PerformanceModel
     from engines.ampd.planner import Plan
+    from engines.policies.views import Slo
     from repro.capacity.answers import Answer
     from repro.capacity.objectives import Objective
     from repro.reports.memory import PlanCase
@@ -165,6 +164,8 @@ class SessionOptions(Checked):
     """Sessions of the sample [default: 99, more for more GPUs]."""
 
     def slo(self, model: str, trace: str) -> Slo:
+        from engines.policies.views import Slo
+
         printed = paper_objectives().get((model, trace))
         ttft_s = self.slo_ttft_s or (printed and printed.ttft_ms / 1e3)
         itl_s = self.slo_itl_s or (printed and printed.itl_ms / 1e3)
@@ -220,6 +221,7 @@ def plan_cluster(
 ) -> None:
     """The best deployments of AMPD's planner, with the P95 latencies it expects. Simulated."""
     from repro.families.cluster.ampd_settings import PLANNING_RATE
+    from repro.families.cluster.system import DIFFUSION
     from repro.workloads.sessions import load_session_card
 
     card, shape, gpu = load_session_card(options.trace), model_shape(options.model), card_named(options.hardware)

@@ -14,8 +14,6 @@ from engines.data import open_file
 from engines.errors import RunError, UserError
 from repro.cli.output import counted, say
 from repro.runs.cell import Cell
-from repro.runs.provenance import unlike
-from repro.workloads.card import find_local
 
 if TYPE_CHECKING:
     from repro.runs.experiment import Experiment
@@ -136,6 +134,8 @@ def _missing(num_missing: int, num_cells: int, first: str, figure: str, command:
 
 def require_alike(runs: Iterable[StoredRun], what: str) -> None:
     """Refuse to compare runs that were measured on unlike machines."""
+    from repro.runs.provenance import unlike
+
     for name, values in unlike([run.machine for run in runs if run.machine is not None]).items():
         raise UserError(
             f"runs behind {what} were measured on unlike machines ({name}: {'; '.join(sorted(set(values)))}): measure them "
@@ -169,6 +169,7 @@ def _read(option: str, path: Path, dataset: str) -> None:
     """Read the file as the data set's card says, where there is a card here. What the file's content makes fail is refused with its
     name."""
     from repro.workloads import conversations, recorded, sessions
+    from repro.workloads.card import find_local
     from repro.workloads.dataset import known_datasets, load_card
     from repro.workloads.workload import open_source
 
