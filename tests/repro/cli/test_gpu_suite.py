@@ -166,7 +166,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 def test_the_platform_is_that_of_the_card(driver, name, monkeypatch):
     driver(name)
     # What a job takes is simulated, of every job for seconds; test_stages looks at it.
-    monkeypatch.setattr(suite, "expected", lambda cells, cache: [Prediction(20.0, 10)] * len(cells))
+    monkeypatch.setattr(suite, "expected", lambda cells, cache: [Prediction(20.0, None)] * len(cells))
     listed = json.loads(repro("gpu-suite", "--first", "--dry-run", "--json").out)
     assert listed["platform"] == name
     assert {job["name"].split("_")[2] for job in listed["jobs"] if job["stage"] == "throughput"} == {name}

@@ -10,7 +10,7 @@ from engines.errors import UserError
 from repro.runs.experiment import prepare
 from repro.runs.progress import MANY_CELLS, preparing, sweep_progress
 from repro.runs.store import Store
-from repro.runs.sweep import Sweep
+from repro.runs.sweep import CellEvent, Sweep
 
 GOOD = prepare(fake_cell(seed=0))
 BAD = breaking(prepare(fake_cell(seed=1)).cell, UserError("seed=1 is unlucky: use another"))
@@ -67,3 +67,15 @@ def test_few_cells_are_prepared_without_what_draws_bars(monkeypatch):
     assert preparing([GOOD.cell]) == [GOOD.cell]
     with pytest.raises(ImportError):
         preparing([GOOD.cell] * MANY_CELLS)
+
+
+def test_what_is_left_follows_the_runs_that_were_made():
+    """Ten were stored, and took no time; each of those made since took a minute."""
+    now, out = [0.0], StringIO()
+    events = ((5, "reused", 10), (5, "started", 10), (65, "ran", 11), (125, "ran", 12))
+    console = Console(file=out, force_terminal=True, color_system=None, width=200, get_time=lambda: now[0])
+    with sweep_progress(20, console) as progress:
+        for at, kind, num_closed in events:
+            now[0] = float(at)
+            progress.on_event(CellEvent(kind=kind, cell=GOOD.cell, message="", num_closed=num_closed, num_total=20))
+    assert "0:02:00 0:08:00" in out.getvalue()
