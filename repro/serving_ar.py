@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from engines.errors import UserError, require
 from engines.machine import machine_memory_bytes
 from engines.models.chat import CausalText, load_causal_text
-from engines.models.checkpoint import checkpoint_digest, checkpoint_dir, digest_of, read_json
+from engines.models.checkpoint import checkpoint_digest, checkpoint_dir, digest_of, stored_type
 from engines.models.qwen2_config import CAUSAL_SHAPES, CAUSAL_TYPES, CausalConfig, causal_config, tiny_causal
 from engines.server.ar import ArGeneration
 from engines.server.ar_settings import DTYPE_BYTES, SYSTEM, ArSettings
@@ -38,13 +38,7 @@ CUDA_SHARE = 0.9
 
 def is_causal(model: str) -> bool:
     """Whether the model is one of those that generate from left to right; where it is none at all, it is not."""
-    if model.lower() in SHAPES:
-        return True
-    try:
-        path = checkpoint_dir(model, weights=False) / "config.json"
-        return path.is_file() and read_json(path).get("model_type") in CAUSAL_TYPES
-    except UserError:
-        return False
+    return model.lower() in SHAPES or stored_type(model) in CAUSAL_TYPES
 
 
 @dataclass(frozen=True, kw_only=True)

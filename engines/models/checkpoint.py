@@ -105,6 +105,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def stored_type(model: str) -> str | None:
+    """The ``model_type`` that a checkpoint's config.json states; None where the model is no checkpoint."""
+    try:
+        path = checkpoint_dir(model, weights=False) / "config.json"
+        return read_json(path).get("model_type") if path.is_file() else None
+    except UserError:
+        return None
+
+
 def published_config(directory: Path, kinds: str) -> dict[str, Any]:
     """What ``config.json`` of a checkpoint of these kinds says."""
     path = directory / "config.json"

@@ -10,11 +10,10 @@ from importlib import import_module
 from typing import Any
 
 from engines.blockdiffusion.sequence import BlockAnswer, BlockRequest
-from engines.errors import UserError
 from engines.knobs import knobs_of
 from engines.models.block_config import BLOCK_SHAPES, BLOCK_TYPES
 from engines.models.chat import stored_ends
-from engines.models.checkpoint import checkpoint_dir, read_json
+from engines.models.checkpoint import stored_type
 from engines.server.block import BlockGeneration
 from engines.server.codec import Codec, IdsAlone
 from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
@@ -31,13 +30,8 @@ _MOST_SETTINGS = 256
 
 def is_block(model: str) -> bool:
     """Whether the model is one of block diffusion; where it is none at all, it is not."""
-    if model == EMBEDDED or model in TINY or model.lower() in BLOCK_SHAPES:
-        return True
-    try:
-        path = checkpoint_dir(model, weights=False) / "config.json"
-        return path.is_file() and read_json(path).get("model_type") in BLOCK_TYPES
-    except UserError:
-        return False
+    is_shape = model == EMBEDDED or model in TINY or model.lower() in BLOCK_SHAPES
+    return is_shape or stored_type(model) in BLOCK_TYPES
 
 
 @dataclass(frozen=True, kw_only=True)
