@@ -83,12 +83,15 @@ class OverDynamo:
                 raise RunError(f"{error}; all that Dynamo said: {folder}") from error
             end_s = time.monotonic() - driving.zero_s
             began = store.clock.now() - end_s
-        lags_s = {each.session_id: (each.sent_s or 0.0) - each.due_s for each in exchanges if each.turn == 0}
+        lags_s = {}
+        for each in (each for each in exchanges if each.turn == 0):
+            assert each.sent_s is not None
+            lags_s[each.session_id] = max(each.sent_s - each.due_s, 0.0)
         return FrontRun(
             began=began,
             end_s=end_s,
             mark=mark,
-            lags_s=[max(lags_s[each.session_id], 0.0) for each in sessions],
+            lags_s=[lags_s[each.session_id] for each in sessions],
             client=HttpClient(exchanges),
             facts={"name": "dynamo", "packages": dict(self._packages), "startup_s": round(startup_s, 1)},
         )
