@@ -16,7 +16,7 @@ Behind the clean sequence lie noisy copies of the blocks that hold its answer. A
 before; a noisy block sees itself and the clean blocks before it, which is what a server computes it against (Arriola et al.,
 arXiv 2503.09573, section 3.1). Blocks begin at multiples of their length; what of the prompt opens the answer's first block is never masked.
 
-Noise is drawn per block: each place masked at a ratio t ~ U(0, 1), or all but a left part, as in ``objective``, without 1/t. In
+Noise is drawn per block: each place masked at a ratio t ~ U(0, 1), or all but a left part, as above, without 1/t. In
 some blocks visible tokens are replaced by others of the batch, and what was there is to be predicted: rules that edit ask for
 it (LLaDA2.1). Shapes: B sequences of T clean columns and N noisy ones behind them, R = T + N.
 """
