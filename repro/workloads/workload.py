@@ -345,6 +345,11 @@ def _prompts(
     ]
 
 
+def whole_answer(tokens: int) -> GenerationConfig:
+    """Makes the generation of an answer that is not divided into blocks."""
+    return GenerationConfig(gen_length=tokens, block_length=tokens, steps=tokens)
+
+
 def generation_of_length(base: GenerationConfig, gen_length: int) -> GenerationConfig:
     """Makes the request's own generation; another length keeps the steps of whole blocks, and has a part of them for
     a rest."""

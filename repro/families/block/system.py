@@ -21,7 +21,6 @@ from engines.blockdiffusion.sequence import BlockRequest
 from engines.blockdiffusion.simulated import PoissonSure, SimulatedExecutor
 from engines.cost.kernels import price_on
 from engines.cost.roofline import Gpu, StepPrice, gpu
-from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.errors import require
 from repro.families.block.settings import MAX_NUM_LOGITS, BlockKnobs, BlockSettings, resolve
@@ -43,6 +42,7 @@ from repro.workloads.workload import (
     build_workload,
     fixed_workload,
     traced_workload,
+    whole_answer,
 )
 
 STEPS = "steps"
@@ -292,7 +292,7 @@ def _problems(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
     found = fixed_workload(
         task.name,
         [text.encode(prompt) for prompt in task.prompts()],
-        _as_long(knobs.gen_length),
+        whole_answer(knobs.gen_length),
         arrivals=arrivals_asked(cell.rate, knobs),
         seed=cell.seed,
         origin=task.origin,
@@ -318,7 +318,7 @@ def _traced(cell: Cell, settings: BlockSettings, file: Traced, *, asks_texts: bo
         file,
         arrivals_asked(cell.rate, knobs),
         cell.seed,
-        _as_long,
+        whole_answer,
         most=settings.max_model_len // settings.block * settings.block,
         num=knobs.num_prompts if "num_prompts" in cell.asked else None,
         length_scale=knobs.length_scale if "length_scale" in cell.asked else 1.0,
@@ -330,10 +330,6 @@ def _traced(cell: Cell, settings: BlockSettings, file: Traced, *, asks_texts: bo
 def room_for_prompt(settings: BlockSettings) -> int:
     """Most prompt tokens of a request whose last block is whole."""
     return settings.max_model_len - settings.knobs.gen_length - settings.block
-
-
-def _as_long(gen_length: int) -> GenerationConfig:
-    return GenerationConfig(gen_length=gen_length, block_length=gen_length, steps=gen_length)
 
 
 def _request(asked: Request, settings: BlockSettings, seed: int, stop_ids: frozenset[int]) -> BlockRequest:
@@ -367,7 +363,7 @@ def _requests(cell: Cell, settings: BlockSettings) -> Workload:
         min_prompt_len=MIN_PROMPT_LEN,
         fixed_prompt_len=knobs.input_len,
     )
-    return build_workload(config, _as_long(knobs.gen_length))
+    return build_workload(config, whole_answer(knobs.gen_length))
 
 
 def _has_text(settings: BlockSettings) -> bool:

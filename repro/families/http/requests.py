@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from engines.cluster.sessions import Session
 from engines.data import json_object
-from engines.dllm.config import AnswerTokens, GenerationConfig, Level
+from engines.dllm.config import AnswerTokens, Level
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, Tokens
 from engines.knobs import resolve as resolve_knobs
@@ -29,7 +29,7 @@ from repro.workloads.rounds import MOST_TOKENS
 from repro.workloads.served import Traced, trace_asked, trace_of, workload_knobs
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
 from repro.workloads.text import more_text
-from repro.workloads.workload import Workload, WorkloadConfig, build_workload, traced_workload
+from repro.workloads.workload import Workload, WorkloadConfig, build_workload, traced_workload, whole_answer
 
 GOODPUT_TIMES = ("ttft", "tpot", "e2el")
 LONGEST_PROMPT = 4096
@@ -340,7 +340,7 @@ def _requests(cell: Cell, knobs: HttpKnobs, context: int | None, tokenizer: Text
             length_scale=1.0 if knobs.length_scale is None else knobs.length_scale,
             fixed_prompt_len=knobs.input_len,
         ),
-        _answer_of(knobs.gen_length),
+        whole_answer(knobs.gen_length),
         encode=tokenizer.encode,
     )
 
@@ -351,17 +351,13 @@ def _traced(cell: Cell, knobs: HttpKnobs, file: Traced, context: int | None, tok
         file,
         _arrivals(cell, knobs),
         cell.seed,
-        _answer_of,
+        whole_answer,
         most=context or MOST_TOKENS,
         num=knobs.num_prompts if "num_prompts" in cell.asked else None,
         length_scale=1.0 if knobs.length_scale is None else knobs.length_scale,
         fixed_prompt_len=knobs.input_len,
         encode=tokenizer.encode,
     )
-
-
-def _answer_of(tokens: int) -> GenerationConfig:
-    return GenerationConfig(gen_length=tokens, block_length=tokens, steps=tokens)
 
 
 def _sessions(cell: Cell, knobs: HttpKnobs, file: Traced | None, tokenizer: TextTokenizer, make: Make) -> HttpWorkload:
