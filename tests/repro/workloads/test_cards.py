@@ -83,6 +83,13 @@ def mean_of(dist: LogNormalLengths, high: float | None = None) -> float:
     return float((lengths * density).sum() * (z[1] - z[0]))
 
 
+def test_log_normal_draws_stay_in_bounds_and_reach_them():
+    dist = LogNormalLengths(mu=5.0, sigma=1.0, low=100, high=300)
+    draws = dist.draw(2000, np.random.default_rng(0))
+    assert (draws.min(), draws.max()) == (100, 300)
+    assert (draws == 300).mean() == pytest.approx(0.2407, abs=4 * math.sqrt(0.24 * 0.76 / 2000))
+
+
 # Cards ---------------------------------------------------------------------------------------------------------------
 
 
