@@ -73,7 +73,7 @@ def test_nothing_outside_the_folder_can_be_changed(tmp_path, name):
 def test_only_the_python_installation_can_be_read(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("password")
-    """The program passes where nothing of what it is shown can be read: folders on the way to Python may be listed."""
+    # The program passes where nothing of what it is shown can be read: folders on the way to Python may be listed.
     system = ("/etc/passwd", "/etc/hostname", "/proc/self/environ", "/proc/1/cmdline", "/dev/shm", "/dev/urandom")
     paths = [*system, os.path.expanduser("~"), str(REPO), str(REPO / "README.md"), str(secret)]
     way = {part for prefix in (sys.base_prefix, sys.prefix, client._INSIDE) for part in Path(prefix).parts}
