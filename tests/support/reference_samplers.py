@@ -24,18 +24,6 @@ Draw = Callable[[int, int], float]
 Selection = Literal["head", "uniform", "attended", "dense"]
 
 
-# How many Fast-dLLM commits per step: the schedule, a threshold, or the factor rule.
-COMMITS: tuple[dict[str, float], ...] = (
-    {},
-    {"threshold": 0.9},
-    {"threshold": 0.4},
-    {"threshold": 0.05},
-    {"factor": 0.5},
-    {"factor": 1.2},
-    {"factor": 2.5},
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Dims:
     heads: int
