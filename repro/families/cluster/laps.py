@@ -303,7 +303,7 @@ def with_own(
     system, part = laps(model, config), settings.part
     slo = Slo(ttft_s=settings.deadline_s or NO_OBJECTIVE_S, itl_s=NO_OBJECTIVE_S)
     told = {
-        "max_num_batched_tokens": max(1, round(part.length_scale * CHUNKED_PREFILL_SIZE)),
+        "max_num_batched_tokens": in_tokens(CHUNKED_PREFILL_SIZE, part.length_scale),
         "max_num_seqs": part.max_num_seqs,
         "model": model,
         "slo": slo,

@@ -384,16 +384,13 @@ def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int)
 
 def with_scaled_lengths(drawn: Conversations, scale: float) -> Conversations:
     """At least a token is left of each; the published shares, of unscaled lengths, stay."""
-
-    def tokens(count: int) -> int:
-        return max(1, round(scale * count))
-
     sessions = tuple(
         Session(
             session.session_id,
             session.arrival_s,
             tuple(
-                Round(tokens(each.prefill_tokens), tokens(each.decode_tokens), each.delay_s) for each in session.rounds
+                Round(in_tokens(each.prefill_tokens, scale), in_tokens(each.decode_tokens, scale), each.delay_s)
+                for each in session.rounds
             ),
         )
         for session in drawn.sessions
