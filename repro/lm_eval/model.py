@@ -171,8 +171,12 @@ class DiffusionLM(LM):
                     for request_id, reason in record.done.failed:
                         raise RunError(f"request {request_id} failed: {reason}")
                     bar.update(len(record.done.finished))
-            answers = [engine.take_output(request.request_id) or () for request in requests]
-        return [answer_of(ids, self._model, self._tokenizer).text for ids in answers]
+            answers = []
+            for request in requests:
+                ids = engine.take_output(request.request_id)
+                assert ids is not None, "only a simulated executor has no tokens"
+                answers.append(answer_of(ids, self._model, self._tokenizer).text)
+        return answers
 
     def _requests(self, prompts: Sequence[str], settings: DllmSettings) -> list[Request]:
         """A prompt that comes again (lm-eval's repeats) gets the next seed, or it would get the same answer."""
