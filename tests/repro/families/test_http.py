@@ -83,7 +83,7 @@ def test_four_pieces_of_one_read_are_no_chance(first, error, is_told):
 
 
 def test_of_what_was_not_sent_nothing_is_told():
-    record = record_of([*steady(), Exchange(session_id=99, turn=1, due_s=20.0, error="not sent")])
+    record = record_of([*steady(), Exchange(session_id=99, turn=1, due_s=20.0, queued_s=20.0, error="not sent")])
     told = {name: values[-1] for name, values in record.requests.items() if values[-1] is not None}
     assert told == DATA["of_what_was_not_sent"]
 
