@@ -133,6 +133,15 @@ def test_events_are_the_same_wherever_reads_divide_them(what):
     asyncio.run(compare())
 
 
+def test_lines_of_one_event_are_bounded_together(monkeypatch):
+    monkeypatch.setattr(endpoint, "LONGEST_LINE", 64)
+    line = b"data: " + b"x" * 20 + b"\n"
+    (event,) = asyncio.run(events_of(line, line, line, b"\n"))
+    assert len(event.data) == 62
+    with pytest.raises(ValueError, match="more than 64 bytes"):
+        asyncio.run(events_of(line, line, line, line, b"\n"))
+
+
 def test_lines_of_one_event_are_not_two_events():
     said = error(piece("a").strip() + b"\n" + piece("b", "stop") + DONE)
     assert "several lines of data" in said
@@ -249,6 +258,10 @@ def test_what_came_before_a_fault_is_told(end):
     assert (record.requests["text_bytes"], record.requests["num_chunks"]) == ([3], [2])
 
 
+def test_errors_of_nothing_are_none():
+    assert row(event({"choices": [{"text": "a"}], "error": None}), usage(1, error=None), DONE)["output_len"] == 1
+
+
 # -- tokens -----------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +304,12 @@ def test_each_later_piece_has_a_token():
     """However much of the text is in the first."""
     found = row(piece("a" * 97), piece("b"), piece("c", "length"), usage(8), DONE)
     assert (found["first_tokens"], found["first_by"]) == (6, "text")
+
+
+@pytest.mark.parametrize("tokens", [3, 4])
+def test_more_tokens_than_bytes_are_told(tokens):
+    found = record_of(piece("a"), piece("bc", "length"), usage(tokens), DONE)
+    assert ("fewer bytes of text than tokens" in warnings(found)) is (tokens > 3)
 
 
 def test_usage_that_came_before_the_last_content_counts_nothing():

@@ -122,6 +122,18 @@ def test_published_names_in_other_letters_are_names_too(file):
     assert rounds(file("Prompt Tokens Count,Output Tokens Count\n10,5\n")) == [(10, 5, None)]
 
 
+@pytest.mark.parametrize("name", ["body", "payload"])
+def test_a_request_in_the_body_of_a_row_is_read(name, file):
+    chat = {"model": "m", "messages": [{"role": "user", "content": "x" * 40}], "max_tokens": 20}
+    assert rounds(file(lines({"custom_id": "r1", name: chat}))) == [(10, 20, None)]
+
+
+def test_a_later_round_needs_no_time(file):
+    text = "arrival_s,session,prompt_len,gen_length,delay_s\n0,a,5,5,1\n,a,6,5,\n2,b,7,5,\n"
+    assert [len(each.rounds) for each in read_trace(file(text)).sessions] == [2, 1]
+    assert replayed(file(text)) == [0, 2]
+
+
 def test_turns_of_a_session_come_with_their_delays(file):
     turns = [{"text": "x" * 40, "output_length": 5}, {"texts": ["y" * 8], "delay": 500, "output_length": 7}]
     assert rounds(file(lines({"session_id": "s", "turns": turns}))) == [(10, 5, 0.5), (2, 7, None)]
