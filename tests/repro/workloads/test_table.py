@@ -165,6 +165,15 @@ def test_times_are_the_file_s_and_two_is_twice_as_fast(mine):
     assert [each.rounds[0][:2] for each in served(mine, TRACE, 3, num=2).sessions] == [(374, 44), (396, 109)]
 
 
+def test_other_arrivals_have_the_file_s_lengths_in_any_order(mine):
+    poisson = ArrivalConfig(kind="poisson", rate=2.0)
+    orders = {tuple(each.rounds[0][:2] for each in served(mine, poisson, seed).sessions) for seed in range(9)}
+    assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(row[1:] for row in ROWS))}
+    assert len(orders) > 1
+    assert "times of the file not used" in served(mine, poisson, 0).description
+    assert "2 of 6 rows repeat one of the file's 4" in served(mine, poisson, 0, num=6).description
+
+
 def test_a_trace_comes_once_and_sorted(mine, tmp_path):
     with pytest.raises(UserError, match=r"num_prompts=5 is more than the 4 of mine.csv, which come once"):
         served(mine, TRACE, 0, num=5)
@@ -199,6 +208,8 @@ def test_requests_have_lengths_of_their_own(mine):
     assert [each.generation.steps for each in found.requests] == [24, 56, 32, 8]
     assert [each.prompt_len for each in found.requests] == [374, 396, 836, 91]
     assert [each.arrival_s for each in found.requests] == [0, 1.25, 1.25, 7]
+    assert found.provenance.num_repeated == 0
+    assert f"4 rows or sessions, columns {MINE.replace(',', ', ')};" in found.provenance.description
     assert "1 of 4 prompts cut to the room in 900 tokens" in found.provenance.description
     assert "3 of 4 answers rounded up to whole blocks, by 4 tokens on the mean" in found.provenance.description
     with pytest.raises(

@@ -15,6 +15,7 @@ import pytest
 from support.tables import data_beside
 
 from engines.dllm.config import GenerationConfig
+from engines.dllm.sequence import steps_per_block
 from engines.errors import UserError
 from repro.workloads.card import find_data_dir
 from repro.workloads.dataset import CARDS_DIR, HubReference, known_datasets, load_card
@@ -22,7 +23,7 @@ from repro.workloads.dataset_rows import load_hub_columns
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.table import estimate_tokens
 from repro.workloads.text import prompt_text
-from repro.workloads.workload import WorkloadConfig, build_workload
+from repro.workloads.workload import WorkloadConfig, build_workload, generation_of_length
 
 REFUSED = data_beside(__file__, "refused")
 
@@ -320,3 +321,14 @@ def test_hub_without_the_library_says_what_to_install():
     root = CARDS_DIR.parent
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert "pip install 'datasets>=3.0', or use source='auto'" in done.stdout
+
+
+def test_an_answer_of_a_length_of_its_own_keeps_the_steps_of_whole_blocks():
+    own = [generation_of_length(replace(GENERATION, steps=32), tokens) for tokens in (128, 40, 39, 64)]
+    assert [each.steps for each in own] == [64, 20, 20, 32]
+    assert [steps_per_block(each) for each in own] == [(16,) * 4, (16, 4), (16, 4), (16, 16)]
+
+
+def test_assumed_lengths_say_so():
+    assert "ASSUMPTION" in build_workload(config("livebench"), GENERATION).provenance.description
+    assert "ASSUMPTION" not in build_workload(config("burst"), GENERATION).provenance.description
