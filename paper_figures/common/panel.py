@@ -49,8 +49,12 @@ class Line:
     """Where a value can lie: intervals are drawn no further."""
     names: Sequence[str] | None = None
     """What the places are called, where the line is drawn beside them."""
+    is_drawn: bool = True
+    """If not, it is in the table alone."""
 
     def draw(self, axes: Axes) -> None:
+        if not self.is_drawn:
+            return
         means = [math.nan if each.mean is None else self.base + self.scale * each.mean for each in self.at]
         errors: Any = list(zip(*self.spread, strict=True)) if self.spread is not None else None
         if errors is None:
@@ -297,8 +301,12 @@ class Panel:
 
     @property
     def is_flat(self) -> bool:
-        """Whether it shows nothing but shares that are as high as they can be."""
+        """Whether it shows nothing but shares that are as high as they can be, and the paper prints no less."""
         lines = [layer for layer in self.layers if isinstance(layer, Line)]
+        for layer in self.layers:
+            printed = layer.bounds if isinstance(layer, AtMost) else [layer.value] if isinstance(layer, Mark) else []
+            if any(value < FLAT_PERCENT for value in printed):
+                return False
         means = [each.mean for line in lines for each in line.at if each.mean is not None]
         return bool(means) and all(line.within == OF_SHARES for line in lines) and min(means) >= FLAT_PERCENT
 
@@ -322,14 +330,19 @@ class Panel:
                     yield from ((self.name_of(place), layer.label, brief(value)) for place, value in points)
                 case Mark(place=place, value=value, name=name):
                     yield (self.name_of(place) if name is None else name), layer.label, brief(value)
+                case AtMost(places=places, bounds=bounds):
+                    most = zip(places, bounds, strict=True)
+                    yield from ((self.name_of(place), layer.label, f"<= {brief(value)}") for place, value in most)
+                case Guide(value=value, label=str(label), is_upright=False):
+                    yield "all", label, brief(value)
 
     def name_of(self, place: float) -> str:
-        """That of the nearest tick where ticks have names."""
+        """That of the nearest tick where ticks have names other than their numbers."""
         ticks, names = self.x.ticks, self.x.names
         if ticks is None or names is None:
             return brief(place)
-        _, nearest = min(zip(ticks, names, strict=True), key=lambda each: abs(each[0] - place))
-        return nearest.replace("\n", " ")
+        tick, nearest = min(zip(ticks, names, strict=True), key=lambda each: abs(each[0] - place))
+        return brief(place) if nearest in ("", f"{tick:g}") else nearest.replace("\n", " ")
 
 
 def _errors(

@@ -11,7 +11,7 @@ from support.text_boxes import drawn_texts, overprinted
 
 from paper_figures.common import style
 from paper_figures.common.figure import Picture, drawn_panels, in_numbers
-from paper_figures.common.panel import ANYWHERE, OF_SHARES, Axis, Bars, Guide, Labels, Line, Mark, Panel, Points
+from paper_figures.common.panel import ANYWHERE, OF_SHARES, AtMost, Axis, Bars, Guide, Labels, Line, Mark, Panel, Points
 from paper_figures.common.words import exactly
 from repro.families.platforms import platform
 from repro.reports.figures import FIGURES, View, default_reading, pictures
@@ -171,19 +171,29 @@ def test_the_table_of_a_picture_has_a_row_a_place_and_a_column_a_label():
         Line(label="line", places=[0.9, 1.9], names=["1", "2"], at=two, look=look),
         Points(label="points", places=[1, 2], values=[3.0, 40000.0], look=look),
         Mark(label="paper", place=2.1, value=7.0, look=look, name="2"),
+        Line(label="undrawn", places=[1, 2], at=two, look=look, is_drawn=False),
+        AtMost(label="at most", places=[1], bounds=[50.0], look=look, arrow=6),
+        Guide(value=4.5, label="peak"),
+        Guide(value=1.0),
+        Points(label="edge", places=[1.4], values=[8.0], look=look),
     ]
     panels = [
         Panel(title="a", layers=[bars], x=Axis(ticks=range(2), names=["one", "other\none"]), y=Axis(label="of")),
-        Panel(title="b", layers=lines),
+        Panel(title="b", layers=lines, x=Axis(ticks=[1, 2], names=["", "2"])),
     ]
     table = in_numbers(panels)
-    assert table.columns == ("panel", "at", "bars", "line", "points", "paper")
+    assert table.columns == ("panel", "at", "bars", "line", "points", "undrawn", "at most", "paper", "peak", "edge")
     assert table.rows == [
-        ("a, of", "one", "1.2", "-", "-", "-"),
-        ("a, of", "other one", "-", "-", "-", "-"),
-        ("b, of", "1", "-", "1.2", "3", "-"),
-        ("b, of", "2", "-", "-", "40000", "7"),
+        ("a, of", "one", "1.2", *"-------"),
+        ("a, of", "other one", *"--------"),
+        ("b, of", "1", "-", "1.2", "3", "1.2", "<= 50", *"---"),
+        ("b, of", "2", "-", "-", "40000", "-", "-", "7", "-", "-"),
+        ("b, of", "all", *"------", "4.5", "-"),
+        ("b, of", "1.4", *"-------", "8"),
     ]
+
+
+PAPER = style.Look(color="black", marker="D")
 
 
 def shares(*means: float, within=OF_SHARES) -> Panel:
@@ -208,6 +218,26 @@ def test_panels_that_are_flat_at_the_top_are_left_out_and_named(panels, left_out
     assert [panel.title for panel in panels if panel not in drawn] == left_out
     assert caption[0] == "A sentence."
     assert [sentence.partition(": ")[2] for sentence in caption[1:]] == [f"{', '.join(left_out)}."] * bool(left_out)
+
+
+@pytest.mark.parametrize(
+    ("printed", "is_flat"),
+    [
+        (AtMost(label="at most", places=[0], bounds=[4.0], look=PAPER, arrow=6), False),
+        (Mark(label="paper", place=0, value=94.9, look=PAPER), False),
+        (Mark(label="paper", place=0, value=95.0, look=PAPER), True),
+    ],
+)
+def test_a_panel_that_the_paper_prints_less_of_is_not_flat(printed, is_flat):
+    panel = shares(100.0, 99.0)
+    assert replace(panel, layers=[*panel.layers, printed]).is_flat is is_flat
+
+
+def test_a_line_of_the_table_alone_is_not_drawn():
+    _, (axes,) = style.grid_of_panels(["a panel"], columns=1)
+    (line,) = shares(100.0, 99.0).layers
+    replace(line, is_drawn=False).draw(axes)
+    assert not axes.get_lines()
 
 
 def test_a_plain_picture_has_neither_title_nor_caption(tmp_path, unsaved, drawn):
