@@ -54,7 +54,7 @@ KNOWN_TRACE = "dureader"
 """Figure 6 prints AMPD's attainment in one of its cells with the detail model."""
 PRINTED = (
     "Hollow: the paper's. It prints gains of AMPD, and no attainments but one, AMPD's in Figure 6, from which those of Dynamo and vLLM "
-    "follow in that cell (Llama-3.1-70B DuReader, 2 sessions/s). Elsewhere a gain says what the baseline attains at most. Its text states no latency."
+    "follow in that cell (Llama-3.1-70B DuReader, 2 sessions/s). Arrows: what a baseline attains at most, from the printed gain. Its text states no latency."
 )
 DETAILED = ("ampd", "dynamo", "vllm", "continuum")
 INITIAL = Measure(path="ttft_initial_s/mean", label="initial TTFT")
@@ -114,13 +114,13 @@ def page(runs: Runs) -> Page:
     return ampd_page(
         runs,
         panels=[*drawn, *(bottom_row(runs) if DETAIL_RATE in table.rates else ())],
-        columns=3,
+        columns=len(TRACES),
         conclusions=notes[:4],
         about=[
             f"SLO attainment in {DEFAULT}.",
             "AMPD and Dynamo on the first plan of Table 2; tuned systems on the best of searches of one size, on other samples of the same "
             f"workload. {SWITCHES} {PRINTED} Lines lie a little beside each other; Continuum is within a "
-            "point of vLLM and not drawn as a line. ampd/knee has the rates at which each falls to 90 %. The panels of latency have "
+            "point of vLLM and not drawn as a line; the CSV has it and all other systems that ran. ampd/knee has the rates at which each falls to 90 %. The panels of latency have "
             "the mean TTFT of first and of later prefills, the P99 and the longest TTFT, and the mean ITL, all on Table 2's plan.",
         ],
         repeats=repeats_of(view),
@@ -147,7 +147,7 @@ def with_printed(drawn: Drawn, panel: TracePanel, rates: Sequence[float]) -> Dra
     for name in ("dynamo", "vllm"):
         gains = {rate: panel.gains.get((rate, name), math.nan) for rate in rates}
         kept = [rate for rate, ratio in gains.items() if ratio > 1 and not (is_known and rate == DETAIL_RATE)]
-        label, look = f"{CONTENDERS[name].title} (paper, at most)", CONTENDERS[name].look
+        label, look = f"{CONTENDERS[name].title} (at most, from the printed gain)", CONTENDERS[name].look
         bounds = [100 / gains[rate] for rate in kept]
         if kept:
             layers.append(AtMost(label=label, places=kept, bounds=bounds, look=look, arrow=6))
@@ -166,7 +166,7 @@ def bottom_row(runs: Runs) -> list[Drawn]:
     limits = (min(positive) / 1.5, 1.5 * max(positive))
     return [
         Drawn(
-            title=f"{DETAIL_MODEL} {load_session_card(trace).title}, {DETAIL_RATE:g}/s",
+            title=f"{DETAIL_MODEL}\n{load_session_card(trace).title}, {DETAIL_RATE:g}/s",
             layers=[
                 Points(
                     label=CONTENDERS[name].title,
@@ -176,7 +176,7 @@ def bottom_row(runs: Runs) -> list[Drawn]:
                 )
                 for place, name in enumerate(DETAILED)
             ],
-            x=Axis(ticks=range(len(DETAILS)), names=DETAIL_NAMES, size=7),
+            x=Axis(ticks=range(len(DETAILS)), names=DETAIL_NAMES, size=7, rotation=90),
             y=Axis(label="latency (ms)", better="lower", scale="plain log", limits=limits),
         )
         for row, trace in enumerate(TRACES)
