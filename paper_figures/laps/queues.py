@@ -65,7 +65,7 @@ def page(runs: Runs) -> Page:
         columns=2,
         conclusions=[standing(runs), prices(runs)],
         about=f"One instance, {MIDDLE}, Poisson turns with LMSYS-Chat-1M's shares; load 1 is {CAPACITY[MIDDLE]:g} turns/s. On-time with a "
-        f"share of {', '.join(f'{share:g}' for share in SHARES)} for those given up, as labelled; with 1 at once, all by due time. {CUT}",
+        f"share of {', '.join(f'{share:g}' for share in SHARES)} for those given up, as labelled; with 1 at once, all by due time. Loads of 0.5 and 0.7 are in the CSV alone. {CUT}",
     )
 
 

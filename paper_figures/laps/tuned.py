@@ -1,6 +1,7 @@
 """LAPS tuned: every system by our defaults, and with its free knobs searched."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -72,17 +73,19 @@ def panel(runs: Runs, of: Measure, place: Place) -> Panel:
     return Panel(
         title=place.title,
         layers=[
-            line(
-                runs,
-                name,
-                loads,
-                [cell(runs.view, name, is_tuned, place, load) for load in loads],
-                of,
-                tuned(name).title if is_tuned else "",
-                linestyle="-" if is_tuned else "--",
+            replace(
+                line(
+                    runs,
+                    name,
+                    loads,
+                    [cell(runs.view, name, is_tuned, place, load) for load in loads],
+                    of,
+                    tuned(name).title if is_tuned else "",
+                    linestyle="-" if is_tuned else "--",
+                ),
+                is_drawn=name not in UNDRAWN,
             )
             for name in NAMES[place.instances]
-            if name not in UNDRAWN
             for is_tuned in (False, True)
         ],
         x=Axis(label="load", ticks=TICKS),
@@ -100,7 +103,7 @@ def page(runs: Runs) -> Page:
         conclusions=[*(near(runs, place) for place in PLACES), *(knees(runs, place) for place in PLACES)],
         about=f"Dashed: not tuned, which is as printed, and our defaults where nothing is printed; nothing of SRPT and Reserve is. Through: the free knobs (docs/tuning.md) of every system set by one search of up to {CANDIDATES} "
         f"candidates and {TRIALS} simulated trials on other seeds, for the fewest late turns. Poisson turns with LMSYS-Chat-1M's shares; load 1 is "
-        f"{capacities} turns/s an instance. vLLM PD is in the CSV and not drawn. {CUT}",
+        f"{capacities} turns/s an instance. vLLM PD is in the table and the CSV, and not drawn. {CUT}",
     )
 
 
