@@ -27,9 +27,9 @@ from repro.runs.store import StoredRun
 
 SOURCE = f"{PAPER}, Figure 7, §6.5"
 CARD = "l40s"
+"""The paper names no card; its ratios are those of Table 4, so it is taken to be the L40S."""
 CARDS = ("rtx4090", CARD)
 """Where the paper's values are drawn, which names no card."""
-"""The paper names no card; its ratios are those of Table 4, so it is taken to be the L40S."""
 BASE = "sparse-dllm"
 DATASET = "burst"
 """Only its texts are used: lengths are fixed."""
