@@ -284,3 +284,16 @@ def test_what_the_paper_says_of_attainments_is_drawn_at_its_rates():
     known = fig4.with_printed(empty, panel_of("Llama-3.1-70B", "dureader"), (2.0,))
     marks = {layer.label: (layer.place, layer.value) for layer in known.layers}
     assert marks == {"AMPD (paper)": (2, 65.66), "Dynamo (paper)": (2, 45.45), "vLLM (paper)": (2, 38.38)}
+
+
+def test_a_baseline_that_ampd_does_not_exceed_has_no_bound():
+    drawn = fig4.with_printed(Panel(title="", layers=[]), panel_of("Qwen3-32B", "toolbench"), RATES)
+    assert [list(layer.places) for layer in drawn.layers] == [[1.6, 2.0, 2.4], list(RATES)]
+
+
+def test_the_ablation_draws_values_where_one_is_printed_and_else_bounds():
+    """Gains of 44.47 and 27.37 % on DuReader, where AMPD attains 65.66 %; of 402 and 350 % on GAIA."""
+    marks = {layer.place: layer.value for layer in fig5.printed_of("dureader")}
+    assert marks == pytest.approx({0: 65.66 / 1.4447, 3: 65.66 * 1.2737 / 1.4447, 4: 65.66})
+    (bound,) = fig5.printed_of("gaia")
+    assert dict(zip(bound.places, bound.bounds, strict=True)) == pytest.approx({0: 100 / 5.02, 3: 450 / 5.02})

@@ -333,3 +333,7 @@ def test_findings_answer_known_claims_on_the_papers_card_only():
     slow = runs_of(fig3.FIGURE.cells(CARD_VIEW), lambda cell: 10.0 if cell.system == "dllm-serve" else 20.0)
     (ranks,) = (f.value for f in fig3.FIGURE.findings(slow, CARD_VIEW) if f.claim == "dllm-serve-best-tput")
     assert ranks == (4, 4, 4)
+
+
+def test_rates_too_near_to_a_named_one_have_no_name():
+    assert rates._tick_names([0.09, 0.14, 0.32, 0.5]) == ["", "0.14", "0.32", "0.5"]
