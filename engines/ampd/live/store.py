@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
@@ -230,8 +231,12 @@ def texts(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
 
 def held(kind: type[T], words: Mapping[str, str]) -> T:
     """A dataclass out of a hash: its fields by name, each as it is declared. What the hash lacks has its default."""
-    made = {name: _KINDS.get(hint, str) for name, hint in get_type_hints(kind).items()}
-    return kind(**{name: read(words[name]) for name, read in made.items() if name in words})
+    return kind(**{name: read(words[name]) for name, read in _readers(kind).items() if name in words})
+
+
+@cache
+def _readers(kind: type[Any]) -> Mapping[str, Callable[[str], Any]]:
+    return {name: _KINDS.get(hint, str) for name, hint in get_type_hints(kind).items()}
 
 
 def _member(row: Sequence[bytes]) -> Member:
