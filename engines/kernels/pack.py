@@ -103,10 +103,6 @@ def store_reference(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: 
     pool_v.index_copy_(0, rows, v)
 
 
-def _has_whole_rows(x: Tensor) -> bool:
-    return x.stride(2) == 1 and (x.shape[1] == 1 or x.stride(1) == x.shape[2])
-
-
 _KEYS = 64
 _PAGED_ROWS, _FEW_PAGED_ROWS = 64, 16
 """Rows of a program, each a query of one head; few where a sequence has no more."""
