@@ -1,6 +1,6 @@
 """AMPD's coordinator behind NVIDIA Dynamo's frontend: a routing component, run as a program in Dynamo's environment.
 
-The frontend tokenizes a request and hands it to the endpoint that registered the model. That is this one: an ``SessionIntake``, whose
+The frontend tokenizes a request and hands it to the endpoint that registered the model. That is this one: a ``SessionIntake``, whose
 coordinator binds the session, and lets its prefill go to a prefill worker or to the session's own. Torch is not needed here.
 """
 

@@ -175,7 +175,7 @@ class PagedExecutor:
     def run(self, work: PackedWork, mode: object = None) -> Ran:
         """Compute the rows of ``work``, whose blocks are there, and write the sampled ids behind their sequences.
 
-        ``mode`` is ``StepPlan.mode``: a bucket or a rung is obeyed where it holds the step, else the step runs as it is.
+        ``mode`` is ``NextStep.mode``: a bucket or a rung is obeyed where it holds the step, else the step runs as it is.
         """
         assert not self._is_closed, "a closed executor has no pool"
         scored = self._scored(work)
