@@ -113,7 +113,7 @@ class Completion:
             choice, event = self._early.pop(0) if self._early else await self._events.get()
             if choice not in self._ids:
                 continue
-            if isinstance(event, Failed | Refused):  # refused by an engine that was started again
+            if isinstance(event, Failed):
                 raise ApiError(500, event.sentence, kind="server_error", code="engine_failed")
             if isinstance(event, Admitted) and self.has_begun_at is None:
                 self.has_begun_at = asyncio.get_running_loop().time()
