@@ -424,7 +424,7 @@ def test_an_engine_that_dies_costs_what_is_open(caplog):
 
 
 @pytest.mark.parametrize("poison", [DIE, DIE_AT_ONCE])
-def test_a_request_that_kills_the_engine_fails_alone(poison):
+def test_a_request_that_kills_the_engine_is_not_given_to_the_next(poison):
     with running_server(EchoModel(), ByteCodec()) as server:
         said = ask(server.port, COMPLETIONS, body([poison, 1]))
         assert (said.status, said.body["error"]["code"]) == (500, "engine_failed")

@@ -303,3 +303,17 @@ def test_a_long_text_keeps_no_short_one_waiting():
         assert ask(server.port, "/v1/completions", CONTENT).status == 200
         codec.go_on.set()
         assert long.result().status == 200
+
+
+def test_a_request_whose_engine_is_lost_while_it_is_tokenized_is_refused():
+    codec = Watched()
+    with ThreadPoolExecutor() as pool, running_server(EchoModel(max_model_len=1 << 20), codec) as server:
+        long = {"model": "echo", "prompt": "a" * LARGE_TEXT, "max_tokens": 8}
+        asked = pool.submit(ask, server.port, "/v1/completions", json.dumps(long).encode())
+        server.wait_until(lambda: codec.seen == [LARGE_TEXT])
+        server.call(lambda: server.service._process.kill())
+        server.wait_until(lambda: not server.service.is_ready)
+        server.call(lambda: server.service._watch.cancel())  # no other engine comes in between
+        codec.go_on.set()
+        assert asked.result().status == 503
+        assert server.call(lambda: (server.service.num_open, server.service.num_waiting)) == (0, 0)
