@@ -57,6 +57,23 @@ def test_those_given_up_are_owed_their_share_of_the_work():
     assert order(queue_of(*late, *shorts, share=0.5, patience=20.0), 0.0) == [2, 3, 4, 5, 6, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("estimate_s", "came_s", "first"), [(3.0, -6.0, 0), (3.1, -6.0, 1), (0.4, -2.0, 0), (0.4, -1.9, 1)]
+)
+def test_patience_is_counted_in_the_work_that_waited_and_at_least_in_objectives(estimate_s, came_s, first):
+    assert queue_of((estimate_s, came_s), (0.1, 0.0), share=0.5, patience=2.0).peek(0.0).task_id == first
+
+
+def test_who_waits_for_one_that_is_more_patient_brings_its_turn():
+    """The second found 4 s of work and has waited 6.5; the third found 1.2 s, and has waited 2.4 at -0.6."""
+    queue = queue_of((3.0, -8.0), (1.0, -7.0), share=0.5, patience=2.0)
+    queue.pull(next(iter(queue)))
+    queue.push(task(2, 0.2, -3.0))
+    queue.push(task(3, 0.1, -0.7))
+    assert queue.peek(-0.7).task_id == 3
+    assert queue.peek(-0.5).task_id == 1
+
+
 def test_what_is_owed_is_no_credit_for_later():
     """Shorts that ran while none was owed do not count."""
     queue = queue_of(*[(0.1, 0.0)] * 5, share=0.5)
