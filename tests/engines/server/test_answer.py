@@ -1,13 +1,15 @@
 """Texts of answers that arrive in pieces: the pieces together are the whole, cut where it ends."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.served_echo import ByteCodec
 
-from engines.models.chat import EMBEDDED_CHAT
+from engines.errors import UserError
+from engines.models.chat import EMBEDDED_CHAT, load_chat_template
 from engines.models.checkpoint import EMBEDDED, TINY_DIR, config_of
 from engines.models.tokenizer import load_tokenizer
 from engines.server.answer import WINDOW, Answer, Piece, Stops
@@ -190,3 +192,15 @@ def test_a_stop_text_is_found_however_it_streams(length, size):
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_embedded_models_are_told_a_story(name):
     assert TextCodec.of(EMBEDDED[name], config_of(name)).template is EMBEDDED_CHAT
+
+
+def test_a_mask_is_no_text_even_among_special_tokens():
+    assert TINY.decode([TINY.mask_id, *TINY.encode("3"), TINY.mask_id], skip_special=False) == TINY.decode(
+        TINY.encode("3")
+    )
+
+
+def test_a_conversation_needs_the_tokens_of_its_format(tmp_path):
+    codec = replace(TINY, template=load_chat_template(tmp_path, "dream"))
+    with pytest.raises(UserError, match=r"no <\|im_start\|> for the dream format"):
+        codec.encode_chat([{"role": "user", "content": "Hi"}])

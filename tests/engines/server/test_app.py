@@ -413,7 +413,7 @@ def test_an_engine_that_dies_costs_what_is_open(caplog):
             for each in taken:
                 assert each.result().status == 500
                 assert "lost in the middle" in each.result().body["error"]["message"]
-        assert server.call(lambda: server.service.num_waiting) == 0
+        assert server.call(lambda: (server.service.num_waiting, server.service.status.running)) == (0, 0)
         server.wait_until(lambda: server.service.is_ready)
         assert ask(server.port, COMPLETIONS, body("w", max_tokens=4)).body["choices"][0]["text"] == text_of("w", 4)
         assert server.service.pid != first
