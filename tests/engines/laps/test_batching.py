@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.prefill import TokenCost, ask, chat, execute, h200_14b, summarise, task, turns, waiting
+from support.prefill import TokenCost, ask, chat, execute, given_tokens, h200_14b, summarise, task, turns, waiting
+from support.tables import data_beside
 
 from engines.errors import UserError
 from engines.laps.batching import (
@@ -24,13 +25,24 @@ from engines.laps.batching import (
     WaitRule,
     WithGraphs,
     graph_bytes,
+    shapes_of,
     window_s,
 )
 from engines.laps.cluster import PrefillCluster, PrefillRun
 from engines.laps.latency import TwoClasses, waits_s
 from engines.laps.system import LapsConfig, PrefillSystem, laps
 from engines.policies.batching import ONE_BY_ONE, Chunked
-from engines.policies.views import FALLBACK, Bucket, Chunk, NextStep, PrefillQueue, Rung, StepMode, padded_tokens
+from engines.policies.views import (
+    FALLBACK,
+    Bucket,
+    Chunk,
+    NextStep,
+    PrefillQueue,
+    PrefillTask,
+    Rung,
+    StepMode,
+    padded_tokens,
+)
 
 MS = 1e-3
 
@@ -104,6 +116,47 @@ def test_printed_a_round_without_requests_is_the_last():
     trace.arrive(11 * MS, 64)
     assert [trace.ask(now) for now in (11 * MS, 1.0, 100.0)] == [Wait(0)] * 3
     assert trace.wait.target == 0
+
+
+def test_printed_an_urgent_first_request_is_the_last_round_too():
+    """Line 3 breaks before line 5 adds it, so the batch is empty. One with time left goes when it becomes urgent."""
+    for slo_s, wakes, depths, target in ((0.05, (0.0,), [0], 0), (0.075, (0.0, 5 * MS), [0, 1], 1)):
+        trace = Round("printed", slo_s=slo_s)
+        trace.arrive(0.0)
+        assert [trace.ask(now).depth for now in wakes] == depths
+        assert trace.wait.target == target
+
+
+@pytest.mark.parametrize(
+    ("config", "wake_s"),
+    [
+        ({"slo_s": 0.075}, 5 * MS),  # a latest start at 55 ms, and sigma before it
+        ({"max_wait_s": 3 * MS}, 3 * MS),  # T_max of the head of the line
+        ({"max_window_s": 4 * MS}, 4 * MS),
+    ],
+)
+def test_a_round_ends_by_the_first_of_its_limits(config, wake_s):
+    trace = Round("guarded", **config)
+    trace.arrive(0.0)
+    assert trace.ask(0.0).wake_s == pytest.approx(wake_s)
+    assert trace.ask(wake_s + 1e-9).depth == 1
+
+
+def test_repaired_the_depth_grows_after_two_full_rounds_in_a_row():
+    trace, targets = Round("repaired"), []
+    for now, count in enumerate((1, 1, 1, 2, 1, 1, 1, 2, 2, 4, 4)):
+        trace.arrive(float(now), count)
+        assert [trace.ask(now + wait_s).depth for wait_s in (0.0, 10 * MS)].count(count) == 1
+        targets.append(trace.wait.target)
+    assert targets == [1, 1, 2, 2, 1, 1, 2, 2, 4, 4, 4]
+
+
+def test_repaired_the_window_follows_the_mean_gap_of_arrivals():
+    """Gaps of 2 ms, and of 12 by a tenth: one short of D = 4 comes in 3 ms."""
+    trace = Round("repaired", max_window_s=1.0)
+    for at_s in (0.0, 2 * MS, 14 * MS):
+        trace.arrive(at_s)
+    assert trace.ask(14 * MS).wake_s == pytest.approx(17 * MS)
 
 
 def test_without_deadlines_the_batch_fills_by_tokens():
@@ -194,6 +247,8 @@ def chunks_of(tokens: list[int]) -> list[Chunk]:
 def test_a_graph_takes_what_the_paper_prints_or_is_on_a_line():
     assert 42 * graph_bytes("Qwen2.5-14B", 48) == 10_080_000_000
     assert graph_bytes("another", 48) == 255_280_000
+    # A budget keeps shapes of fewest tokens; of equal ones the deeper serves shorter batches of its length too.
+    assert shapes_of("nearest", 5, 1) == (Bucket(8, 1), Bucket(8, 2), Bucket(16, 1), Bucket(8, 4), Bucket(16, 2))
 
 
 @given(tokens=lengths, kept=st.sets(st.sampled_from(GRID)))
@@ -367,6 +422,45 @@ def test_an_idle_instance_with_a_long_request_always_works(data):
     batching = temporal(data.draw(st.sampled_from(["off", "guarded", "repaired"])))
     queue = class_queue(*data.draw(st.lists(st.integers(1, 3000), min_size=1, max_size=20)), 256)
     assert ask(batching, queue, data.draw(st.floats(0, 5))).shares
+
+
+@pytest.mark.parametrize(("config", "tokens", "room", "step"), data_beside(__file__, "class_steps"))
+def test_what_a_step_takes_by_hand(config, tokens, room, step):
+    plan = ask(temporal(**{"chunk_tokens": 1000, **config}), class_queue(*tokens), 0.0, room=room)
+    assert given_tokens(plan) == list(map(tuple, step))
+
+
+def test_a_long_request_that_is_begun_needs_no_room():
+    begun = task(9, 900)
+    begun.computed = 500
+    assert given_tokens(ask(temporal(), class_queue(400), 0.0, [begun], room=399)) == [(9, 400)]
+
+
+@pytest.mark.parametrize(("long_s", "short_s", "goes"), [(0.0, 0.01, "long"), (0.01, 0.0, "short")])
+def test_the_nearer_deadline_goes_first_by_urgency(long_s, short_s, goes):
+    queue = waiting(ClassQueue(BOUNDARY), task(0, 2000, long_s), task(1, 50, short_s))
+    assert kinds(ask(temporal(class_rule="urgency"), queue, 0.36)) == {goes}
+
+
+def test_a_window_is_spent_on_long_chunks_or_idle():
+    assert kinds(ask(temporal("guarded"), class_queue(50, 5000), 0.0)) == {"long"}
+    assert ask(temporal("guarded", while_waiting="idle"), class_queue(50, 5000), 0.0) == NextStep(wake_s=5 * MS)
+    assert kinds(ask(temporal("guarded", while_waiting="idle"), class_queue(5000), 0.0)) == {"long"}
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 0.25])
+def test_a_long_request_gets_every_other_step_once_it_has_waited_its_limit(limit_s):
+    batching, begun, found = (
+        temporal(chunk_tokens=100, short_tokens=50, max_long_wait_s=limit_s),
+        list[PrefillTask](),
+        [],
+    )
+    queue = waiting(ClassQueue(BOUNDARY), task(99, 5000, 2.0), *(task(index, 50, 2.0) for index in range(4)))
+    for now in (1.999, 2.0, 2.001, 2.002):
+        plan = ask(batching, queue, now + limit_s, begun)
+        begun = execute(plan, begun)
+        found.append(*kinds(plan))
+    assert found == ["short", "long", "short", "long"]
 
 
 @pytest.mark.parametrize("long_dispatch", ["single", "pack"])

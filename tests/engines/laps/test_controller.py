@@ -50,6 +50,18 @@ def test_a_move_after_which_both_pools_are_alike_is_made():
     assert control.decide(pool(1.0), pool(0.25, 0.25), 0.0).grows == "short"
 
 
+def test_nothing_moves_before_an_average_is_whole():
+    """Nor after a move, which begins new ones; until then it is the mean."""
+    config = ControllerConfig(tau=0.3, cooldown_s=0.0, gamma=1.0, window_s=3.0)
+    control = PressureController(config)
+    found = [control.decide(pool(0.9, 0.9, now / 5), pool(0.1, 0.1, 0.1), float(now)) for now in range(6)]
+    assert [each.grows for each in found] == [None, None, "short"] * 2
+    config = ControllerConfig(gamma=1.0, window_s=3.0)
+    control = PressureController(config)
+    found = [control.decide(pool(each), pool(0.1), 0.0).short_pressure for each in (0.9, 0.3)]
+    assert found == pytest.approx([0.9, 0.6])
+
+
 def test_printed_both_pools_exceed_each_other_when_calm():
     """-0.45 > 1.3 x -0.50, and -0.50 > 1.3 x -0.45: the first branch wins every time."""
     for shorts, longs in ((pool(0.9, 0.9), pool(1.0, 1.0)), (pool(1.0, 1.0), pool(0.9, 0.9))):

@@ -21,6 +21,7 @@ from support.prefill import (
     waiting,
 )
 from support.refusals import refuses
+from support.tables import data_beside
 
 from engines.errors import UserError
 from engines.laps.cluster import OpenTurns, PrefillCluster
@@ -83,6 +84,12 @@ def test_work_that_ends_by_a_time_is_that_of_the_steps_until_then(work, budget_s
 # ---- a step ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("config", "floor_s", "entries", "room", "step"), data_beside(__file__, "on_time_steps"))
+def test_a_step_by_hand(config, floor_s, entries, room, step):
+    batching = policy(replace(LINEAR_MODEL, floor_s=floor_s), **config)
+    assert given_tokens(ask(batching, queue_of(*entries), 0.0, room=room)) == list(map(tuple, step))
+
+
 def test_the_longest_is_given_up_where_not_all_can_be_on_time():
     """300 ms before its due time, 350 tokens and 40: 390 cannot. What is given up is last, and gets what is left of a step."""
     queue = queue_of((350, -0.1), (40, -0.09))
@@ -96,6 +103,22 @@ def test_those_given_up_have_their_share_once_they_have_waited():
     late = (400, -2.0)
     assert given_tokens(ask(policy(share=0.2), queue_of(late, other), 0.0)) == [(0, 16), (1, 58)]
     assert given_tokens(ask(policy(share=0.0, patience=2.0), queue_of(late, other), 0.0)) == [(1, 75)]
+
+
+@pytest.mark.parametrize(("now", "goes_first"), [(3.0, 2), (5.7, 2), (5.9, 1)])
+def test_patience_counts_the_work_that_was_there_before(now, goes_first):
+    """Behind 2,000 tokens its 900 would have taken 2.9 s, first come, first served: it is paid after 5.8 s, whatever became of those."""
+    batching = policy(share=0.2, patience=2.0)
+    ask(batching, queue_of((2000, 0.0), (900, 0.0)), 0.0)
+    left = waiting(queue_of(), task(1, 900), task(2, 40, now))
+    assert given_tokens(ask(batching, left, now))[0][0] == goes_first
+
+
+def test_what_is_begun_goes_on_where_the_first_finds_no_room_and_nobody_passes_it():
+    begun, queue = task(9, 300), queue_of((50, -0.1), (10, 0.0))
+    begun.computed = 295
+    assert given_tokens(ask(policy(), queue, 0.0, [begun], room=40)) == [(9, 5)]
+    assert given_tokens(ask(policy(), queue, 0.0, [begun], room=50)) == [(0, 50)]
 
 
 def test_without_an_objective_nobody_is_late():

@@ -1,5 +1,7 @@
 """Reserve's order by hand, and its bound on the longest wait in runs made to break it."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,6 +54,24 @@ def test_late_requests_get_their_share_first_and_then_what_is_left():
 def test_a_request_is_late_as_soon_as_it_cannot_be_on_time():
     """400 ms of objective: 390 tokens fit at once, 401 do not. 791 tokens make a budget of 118 ms, 23 of them late."""
     assert given_tokens(ask(policy(), queue_of((390, 0.0), (401, 0.0)), 0.0)) == [(1, 23), (0, 95)]
+
+
+@pytest.mark.parametrize("share", [0.2, 1.0])
+def test_what_is_begun_goes_on_where_the_first_in_the_order_does_not_fit(share):
+    """It holds the K/V that the other waits for: nothing would ever run."""
+    begun = task(0, 300)
+    begun.computed = 100
+    assert given_tokens(ask(policy(share), waiting(queue_of(), task(1, 50)), 0.0, [begun], room=40)) == [(0, 50)]
+    assert given_tokens(ask(policy(share), waiting(queue_of(), task(1, 50)), 0.0, [begun], room=50)) == [(1, 50)]
+
+
+def test_waiting_and_history_count_in_the_order():
+    """100 ms less 0.05 x 1 s of waiting is less than 60 ms; and behind 500 tokens at a microsecond a pair, a token takes 2 ms."""
+    patient = Reserve(LINEAR_MODEL, ReserveConfig(slo_s=None, aging=0.05))
+    assert given_tokens(ask(patient, queue_of((100, 10.0), (60, 11.0)), 11.0))[0][0] == 0
+    paired = Reserve(replace(LINEAR_MODEL, alpha=1e-6), ReserveConfig(share=0.2, aging=0.0))
+    queue = waiting(queue_of(), task(0, 25, history=500), task(1, 40))
+    assert given_tokens(ask(paired, queue, 0.0)) == [(1, 40), (0, 4)]
 
 
 @given(
