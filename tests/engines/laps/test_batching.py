@@ -68,11 +68,6 @@ class Round:
             self.queue.take(now)
         return made
 
-    @property
-    def state(self) -> tuple[int, float]:
-        """D and W."""
-        return self.wait.target, self.wait.window_s
-
 
 def test_windows_by_hand():
     config = WaitConfig(min_window_s=2 * MS, max_window_s=40 * MS, margin_s=10 * MS)
@@ -88,86 +83,18 @@ def test_windows_by_hand():
         assert window_s(config, slack_s=slack, target=target, depth=depth, rate=rate) == pytest.approx(expected)
 
 
-def test_a_guarded_round_by_hand():
-    trace = Round("guarded")
-    assert trace.state == (4, 10 * MS)
-    trace.arrive(0.0)
-    assert trace.ask(0.0) == Wait(0, 10 * MS)
-    trace.arrive(4 * MS)
-    assert trace.ask(4 * MS) == Wait(0, 10 * MS)
-    trace.arrive(8 * MS, 2)
-    assert trace.ask(8 * MS).depth == 4  # D is reached after 8 ms: W <- tau
-    assert trace.state == (4, pytest.approx(8 * MS))
-    trace.arrive(20 * MS)
-    assert trace.ask(20 * MS) == Wait(0, pytest.approx(28 * MS))
-    assert trace.ask(28 * MS).depth == 1  # W elapses first: D <- d
-    assert trace.state == (1, pytest.approx(8 * MS))
-    trace.arrive(40 * MS)
-    assert trace.ask(40 * MS).depth == 1  # full at once: W <- W_min, and D never grows again
-    assert trace.state == (1, 0.0)
-    trace.arrive(50 * MS, 4)
-    assert [trace.ask(50 * MS).depth for _ in range(5)] == [1, 1, 1, 1, 0]
+ROUNDS = data_beside(__file__, "rounds")
 
 
-def test_printed_a_round_without_requests_is_the_last():
-    trace = Round("printed")
-    assert trace.ask(0.0) == Wait(0, 10 * MS)
-    assert trace.ask(10 * MS).depth == 0  # d = 0 < D: D <- 0
-    trace.arrive(11 * MS, 64)
-    assert [trace.ask(now) for now in (11 * MS, 1.0, 100.0)] == [Wait(0)] * 3
-    assert trace.wait.target == 0
-
-
-def test_printed_an_urgent_first_request_is_the_last_round_too():
-    """Line 3 breaks before line 5 adds it, so the batch is empty. One with time left goes when it becomes urgent."""
-    for slo_s, wakes, depths, target in ((0.05, (0.0,), [0], 0), (0.075, (0.0, 5 * MS), [0, 1], 1)):
-        trace = Round("printed", slo_s=slo_s)
-        trace.arrive(0.0)
-        assert [trace.ask(now).depth for now in wakes] == depths
-        assert trace.wait.target == target
-
-
-@pytest.mark.parametrize(
-    ("config", "wake_s"),
-    [
-        ({"slo_s": 0.075}, 5 * MS),  # a latest start at 55 ms, and sigma before it
-        ({"max_wait_s": 3 * MS}, 3 * MS),  # T_max of the head of the line
-        ({"max_window_s": 4 * MS}, 4 * MS),
-    ],
-)
-def test_a_round_ends_by_the_first_of_its_limits(config, wake_s):
-    trace = Round("guarded", **config)
-    trace.arrive(0.0)
-    assert trace.ask(0.0).wake_s == pytest.approx(wake_s)
-    assert trace.ask(wake_s + 1e-9).depth == 1
-
-
-def test_repaired_the_depth_grows_after_two_full_rounds_in_a_row():
-    trace, targets = Round("repaired"), []
-    for now, count in enumerate((1, 1, 1, 2, 1, 1, 1, 2, 2, 4, 4)):
-        trace.arrive(float(now), count)
-        assert [trace.ask(now + wait_s).depth for wait_s in (0.0, 10 * MS)].count(count) == 1
-        targets.append(trace.wait.target)
-    assert targets == [1, 1, 2, 2, 1, 1, 2, 2, 4, 4, 4]
-
-
-def test_repaired_the_window_follows_the_mean_gap_of_arrivals():
-    """Gaps of 2 ms, and of 12 by a tenth: one short of D = 4 comes in 3 ms."""
-    trace = Round("repaired", max_window_s=1.0)
-    for at_s in (0.0, 2 * MS, 14 * MS):
-        trace.arrive(at_s)
-    assert trace.ask(14 * MS).wake_s == pytest.approx(17 * MS)
-
-
-def test_without_deadlines_the_batch_fills_by_tokens():
-    trace = Round("repaired", slo_s=None, token_max=150, max_window_s=5.0, max_wait_s=10.0)
-    trace.arrive(0.0, 2)
-    assert trace.ask(0.0) == Wait(0, 5.0)
-    trace.arrive(1.0)
-    assert trace.ask(1.0).depth == 3
-    trace.arrive(2.0)
-    assert trace.ask(2.0) == Wait(0, 7.0)
-    assert trace.ask(7.0).depth == 1
+@pytest.mark.parametrize("name", ROUNDS)
+def test_rounds_by_hand(name):
+    trace = Round(ROUNDS[name]["wait"], **ROUNDS[name].get("with", {}))
+    for now, arrivals, *expected in ROUNDS[name]["asked"]:
+        trace.arrive(now * MS, arrivals)
+        made = trace.ask(now * MS)
+        wakes = made.wake_s if made.wake_s is None else made.wake_s / MS
+        found = [made.depth, wakes, trace.wait.target, trace.wait.window_s / MS]
+        assert found[: len(expected)] == pytest.approx(expected), now
 
 
 @given(

@@ -14,10 +14,10 @@ from support.prefill import LINEAR_MODEL, TokenCost, chat, h200_14b, little, sum
 from baselines.ar.sglang import SglangConfig, graphs_only, sglang, vllm_pd
 from engines.cluster.record import rows_of
 from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
-from engines.cost.roofline import RTX4090
+from engines.cost.roofline import H200, RTX4090
 from engines.errors import UserError
 from engines.laps.batching import GRID, LADDER, WaitConfig
-from engines.laps.cluster import OpenTurns, PrefillCluster, PrefillCost, PrefillRun, Turn
+from engines.laps.cluster import OpenTurns, PrefillCluster, PrefillConstants, PrefillCost, PrefillRun, Turn
 from engines.laps.latency import StepModel
 from engines.laps.system import (
     ControllerConfig,
@@ -218,6 +218,19 @@ def gpu_by_hand(rows: int, heads: int, pairs: float, kv_rows: int) -> float:
     head = max(heads * 2 * 5120 * 152064 / (flops * 0.65), 2 * 5120 * 152064 / bandwidth)
     attention = max(4 * 48 * 40 * 128 * pairs / (flops * 0.35), 48 * 2 * 8 * 128 * 2 * kv_rows / bandwidth)
     return matrix + head + attention
+
+
+def test_launches_and_mixing_count_by_hand():
+    assert COST.step_s([Chunk(0, 64)], 0, 0) == pytest.approx(48 * 0.35 * MS + 3 * MS + 0.1 * MS)
+    other, mixed, alike = (
+        PrefillCost(QWEN2_5_14B, H200, PrefillConstants(overlap="add", kappa=0.25)),
+        [64, 1000],
+        [64, 50],
+    )
+    for tokens, factor in ((mixed, 1.25), (alike, 1.0)):
+        chunks = [Chunk(0, each) for each in tokens]
+        gpu_s = factor * COST.gpu_s(chunks, 0, 0)
+        assert other.step_s(chunks, 0, 0) == pytest.approx(gpu_s + 48 * 0.35 * MS + 3.2 * MS)
 
 
 def test_a_large_eager_step_hides_its_launches():

@@ -90,21 +90,6 @@ def test_a_step_by_hand(config, floor_s, entries, room, step):
     assert given_tokens(ask(batching, queue_of(*entries), 0.0, room=room)) == list(map(tuple, step))
 
 
-def test_the_longest_is_given_up_where_not_all_can_be_on_time():
-    """300 ms before its due time, 350 tokens and 40: 390 cannot. What is given up is last, and gets what is left of a step."""
-    queue = queue_of((350, -0.1), (40, -0.09))
-    assert given_tokens(ask(policy(), queue, 0.0)) == [(1, 40), (0, 18)]
-
-
-def test_those_given_up_have_their_share_once_they_have_waited():
-    late, other = (400, -1.9), (100, 0.0)
-    assert given_tokens(ask(policy(share=0.2), queue_of(late, other), 0.0)) == [(1, 75)]
-    # 2 s are five objectives. The share is rounded up to a token.
-    late = (400, -2.0)
-    assert given_tokens(ask(policy(share=0.2), queue_of(late, other), 0.0)) == [(0, 16), (1, 58)]
-    assert given_tokens(ask(policy(share=0.0, patience=2.0), queue_of(late, other), 0.0)) == [(1, 75)]
-
-
 @pytest.mark.parametrize(("now", "goes_first"), [(3.0, 2), (5.7, 2), (5.9, 1)])
 def test_patience_counts_the_work_that_was_there_before(now, goes_first):
     """Behind 2,000 tokens its 900 would have taken 2.9 s, first come, first served: it is paid after 5.8 s, whatever became of those."""
@@ -119,11 +104,6 @@ def test_what_is_begun_goes_on_where_the_first_finds_no_room_and_nobody_passes_i
     begun.computed = 295
     assert given_tokens(ask(policy(), queue, 0.0, [begun], room=40)) == [(9, 5)]
     assert given_tokens(ask(policy(), queue, 0.0, [begun], room=50)) == [(0, 50)]
-
-
-def test_without_an_objective_nobody_is_late():
-    queue = queue_of((30, -900.0), (10, -2.0), (300, -1.0))
-    assert given_tokens(ask(policy(slo_s=None), queue, 0.0)) == [(0, 30), (1, 10), (2, 10)]
 
 
 def test_steps_are_measured_by_the_objective():
