@@ -98,6 +98,17 @@ def test_decode_step_of_llama_by_hand():
     assert cost.decode_s(8, 8000) == pytest.approx(29.2e-3, rel=0.02)
 
 
+def test_launches_are_a_floor_overheads_come_on_top_and_tensor_parallelism_loses():
+    costly = replace(BARE, layer_launch_s=1e-3, prefill_overhead_s=7e-3, remote_prefill_overhead_s=5e-3)
+    for is_remote, expected_s in ((False, 28e-3 + 7e-3), (True, 28e-3 + 12e-3)):
+        assert TimedCost(QWEN2_5_7B, H200, 1, costly, is_remote=is_remote).prefill_s(0, 16) == pytest.approx(expected_s)
+    assert TimedCost(QWEN2_5_7B, H200, 1, costly).decode_s(1, 100) == pytest.approx(28e-3)
+    free = replace(BARE, all_reduce_latency_s=0.0)
+    for degree, slower in ((1, 1.0), (2, 1.2), (8, 1.6)):  # 1 + loss log2 n, but for what moves
+        lossy = TimedCost(LLAMA_3_1_70B, H20, degree, replace(free, tensor_parallel_loss=0.2)).decode_s(1, 1)
+        assert lossy == pytest.approx(slower * TimedCost(LLAMA_3_1_70B, H20, degree, free).decode_s(1, 1), rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("shape", "degrees"), [(QWEN3_32B, (1, 2, 4, 8)), (LLAMA_3_1_70B, (2, 4, 8)), (MIXTRAL_8X7B, (2, 4, 8))]
 )

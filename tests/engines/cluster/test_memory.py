@@ -42,6 +42,18 @@ def test_held_tokens_are_never_evicted():
     assert (pool.held, pool.idle, pool.free) == (70, 0, 30)
 
 
+def test_time_to_live_protects_until_it_is_over_or_forced():
+    pool = WorkerKv(100)
+    pool.hold(60)
+    pool.park(1, 60, keep_until_s=10.0)
+    parked(pool, b=30)
+    assert (pool.evictable(now=9.9), pool.evictable(now=10.0)) == (30, 90)
+    assert not pool.make_room(70, now=5)
+    assert pool.cached(1) == 60
+    assert pool.make_room(70, now=5, force=True)
+    assert pool.cached(1) == 30
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from(("start", "park", "resume", "room")), st.integers(0, 5), st.integers(1, 60)),
@@ -84,6 +96,13 @@ def test_mean_of_the_last_seconds(entries, length_s):
         inside = [each for time, each in kept if time > now - length_s]
         assert window.mean(now) == pytest.approx(sum(inside) / len(inside))
     assert window.mean(now + 2 * length_s) == 0.0
+
+
+def test_values_leave_after_ten_seconds():
+    window = Window()
+    window.add(1.0, 4.0)
+    window.add(2.0, 8.0)
+    assert [window.mean(now) for now in (10.9, 11.0, 12.0)] == [6.0, 8.0, 0.0]
 
 
 @given(

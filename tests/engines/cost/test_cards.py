@@ -5,8 +5,9 @@ from engines.cost.roofline import A100, B200, GPUS, H20, H100, H200, L40S, RTX40
 from engines.errors import UserError
 
 
-def test_a_card_says_where_its_peaks_are_from():
+def test_a_card_has_the_peaks_of_its_datasheet_and_says_so():
     assert (RTX4090.peak_flops, RTX4090.bandwidth) == (165.2e12, 1008e9)
+    assert [round(g.peak_flops / g.bandwidth) for g in GPUS] == [164, 419, 153, 295, 206, 281, 37]
     assert all(g.source.startswith("NVIDIA") and g.source.endswith(".") for g in GPUS)
 
 

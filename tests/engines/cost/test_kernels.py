@@ -232,6 +232,19 @@ REFRESH = StepWork(
 )
 
 
+def test_parts_of_a_packed_step_by_hand():
+    """Logits in chunks stream the head again; sequences are charged their mean attention; a layer more of rows is a 32nd."""
+    kernels = Kernels(LLADA_8B, L40S, "vllm")
+    work = REFRESH._replace(logit_rows=64, logit_chunks=2, attention_pairs=4 * 512 * 512, num_sequences=4)
+    work = work._replace(extra_linear_flops=512 * (LLADA_8B.linear_flops_per_token // 32))
+    expected = (
+        kernels.layers_s(512) + kernels.layers_s(1024) / 64,
+        4 * kernels.prompt_s(512 * 512, 4),
+        2 * kernels.head_s(32),
+    )
+    assert Composed(kernels).parts(work) == pytest.approx(expected, rel=1e-9)
+
+
 def test_an_empty_step_takes_nothing_and_bounds_are_the_rooflines():
     calibration = replace(Calibration.datasheet(L40S), matmul_efficiency=0.3, step_overhead_s=5e-3)
     cost = Composed(Kernels(LLADA_8B, L40S, "vllm"), calibration)
