@@ -95,7 +95,7 @@ class Ledger:
         if reported is due:
             return
         if not isinstance(reported, StepChanges):
-            raise self._fault(f"reports {reported!r} of a step, which is no Completion")
+            raise self._fault(f"reports {reported!r} of a step, which is no StepChanges")
         if reported != due:
             for what, said, is_so in zip(StepChanges._fields, reported, due, strict=True):
                 if said != is_so:

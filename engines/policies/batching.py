@@ -168,7 +168,7 @@ class Owed:
 
     def _fault_of(self, plan: NextStep) -> str | None:
         if not isinstance(plan, NextStep):
-            return f"answers {plan!r:.80}, which is no StepPlan"
+            return f"answers {plan!r:.80}, which is no NextStep"
         shares, _, wake_s, _ = plan
         if wake_s is not None and not (isinstance(wake_s, int | float) and (wake_s <= _LATEST_S or wake_s == math.inf)):
             return f"wants to be asked again at {wake_s!r}, which is no time"

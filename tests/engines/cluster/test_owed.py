@@ -52,7 +52,7 @@ BATCHES: dict[str, tuple[Any, str]] = {
     "too many": (lambda made, now: shares(made, 2), "runs 200 tokens of prefill 0, which has 100 left"),
     "none": (lambda made, now: shares(made, 0), "runs 0 tokens of prefill 0, which has 100 left"),
     "says it is done": (lambda made, now: pretends(made), "changed prefill 0: left=1, where 100 is due"),
-    "no plan": (lambda made, now: None, "batching policy Batches answers None, which is no StepPlan"),
+    "no plan": (lambda made, now: None, "batching policy Batches answers None, which is no NextStep"),
     "no share": (lambda made, now: NextStep([(1, 2)]), "which is no share of a prefill"),
     "no shares": (lambda made, now: NextStep(None), "plans None, which are no shares of prefills"),
     "shares once": (lambda made, now: NextStep(each for each in made.shares), "which are no shares of prefills"),
