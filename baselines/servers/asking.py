@@ -1,7 +1,8 @@
-"""Pages of a server, read whole in bounded room, from the address that is named alone: neither proxies nor redirects get to see headers."""
+"""Pages of a server, read whole in bounded time and room, from the address that is named alone: neither proxies nor redirects get to see headers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException, IncompleteRead
+from threading import Thread
 from types import MappingProxyType
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -9,7 +10,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 ASK_S = 5.0
-"""For the connection and for each piece of a page."""
+"""For a whole page, whatever trickles in before."""
 MOST_BYTES = 1 << 24
 _LONGEST_SHOWN = 100
 _MOST_DIGITS = 18
@@ -34,6 +35,25 @@ _OPENER = build_opener(ProxyHandler({}), _NoRedirects)
 
 def ask(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> bytes:
     """The body of an answer with status 200; raises NoPage."""
+    found: list[bytes | NoPage] = []
+
+    def read() -> None:
+        try:
+            found.append(_read(url, headers))
+        except NoPage as error:
+            found.append(error)
+
+    # The timeout of a connection is one of each of its pieces.
+    thread = Thread(target=read, daemon=True)
+    thread.start()
+    thread.join(ASK_S)
+    answer = found[0] if found else NoPage(f"no answer within {ASK_S:g} s")
+    if isinstance(answer, NoPage):
+        raise answer
+    return answer
+
+
+def _read(url: str, headers: Mapping[str, str]) -> bytes:
     try:
         with _OPENER.open(Request(url, headers=dict(headers)), timeout=ASK_S) as response:
             if response.status != 200:

@@ -123,6 +123,8 @@ PAGES: dict[str, tuple[Callable[[], Iterable[bytes | float]], str]] = {
     "an endless head": (says(b"HTTP/1.1 200 OK\r\na: ", then=b"b" * 65536), "no HTTP: LineTooLong"),
     "an endless status": (says(then=b"b" * 65536), "no HTTP: LineTooLong"),
     "no HTTP": (says(b"+OK ready\r\n\r\n"), "no HTTP: BadStatusLine"),
+    "for ever about to": (says(then=b"HTTP/1.1 100 Continue\r\n\r\n"), "no answer within 0.3 s"),
+    "dripping": (says(page(b""), then=b" "), "no answer within 0.3 s"),
     "a long silence": (says(2.0), "no answer within 0.3 s"),
     "nothing": (says(), "does not answer"),
     "a part": (says(page(CARDS, status="206 Partial Content")), "status 206"),
