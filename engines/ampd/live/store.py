@@ -231,7 +231,8 @@ def texts(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
 
 def held(kind: type[T], words: Mapping[str, str]) -> T:
     """A dataclass out of a hash: its fields by name, each as it is declared. What the hash lacks has its default."""
-    return kind(**{name: read(words[name]) for name, read in _readers(kind).items() if name in words})
+    made = _readers(kind)  # type: ignore[arg-type]
+    return kind(**{name: read(words[name]) for name, read in made.items() if name in words})
 
 
 @cache
