@@ -3,7 +3,9 @@
 import json
 import pickle
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from types import ModuleType
+from unittest.mock import Mock
 
 import pytest
 
@@ -132,6 +134,12 @@ def test_a_system_in_no_file_and_little_work_take_no_other_process(ask, monkeypa
     monkeypatch.undo()
     assert len(ask(["vllm-sim"], None, rate=4.0)[0]) == 1
     assert len(ask(["vllm-sim", "continuum-sim"], None, rate=4.0)[0]) == 2
+
+
+def test_a_process_that_is_lost_is_said(ask, monkeypatch):
+    monkeypatch.setattr(answers, "worker_processes", Mock(side_effect=BrokenProcessPool))
+    with pytest.raises(RunError, match="a process of this machine ended"):
+        ask(["vllm-sim", "continuum-sim"], 2)
 
 
 @pytest.mark.usefixtures("no_workers")

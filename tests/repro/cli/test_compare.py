@@ -118,3 +118,13 @@ def test_a_run_that_is_invalid_ends_with_code_1(folder, tmp_path, monkeypatch):
 def test_a_folder_of_runs_has_no_effect_beside_two(folder):
     both = (folder / "runs", folder / "runs")
     refused(repro("compare", *both, "--result-dir", folder / "runs"), "result_dir=")
+
+
+def test_two_versions_of_the_code_are_told_apart(tmp_path):
+    for folder, alone in (("before", "()"), ("after", "(0, 3, 6)")):
+        write(tmp_path, alone=alone, schedulers="mine:Own")
+        asked = ("sweep", "grid.yaml", "--repeats", 5, "--result-dir", folder, "--jobs", 1)
+        assert call(tmp_path, *asked).code == 0
+    done = call(tmp_path, "compare", "before", "after")
+    assert done.code == 1, done
+    assert "code differs in mine" in done.out.splitlines()

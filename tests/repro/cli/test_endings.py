@@ -172,3 +172,8 @@ from repro.lm_eval.run import evaluate, main
     assert done.returncode == (2 if called == "main()" else 1)
     assert last.startswith("error: ") == (called == "main()")
     assert "pip install 'dllm-serve-repro[eval]'" in last
+
+
+@pytest.mark.parametrize("text", ["none\0.png", "half\udc80.png"])
+def test_an_argument_that_is_no_text_is_refused(text):
+    refused(repro("bench", "--plot", text), "argument ", "is not UTF-8 text")
