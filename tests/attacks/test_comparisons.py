@@ -12,6 +12,7 @@ from support.fake_system import fake_cell
 from support.stored_runs import parts
 
 from engines.errors import UserError
+from repro.cli.run_table import print_runs
 from repro.cli.sweep import require_alike
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import Store, StoredRun, _unlike
@@ -65,6 +66,16 @@ def test_a_plot_and_the_numbers_behind_it(tmp_path):
     assert (row["obtained"], row["valid"]) == ("composed", "True")
     assert float(row["throughput_tok_s"]) > 0
     assert 0 < float(row["p50_latency_s"]) < float(row["p99_latency_s"]) <= float(row["longest_latency_s"])
+
+
+def test_a_row_counts_the_invalid_ones_of_its_repeats(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    runs = [measured(Store(tmp_path), seed)[1] for seed in (0, 1)]
+    told = {**runs[1].manifest["validity"], "valid": False, "reasons": ["late"]}
+    invalid = replace(runs[1], manifest={**runs[1].manifest, "validity": told})
+    for row, verdict in ((runs, "VALID"), ([runs[0], invalid], "1 INVALID"), ([invalid], "INVALID")):
+        print_runs([row])
+        assert capsys.readouterr().out.rstrip().endswith(f"  {verdict}")
 
 
 def test_prompts_that_are_cut_are_said_to_be(tmp_path):
