@@ -138,6 +138,12 @@ def test_the_work_is_that_of_the_rows_an_executor_lays_out(works, chunk):
     assert everything.logit_rows == found.query_rows
 
 
+def test_the_host_s_time_counts_steps_requests_and_what_stands_before_them():
+    plan = BlockStepPlan((Work(0, 0, 500, 0, (0, B), False), Work(1, 1, 1500, 1, None, False)), (), (), 0)
+    host = HostCost(step_overhead_s=1.0, request_overhead_s=0.25, prefix_overhead_s=0.5)
+    assert host.of(plan) == 1 + 2 * 0.25 + 2.0 * 0.5
+
+
 @pytest.mark.parametrize("rule", [JointThreshold(max_post_steps=3), LowConfidence(), SubBlocks(length=4)])
 def test_every_rule_comes_to_an_end(rule):
     engine = simulated("llada2", PoissonSure(2.0, 0))
