@@ -18,8 +18,6 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import Store, StoredRun, _unlike
 from repro.runs.sweep import Sweep
 
-SIMULATED = ("bench", "--platform", "rtx4090", "--num-prompts", 2)
-
 
 def measured(store: Store, seed: int = 0) -> tuple[Experiment, StoredRun]:
     experiment = prepare(fake_cell(num_prompts=2, executor="real", seed=seed))
