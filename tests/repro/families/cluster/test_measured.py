@@ -42,6 +42,16 @@ def test_runs_are_whole_valid_and_say_that_they_were_measured(system):
     assert found["slo_violations"] == pytest.approx((times > PART.slo_s)[record.requests["counted"]].mean())
 
 
+def test_lengths_are_a_quarter_of_the_simulated_ones():
+    where = {"platform": "h200", "executor": "roofline"}
+    cells = cell(clients=4), Cell(**{**vars(cell(clients=4)), **where})
+    measured, simulated = (prepare(each).workload.streams[0].sessions for each in cells)
+    for small, large in zip(measured, simulated, strict=True):
+        for ours, theirs in zip(small.rounds, large.rounds, strict=True):
+            assert ours.prefill_tokens == max(1, round(theirs.prefill_tokens / 4))
+            assert ours.decode_tokens == max(1, round(theirs.decode_tokens / 4))
+
+
 def test_measured_runs_are_other_runs_than_simulated_ones():
     measured = prepare(cell(clients=4))
     simulated = prepare(Cell(**{**vars(cell(clients=4)), "platform": "h200", "executor": "roofline"}))

@@ -14,7 +14,7 @@ from support.refusals import refuses
 from support.tables import data_beside
 
 from baselines.dllm.dllm_cache.method import PackedFeatureCacheRooflineExecutor as Executor
-from baselines.dllm.dllm_cache.method import memory_bytes_per_token
+from baselines.dllm.dllm_cache.method import memory_bytes_per_token, packed_work
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from engines.cost.roofline import L40S, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig, Phase
@@ -367,6 +367,16 @@ def test_every_request_counts_its_own_steps():
     executor.release(1)
     executor.release(2)
     assert execute(executor, [a], [a]).query_rows == 356
+
+
+def test_logits_of_a_packed_step_are_the_blocks_in_chunks():
+    generation = GenerationConfig(gen_length=256, block_length=32, steps=256)
+    requests = [Request(request_id=i, prompt_len=100, generation=generation) for i in range(3)]
+    executor = Executor(Roofline(LLADA_8B, L40S), CONFIG, DEMO)
+    found = execute(executor, requests, requests)
+    assert found.logit_rows == 96
+    work = packed_work([(DEMO.step(1, 100, 256), 3)], LLADA_8B, logit_rows=96, logit_chunks=3)
+    assert found.duration_s == executor.roofline.step_time(work).total_s
 
 
 def test_figures_and_systems_know_the_same_readings():
