@@ -142,6 +142,16 @@ class Knees:
             )
         )
 
+    def said(self, name: str, row: int) -> str:
+        """The rate with its interval; where it lies beyond the rates that were run, on which side."""
+        own = self.rates[row]
+        low, rate, high = ends_of_logs(self.at(name, row))
+        if rate <= own[0] * (1 + 1e-9):
+            return f"< {own[0]:g}"
+        if rate >= own[-1] * (1 - 1e-9):
+            return f"> {own[-1]:g}"
+        return f"{rate:.3g} [{low:.3g}, {high:.3g}]"
+
 
 def crossing(rates: Sequence[float], shares: Sequence[float] | Floats, level: float = LEVEL) -> float:
     """The first rate, between those that were run, at which the share is down to ``level``: linear in the rate's logarithm.
@@ -248,6 +258,7 @@ def summary(found: Knees, trace: str) -> Panel:
                 at=[Interval(mean=mean, half_width=None, n=SEEDS, confidence=0.95) for mean in means],
                 look=replace(CONTENDERS[name].look, linestyle="none"),
                 spread=[(mean - mean / by, mean * by - mean) for mean, by in zip(means, factors, strict=True)],
+                texts=[found.said(name, row) for row in rows],
             )
         )
         at_end = zip(places, means, rows, strict=True)
@@ -255,7 +266,8 @@ def summary(found: Knees, trace: str) -> Panel:
     arrows = Look(color=GUIDE_COLOR, marker=r"$\uparrow$", linestyle="none")
     if beyond:
         xs, ys = zip(*beyond, strict=True)
-        layers.append(Points(label="lies beyond the highest rate", places=xs, values=ys, look=arrows, size=7))
+        sign = Points(label="lies beyond the highest rate", places=xs, values=ys, look=arrows, size=7, has_values=False)
+        layers.append(sign)
     return Panel(
         title=f"{load_session_card(trace).title}: {100 * LEVEL:.0f} % at",
         layers=layers,

@@ -51,6 +51,8 @@ class Line:
     """What the places are called, where the line is drawn beside them."""
     is_drawn: bool = True
     """If not, it is in the table alone."""
+    texts: Sequence[str] | None = None
+    """What the table says in place of the values."""
 
     def draw(self, axes: Axes) -> None:
         if not self.is_drawn:
@@ -79,6 +81,8 @@ class Points:
     zorder: float = 3
     is_ring: bool = False
     """Around what others draw."""
+    has_values: bool = True
+    """If not, it is a sign beside what others draw, and no number of the table."""
 
     def draw(self, axes: Axes) -> None:
         extra = _given(markersize=self.size, linewidth=self.width, markeredgewidth=self.edge)
@@ -320,12 +324,15 @@ class Panel:
         """Name of a place, label and value of everything that is drawn there."""
         for layer in self.layers:
             match layer:
+                case Line(places=places, texts=texts) if texts is not None:
+                    told = zip(places, texts, strict=True)
+                    yield from ((self.name_of(place), layer.label, text) for place, text in told)
                 case Line(at=at, names=names) if names is not None:
                     yield from ((name, layer.label, said(each)) for name, each in zip(names, at, strict=True))
                 case Line(places=places, at=at) | Bars(places=places, at=at):
                     found = zip(places, at, strict=True)
                     yield from ((self.name_of(place), layer.label or "value", said(each)) for place, each in found)
-                case Points(places=places, values=values):
+                case Points(places=places, values=values, has_values=True):
                     points = zip(places, values, strict=True)
                     yield from ((self.name_of(place), layer.label, brief(value)) for place, value in points)
                 case Mark(place=place, value=value, name=name):

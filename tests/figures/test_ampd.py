@@ -297,3 +297,11 @@ def test_the_ablation_draws_values_where_one_is_printed_and_else_bounds():
     assert marks == pytest.approx({0: 65.66 / 1.4447, 3: 65.66 * 1.2737 / 1.4447, 4: 65.66})
     (bound,) = fig5.printed_of("gaia")
     assert dict(zip(bound.places, bound.bounds, strict=True)) == pytest.approx({0: 100 / 5.02, 3: 450 / 5.02})
+
+
+def test_a_knee_beyond_the_rates_is_said_to_lie_there():
+    panel = panel_of("Qwen3-32B", "gaia")
+    shares = {"ampd": [0.8, 0.7], "dynamo": [1.0, 0.95], "vllm": [1.0, 0.8]}
+    values = {name: np.array([[[share, share] for share in own]]) for name, own in shares.items()}
+    found = knee.Knees(table=Attainments(panels=(panel,), rates=(1.0, 4.0), values=values), rates=((1.0, 4.0),))
+    assert [found.said(name, 0) for name in shares] == ["< 1", "> 4", "2 [2, 2]"]

@@ -176,6 +176,8 @@ def test_the_table_of_a_picture_has_a_row_a_place_and_a_column_a_label():
         Guide(value=4.5, label="peak"),
         Guide(value=1.0),
         Points(label="edge", places=[1.4], values=[8.0], look=look),
+        Line(label="edge", places=[3], at=[exactly(6.0)], look=look, texts=["> 6"]),
+        Points(label="a sign", places=[3], values=[6.9], look=look, has_values=False),
     ]
     panels = [
         Panel(title="a", layers=[bars], x=Axis(ticks=range(2), names=["one", "other\none"]), y=Axis(label="of")),
@@ -190,6 +192,7 @@ def test_the_table_of_a_picture_has_a_row_a_place_and_a_column_a_label():
         ("b, of", "2", "-", "-", "40000", "-", "-", "7", "-", "-"),
         ("b, of", "all", *"------", "4.5", "-"),
         ("b, of", "1.4", *"-------", "8"),
+        ("b, of", "3", *"-------", "> 6"),
     ]
 
 
