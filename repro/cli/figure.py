@@ -218,15 +218,10 @@ def _make(
         require_alike(runs, name)
         with pictures("plain" if options.plain else "whole"):
             drawn = draw(entry, view, runs, out)
-        page = {
-            "figure": entry.name,
-            "platform": view.platform.name,
-            "reading": view.reading,
-            "accuracy": view.accuracy,
-        }
+        page = {"figure": entry.name, "platform": view.platform.name, "reading": view.reading}
         files = [str(file) for file in drawn.files]
         table = {"files": files, "columns": drawn.columns, "rows": drawn.rows, "notes": drawn.notes}
-        pages.append({**page, "lengths": lengths_json(runs), **table})
+        pages.append({**page, "accuracy": view.accuracy, "lengths": lengths_json(runs), **table})
         if json:
             continue
         print_table(f"{drawing.title} - {drawing.place(view.platform)}", drawn.columns, drawn.rows)
