@@ -153,25 +153,14 @@ def counting(description: str, total: int | None = None) -> Iterator[Callable[[]
     """Yields what advances a bar on stderr's terminal by one; nothing is drawn where it has none that
     can, and nothing stays."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+
+    from repro.runs.progress import bars
 
     console = Console(stderr=True)
     if not console.is_terminal or console.is_dumb_terminal:
         yield lambda: None
         return
-    how_far = (TextColumn("{task.completed}"),) if total is None else (BarColumn(bar_width=None), MofNCompleteColumn())
-    how_long = (
-        (TimeElapsedColumn(),) if total is None else (TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("left"))
-    )
-    columns = (TextColumn("{task.description}", markup=False), *how_far, *how_long)
-    with Progress(*columns, console=console, transient=True, expand=total is not None) as progress:
+    with bars(console, is_counted=total is not None) as progress:
         task = progress.add_task(description, total=total)
         yield lambda: progress.advance(task)
 

@@ -69,7 +69,8 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
     from rich.text import Text
 
     which = os.environ.get(WHICH_VARIABLE, "")
-    with _bars(console) as progress:
+    # The pace is that of all runs since the first began: what was stored took no time.
+    with bars(console, pace_over_s=WEEK_S) as progress:
         task = progress.add_task(which, total=num_total, start=False)
         drawn_at, num_closed = 0.0, 0
 
@@ -103,25 +104,26 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
         yield SweepProgress(on_event=draw, on_step=draw_step)
 
 
-def _bars(console: Console) -> Progress:
+def bars(console: Console, *, is_counted: bool = True, pace_over_s: float = 30.0) -> Progress:
+    """A description, how far and how long; without a count of all only what is done. ``pace_over_s`` is the time whose pace is
+    expected to go on."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        ProgressColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    # The pace is that of all runs since the first began: what was stored took no time.
-    return Progress(*columns, console=console, transient=True, expand=True, speed_estimate_period=WEEK_S)
+    columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
+    if is_counted:
+        columns += [BarColumn(bar_width=None), MofNCompleteColumn(), TimeElapsedColumn()]
+        columns += [TimeRemainingColumn(), TextColumn("left")]
+    else:
+        columns += [TextColumn("{task.completed}"), TimeElapsedColumn()]
+    return Progress(*columns, console=console, transient=True, expand=is_counted, speed_estimate_period=pace_over_s)
 
 
 def _short(cell: Cell) -> str:

@@ -78,4 +78,4 @@ def test_what_is_left_follows_the_runs_that_were_made():
         for at, kind, num_closed in events:
             now[0] = float(at)
             progress.on_event(CellEvent(kind=kind, cell=GOOD.cell, message="", num_closed=num_closed, num_total=20))
-    assert "0:02:00 0:08:00" in out.getvalue()
+    assert "0:02:00 0:08:00 left" in out.getvalue()
