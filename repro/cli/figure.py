@@ -27,8 +27,8 @@ from repro.runs.cell import COMPARISON, Cell
 from repro.runs.system import SYSTEMS
 
 if TYPE_CHECKING:
-    from repro.reports.figures import Figure, Paper, View
-    from repro.runs.store import Store
+    from repro.reports.figures import Figure, Paper, Rendered, View
+    from repro.runs.store import Store, StoredRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,7 @@ def _asks(cells: Sequence[Cell]) -> set[str]:
 def _make(
     name: str, options: FigureOptions, placement: opt.Placement, *, force: bool, draw_only: bool, json: bool
 ) -> None:
-    from repro.cli.run_table import lengths_json, lengths_line
+    from repro.cli.run_table import lengths_json
     from repro.reports.figures import figure as figure_of
     from repro.reports.figures import pictures
     from repro.reports.run_table import draw
@@ -212,7 +212,7 @@ def _make(
         outcomes = [] if draw_only else run_sweep(sweep, out_dir=out, jobs=placement.jobs)
     require_runs(sweep, name, options.command(name))
     writable_folder("out_dir", out)
-    pages, here = [], Path.cwd()
+    pages = []
     for view, runs in zip(views, sweep.by_grid(grids), strict=True):
         assert runs is not None
         require_alike(runs, name)
@@ -222,13 +222,8 @@ def _make(
         files = [str(file) for file in drawn.files]
         table = {"files": files, "columns": drawn.columns, "rows": drawn.rows, "notes": drawn.notes}
         pages.append({**page, "accuracy": view.accuracy, "lengths": lengths_json(runs), **table})
-        if json:
-            continue
-        print_table(f"{drawing.title} - {drawing.place(view.platform)}", drawn.columns, drawn.rows)
-        for note in (*([lengths_line(runs)] if runs else ()), *drawn.notes):
-            say(note, "  ")
-        shown = (file.relative_to(here) if file.is_relative_to(here) else file for file in drawn.files)
-        say(f"files: {', '.join(map(str, shown))}", "  ")
+        if not json:
+            _show(f"{drawing.title} - {drawing.place(view.platform)}", runs, drawn)
     if json:
         print_json({"figures": pages})
     lines = [*what_ran(outcomes, store.root)] if outcomes else []
@@ -236,6 +231,18 @@ def _make(
         lines.append("nothing new to run: every run behind this figure is stored; the figure was drawn from them")
     for line in lines:
         say(line, file=sys.stderr)
+
+
+def _show(title: str, runs: Sequence[StoredRun], drawn: Rendered) -> None:
+    """One drawn figure on the terminal: its table, its notes and its files."""
+    from repro.cli.run_table import lengths_line
+
+    print_table(title, drawn.columns, drawn.rows)
+    for note in (*([lengths_line(runs)] if runs else ()), *drawn.notes):
+        say(note, "  ")
+    here = Path.cwd()
+    shown = (file.relative_to(here) if file.is_relative_to(here) else file for file in drawn.files)
+    say(f"files: {', '.join(map(str, shown))}", "  ")
 
 
 ROLE_TITLES = {
