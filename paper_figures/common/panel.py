@@ -200,6 +200,8 @@ class Guide:
     value: float
     label: str | None = None
     is_upright: bool = False
+    is_printed: bool = False
+    """It is the paper's value: a table of what is drawn has it."""
     linestyle: str | tuple[int, tuple[int, ...]] = "--"
     color: str = style.GUIDE_COLOR
     width: float = 1
@@ -340,7 +342,7 @@ class Panel:
                 case AtMost(places=places, bounds=bounds):
                     most = zip(places, bounds, strict=True)
                     yield from ((self.name_of(place), layer.label, f"<= {brief(value)}") for place, value in most)
-                case Guide(value=value, label=str(label), is_upright=False):
+                case Guide(value=value, label=str(label), is_printed=True):
                     yield "all", label, brief(value)
 
     def name_of(self, place: float) -> str:

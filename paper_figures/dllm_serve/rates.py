@@ -78,7 +78,9 @@ class PaperValue:
             name = f"{self.rate:g}"
             return Mark(label=f"{look.title} (paper)", place=self.rate, value=self.value, look=look, size=7, name=name)
         label = f"{look.title} (paper{', above' if self.is_bound else ': peak'})"
-        return Guide(value=self.value, label=label, linestyle=(0, (1, 2)), color=look.color, width=1.4, zorder=1)
+        return Guide(
+            value=self.value, label=label, is_printed=True, linestyle=(0, (1, 2)), color=look.color, width=1.4, zorder=1
+        )
 
 
 def panels(

@@ -138,7 +138,8 @@ def panel(runs: Runs, instances: int, label: str, model: str) -> Panel:
     ]
     if of is RPS and runs.view.is_simulated:
         printed = 1 + stated("laps", CLAIMS[instances]) / 100
-        layers.append(Guide(value=printed, label="printed: up to", linestyle=":", color=CONTENDERS["laps"].look.color))
+        color = CONTENDERS["laps"].look.color
+        layers.append(Guide(value=printed, label="printed: up to", is_printed=True, linestyle=":", color=color))
     return Panel(
         title=f"{model}, {plural(instances, 'instance')}",
         layers=layers,

@@ -131,7 +131,7 @@ def panel(runs: Runs, instances: int, loop: str) -> Panel:
     if instances == 8:
         for name, title in (("router", "printed: router"), ("laps", "printed: LAPS")):
             color, value = CONTENDERS[name].look.color, stated("laps", PRINTED[name])
-            layers.append(Guide(value=value, label=title, linestyle=":", color=color, width=1.4))
+            layers.append(Guide(value=value, label=title, is_printed=True, linestyle=":", color=color, width=1.4))
     return Panel(
         title=f"{plural(instances, 'instance')}, {'closed loop' if is_closed else 'Poisson'}",
         layers=layers,

@@ -69,7 +69,7 @@ def panel(runs: Runs, place: Place) -> Panel:
     ]
     return Panel(
         title=title(place),
-        layers=[Guide(value=printed(place), label="printed: up to"), *lines],
+        layers=[Guide(value=printed(place), label="printed: up to", is_printed=True), *lines],
         x=Axis(label="kappa", ticks=KAPPAS),
         y=Axis(label="turns/s over SGLang PD (%)", better="higher"),
     )
