@@ -389,21 +389,12 @@ def resolve(
 
 def helps_of(kind: type) -> Mapping[str, str]:
     """The text below each field, of settings inside of settings too, on one line."""
-    return _over_bases(kind, _texts_of)
-
-
-def declared_in(kind: type) -> Mapping[str, type]:
-    """The class that each field is declared in, of settings inside of settings too."""
-    return _over_bases(kind, lambda base: dict.fromkeys(vars(base).get("__annotations__", ()), base))
-
-
-def _over_bases(kind: type, read: Callable[[Any], Mapping[str, T]]) -> Mapping[str, T]:
-    found: dict[str, T] = {}
+    found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
-            found |= read(base)
+            found |= _texts_of(base)
     for inner in _schema_of(kind).inside.values():
-        found |= _over_bases(inner, read)
+        found |= helps_of(inner)
     return found
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import MISSING
+from typing import Annotated, NamedTuple
 
 import typer
 
+from engines.knobs import Knob, conditions_of, helps_of, knobs_of
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
 from repro.families.platforms import PLATFORMS
 from repro.paths import DATASETS
 from repro.reports.figures import FIGURES
-from repro.runs.system import ENTRIES
+from repro.runs.system import ENTRIES, settings_of
 from repro.tasks.registry import TASKS
 from repro.workloads.card import introductions
 
-if TYPE_CHECKING:
-    from repro.reports.knob_reference import KnobEntry
+
+class KnobEntry(NamedTuple):
+    name: str
+    takes: str
+    default: str
+    only: str
+    text: str
 
 
 def list_command(
@@ -37,17 +44,34 @@ def list_command(
 
 
 def _list_knobs(system: str, *, json: bool) -> None:
-    from repro.reports.knob_reference import entries_of
-
     found = entries_of(system)
     if json:
         names = ("name", "takes", "default", "only", "what")
-        print_json({"system": system, "knobs": [dict(zip(names, entry[:-1], strict=True)) for entry in found]})
+        print_json({"system": system, "knobs": [dict(zip(names, entry, strict=True)) for entry in found]})
     else:
         # Without an upper end that no machine reaches, and no column has room for.
         takes = [re.sub(r"from (\S+) to \d+(,\d{3}){4,}", r"at least \1", each.takes) for each in found]
         rows = [(each.name, taken, _said(each)) for each, taken in zip(found, takes, strict=True)]
         print_table(f"Knobs of {system}", ("knob", "takes", "what it is"), rows)
+
+
+def entries_of(system: str) -> list[KnobEntry]:
+    """The knobs of a system; none where it does not say what it has."""
+    found: dict[str, KnobEntry] = {}
+    for kind in settings_of(system):
+        helps, conditions = helps_of(kind), conditions_of(kind)
+        for name, knob in knobs_of(kind).items():
+            only = "; ".join(each.said for of, each in conditions if of == name)
+            found.setdefault(name, KnobEntry(name, knob.takes, _default(knob), only, helps.get(name, "")))
+    return [*found.values()]
+
+
+def _default(knob: Knob) -> str:
+    if knob.default is MISSING:
+        return "the platform's"
+    if knob.default is None:
+        return ""
+    return str(knob.default).lower() if isinstance(knob.default, bool) else str(knob.default)
 
 
 def _said(entry: KnobEntry) -> str:

@@ -8,9 +8,9 @@ from support.command import commands, repro
 from support.documents import parsed
 
 from repro.cli.help import ARGUMENTS, FIRST, NEEDED, OTHERS, examples_of
+from repro.cli.list_command import entries_of
 from repro.cli.main import COMMANDS, GROUPS
 from repro.cli.options import PANELS
-from repro.reports.knob_reference import entries_of
 from repro.runs.system import SYSTEMS
 
 ONE_LIST = 15

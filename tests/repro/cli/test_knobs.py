@@ -15,9 +15,9 @@ from typer.main import get_command
 from engines.errors import UserError
 from engines.knobs import Checked, Memory, Only, Range, knobs_of
 from repro.cli.help import PanelCommand
+from repro.cli.list_command import entries_of
 from repro.cli.options import Given, Knobs, spread
 from repro.paths import REPO
-from repro.reports.knob_reference import PATH, entries_of, reference
 from repro.runs.system import SYSTEMS, settings_of
 
 WITH_ONE_MORE = """
@@ -38,7 +38,6 @@ spec.loader.exec_module(module)
 
 sys.path.insert(0, "tests")
 from support.command import repro
-from repro.reports.knob_reference import reference
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 
@@ -52,7 +51,6 @@ print(json.dumps({
     "no number": repro(*asked, "--knob", "haste=x").err,
     "without effect": repro(*asked, "--knob", "haste=2", "--knob", "adaptive_routing=false").err,
     "ablated": repro(*ablated, "--knob", "haste=9").err,
-    "in the reference": [line for line in reference().splitlines() if "haste" in line],
     "built": dict(SYSTEMS.get("ampd").prepare(cell)[0].options),
 }))
 """
@@ -77,7 +75,6 @@ def test_a_field_of_ampds_router_is_all_that_a_knob_takes(tmp_path):
     assert found["no number"] == "error: haste='x' must be a number\n"
     assert found["without effect"].startswith("error: haste=2 has no effect with adaptive_routing=false")
     assert found["ablated"] == "error: haste=9 must be between 0 and 5\n"
-    assert len(found["in the reference"]) == 1
     assert found["built"] == {"haste": 2}
 
 
@@ -120,10 +117,6 @@ def test_options_are_of_the_kinds_of_their_fields():
     for size in ("24 apples", "0", "0.5B", "-1GB", "1e400GB"):
         with pytest.raises(UserError, match="is not a size"):
             taken(f"--memory={size}")
-
-
-def test_the_reference_is_what_the_fields_say():
-    assert PATH.read_text(encoding="utf-8") == reference(), "run python -m repro.reports.knob_reference"
 
 
 @pytest.mark.parametrize("system", [*SYSTEMS])
