@@ -25,8 +25,8 @@ from engines.server.settings import ServerSettings
 
 _POLL_S = 0.02
 _KEEP_ALIVE_S = 1260
-"""Above what clients and proxies keep an idle connection for, that none sends a request into one that is being closed:
-docs/serving.md names them."""
+"""Above what clients and proxies keep an idle connection for (Java before JDK 20: 1,200 s), that none sends a request into
+one that is being closed."""
 _BACKLOG = 2048
 _MOST_HEAD = 1 << 14
 """Bytes, where it does not come at once."""

@@ -1,7 +1,7 @@
 """Tables in documents, made from the committed results.
 
 A document marks a table by ``<!-- generated: NAME -->`` and ``<!-- end -->``; ``docs/tables`` holds one YAML file a document that says which
-numbers the table shows (CONTRIBUTING.md, "Put numbers in a document"). ``python -m repro.checks.documents`` fills every table.
+numbers the table shows. ``python -m repro.checks.documents`` fills every table.
 """
 
 import csv

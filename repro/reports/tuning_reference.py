@@ -10,25 +10,20 @@ from repro.runs.tuning import CANDIDATES, TRIALS, TUNING_SEED
 PATH = REPO / "docs" / "tuning.md"
 _HEAD = f"""# Equal tuning
 
-This page lists the knobs that no paper prints, and says how we tune every system with equal effort. Such a knob is free. Someone who reproduces the paper has to choose, and a choice that suits one system and not the next decides a comparison. So every simulated system has two forms: as printed with
-our defaults, and tuned (`--knob tune=search`). For the second, a search of one size for all systems sets the free knobs.
+This page lists the knobs that no paper prints, and says how we tune every system with equal effort. Such a knob is free: a choice that suits one
+system and not the next decides a comparison. So every simulated system has two forms: as printed with our defaults, and tuned
+(`--knob tune=search`).
 
 ```sh
 repro bench --system laps --system sglang-pd --platform h200 --request-rate 75 --knob transient=true --knob tune=search
 ```
 
-The search simulates up to {CANDIDATES} combinations of the knobs below in {TRIALS} trials. The defaults come first. The others are drawn at random, and are the same in every run. After each round it drops half of the
-combinations, by the mean over all samples so far, until two are left. Its samples have seeds from {TUNING_SEED:,} on, which no comparison has. The best of many on the very runs that are reported would be luck as well.
+The search simulates up to {CANDIDATES} combinations of the knobs below in {TRIALS} trials, the same in every run. After each round it drops half of the
+combinations, by the mean over all samples so far, until two are left. Its samples have seeds from {TUNING_SEED:,} on, which no comparison has.
 
-A knob that the cell itself sets is not free, and the search does not try knobs without effect in a cell. Every process searches anew (seconds to a minute or two) and finds the same. `tuned` among a run's facts says what it
-chose. The system's own definition fixes all other knobs ([knobs.md](knobs.md)).
-
-AMPD's baselines have no default deployment. If you do not give one, we search for it together with the other free knobs (`deployment=search`). AMPD itself uses its planner, or this search if you ask for it.
-
-All systems of a family are searched for the same score. One number does not show its price, so read the longest wait beside it. `repro reproduce dllm-serve/tuned` and `repro reproduce laps/tuned` draw both forms of every
-system.
-
-We make this page by `python -m repro.reports.tuning_reference` from the systems themselves.
+A knob that the cell itself sets is not free. `tuned` among a run's facts says what the search chose. AMPD's baselines have no default deployment. If you
+do not give one, we search for it too (`deployment=search`). The commands `repro reproduce dllm-serve/tuned` and `repro reproduce laps/tuned` draw both forms of
+every system. We make this page by `python -m repro.reports.tuning_reference` from the systems themselves.
 """
 
 

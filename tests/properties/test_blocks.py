@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from support.command import Result, repro
 from support.documents import Unit, calls_in, parsed, run_line, run_script, units
 from support.tables import data_beside
 
-from repro.checks.documents import BLOCK
-from repro.checks.documents import table as made_table
-from repro.paths import REPO, RESULTS
+from repro.paths import REPO
 
 pytestmark = pytest.mark.usefixtures("no_data")
 
@@ -56,17 +53,6 @@ def draw_requests(text: str, folder: Path) -> None:
     assert (result.code, "INVALID" in result.out) == (0, False), result
 
 
-def declare(text: str, folder: Path) -> None:
-    """A table of a document."""
-    ((_, declared),) = yaml.safe_load(text).items()
-    assert re.search(r"^\| Sparse-dLLM \| \d+ \| [\d.]+ \[", made_table(declared, RESULTS), re.MULTILINE)
-
-
-def mark(text: str, folder: Path) -> None:
-    """The place of a table."""
-    assert re.fullmatch(BLOCK, text.strip())
-
-
 def name_folders(text: str, folder: Path) -> None:
     named = re.findall(r"^([\w/]+/) ", text, re.MULTILINE) + re.findall(r"^(tests/)$", text, re.MULTILINE)
     assert len(named) == len(re.findall(r"^\S", text, re.MULTILINE))
@@ -75,8 +61,6 @@ def name_folders(text: str, folder: Path) -> None:
 
 USED: Mapping[tuple[str, str], Callable[[str, Path], None]] = {
     ("README.md", "engines/"): name_folders,
-    ("CONTRIBUTING.md", "<!-- generated: burst"): mark,
-    ("CONTRIBUTING.md", "burst:"): declare,
     ("docs/using.md", "system: [dllm-serve, sparse-dllm]"): write_grid,
     ("datasets/README.md", '{"arrival_s": 0.0'): draw_requests,
 }
