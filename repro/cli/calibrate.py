@@ -34,7 +34,7 @@ class CalibrateOptions:
     platform: str = "rtx4090"
     """rtx4090 or l40s; of another card, what gpu-suite fitted on it; or the YAML file of a card of yours, with --measured."""
     measured: Path | None = None
-    """Steps that were timed on the card of a file, CSV (docs/silicon.md): its constants are fitted to them."""
+    """Steps that were timed on the card of a file, CSV (docs/cards.md): its constants are fitted to them."""
     out: Path | None = None
     """With --measured, the folder for what is fitted [default: the card file's]."""
     dry_run: bool = False
