@@ -1,5 +1,6 @@
 """What runs say about a paper's claims: findings, a verdict on each, and the facts among them."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -143,48 +144,41 @@ def _turned(each: Judged, flips: Flips) -> Judged:
 def judge(claim: Claim, findings: Sequence[Finding] = ()) -> Judged:
     """Reproduced: within the claim's tolerance, for the same data sets and cards. What no run can change is never
     reproduced: it agrees by construction, or does not."""
+    finding = None if claim.kind == "inconsistency" else _merged(claim, findings)
+
+    def judged(verdict: Verdict, reason: str | None = None, error: float | None = None) -> Judged:
+        return Judged(claim=claim, finding=finding, verdict=verdict, error_percent=error, reason=reason)
+
     if claim.kind == "inconsistency":
-        return Judged(claim=claim, finding=None, verdict="paper's inconsistency")
-    finding = _merged(claim, findings)
+        return judged("paper's inconsistency")
     if claim.untestable is not None:
-        return Judged(claim=claim, finding=finding, verdict="not testable here", reason=claim.untestable)
+        return judged("not testable here", claim.untestable)
     if finding is None:
-        return Judged(claim=claim, finding=None, verdict="not run", reason="no stored runs answer it")
-    stated = claim.expected.value
-    if (
-        isinstance(stated, tuple)
-        and len(stated) == 2
-        and 0 < WIDEST * stated[0] <= stated[1]
-        and len(finding.values) == 1
-    ):
-        wide = f"what it states spans a factor of {stated[1] / stated[0]:.0f}, which hardly a run could miss"
-        return Judged(claim=claim, finding=finding, verdict="not testable here", reason=wide)
+        return judged("not run", "no stored runs answer it")
+    match claim.expected.value:
+        case (low, high) if 0 < WIDEST * low <= high and len(finding.values) == 1:
+            wide = f"what it states spans a factor of {high / low:.0f}, which hardly a run could miss"
+            return judged("not testable here", wide)
     if not finding.comparable:
-        return Judged(claim=claim, finding=finding, verdict="not testable here", reason=finding.how)
+        return judged("not testable here", finding.how)
     # Where as many are there an extreme lies elsewhere, and that is a fault, not a gap.
     is_part = bool(finding.of) and len(finding.of) < len(claim.of)
     if missing := [each for each in claim.of if is_part and each is not None and each not in finding.of]:
-        return Judged(claim=claim, finding=finding, verdict="not run", reason=f"no stored runs of {', '.join(missing)}")
+        return judged("not run", f"no stored runs of {', '.join(missing)}")
     faults = _faults(claim, finding)
     error = _error_percent(claim, finding)
     if (open_ := _undecided(claim, finding, not faults)) is not None:
-        return Judged(claim=claim, finding=finding, verdict="undecided by reading", error_percent=error, reason=open_)
+        return judged("undecided by reading", open_, error)
     if faults:
         sentence = "; ".join([*faults[:2], *([f"and {len(faults) - 2} more"] if len(faults) > 2 else [])])
-        reason = sentence if claim.gap is None else f"{sentence}: {claim.gap}"
-        return Judged(claim=claim, finding=finding, verdict="not reproduced", error_percent=error, reason=reason)
+        return judged("not reproduced", sentence if claim.gap is None else f"{sentence}: {claim.gap}", error)
     if _role(claim, finding) == "by construction":
-        return Judged(
-            claim=claim, finding=finding, verdict="by construction", error_percent=error, reason="no run can change it"
-        )
-    return Judged(claim=claim, finding=finding, verdict="reproduced", error_percent=error)
+        return judged("by construction", "no run can change it", error)
+    return judged("reproduced", error=error)
 
 
 def count(judged: Iterable[Judged]) -> Mapping[Verdict, int]:
-    counts: dict[Verdict, int] = {}
-    for each in judged:
-        counts[each.verdict] = counts.get(each.verdict, 0) + 1
-    return counts
+    return Counter(each.verdict for each in judged)
 
 
 def count_by_role(judged: Iterable[Judged]) -> Mapping[Role, Mapping[Verdict, int]]:
@@ -201,13 +195,9 @@ def facts(judged: Iterable[Judged]) -> list[Judged]:
 
 def count_facts(judged: Sequence[Judged]) -> Mapping[Role, Mapping[Verdict, int]]:
     """Compared facts by role and verdict; what agrees by construction counts as reproduced there."""
-    counts: dict[Role, dict[Verdict, int]] = {}
-    for each in facts(judged):
-        if each.role is not None:
-            own = counts.setdefault(each.role, {})
-            verdict: Verdict = "reproduced" if each.verdict == "by construction" else each.verdict
-            own[verdict] = own.get(verdict, 0) + 1
-    return {role: counts[role] for role in reversed(ROLES) if role in counts}
+    return count_by_role(
+        replace(each, verdict="reproduced") if each.verdict == "by construction" else each for each in facts(judged)
+    )
 
 
 # -- several findings of one claim ---------------------------------------------------------------------------
