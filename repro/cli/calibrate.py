@@ -232,7 +232,7 @@ def _print_sensitivity(protocol: CardProtocol, *, json: bool) -> None:
         found = sensitivity(protocol, on_run=advance)
     path = save(found, CALIBRATION / f"{protocol.card}-sensitivity.csv")
     if json:
-        print_json({"rows": [asdict(row) for row in found]})
+        print_json({"rows": [row._asdict() for row in found]})
         return
     for table in dict.fromkeys(row.table for row in found):
         own = [(row.item, row.setting, f"{row.value:.4g}", row.unit) for row in found if row.table == table]

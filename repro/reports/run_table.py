@@ -348,15 +348,8 @@ class RunTable:
             name: text if name in WORDS else json.loads(text) for name, text in zip(FIXED, texts, strict=False)
         }
         stored = replace(cell, knobs=tuple({**cell.knob_values, **row["knobs"]}.items()))
-        today = {
-            "system": cell.system,
-            "dataset": cell.dataset,
-            "rate": cell.rate,
-            "seed": cell.seed,
-            "key": stored.key,
-        }
-        for name, value in today.items():
-            if row[name] != value:
+        for name in ("system", "dataset", "rate", "seed", "key"):
+            if row[name] != (value := getattr(stored, name)):
                 raise TableError(
                     f"{self.path.name} has {name}={row[name]} for {stored.folder_name}, not {value}: draw the figure again"
                 )

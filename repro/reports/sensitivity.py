@@ -9,13 +9,14 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from engines.cost.roofline import Calibration, Roofline, StepWork, gpu
-from engines.dllm.plan import StepOutcome, StepPlan
+from engines.dllm.plan import DelegatingExecutor, StepOutcome, StepPlan
 from engines.dllm.simulated import RooflineExecutor, copying
 from repro.families.dllm import knobs
 from repro.families.dllm.deployment import DllmDeployment
@@ -60,16 +61,15 @@ class Tally:
         )
 
 
-class _Counting:
-    """Passes everything on to a simulated executor and counts the steps it prices."""
+class _Counting(DelegatingExecutor):
+    """Counts the steps that a simulated executor would price."""
 
     def __init__(self, executor: RooflineExecutor) -> None:
-        self.executor, self.steps = executor, Counter[StepWork]()
-        self.validate, self.release = executor.validate, executor.release
-        self.wait, self.times, self.close = executor.wait, executor.times, executor.close
+        super().__init__(executor)
+        self.work, self.steps = executor.work, Counter[StepWork]()
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        work = self.executor.work(plan)
+        work = self.work(plan)
         self.steps[work] += 1
         return StepOutcome(
             committed=tuple([item.commit for item in plan.items]),
@@ -117,8 +117,7 @@ def tally(card: str, system: str, dataset: str, **knobs: Scalar) -> Tally:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SensitivityRow:
+class SensitivityRow(NamedTuple):
     """One line of the CSV."""
 
     table: str
@@ -131,8 +130,8 @@ class SensitivityRow:
 def save(found: Sequence[SensitivityRow], path: Path) -> Path:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in fields(SensitivityRow)])
-    writer.writerows([row.table, row.item, row.setting, f"{row.value:.6g}", row.unit] for row in found)
+    writer.writerow(SensitivityRow._fields)
+    writer.writerows(row._replace(value=f"{row.value:.6g}") for row in found)  # type: ignore[arg-type]
     return replace_text(path, text.getvalue())
 
 
@@ -187,10 +186,6 @@ Stated = dict[tuple[str, str], float]
 """(system, data set) -> tok/s."""
 
 
-def _row(table: str, item: str, setting: str, value: float, unit: str) -> SensitivityRow:
-    return SensitivityRow(table=table, item=item, setting=setting, value=value, unit=unit)
-
-
 def _of_lengths(
     scaled: dict[str, dict[float, Tally]], stated: Stated, calibration: Calibration
 ) -> Iterator[SensitivityRow]:
@@ -198,10 +193,10 @@ def _of_lengths(
     for dataset, tallies in scaled.items():
         points = [(each.mean_prompt, each.throughput(calibration)) for each in tallies.values()]
         for mean, value in points:
-            yield _row("lengths", dataset, f"mean prompt {mean:.0f}", value, "tok/s")
+            yield SensitivityRow("lengths", dataset, f"mean prompt {mean:.0f}", value, "tok/s")
         needed = length_for(stated[SYSTEM, dataset], points)
         if needed is not None:
-            yield _row("lengths", dataset, "mean prompt for the paper's", needed, "tokens")
+            yield SensitivityRow("lengths", dataset, "mean prompt for the paper's", needed, "tokens")
 
 
 def length_for(value: float, points: Sequence[tuple[float, float]]) -> float | None:
@@ -220,14 +215,16 @@ def _of_rules(
 ) -> Iterator[SensitivityRow]:
     """Throughputs of published baselines by their rule of batches, all predicted."""
     for dataset in DATASETS:
-        yield _row("batch rule", f"{SYSTEM} {dataset}", "packed", own[dataset].throughput(calibration), "tok/s")
+        yield SensitivityRow(
+            "batch rule", f"{SYSTEM} {dataset}", "packed", own[dataset].throughput(calibration), "tok/s"
+        )
         for system in BASELINES:
             for rule in BATCH_RULES:
                 speed = baselines[system, dataset, rule].throughput(calibration)
-                yield _row("batch rule", f"{system} {dataset}", rule, speed, "tok/s")
+                yield SensitivityRow("batch rule", f"{system} {dataset}", rule, speed, "tok/s")
     for rule in BATCH_RULES:
         error = _median_error(baselines, stated, calibration, rule)
-        yield _row("batch rule", "median error of baselines", rule, error, "%")
+        yield SensitivityRow("batch rule", "median error of baselines", rule, error, "%")
 
 
 def _of_overheads(
@@ -236,14 +233,14 @@ def _of_overheads(
     """The gain over the best baseline, the share of peak fitted again each time."""
     for seconds, calibration in fits.items():
         setting = f"{1e3 * seconds:g} ms"
-        yield _row("step overhead", "share of peak", setting, calibration.matmul_efficiency, "1")
+        yield SensitivityRow("step overhead", "share of peak", setting, calibration.matmul_efficiency, "1")
         for rule in BATCH_RULES:
             for dataset in DATASETS:
                 best = max(baselines[system, dataset, rule].throughput(calibration) for system in BASELINES)
                 gain = own[dataset].throughput(calibration) / best
-                yield _row("step overhead", f"gain {dataset} {rule}", setting, gain, "x")
+                yield SensitivityRow("step overhead", f"gain {dataset} {rule}", setting, gain, "x")
             error = _median_error(baselines, stated, calibration, rule)
-            yield _row("step overhead", f"median error of baselines {rule}", setting, error, "%")
+            yield SensitivityRow("step overhead", f"median error of baselines {rule}", setting, error, "%")
 
 
 def _median_error(
