@@ -7,7 +7,6 @@ our two switches. The paper prints gains, not attainments: they are compared in 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
@@ -35,9 +34,8 @@ from paper_figures.ampd.contenders import (
     panel_of,
     panels,
 )
-from paper_figures.ampd.layout import DEFAULT, SWITCHES, ampd_figure, ampd_page, over_rates, repeats_of, seeds_text
-from paper_figures.common.caption import missing_note
-from paper_figures.common.figure import Columns, Page, Table
+from paper_figures.ampd.layout import DEFAULT, SWITCHES, ampd_figure, over_rates, repeats_of, seeds_text
+from paper_figures.common.figure import Columns, Page, Picture, Table
 from paper_figures.common.panel import OF_SHARES, AtMost, Axis, Layer, Mark, Points
 from paper_figures.common.panel import Panel as Drawn
 from paper_figures.common.runs import Measure, Of, Runs
@@ -111,19 +109,20 @@ def page(runs: Runs) -> Page:
     drawn = over_rates(table, DRAWN, table.at, axis, within=OF_SHARES)
     drawn = [with_printed(each, panel, table.rates) for each, panel in zip(drawn, table.panels, strict=True)]
     notes = summary_notes(table, view)
-    return ampd_page(
-        runs,
-        panels=[*drawn, *(bottom_row(runs) if DETAIL_RATE in table.rates else ())],
-        columns=len(TRACES),
-        conclusions=notes[:4],
-        about=[
-            f"SLO attainment in {DEFAULT}.",
-            "AMPD and Dynamo on the first plan of Table 2; tuned systems on the best of searches of one size, on other samples of the same "
-            f"workload. {SWITCHES} {PRINTED} Lines lie a little beside each other; Continuum is within a "
-            "point of vLLM and not drawn as a line; the CSV has it and all other systems that ran. ampd/knee has the rates at which each falls to 90 %. The panels of latency have "
-            "the mean TTFT of first and of later prefills, the P99 and the longest TTFT, and the mean ITL, all on Table 2's plan.",
-        ],
-        repeats=repeats_of(view),
+    return Page(
+        picture=Picture(
+            panels=[*drawn, *(bottom_row(runs) if DETAIL_RATE in table.rates else ())],
+            columns=len(TRACES),
+            caption=[
+                *notes[:4],
+                f"SLO attainment in {DEFAULT}.",
+                "AMPD and Dynamo on the first plan of Table 2; tuned systems on the best of searches of one size, on other samples of the same "
+                f"workload. {SWITCHES} {PRINTED} Lines lie a little beside each other; Continuum is within a "
+                "point of vLLM and not drawn as a line; the CSV has it and all other systems that ran. ampd/knee has the rates at which each falls to 90 %. The panels of latency have "
+                "the mean TTFT of first and of later prefills, the P99 and the longest TTFT, and the mean ITL, all on Table 2's plan.",
+                repeats_of(view),
+            ],
+        ),
         csv=Table(
             columns=("model", "trace", "rate_sessions_s", "contender", *COLUMNS),
             rows=[
@@ -135,7 +134,6 @@ def page(runs: Runs) -> Page:
             ],
         ),
         notes=notes,
-        missing=missing(runs),
     )
 
 
@@ -181,15 +179,6 @@ def bottom_row(runs: Runs) -> list[Drawn]:
         )
         for row, trace in enumerate(TRACES)
     ]
-
-
-def missing(runs: Runs) -> list[str]:
-    """Points that some seed is missing of."""
-    asked: dict[str, Sequence[StoredRun]] = {}
-    for panel, rate, name in product(panels(), rates_of(runs.view), FIGURE4):
-        own = runs.of(CONTENDERS[name].on(runs.view, panel, rate))
-        asked[f"{panel.title} {CONTENDERS[name].title} at {rate:g}/s"] = own if len(own) == len(runs.view.seeds) else ()
-    return missing_note(asked)
 
 
 # -- claims -------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from paper_figures.ampd.attainment import Attainments, cell_interval, floor_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, DETAIL_MODEL, DETAIL_RATE, TRACES, details, grid, panel_of
-from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, repeats_of, seeds_text
-from paper_figures.common.figure import Columns, Page, table
+from paper_figures.ampd.layout import DEFAULT, ampd_figure, repeats_of, seeds_text
+from paper_figures.common.figure import Columns, Page, Picture, table
 from paper_figures.common.panel import OF_SHARES, AtMost, Axis, Bars, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import Look, system_look
@@ -137,21 +137,22 @@ def page(runs: Runs) -> Page:
         x=Axis(ticks=places, names=[load_session_card(trace).title for trace in TRACES]),
         y=Axis(label="prefills (%)", limits=(0, None)),
     )
-    return ampd_page(
-        runs,
-        panels=[*panels, local],
-        columns=2,
-        after_title=f"; {DETAIL_MODEL}, {DETAIL_RATE:g} sessions/s",
-        conclusions=conclusions(ladder, floor_of(runs.view)),
-        about=[
-            "AR: adaptive routing, PR: prefill reordering; without AR prefills join the shortest queue, or one at random.",
-            f"Attainment in {DEFAULT}.",
-            "Hollow: the paper's. It prints gains, and AMPD's attainment on DuReader in Figure 6, from which the others follow there; on GAIA "
-            "arrows: at most, from the printed gain.",
-            "Gains over both bases, and those printed, are in the CSV.",
-        ],
-        repeats=repeats_of(runs.view),
+    return Page(
         table=table(rows_of(runs), columns(runs.view)),
+        picture=Picture(
+            panels=[*panels, local],
+            columns=2,
+            after_title=f"; {DETAIL_MODEL}, {DETAIL_RATE:g} sessions/s",
+            caption=[
+                *conclusions(ladder, floor_of(runs.view)),
+                "AR: adaptive routing, PR: prefill reordering; without AR prefills join the shortest queue, or one at random.",
+                f"Attainment in {DEFAULT}.",
+                "Hollow: the paper's. It prints gains, and AMPD's attainment on DuReader in Figure 6, from which the others follow there; on GAIA "
+                "arrows: at most, from the printed gain.",
+                "Gains over both bases, and those printed, are in the CSV.",
+                repeats_of(runs.view),
+            ],
+        ),
     )
 
 

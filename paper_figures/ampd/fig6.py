@@ -10,8 +10,8 @@ from types import MappingProxyType
 from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig
 from paper_figures.ampd.contenders import CONTENDERS, DETAIL_MODEL, DETAIL_RATE, panel_of
-from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, repeats_of, seeds_text
-from paper_figures.common.figure import Columns, Page, seed_by_seed, table
+from paper_figures.ampd.layout import DEFAULT, ampd_figure, repeats_of, seeds_text
+from paper_figures.common.figure import Columns, Page, Picture, seed_by_seed, table
 from paper_figures.common.panel import OF_SHARES, Axis, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import Look, system_look
@@ -83,14 +83,17 @@ def page(runs: Runs) -> Page:
         "its_half_width": lambda point: off(runs, *point).half_width,
         "paper": printed().get,
     }
-    return ampd_page(
-        runs,
-        panels=[panel(runs, name) for name in SWEEPS],
-        after_title=f"; {panel_of(DETAIL_MODEL, 'dureader').title}, {DETAIL_RATE:g} sessions/s",
-        conclusions=[f"{conclusion(runs)}."],
-        about=[f"Attainment in {DEFAULT}. Differences from the default are paired."],
-        repeats=repeats_of(runs.view),
+    return Page(
         table=table(POINTS, columns),
+        picture=Picture(
+            panels=[panel(runs, name) for name in SWEEPS],
+            after_title=f"; {panel_of(DETAIL_MODEL, 'dureader').title}, {DETAIL_RATE:g} sessions/s",
+            caption=[
+                f"{conclusion(runs)}.",
+                f"Attainment in {DEFAULT}. Differences from the default are paired.",
+                repeats_of(runs.view),
+            ],
+        ),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from paper_figures.ampd.contenders import DETAIL_MODEL
 from paper_figures.ampd.layout import ampd_figure
-from paper_figures.common.caption import device_text, invalid_notes
+from paper_figures.common.caption import device_text
 from paper_figures.common.figure import Columns, Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
@@ -95,7 +95,6 @@ def page(runs: Runs) -> Page:
             caption=[
                 f"Measured: processor seconds of one process on {machines(runs)}, for the coefficients and for the integer program, solved by "
                 f"{solvers}. {runs.view.obtained.capitalize()}: the cluster and its sessions.",
-                *invalid_notes(runs.all),
                 "Direct simulation of every pool up to 32 GPUs, interpolated up to 64, closed forms beyond.",
                 repeats,
                 "The paper names neither its processor nor its simulator.",
@@ -104,11 +103,7 @@ def page(runs: Runs) -> Page:
             width_inches=WIDE_INCHES,
         ),
         notes=[
-            *(
-                f"One decision, {what}: {1e6 * slowest(runs, name):.0f} us, measured."
-                for name, what in DECISIONS.items()
-            ),
-            *invalid_notes(runs.all),
+            f"One decision, {what}: {1e6 * slowest(runs, name):.0f} us, measured." for name, what in DECISIONS.items()
         ],
     )
 
@@ -174,6 +169,7 @@ FIGURE = ampd_figure(
     cells=cells,
     findings=findings,
     num_runs=NUM_RUNS,
+    origin=lambda runs: (),
     under_title=lambda runs: (
         f"measured: the seconds, on {machines(runs)}\n{runs.view.obtained}: what is planned for, {runs.view.platform.title}"
     ),

@@ -6,8 +6,8 @@ import numpy as np
 
 from paper_figures.ampd.attainment import Attainments, rates_of, tabulate
 from paper_figures.ampd.contenders import grid, panels
-from paper_figures.ampd.layout import SWITCHES, ampd_figure, ampd_page, over_rates, repeats_of, seeds_text
-from paper_figures.common.figure import Page, Table
+from paper_figures.ampd.layout import SWITCHES, ampd_figure, over_rates, repeats_of, seeds_text
+from paper_figures.common.figure import Page, Picture, Table
 from paper_figures.common.panel import Axis
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import said
@@ -41,16 +41,17 @@ def page(runs: Runs) -> Page:
     def half(name: str, row: int, column: int) -> float:
         return (table.at(name, row, column).half_width or 0.0) / 100
 
-    return ampd_page(
-        runs,
-        panels=over_rates(table, SHOWN, at, Axis(label="mean latency (s)", better="lower", limits=(0, None))),
-        columns=3,
-        conclusions=[f"AMPD's mean latency is {np.nanmedian(ratio):.2f} times Dynamo's in the median cell."],
-        about=[
-            "Last token minus arrival of a session. AMPD and Dynamo on Table 2's plan, vLLM tuned for attainment, so that its deployment, "
-            f"and its latency with it, may be another one at the next rate. {SWITCHES} The paper's text states no value of this figure."
-        ],
-        repeats=repeats_of(runs.view, is_share=False),
+    return Page(
+        picture=Picture(
+            panels=over_rates(table, SHOWN, at, Axis(label="mean latency (s)", better="lower", limits=(0, None))),
+            columns=3,
+            caption=[
+                f"AMPD's mean latency is {np.nanmedian(ratio):.2f} times Dynamo's in the median cell.",
+                "Last token minus arrival of a session. AMPD and Dynamo on Table 2's plan, vLLM tuned for attainment, so that its deployment, "
+                f"and its latency with it, may be another one at the next rate. {SWITCHES} The paper's text states no value of this figure.",
+                repeats_of(runs.view, is_share=False),
+            ],
+        ),
         csv=Table(
             columns=("panel", "rate_sessions_s", "contender", "e2el_mean_s", "half_width", "over_dynamo", "obtained"),
             rows=[

@@ -5,7 +5,7 @@ workers of Table 2's plan keep up with, up to where all fall. Tuned deployments 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -16,8 +16,8 @@ from baselines.ar.dynamo import DynamoConfig
 from engines.policies.views import Chunk
 from paper_figures.ampd.attainment import ATTAINED, Ask, Attainments, Floats, Means, ends_of_logs, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, MODELS, TRACES, TracePanel, panel_of, panels
-from paper_figures.ampd.layout import DEFAULT, SWITCHES, ampd_figure, ampd_page, over_rates, repeats_of
-from paper_figures.common.figure import Page, Table, seed_by_seed
+from paper_figures.ampd.layout import DEFAULT, SWITCHES, ampd_figure, over_rates, repeats_of
+from paper_figures.common.figure import Page, Picture, Table, seed_by_seed
 from paper_figures.common.panel import OF_SHARES, Axis, Guide, Layer, Line, Panel, Points
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.common.style import GUIDE_COLOR, Look
@@ -114,6 +114,10 @@ def cells_at(
     return seed_by_seed(asked, view)
 
 
+RateOf = Callable[[Means, str, int], float]
+"""A rate of a contender in a panel, by the means."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Knees:
     """Attainments at multiples of a rate, and where they fall below ``LEVEL``."""
@@ -122,25 +126,22 @@ class Knees:
     rates: tuple[tuple[float, ...], ...]
     """Sessions/s [panel][multiple]."""
 
-    def log_rate(self, means: Means, name: str, row: int) -> float:
-        return math.log(crossing(self.rates[row], means[name][row]))
+    def rate(self, means: Means, name: str, row: int) -> float:
+        return crossing(self.rates[row], means[name][row])
 
     def at(self, name: str, row: int) -> Interval:
         """Its logarithm."""
-        return self.table.interval(lambda means: self.log_rate(means, name, row))
+        return self.table.interval(lambda means: math.log(self.rate(means, name, row)))
 
-    def ratio(self, ours: str, theirs: str, row: int) -> Interval:
-        """The ratio's logarithm, paired."""
-        return self.table.interval(lambda means: self.log_rate(means, ours, row) - self.log_rate(means, theirs, row))
+    def ratio(self, ours: str, theirs: str, rows: Sequence[int], rate_of: RateOf | None = None) -> Interval:
+        """The logarithm of the geometric mean over panels of our rate, or what ``rate_of`` says of it, over theirs; paired."""
+        own = self.rate if rate_of is None else rate_of
 
-    def mean_ratio(self, ours: str, theirs: str) -> Interval:
-        """Over all panels."""
-        rows = range(len(self.table.panels))
-        return self.table.interval(
-            lambda means: (
-                sum(self.log_rate(means, ours, row) - self.log_rate(means, theirs, row) for row in rows) / len(rows)
-            )
-        )
+        def log_ratio(means: Means) -> float:
+            logs = [math.log(own(means, ours, row)) - math.log(self.rate(means, theirs, row)) for row in rows]
+            return sum(logs) / len(logs)
+
+        return self.table.interval(log_ratio)
 
     def said(self, name: str, row: int) -> str:
         """The rate with its interval; where it lies beyond the rates that were run, on which side."""
@@ -181,30 +182,23 @@ def page(runs: Runs) -> Page:
     table = found.table
     notes = conclusions(found)
     p99, longest = (knees_of(runs, of).table.means for of in (P99, LONGEST))
-    return ampd_page(
-        runs,
-        panels=[*curves(found.table, DRAWN, found.rates), *(summary(found, trace) for trace in TRACES)],
-        columns=3,
-        conclusions=notes[:5],
-        about=[
-            f"SLO attainment in {DEFAULT}. Below: the rate at which it falls to {100 * LEVEL:.0f} %, interpolated between the rates that were "
-            "run; with an arrow where it lies beyond the highest.",
-            "Tuned systems are on the best deployment of searches of one size, four a panel, each for the rates up to its own. Continuum is "
-            f"within a point of vLLM and left out. {SWITCHES} Dynamo with its own cache is not drawn.",
-        ],
-        repeats=repeats_of(view, by="jackknife over seeds, of the ratios above too"),
+    return Page(
+        picture=Picture(
+            panels=[*curves(found.table, DRAWN, found.rates), *(summary(found, trace) for trace in TRACES)],
+            columns=3,
+            caption=[
+                *notes[:5],
+                f"SLO attainment in {DEFAULT}. Below: the rate at which it falls to {100 * LEVEL:.0f} %, interpolated between the rates that were "
+                "run; with an arrow where it lies beyond the highest.",
+                "Tuned systems are on the best deployment of searches of one size, four a panel, each for the rates up to its own. Continuum is "
+                f"within a point of vLLM and left out. {SWITCHES} Dynamo with its own cache is not drawn.",
+                repeats_of(view, by="jackknife over seeds, of the ratios above too"),
+            ],
+        ),
         csv=Table(
             columns=(
-                *(
-                    "panel",
-                    "contender",
-                    "rate_sessions_s",
-                    "attainment_percent",
-                    "half_width",
-                    "ttft_p99_s",
-                    "ttft_longest_s",
-                ),
-                *("knee_sessions_s", "knee_low", "knee_high", "obtained"),
+                *("panel", "contender", "rate_sessions_s", "attainment_percent", "half_width", "ttft_p99_s"),
+                *("ttft_longest_s", "knee_sessions_s", "knee_low", "knee_high", "obtained"),
             ),
             rows=[
                 line
@@ -284,12 +278,11 @@ def conclusions(found: Knees) -> list[str]:
     rows = range(len(found.table.panels))
     said = []
     for ours, theirs in COMPARED:
-        whole = found.mean_ratio(ours, theirs)
-        each = [found.ratio(ours, theirs, row) for row in rows]
+        each = [found.ratio(ours, theirs, [row]) for row in rows]
         ahead, behind = (
             sum(sign * (at.mean or 0.0) > (at.half_width or 0.0) + 1e-9 for at in each) for sign in (1, -1)
         )
-        low, mean, high = ends_of_logs(whole)
+        low, mean, high = ends_of_logs(found.ratio(ours, theirs, rows))
         said.append(
             f"{CONTENDERS[ours].title} attains {100 * LEVEL:.0f} % at {mean:.2f} [{low:.2f}, {high:.2f}] times the rate of "
             f"{CONTENDERS[theirs].title}, the geometric mean of {len(rows)} panels: ahead outside noise in {ahead}, behind in {behind}."

@@ -6,8 +6,8 @@ from functools import partial
 
 from paper_figures.ampd.attainment import Attainments
 from paper_figures.ampd.contenders import CONTENDERS, PAIRED_SEEDS
-from paper_figures.common.caption import invalid_notes, repeats_line
-from paper_figures.common.figure import Page, Picture, Table, figure
+from paper_figures.common.caption import on_a_cluster
+from paper_figures.common.figure import figure
 from paper_figures.common.panel import ANYWHERE, Axis, Bounds, Layer, Line, Panel
 from paper_figures.common.runs import Runs
 from repro.reports.figures import View
@@ -18,42 +18,18 @@ RATE = "sessions/s"
 SWITCHES = "load + backlog: our two switches of the router."
 
 
-ampd_figure = partial(figure, paper="ampd", platforms=("h20x32",), num_runs=PAIRED_SEEDS)
+def origin(runs: Runs) -> list[str]:
+    """How the runs were obtained, and how many of them are overloaded."""
+    over = sum(run.facts["overload_reason"] is not None for run in runs.all)
+    return [
+        on_a_cluster(runs),
+        f"In {over} of {len(runs.all)} runs prefills ask for more than the workers have time for while sessions arrive: what "
+        "they attain is of this number of sessions: with more of them it falls, and latency grows.",
+    ]
+
+
+ampd_figure = partial(figure, paper="ampd", platforms=("h20x32",), num_runs=PAIRED_SEEDS, origin=origin)
 """``cells`` are of all seeds, those of one before the next."""
-
-
-def ampd_page(
-    runs: Runs,
-    *,
-    panels: Sequence[Panel],
-    conclusions: Sequence[str],
-    about: Sequence[str],
-    repeats: str,
-    table: Table | None = None,
-    csv: Table | None = None,
-    columns: int | None = None,
-    after_title: str = "",
-    notes: Sequence[str] = (),
-    missing: Sequence[str] = (),
-    is_transient: bool = True,
-) -> Page:
-    """A caption: what is concluded, how the runs were obtained, what they are (``about``) and how often they were run, and how many
-    are overloaded."""
-    calibrations = sorted({str(run.record.manifest["calibration"]) for run in runs.all[:1]})
-    obtained = f"All runs simulated on a discrete-event cluster; {' and '.join(calibrations)}".rstrip(".") + "."
-    transient = [transient_sentence(runs)] if is_transient else []
-    return Page(
-        table=table,
-        csv=csv,
-        picture=Picture(
-            panels=panels,
-            caption=[*conclusions, obtained, *about, repeats, *transient],
-            repeats=repeats_line(runs.all),
-            columns=columns,
-            after_title=after_title,
-        ),
-        notes=[*notes, *invalid_notes(runs.all), *missing],
-    )
 
 
 def over_rates(
@@ -109,11 +85,3 @@ def repeats_of(view: View, of: str = "mean", by: str = "Student's t", *, is_shar
     """How often it was run, and what bars are; those of shares end where shares do."""
     cut = ", drawn from 0 to 100 %" if is_share else ""
     return f"{seeds_text(view)}: {of}, and bars for its 95 % interval ({by}){cut}."
-
-
-def transient_sentence(runs: Runs) -> str:
-    over = sum(run.facts["overload_reason"] is not None for run in runs.all)
-    return (
-        f"In {over} of {len(runs.all)} runs prefills ask for more than the workers have time for while sessions arrive: what "
-        "they attain is of this number of sessions: with more of them it falls, and latency grows."
-    )

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from paper_figures.ampd.attainment import ATTAINED, Attainments, Means, ends_of_logs, tabulate
-from paper_figures.ampd.contenders import CONTENDERS, DETAIL_MODEL, ORDERED, TRACES, TracePanel, panel_of
-from paper_figures.ampd.knee import LEVEL, LONGEST, P99, SEEDS, cell_of, cells_at, crossing, curves, rates_in
-from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, over_rates, repeats_of
-from paper_figures.common.figure import Page, Table
+from paper_figures.ampd.contenders import CONTENDERS, ORDERED, details
+from paper_figures.ampd.knee import LEVEL, LONGEST, P99, SEEDS, Knees, cell_of, cells_at, crossing, curves, rates_in
+from paper_figures.ampd.layout import DEFAULT, ampd_figure, over_rates, repeats_of
+from paper_figures.common.figure import Page, Picture, Table
 from paper_figures.common.panel import Axis
 from paper_figures.common.runs import Runs
 from repro.reports.figures import View
@@ -34,45 +34,24 @@ P99_AXIS = Axis(label="P99 TTFT (s)", better="lower", scale="plain log")
 cell_at = partial(cell_of, tuned_for=TUNED_FOR)
 
 
-def panels() -> tuple[TracePanel, ...]:
-    return tuple(panel_of(DETAIL_MODEL, trace) for trace in TRACES)
-
-
 def multiples_of(view: View) -> tuple[float, ...]:
     return view.rates or MULTIPLES
 
 
 def cells(view: View) -> list[Cell]:
-    return cells_at(multiples_of(view), panels(), SHOWN, partial(cell_at, view), view)
+    return cells_at(multiples_of(view), details(), SHOWN, partial(cell_at, view), view)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fronts:
-    """Attainments, and P99 TTFT under the same names with ``WAITS`` behind them."""
-
-    table: Attainments
-    rates: tuple[tuple[float, ...], ...]
-
-    def knee(self, means: Means, name: str, row: int) -> float:
-        return crossing(self.rates[row], means[name][row])
+class Fronts(Knees):
+    """Beside the attainments stands P99 TTFT, under the same names with ``WAITS`` behind them."""
 
     def at_equal_wait(self, means: Means, name: str, row: int) -> float:
         """The rate up to which attainment is ``LEVEL`` and P99 TTFT no longer than the rival's at its own knee."""
         rates = self.rates[row]
-        limit_s = between(rates, means[RIVAL + WAITS][row], self.knee(means, RIVAL, row))
+        limit_s = between(rates, means[RIVAL + WAITS][row], self.rate(means, RIVAL, row))
         within = crossing(rates, [-wait_s for wait_s in means[name + WAITS][row]], -limit_s)
-        return min(self.knee(means, name, row), within)
-
-    def ratio(self, name: str, row: int | None, *, at_equal_wait: bool) -> Interval:
-        """The logarithm of its rate over the rival's knee, paired; of the geometric mean over all panels where ``row`` is None."""
-        rows = range(len(self.table.panels)) if row is None else (row,)
-        of = self.at_equal_wait if at_equal_wait else self.knee
-
-        def log_ratio(means: Means) -> float:
-            logs = [math.log(of(means, name, each) / self.knee(means, RIVAL, each)) for each in rows]
-            return sum(logs) / len(logs)
-
-        return self.table.interval(log_ratio)
+        return min(self.rate(means, name, row), within)
 
 
 def between(rates: Sequence[float], values: Sequence[float], rate: float) -> float:
@@ -86,39 +65,33 @@ def between(rates: Sequence[float], values: Sequence[float], rate: float) -> flo
 
 def fronts_of(runs: Runs) -> Fronts:
     view = runs.view
-    of = partial(tabulate, runs, SHOWN, panels(), multiples_of(view), ask=partial(cell_at, view))
+    of = partial(tabulate, runs, SHOWN, details(), multiples_of(view), ask=partial(cell_at, view))
     shares, waits = of(of=ATTAINED), of(of=P99)
     values = {**shares.values, **{name + WAITS: found for name, found in waits.values.items()}}
     table = Attainments(panels=shares.panels, rates=shares.rates, values=values)
-    return Fronts(table=table, rates=rates_in(view, panels(), multiples_of(view)))
+    return Fronts(table=table, rates=rates_in(view, details(), multiples_of(view)))
 
 
 def page(runs: Runs) -> Page:
     found = fronts_of(runs)
     table = found.table
-    longest = tabulate(runs, SHOWN, panels(), table.rates, of=LONGEST, ask=partial(cell_at, runs.view)).means
+    longest = tabulate(runs, SHOWN, details(), table.rates, of=LONGEST, ask=partial(cell_at, runs.view)).means
     notes = [conclusion(found, name) for name in SHOWN if name != RIVAL]
 
     def wait(name: str, row: int, column: int) -> Interval:
         return table.interval(lambda means: float(means[name + WAITS][row, column]))
 
-    return ampd_page(
-        runs,
-        panels=[
-            panel
-            for both in zip(
-                curves(table, SHOWN, found.rates),
-                over_rates(table, SHOWN, wait, P99_AXIS, rates=found.rates),
-                strict=True,
-            )
-            for panel in both
-        ],
-        conclusions=notes,
-        about=[
-            f"SLO attainment in {DEFAULT}, and P99 TTFT of all rounds. On-time and by due time: Dynamo's shortest queue with this order, a "
-            "share for those given up; with 1 at once all go by due time. AMPD + On-time: its router with this order. All systems on the best deployment of searches of one size, three a panel."
-        ],
-        repeats=repeats_of(runs.view, by="jackknife over seeds, of the ratios above too"),
+    shares, waits = curves(table, SHOWN, found.rates), over_rates(table, SHOWN, wait, P99_AXIS, rates=found.rates)
+    return Page(
+        picture=Picture(
+            panels=[panel for both in zip(shares, waits, strict=True) for panel in both],
+            caption=[
+                *notes,
+                f"SLO attainment in {DEFAULT}, and P99 TTFT of all rounds. On-time and by due time: Dynamo's shortest queue with this order, a "
+                "share for those given up; with 1 at once all go by due time. AMPD + On-time: its router with this order. All systems on the best deployment of searches of one size, three a panel.",
+                repeats_of(runs.view, by="jackknife over seeds, of the ratios above too"),
+            ],
+        ),
         csv=Table(
             columns=(
                 *("panel", "contender", "rate_sessions_s", "attainment_percent", "half_width", "ttft_p99_s"),
@@ -128,7 +101,7 @@ def page(runs: Runs) -> Page:
                 (
                     *(panel.title, name, rate, 100 * float(table.means[name][row, column])),
                     *(table.at(name, row, column).half_width, float(table.means[name + WAITS][row, column])),
-                    *(float(longest[name][row, column]), found.knee(table.means, name, row)),
+                    *(float(longest[name][row, column]), found.rate(table.means, name, row)),
                     *(found.at_equal_wait(table.means, name, row), runs.view.obtained),
                 )
                 for row, panel in enumerate(table.panels)
@@ -141,7 +114,8 @@ def page(runs: Runs) -> Page:
 
 
 def conclusion(found: Fronts, name: str) -> str:
-    ratios = [ends_of_logs(found.ratio(name, None, at_equal_wait=is_equal)) for is_equal in (False, True)]
+    rows = range(len(found.table.panels))
+    ratios = [ends_of_logs(found.ratio(name, RIVAL, rows, of)) for of in (found.rate, found.at_equal_wait)]
     knee, equal = (f"{ratio:.2f} [{low:.2f}, {high:.2f}]" for low, ratio, high in ratios)
     return (
         f"{CONTENDERS[name].title} attains {100 * LEVEL:.0f} % at {knee} times the rate of {CONTENDERS[RIVAL].title}, and at {equal} times it with a "

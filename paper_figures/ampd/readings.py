@@ -19,8 +19,9 @@ from engines.cluster.hardware import CONSTANTS
 from engines.cluster.record import READINGS
 from paper_figures.ampd.attainment import Attainments, Floats, floor_of, gains, printed, rates_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, DYNAMOS, MODELS, grid, panels
-from paper_figures.ampd.layout import ampd_figure, ampd_page, seeds_text
-from paper_figures.common.figure import Columns, Page, table
+from paper_figures.ampd.layout import ampd_figure, seeds_text
+from paper_figures.common.caption import on_a_cluster
+from paper_figures.common.figure import Columns, Page, Picture, table
 from paper_figures.common.panel import Axis, Guide, Layer, Panel, Points
 from paper_figures.common.runs import Of, Runs
 from paper_figures.common.style import GUIDE_COLOR, Look
@@ -147,20 +148,20 @@ COLUMNS: Columns[Score] = {
 def page(runs: Runs) -> Page:
     found, num_cells = scores(runs), len(panels()) * len(rates_of(runs.view))
     concluded = conclusions(found, runs.view)
-    return ampd_page(
-        runs,
-        panels=[*map(partial(against_printed, runs), ("dynamo", "vllm")), scored(found)],
-        columns=2,
-        conclusions=concluded,
-        about=[
-            f"Above: {num_cells} cells in the default reading, {DEFAULT_READING}, all on AMPD's plan. Below: "
-            "mean over cells of |ln(simulated gain) - ln(printed gain)|, Dynamo's and vLLM's added, in each reading, by the constants of "
-            "the overheads."
-        ],
-        repeats=f"{seeds_text(runs.view)}.",
+    return Page(
         table=table(found, COLUMNS),
+        picture=Picture(
+            panels=[*map(partial(against_printed, runs), ("dynamo", "vllm")), scored(found)],
+            columns=2,
+            caption=[
+                *concluded,
+                f"Above: {num_cells} cells in the default reading, {DEFAULT_READING}, all on AMPD's plan. Below: "
+                "mean over cells of |ln(simulated gain) - ln(printed gain)|, Dynamo's and vLLM's added, in each reading, by the constants of "
+                "the overheads.",
+                f"{seeds_text(runs.view)}.",
+            ],
+        ),
         notes=concluded,
-        is_transient=False,
     )
 
 
@@ -256,4 +257,6 @@ def knobs_of(view: View, constants: str) -> Knobs:
     return () if constants == own_constants(view) else (("constants", constants),)
 
 
-FIGURE = ampd_figure("readings", "AMPD, Figure 4, §7.1-7.2", page=page, cells=cells)
+FIGURE = ampd_figure(
+    "readings", "AMPD, Figure 4, §7.1-7.2", page=page, cells=cells, origin=lambda runs: [on_a_cluster(runs)]
+)

@@ -42,7 +42,6 @@ def page(runs: Runs) -> Page:
             "Lengths are totals of a session: per round, GAIA's 529 decode tokens would take over 100 s, and Figure 8 ends at 16 s.",
             "Means of every sample are the printed ones by construction; kinds and spreads are assumed.",
         ),
-        after_heading="",
     )
 
 

@@ -12,7 +12,6 @@ from engines.cluster.hardware import Deployment
 from paper_figures.ampd.attainment import Attainments, tabulate
 from paper_figures.ampd.contenders import TracePanel, grid, panels
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, seeds_text
-from paper_figures.common.caption import invalid_notes
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import said
@@ -129,8 +128,7 @@ def page(runs: Runs) -> Page:
             ),
             rows=rows,
         ),
-        notes=[*notes(runs, table), *invalid_notes(runs.all)],
-        after_heading="",
+        notes=notes(runs, table),
     )
 
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engines.models.block_config import block_config
-from paper_figures.common.caption import how_obtained, invalid_notes, repeats_line, seeds_sentence
+from paper_figures.common.caption import how_obtained, seeds_sentence
+from paper_figures.common.contender import Contender
 from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Guide, Line, Panel
 from paper_figures.common.runs import Measure, Runs
-from paper_figures.common.style import Look
 from paper_figures.common.words import shown
 from repro.families.platforms import BlockPart, Platform
 from repro.reports.figures import View
@@ -23,18 +23,15 @@ FULL = "dllm-serve"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class Way(Contender):
     """To decode; ``tokens`` are those that a forward takes, the same number in each."""
 
-    title: str
-    look: Look
     system: str = "block-diffusion"
     tokens: int = 1
-    is_autoregressive: bool = False
 
 
 AUTOREGRESSIVE = Way(
-    title="autoregressive, the same matrices", look=Look(color="#009E73", marker="^"), is_autoregressive=True
+    name="ar", title="autoregressive, the same matrices", knobs=(("autoregressive", True),), color="#009E73", marker="^"
 )
 
 
@@ -43,8 +40,8 @@ def ways(where: Platform) -> tuple[Way, ...]:
     part = where.part(BlockPart)
     few = int(part.tokens_per_forward)
     own = (
-        Way(title=f"block diffusion, {few} tokens a forward", tokens=few, look=Look(color="#0072B2", marker="o")),
-        Way(title="block diffusion, 1 token a forward", look=Look(color="#56B4E9", marker="v")),
+        Way(name="few", title=f"block diffusion, {few} tokens a forward", tokens=few, color="#0072B2", marker="o"),
+        Way(name="one", title="block diffusion, 1 token a forward", color="#56B4E9", marker="v"),
         AUTOREGRESSIVE,
     )
     if part.model != "sdar-8b":
@@ -52,8 +49,10 @@ def ways(where: Platform) -> tuple[Way, ...]:
     title = "full diffusion (LLaDA-8B)"
     return (
         *own,
-        Way(title=f"{title}, {few} tokens a step", system=FULL, tokens=few, look=Look(color="#D55E00", marker="s")),
-        Way(title=f"{title}, 1 token a step", system=FULL, look=Look(color="#E69F00", marker="D")),
+        Way(
+            name="full few", title=f"{title}, {few} tokens a step", system=FULL, tokens=few, color="#D55E00", marker="s"
+        ),
+        Way(name="full one", title=f"{title}, 1 token a step", system=FULL, color="#E69F00", marker="D"),
     )
 
 
@@ -62,11 +61,9 @@ def cell_of(view: View, way: Way, concurrency: int) -> Cell:
     own: dict[str, Scalar] = {"num_prompts": concurrency, "max_num_seqs": concurrency, "gen_length": TOKENS}
     if way.system == FULL:
         own |= {"steps": TOKENS // way.tokens, "selection": "dense", "refresh_delay": 0}
-    elif way.is_autoregressive:
-        own |= {"autoregressive": True}
-    else:
+    elif way is not AUTOREGRESSIVE:
         own |= {"rule": "static", "steps": block_config(view.platform.part(BlockPart).model).block_length // way.tokens}
-    cell = view.cell(None, way.system, DATASET, knobs=tuple(own.items()))
+    cell = way.cell(view, DATASET, own)
     return replace(cell, platform=str(view.platform.gpu)) if way.system == FULL else cell
 
 
@@ -88,21 +85,12 @@ def page(runs: Runs) -> Page:
         f"As many requests of OSC at once as run together, {TOKENS} tokens each. How many tokens a forward takes is assumed, the same in "
         "every one, of block and full diffusion; the latter refreshes once a block of 32. The autoregressive decoder runs in the engine of "
         "block diffusion, one row a token.",
-        seeds_sentence(runs.all),
-        *how_obtained(runs.all, [_label(view, run.cell) for run in runs.all]),
     ]
     return Page(
         csv=Table(
             columns=(
-                "platform",
-                "way",
-                "tokens_per_forward",
-                "concurrency",
-                "seed",
-                "throughput_tok_s",
-                "obtained",
-                "valid",
-                "run",
+                *("platform", "way", "tokens_per_forward", "concurrency", "seed", "throughput_tok_s"),
+                *("obtained", "valid", "run"),
             ),
             rows=[
                 (
@@ -114,17 +102,14 @@ def page(runs: Runs) -> Page:
                 for run in runs.of(cell_of(view, way, n))
             ],
         ),
-        picture=Picture(
-            panels=[panel(runs, contenders), ratio_panel(runs, contenders)],
-            caption=about,
-            repeats=repeats_line(runs.all),
-        ),
-        notes=[*invalid_notes(runs.all), *about],
+        picture=Picture(panels=[panel(runs, contenders), ratio_panel(runs, contenders)], caption=about),
+        notes=about,
     )
 
 
-def _label(view: View, cell: Cell) -> str:
-    return "full diffusion" if cell.system == "dllm-serve" else "the others"
+def origin(runs: Runs) -> list[str]:
+    labels = ["full diffusion" if run.cell.system == FULL else "the others" for run in runs.all]
+    return [seeds_sentence(runs.all), *how_obtained(runs.all, labels)]
 
 
 def conclusion(runs: Runs) -> str:
@@ -186,4 +171,5 @@ FIGURE = figure(
     num_runs=5,
     decides_on=(),
     needs_runs=True,
+    origin=origin,
 )

@@ -1,7 +1,6 @@
 """Block diffusion under SGLang: published throughput, and what one fitted constant predicts of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,7 +8,7 @@ from engines.blockdiffusion.plan import BlockStepPlan, Work
 from engines.blockdiffusion.simulated import step_work
 from engines.cost.roofline import PricedStep
 from engines.errors import require
-from paper_figures.common.caption import how_obtained, invalid_notes, repeats_line, seeds_sentence
+from paper_figures.common.contender import Contender, contenders_beside
 from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Of, Runs
@@ -40,36 +39,23 @@ THROUGHPUT = Measure(path="throughput_tok_s", label="throughput (tok/s)", better
 Knobs = Mapping[str, Scalar]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """A schedule that SGLang may have run."""
-
-    title: str
-    look: Look
-    knobs: Knobs
+READINGS = tuple(contenders_beside(__file__, Contender).values())
+"""Schedules that SGLang may have run. The sweep carried all changes of its issue, the scheduler's return after each denoise among them;
+SGLang's default is synchronous."""
+USUAL, SYNCHRONOUS, _ = READINGS
 
 
-USUAL = Reading(title="first done, first out", look=Look(color="#0072B2", marker="o"), knobs={"batching": "first-done"})
-SYNCHRONOUS = Reading(title="synchronous", look=Look(color="#D55E00", marker="s"), knobs={"batching": "synchronous"})
-MIXED = Reading(
-    title="mixed steps, commits ride along", look=Look(color="#009E73", marker="^"), knobs={"batching": "mixed"}
-)
-READINGS = (USUAL, SYNCHRONOUS, MIXED)
-"""The sweep carried all changes of its issue, the scheduler's return after each denoise among them; SGLang's default is synchronous."""
-
-
-def cell_of(view: View, concurrency: int, reading: Reading = USUAL, asked: Knobs = GSM8K) -> Cell:
+def cell_of(view: View, concurrency: int, reading: Contender = USUAL, asked: Knobs = GSM8K) -> Cell:
     """Clients that ask again: four requests for every one that runs, two of the long ones."""
     rounds = 4 if asked is GSM8K else 2
     own: dict[str, Scalar] = {
         **asked,
-        **reading.knobs,
         "tokens_per_forward": TOKENS_PER_FORWARD,
         "max_num_seqs": concurrency,
         "num_prompts": max(8, rounds * concurrency),
         **({} if any(name in ("cost", "kernels") for name, _ in view.knobs) else {"kernels": "sglang"}),
     }
-    return view.cell(None, "block-diffusion", DATASET, knobs=tuple(own.items()))
+    return reading.cell(view, DATASET, own)
 
 
 def cells(view: View) -> list[Cell]:
@@ -105,13 +91,9 @@ def page(runs: Runs) -> Page:
         flattening(steps),
         f"{fit(runs)} ({shown(taken, '.2f')} with blocks' ends and the forward that ends them). Assumed: prompts of {PROMPT} tokens, {SHARED} of them shared, "
         f"answers of {TOKENS}, whole; no time of the host.",
-        seeds_sentence(runs.all),
-        *how_obtained(runs.all),
     ]
     return Page(
-        csv=csv_of(runs),
-        picture=Picture(panels=[panel(runs)], caption=about, repeats=repeats_line(runs.all), width_inches=WIDE_INCHES),
-        notes=[*invalid_notes(runs.all), *about],
+        csv=csv_of(runs), picture=Picture(panels=[panel(runs)], caption=about, width_inches=WIDE_INCHES), notes=about
     )
 
 
@@ -233,7 +215,7 @@ def findings(runs: Runs) -> list[Finding]:
     return found
 
 
-def gains(runs: Runs, reading: Reading) -> tuple[float, float] | None:
+def gains(runs: Runs, reading: Contender) -> tuple[float, float] | None:
     """Percent that 64 requests give more than 32, and 128 more than 64."""
     some, more, most = (runs.at(cell_of(runs.view, n, reading), THROUGHPUT).mean for n in CONCURRENCY[-3:])
     if not some or not more or most is None:

@@ -1,12 +1,14 @@
 """How stored runs were obtained, where their prompts came from and what is wrong with them, in words."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from paper_figures.common.runs import Runs
 from repro.families.cost import load_calibration
 from repro.families.platforms import Platform
 from repro.reports.predictions import predictions_note
+from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.workloads.dataset import load_card
 
@@ -99,10 +101,15 @@ def seeds_sentence(runs: Sequence[StoredRun]) -> str:
     return " ".join([text, *contended_note(runs)])
 
 
+def origin_of(runs: Runs) -> list[str]:
+    """How often it was run, and how each of the runs was obtained."""
+    return [seeds_sentence(runs.all), *how_obtained(runs.all)]
+
+
 def repeats_line(runs: Sequence[StoredRun]) -> str:
-    """How often it was run, in a few words."""
+    """How often it was run, in a few words; empty without runs."""
     num = len({run.cell.seed for run in runs})
-    return f"Mean of {num} seeds with its 95 % interval." if num > 1 else "One seed."
+    return f"Mean of {num} seeds with its 95 % interval." if num > 1 else "One seed." * num
 
 
 def invalid_notes(runs: Sequence[StoredRun]) -> list[str]:
@@ -123,13 +130,28 @@ def contended_note(runs: Sequence[StoredRun]) -> list[str]:
     return [f"CONTENDED: {contended} of {len(runs)} runs were made while the machine was busy with something else."]
 
 
-def missing_note(asked: Mapping[str, Sequence[StoredRun]]) -> list[str]:
-    """``asked`` are the runs of each point by its name."""
-    missing = [name for name, runs in asked.items() if not runs]
+def missing_note(runs: Runs, asked: Sequence[Cell]) -> list[str]:
+    """Counts the points that lack a repeat, and names some by the knobs in which points of the figure differ."""
+    repeats = Counter(cell.with_seed(0) for cell in asked)
+    missing = [cell for cell, num in repeats.items() if len(runs.of(cell)) < num]
     if not missing:
         return []
+    names = dict.fromkeys(name for cell in repeats for name, _ in cell.knobs)
+    varied = {name for name in names if len({cell.knob_values.get(name) for cell in repeats}) > 1}
+
+    def told(cell: Cell) -> str:
+        rate = [] if cell.rate is None else [f"at {cell.rate:g}/s"]
+        knobs = [f"{name}={value}" for name, value in cell.knobs if name in varied]
+        return " ".join([cell.system, cell.dataset, *rate, *knobs])
+
     more = ", ..." if len(missing) > 3 else ""
-    return [f"{len(missing)} of {len(asked)} points are missing: {', '.join(missing[:3])}{more}"]
+    return [f"{len(missing)} of {len(repeats)} points are missing: {', '.join(map(told, missing[:3]))}{more}"]
+
+
+def on_a_cluster(runs: Runs) -> str:
+    """How the runs of a simulated cluster were obtained, with what their steps are charged by."""
+    calibration = str(runs.all[0].record.manifest["calibration"])
+    return f"All runs simulated on a discrete-event cluster; {calibration.rstrip('.')}."
 
 
 def held_out_note(platform: Platform) -> list[str]:

@@ -15,8 +15,8 @@ Kind = TypeVar("Kind", bound="Contender")
 
 
 def contenders_beside(module: str, kind: type[Kind]) -> Mapping[str, Kind]:
-    """Those of ``contenders.yaml`` in the folder of a module's file, by name."""
-    rows = read_yaml(Path(module).with_name("contenders.yaml"))
+    """Those of the YAML file beside a module's file, by name."""
+    rows = read_yaml(Path(module).with_suffix(".yaml"))
     found = (kind(**{**row, "knobs": tuple(row.get("knobs", {}).items())}) for row in rows)
     return MappingProxyType({each.name: each for each in found})
 
@@ -25,7 +25,7 @@ def contenders_beside(module: str, kind: type[Kind]) -> Mapping[str, Kind]:
 class Contender:
     name: str
     system: str
-    title: str
+    title: str = ""
     knobs: Knobs = ()
     color: str | None = None
     """The system's own, as the marker, where nothing else is said."""

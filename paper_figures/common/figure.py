@@ -1,13 +1,13 @@
 """A figure as data: its grid of cells, the page it shows, and its findings; here these become files."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from engines.errors import UserError
 from paper_figures.common import style
-from paper_figures.common.caption import basis_of
+from paper_figures.common.caption import basis_of, invalid_notes, missing_note, origin_of, repeats_line
 from paper_figures.common.panel import FLAT_PERCENT, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import brief
@@ -37,8 +37,8 @@ def table(items: Iterable[Item], columns: Columns[Item]) -> Table:
 class Picture:
     panels: Sequence[Panel]
     caption: Sequence[str]
-    repeats: str = ""
-    """How often it was run, in a few words for the line under the panels."""
+    repeats: str | None = None
+    """How often it was run, in a few words for the line under the panels; None counts the seeds of the runs."""
     after_title: str = ""
     columns: int | None = None
     """Panels beside each other; None is all of up to three, and two of more."""
@@ -55,8 +55,8 @@ class Page:
     picture: Picture | None = None
     csv: Table | None = None
     """None is the table itself."""
-    after_heading: str | None = None
-    """Behind the title over the table as Markdown, which a figure with None has not."""
+    after_heading: str = ""
+    """Behind the title over the table as Markdown, which a figure has that draws no picture or says this."""
 
 
 def figure(
@@ -76,11 +76,12 @@ def figure(
     card: str | None = None,
     place: Callable[[Platform], str] = lambda where: where.title,
     under_title: Callable[[Runs], str] = basis_of,
+    origin: Callable[[Runs], Sequence[str]] = origin_of,
     needs_runs: bool = False,
 ) -> Figure:
     """``name`` is ``paper/figure``, or where the paper is given the figure's own; its paper lists it with a title, unless one is
     given. ``cells`` are None where arithmetic is enough. ``card`` is the paper's: only there, and only of baselines as published, are its
-    numbers comparable."""
+    numbers comparable. ``origin`` says how the runs came about, in a picture's caption and on the terminal."""
     whole = name if paper is None else f"{paper}/{name}"
     title, bare = title or FIGURES[whole].title, whole.rpartition("/")[2]
 
@@ -95,7 +96,15 @@ def figure(
                 f"figure {bare} on platform={view.platform.name!r} has no runs: run this first: repro reproduce {bare} "
                 f"--platform {view.platform.name}"
             )
-        return _write(page(runs), title, lambda: under_title(runs), out / f"{bare}-{view.stem}")
+        shown = page(runs)
+        notes = [*shown.notes, *invalid_notes(stored), *missing_note(runs, asked(view))]
+        if shown.picture is not None:
+            said = origin(runs) if stored else ()
+            picture = replace(shown.picture, caption=[*shown.picture.caption, *said])
+            if picture.repeats is None:
+                picture = replace(picture, repeats=repeats_line(stored))
+            shown, notes = replace(shown, picture=picture), [*notes, *said]
+        return _write(replace(shown, notes=notes), title, lambda: under_title(runs), out / f"{bare}-{view.stem}")
 
     def found(stored: Sequence[StoredRun], view: View) -> list[Finding]:
         is_comparable = card is None or (view.platform.name == card and view.reading == "published")
@@ -137,7 +146,7 @@ def _write(page: Page, title: str, under: Callable[[], str], place: Path) -> Ren
     rows = tuple(tuple(map(_in_brief, row)) for row in shown.rows)
     if page.picture is not None:
         files += _draw(page.picture, f"{title}\n{under()}{page.picture.after_title}", out, stem)
-    if page.after_heading is not None:
+    if page.picture is None or page.after_heading:
         files.append(style.save_markdown(out / f"{stem}.md", title + page.after_heading, columns, rows, notes))
     csv = page.csv or shown
     files.append(style.save_csv(out / f"{stem}.csv", csv.columns, csv.rows))
@@ -186,7 +195,7 @@ def _draw(picture: Picture, title: str, out: Path, stem: str) -> tuple[Path, ...
             stem,
             title=title,
             caption=caption,
-            repeats=picture.repeats,
+            repeats=picture.repeats or "",
             columns=columns,
             width_inches=picture.width_inches,
             is_plain=PICTURES.get() == "plain",

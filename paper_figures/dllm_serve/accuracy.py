@@ -1,12 +1,11 @@
 """dLLM-Serve accuracy: problems solved in every configuration that is compared."""
 
-from engines.errors import UserError
-from paper_figures.common.caption import how_obtained, invalid_notes, missing_note, obtained_text, validity_text
+from paper_figures.common.caption import how_obtained, obtained_text, validity_text
 from paper_figures.common.figure import Page, Table, cell_by_cell
 from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.answers import by_criterion, share, title_of
 from paper_figures.dllm_serve.fig6 import GENERATION
-from paper_figures.dllm_serve.layout import all_valid, dllm_figure
+from paper_figures.dllm_serve.layout import all_valid, check_answers, dllm_figure
 from repro.reports.accuracy import CONFIGURATIONS, DENSE, TASKS, Configuration, is_dense
 from repro.reports.accuracy import Table as Solutions
 from repro.reports.figures import Knobs, View
@@ -31,10 +30,7 @@ def cell(view: View, configuration: Configuration, task: str) -> Cell:
 
 
 def cells(view: View) -> list[Cell]:
-    if view.platform.executor != "torch":
-        raise UserError(
-            f"platform={view.platform.name!r} simulates, and accuracy needs a model that answers: use --platform cpu-tiny"
-        )
+    check_answers(view)
     return cell_by_cell((cell(view, each, task) for each in CONFIGURATIONS for task in TASKS), view)
 
 
@@ -48,11 +44,8 @@ def solutions(runs: Runs) -> Solutions:
 
 
 def page(runs: Runs) -> Page:
-    found, obtained = solutions(runs), how_obtained(runs.all)
+    found = solutions(runs)
     asked = [(each, task) for each in CONFIGURATIONS for task in TASKS]
-    by_name = {
-        f"{title_of(each.contender)} {each.rule} {task}": runs.of(cell(runs.view, each, task)) for each, task in asked
-    }
     return Page(
         table=Table(
             columns=("system", "cache rule", *(f"{task} %" for task in TASKS), "as without a cache", "valid"),
@@ -61,9 +54,7 @@ def page(runs: Runs) -> Page:
         csv=Table(columns=CSV_COLUMNS, rows=[row for each, task in asked for row in csv_rows(runs, each, task, found)]),
         notes=[
             *first_dense_notes(found),
-            *invalid_notes(runs.all),
-            *missing_note(by_name),
-            *obtained,
+            *how_obtained(runs.all),
             f"In brackets: Wilson's 95 % intervals over {NUM_PROBLEMS} held-out problems of each task (seed "
             f"{', '.join(map(str, runs.view.seeds))}), the same for all. As without a cache: no fewer solved, of every task, "
             "than the interval of LLaDA without a cache leaves.",

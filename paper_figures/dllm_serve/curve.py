@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engines.errors import UserError
-from paper_figures.common.caption import dataset_title, how_obtained
+from paper_figures.common.caption import dataset_title
 from paper_figures.common.runs import Against, Measure, Of, Runs, paired
 from paper_figures.common.style import Look
 from paper_figures.dllm_serve.comparison import BASELINES, CONTENDERS, DATASETS, OURS, SYSTEMS, contender_of, look_of
@@ -31,7 +31,7 @@ class Curve:
 
     dataset: str
     system: str
-    by_rate: Mapping[float, tuple[StoredRun, ...]]
+    by_rate: Mapping[float, Sequence[StoredRun]]
     _known: dict[tuple[float, Of], Interval] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Its highest point is asked for by every comparison of a figure."""
 
@@ -44,17 +44,18 @@ class Curve:
         return self.look.title
 
     @property
-    def where(self) -> str:
-        return f"{dataset_title(self.dataset)} {self.label}"
-
-    @property
     def runs(self) -> list[StoredRun]:
         return [run for repeats in self.by_rate.values() for run in repeats]
 
     @property
-    def last_runs(self) -> tuple[StoredRun, ...]:
+    def last_rate(self) -> float:
+        """The highest; 0 without runs."""
+        return max(self.by_rate, default=0.0)
+
+    @property
+    def last_runs(self) -> Sequence[StoredRun]:
         """Repeats at the highest rate."""
-        return self.by_rate[max(self.by_rate)]
+        return self.by_rate.get(self.last_rate, ())
 
     def values(self, rate: float, of: Of) -> dict[int, float]:
         """By seed, of the valid repeats that have one."""
@@ -67,7 +68,7 @@ class Curve:
         return found
 
     def last(self, of: Of) -> Interval:
-        return self.at(max(self.by_rate), of)
+        return self.at(self.last_rate, of)
 
     def usable(self, of: Of) -> dict[float, Interval]:
         """By rate, where there is a mean."""
@@ -80,10 +81,6 @@ class Curve:
         means = [(rate, interval.mean or 0.0) for rate, interval in self.usable(THROUGHPUT).items()]
         return max(means, key=lambda pair: (pair[1], -pair[0]), default=None)
 
-    @property
-    def peak_rate(self) -> float:
-        return max(self.by_rate) if self.peak is None else self.peak[0]
-
     def gen_length(self, rate: float) -> float:
         """Mean tokens asked for per request."""
         nums, sums = zip(*(run.sum_of("gen_length") for run in self.by_rate[rate]), strict=True)
@@ -92,9 +89,8 @@ class Curve:
     @property
     def is_saturated(self) -> bool:
         """Whether the highest rate asked for more than was delivered."""
-        rate = max(self.by_rate)
-        mean = self.at(rate, THROUGHPUT).mean
-        return mean is not None and mean < FOLLOWS_LOAD * rate * self.gen_length(rate)
+        mean = self.last(THROUGHPUT).mean
+        return mean is not None and mean < FOLLOWS_LOAD * self.last_rate * self.gen_length(self.last_rate)
 
     @property
     def batch_sizes(self) -> list[int]:
@@ -117,74 +113,55 @@ class Curves:
     def runs(self) -> list[StoredRun]:
         return [run for curve in self.all for run in curve.runs]
 
-    @property
-    def rates(self) -> list[float]:
-        return sorted({rate for curve in self.all for rate in curve.by_rate})
-
-    def of(self, dataset: str) -> list[Curve]:
-        return [curve for curve in self.all if curve.dataset == dataset]
+    def of(self, dataset: str, system: str) -> Curve:
+        """One without runs where there are none."""
+        return self.by_name.get((dataset, system)) or Curve(dataset=dataset, system=system, by_rate={})
 
     def versus(
         self, dataset: str, one: str, other: str, of: Of, rate: float | None = None, how: Against = "ratio"
     ) -> Interval:
         """One system's repeats over another's, paired by seed, at a rate, or each at its own peak."""
+        ours, theirs = (
+            curve.values(_peak_rate(curve) if rate is None else rate, of)
+            for curve in (self.of(dataset, one), self.of(dataset, other))
+        )
+        return paired(ours, theirs, how)
 
-        def values(system: str) -> dict[int, float]:
-            curve = self.by_name.get((dataset, system))
-            return {} if curve is None else curve.values(curve.peak_rate if rate is None else rate, of)
-
-        return paired(values(one), values(other), how)
-
-    def best_of(self, dataset: str, systems: Sequence[str], of: Of, rate: float | None = None) -> str | None:
-        """The system with the highest mean of all; None where one is missing."""
+    def best_baseline(self, dataset: str, rate: float | None = None) -> str | None:
+        """The one with the highest mean throughput at a rate, or each at its own peak; None where one is missing."""
         means = {}
-        for system in systems:
-            curve = self.by_name.get((dataset, system))
-            means[system] = None if curve is None else curve.at(curve.peak_rate if rate is None else rate, of).mean
-        known = {system: mean for system, mean in means.items() if mean is not None}
-        return max(known, key=known.__getitem__) if known and len(known) == len(means) else None
+        for curve in (self.of(dataset, system) for system in BASELINES):
+            mean = curve.at(_peak_rate(curve) if rate is None else rate, THROUGHPUT).mean
+            if mean is None:
+                return None
+            means[curve.system] = mean
+        return max(means, key=means.__getitem__)
 
-    def at(self, dataset: str, system: str, rate: float, of: Of) -> Interval:
-        curve = self.by_name.get((dataset, system))
-        return mean_interval([]) if curve is None else curve.at(rate, of)
 
-    def last(self, dataset: str, system: str, of: Of) -> Interval:
-        curve = self.by_name.get((dataset, system))
-        return mean_interval([]) if curve is None else curve.last(of)
+def _peak_rate(curve: Curve) -> float:
+    return curve.last_rate if curve.peak is None else curve.peak[0]
 
 
 def curves_of(runs: Runs) -> Curves:
     """Runs of other data sets and systems than the paper's are an error."""
-    grouped: dict[tuple[str, str], dict[float, list[StoredRun]]] = {}
-    for run in runs.all:
+    found: dict[tuple[str, str], dict[float, list[StoredRun]]] = {
+        (dataset, system): {} for dataset in DATASETS for system in CONTENDERS
+    }
+    for run in sorted(runs.all, key=lambda run: (run.cell.rate or 0.0, run.cell.seed)):
         cell = run.cell
         if cell.dataset not in DATASETS or cell.system not in SYSTEMS or cell.rate is None:
             raise UserError(
                 f"run {cell.folder_name} has system={cell.system!r}, dataset={cell.dataset!r} and rate={cell.rate}: "
                 f"give runs of {', '.join(SYSTEMS)} on {', '.join(DATASETS)} at a rate"
             )
-        grouped.setdefault((cell.dataset, contender_of(cell)), {}).setdefault(cell.rate, []).append(run)
-    names = [(dataset, system) for dataset in DATASETS for system in CONTENDERS if (dataset, system) in grouped]
+        found[cell.dataset, contender_of(cell)].setdefault(cell.rate, []).append(run)
     return Curves(
         by_name={
-            (dataset, system): Curve(
-                dataset=dataset,
-                system=system,
-                by_rate={
-                    rate: tuple(sorted(repeats, key=lambda run: run.cell.seed))
-                    for rate, repeats in sorted(grouped[dataset, system].items())
-                },
-            )
-            for dataset, system in names
+            (dataset, system): Curve(dataset=dataset, system=system, by_rate=by_rate)
+            for (dataset, system), by_rate in found.items()
+            if by_rate
         }
     )
-
-
-# -- what captions say of them ------------------------------------------------------------------------------
-
-
-def curves_obtained(curves: Curves) -> list[str]:
-    return how_obtained(curves.runs, [curve.label for curve in curves.all for _ in curve.runs])
 
 
 def batch_sentence(curves: Curves) -> list[str]:
@@ -202,10 +179,10 @@ def batch_sentence(curves: Curves) -> list[str]:
 
 def gains_of(curves: Curves, rate: float | None = None) -> dict[str, Interval]:
     """dLLM-Serve's throughput over that of the baseline with the highest mean, by data set, where all are known."""
-    best = {dataset: curves.best_of(dataset, BASELINES, THROUGHPUT, rate) for dataset in DATASETS}
-    found = {
-        dataset: curves.versus(dataset, OURS, system, THROUGHPUT, rate)
-        for dataset, system in best.items()
-        if system is not None
-    }
-    return {dataset: gain for dataset, gain in found.items() if gain.mean is not None}
+    found = {}
+    for dataset in DATASETS:
+        best = curves.best_baseline(dataset, rate)
+        gain = mean_interval([]) if best is None else curves.versus(dataset, OURS, best, THROUGHPUT, rate)
+        if gain.mean is not None:
+            found[dataset] = gain
+    return found

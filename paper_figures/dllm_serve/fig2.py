@@ -80,7 +80,7 @@ def page(runs: Runs) -> Page:
     }
     return Page(
         table=table(splits, columns),
-        picture=Picture(panels=[panel(splits, scale, unit)], caption=caption, width_inches=WIDE_INCHES),
+        picture=Picture(panels=[panel(splits, scale, unit)], caption=caption, repeats="", width_inches=WIDE_INCHES),
         notes=caption,
     )
 
@@ -186,5 +186,6 @@ FIGURE = dllm_figure(
     card=CARD,
     is_timed=False,
     needs_runs=False,
+    origin=lambda runs: (),
     under_title=lambda runs: basis_of(runs) if runs.all else f"computed: {runs.view.platform.title}",
 )

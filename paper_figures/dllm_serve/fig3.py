@@ -8,19 +8,8 @@ from paper_figures.common.panel import Layer, Points
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import GUIDE_COLOR, Look, system_look
 from paper_figures.common.words import number, said
-from paper_figures.dllm_serve import rates
-from paper_figures.dllm_serve.comparison import (
-    BASELINES,
-    DATASETS,
-    OURS,
-    SYSTEMS,
-    labels,
-    look_of,
-    ranks_of,
-    rate_cells,
-    reading_sentence,
-    token_cap,
-)
+from paper_figures.dllm_serve import comparison, rates
+from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS, look_of, rate_cells
 from paper_figures.dllm_serve.curve import THROUGHPUT, Curve, Curves, curves_of, gains_of
 from paper_figures.dllm_serve.layout import CARD, PAPER, TABLE_4_CARD, comparison_figure, printed_in, table4_rows
 from paper_figures.dllm_serve.rates import PaperValue
@@ -39,39 +28,29 @@ def cells(view: View) -> list[Cell]:
 
 
 def page(runs: Runs) -> Page:
-    curves, paper, reading = curves_of(runs), paper_peaks(runs.view), reading_sentence(runs.view)
-    lead, sentences = (
-        [reading],
-        [
-            "Throughput: tokens of finished requests over the time from first arrival to last finish. "
-            "Offered load: nominal rate x tokens per request; the arrivals drawn can be a little faster or slower."
-        ],
+    curves, paper = curves_of(runs), paper_peaks(runs.view)
+    sentences = [
+        *(printed_sentences(paper, runs.view) if paper else []),
+        "Throughput: tokens of finished requests over the time from first arrival to last finish. "
+        "Offered load: nominal rate x tokens per request; the arrivals drawn can be a little faster or slower.",
+    ]
+    return Page(
+        csv=rates.csv_of(curves, paper, THROUGHPUT, runs.view),
+        picture=rates.picture(rates.panels(curves, THROUGHPUT, paper, guides=offered_load), curves, sentences),
+        notes=[*ratio_notes(curves, paper), *saturation_notes(curves)],
     )
-    if paper:
+
+
+def printed_sentences(paper: Sequence[PaperValue], view: View) -> list[str]:
+    if paper[0].rate is None:
         values = ", ".join(
             f"{dataset_title(value.dataset)} {system_look(value.system).title} {value.value:g}" for value in paper
         )
-        has_rate, where = paper[0].rate is not None, "Table 4" if paper[0].rate is not None else SOURCE
-        lead.append(
-            f"Hollow: the paper's Table 4, at its {TABLE_4_RATE:g} req/s."
-            if has_rate
-            else f"Dotted: the paper's peaks, across the panel because it prints no rates ({values} tok/s)."
-        )
-        sentences += rates.none_printed(paper, True)
-        fitted = " Where the calibration was fitted on one of them, meeting it is no prediction."
-        sentences.append(
-            f"The paper's values are those printed in {where}.{fitted if runs.view.obtained == 'simulated' else ''}"
-        )
-    return Page(
-        csv=rates.csv_of(curves, paper, THROUGHPUT, runs.view),
-        picture=rates.picture(rates.panels(curves, THROUGHPUT, paper, guides=offered_load), curves, lead, sentences),
-        notes=[
-            *ratio_notes(curves, paper),
-            *saturation_notes(curves),
-            *rates.notes(runs, curves, runs.view.dllm.rates_of),
-            reading,
-        ],
-    )
+        drawn = f"Dotted: the paper's peaks, printed in {SOURCE}, across the panel because it prints no rates ({values} tok/s)."
+    else:
+        drawn = f"Hollow: the paper's Table 4, at its {TABLE_4_RATE:g} req/s."
+    fitted = "Where the calibration was fitted on one of them, meeting it is no prediction."
+    return [drawn, *rates.none_printed(paper), *([fitted] if view.obtained == "simulated" else [])]
 
 
 def paper_peaks(view: View) -> list[PaperValue]:
@@ -112,7 +91,7 @@ def findings(runs: Runs) -> list[Finding]:
     if len(peak) < len(DATASETS) * len(SYSTEMS):
         return []
     gains = {dataset: number(gain) for dataset, gain in gains_of(curves).items()}
-    of, last = labels(view), max(view.dllm.rates)
+    of, last = comparison.labels(view), max(view.dllm.rates)
     most = max(DATASETS, key=gains.__getitem__)
     served = {
         system: max(SERVED(run) or 0.0 for run in curves.by_name["burst", system].runs if run.validity.valid)
@@ -141,7 +120,7 @@ def findings(runs: Runs) -> list[Finding]:
         ("dllm-linear-04", served[OURS], f"requests/s dLLM-Serve serves {at_most}", ()),
         (
             "dllm-serve-best-tput",
-            tuple(ranks_of(peak).values()),
+            tuple(comparison.ranks_of(peak).values()),
             f"rank of dLLM-Serve's peak throughput, by data set{where}",
             by_data,
         ),
@@ -152,7 +131,7 @@ def findings(runs: Runs) -> list[Finding]:
             (),
         ),
     ]
-    return [*(runs.finding(claim, value, how, of=of) for claim, value, how, of in rows), token_cap(runs)]
+    return [*(runs.finding(claim, value, how, of=of) for claim, value, how, of in rows), comparison.token_cap(runs)]
 
 
 # -- table and notes ----------------------------------------------------------------------------------------
@@ -183,7 +162,11 @@ def ratio_notes(curves: Curves, paper: Sequence[PaperValue]) -> Iterator[str]:
 
 
 def saturation_notes(curves: Curves) -> Iterator[str]:
-    rising = [curve.where for curve in curves.all if curve.usable(THROUGHPUT) and not curve.is_saturated]
+    rising = [
+        f"{dataset_title(curve.dataset)} {curve.label}"
+        for curve in curves.all
+        if curve.usable(THROUGHPUT) and not curve.is_saturated
+    ]
     if rising:
         yield f"Not saturated at the highest rate, so its peak may lie higher: {', '.join(rising)}."
 

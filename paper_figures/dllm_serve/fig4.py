@@ -4,7 +4,7 @@ from paper_figures.common.figure import Page
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number
 from paper_figures.dllm_serve import rates
-from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS, reading_sentence
+from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, curves_of
 from paper_figures.dllm_serve.fig3 import cells, table4_values
 from paper_figures.dllm_serve.layout import CARD, PAPER, TABLE_4_CARD, comparison_figure
@@ -17,22 +17,14 @@ SOURCE = f"{PAPER}, Figure 4, §6.3"
 
 
 def page(runs: Runs) -> Page:
-    curves, paper, reading = curves_of(runs), paper_latencies(runs.view), reading_sentence(runs.view)
-    lead = [
-        reading,
+    curves, paper = curves_of(runs), paper_latencies(runs.view)
+    sentences = [
         "Latency: from a request's arrival to its last token, queueing included; mean over finished requests, geometric over repeats, log scale.",
         *printed_sentence(runs.view, paper),
     ]
-    where = "Table 4" if runs.view.platform.name == TABLE_4_CARD else SOURCE
     return Page(
         csv=rates.csv_of(curves, paper, MEAN_LATENCY, runs.view),
-        picture=rates.picture(
-            rates.panels(curves, MEAN_LATENCY, paper, is_log=True),
-            curves,
-            lead,
-            [f"The paper's values are printed in {where}."] if paper else [],
-        ),
-        notes=[*rates.notes(runs, curves, runs.view.dllm.rates_of), reading],
+        picture=rates.picture(rates.panels(curves, MEAN_LATENCY, paper, is_log=True), curves, sentences),
     )
 
 
@@ -41,8 +33,8 @@ def printed_sentence(view: View, paper: list[PaperValue]) -> list[str]:
         return ["The paper's latencies, of other numbers of requests, are not drawn: a queue grows with them."]
     if any(value.is_bound for value in paper):
         return [
-            "Hollow marker and dotted line: the paper's, which says 'above' of the baselines.",
-            *rates.none_printed(paper, True),
+            f"Hollow marker and dotted line: the paper's ({SOURCE}), which says 'above' of the baselines.",
+            *rates.none_printed(paper),
         ]
     return ["Hollow: the paper's Table 4, at its rate."] if paper else []
 

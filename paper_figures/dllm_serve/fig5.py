@@ -3,29 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paper_figures.common.caption import (
-    dataset_title,
-    invalid_notes,
-    obtained_text,
-    prompt_sources,
-    repeats_line,
-    seeds_sentence,
-)
+from paper_figures.common.caption import dataset_title, obtained_text, prompt_sources
 from paper_figures.common.figure import Columns, Page, Picture, Table, table
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs, paired
 from paper_figures.common.style import WIDE_INCHES
-from paper_figures.dllm_serve.answers import answer_notes
-from paper_figures.dllm_serve.comparison import (
-    BASELINES,
-    DATASETS,
-    OURS,
-    look_of,
-    ours_of,
-    rate_cells,
-    reading_sentence,
-)
-from paper_figures.dllm_serve.curve import Curves, batch_sentence, curves_obtained, curves_of
+from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, look_of, ours_of, rate_cells
+from paper_figures.dllm_serve.curve import Curves, batch_sentence, curves_of
 from paper_figures.dllm_serve.layout import CARD, PAPER, PRINTED, all_valid, comparison_figure, printed_in
 from repro.reports.claims import Finding
 from repro.reports.figures import View
@@ -71,9 +55,8 @@ def gain_of(
     """The best baseline is the one with the least mean spread over the repeats."""
     spreads: dict[str, dict[int, float]] = {}
     for system in (ours, *BASELINES):
-        curve = curves.by_name.get((dataset, system))
-        runs = [run for run in curve.last_runs if run.validity.valid] if curve else []
-        spreads[system] = {run.cell.seed: value for run in runs if (value := measure(run)) is not None}
+        curve = curves.of(dataset, system)
+        spreads[system] = curve.values(curve.last_rate, measure)
     means = {system: sum(found.values()) / len(found) for system, found in spreads.items() if found}
     best = min((system for system in BASELINES if system in means), key=means.__getitem__, default=None)
     own = dict(sorted(spreads[ours].items()))
@@ -113,17 +96,12 @@ def paper_gains(view: View) -> dict[tuple[str, Measure], float]:
 
 def page(runs: Runs) -> Page:
     curves, gains, paper = curves_of(runs), gains_of(runs), paper_gains(runs.view)
-    reading = reading_sentence(runs.view)
+    stated = f"Hollow diamonds: the paper's reductions, as gains, stated in {SOURCE}, on LiveBench alone."
     caption = [
         "Gain: spread of end-to-end latencies of the baseline that spreads least, over dLLM-Serve's; above 1 dLLM-Serve "
         "spreads less.",
-        reading,
-        *(["Hollow diamonds: the paper's reductions, as gains."] if paper else []),
-        seeds_sentence(curves.runs),
-        *([f"The paper's reductions are stated in {SOURCE}, on LiveBench alone."] if paper else []),
+        *([stated] if paper else []),
         prompt_sources(curves.runs),
-        *answer_notes(curves.runs),
-        *curves_obtained(curves),
         *batch_sentence(curves),
     ]
     measured = table(gains, columns(runs))
@@ -133,12 +111,10 @@ def page(runs: Runs) -> Page:
     return Page(
         table=Table(columns=measured.columns, rows=rows),
         picture=Picture(
-            panels=[panel(gains, max(curves.rates))],
+            panels=[panel(gains, max(curve.last_rate for curve in curves.all))],
             caption=caption,
-            repeats=repeats_line(curves.runs),
             width_inches=WIDE_INCHES,
         ),
-        notes=[*invalid_notes(runs.all), *answer_notes(runs.all), *curves_obtained(curves), reading],
     )
 
 
@@ -213,7 +189,7 @@ def findings(runs: Runs) -> list[Finding]:
         found.append(runs.finding("dllm-jitter-others", tuple(others.values()), how, of=tuple(others)))
     curves = curves_of(runs)
     for claim, name in (("dllm-jitter-cache-min", "min"), ("dllm-jitter-cache-max", "max")):
-        value = curves.last("burst", "dllm-cache", Measure(path=f"e2el_s/{name}")).mean
+        value = curves.of("burst", "dllm-cache").last(Measure(path=f"e2el_s/{name}")).mean
         if value is not None:
             found.append(runs.finding(claim, value, f"dLLM-Cache on Burst at {rate:g} req/s"))
     return found

@@ -7,15 +7,14 @@ on any machine. Engine, scheduler and decoding are the same for all series: only
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engines.errors import UserError
-from paper_figures.common.caption import how_obtained, invalid_notes, missing_note, obtained_text
+from paper_figures.common.caption import obtained_text
 from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Band, Guide, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import system_look
 from paper_figures.common.words import exactly
 from paper_figures.dllm_serve.answers import by_criterion, share, verdicts
-from paper_figures.dllm_serve.layout import PAPER, all_valid, dllm_figure, printed_in
+from paper_figures.dllm_serve.layout import PAPER, all_valid, check_answers, dllm_figure, printed_in
 from repro.reports.accuracy import TASKS, Solved
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
@@ -83,10 +82,7 @@ def cell(view: View, task: str, selection: str, ratio: float | None = None) -> C
 
 
 def cells(view: View) -> list[Cell]:
-    if view.platform.executor != "torch":
-        raise UserError(
-            f"platform={view.platform.name!r} simulates, and accuracy needs a model that answers: use --platform cpu-tiny"
-        )
+    check_answers(view)
     return cell_by_cell((cell(view, task, *kept) for task in TASKS for kept in KEPT), view)
 
 
@@ -109,7 +105,7 @@ def compare(first: Sequence[StoredRun], second: Sequence[StoredRun]) -> Discorda
 
 
 def page(runs: Runs) -> Page:
-    printed, obtained = paper_values(), how_obtained(runs.all)
+    printed = paper_values()
     stated = ", ".join(f"{PAPER_DATASETS[value.task]} {value.selection} {value.percent:g} %" for value in printed)
     return Page(
         csv=Table(
@@ -126,10 +122,10 @@ def page(runs: Runs) -> Page:
                 "Hollow, beside its ratio: the paper's, of LLaDA-8B on HumanEval and GSM8K, another model and other tasks: not to be compared in height.",
                 f"Printed in {SOURCE}: {stated}.",
                 protocol(runs),
-                *obtained,
             ],
+            repeats="",
         ),
-        notes=[*difference_notes(runs), *invalid_notes(runs.all), *missing(runs), *obtained, protocol(runs)],
+        notes=[*difference_notes(runs), protocol(runs)],
     )
 
 
@@ -206,18 +202,6 @@ def paper_row(value: PaperAccuracy) -> tuple[object, ...]:
         "obtained": "paper",
     }
     return tuple(known.get(column) for column in CSV_COLUMNS)
-
-
-def missing(runs: Runs) -> list[str]:
-    places = [*((task, *kept) for task in TASKS for kept in KEPT[:-1]), *((task, *KEPT[-1]) for task in TASKS)]
-    return missing_note(
-        {
-            f"{task} {selection}" + ("" if ratio is None else f" at {100 * ratio:g} %"): own_runs(
-                runs, task, selection, ratio
-            )
-            for task, selection, ratio in places
-        }
-    )
 
 
 def difference_notes(runs: Runs) -> list[str]:

@@ -2,23 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from paper_figures.common.caption import how_obtained, invalid_notes, repeats_line, seeds_sentence
 from paper_figures.common.figure import Columns, Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Guide, Line, Mark, Panel
 from paper_figures.common.runs import Of, Runs
-from paper_figures.dllm_serve.answers import answer_notes
-from paper_figures.dllm_serve.comparison import (
-    BASELINES,
-    OURS,
-    contender_knobs,
-    contender_of,
-    look_of,
-    ours_of,
-    reading_sentence,
-    system_of,
-)
+from paper_figures.dllm_serve import comparison
+from paper_figures.dllm_serve.comparison import BASELINES, OURS, contender_of, look_of, ours_of
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, per_processor_second
-from paper_figures.dllm_serve.layout import PAPER, PROCESSOR_COLOR, dllm_figure, printed_in, simulation_note
+from paper_figures.dllm_serve.layout import PAPER, PROCESSOR_COLOR, compared_figure, printed_in
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
@@ -60,8 +50,8 @@ class Length:
             ("num_prompts", NUM_REQUESTS[view.platform.executor]),
             *view.together("fig7"),
         )
-        own = (*knobs, *contender_knobs(view, contender))
-        return view.cell(None, system_of(contender), DATASET, knobs=own)
+        own = (*knobs, *comparison.contender_knobs(view, contender))
+        return view.cell(None, comparison.system_of(contender), DATASET, knobs=own)
 
 
 INPUTS = [Length(axis="input", input_len=n, output_len=FIXED_OUTPUT) for n in (100, 200, 300, 400, 500, 600)]
@@ -108,16 +98,12 @@ def paper_values(view: View) -> dict[Length, float]:
 
 def page(runs: Runs) -> Page:
     view, printed = runs.view, paper_values(runs.view)
+    hollow = f"Hollow: the paper's ({SOURCE}), which states neither card, rate nor the other axis's length."
     sentences = [
-        reading_sentence(view),
-        *(["Hollow: the paper's, which states neither card, rate nor the other axis's length."] if printed else []),
+        *([hollow] if printed else []),
         f"All {NUM_REQUESTS[view.platform.executor]} requests at once, every one of the same lengths; (a) {scaled(view, FIXED_OUTPUT)} "
         f"tokens generated, (b) prompts of {scaled(view, FIXED_INPUT)} tokens.",
-        seeds_sentence(runs.all),
         *([f"Lengths are the paper's x {view.dllm.length_scale:g}."] if view.dllm.length_scale != 1 else []),
-        *([f"The paper's values are those of {SOURCE}."] if printed else []),
-        *answer_notes(runs.all),
-        *how_obtained(runs.all),
     ]
     return Page(
         csv=Table(
@@ -130,12 +116,8 @@ def page(runs: Runs) -> Page:
                 for run in runs.of(length.cell(view, system))
             ],
         ),
-        picture=Picture(
-            panels=[panel(runs, lengths, top(runs)) for lengths in (INPUTS, OUTPUTS)],
-            caption=sentences,
-            repeats=repeats_line(runs.all),
-        ),
-        notes=[*invalid_notes(runs.all), *sentences, *simulation_note(runs)],
+        picture=Picture(panels=[panel(runs, lengths, top(runs)) for lengths in (INPUTS, OUTPUTS)], caption=sentences),
+        notes=sentences,
     )
 
 
@@ -200,4 +182,6 @@ def findings(runs: Runs) -> list[Finding]:
     return found
 
 
-FIGURE = dllm_figure("fig7", SOURCE, platforms=("cpu-tiny", CARD), page=page, cells=cells, findings=findings, card=CARD)
+FIGURE = compared_figure(
+    "fig7", SOURCE, platforms=("cpu-tiny", CARD), page=page, cells=cells, findings=findings, card=CARD
+)

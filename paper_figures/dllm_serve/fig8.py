@@ -8,33 +8,14 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
-from paper_figures.common.caption import (
-    dataset_title,
-    how_obtained,
-    invalid_notes,
-    missing_note,
-    obtained_text,
-    prompt_sources,
-    repeats_line,
-    seeds_sentence,
-)
+from paper_figures.common.caption import dataset_title, obtained_text, prompt_sources
 from paper_figures.common.figure import Columns, Page, Picture, cell_by_cell, table
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Of, Runs
 from paper_figures.common.style import WIDEST_INCHES, Look
-from paper_figures.dllm_serve.answers import answer_notes
-from paper_figures.dllm_serve.comparison import DATASETS, reading_sentence
+from paper_figures.dllm_serve import layout
+from paper_figures.dllm_serve.comparison import DATASETS
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, per_processor_second
-from paper_figures.dllm_serve.layout import (
-    CARD,
-    PAPER,
-    PRINTED,
-    PROCESSOR_COLOR,
-    all_valid,
-    comparison_figure,
-    printed_in,
-    simulation_note,
-)
 from repro.reports.ablation import LADDER, Variant, rungs
 from repro.reports.claims import Finding
 from repro.reports.figures import View
@@ -42,10 +23,10 @@ from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun
 
-SOURCE = f"{PAPER}, Figure 8, §6.6"
+SOURCE = f"{layout.PAPER}, Figure 8, §6.6"
 """The paper does not say which card; Table 4's ratios on the L40S differ, so it is taken to be the RTX 4090."""
 COLORS = dict(zip(LADDER, ("#D55E00", "#F5B27A", "#A6CEE3", "#56B4E9", "#0072B2", "#B2DF8A", "#009E73"), strict=True))
-SPENT = Look(color=PROCESSOR_COLOR, marker=".", linestyle="none")
+SPENT = Look(color=layout.PROCESSOR_COLOR, marker=".", linestyle="none")
 SPENT_BESIDE = 0.3
 """Share of a bar by which its value by processor time stands beside the middle, where the interval is."""
 PROCESSOR_TIME = (
@@ -90,7 +71,7 @@ def relative(runs: Runs, dataset: str, rung: Variant, of: Of = THROUGHPUT) -> In
 
 
 def paper_ladder(view: View) -> dict[tuple[str, Variant], float]:
-    values = printed_in("fig8") if view.platform.name == CARD else {}
+    values = layout.printed_in("fig8") if view.platform.name == layout.CARD else {}
     return {
         (dataset, rung): float(value)
         for dataset in DATASETS
@@ -100,40 +81,20 @@ def paper_ladder(view: View) -> dict[tuple[str, Variant], float]:
 
 
 def page(runs: Runs) -> Page:
-    printed, reading = paper_ladder(runs.view), reading_sentence(runs.view)
-    obtained, asked, answers = how_obtained(runs.all), places(runs.view), answer_notes(runs.all)
-    by_name = {
-        f"{dataset_title(dataset)} {rung.label}": runs.of(cell(runs.view, dataset, rung)) for dataset, rung in asked
-    }
+    printed = (
+        f"Hollow diamonds: the paper's values ({SOURCE}), whose card and rate it does not state. It prints none of the scheduler on "
+        "LiveBench."
+    )
     caption = [
         "Rungs are cumulative; hatched ones are this project's own, not the paper's.",
-        *(["Hollow diamonds: the paper's values, whose card and rate it does not state."] if printed else []),
-        reading,
+        *([printed] if paper_ladder(runs.view) else []),
         *([] if runs.view.is_simulated else [f"Dots: {PROCESSOR_TIME}, with their own intervals."]),
-        seeds_sentence(runs.all),
-        *(
-            [f"The paper's values are those of {SOURCE}, which prints none of the scheduler on LiveBench."]
-            if printed
-            else []
-        ),
         prompt_sources(runs.all),
-        *answers,
-        *obtained,
     ]
     return Page(
-        table=table(asked, columns(runs)),
-        picture=Picture(
-            panels=[panel(runs)], caption=caption, repeats=repeats_line(runs.all), width_inches=WIDEST_INCHES
-        ),
-        notes=[
-            *share_notes(runs),
-            *invalid_notes(runs.all),
-            *missing_note(by_name),
-            *answers,
-            *obtained,
-            reading,
-            *simulation_note(runs),
-        ],
+        table=table(places(runs.view), columns(runs)),
+        picture=Picture(panels=[panel(runs)], caption=caption, width_inches=WIDEST_INCHES),
+        notes=share_notes(runs),
     )
 
 
@@ -166,7 +127,7 @@ def columns(runs: Runs) -> Columns[Place]:
         "kv_rows": lambda place: own(place)[0].facts.get("kv_rows") if own(place) else None,
         "paper_relative_throughput": printed.get,
         "obtained": lambda place: obtained_text(own(place)),
-        "valid": lambda place: all_valid(own(place)),
+        "valid": lambda place: layout.all_valid(own(place)),
     }
 
 
@@ -195,7 +156,7 @@ def panel(runs: Runs) -> Panel:
             beside = [place + SPENT_BESIDE * width for place in at]
             marks.append(Line(label="by processor time", places=beside, at=own, look=SPENT, capsize=0, zorder=4))
         marks += [
-            Mark(label="paper", place=place, value=printed[dataset, rung], look=PRINTED, size=5)
+            Mark(label="paper", place=place, value=printed[dataset, rung], look=layout.PRINTED, size=5)
             for place, dataset in zip(at, DATASETS, strict=True)
             if (dataset, rung) in printed
         ]
@@ -254,4 +215,4 @@ def findings(runs: Runs) -> list[Finding]:
     return [*found, runs.finding("dllm-abl-engine-largest", engines, how, holds=largest)]
 
 
-FIGURE = comparison_figure("fig8", SOURCE, page=page, cells=cells, findings=findings)
+FIGURE = layout.comparison_figure("fig8", SOURCE, page=page, cells=cells, findings=findings)

@@ -6,16 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from paper_figures.common.caption import (
-    basis_of,
-    how_obtained,
-    invalid_notes,
-    missing_note,
-    obtained_text,
-    repeats_line,
-    seeds_sentence,
-    validity_text,
-)
+from paper_figures.common.caption import basis_of, obtained_text, validity_text
 from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Guide, Labels, Layer, Line, Panel, Points, Text
 from paper_figures.common.runs import Runs
@@ -139,9 +130,7 @@ def cells(view: View) -> list[Cell]:
 def page(runs: Runs) -> Page:
     where, found = runs.view.platform, points_of(runs)
     complete = [point for point in found if point.runs]
-    asked_for = {f"{point.setting} {point.pace} {point.policy.name}": point.runs for point in found}
     on_front = {id(point) for setting in settings(where) for point in front(complete, setting)}
-    sentences = [*said_of(where), seeds_sentence(runs.all), *how_obtained(runs.all)]
     return Page(
         table=Table(
             columns=("setting", "pace", "rows computed", "accuracy %", "rows/request", "speed-up", "obtained", "valid"),
@@ -152,12 +141,9 @@ def page(runs: Runs) -> Page:
             rows=[csv_row(where, point, id(point) in on_front, run) for point in complete for run in point.runs],
         ),
         picture=Picture(
-            panels=[panel(setting, complete) for setting in settings(where)],
-            caption=sentences,
-            repeats=repeats_line(runs.all),
-            columns=2,
+            panels=[panel(setting, complete) for setting in settings(where)], caption=said_of(where), columns=2
         ),
-        notes=[*invalid_notes(runs.all), *missing_note(asked_for), *sentences],
+        notes=said_of(where),
         after_heading=f" - {where.title}",
     )
 

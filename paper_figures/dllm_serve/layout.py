@@ -5,15 +5,26 @@ from functools import partial
 from typing import Any
 
 from engines.dllm.config import GenerationConfig
+from engines.errors import require
 from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
-from paper_figures.common.caption import basis_of, dataset_title, held_out_note
+from paper_figures.common.caption import basis_of, dataset_title, held_out_note, how_obtained, seeds_sentence
 from paper_figures.common.figure import figure
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import Look, system_look
-from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, SYSTEMS
+from paper_figures.dllm_serve.answers import answer_notes
+from paper_figures.dllm_serve.comparison import (
+    BASELINES,
+    CONTENDERS,
+    DATASETS,
+    SYSTEMS,
+    contender_of,
+    look_of,
+    reading_sentence,
+)
 from repro.families.dllm.knobs import READINGS
 from repro.families.platforms import DllmPart, Platform
+from repro.reports.figures import View
 from repro.reports.paper import load_figures, load_table
 from repro.runs.store import StoredRun
 
@@ -38,10 +49,24 @@ def basis_and_reading(runs: Runs) -> str:
     return "; ".join(texts)
 
 
+def origin_of_compared(runs: Runs) -> list[str]:
+    """How the runs of contenders came about, in which reading of the baselines, and how well each answers."""
+    ordered = sorted(runs.all, key=lambda run: CONTENDERS.index(contender_of(run.cell)))
+    is_simulated = any(run.record.obtained == "simulated" for run in ordered)
+    return [
+        reading_sentence(runs.view),
+        seeds_sentence(ordered),
+        *answer_notes(ordered),
+        *how_obtained(ordered, [look_of(contender_of(run.cell)).title for run in ordered]),
+        *(held_out_note(runs.view.platform) if is_simulated else []),
+    ]
+
+
 dllm_figure = partial(figure, paper="dllm-serve", needs_runs=True, under_title=basis_and_reading)
+compared_figure = partial(dllm_figure, origin=origin_of_compared)
 CARD = "rtx4090"
 """The card of Figures 3, 4, 5 and 8: their values are comparable there and nowhere else."""
-comparison_figure = partial(dllm_figure, platforms=("cpu-tiny", CARD), card=CARD, num_runs=SIMULATED_RUNS)
+comparison_figure = partial(compared_figure, platforms=("cpu-tiny", CARD), card=CARD, num_runs=SIMULATED_RUNS)
 
 
 TABLE_4_CARD = "l40s"
@@ -73,10 +98,12 @@ def shape_of(where: Platform) -> ModelShape:
     return ModelShape.from_config(config_of(model), name=model)
 
 
-def simulation_note(runs: Runs) -> list[str]:
-    """How good the simulation is where it can be checked."""
-    is_simulated = any(run.record.obtained == "simulated" for run in runs.all)
-    return held_out_note(runs.view.platform) if is_simulated else []
+def check_answers(view: View) -> None:
+    """Refuse a platform on which no model answers."""
+    require(
+        view.platform.executor == "torch",
+        f"platform={view.platform.name!r} simulates, and accuracy needs a model that answers: use --platform cpu-tiny",
+    )
 
 
 def all_valid(runs: Sequence[StoredRun]) -> bool:

@@ -3,22 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 
-from paper_figures.common.caption import (
-    dataset_title,
-    invalid_notes,
-    missing_note,
-    prompt_sources,
-    repeats_line,
-    seeds_sentence,
-)
+from paper_figures.common.caption import dataset_title, prompt_sources
 from paper_figures.common.figure import Columns, Picture, Table
 from paper_figures.common.panel import Axis, Guide, Layer, Line, Mark, Panel, Points, Text
-from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.runs import Measure
 from paper_figures.common.style import system_look
-from paper_figures.dllm_serve.answers import answer_notes
-from paper_figures.dllm_serve.comparison import DATASETS, OURS, contender_of, contenders_of, look_of
+from paper_figures.dllm_serve.comparison import DATASETS, OURS, contender_of
 from paper_figures.dllm_serve.curve import (
     LONGEST_WAIT,
     MEAN_LATENCY,
@@ -27,10 +18,8 @@ from paper_figures.dllm_serve.curve import (
     Curve,
     Curves,
     batch_sentence,
-    curves_obtained,
     per_processor_second,
 )
-from paper_figures.dllm_serve.layout import simulation_note
 from repro.reports.figures import View
 from repro.runs.statistics import Interval, from_logarithms, mean_interval
 from repro.runs.store import StoredRun
@@ -94,7 +83,8 @@ def panels(
     """``guides`` are what only one figure has in a panel, from its curves and the limits of the rates."""
     found: list[Panel] = []
     for dataset in DATASETS:
-        own, printed = curves.of(dataset), [value for value in paper if value.dataset == dataset]
+        own = [curve for curve in curves.all if curve.dataset == dataset]
+        printed = [value for value in paper if value.dataset == dataset]
         x, y, layers = Axis(), Axis(), list[Layer]()
         if own:
             rates = sorted({rate for curve in own for rate in curve.by_rate})
@@ -128,10 +118,10 @@ def _tick_names(rates: Sequence[float]) -> list[str]:
     return names[::-1]
 
 
-def none_printed(paper: Sequence[PaperValue], asked: bool) -> list[str]:
-    """Which panels have no value of the paper's, where some could (``asked``)."""
+def none_printed(paper: Sequence[PaperValue]) -> list[str]:
+    """Which panels have no value of the paper's."""
     without = [dataset_title(each) for each in DATASETS if each not in {value.dataset for value in paper}]
-    return [f"The paper's text states no value of {' and '.join(without)}."] if asked and without else []
+    return [f"The paper's text states no value of {' and '.join(without)}."] if without else []
 
 
 def _heights(curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperValue], *, is_log: bool) -> Axis:
@@ -183,23 +173,19 @@ def _curve(curve: Curve, measure: Measure, by: float, *, is_log: bool) -> list[L
     return [line, crosses] if invalid else [line]
 
 
-def picture(panels: Sequence[Panel], curves: Curves, lead: Sequence[str], rest: Sequence[str] = ()) -> Picture:
-    """With what every such figure says of itself between ``lead``, which stands under the panels, and ``rest``."""
+def picture(panels: Sequence[Panel], curves: Curves, sentences: Sequence[str]) -> Picture:
+    """With what every such figure says of itself behind its own ``sentences``."""
     invalid = sum(not run.validity.valid for run in curves.runs)
     lengths = sorted({curve.gen_length(rate) for curve in curves.all for rate in curve.by_rate})
     caption = [
         *([f"x: {invalid} INVALID of {len(curves.runs)} runs, not joined by the line."] if invalid else []),
-        *lead,
-        seeds_sentence(curves.runs),
-        *rest,
+        *sentences,
         "Lines lie a little beside each other.",
         prompt_sources(curves.runs),
         f"{' and '.join(f'{length:g}' for length in lengths)} tokens generated per request.",
-        *answer_notes(curves.runs),
-        *curves_obtained(curves),
         *batch_sentence(curves),
     ]
-    return Picture(panels=panels, caption=caption, repeats=repeats_line(curves.runs))
+    return Picture(panels=panels, caption=caption)
 
 
 def csv_of(curves: Curves, paper: Sequence[PaperValue], measure: Measure, view: View) -> Table:
@@ -218,21 +204,3 @@ def csv_of(curves: Curves, paper: Sequence[PaperValue], measure: Measure, view: 
         }
         rows.append(tuple(known.get(column) for column in CSV_COLUMNS))
     return Table(columns=CSV_COLUMNS, rows=rows)
-
-
-def notes(runs: Runs, curves: Curves, rates_of: Callable[[str], Sequence[float]]) -> list[str]:
-    """What is wrong or missing, and how good the simulation is where it can be checked."""
-    asked: dict[str, Sequence[StoredRun]] = {}
-    for dataset, system in product(DATASETS, contenders_of(runs.view)):
-        curve = curves.by_name.get((dataset, system))
-        for rate in rates_of(dataset):
-            found = () if curve is None else curve.by_rate.get(rate, ())
-            name = f"{dataset_title(dataset)} {look_of(system).title} at {rate:g} req/s"
-            asked[name] = found if len(found) >= runs.view.num_runs else ()
-    return [
-        *invalid_notes(runs.all),
-        *missing_note(asked),
-        *answer_notes(curves.runs),
-        *curves_obtained(curves),
-        *simulation_note(runs),
-    ]

@@ -4,16 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paper_figures.common.caption import (
-    basis_of,
-    dataset_title,
-    how_obtained,
-    invalid_notes,
-    missing_note,
-    obtained_text,
-    prompt_sources,
-    seeds_sentence,
-)
+from paper_figures.common.caption import basis_of, dataset_title, obtained_text, origin_of, prompt_sources
 from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Guide, Layer, Mark, Panel, Points
 from paper_figures.common.runs import Runs
@@ -136,17 +127,7 @@ def paper_throughputs(view: View) -> dict[tuple[str, str], float]:
 
 
 def page(runs: Runs) -> Page:
-    view, rate = runs.view, f"{max(runs.view.dllm.rates):g} req/s"
-    asked = places(view)
-    missing = missing_note(
-        {
-            f"{dataset_title(dataset)} {system_look(system).title} {how.label}": runs.of(
-                cell(view, dataset, system, how)
-            )
-            for dataset, system, how in asked
-        }
-    )
-    obtained, prompts, seeds = how_obtained(runs.all), prompt_sources(runs.all), seeds_sentence(runs.all)
+    rate, prompts = f"{max(runs.view.dllm.rates):g} req/s", prompt_sources(runs.all)
     return Page(
         table=Table(
             columns=(
@@ -155,30 +136,24 @@ def page(runs: Runs) -> Page:
                 *("paper_throughput_tok_s", "num_runs", "is_saturated"),
                 *("obtained", "valid"),
             ),
-            rows=[csv_row(runs, *place) for place in asked],
+            rows=[csv_row(runs, *place) for place in places(runs.view)],
         ),
         picture=Picture(
             panels=[panel(runs, dataset) for dataset in DATASETS],
             caption=[
                 f"Means over {plural(runs.view.num_runs, 'seed')}; intervals, of ratios of throughput, are in the table.",
                 f"{MEANING[0].upper()}{MEANING[1:]}",
-                *obtained,
                 prompts,
-                *answer_notes(runs.all),
             ],
+            repeats="",
             after_title=f", {rate}",
             columns=COLUMNS,
         ),
         notes=[
             *gain_notes(runs),
             *load_notes(runs),
-            *invalid_notes(runs.all),
-            *missing,
-            *answer_notes(runs.all),
-            *obtained,
             f"All at {rate}. In brackets: members of a static batch; without, packed steps. {MEANING}",
             prompts,
-            seeds,
         ],
     )
 
@@ -310,4 +285,5 @@ FIGURE = dllm_figure(
     decides_on=(),
     num_runs=SIMULATED_RUNS,
     under_title=basis_of,
+    origin=lambda runs: [*origin_of(runs), *answer_notes(runs.all)],
 )

@@ -5,37 +5,37 @@ import functools
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from engines.errors import UserError
-from paper_figures.common.style import Look
+from paper_figures.common.contender import Contender, contenders_beside
 from paper_figures.dllm_serve.comparison import OURS
 from repro import paths
 from repro.families.block.settings import EMBEDDED_TASKS, NAME
 from repro.families.platforms import DllmPart, Platform
-from repro.files import read_yaml
 from repro.reports.accuracy import Solved
-from repro.reports.figures import Knobs, View
-from repro.runs.cell import Cell
+from repro.reports.figures import View
+from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import wilson_interval
 
 NUM_PROBLEMS = 50
 """A seed's, of each task."""
 CARD_REQUESTS, CARD_TOKENS = 64, 256
 ONE, THRESHOLD = "one token a step", "threshold 0.9"
-PACES: Mapping[str, Knobs] = {ONE: (), THRESHOLD: (("threshold", 0.9),)}
-FIXED_PACES: Mapping[str, Knobs] = {
-    ONE: (("steps", CARD_TOKENS),),
-    "four tokens a step": (("steps", 64),),
-    "three steps a block": (("steps", 24),),
+Named = Mapping[str, Mapping[str, Scalar]]
+"""Knobs under a name."""
+PACES: Named = {ONE: {}, THRESHOLD: {"threshold": 0.9}}
+FIXED_PACES: Named = {
+    ONE: {"steps": CARD_TOKENS},
+    "four tokens a step": {"steps": 64},
+    "three steps a block": {"steps": 24},
 }
-SETTINGS: Mapping[str, Knobs] = {
-    "mini-gsm in blocks of 32": (("gen_length", 64), ("block_length", 32), ("steps", 64)),
-    "mini-gsm in blocks of 8": (("gen_length", 40), ("block_length", 8), ("steps", 40)),
-    "mini-code in blocks of 8": (("gen_length", 40), ("block_length", 8), ("steps", 40)),
-    "mini-chain in blocks of 16": (("gen_length", 96), ("block_length", 16), ("steps", 96), ("model", "tiny-long")),
+SETTINGS: Named = {
+    "mini-gsm in blocks of 32": {"gen_length": 64, "block_length": 32, "steps": 64},
+    "mini-gsm in blocks of 8": {"gen_length": 40, "block_length": 8, "steps": 40},
+    "mini-code in blocks of 8": {"gen_length": 40, "block_length": 8, "steps": 40},
+    "mini-chain in blocks of 16": {"gen_length": 96, "block_length": 16, "steps": 96, "model": "tiny-long"},
 }
 """The first leaves much of a block to settle, the second and third have several blocks to refresh, and of the last each block needs what
 the one before came to. On a card that many tokens of Burst's prompts are in such blocks."""
@@ -44,33 +44,16 @@ FIXED = "burst, 256 tokens in blocks of 32"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(Contender):
     """Which rows its steps compute and read, as ``row_policies.yaml`` says."""
 
-    name: str
-    look: Look
-    system: str
-    knobs: Knobs
-    paces: Mapping[str, Knobs] | None
-    preset: str | None
-    is_fixed: bool
+    system: str = OURS
+    paces: Named = field(default_factory=lambda: PACES)
+    preset: str | None = None
+    is_fixed: bool = False
 
 
-def _policy(row: Mapping[str, Any]) -> Policy:
-    """A row of ``row_policies.yaml``."""
-    paces = {pace: tuple(knobs.items()) for pace, knobs in row.get("paces", {}).items()}
-    return Policy(
-        name=row["name"],
-        look=Look(color=row["color"], marker=row["marker"]),
-        system=row.get("system", OURS),
-        knobs=tuple(row.get("knobs", {}).items()),
-        paces=paces or None,
-        preset=row.get("preset"),
-        is_fixed=row.get("is_fixed", False),
-    )
-
-
-*POLICIES, BLOCK_DIFFUSION = map(_policy, read_yaml(Path(__file__).with_suffix(".yaml")))
+*POLICIES, BLOCK_DIFFUSION = contenders_beside(__file__, Policy).values()
 FAST_DLLM = POLICIES[0]
 
 
@@ -78,8 +61,8 @@ def task_of(setting: str) -> str:
     return setting.partition(" ")[0].rstrip(",")
 
 
-def paces_of(policy: Policy, setting: str = "") -> Mapping[str, Knobs]:
-    return FIXED_PACES if setting == FIXED else policy.paces or PACES
+def paces_of(policy: Policy, setting: str = "") -> Named:
+    return FIXED_PACES if setting == FIXED else policy.paces
 
 
 def settings(where: Platform) -> tuple[str, ...]:
@@ -100,20 +83,21 @@ def asked(where: Platform) -> list[tuple[str, str, Policy]]:
 
 
 def cell_of(view: View, setting: str, pace: str, policy: Policy) -> Cell:
-    where, own, dataset = view.platform, dict(SETTINGS.get(setting, ())), task_of(setting)
+    where, own, dataset = view.platform, dict(SETTINGS.get(setting, {})), task_of(setting)
     if setting == FIXED:
-        own = {"num_prompts": CARD_REQUESTS} | dict(FIXED_PACES[pace])
+        own = {"num_prompts": CARD_REQUESTS, **FIXED_PACES[pace]}
     elif where.gpu is not None:
         dataset = "burst"
         own = {"gen_length": CARD_TOKENS, "block_length": own["block_length"], "num_prompts": CARD_REQUESTS}
-        own |= dict(FIXED_PACES[ONE])
+        own |= FIXED_PACES[ONE]
         if pace != ONE:
             own |= {"replay": followed(setting, pace, policy), "replay_drawn": True}
     elif policy.system == NAME:
-        own = {"gen_length": own["gen_length"], "num_prompts": NUM_PROBLEMS}
-        own |= {"max_num_batched_tokens": where.part(DllmPart).max_num_batched_tokens} | dict(paces_of(policy)[pace])
+        most = where.part(DllmPart).max_num_batched_tokens
+        own = {"gen_length": own["gen_length"], "num_prompts": NUM_PROBLEMS, "max_num_batched_tokens": most}
+        own |= policy.paces[pace]
     else:
-        own |= {"num_prompts": NUM_PROBLEMS} | dict(paces_of(policy)[pace])
+        own |= {"num_prompts": NUM_PROBLEMS, **policy.paces[pace]}
     knobs = {**own, **dict(policy.knobs), **dict(view.together("frontier"))}
     if policy.system == "dllm-cache" and where.gpu is None:
         knobs["reading"] = "efficient"  # on a device its rule runs in padded batches alone

@@ -40,7 +40,6 @@ def page(runs: Runs) -> Page:
             "the implementations' own row counts.",
             "Columns marked (paper) are the paper's words.",
         ],
-        after_heading="",
     )
 
 

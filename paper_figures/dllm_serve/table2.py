@@ -45,7 +45,7 @@ def row_of(printed: Mapping[str, TableValue]) -> tuple[str, ...]:
 def page(runs: Runs) -> Page:
     note = "Columns marked (paper) are printed there; peaks are vendor data sheets', weights are computed from the model's shape."
     rows = list(map(row_of, load_table("dllm_serve/table2.csv")))
-    return Page(table=Table(columns=COLUMNS, rows=rows), notes=[note], after_heading="")
+    return Page(table=Table(columns=COLUMNS, rows=rows), notes=[note])
 
 
 FIGURE = dllm_figure("table2", f"{PAPER}, Table 2, §6.1", platforms=("rtx4090",), page=page, decides_on=())

@@ -24,7 +24,7 @@ def page(runs: Runs) -> Page:
         "agrees": lambda row: "yes" if ours[str(row["parameter"])] == row["value"] else "NO",
     }
     note = "'here' is read from the defaults that simulated runs on the paper's cards use."
-    return Page(table=table(load_table("dllm_serve/table3.csv"), columns), notes=[note], after_heading="")
+    return Page(table=table(load_table("dllm_serve/table3.csv"), columns), notes=[note])
 
 
 def findings(runs: Runs) -> list[Finding]:

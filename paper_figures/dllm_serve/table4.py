@@ -2,21 +2,12 @@
 
 from typing import Any
 
-from paper_figures.common.caption import dataset_title, obtained_text, prompt_sources, seeds_sentence, validity_text
+from paper_figures.common.caption import dataset_title, obtained_text, prompt_sources, validity_text
 from paper_figures.common.figure import Columns, Page, table
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, said, shown, times
-from paper_figures.dllm_serve import rates
-from paper_figures.dllm_serve.comparison import (
-    BASELINES,
-    DATASETS,
-    OURS,
-    SYSTEMS,
-    labels,
-    ranks_of,
-    reading_sentence,
-    token_cap,
-)
+from paper_figures.dllm_serve import comparison, layout
+from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS
 from paper_figures.dllm_serve.curve import (
     LONGEST_WAIT,
     MEAN_LATENCY,
@@ -29,13 +20,12 @@ from paper_figures.dllm_serve.curve import (
     gains_of,
 )
 from paper_figures.dllm_serve.fig5 import cells
-from paper_figures.dllm_serve.layout import PAPER, SIMULATED_RUNS, TABLE_4_CARD, all_valid, dllm_figure, table4_rows
 from repro.reports.accuracy import SINGLE_REFRESH
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.statistics import Interval
 
-CARD = TABLE_4_CARD
+CARD = layout.TABLE_4_CARD
 BASE = "sparse-dllm"
 """Speedups are over it, as the paper's."""
 ORDER = ("dllm-cache", "sparse-dllm", "fast-dllm", OURS, SINGLE_REFRESH)
@@ -46,24 +36,17 @@ PAPER_ORDER = ("burst", "osc", "livebench")
 
 def page(runs: Runs) -> Page:
     view, curves = runs.view, curves_of(runs)
-    rate, printed = max(view.dllm.rates), table4_rows() if view.platform.name == CARD else {}
+    rate, printed = max(view.dllm.rates), layout.table4_rows() if view.platform.name == CARD else {}
     found = [
         (curve, printed.get((dataset, system), {}))
         for dataset in DATASETS
         for system in ORDER
-        for curve in [curves.by_name.get((dataset, system))]
-        if curve is not None
+        if (curve := curves.by_name.get((dataset, system))) is not None
     ]
     return Page(
         table=table(found, in_text(curves)),
         csv=table(found, in_csv(curves, view)),
-        notes=[
-            *rates.notes(runs, curves, lambda dataset: (rate,)),
-            reading_sentence(view),
-            prompt_sources(curves.runs),
-            seeds_sentence(curves.runs),
-            *batch_sentence(curves),
-        ],
+        notes=[*layout.origin_of_compared(runs), prompt_sources(curves.runs), *batch_sentence(curves)],
         after_heading=f" - {view.platform.title}, {rate:g} req/s",
     )
 
@@ -90,7 +73,7 @@ def in_csv(curves: Curves, view: View) -> Columns[Row]:
         "paper_speedup": lambda row: row[1].get("speedup_vs_base_printed"),
         "num_runs": lambda row: len(row[0].last_runs),
         "obtained": lambda row: obtained_text(row[0].last_runs),
-        "valid": lambda row: all_valid(row[0].last_runs),
+        "valid": lambda row: layout.all_valid(row[0].last_runs),
     }
 
 
@@ -111,7 +94,7 @@ def in_text(curves: Curves) -> Columns[Row]:
 
 
 def speedup(curve: Curve, curves: Curves) -> Interval:
-    return curves.versus(curve.dataset, curve.system, BASE, THROUGHPUT, max(curve.by_rate))
+    return curves.versus(curve.dataset, curve.system, BASE, THROUGHPUT, curve.last_rate)
 
 
 # -- claims -------------------------------------------------------------------------------------------------
@@ -126,7 +109,7 @@ def findings(runs: Runs) -> list[Finding]:
         sizes = tuple(float(sum(curve.last_runs[0].summary["num_requests"].values())) for curve in own)
         how = "requests of the runs: a choice after the inferred ones, not a result"
         found.append(runs.finding("dllm-n-requests", sizes, how, obtained="computed"))
-    return [*found, token_cap(runs)]
+    return [*found, comparison.token_cap(runs)]
 
 
 def entries(runs: Runs, curves: Curves, at: str) -> list[Finding]:
@@ -154,11 +137,11 @@ def comparisons(runs: Runs, curves: Curves, at: str) -> list[Finding]:
     throughput = {name: mean for name, mean in means.items() if mean is not None}
     if len(throughput) < len(DATASETS) * len(SYSTEMS):
         return []
-    of, ours = labels(runs.view), {dataset: throughput[dataset, OURS] for dataset in DATASETS}
+    of, ours = comparison.labels(runs.view), {dataset: throughput[dataset, OURS] for dataset in DATASETS}
     order, by_data = sorted(DATASETS, key=lambda dataset: -ours[dataset]), tuple(of.values())
     gains, ranks = (
         tuple(map(number, gains_of(curves, max(runs.view.dllm.rates)).values())),
-        tuple(ranks_of(throughput).values()),
+        tuple(comparison.ranks_of(throughput).values()),
     )
     return [
         runs.finding("dllm-abs-tput-l40s", gains, f"over the best baseline, by data set{at}", of=by_data),
@@ -189,13 +172,13 @@ def latencies(runs: Runs, curves: Curves, at: str) -> list[Finding]:
     return found
 
 
-FIGURE = dllm_figure(
+FIGURE = layout.dllm_figure(
     "table4",
-    f"{PAPER}, Table 4, §6.2",
+    f"{layout.PAPER}, Table 4, §6.2",
     platforms=(CARD,),
     page=page,
     cells=cells,
     findings=findings,
     card=CARD,
-    num_runs=SIMULATED_RUNS,
+    num_runs=layout.SIMULATED_RUNS,
 )

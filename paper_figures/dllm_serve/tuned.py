@@ -1,30 +1,13 @@
 """dLLM-Serve tuned: every system as printed, and with its free knobs searched."""
 
-from paper_figures.common.caption import (
-    dataset_title,
-    how_obtained,
-    invalid_notes,
-    missing_note,
-    obtained_text,
-    prompt_sources,
-    seeds_sentence,
-)
+from paper_figures.common.caption import dataset_title, obtained_text, prompt_sources
 from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import ends, said
-from paper_figures.dllm_serve.answers import answer_notes
-from paper_figures.dllm_serve.comparison import (
-    BASELINES,
-    CONTENDERS,
-    DATASETS,
-    contender_knobs,
-    look_of,
-    reading_sentence,
-    system_of,
-)
+from paper_figures.dllm_serve.comparison import BASELINES, CONTENDERS, DATASETS, contender_knobs, look_of, system_of
 from paper_figures.dllm_serve.curve import LONGEST_WAIT, MEAN_LATENCY, THROUGHPUT
-from paper_figures.dllm_serve.layout import SIMULATED_RUNS, all_valid, dllm_figure, simulation_note
+from paper_figures.dllm_serve.layout import SIMULATED_RUNS, all_valid, compared_figure
 from repro.reports.accuracy import TASKS, Solved, configuration_of, solved_by
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
@@ -92,34 +75,20 @@ def solved(view: View, contender: str) -> list[Solved | None]:
 
 
 def page(runs: Runs) -> Page:
-    view = runs.view
-    asked = {
-        f"{dataset_title(dataset)} {look_of(contender).title} {FORM_NAMES[is_tuned]}": runs.of(
-            cell(view, dataset, contender, is_tuned)
-        )
-        for dataset, contender, is_tuned in PLACES
-    }
     about = (
         f"Tuned: the free knobs (docs/tuning.md) of every system set by one search of up to {CANDIDATES} candidates and {TRIALS} simulated "
         "trials on other seeds, for most tokens/s; they decide when tokens are made and never which, so it answers as it does as printed."
     )
-    said_of_runs = [reading_sentence(view), *answer_notes(runs.all), *how_obtained(runs.all)]
     return Page(
         csv=csv_of(runs),
         picture=Picture(
             panels=[panel(runs, dataset, is_absolute) for dataset in DATASETS for is_absolute in (True, False)],
             columns=2,
-            caption=[about, prompt_sources(runs.all), seeds_sentence(runs.all), *conclusions(runs), *said_of_runs],
+            caption=[about, prompt_sources(runs.all), *conclusions(runs)],
+            repeats="",
             after_title="; all requests at once",
         ),
-        notes=[
-            *conclusions(runs),
-            about,
-            *missing_note(asked),
-            *invalid_notes(runs.all),
-            *said_of_runs,
-            *simulation_note(runs),
-        ],
+        notes=[*conclusions(runs), about],
     )
 
 
@@ -203,7 +172,7 @@ def conclusions(runs: Runs) -> list[str]:
     return notes
 
 
-FIGURE = dllm_figure(
+FIGURE = compared_figure(
     "tuned",
     "this project; what dLLM-Serve §6.1 and Table 3 leave open",
     platforms=("rtx4090", "l40s"),

@@ -120,7 +120,6 @@ def page(runs: Runs) -> Page:
             f"({NUM_QUEUES} queues of {NUM_JOBS:,} jobs).",
             "Computed from the roofline of the card with assumed efficiencies; nothing here was timed.",
         ),
-        after_heading="",
     )
 
 

@@ -48,7 +48,7 @@ WHOLE_S = Measure(path="end_s")
 LATE = Measure(path="slo_violations", label="TTFT over 0.4 s (%)", scale=100, better="lower")
 LATE_SHORT, LATE_LONG = (Measure(path=f"slo_violations_{length}", scale=100) for length in ("short", "long"))
 MEAN = Measure(path="ttft_all_s/mean", label="mean TTFT (ms)", scale=1e3, better="lower")
-P90 = Measure(path="ttft_all_s/p90", scale=1e3)
+P90 = Measure(path="ttft_all_s/p90", scale=1e3, better="lower")
 P99 = Measure(path="ttft_all_s/p99", label="P99 TTFT (ms)", scale=1e3, better="lower")
 LONGEST = Measure(path="ttft_all_s/max", label="longest TTFT (ms)", scale=1e3, better="lower")
 P90_SHORT, P90_LONG = (

@@ -61,12 +61,7 @@ GRIDS: Mapping[str, ClientGrid] = {
 }
 SIMULATED = GRIDS["roofline"]
 """Claims are about these settings."""
-MEASURES: Mapping[str, tuple[Measure, bool]] = {
-    "turns/s": (RPS, True),
-    "mean TTFT": (MEAN, False),
-    "P90 TTFT": (P90, False),
-}
-"""With whether more is better."""
+MEASURES: Mapping[str, Measure] = {"turns/s": RPS, "mean TTFT": MEAN, "P90 TTFT": P90}
 DRAWN = ("turns/s", "P90 TTFT")
 """Mean TTFT of clients that do not think is the reciprocal of turns/s (Little's law): a panel of it would show nothing new."""
 CLAIMS = {1: "laps-rps-single", 8: "laps-rps-8"}
@@ -120,7 +115,7 @@ def page(runs: Runs) -> Page:
 
 
 def panel(runs: Runs, instances: int, label: str, model: str) -> Panel:
-    asked, (of, is_more_better) = GRIDS[runs.view.platform.executor], MEASURES[label]
+    asked, of = GRIDS[runs.view.platform.executor], MEASURES[label]
     clients = asked.clients[instances]
     layers: list[Layer] = [
         Guide(value=1, label="SGLang PD", linestyle="-", color=CONTENDERS["sglang"].look.color),
@@ -144,7 +139,7 @@ def panel(runs: Runs, instances: int, label: str, model: str) -> Panel:
         title=f"{model}, {plural(instances, 'instance')}",
         layers=layers,
         x=doubling(clients, "clients"),
-        y=Axis(label=f"{label} / SGLang PD's", better="higher" if is_more_better else "lower"),
+        y=Axis(label=f"{label} / SGLang PD's", better=of.better),
     )
 
 
@@ -218,8 +213,8 @@ def gain_readings(runs: Runs, instances: int, of: Measure) -> tuple[tuple[str, f
 
 def consistent_best(runs: Runs) -> Finding:
     places, count = SIMULATED.places, dict.fromkeys(MEASURES, 0)
-    for label, (of, is_more_better) in MEASURES.items():
-        is_behind = is_below if is_more_better else is_above
+    for label, of in MEASURES.items():
+        is_behind = is_below if of.better == "higher" else is_above
         for place in places:
             others = ("sglang", "graphs", "apart")
             count[label] += not any(is_behind(versus(runs, "laps", place, of, other)) for other in others)

@@ -1,14 +1,12 @@
 """LAPS kappa: the mixing penalty that the printed throughput needs."""
 
-import numpy as np
-
 from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Guide, Line, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, plural
 from paper_figures.laps.contenders import CONTENDERS, LARGE, MIDDLE, RPS
 from paper_figures.laps.fig6 import CLAIMS, Place, cell
-from paper_figures.laps.layout import laps_figure, laps_page
+from paper_figures.laps.layout import crossing, laps_figure, laps_page
 from repro.reports.figures import View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell
@@ -39,13 +37,7 @@ def gain(runs: Runs, name: str, place: Place, kappa: float) -> Interval:
 def needed(runs: Runs, place: Place) -> float | None:
     """The kappa at which LAPS's gain is the printed one, between two that were simulated; None above them all."""
     gains = [number(gain(runs, "laps", place, kappa)) for kappa in KAPPAS]
-    wanted = printed(place) - 0.5  # printed to a whole percent
-    if not max(gains) >= wanted:
-        return None
-    index = next(index for index, value in enumerate(gains) if value >= wanted)
-    if index == 0:
-        return 0.0
-    return float(np.interp(wanted, gains[index - 1 : index + 1], KAPPAS[index - 1 : index + 1]))
+    return crossing(KAPPAS, gains, printed(place) - 0.5)  # printed to a whole percent
 
 
 def conclusion(runs: Runs) -> str:

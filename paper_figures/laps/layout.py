@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from paper_figures.common.caption import contended_note, device_text, invalid_notes, repeats_line
+import numpy as np
+
+from paper_figures.common.caption import contended_note, device_text, on_a_cluster
 from paper_figures.common.figure import Page, Picture, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Panel
 from paper_figures.common.runs import Measure, Of, Runs
@@ -23,22 +25,13 @@ def laps_page(
     panels: Sequence[Panel],
     conclusions: Sequence[str],
     about: str,
-    columns: int | None = None,
-    after_title: str = "",
-    width_inches: float | None = None,
     notes: Sequence[str] = (),
+    **layout: Any,
 ) -> Page:
-    """A caption: what is concluded, how the runs were obtained, what they are of (``about``), and their seeds."""
-    repeats = " ".join([seeds_sentence(runs.view), *contended_note(runs.all)])
-    picture = Picture(
-        panels=panels,
-        caption=[*conclusions, *how_obtained(runs), about, repeats],
-        repeats=repeats_line(runs.all),
-        after_title=after_title,
-        columns=columns,
-        width_inches=width_inches,
-    )
-    return Page(picture=picture, csv=csv_of(runs), notes=[*conclusions, *notes, *invalid_notes(runs.all)])
+    """What is concluded stands on the terminal, and in the caption before what the runs are of (``about``). ``layout`` are other fields
+    of a picture."""
+    picture = Picture(panels=panels, caption=[*conclusions, about], **layout)
+    return Page(picture=picture, csv=csv_of(runs), notes=[*conclusions, *notes])
 
 
 def line(
@@ -82,6 +75,10 @@ def devices(runs: Runs) -> str:
     return " and ".join(dict.fromkeys(device_text(run) for run in runs.all)) or HERE
 
 
+def origin(runs: Runs) -> list[str]:
+    return [*how_obtained(runs), seeds_sentence(runs.view), *contended_note(runs.all)]
+
+
 laps_figure = partial(
     figure,
     paper="laps",
@@ -90,6 +87,7 @@ laps_figure = partial(
     in_order=seed_by_seed,
     place=lambda where: where.part(PrefillPart).title,
     under_title=basis_of,
+    origin=origin,
 )
 """``cells`` are those of one seed."""
 
@@ -97,8 +95,7 @@ laps_figure = partial(
 def how_obtained(runs: Runs) -> list[str]:
     """What the numbers rest on."""
     if runs.view.obtained == "composed":
-        charged = sorted({str(run.record.manifest["calibration"]) for run in runs.all[:1]})
-        return [f"All runs simulated on a discrete-event cluster; {' and '.join(charged)}."]
+        return [on_a_cluster(runs)]
     if runs.view.is_simulated:
         return [OBTAINED]
     part = runs.view.platform.part(PrefillPart)
@@ -154,16 +151,12 @@ MOST_LATE = 10.0
 """Percent."""
 
 
-def crossing(loads: Sequence[float], late: Sequence[float]) -> float | None:
-    """The first load at which so many are late, between two that were simulated; None where fewer are at all of them."""
-    if late[0] >= MOST_LATE:
-        return loads[0]
-    for place in range(1, len(loads)):
-        if late[place] >= MOST_LATE:
-            before, share = late[place - 1], (MOST_LATE - late[place - 1]) / (late[place] - late[place - 1])
-            assert before < MOST_LATE
-            return loads[place - 1] + share * (loads[place] - loads[place - 1])
-    return None
+def crossing(places: Sequence[float], values: Sequence[float], level: float = MOST_LATE) -> float | None:
+    """The first place at which the level is reached, between two that were simulated; None where it is at none of them."""
+    at = next((at for at, value in enumerate(values) if value >= level), None)
+    if at is None:
+        return None
+    return places[0] if at == 0 else float(np.interp(level, values[at - 1 : at + 1], places[at - 1 : at + 1]))
 
 
 def knee(runs: Runs, cell_at: Callable[[float], Cell], loads: Sequence[float]) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from paper_figures.common.caption import invalid_notes
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, said
@@ -90,10 +89,8 @@ def page(runs: Runs) -> Page:
             "ShareGPT's card has the lengths of LMSYS-Chat-1M's, the only ones the paper prints: its runs would be these, turn for turn.",
             f"LAPS, disaggregation only, with {MIDDLE} on {INSTANCES} instances, {TURNS:,} Poisson turns; load 1 is {CAPACITY[MIDDLE]:g} turns/s an instance. "
             f"{OBTAINED} {seeds_sentence(runs.view)}",
-            *invalid_notes(runs.all),
         ],
         csv=csv_of(runs),
-        after_heading="",
     )
 
 

@@ -1,6 +1,5 @@
 """LAPS Table 2: time of offline distillation."""
 
-from paper_figures.common.caption import invalid_notes
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, said
@@ -56,10 +55,8 @@ def page(runs: Runs) -> Page:
         csv=csv_of(runs, end_s=WHOLE_S),
         notes=[
             f"{TURNS:,} turns of {CLIENTS} clients, {ANSWER_TOKENS:,} tokens an answer, four GPUs that prefill and four that decode; simulated; "
-            f"{seeds_sentence(runs.view)} Prefilling is a few percent of the time: no order of prefills can save 8 %.",
-            *invalid_notes(runs.all),
+            f"{seeds_sentence(runs.view)} Prefilling is a few percent of the time: no order of prefills can save 8 %."
         ],
-        after_heading="",
     )
 
 

@@ -148,10 +148,3 @@ def test_a_card_commits_in_a_block_what_the_measured_run_did():
     run = read_run(COMMITTED / row_policies.followed(setting, THRESHOLD, policy))
     assert steps <= {len(committed.split()) for committed in run.table("blocks")["committed"]}
     assert max(steps) < 32
-
-
-def test_whose_accuracy_a_card_has_stands_at_its_axis(tmp_path, drawn):
-    for view, whose in ((CPU, "accuracy (%)"), (CARD, "accuracy of the tiny model (%)")):
-        runs = [with_rows(run, 800) for run in runs_of(frontier.FIGURE.cells(view), speed)]
-        frontier.FIGURE.render(runs, view, tmp_path)
-        assert {axes.get_ylabel().partition("\n")[0] for axes in drawn[-1].axes[:4]} == {whose, ""}

@@ -3,17 +3,15 @@
 import subprocess
 
 import pytest
-from support.cells import L40S, RTX4090
+from support.cells import RTX4090
 from support.stored_runs import read_csv
 
 from paper_figures.dllm_serve import table3
 from repro.families.platforms import platform
 from repro.reports.figures import FIGURES, View, default_reading, figure
-from repro.reports.paper import load_claims, load_figures
+from repro.reports.paper import load_figures
 
-CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}
 CARD_VIEW = View(platform=RTX4090, reading="published")
-L40S_VIEW = View(platform=L40S, reading="published")
 
 
 def test_every_figure_and_table_of_the_paper_is_registered():

@@ -74,17 +74,7 @@ def test_what_was_not_run_is_named_and_has_chosen_nothing(tmp_path):
     rendered = tuned.FIGURE.render(runs, VIEW, tmp_path)
     chosen = [row["chosen"] for row in read_csv(rendered) if (row["system"], row["is_tuned"]) == ("fast-dllm", "true")]
     assert chosen == ["-"] * len(DATASETS)
-    assert any("6 of 30 points are missing: LiveBench Fast-dLLM as printed" in note for note in rendered.notes)
-
-
-def test_each_has_the_accuracy_of_what_it_keeps(tmp_path):
-    rows = read_csv(tuned.FIGURE.render(made(VIEW), VIEW, tmp_path))
-    usual = {row["system"]: float(row["mini-code"]) for row in rows}
-    assert usual["fast-dllm"] == 1.0
-    assert max(usual["dllm-serve"], usual[SINGLE_REFRESH], usual["sparse-dllm"]) < 0.5
-    view = replace(VIEW, accuracy="dense")
-    dense = read_csv(tuned.FIGURE.render(made(view), view, tmp_path))
-    assert {float(row["mini-code"]) for row in dense if row["system"] != "dllm-cache"} == {1.0}
+    assert any("6 of 30 points are missing: fast-dllm livebench num_prompts=128" in note for note in rendered.notes)
 
 
 def test_a_dense_picture_has_nothing_clipped_either(tmp_path, drawn: list[Figure]):

@@ -17,7 +17,9 @@ if __name__ == "__main__":
 from support.figure_runs import figure_runs
 
 from repro.families.platforms import platform
+from repro.reports.claims import judge_all
 from repro.reports.figures import FIGURES, View, default_reading
+from repro.reports.paper import load_claims
 
 STORED = Path(__file__).with_name("verdicts.json")
 NUM_RUNS = 3
@@ -28,8 +30,10 @@ DECIDING = [(name, where) for name, entry in FIGURES.items() for where in entry.
 def verdicts(name: str, where: str) -> dict[str, Any]:
     module, here = FIGURES[name].load(), platform(where)
     view = View(platform=here, reading=default_reading(here), num_runs=NUM_RUNS)
-    found: dict[str, Any] = {}
-    for each in module.findings(figure_runs(module, view), view):
+    findings, found = module.findings(figure_runs(module, view), view), dict[str, Any]()
+    # Refuses unknown claims, numbers of values that do not fit, and orderings that do not say whether they hold.
+    judge_all(load_claims(name.partition("/")[0]), findings)
+    for each in findings:
         found[each.claim] = {
             "values": [float(f"{value:.6g}") for value in each.values],
             "holds": each.holds,

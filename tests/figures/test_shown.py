@@ -1,0 +1,104 @@
+"""What figures show of made-up runs, as ``shown.csv`` holds its digests: no number, row or word changes by the way.
+
+What is meant to change is stored anew by ``python tests/figures/test_shown.py``, which with the name of a folder writes there all that is
+shown, to be compared with what another commit writes.
+"""
+
+import csv
+import hashlib
+import re
+import sys
+from collections.abc import Sequence
+from copy import copy
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+from support.figure_runs import figure_runs
+from support.stored_runs import FAILED
+
+from repro.families.platforms import platform
+from repro.reports.figures import FIGURES, View, default_reading, pictures
+from repro.runs.store import StoredRun
+
+STORED = Path(__file__).with_name("shown.csv")
+COMPARED = [f"dllm-serve/{name}" for name in ("fig3", "fig4", "fig5", "fig7", "fig8", "table4")]
+"""Figures that are drawn in every reading of the baselines, and at the accuracy of no cache."""
+NUMBER = re.compile(r"-?\d+\.\d+(e-?\d+)?")
+
+
+def whole(runs: Sequence[StoredRun]) -> Sequence[StoredRun]:
+    return runs
+
+
+def broken(runs: Sequence[StoredRun]) -> Sequence[StoredRun]:
+    """Of eleven runs one is missing and one is invalid."""
+    kept = [(at, run) for at, run in enumerate(runs) if at % 11 != 5]
+    return [invalid(run) if at % 11 == 8 else run for at, run in kept]
+
+
+def invalid(run: StoredRun) -> StoredRun:
+    other = copy(run)
+    vars(other)["validity"] = FAILED
+    return other
+
+
+WAYS = {"whole": whole, "broken": broken}
+SHOWN = [
+    *(
+        (name, where, "", "usual", way)
+        for name, each in FIGURES.items()
+        for where in each.load().platforms
+        for way in WAYS
+    ),
+    *(
+        (name, where, reading, "usual", "whole")
+        for name in COMPARED
+        for where in ("rtx4090", "l40s")
+        for reading in ("efficient", "policy")
+    ),
+    *((name, where, "", "dense", "whole") for name in (*COMPARED, "dllm-serve/tuned") for where in ("rtx4090", "l40s")),
+    *((f"laps/{name}", "cpu-tiny", "", "usual", "whole") for name in ("fig1", "fig3", "fig5", "fig6")),
+]
+"""Figure, platform, reading, accuracy, and what becomes of the runs. The platform's own reading is the empty one."""
+
+
+def shown(name: str, where: str, reading: str, accuracy: str, way: str) -> str:
+    figure, here = FIGURES[name].load(), platform(where)
+    view = View(platform=here, reading=reading or default_reading(here), accuracy=accuracy, num_runs=2)
+    runs = WAYS[way](figure_runs(figure, view))
+    with TemporaryDirectory() as folder, pictures("none"):
+        rendered = figure.render(runs, view, Path(folder))
+        files = [f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in rendered.files]
+    rows = ["; ".join(row) for row in (rendered.columns, *rendered.rows)]
+    return NUMBER.sub(lambda found: f"{float(found[0]):.5g}", "\n".join([*files, *rows, *rendered.notes]))
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@cache
+def stored() -> dict[tuple[str, ...], str]:
+    with STORED.open(encoding="utf-8", newline="") as file:
+        return {tuple(row[:-1]): row[-1] for row in csv.reader(file)}
+
+
+@pytest.mark.parametrize("view", SHOWN, ids=" ".join)
+def test_what_is_shown_changes_only_where_it_is_stored_anew(view):
+    assert digest(shown(*view)) == stored()[view]
+
+
+if __name__ == "__main__":
+    found = {view: shown(*view) for view in SHOWN}
+    if len(sys.argv) > 1:
+        for view, text in found.items():
+            Path(sys.argv[1], f"{' '.join(view).replace('/', '-')}.txt").write_text(text, encoding="utf-8")
+    else:
+        with STORED.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows((*view, digest(text)) for view, text in found.items())
