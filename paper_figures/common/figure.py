@@ -96,15 +96,8 @@ def figure(
                 f"figure {bare} on platform={view.platform.name!r} has no runs: run this first: repro reproduce {bare} "
                 f"--platform {view.platform.name}"
             )
-        shown = page(runs)
-        notes = [*shown.notes, *invalid_notes(stored), *missing_note(runs, asked(view))]
-        if shown.picture is not None:
-            said = origin(runs) if stored else ()
-            picture = replace(shown.picture, caption=[*shown.picture.caption, *said])
-            if picture.repeats is None:
-                picture = replace(picture, repeats=repeats_line(stored))
-            shown, notes = replace(shown, picture=picture), [*notes, *said]
-        return _write(replace(shown, notes=notes), title, lambda: under_title(runs), out / f"{bare}-{view.stem}")
+        shown = _with_origin(page(runs), runs, asked(view), origin)
+        return _write(shown, title, lambda: under_title(runs), out / f"{bare}-{view.stem}")
 
     def found(stored: Sequence[StoredRun], view: View) -> list[Finding]:
         is_comparable = card is None or (view.platform.name == card and view.reading == "published")
@@ -133,6 +126,17 @@ def seed_by_seed(cells: Iterable[Cell], view: View) -> list[Cell]:
 def cell_by_cell(cells: Iterable[Cell], view: View) -> list[Cell]:
     """All repeats of one cell before the next."""
     return [cell.with_seed(seed) for cell in cells for seed in view.seeds]
+
+
+def _with_origin(page: Page, runs: Runs, asked: Sequence[Cell], origin: Callable[[Runs], Sequence[str]]) -> Page:
+    """The page with what is wrong with the runs, and how those of a picture came about."""
+    notes = [*page.notes, *invalid_notes(runs.all), *missing_note(runs, asked)]
+    if page.picture is None:
+        return replace(page, notes=notes)
+    repeats = repeats_line(runs.all) if page.picture.repeats is None else page.picture.repeats
+    said = origin(runs) if runs.all else ()
+    picture = replace(page.picture, caption=[*page.picture.caption, *said], repeats=repeats)
+    return replace(page, notes=[*notes, *said], picture=picture)
 
 
 def _write(page: Page, title: str, under: Callable[[], str], place: Path) -> Rendered:
