@@ -7,6 +7,7 @@ next, which is exact of the load; the answer does not hang on it. The end of eac
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -115,12 +116,7 @@ def largest(
     def of_all(plan: P, step: int) -> float:
         return margin(plan, step, True)
 
-    best = None
-    first, lasts = _hopeful(lasts, begin, lowest, of_one, of_all)
-    if first is not None:
-        plan, near = first
-        step = climb(partial(of_one, plan), near, (lowest, lasts[plan]))
-        best = _raced(lasts, begin, lowest, None if step is None else (plan, step), of_one)
+    best = _raced(lasts, begin, lowest, None, of_one)
     if best is not None:
         # Of all seeds it may be a little less, or more, whatever margins say, and what lost to it of one seed be more.
         plan, near = best
@@ -132,29 +128,6 @@ def largest(
     plan, step = best
     below = lattice.step(GUARD * lattice.rate(step))
     return LeastPlan(plan, step, below < lowest or of_one(plan, below) >= 0)
-
-
-def _hopeful(
-    lasts: Mapping[P, int],
-    start: int,
-    lowest: int,
-    of_one: Callable[[P, int], float],
-    of_all: Callable[[P, int], float],
-) -> tuple[tuple[P, int] | None, dict[P, int]]:
-    """The first plan that serves ``start`` or not much less, else the first of those that come near it, and where to look; and the
-    last steps that those which were asked leave of ``lasts``."""
-    left, hopes = dict(lasts), dict[P, float]()
-    for plan, last in lasts.items():
-        at = min(start, last)
-        found = of_one(plan, at)
-        hopes[plan] = min(max(at + found, lowest), last)
-        if hopes[plan] >= start - NEAR:
-            return (plan, at), left
-        # So far beyond its limits with one seed it is mostly lost with all, which then takes no more of them.
-        if found < 0 and of_all(plan, at) < 0:
-            left[plan] = at - 1
-    near = max(hopes.values(), default=0.0) - NEAR
-    return next(((plan, math.floor(hope)) for plan, hope in hopes.items() if hope >= near), None), left
 
 
 def _raced(
@@ -179,24 +152,16 @@ def _raced(
 def fewest(sizes: Sequence[int], serving: Callable[[int], P | None]) -> tuple[int, P] | None:
     """The smallest of ``sizes``, in rising order, that something serves, and what: by halving, the sizes below it taken to be too
     small and the next smaller one asked. None where the largest has nothing."""
-    if not sizes:
-        return None
     found: dict[int, P | None] = {}
 
-    def at(place: int) -> P | None:
-        if place not in found:
-            found[place] = serving(sizes[place])
-        return found[place]
+    def is_served(place: int) -> bool:
+        found[place] = serving(sizes[place])
+        return found[place] is not None
 
-    low, high = -1, len(sizes) - 1
-    if at(high) is None:
+    last = len(sizes) - 1
+    if not sizes or not is_served(last):
         return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if at(middle) is None:
-            low = middle
-        else:
-            high = middle
-    plan = at(high)
+    place = bisect_left(range(last), True, key=is_served)
+    plan = found[place]
     assert plan is not None
-    return sizes[high], plan
+    return sizes[place], plan

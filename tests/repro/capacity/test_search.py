@@ -122,19 +122,6 @@ def test_a_plan_whose_bound_is_below_the_best_is_not_simulated():
     assert {*asked} == {"a"}
 
 
-def test_a_plan_far_from_its_limits_where_another_serves_is_not_searched():
-    """It fails at the start, and is not asked again above."""
-    asked = []
-
-    def margin(plan: str, step: int, is_whole: bool) -> float:
-        asked.append((plan, step))
-        return proportional({"a": 5, "b": 30}[plan], step)
-
-    assert largest(["a", "b"], lambda _: math.inf, margin, LATTICE, 20.0).plan == "b"
-    assert {step for plan, step in asked if plan == "a"} == {LATTICE.step(20)}
-    assert len({*asked}) == 5
-
-
 @given(plans, st.floats(0.02, 50))
 def test_no_rate_above_a_plans_bound_is_simulated(capacities, off):
     def margin(plan: str, step: int, is_whole: bool) -> float:
