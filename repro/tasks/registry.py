@@ -6,6 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from engines.errors import UserError, require
+from repro.files import kept
+from repro.runs.cell import WORKLOAD, Cell
 from repro.tasks.task import Task, TaskEntry, TaskOptions
 
 
@@ -22,6 +24,9 @@ def _entry(row: Mapping[str, str]) -> TaskEntry:
         where=row["where"],
     )
 
+
+_LENGTHS = ("length_scale", "input_len", "shared_len")
+"""Knobs that change the prompts of a workload."""
 
 with Path(__file__).with_name("tasks.csv").open(encoding="utf-8", newline="") as file:
     _ENTRIES = [_entry(row) for row in csv.DictReader(file)]
@@ -53,3 +58,36 @@ def load_task(name: str, options: TaskOptions) -> Task | None:
         f"num_fewshot={num_fewshot} has no effect with dataset={name!r}, which has no examples: leave it out",
     )
     return entry.load(options)
+
+
+_load = kept(maxsize=4)(load_task)
+"""One load serves the cells of a sweep."""
+
+
+def task_asked(cell: Cell, options: TaskOptions, lacks: str | None) -> Task | None:
+    """The task whose problems a cell asks; None for a workload that is only served. ``lacks`` says what it has in place of a model.
+
+    A published task without a model to answer it or without its real problems is a workload of the same lengths. A generated task is
+    nothing without a model.
+    """
+    entry = None if cell.asked.get(WORKLOAD) is not None else TASKS.get(cell.dataset)
+    if entry is None:
+        return None
+    require(
+        lacks is None or not entry.is_generated,
+        f"dataset={cell.dataset!r} is graded and {lacks} cannot answer it: use --executor torch and a checkpoint",
+    )
+    task = None if lacks is not None else _load(cell.dataset, options)
+    if task is None:
+        return None
+    for name in _LENGTHS:
+        require(
+            name not in cell.asked,
+            f"{name}={cell.asked.get(name)!r} has no effect with dataset={cell.dataset!r}, whose prompts are never changed: "
+            f"leave it out",
+        )
+    if task.runs_code:
+        from repro.tasks.sandbox.client import require_jail
+
+        require_jail(allow_code_execution=options.allow_code_execution)
+    return task

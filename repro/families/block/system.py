@@ -30,7 +30,7 @@ from repro.runs.cell import Cell
 from repro.runs.family import WAITS, Family, SummaryColumn, column, late_submissions, metric
 from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord, Table, columns_in
 from repro.runs.step_driver import RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
-from repro.tasks.registry import TASKS, TaskOptions, load_task
+from repro.tasks.registry import TASKS, TaskOptions, task_asked
 from repro.tasks.task import Task
 from repro.workloads.draws import arrivals_asked, derive_seed
 from repro.workloads.knobs import MIN_PROMPT_LEN
@@ -261,27 +261,13 @@ class BlockDiffusion:
 
 def _task_of(cell: Cell, settings: BlockSettings) -> Task | None:
     """The task whose problems the cell asks; None for a workload that is only served."""
-    entry = TASKS.get(cell.dataset)
-    if entry is None:
-        return None
-    require(
-        not settings.is_simulated or not entry.is_generated,
-        f"dataset={cell.dataset!r} is graded and a simulated executor cannot answer it: use --executor torch and a checkpoint",
-    )
-    require(
-        settings.directory is not None or not entry.is_generated,
-        f"dataset={cell.dataset!r} is graded and random weights cannot answer it: give a checkpoint as model, or leave it out",
-    )
-    if settings.directory is None or settings.is_simulated:
-        return None
-    for name in ("length_scale", "input_len", "shared_len"):
-        require(
-            name not in cell.asked,
-            f"{name}={cell.asked.get(name)!r} has no effect with dataset={cell.dataset!r}, whose prompts are never changed: "
-            "leave it out",
-        )
+    lacks = None
+    if settings.is_simulated:
+        lacks = "a simulated executor"
+    elif settings.directory is None:
+        lacks = "random weights"
     asked = settings.knobs.num_prompts if "num_prompts" in cell.asked else None
-    return load_task(cell.dataset, TaskOptions(num_problems=asked, seed=cell.seed))
+    return task_asked(cell, TaskOptions(num_problems=asked, seed=cell.seed), lacks)
 
 
 def _problems(cell: Cell, settings: BlockSettings, task: Task) -> Workload:

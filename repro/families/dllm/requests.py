@@ -18,7 +18,7 @@ from repro.families.dllm.settings import DllmSettings
 from repro.files import kept
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord
-from repro.tasks.registry import TASKS, TaskOptions, load_task
+from repro.tasks.registry import TASKS, TaskOptions, task_asked
 from repro.tasks.task import Task
 from repro.workloads.card import DATA_DIR_VARIABLE
 from repro.workloads.draws import arrivals_asked
@@ -111,60 +111,29 @@ def _encode(model: str) -> Callable[[str], list[int]]:
     return lru_cache(maxsize=1 << 14)(load_tokenizer(TINY_DIR if model == "tiny" else checkpoint_dir(model)).encode)
 
 
-_LENGTHS = ("length_scale", "input_len")
 _ASKING = ("num_fewshot", "chat", "allow_code_execution")
 
 
 def task_of(cell: Cell, settings: DllmSettings) -> Task | None:
-    """The task whose problems the cell asks; None for a workload that is only served.
-
-    A published task without a model to answer it (a simulation, random weights) or without its real
-    problems is a workload of the same lengths. A generated task is nothing without a model.
-    """
-    given = cell.knob_values
-    entry = None if given.get("workload") is not None else TASKS.get(cell.dataset)
-    task = None
-    if entry is not None:
-        lacks = (
-            "a simulated executor"
-            if cell.executor == "roofline"
-            else "random weights"
-            if settings.on.weights == "random"
-            else None
-        )
-        if lacks is not None and entry.is_generated:
-            raise UserError(
-                f"dataset={cell.dataset!r} is graded and {lacks} cannot answer it: use --executor torch and a checkpoint"
-            )
-        if lacks is None:
-            asked = settings.asked
-            options = TaskOptions(
-                num_problems=asked.num_prompts,
-                seed=cell.seed,
-                num_fewshot=asked.num_fewshot,
-                chat=asked.chat,
-                source=asked.dataset_source,
-                dataset_path=asked.dataset_path,
-                allow_code_execution=asked.allow_code_execution,
-            )
-            task = _load(cell.dataset, options)
-    if task is None:
-        for name in _ASKING:
-            if given.get(name):
-                raise UserError(
-                    f"{name}={given[name]!r} has no effect on dataset={cell.dataset!r} here, {_why_not_graded(cell)}"
-                )
-        return None
-    for name in _LENGTHS:
-        if name in given:
-            raise UserError(
-                f"{name}={given[name]!r} has no effect with dataset={cell.dataset!r}, whose prompts are never "
-                f"changed: leave it out"
-            )
-    if task.runs_code:
-        from repro.tasks.sandbox.client import require_jail
-
-        require_jail(allow_code_execution=settings.asked.allow_code_execution)
+    """The task whose problems the cell asks; None for a workload that is only served."""
+    asked, lacks = settings.asked, None
+    if cell.executor == "roofline":
+        lacks = "a simulated executor"
+    elif settings.on.weights == "random":
+        lacks = "random weights"
+    options = TaskOptions(
+        num_problems=asked.num_prompts,
+        seed=cell.seed,
+        num_fewshot=asked.num_fewshot,
+        chat=asked.chat,
+        source=asked.dataset_source,
+        dataset_path=asked.dataset_path,
+        allow_code_execution=asked.allow_code_execution,
+    )
+    task = task_asked(cell, options, lacks)
+    for name in _ASKING if task is None else ():
+        if value := cell.knob_values.get(name):
+            raise UserError(f"{name}={value!r} has no effect on dataset={cell.dataset!r} here, {_why_not_graded(cell)}")
     return task
 
 
@@ -234,12 +203,6 @@ def _why_not_graded(cell: Cell) -> str:
     if cell.executor == "roofline" or cell.knob_values.get("weights") == "random":
         return "nothing answers it: use --executor torch and a checkpoint"
     return f"its problems are not here: set {DATA_DIR_VARIABLE} to a folder that has them, or use --dataset-source hub"
-
-
-@kept(maxsize=4)
-def _load(name: str, options: TaskOptions) -> Task | None:
-    """One load serves the cells of a sweep."""
-    return load_task(name, options)
 
 
 @kept(maxsize=2)

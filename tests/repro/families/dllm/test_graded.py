@@ -12,7 +12,6 @@ from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR
 from engines.models.tokenizer import load_tokenizer
-from repro.families.dllm import requests
 from repro.families.dllm.record import DLLM
 from repro.families.dllm.requests import decode_answers, encode_prompts, grade_run, require_task
 from repro.generation import GenerateOptions, generate
@@ -20,6 +19,7 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.runs.store import Store, pack
+from repro.tasks import registry
 from repro.tasks.registry import TASKS
 from repro.tasks.task import Task, TaskProblem
 from repro.workloads.card import Origin
@@ -55,7 +55,7 @@ def test_the_key_follows_the_problems(tmp_path):
     for answer in ("#### 2", "#### 3"):
         path = tmp_path / "g.jsonl"
         path.write_text(json.dumps({"question": "One and one?", "answer": answer}) + "\n")
-        requests._load.cache_clear()
+        registry._load.cache_clear()
         keys.add(
             prepare(
                 cell("gsm8k", num_prompts=1, num_fewshot=0, dataset_source="local", dataset_path=str(path))
