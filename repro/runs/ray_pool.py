@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 import socket
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,16 +17,14 @@ from typing import Any
 from engines.errors import RunError, UserError, require
 from repro.runs.code import is_alone
 from repro.runs.experiment import Experiment
-from repro.runs.pool import Packing, first_held_here
+from repro.runs.pool import Packing, first_held_here, run_here
 from repro.runs.provenance import machine_identity
 from repro.runs.ray_cluster import check_address, connected, require_ray
-from repro.runs.runner import PATIENCE_S, Assignment, Hooks, Lock, Start, WorkerLost, by_repeats, run_by_workers
-from repro.runs.sitting import Sitting, UnitLocks, together
+from repro.runs.runner import PATIENCE_S, Assignment, Hooks, WorkerLost, by_repeats, run_by_workers
+from repro.runs.sitting import Sitting, UnitLocks
 from repro.runs.store import Packed
 
 logger = logging.getLogger(__name__)
-
-Identity = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,25 +45,6 @@ class Node:
     def threads(self) -> str:
         """Those of a measured run: as many as the node has CPUs, which it takes."""
         return str(int(self.num_cpus))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What a measured run asks of its machine."""
-
-    device: str
-    num_gpus: int
-
-
-def needs_of(experiment: Experiment) -> Needs:
-    if experiment.is_tied_here:
-        raise UserError(
-            f"pool='ray': system={experiment.cell.system!r} is served by processes that Ray does not place: use --pool local"
-        )
-    device = experiment.device
-    if device.startswith("cuda:"):
-        raise UserError(f"device={device!r} is one device and Ray chooses which: use --device cuda")
-    return Needs(device=device, num_gpus=experiment.num_gpus)
 
 
 def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
@@ -91,12 +69,12 @@ def died(nodes: Sequence[Node], alive: Sequence[Node]) -> str | None:
     return f"{' and '.join(names)} died" if names else None
 
 
-def measuring(nodes: Sequence[Node], needs: Needs) -> list[Node]:
-    """Nodes that a run can be measured on: alone on their machine, and with the GPUs it needs."""
+def measuring(nodes: Sequence[Node], num_gpus: int) -> Node:
+    """The node that runs are measured on: the first by name that is alone on its machine and has the GPUs they need."""
     sharing = Counter(node.machine for node in nodes)
-    able = [node for node in nodes if node.num_cpus >= 1 and node.num_gpus >= needs.num_gpus]
+    able = [node for node in nodes if node.num_cpus >= 1 and node.num_gpus >= num_gpus]
     if not able:
-        what = f"{needs.num_gpus} GPUs" if needs.num_gpus else "CPUs"
+        what = f"{num_gpus} GPUs" if num_gpus else "CPUs"
         raise UserError(f"pool='ray': a measured run needs a node with {what}, and the cluster has none: add one")
     alone = [node for node in able if sharing[node.machine] == 1]
     if not alone:
@@ -104,22 +82,18 @@ def measuring(nodes: Sequence[Node], needs: Needs) -> list[Node]:
             f"pool='ray': a measured run needs a machine to itself, and {sharing[able[0].machine]} nodes of this cluster share "
             f"{able[0].machine}: measure with --pool local, or start one node a machine"
         )
-    return alone
+    return min(alone, key=lambda node: node.machine)
 
 
-def alike(nodes: Sequence[Node], identities: Sequence[Identity], here: Identity) -> tuple[Identity, list[Node]]:
-    """The largest group of nodes that are the same machine, as measured times go; of equal ones that of ``here``, or the
-    first. Runs of unlike machines could not be compared."""
-    groups: dict[str, list[Node]] = {}
-    for node, identity in zip(nodes, identities, strict=True):
-        groups.setdefault(json.dumps(identity, sort_keys=True), []).append(node)
-    own = json.dumps(here, sort_keys=True)
-    best = max(groups, key=lambda identity: (len(groups[identity]), identity == own))
-    found: Identity = json.loads(best)
-    if len(groups) > 1:
-        said = ", ".join(f"{name} {value}" for name, value in found.items())
-        logger.warning("measuring on %d of %d nodes, which are alike (%s)", len(groups[best]), len(nodes), said)
-    return found, groups[best]
+def check_movable(measured: Sequence[Experiment]) -> None:
+    """Refuses runs that cannot be measured on another machine."""
+    for experiment in measured:
+        if experiment.is_tied_here:
+            raise UserError(
+                f"pool='ray': system={experiment.cell.system!r} is served by processes that Ray does not place: use --pool local"
+            )
+        if experiment.device.startswith("cuda:"):
+            raise UserError(f"device={experiment.device!r} is one device and Ray chooses which: use --device cuda")
 
 
 # -- on a node ----------------------------------------------------------------------------------------------
@@ -196,8 +170,8 @@ def _sendable(error: Exception, where: str) -> Exception:
 
 
 class RayPool:
-    """Simulated runs take a CPU each. A measured one takes all CPUs of a node, and with them the node from everybody else,
-    and the GPUs it needs; all are measured on nodes that are alike, a unit on one of them, in one process.
+    """Simulated runs take a CPU each. Measured ones are made on one node, in one process, which takes all its CPUs, and with
+    them the node from everybody else, and the GPUs they need.
 
     Connects when it first has something to do.
     """
@@ -212,7 +186,9 @@ class RayPool:
         self._address = address
         self._stack = ExitStack()
         self._ray: Any = None
-        self._alike: dict[Needs, tuple[Identity, list[Node]]] = {}
+        self._measuring: Node | None = None
+        self._machines: dict[tuple[Node, str], Mapping[str, Any]] = {}
+        """What nodes are, by device."""
 
     def __enter__(self) -> RayPool:
         return self
@@ -223,13 +199,16 @@ class RayPool:
         self._stack.close()
 
     def placed(self, experiments: Sequence[Experiment]) -> list[Experiment]:
-        # Refused before anything is started for them.
-        if not {needs_of(experiment) for experiment in experiments if experiment.is_measured}:
+        measured = [experiment for experiment in experiments if experiment.is_measured]
+        if not measured:
             return list(experiments)
+        # Refused before anything is started for them.
+        check_movable(measured)
         _check_importable(experiments)
         self._connect(experiments)
+        node = self._node(_most_gpus(measured))
         return [
-            replace(experiment, place=self._machines(needs_of(experiment))[0]) if experiment.is_measured else experiment
+            replace(experiment, place=self._machine(node, experiment)) if experiment.is_measured else experiment
             for experiment in experiments
         ]
 
@@ -238,15 +217,13 @@ class RayPool:
             return
         _check_importable(experiments)
         self._connect(experiments)
-        measured: dict[Needs, list[bytes]] = {}
+        measured = [experiment for experiment in experiments if experiment.is_measured]
         for experiment in experiments:
-            if experiment.is_measured:
-                measured.setdefault(needs_of(experiment), []).append(self._pickled(experiment))
-            else:
+            if not experiment.is_measured:
                 experiment.check_machine()
-        for needs, own in measured.items():
-            _, nodes = self._machines(needs)
-            (reason,) = self._ask(nodes[:1], refusal, own, num_gpus=needs.num_gpus)
+        if measured:
+            num_gpus = _most_gpus(measured)
+            reason = self._ask(self._node(num_gpus), refusal, list(map(self._pickled, measured)), num_gpus=num_gpus)
             if reason is not None:
                 raise UserError(reason)
 
@@ -263,25 +240,16 @@ class RayPool:
     def measure(
         self, experiments: Sequence[Experiment], sitting: Sitting, packing: Packing, locks: UnitLocks, hooks: Hooks
     ) -> None:
-        """Every worker is a sitting of its own."""
+        """The worker is a sitting of its own."""
         self._connect(experiments)
-        for needs in dict.fromkeys(map(needs_of, experiments)):
-            units = together(experiment for experiment in experiments if needs_of(experiment) == needs)
-            self._measure(units, needs, locks.take, packing, hooks)
-            # Waited for without a node in hand.
-            for unit, lock in locks.waited_for():
-                with lock:
-                    self._measure([unit], needs, lambda _: ExitStack(), packing, hooks)
-
-    def _measure(
-        self, units: Sequence[Sequence[Experiment]], needs: Needs, lock: Lock, packing: Packing, hooks: Hooks
-    ) -> None:
-        _, nodes = self._machines(needs)
-        starts: list[Start] = []
-        for node in nodes[: len(units)]:
-            options = self._on(node, num_cpus=node.num_cpus, num_gpus=needs.num_gpus)
-            starts.append(partial(self._worker, options, packing, [node], is_measuring=True))
-        run_by_workers(Assignment(units, lock), starts, hooks)
+        num_gpus = _most_gpus(experiments)
+        node = self._node(num_gpus)
+        options = self._on(node, num_cpus=node.num_cpus, num_gpus=num_gpus)
+        with self._worker(options, packing, [node], is_measuring=True) as worker:
+            # Whoever locks a unit has its node: two sweeps would wait for each other.
+            worker.result(self._answered(worker.submit(None), node))
+            with closing(locks.one_by_one(experiments)) as locked:
+                run_here(locked, lambda experiment, _: worker.result(worker.submit(experiment)), hooks)
 
     # -- the cluster ------------------------------------------------------------------------------------
 
@@ -292,31 +260,32 @@ class RayPool:
     def _nodes(self) -> list[Node]:
         return nodes_of(self._ray.nodes())
 
-    def _machines(self, needs: Needs) -> tuple[Identity, list[Node]]:
-        """The nodes that measured runs are made on, and what they all are."""
-        if needs not in self._alike:
-            able = measuring(self._nodes(), needs)
-            # A share of a GPU: its name is all that is asked.
-            found = self._ask(able, machine_identity, needs.device, num_gpus=min(needs.num_gpus, 0.01))
-            self._alike[needs] = alike(able, found, machine_identity("cpu"))
-        return self._alike[needs]
+    def _node(self, num_gpus: int) -> Node:
+        """The node that runs are measured on; the same one as long as it has GPUs enough."""
+        if self._measuring is None or self._measuring.num_gpus < num_gpus:
+            self._measuring = measuring(self._nodes(), num_gpus)
+        return self._measuring
 
-    def _ask(self, nodes: Sequence[Node], question: Callable[..., Any], *given: object, num_gpus: float) -> list[Any]:
-        """What a function returns on each of the nodes, which it asks for no CPU of."""
-        task = self._ray.remote(question)
-        tasks = [task.options(**self._on(node, num_cpus=0, num_gpus=num_gpus)).remote(*given) for node in nodes]
-        while waiting := self._ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE_S)[1]:
-            if (gone := died(nodes, self._nodes())) is not None:
+    def _machine(self, node: Node, experiment: Experiment) -> Mapping[str, Any]:
+        device = experiment.device
+        if (node, device) not in self._machines:
+            # A share of a GPU: its name is all that is asked.
+            num_gpus = min(experiment.num_gpus, 0.01)
+            self._machines[node, device] = self._ask(node, machine_identity, device, num_gpus=num_gpus)
+        return self._machines[node, device]
+
+    def _ask(self, node: Node, question: Callable[..., Any], *given: object, num_gpus: float) -> Any:
+        """What a function returns on the node, which it asks for no CPU of."""
+        task = self._ray.remote(question).options(**self._on(node, num_cpus=0, num_gpus=num_gpus))
+        return _result(self._answered(task.remote(*given).future(), node), node.name)
+
+    def _answered(self, future: Future[Any], node: Node) -> Future[Any]:
+        """The future, once the node was free to answer."""
+        while wait([future], timeout=PATIENCE_S).not_done:
+            if (gone := died([node], self._nodes())) is not None:
                 raise RunError(f"{gone} before it answered: run the command again")
-            logger.warning("waiting for %d nodes to answer: the GPUs that are asked for are not free", len(waiting))
-        try:
-            answers: list[Any] = self._ray.get(tasks)
-        except self._ray.exceptions.RayTaskError:
-            raise
-        except self._ray.exceptions.RayError as error:
-            gone = died(nodes, self._nodes()) or f"a node was lost ({type(error).__name__})"
-            raise RunError(f"{gone} before it answered: run the command again") from error
-        return answers
+            logger.warning("waiting for %s: what is asked of it is not free", node.name)
+        return future
 
     def _on(self, node: Node, *, num_cpus: float, num_gpus: float) -> dict[str, Any]:
         """Options of what runs on this node and no other."""
@@ -376,16 +345,24 @@ class _Actor:
         return made
 
     def result(self, future: Future[Any]) -> Any:
-        import ray
-
-        try:
-            made = future.result()
-        except ray.exceptions.RayTaskError:
-            raise
-        except ray.exceptions.RayError as error:
-            raise WorkerLost(f"the worker on {self._where} was lost ({type(error).__name__})") from error
+        made = _result(future, self._where)
         if isinstance(made, str):
             self._where = made
         if isinstance(made, Exception):
             raise made
         return made
+
+
+def _result(future: Future[Any], where: str) -> Any:
+    import ray
+
+    try:
+        return future.result()
+    except ray.exceptions.RayTaskError:
+        raise
+    except ray.exceptions.RayError as error:
+        raise WorkerLost(f"the worker on {where} was lost ({type(error).__name__})") from error
+
+
+def _most_gpus(experiments: Sequence[Experiment]) -> int:
+    return max(experiment.num_gpus for experiment in experiments)

@@ -17,83 +17,46 @@ from repro.runs.store import Packed
 MOST_LOSSES = 2
 """Workers that a run may take with it: it is tried once more, and then given up."""
 
-Lock = Callable[[Sequence[Experiment]], ExitStack | None]
-"""What unlocks a group that was locked; None for one that is not to be made."""
-
-
-class _Group:
-    def __init__(self, members: Sequence[Experiment], unlock: ExitStack) -> None:
-        self.members = members
-        self.left = deque(members)
-        self.unlock = unlock
-
 
 class Assignment:
-    """A worker makes the runs of a group one by one, and then another group. Workers are known by a number.
+    """A worker makes the runs of a group one by one, and then another group. Workers are known by a number. One that finds no group
+    more joins another one in the largest."""
 
-    A worker that finds no group more joins another one in the largest. A unit, which is a group with a lock, is made whole by one
-    worker, and again where that is lost: its runs belong to one sitting of one machine.
-    """
-
-    def __init__(self, groups: Iterable[Sequence[Experiment]], lock: Lock | None = None) -> None:
-        """``lock`` is of units."""
-        self._waiting = deque(groups)
-        self._lock = lock
-        self._groups: dict[int, _Group] = {}
+    def __init__(self, groups: Iterable[Sequence[Experiment]]) -> None:
+        self._waiting = deque(map(deque, groups))
+        self._groups: dict[int, deque[Experiment]] = {}
+        """What is left of each worker's group."""
         self._losses: Counter[str] = Counter()
 
     @property
     def is_left(self) -> bool:
         """Whether there is something that nobody has taken."""
-        return bool(self._waiting) or any(group.left for group in self._groups.values())
+        return bool(self._waiting) or any(self._groups.values())
 
     def take(self, worker: int) -> Experiment | None:
         """Its next run; None where there is none for it."""
         group = self._groups.pop(worker, None)
-        if group is not None and not group.left:
-            group.unlock.close()
-            group = None
-        group = group or self._next() or self._largest()
-        if group is None:
+        if not group and self._waiting:
+            group = self._waiting.popleft()
+        if not group:
+            group = max(self._groups.values(), key=len, default=None)
+        if not group:
             return None
         self._groups[worker] = group
-        return group.left.popleft()
+        return group.popleft()
 
-    def _next(self) -> _Group | None:
-        while self._waiting:
-            members = self._waiting.popleft()
-            unlock = ExitStack() if self._lock is None else self._lock(members)
-            if unlock is not None:
-                return _Group(members, unlock)
-        return None
-
-    def _largest(self) -> _Group | None:
-        shared = [group for group in self._groups.values() if group.left and self._lock is None]
-        return max(shared, key=lambda group: len(group.left), default=None)
-
-    def lost(self, worker: int, culprit: Experiment) -> list[Experiment]:
-        """The worker is gone while it made the culprit. What was its will be taken again, but for the runs that are
-        returned, which are given up."""
+    def lost(self, worker: int, culprit: Experiment) -> bool:
+        """The worker is gone while it made the culprit. What was its will be taken again; tells whether the culprit is given up."""
         group = self._groups.pop(worker)
-        group.unlock.close()
+        is_shared = any(group is other for other in self._groups.values())
         self._losses[culprit.cell.key] += 1
         is_given_up = self._losses[culprit.cell.key] == MOST_LOSSES
-        if self._lock is not None:
-            if is_given_up:
-                return [culprit, *group.left]
-            self._waiting.appendleft(group.members)
-            return []
-        again = [] if is_given_up else [culprit]
-        if group not in self._groups.values():
-            again += group.left
+        again = deque[Experiment]() if is_given_up else deque([culprit])
+        if not is_shared:
+            again += group
         if again:
             self._waiting.appendleft(again)
-        return [culprit] if is_given_up else []
-
-    def close(self) -> None:
-        """Unlock every unit."""
-        while self._groups:
-            self._groups.popitem()[1].unlock.close()
+        return is_given_up
 
 
 def by_repeats(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
@@ -154,7 +117,6 @@ def run_by_workers(assignment: Assignment, starts: Sequence[Start], hooks: Hooks
     """By a worker of each of ``starts``, each with one run in hand. One that is lost is replaced, and its run is made again.
     After an error that ends the sweep, runs under way still finish and are kept."""
     with ExitStack() as stack:
-        stack.callback(assignment.close)
         _Crew(assignment, starts, hooks, stack).work()
 
 
@@ -239,8 +201,8 @@ class _Crew:
 
     def _replace(self, place: int, experiment: Experiment, error: WorkerLost) -> None:
         self._workers.pop(place)[1].close()
-        for lost in self._assignment.lost(place, experiment):
-            self._failed(lost, WorkerLost(f"{error}; it was tried {MOST_LOSSES} times"))
+        if self._assignment.lost(place, experiment):
+            self._failed(experiment, WorkerLost(f"{error}; it was tried {MOST_LOSSES} times"))
         if self._assignment.is_left and self._error is None:
             logger.warning("%s while it made %s, which is made again", error, experiment.cell.folder_name)
             self._engage(place)

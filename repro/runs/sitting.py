@@ -186,49 +186,38 @@ class UnitLocks:
         self._store = store
         self._seen = seen
         self._on_reused = on_reused
-        self._busy: list[Sequence[Experiment]] = []
-        """Units that others were making when they were asked for."""
 
-    def take(self, unit: Sequence[Experiment], *, wait: bool = False) -> ExitStack | None:
-        """What unlocks the unit; None where it is not to be made: others are at it, or have made it. ``wait`` for those
-        others, which must not be done with units in hand: they may be waiting too."""
-        lock = locked(self._store.root / LOCKS / f"{name_of(unit)}.lock", wait=wait)
-        if lock is None:
-            self._busy.append(unit)
-            return None
-        with lock:
-            if runs := self._made_meanwhile(unit):
-                for experiment in unit:
-                    self._on_reused(experiment, runs[experiment.cell.key])
-                return None
-            return lock.pop_all()
+    def lock(self, unit: Sequence[Experiment], *, wait: bool = False) -> ExitStack | None:
+        """What unlocks the unit; None where others are at it. ``wait`` for those, which must not be done with units in hand:
+        they may be waiting too."""
+        return locked(self._store.root / LOCKS / f"{name_of(unit)}.lock", wait=wait)
 
     def one_by_one(self, experiments: Sequence[Experiment]) -> Generator[Experiment]:
         """Unit by unit, each locked until the next is asked for. Those that others are making come last."""
+        busy = []
         for unit in together(experiments):
-            if (lock := self.take(unit)) is not None:
-                with lock:
-                    yield from unit
-        for waited, lock in self.waited_for():
+            if (lock := self.lock(unit)) is None:
+                busy.append(unit)
+                continue
             with lock:
-                yield from waited
-
-    def waited_for(self) -> Generator[tuple[Sequence[Experiment], ExitStack]]:
-        """The busy units once others have let them go, but for those that they have made."""
-        busy, self._busy = self._busy, []
+                yield from self._to_make(unit)
         if busy:
             logger.warning("waiting for another sweep, which is making %d of the runs", sum(map(len, busy)))
-        for each in busy:
-            if (lock := self.take(each, wait=True)) is not None:
-                yield each, lock
+        for unit in busy:
+            with self.lock(unit, wait=True) or ExitStack():
+                yield from self._to_make(unit)
 
-    def _made_meanwhile(self, unit: Sequence[Experiment]) -> dict[str, StoredRun]:
-        """The unit's runs, where another sweep has made them since this one looked."""
+    def _to_make(self, unit: Sequence[Experiment]) -> Sequence[Experiment]:
+        """The unit; nothing where another sweep has made it since this one looked."""
         if all(self._store.written(experiment.cell) == self._seen[experiment.cell.key] for experiment in unit):
-            return {}
+            return unit
         runs = {experiment.cell.key: self._store.find(experiment).run for experiment in unit}
         found = {key: run for key, run in runs.items() if run is not None}
-        return found if len(found) == len(unit) and broken(unit, found) is None else {}
+        if len(found) < len(unit) or broken(unit, found) is not None:
+            return unit
+        for experiment in unit:
+            self._on_reused(experiment, found[experiment.cell.key])
+        return ()
 
 
 def locked(path: Path, *, wait: bool) -> ExitStack | None:

@@ -1,4 +1,4 @@
-"""Runs by workers that may be lost, units on machines, and what is refused: all of it without Ray."""
+"""Runs by workers that may be lost, locks of units, and what is refused: all of it without Ray."""
 
 import errno
 import fcntl
@@ -26,11 +26,11 @@ from engines.errors import RunError, UserError
 from repro.runs import pool
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.pool import LocalPool, Packing
+from repro.runs.pool import LocalPool
 from repro.runs.ray_cluster import check_address, gather, passed_on
-from repro.runs.ray_pool import Needs, Node, RayPool, RayWorker, alike, died, measuring, needs_of, nodes_of
+from repro.runs.ray_pool import Node, RayPool, RayWorker, died, measuring, nodes_of
 from repro.runs.runner import Assignment, Hooks, by_repeats, run_by_workers
-from repro.runs.sitting import Sitting, UnitLocks, locked, together
+from repro.runs.sitting import UnitLocks, locked
 from repro.runs.store import PROVENANCE, Packed, Store, parts_of
 from repro.runs.sweep import Sweep
 
@@ -136,86 +136,6 @@ def test_workers_that_never_begin_are_given_up():
         run(FakeCluster([-1] * 4))
 
 
-# -- units ------------------------------------------------------------------------------------------------
-
-
-class Units:
-    """Locks of units, and which of them are held."""
-
-    def __init__(self, busy: Sequence[int] = ()) -> None:
-        self.busy = set(busy)
-        self.held: set[int] = set()
-
-    def lock(self, unit: Sequence[Experiment]) -> ExitStack | None:
-        first = unit[0].cell.seed
-        if first in self.busy:
-            return None
-        self.held.add(first)
-        stack = ExitStack()
-        stack.callback(self.held.remove, first)
-        return stack
-
-
-def measure(cluster: FakeCluster, size: int, locks: Units, num: int = 2) -> Heard:
-    heard = Heard()
-    units = [EXPERIMENTS[start : start + size] for start in range(0, 6, size)]
-    run_by_workers(Assignment(units, locks.lock), cluster.starts(num), heard.hooks)
-    assert locks.held == set()
-    return heard
-
-
-def test_a_unit_is_made_by_one_worker():
-    cluster = FakeCluster()
-    heard = measure(cluster, 2, Units())
-    assert sorted(heard.done) == list(range(6))
-    assert {worker for worker, seed in cluster.log if seed in (0, 1)} == {"node 0"}
-    assert {worker for worker, seed in cluster.log if seed in (2, 3)} == {"node 1"}
-
-
-def test_a_unit_is_locked_as_long_as_it_is_made():
-    locks = Units()
-    assignment = Assignment([EXPERIMENTS[:2], EXPERIMENTS[2:4]], locks.lock)
-    assert [assignment.take(0), assignment.take(1)] == [EXPERIMENTS[0], EXPERIMENTS[2]]
-    assert [assignment.take(0), locks.held] == [EXPERIMENTS[1], {0, 2}]
-    assert [assignment.take(0), locks.held] == [None, {2}]
-    assert assignment.lost(1, EXPERIMENTS[2]) == []
-    assert locks.held == set()
-    assert assignment.take(0) == EXPERIMENTS[2]
-    assignment.close()
-    assert locks.held == set()
-
-
-def test_a_unit_whose_worker_is_lost_is_made_again_whole():
-    """Its runs would be of two sittings."""
-    cluster = FakeCluster([1])
-    heard = measure(cluster, 3, Units(), num=1)
-    assert heard.done == [0, 0, 1, 2, 3, 4, 5]
-    assert cluster.log[:2] == [("node 0", 0), ("node 0", 1)]
-    assert {worker for worker, _ in cluster.log[2:]} == {"node 1"}
-
-
-def test_a_unit_that_takes_two_workers_with_it_fails():
-    heard = measure(FakeCluster([1, 1]), 3, Units(), num=1)
-    assert sorted(heard.failed) == [1, 2]
-    assert heard.done[-3:] == [3, 4, 5]
-
-
-def test_units_of_others_are_left_to_them():
-    assert sorted(measure(FakeCluster(), 2, Units(busy=[0])).done) == [2, 3, 4, 5]
-
-
-def test_an_interrupt_unlocks_every_unit():
-    locks = Units()
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    hooks = Hooks(on_start=lambda _: None, on_done=stop, on_error=lambda *_: None)
-    with pytest.raises(KeyboardInterrupt):
-        run_by_workers(Assignment([EXPERIMENTS[:2], EXPERIMENTS[2:4]], locks.lock), FakeCluster().starts(2), hooks)
-    assert locks.held == set()
-
-
 # -- locks ------------------------------------------------------------------------------------------------
 
 
@@ -255,7 +175,7 @@ def test_a_unit_has_a_lock_whichever_of_its_cells_are_asked_for(tmp_path):
     with ExitStack() as stack:
 
         def is_free(unit: Sequence[Experiment]) -> bool:
-            lock = locks.take(unit)
+            lock = locks.lock(unit)
             return lock is not None and bool(stack.enter_context(lock))
 
         assert is_free(compared[:1])
@@ -265,6 +185,24 @@ def test_a_unit_has_a_lock_whichever_of_its_cells_are_asked_for(tmp_path):
         assert is_free(alone[:1])
         assert is_free(alone[1:])
         assert not is_free(alone[1:])
+
+
+def test_units_that_others_are_making_come_last(tmp_path, caplog):
+    alone = [prepare(fake_cell(seed=seed, executor="torch")) for seed in range(3)]
+    locks = UnitLocks(Store(tmp_path), {each.cell.key: None for each in alone}, lambda *_: None)
+    making = locks.one_by_one(alone)
+    with held(tmp_path / ".locks" / f"{alone[0].cell.folder_name}.lock"):
+        assert [next(making), next(making)] == alone[1:]
+    assert others_find([tmp_path / ".locks" / f"{each.cell.folder_name}.lock" for each in alone]) == [True, True, False]
+    assert list(making) == alone[:1]
+    assert "waiting for another sweep, which is making 1 of the runs" in caplog.text
+
+
+def test_what_another_sweep_has_made_since_this_one_looked_is_reused(tmp_path):
+    experiments = [prepare(fake_cell(seed=seed, executor="torch", num_prompts=2)) for seed in range(2)]
+    first, second = (Sweep(experiments, Store(tmp_path)) for _ in range(2))
+    assert [outcome.status for outcome in first.run()] == ["ran"] * 2
+    assert [outcome.status for outcome in second.run()] == ["reused"] * 2
 
 
 def listening(path: Path) -> None:
@@ -331,48 +269,33 @@ def node(name: str, machine: str = "", cpus: float = 4, gpus: float = 0) -> Node
     return Node(id=name, machine=machine or name, num_cpus=cpus, num_gpus=gpus)
 
 
-CPU, GPU, TWO_GPUS = (
-    Needs(device="cpu", num_gpus=0),
-    Needs(device="cuda", num_gpus=1),
-    Needs(device="cuda", num_gpus=2),
-)
-
-
 def test_measured_runs_ask_for_the_gpus_of_their_platform():
-    def measured(**knobs: Any) -> Needs:
+    def measured(**knobs: Any) -> int:
         on_card: Any = SimpleNamespace(device="cuda", obtained="measured")
-        return needs_of(Experiment(cell=fake_cell(executor="torch", **knobs), deployment=on_card, workload=None))
+        return Experiment(cell=fake_cell(executor="torch", **knobs), deployment=on_card, workload=None).num_gpus
 
-    assert measured() == GPU
-    assert measured(tensor_parallel=2) == TWO_GPUS
-    assert needs_of(prepare(fake_cell(executor="torch"))) == CPU
+    assert measured() == 1
+    assert measured(tensor_parallel=2) == 2
+    assert prepare(fake_cell(executor="torch")).num_gpus == 0
     assert prepare(fake_cell()).num_gpus == 0
 
 
-def test_nodes_that_can_measure():
+def test_the_node_that_measures():
     head, small, large = node("head", cpus=2), node("small", gpus=1), node("large", gpus=8)
-    assert measuring([head, small, large], CPU) == [head, small, large]
-    assert measuring([head, small, large], GPU) == [small, large]
-    assert measuring([head, small, large], TWO_GPUS) == [large]
+    assert measuring([head, small, large], 0) == head
+    assert measuring([small, head, large], 1) == large
+    assert measuring([head, small, large], 2) == large
     with pytest.raises(UserError, match="a node with 1 GPUs, and the cluster has none"):
-        measuring([head], GPU)
+        measuring([head], 1)
 
 
 def test_nodes_that_share_a_machine_do_not_measure():
     shared = [node("a", "m"), node("b", "m")]
     with pytest.raises(UserError, match="2 nodes of this cluster share m: measure with --pool local"):
-        measuring(shared, CPU)
-    assert measuring([*shared, node("c")], CPU) == [node("c")]
+        measuring(shared, 0)
+    assert measuring([*shared, node("c")], 0) == node("c")
     # One without CPUs has tasks too, those that ask for none.
-    assert measuring([node("head", "m", cpus=0), node("b", "m"), node("c")], CPU) == [node("c")]
-
-
-def test_machines_that_are_alike():
-    nodes = [node(name) for name in "abcd"]
-    old, new = {"gpu": "H100"}, {"gpu": "H200"}
-    assert alike(nodes, [old, new, new, old], here={"gpu": None}) == (old, [nodes[0], nodes[3]])
-    assert alike(nodes, [old, new, new, old], here=new) == (new, nodes[1:3])
-    assert alike(nodes, [old, new, old, old], here=new) == (old, [nodes[0], *nodes[2:]])
+    assert measuring([node("head", "m", cpus=0), node("b", "m"), node("c")], 0) == node("c")
 
 
 def test_nodes_that_are_dead_are_none():
@@ -392,15 +315,12 @@ def test_a_node_that_dies_before_it_answers_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("repro.runs.ray_pool.require_ray", lambda: None)
     pool = RayPool("auto")
     told = {"NodeID": "b", "NodeManagerHostname": "m", "NodeManagerAddress": "10.0.0.7", "Resources": {"CPU": 2.0}}
-    nodes = nodes_of([{**told, "Alive": True}])
+    (asked,) = nodes_of([{**told, "Alive": True}])
     answers = iter([{**told, "Alive": True}, {**told, "Alive": False}])
-    monkeypatch.setattr(RayPool, "_on", lambda *_, **__: {})
-    task = SimpleNamespace(options=lambda: SimpleNamespace(remote=object))
-    pool._ray = SimpleNamespace(
-        remote=lambda _: task, wait=lambda tasks, **_: ([], tasks), nodes=lambda: [next(answers)]
-    )
+    monkeypatch.setattr("repro.runs.ray_pool.PATIENCE_S", 0.01)
+    pool._ray = SimpleNamespace(nodes=lambda: [next(answers)])
     with pytest.raises(RunError, match=r"^node 10\.0\.0\.7 \(m\) died before it answered: run the command again"):
-        pool._ask(nodes, len, num_gpus=1)
+        pool._answered(Future(), asked)
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", ":6379", "head:", "http://head:8265", ""])
@@ -513,20 +433,12 @@ def raise_awkward() -> None:
 
 
 class ScriptedPool(LocalPool):
-    """Measured units on two machines at once, that are none of this one's."""
+    """Measured runs on another machine than this."""
 
     is_here = False
 
-    def __init__(self, cluster: FakeCluster) -> None:
-        self.cluster = cluster
-
     def placed(self, experiments: Sequence[Experiment]) -> list[Experiment]:
         return [replace(each, place={"cpu": "elsewhere"}) if each.is_measured else each for each in experiments]
-
-    def measure(
-        self, experiments: Sequence[Experiment], sitting: Sitting, packing: Packing, locks: UnitLocks, hooks: Hooks
-    ) -> None:
-        run_by_workers(Assignment(together(experiments), locks.take), self.cluster.starts(2), hooks)
 
 
 def test_runs_measured_elsewhere_say_so_and_are_reused(tmp_path):
@@ -537,7 +449,7 @@ def test_runs_measured_elsewhere_say_so_and_are_reused(tmp_path):
         for seed in range(2)
         for system in systems
     ]
-    pool = ScriptedPool(FakeCluster())
+    pool = ScriptedPool()
     outcomes = Sweep(experiments, Store(tmp_path), pool=pool).run()
     assert [outcome.status for outcome in outcomes] == ["ran"] * 4
     assert all(outcome.run is not None and outcome.run.machine == {"cpu": "elsewhere"} for outcome in outcomes)

@@ -45,7 +45,7 @@ def test_process_with_nothing_left_joins_where_most_is_left_to_do():
 def test_what_a_lost_process_shared_stays_with_the_others():
     assignment = Assignment(groups(4))
     assert taken(assignment, [0, 1]) == [(0, 0), (1, 1)]
-    assert assignment.lost(0, EXPERIMENTS[0]) == []
+    assert not assignment.lost(0, EXPERIMENTS[0])
     assert taken(assignment, [1, 2, 2, 1, 0]) == [(1, 2), (2, 0), (2, 3)]
 
 
