@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -28,7 +28,7 @@ from repro.runs.system import SYSTEMS
 
 if TYPE_CHECKING:
     from repro.reports.figures import Figure, Paper, Rendered, View
-    from repro.runs.store import Store, StoredRun
+    from repro.runs.store import StoredRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +281,6 @@ def claims(
         findings = stored_findings(chosen.entries, store, advance, charged)
     flips = {} if charged else read_flips(chosen.name)
     judged = judge_all(stated, findings, flips)
-    ranges = _over_kernels(chosen, stated, judged, store) if charged == (("cost", "composed"),) else {}
     # Committed verdicts are of steps as they are charged by default.
     committed = {} if charged else _committed(chosen, stated, flips)
     shown = [committed.get(each.claim.id, each) if each.verdict == "not run" else each for each in judged]
@@ -291,15 +290,9 @@ def claims(
     if json:
         counts = {"verdicts": count(shown), "roles": count_by_role(shown), "facts": count_facts(shown)}
         rows = [{**as_row(each), "committed": each.claim.id in borrowed} for each in shown]
-        for row in rows if charged else ():
-            row["over_kernels"] = ranges.get(row["id"])
         print_json({"paper": chosen.name, **counts, "claims": rows})
         return
-    _print_claims(chosen.name, shown, borrowed, ranges)
-    if ranges:
-        say(
-            "in brackets: from the least to the most over the kernels of vLLM, SGLang and TensorRT-LLM that runs are stored of"
-        )
+    _print_claims(chosen.name, shown, borrowed)
     say(f"file: {path}")
     if borrowed:
         say(
@@ -323,36 +316,14 @@ def _committed(paper: Paper, stated: Sequence[Claim], flips: Flips) -> dict[str,
     return {each.claim.id: each for each in judged_again([claim for claim in stated if claim.id in known], rows, flips)}
 
 
-def _over_kernels(
-    paper: Paper, stated: Sequence[Claim], judged: Sequence[Judged], store: Store
-) -> dict[str, tuple[float, float]]:
-    """The least and the most of an answer over the frameworks' kernels, by claim; where runs of another framework are stored."""
-    from engines.cost.kernels import FRAMEWORKS
-    from repro.reports.evidence import stored_findings
-
-    found: dict[str, list[float]] = {}
-    others = [
-        judge_all(stated, stored_findings(paper.entries, store, charged=(("cost", "composed"), ("kernels", name))))
-        for name in FRAMEWORKS
-    ]
-    for each in (each for one in (judged, *others) for each in one):
-        if each.finding is not None and isinstance(each.finding.value, float):
-            found.setdefault(each.claim.id, []).append(each.finding.value)
-    own = {each.claim.id for each in judged if each.finding is not None and each.finding.obtained == "composed"}
-    return {name: (min(values), max(values)) for name, values in found.items() if name in own and len(set(values)) > 1}
-
-
-def _print_claims(
-    paper: str, judged: Sequence[Judged], borrowed: Set[str], ranges: Mapping[str, tuple[float, float]]
-) -> None:
+def _print_claims(paper: str, judged: Sequence[Judged], borrowed: Set[str]) -> None:
     for role in (*reversed(ROLES), None):
         own = [each for each in judged if each.role == role and each.claim.kind != "inconsistency"]
         rows = []
         for each in own:
             which, expected = each.claim.id, each.claim.expected
-            span = f" [{_value(ranges[which], expected.unit)}]" if which in ranges else ""
             verdict = f"{each.verdict} (committed)" if which in borrowed else each.verdict
-            rows.append((which, _value(expected.value, expected.unit), _ours(each) + span, verdict))
+            rows.append((which, _value(expected.value, expected.unit), _ours(each), verdict))
         if rows:
             print_table(f"Claims of {paper}: {ROLE_TITLES[role]}", ("claim", "states", "ours", "verdict"), rows)
     reasoned = ("not reproduced", "undecided by reading", "not testable here")
