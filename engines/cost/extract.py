@@ -1,17 +1,13 @@
-"""Takes the kernel times of the models' shapes out of the package that publishes them (``aiconfigurator-core``, Apache-2.0).
+"""Takes the kernel times of models out of the package that publishes them (``aiconfigurator-core``, Apache-2.0).
 
-A product that is not listed reaches the share of peak, or of bandwidth where that bounds it, that the listed ones nearest to it
-do. (Left out in turn, listed products from 128 rows on are met that way to 3 to 7 % in the median, 10 to 17 % at the 90th percentile,
-a quarter closer than on a line between neighbours.) Heads that are not listed lie on the line between their neighbours.
+Those of the models here, whose other products and heads follow from the listed ones (``engines.cost.listed``), and all that are listed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import math
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -24,17 +20,16 @@ from engines.cost.kernels import (
     BLOCK_FOLDER,
     FOLDER,
     FRAMEWORKS,
-    Curve,
-    Heads,
+    LISTED_FOLDER,
     Kernel,
-    MatrixProduct,
     dense_layer_products,
     experts_of,
     head_product,
     heads_of,
     layer_products,
 )
-from engines.cost.roofline import Gpu, gpu
+from engines.cost.listed import Curve, between, product_curve
+from engines.cost.roofline import gpu
 from engines.errors import UserError, require
 from engines.models.shape import BLOCK_DIFFUSION, SHAPES, ModelShape
 
@@ -53,10 +48,6 @@ SYSTEMS: Mapping[str, str] = {
 """The package's names of our cards."""
 L2_BYTES: Mapping[str, float] = {"l40s": 96e6, "a100": 40e6, "h100": 50e6, "h200": 50e6, "b200": 126e6}
 """Second-level cache, from NVIDIA's whitepapers of each architecture."""
-HEAD_DIM = 128
-"""All models here have it."""
-NEAREST = 4
-"""Listed products that stand in for one that is not."""
 ROUTING = "power_law_1.2"
 """How tokens spread over experts in the tables that all frameworks have: some experts get more than others."""
 
@@ -69,7 +60,8 @@ LARGE_WEIGHTS = 8
 FEW_ROWS = 8
 """Up to so many rows, products of large weights are bound by memory on every card, and move little else."""
 
-Curves = dict[tuple[str, Kernel], dict[tuple[int, ...], Curve]]
+Found = dict[tuple[int, ...], Curve]
+"""Curves of a kernel."""
 
 
 @dataclass
@@ -78,7 +70,7 @@ class Extract:
 
     card: str
     root: Path
-    curves: Curves = field(default_factory=dict)
+    curves: dict[tuple[str, Kernel], Found] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     rules: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -110,9 +102,10 @@ class Extract:
 
 
 def extracts(card: str, degrees: Sequence[int]) -> dict[Path, Extract]:
-    """By the folder of its file: of block-diffusion models on some cards, one at a time, and of all others at the ``degrees``."""
+    """By the folder of its file: of block-diffusion models on some cards, one at a time, of all others here at the ``degrees``, and all
+    that is listed."""
     block = {BLOCK_FOLDER: extract(card, (1,), TABLED)} if card in BLOCK_CARDS else {}
-    return {FOLDER: extract(card, degrees), **block}
+    return {FOLDER: extract(card, degrees), **block, LISTED_FOLDER: extract_listed(card)}
 
 
 BLOCK_CARDS = ("h100", "h200")
@@ -122,30 +115,61 @@ TABLED = tuple(shape for shape in BLOCK_DIFFUSION if shape.name != "LLaDA2-flash
 
 def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SHAPES) -> Extract:
     """Every curve that ``shapes`` need on ``card`` at the tensor-parallel ``degrees`` that divide them, of every framework."""
-    require(card in SYSTEMS, f"silicon={card!r} has no tables in {PACKAGE}: use one of {', '.join(SYSTEMS)}")
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"silicon needs the package {PACKAGE}: pip install '.[silicon]' (80 MB, Linux x86-64)")
-    found = Extract(card=card, root=Path(spec.submodule_search_locations[0]) / "systems" / "data")
+    found = _opened(card)
     ranks = [
         (degree, shape.on_rank(degree))
         for shape in shapes
         for degree in degrees
         if shape.n_heads % degree == shape.n_kv_heads % degree == 0
     ]
+    products = {
+        product
+        for _, rank in ranks
+        for product in (*layer_products(rank), *dense_layer_products(rank), head_product(rank))
+    }
+    kernels: tuple[Kernel, ...] = ("prompt", "decode")
     for framework in FRAMEWORKS:
-        wanted = {
-            product
-            for _, rank in ranks
-            for product in (*layer_products(rank), *dense_layer_products(rank), head_product(rank))
+        listed = _products(found, framework)
+        found.curves[framework, "gemm"] = {
+            tuple(product): product_curve(product, listed, gpu(card)) for product in products
         }
-        _products(found, framework, wanted)
-        heads = {heads_of(rank) for _, rank in ranks}
-        _attention(found, framework, "prompt", heads)
-        _attention(found, framework, "decode", heads)
-        _experts(found, framework, [(degree, rank) for degree, rank in ranks if rank.num_experts > 1])
+        for kernel in kernels:
+            listed = _attention(found, framework, kernel)
+            found.curves[framework, kernel] = {
+                (*heads, int(batch)): curve
+                for heads in {heads_of(rank) for _, rank in ranks}
+                for batch, curve in between(*heads, listed, by_ratio=False).items()
+            }
+        experts, wanted = _experts(found, framework), found.curves.setdefault((framework, "experts"), {})
+        for degree, rank in ranks:
+            if (each := experts_of(rank)) is not None:
+                require((*each, degree) in experts, f"{PACKAGE} has no {each} of {framework} for {card}")
+                wanted[tuple(each)] = experts[*each, degree]
         _all_reduces(found, framework)
     return found
+
+
+def extract_listed(card: str) -> Extract:
+    """Every curve of bfloat16 that the package lists, of every framework."""
+    found = _opened(card)
+    kernels: tuple[Kernel, ...] = ("prompt", "decode", "prompt-64", "decode-64")
+    for framework in FRAMEWORKS:
+        found.curves[framework, "gemm"] = _products(found, framework)
+        for kernel in kernels:
+            found.curves[framework, kernel] = _attention(found, framework, kernel)
+        experts = found.curves.setdefault((framework, "experts"), {})
+        for (*key, _), curve in sorted(_experts(found, framework).items(), key=lambda each: each[0][-1]):
+            experts.setdefault(tuple(key), curve)
+        _all_reduces(found, framework)
+    return found
+
+
+def _opened(card: str) -> Extract:
+    require(card in SYSTEMS, f"silicon={card!r} has no tables in {PACKAGE}: use one of {', '.join(SYSTEMS)}")
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"silicon needs the package {PACKAGE}: pip install '.[silicon]' (80 MB, Linux x86-64)")
+    return Extract(card=card, root=Path(spec.submodule_search_locations[0]) / "systems" / "data")
 
 
 def _release(name: str) -> tuple[int, ...]:
@@ -153,7 +177,8 @@ def _release(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.replace("rc", ".").replace("post", ".").split(".") if part.isdigit())
 
 
-def _products(found: Extract, framework: str, wanted: Iterable[MatrixProduct]) -> None:
+def _products(found: Extract, framework: str) -> Found:
+    """All that are listed, as the rules leave them."""
     table = found.read("gemm", framework, "gemm")
     table = table[table.gemm_dtype == "bfloat16"].groupby(["n", "k", "m"]).latency.median().unstack("m") / 1e3
     outputs, inputs = (table.index.get_level_values(name).to_numpy(float) for name in ("n", "k"))
@@ -172,50 +197,16 @@ def _products(found: Extract, framework: str, wanted: Iterable[MatrixProduct]) -
         "raised_to_streamed": int(clean.raised.sum()),
         "streamed_share": round(clean.bandwidth / card.bandwidth, 4),
     }
-    listed = {MatrixProduct(int(n), int(k)): curve for n, k, curve in zip(outputs, inputs, clean.times, strict=True)}
-    found.curves[framework, "gemm"] = {
-        tuple(product): (tuple(rows.tolist()), tuple(_times_of(product, rows, listed, card).tolist()))
-        for product in wanted
-    }
+    sizes = tuple(rows.tolist())
+    keys = zip(outputs.tolist(), inputs.tolist(), strict=True)
+    return {(int(n), int(k)): (sizes, tuple(curve.tolist())) for (n, k), curve in zip(keys, clean.times, strict=True)}
 
 
-def _times_of(product: MatrixProduct, rows: Floats, listed: Mapping[MatrixProduct, Floats], card: Gpu) -> Floats:
-    """Measured times where ``product`` is listed; else by the utilisation of its nearest, weighed by squared distance."""
-    if product in listed:
-        return listed[product]
-    distances = {
-        each: math.hypot(math.log2(each.outputs / product.outputs), math.log2(each.inputs / product.inputs))
-        for each in listed
-    }
-    nearest = sorted(listed, key=lambda each: (distances[each], each))[:NEAREST]
-    weights = np.array([distances[each] ** -2 for each in nearest])
-    utilisation = np.stack([_least_s(each, rows, card) / listed[each] for each in nearest])
-    mean = (weights[:, None] * utilisation).sum(axis=0) / weights.sum()
-    return _least_s(product, rows, card) / mean
-
-
-def _least_s(product: MatrixProduct, rows: Floats, card: Gpu) -> Floats:
-    """What a product takes at the datasheet's peaks."""
-    outputs, inputs = product
-    num_bytes = 2 * (outputs * inputs + rows * (outputs + inputs))
-    return np.maximum(2 * rows * outputs * inputs / card.peak_flops, num_bytes / card.bandwidth)
-
-
-def _ends(listed: Sequence[float], value: float) -> list[tuple[float, float]]:
-    """The listed values beside ``value`` with the share of each."""
-    place = bisect_left(listed, value)
-    require(place < len(listed), f"{value:g} is beyond the tables, which end at {listed[-1]:g}")
-    if listed[place] == value:
-        return [(value, 1.0)]
-    low, high = listed[place - 1], listed[place]
-    share = (value - low) / (high - low)
-    return [(low, 1 - share), (high, share)]
-
-
-def _attention(found: Extract, framework: str, kernel: Kernel, wanted: Iterable[Heads]) -> None:
-    is_prompt = kernel == "prompt"
+def _attention(found: Extract, framework: str, kernel: Kernel) -> Found:
+    """All heads of a width that are listed, as the rules leave them."""
+    is_prompt, width = kernel.startswith("prompt"), 64 if kernel.endswith("-64") else 128
     table = found.read("attention", framework, "context_attention" if is_prompt else "generation_attention")
-    asked = (table.head_dim == HEAD_DIM) & (table.kv_cache_dtype == "bfloat16") & (table.attn_dtype == "bfloat16")
+    asked = (table.head_dim == width) & (table.kv_cache_dtype == "bfloat16") & (table.attn_dtype == "bfloat16")
     if "window_size" in table:
         asked &= table.window_size == 0
     table = table[asked]
@@ -230,43 +221,36 @@ def _attention(found: Extract, framework: str, kernel: Kernel, wanted: Iterable[
     gone = spikes(clean)
     heads, kv_heads, batch = (times.index.get_level_values(level).to_numpy(float)[:, None] for level in range(3))
     # Queries and outputs of every token of a prompt, of one token of a decode; keys and values of all.
-    moved = 2 * batch * HEAD_DIM * (2 * heads * (sizes if is_prompt else 1) + 2 * kv_heads * sizes)
+    moved = 2 * batch * width * (2 * heads * (sizes if is_prompt else 1) + 2 * kv_heads * sizes)
     floor = moved / gpu(found.card).bandwidth
     found.rules[framework] |= {
         f"{kernel}_spikes": int(gone.sum()),
         f"{kernel}_faster_than_memory": int((clean < floor).sum()),
     }
     clean = np.maximum(filled(sizes, clean, gone), floor)
-    by_key = {tuple(map(int, key)): row for key, row in zip(times.index, clean, strict=True)}
-    curves = found.curves[framework, kernel] = {}
-    for heads, kv_heads in wanted:
-        listed = sorted({h for h, kv, _ in by_key if kv == min(kv_heads, h)})
-        listed = [h for h in listed if any(key[:2] == (h, min(kv_heads, h)) for key in by_key)]
-        if heads not in listed and not (listed and listed[0] < heads < listed[-1]):
-            continue  # no engine here decodes with so many K/V heads
-        ends = _ends([float(h) for h in listed], float(heads))
-        for batch in sorted({b for h, kv, b in by_key}):
-            rows = [share * by_key[int(h), kv_heads, batch] for h, share in ends if (int(h), kv_heads, batch) in by_key]
-            if len(rows) < len(ends):
-                continue
-            times_s = sum(rows[1:], rows[0])
-            known = ~np.isnan(times_s)
-            if known.any():
-                curves[heads, kv_heads, batch] = tuple(sizes[known].tolist()), tuple(times_s[known].tolist())
+    curves: Found = {}
+    for key, row in zip(times.index, clean, strict=True):
+        known = ~np.isnan(row)
+        if known.any():
+            curves[tuple(map(int, key))] = tuple(sizes[known].tolist()), tuple(row[known].tolist())
+    return curves
 
 
-def _experts(found: Extract, framework: str, ranks: Iterable[tuple[int, ModelShape]]) -> None:
+def _experts(found: Extract, framework: str) -> Found:
+    """Their keys, and the degree that each was measured at."""
     table = found.read("moe", framework, "moe")
-    curves = found.curves[framework, "experts"] = {}
-    for degree, rank in ranks:
-        experts = experts_of(rank)
-        assert experts is not None
-        asked = (table.moe_dtype == "bfloat16") & (table.distribution == ROUTING) & (table.moe_ep_size == 1)
-        asked &= (table.hidden_size == experts.width) & (table.inter_size == experts.hidden * degree)
-        asked &= (table.topk == experts.chosen) & (table.num_experts == experts.among) & (table.moe_tp_size == degree)
-        times = table[asked].groupby("num_tokens").latency.median() / 1e3
-        require(bool(len(times)), f"{PACKAGE} has no {experts} of {framework} for {found.card}")
-        curves[tuple(experts)] = tuple(times.index.to_numpy(float).tolist()), tuple(times.tolist())
+    asked = (table.moe_dtype == "bfloat16") & (table.distribution == ROUTING) & (table.moe_ep_size == 1)
+    curves: Found = {}
+    columns = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size"]
+    for key, group in table[asked].groupby(columns):
+        width, hidden, chosen, among, degree = map(int, key)
+        times = group.groupby("num_tokens").latency.median() / 1e3
+        if hidden % degree == 0:
+            curves[width, hidden // degree, chosen, among, degree] = (
+                tuple(times.index.to_numpy(float).tolist()),
+                tuple(times.tolist()),
+            )
+    return curves
 
 
 def _all_reduces(found: Extract, framework: str) -> None:

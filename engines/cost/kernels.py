@@ -19,12 +19,13 @@ import hashlib
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
+from engines.cost.listed import Curve, Curves, attention_curves, between, product_curve
 from engines.cost.roofline import (
     Calibration,
     CardCalibration,
@@ -38,20 +39,23 @@ from engines.cost.roofline import (
 )
 from engines.data import read_bytes
 from engines.errors import UserError, require
-from engines.models.shape import BLOCK_DIFFUSION, ModelShape
+from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE, SHAPES, ModelShape, ReadShape
 
 Framework = Literal["vllm", "sglang", "trtllm"]
 FRAMEWORKS: tuple[Framework, ...] = ("vllm", "sglang", "trtllm")
-Kernel = Literal["gemm", "prompt", "decode", "experts", "all-reduce"]
+Kernel = Literal["gemm", "prompt", "decode", "prompt-64", "decode-64", "experts", "all-reduce"]
+_OF_HEADS = ("heads", "kv_heads", "batch")
 KEYS: Mapping[Kernel, tuple[str, ...]] = {
     "gemm": ("outputs", "inputs"),
-    "prompt": ("heads", "kv_heads", "batch"),
-    "decode": ("heads", "kv_heads", "batch"),
+    "prompt": _OF_HEADS,
+    "decode": _OF_HEADS,
+    "prompt-64": _OF_HEADS,
+    "decode-64": _OF_HEADS,
     "experts": ("width", "hidden", "chosen", "among"),
     "all-reduce": ("degree",),
 }
 """What tells the curves of a kernel apart. They run over rows (gemm, experts), tokens of each prompt (prompt), tokens of context
-(decode), and numbers that are added up (all-reduce)."""
+(decode), and numbers that are added up (all-reduce). Heads are 128 wide, or 64 where that is said."""
 
 EVERY_MODEL: tuple[Kernel, ...] = ("gemm", "prompt", "decode")
 """Experts are of some models, and exchanges of groups of cards."""
@@ -60,8 +64,8 @@ ABOUT = ("package", "version", "system")
 FOLDER = Path(__file__).parent / "kernel_times"
 BLOCK_FOLDER = FOLDER / "block"
 """Tables of block-diffusion models, which are no part of what other models' runs rest on."""
-Curve = tuple[tuple[float, ...], tuple[float, ...]]
-"""Sizes and seconds, of the measured points alone."""
+LISTED_FOLDER = FOLDER / "listed"
+"""All that the package lists, for models that are in no other table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +74,13 @@ class Tables:
     about: Mapping[str, Any] = field(repr=False, compare=False)
     digest: str
     """What the file, or all in a folder, hold: the rest follows from it."""
-    curves: Mapping[tuple[str, Kernel], Mapping[tuple[int, ...], Curve]] = field(repr=False, compare=False)
+    curves: Mapping[tuple[str, Kernel], Curves] = field(repr=False, compare=False)
     """By framework and kernel, then by key."""
+    other: ClassVar[str] = "cost=roofline"
+    """What a model takes whose kernels are not there."""
+    fix: ClassVar[str] = "extract it with repro calibrate --silicon, or use cost=roofline"
 
-    def of(self, framework: str, kernel: Kernel) -> Mapping[tuple[int, ...], Curve]:
+    def of(self, framework: str, kernel: Kernel) -> Curves:
         """All curves of a kernel; refused by name where there are none."""
         found = self.curves.get((framework, kernel))
         require(
@@ -86,14 +93,66 @@ class Tables:
         curves = self.of(framework, kernel)
         if key not in curves:
             said = ", ".join(f"{name}={value}" for name, value in zip(KEYS[kernel], key, strict=True))
-            raise UserError(
-                f"kernels={framework!r} has no {kernel} of {said} in its table of {self.card}: extract it with "
-                f"repro calibrate --silicon, or use cost=roofline"
-            )
+            raise UserError(f"kernels={framework!r} has no {kernel} of {said} in its table of {self.card}: {self.fix}")
         return curves[key]
+
+    def attention(self, framework: str, kernel: Kernel, shape: ModelShape) -> Mapping[float, Curve]:
+        """Curves of a model's heads by batch."""
+        heads, kv_heads = heads_of(shape)
+        found = self._attention(self.of(framework, kernel), kernel, shape)
+        require(
+            bool(found),
+            f"kernels={framework!r} has no {kernel} of {heads} heads and {kv_heads} K/V heads in its table of "
+            f"{self.card}: use {self.other}",
+        )
+        return found
+
+    def _attention(self, curves: Curves, kernel: Kernel, shape: ModelShape) -> Mapping[float, Curve]:
+        keys = [key for key in curves if key[:2] == heads_of(shape)]
+        return {key[2]: curves[key] for key in keys}
+
+    def has_fewer_kv_heads(self, framework: str, shape: ModelShape) -> bool:
+        """Whether a decode of it takes as long as those of several sequences with fewer K/V heads."""
+        return False
+
+    def is_estimated(self, framework: str, product: MatrixProduct) -> bool:
+        """Whether its times follow from those of products that were measured."""
+        if not tables_file(self.card, LISTED_FOLDER).is_file():
+            return False  # a user's own times
+        return product not in load_tables(self.card, LISTED_FOLDER).of(framework, "gemm")
 
     def _with(self, kernel: Kernel) -> str:
         return ", ".join(name for name in FRAMEWORKS if (name, kernel) in self.curves) or "cost=roofline"
+
+
+class ListedTables(Tables):
+    """All that a package lists of a card; other products and heads follow from it (``engines.cost.listed``)."""
+
+    other = "other kernels, another degree, or cost=roofline"
+    fix = f"use {other}"
+
+    def curve(self, framework: str, kernel: Kernel, key: tuple[int, ...]) -> Curve:
+        if kernel == "gemm":
+            return product_curve(key, self.of(framework, kernel), gpu(self.card))
+        return super().curve(framework, kernel, key)
+
+    def attention(self, framework: str, kernel: Kernel, shape: ModelShape) -> Mapping[float, Curve]:
+        return super().attention(framework, self._of_width(kernel, shape), shape)
+
+    def _attention(self, curves: Curves, kernel: Kernel, shape: ModelShape) -> Mapping[float, Curve]:
+        return attention_curves(*heads_of(shape), curves, is_decode=kernel.startswith("decode"))
+
+    def has_fewer_kv_heads(self, framework: str, shape: ModelShape) -> bool:
+        return not between(*heads_of(shape), self.of(framework, self._of_width("decode", shape)))
+
+    def _of_width(self, kernel: Kernel, shape: ModelShape) -> Kernel:
+        width = shape.head_dim
+        require(
+            width in (64, 128),
+            f"head_dim={width} of model={shape.name!r} is in no table of {self.card}, which have 64 and 128: use "
+            f"cost=roofline",
+        )
+        return f"{kernel}-64" if width == 64 else kernel  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +163,7 @@ class Card(Gpu):
     """Times of its kernels, which steps are then composed of."""
 
 
-def encoded(about: Mapping[str, Any], curves: Mapping[tuple[str, Kernel], Mapping[tuple[int, ...], Curve]]) -> bytes:
+def encoded(about: Mapping[str, Any], curves: Mapping[tuple[str, Kernel], Curves]) -> bytes:
     """The file's content, before it is packed."""
     lines = [json.dumps(about, sort_keys=True)]
     for (framework, kernel), group in curves.items():
@@ -137,7 +196,8 @@ def load_tables(card: str, folder: Path = FOLDER) -> Tables:
     )
     content = gzip.decompress(path.read_bytes())
     head, *lines = content.decode().splitlines()
-    return Tables(card=card, about=json.loads(head), digest=digest_of(content), curves=_curves(lines))
+    kind = ListedTables if folder == LISTED_FOLDER else Tables
+    return kind(card=card, about=json.loads(head), digest=digest_of(content), curves=_curves(lines))
 
 
 def load_folder(card: str, folder: Path) -> Tables:
@@ -178,20 +238,46 @@ def cards(folder: Path = FOLDER) -> list[str]:
     return sorted(path.name.removesuffix(".csv.gz") for path in folder.glob("*.csv.gz"))
 
 
-def _curves(lines: Iterable[str]) -> Mapping[tuple[str, Kernel], Mapping[tuple[int, ...], Curve]]:
+class _Unread(Mapping[tuple[int, ...], Curve]):
+    """Curves of a kernel, each of which is read when it is looked up."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[int, ...], tuple[Sequence[float], str]] = {}
+        self._read: dict[tuple[int, ...], Curve] = {}
+
+    def add(self, key: tuple[int, ...], sizes: Sequence[float], times: str) -> None:
+        self._lines[key] = sizes, times
+
+    def __getitem__(self, key: tuple[int, ...]) -> Curve:
+        if key not in self._read:
+            sizes, times = self._lines[key]
+            known = [(size, 1e-6 * float(time)) for size, time in zip(sizes, times.split(","), strict=True) if time]
+            points, seconds = zip(*known, strict=True)
+            self._read[key] = points, seconds
+        return self._read[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._lines
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+
+def _curves(lines: Iterable[str]) -> Mapping[tuple[str, Kernel], Curves]:
     sizes: Sequence[float] = ()
-    found: dict[tuple[str, Kernel], dict[tuple[int, ...], Curve]] = {}
+    found: dict[tuple[str, Kernel], _Unread] = {}
     for line in lines:
-        first, *cells = line.split(",")
+        first, second, rest = line.split(",", 2)
         if first == "sizes":
-            sizes = [float(cell) for cell in cells[2:]]
+            sizes = [float(cell) for cell in rest.split(",")[1:]]
             continue
-        kernel: Kernel = cells[0]  # type: ignore[assignment]
+        kernel: Kernel = second  # type: ignore[assignment]
         num_keys = len(KEYS[kernel])
-        times = cells[1 + num_keys :]
-        known = [(size, 1e-6 * float(time)) for size, time in zip(sizes, times, strict=True) if time]
-        points, seconds = zip(*known, strict=True)
-        found.setdefault((first, kernel), {})[tuple(map(int, cells[1 : 1 + num_keys]))] = points, seconds
+        cells = rest.split(",", num_keys)
+        found.setdefault((first, kernel), _Unread()).add(tuple(map(int, cells[:num_keys])), sizes, cells[num_keys])
     return found
 
 
@@ -274,10 +360,13 @@ def has_tables(card: str | Gpu, shape: ModelShape | None = None) -> bool:
 
 
 def _folder(shape: ModelShape | None) -> Path:
-    """Where a model's tables are: what is added for one family leaves the runs of others what they rest on."""
+    """Where a model's tables are: what is added for one family, or for any model, leaves the runs of others what they rest on."""
+    if isinstance(shape, ReadShape) or (shape is not None and shape.name in _OTHERS):
+        return LISTED_FOLDER
     return BLOCK_FOLDER if shape is not None and shape.name in _BLOCK_DIFFUSION else FOLDER
 
 
+_OTHERS = {shape.name for shape in CATALOGUE if shape not in SHAPES}
 _BLOCK_DIFFUSION = {shape.name for shape in BLOCK_DIFFUSION}
 
 
@@ -288,10 +377,29 @@ def check_kernels(
     degrees: Sequence[int] = (1,),
     attention: Sequence[Kernel] = ("prompt",),
 ) -> None:
-    """Refuse a model whose kernels the card of a user's own lacks; ``framework`` is None where none are asked for."""
-    if isinstance(card, Card) and framework is not None:
-        for degree in degrees:
-            Kernels(shape.on_rank(degree), card, framework, degree).check(attention)
+    """Refuse a model whose kernels are in no table: of a card of a user's own, or of what a package lists. ``framework`` is None where
+    none are asked for."""
+    if framework is None or not (isinstance(card, Card) or _folder(shape) == LISTED_FOLDER):
+        return
+    for degree in degrees:
+        kernels_of(shape.on_rank(degree), card, framework, degree).check(attention)
+
+
+def composed_degrees(shape: ModelShape, card: Gpu, framework: str, degrees: Sequence[int]) -> tuple[int, ...]:
+    """Those at which a package lists the model's kernels, and every one of a model with a table of its own; refuses where there is none."""
+    if isinstance(card, Card) or _folder(shape) != LISTED_FOLDER:
+        return tuple(degrees)
+    found: list[int] = []
+    refused: list[UserError] = []
+    for degree in degrees:
+        try:
+            kernels_of(shape.on_rank(degree), card, framework, degree).check(("prompt", "decode"))
+            found.append(degree)
+        except UserError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return tuple(found)
 
 
 def tables_of(card: str | Gpu, shape: ModelShape | None = None) -> Tables:
@@ -426,17 +534,37 @@ class Kernels:
 
         return moved
 
-    def _attention_rows(self, kernel: Kernel) -> Mapping[int, Curve]:
-        """By batch, of this model's heads."""
-        heads, kv_heads = heads_of(self.shape)
-        curves = self.tables.of(self.framework, kernel)
-        found = {batch: curve for (h, kv, batch), curve in curves.items() if (h, kv) == (heads, kv_heads)}
-        if not found:
-            raise UserError(
-                f"kernels={self.framework!r} has no {kernel} of {heads} heads and {kv_heads} K/V heads in its table of "
-                f"{self.tables.card}: use cost=roofline"
-            )
+    def estimated_share(self, rows: float, logit_rows: float) -> float:
+        """The part of the time of a step's products, experts among them, that follows from other products."""
+        shape, dense = self.shape, self.shape.dense_layers or 0
+        passed = [(product, shape.n_layers - dense, rows) for product in layer_products(shape)]
+        passed += [(product, dense, rows) for product in dense_layer_products(shape)]
+        passed.append((head_product(shape), 1, logit_rows))
+        estimated_s = total_s = 0.0
+        for product, times, num in passed:
+            product_s = times * self._product_curve(*product).at(num)
+            total_s += product_s
+            if self.tables.is_estimated(self.framework, product):
+                estimated_s += product_s
+        experts = experts_of(shape)
+        if experts is not None:
+            total_s += (shape.n_layers - dense) * self._experts_curve(*experts).at(rows)
+        return estimated_s / total_s
+
+    def extrapolations(self, pairs: float, context: int) -> list[str]:
+        """What of a run's attention no table has: of a prompt with so many pairs of query and key, of a sequence of so many tokens."""
+        found = []
+        longest = max(curve[0][-1] for curve in self._attention_rows("prompt").values())
+        if pairs > _causal(longest):
+            found.append(f"prompts with more pairs than one of {longest:,.0f} tokens")
+        if context > DECODED[1]:
+            found.append(f"decodes over more than {DECODED[1]:,} tokens")
+        if context and self.tables.has_fewer_kv_heads(self.framework, self.shape):
+            found.append(f"decodes of {self.shape.n_kv_heads} K/V heads on a card, as of several sequences with fewer")
         return found
+
+    def _attention_rows(self, kernel: Kernel) -> Mapping[float, Curve]:
+        return self.tables.attention(self.framework, kernel, self.shape)
 
     def _prompts_s(self, batch: int) -> Callable[[float], float]:
         heads, kv_heads = heads_of(self.shape)
@@ -471,7 +599,7 @@ def _causal(tokens: float) -> float:
     return tokens * (tokens + 1) / 2
 
 
-def _at_batch(rows: Mapping[int, Curve], batch: int) -> dict[float, float]:
+def _at_batch(rows: Mapping[float, Curve], batch: int) -> dict[float, float]:
     """Seconds by length at a batch between measured ones: a power law at each length, and in proportion to the largest batch
     where no larger one was measured."""
     batches = sorted(rows)

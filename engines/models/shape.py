@@ -196,6 +196,10 @@ class ModelShape:
         )
 
 
+class ReadShape(ModelShape):
+    """The shape that a config.json says: no table of kernel times was made for it."""
+
+
 def _sizes(config: ModelConfig | BlockConfig) -> dict[str, Any]:
     """What configs of any family call alike."""
     names = ("d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "qkv_bias")

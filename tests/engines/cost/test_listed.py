@@ -1,0 +1,76 @@
+"""Kernel times of any model follow from those that are listed: held against the extracted ones, and at the ends of the tables."""
+
+import pytest
+from support.refusals import refuses
+
+from engines.cost.kernels import FRAMEWORKS, Kernels, cards
+from engines.cost.roofline import A100, H100, H200, gpu
+from engines.models.shape import LLADA_8B, LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, ModelShape, ReadShape
+
+
+def read(shape: ModelShape, **changes: int) -> ReadShape:
+    return ReadShape(**shape.dimensions | changes)
+
+
+@pytest.mark.parametrize("card", cards())
+def test_a_model_takes_as_long_by_what_is_listed_as_by_its_own_table(card):
+    """But for the last digit that the tables keep."""
+    for framework in FRAMEWORKS:
+        for shape, degree in ((QWEN2_5_7B, 1), (QWEN3_32B, 2), (LLAMA_3_1_70B, 4), (MIXTRAL_8X7B, 2)):
+            own, found = (Kernels(each.on_rank(degree), gpu(card), framework, degree) for each in (shape, read(shape)))
+            for rows in (1, 100, 8192):
+                assert found.layers_s(rows) == pytest.approx(own.layers_s(rows), rel=2e-3)
+                assert found.head_s(rows) == pytest.approx(own.head_s(rows), rel=2e-3)
+                assert found.prompt_s(5e5, rows) == pytest.approx(own.prompt_s(5e5, rows), rel=2e-3)
+                assert found.decode_line(rows).at(2048 * rows) == pytest.approx(
+                    own.decode_line(rows).at(2048 * rows), rel=2e-3
+                )
+            assert found.estimated_share(512, 32) == pytest.approx(own.estimated_share(512, 32), abs=2e-3)
+
+
+@pytest.mark.parametrize("card", [A100, H100, H200], ids=str)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_decode_of_many_kv_heads_is_no_faster_than_its_kv_can_be_read(card, framework):
+    kernels = Kernels(read(LLADA_8B), card, framework)
+    for sequences in (1, 16, 128):
+        context = 4096 * sequences
+        read_s = context * LLADA_8B.kv_bytes_per_token / card.bandwidth
+        assert kernels.decode_line(sequences).at(context) > 0.9 * read_s  # a line is fitted to the times
+
+
+def test_a_decode_with_more_kv_heads_than_are_listed_is_one_of_more_sequences():
+    multi, eight = Kernels(read(LLADA_8B), H100, "vllm"), Kernels(read(LLADA_8B, n_heads=8, n_kv_heads=8), H100, "vllm")
+    for sequences in (1, 32):
+        context = 1000 * sequences
+        expected = eight.decode_line(4 * sequences).at(4 * context)
+        assert multi.decode_line(sequences).at(context) == pytest.approx(expected, rel=1e-9)
+    assert multi.extrapolations(0, 1000) == ["decodes of 32 K/V heads on a card, as of several sequences with fewer"]
+    assert not eight.extrapolations(1e6, 1000)
+    beyond = "prompts with more pairs than one of 16,384 tokens", "decodes over more than 8,192 tokens"
+    assert tuple(eight.extrapolations(2e8, 9000)) == beyond
+
+
+def test_what_is_not_listed_is_refused_by_name():
+    with refuses("head_dim=96"):
+        Kernels(read(LLADA_8B, head_dim=96), H100, "vllm").check(("prompt",))
+    with refuses("among=7"):
+        Kernels(read(MIXTRAL_8X7B, num_experts=7), H100, "vllm")
+
+
+def test_heads_of_64_have_tables_of_their_own():
+    wide, narrow = (Kernels(read(QWEN3_32B, head_dim=dim), H100, "vllm") for dim in (128, 64))
+    assert 0.3 < narrow.prompt_s(2e6) / wide.prompt_s(2e6) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("shape", "degree", "least", "most"),
+    [
+        (LLADA_8B, 1, 0.42, 0.52),
+        (QWEN2_5_7B, 1, 0.92, 0.95),
+        (LLAMA_3_1_70B, 4, 0.50, 0.58),
+        (MIXTRAL_8X7B, 1, 0.0, 0.02),
+    ],
+)
+def test_the_estimated_share_of_known_models(shape, degree, least, most):
+    for rows in (64, 512, 4096):
+        assert least <= Kernels(shape.on_rank(degree), H200, "vllm", degree).estimated_share(rows, 32) < most
