@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, Protocol
 
-from engines.cost.kernels import Composed, kernels_of
+from engines.cost.kernels import Composed, composed_degrees, kernels_of
 from engines.cost.roofline import DecodeLine, Gpu, Roofline, StepPrice, StepWork
 from engines.errors import UserError, require
 from engines.knobs import Checked, Count, Proportion, Range, Seconds
@@ -346,11 +346,15 @@ class Hardware:
 
     def degrees(self, *, min_kv_tokens: int = 1) -> tuple[int, ...]:
         """Tensor-parallel degrees that leave room for so many tokens of K/V."""
-        heads = self.shape.n_heads
-        found = tuple(degree for degree in DEGREES if heads % degree == 0 and self.kv_capacity(degree) >= min_kv_tokens)
+        heads, kv_heads = self.shape.n_heads, self.shape.n_kv_heads
+        found = tuple(
+            degree
+            for degree in DEGREES
+            if heads % degree == kv_heads % degree == 0 and self.kv_capacity(degree) >= min_kv_tokens
+        )
         require(
             bool(found),
             f"model={self.shape.name!r} with {min_kv_tokens} tokens of K/V does not fit {max(DEGREES)} x {self.gpu.name}: "
             "use a smaller model or a larger GPU",
         )
-        return found
+        return found if self.kernels is None else composed_degrees(self.shape, self.gpu, self.kernels, found)

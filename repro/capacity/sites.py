@@ -23,7 +23,7 @@ from engines.cluster.record import ClusterRun, Floats, observe
 from engines.cluster.sessions import OpenLoop, Session
 from engines.cluster.simulation import Cluster, StopRule
 from engines.errors import UserError
-from engines.models.shape import ModelShape, model_shape
+from engines.models.shape import ModelShape
 from engines.policies.routing import RemoteOnly
 from engines.policies.views import Chunk, StepTimes
 from repro.capacity.objectives import Objective, Sample, Times
@@ -461,7 +461,7 @@ class InstanceSite(Site):
     def hardware(self) -> tuple[ModelShape, str]:
         settings = self._prepared[0].settings
         assert settings.part.gpu is not None, "a measured platform is refused"
-        return model_shape(settings.model), str(settings.part.gpu)
+        return settings.simulated_shape, str(settings.part.gpu)
 
     @property
     def sessions(self) -> tuple[Session, ...]:

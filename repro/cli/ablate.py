@@ -302,7 +302,7 @@ def _ampd_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
         options,
         knobs,
         where,
-        title=where.title,
+        title=where.cluster_title,
         datasets=("dureader", "gaia"),
         rate=options.rate(AMPD_RATE),
         unit="session",

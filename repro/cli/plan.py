@@ -16,7 +16,7 @@ from engines.cost.roofline import Gpu
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.errors import UserError, require
 from engines.knobs import Checked, Memory, Range, given_to
-from engines.models.shape import LLADA_8B, ModelShape, model_shape
+from engines.models.shape import LLADA_8B, ModelShape
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, of_platform
 from repro.cli.output import counted, counting, number, print_json, print_table, say
@@ -129,7 +129,7 @@ CLUSTER_COLUMNS: Mapping[str, Callable[[dict[str, Any]], str]] = {
 class PlanClusterOptions(CostKnobs, Checked):
     panel: ClassVar[str] = opt.WHAT
     model: str
-    """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..."""
+    """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..., or a folder with a config.json."""
     trace: str
     """toolbench, gaia, hotpotqa or dureader."""
     gpus: int
@@ -221,16 +221,16 @@ def plan_cluster(
 ) -> None:
     """The best deployments of AMPD's planner, with the P95 latencies it expects. Simulated."""
     from repro.families.cluster.ampd_settings import PLANNING_RATE
-    from repro.families.cluster.system import DIFFUSION
+    from repro.families.cluster.system import DIFFUSION, shape_named
     from repro.workloads.sessions import load_session_card
 
-    card, shape, gpu = load_session_card(options.trace), model_shape(options.model), card_named(options.hardware)
+    card, shape, gpu = load_session_card(options.trace), shape_named(options.model), card_named(options.hardware)
     require(
         not shape.name.lower().startswith(DIFFUSION),
         f"model={shape.name!r} is a diffusion model and has no prefill and decode workers: use an autoregressive one",
     )
     rate, slo = sample.rate or PLANNING_RATE * options.gpus / card.num_gpus, sample.slo(shape.name, card.name)
-    options = options.on(gpu)
+    options = options.on(gpu, shape)
     found = _planned(options, sample, solved, shape, gpu, rate, slo)
     rows = [
         {
@@ -292,7 +292,7 @@ def _planned(
         drawn = sessions_of(workload)
     if sample.trace_path is not None:
         say(drawn.provenance.description, file=sys.stderr)
-    ground = hardware_of(shape.name, card, options.constants, options.framework)
+    ground = hardware_of(shape, card, options.constants, options.framework)
     degrees = ground.degrees(min_kv_tokens=max(session.context_tokens for session in drawn.sessions))
     require(
         gpus >= 2 * min(degrees),
@@ -346,7 +346,7 @@ class CapacityGoal(Checked):
     dataset_name: str | None = None
     """Whose card says what a file of its own format is, and draws what it lacks [default: none]."""
     model: str | None = None
-    """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ... [default: the platform's]."""
+    """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..., or a folder with a config.json [default: the platform's]."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,13 @@
 """What simulated steps are charged by: a roofline, or measured kernels that a step is composed of."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
-from engines.cost.kernels import Card, Framework, has_tables, tables_of
+from engines.cost.kernels import Card, Framework, has_tables, kernels_of, tables_of
 from engines.cost.roofline import Calibration, Gpu, gpu
 from engines.knobs import Checked, Only
 from engines.models.shape import ModelShape
@@ -15,6 +16,17 @@ from repro.paths import CALIBRATION
 from repro.runs.record import Obtained
 
 Cost = Literal["roofline", "composed"]
+
+
+class Phase(NamedTuple):
+    """A step that stands for those of a phase of runs."""
+
+    name: str
+    rows: int
+    logit_rows: int
+
+
+PREFILLS, DECODES, DENOISING = Phase("prefill", 2048, 1), Phase("decode", 32, 32), Phase("denoising", 512, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +71,35 @@ class CostKnobs(Checked):
             f"{card}, composed of {self.kernels} kernels measured in {about['package']} {about['version']} ({about['system']}, "
             f"table {tables.digest[:12]}){moved}; {overheads}"
         )
+
+    def estimates(
+        self,
+        card: str | Gpu,
+        shape: ModelShape,
+        seconds: Mapping[tuple[Phase, int], float],
+        pairs: float = 0.0,
+        context: int = 0,
+    ) -> dict[str, Any]:
+        """Facts of a composed run: the part of its products' time that follows from other products, and what no table has. A step of each
+        phase, at each degree, counts as the ``seconds`` that the run spent in such steps. ``pairs`` are those of the longest prompt,
+        ``context`` the tokens of the longest sequence that decodes."""
+        if self.framework is None:
+            return {}
+        estimated_s = total_s = 0.0
+        extrapolated: dict[str, None] = {}
+        for (phase, degree), spent_s in seconds.items():
+            kernels = kernels_of(shape.on_rank(degree), gpu(card), self.framework, degree)
+            estimated_s += spent_s * kernels.estimated_share(phase.rows, phase.logit_rows)
+            total_s += spent_s
+            extrapolated |= dict.fromkeys(kernels.extrapolations(pairs, context))
+        steps = " and ".join(
+            f"{each.rows:,} rows ({each.name})" for each in dict.fromkeys(phase for phase, _ in seconds)
+        )
+        return {
+            "estimated_share": estimated_s / total_s if total_s else None,
+            "estimated_share_of": f"product time of steps of {steps}",
+            "extrapolated": [*extrapolated],
+        }
 
 
 Constants = TypeVar("Constants", bound=Any)

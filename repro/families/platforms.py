@@ -161,8 +161,15 @@ class Platform:
     """The card's name in the catalogue, or one of a user's own, a ``Gpu``; None where only measuring is possible."""
     parts: tuple[Any, ...] = ()
     """Defaults of each family that runs on it."""
+    usual_gpus: int | None = None
+    """GPUs of a cluster of it for a user's own sessions, where nothing says how many [default: all]."""
     digest: str = ""
     """A digest of what a user's file says of it, for the basis of its runs."""
+
+    @property
+    def cluster_title(self) -> str:
+        """What its clusters are called: a card's own title names the diffusion LLM that it runs."""
+        return self.title if self.usual_gpus is None else f"servers of 8 NVIDIA {str(self.gpu).upper()}"
 
     @property
     def default_system(self) -> str:
@@ -229,6 +236,7 @@ class _Entry(Checked):
     title: str
     executor: Literal["roofline", "torch", "http"] = "roofline"
     gpu: str | None = None
+    usual_gpus: Count | None = None
 
 
 @cache
@@ -255,6 +263,7 @@ def _built(name: str) -> Platform:
         title=entry.title,
         executor=entry.executor,
         gpu=entry.gpu,
+        usual_gpus=entry.usual_gpus,
         parts=tuple(_part(family, entry.gpu, values) for family, values in sections.items()),
     )
 

@@ -24,7 +24,7 @@ from engines.cost.roofline import Gpu, StepPrice, gpu
 from engines.dllm.plan import Request
 from engines.errors import require
 from repro.families.block.settings import MAX_NUM_LOGITS, BlockKnobs, BlockSettings, resolve
-from repro.families.cost import describe_calibration, load_calibration
+from repro.families.cost import DENOISING, describe_calibration, load_calibration
 from repro.families.dllm.record import accuracy, accuracy_strict, graded, num_steps
 from repro.runs.cell import Cell
 from repro.runs.family import WAITS, Family, SummaryColumn, column, late_submissions, metric
@@ -170,8 +170,12 @@ class BlockDeployment:
             clock = VirtualClock() if settings.is_simulated else WallClock()
             began = time.process_time()
             drive_steps(engine, ordered, clock, log, on_progress=on_progress)
-            spent = {} if settings.is_simulated else {"facts": {"processor_s": time.process_time() - began}}
-        charged = charged_text(settings, settings.platform.gpu) if settings.is_simulated else None
+            spent_s = time.process_time() - began
+        card = settings.platform.gpu
+        charged = charged_text(settings, card) if settings.is_simulated else None
+        facts: Mapping[str, Any] = {"processor_s": spent_s}
+        if settings.is_simulated:
+            facts = settings.knobs.charged.estimates(card, settings.shape, {(DENOISING, 1): 1.0})
         measured_on = {} if settings.is_simulated else {"device": self.device, "dtype": settings.knobs.dtype}
         record = RunRecord(
             tables={REQUESTS: log.table, STEPS: log.steps},
@@ -183,7 +187,7 @@ class BlockDeployment:
                 **measured_on,
                 **self.facts,
                 **paths,
-                **spent,
+                **({"facts": facts} if facts else {}),
             },
         )
         if self.task is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +13,7 @@ from baselines.ar.vllm import ContinuumConfig, VllmConfig, continuum, vllm
 from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.cluster.hardware import Deployment
+from engines.cluster.record import ClusterRun, rows_of
 from engines.cluster.sessions import OpenLoop
 from engines.cluster.simulation import Cluster, StopRule
 from engines.errors import require
@@ -23,6 +25,7 @@ from repro.families.cluster.ampd_record import AR, tables_of
 from repro.families.cluster.ampd_settings import ClusterKnobs, ClusterSettings, Ground, resolve, sessions_of
 from repro.families.cluster.deployments import PLANNER, SEARCH, parse_deployment, planned, replicated, splits
 from repro.families.cluster.system import PolicyDeployment, PolicySystem
+from repro.families.cost import DECODES, PREFILLS, Phase
 from repro.families.platforms import ArPart, Platform
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
@@ -147,16 +150,30 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
             "constants": ground.hardware.constants.name,
             "performance_model_error": ground.performance.max_error,
             "is_transient": settings.is_transient,
+            **_estimates(settings, run),
             **run.facts,
         }
         return self.record(
             tables_of(run),
             model=settings.model,
             calibration=settings.cost_text,
-            platform=settings.platform.title,
+            platform=settings.platform.cluster_title,
             provenance=workload.provenance,
             facts=facts,
         )
+
+
+def _estimates(settings: ClusterSettings, run: ClusterRun) -> dict[str, Any]:
+    """What of a composed run's times is estimated, by what its workers did."""
+    hardware = settings.ground.hardware
+    seconds: Counter[tuple[Phase, int]] = Counter()
+    for degree, prefill_s, decode_s in rows_of(run.workers, "degree", "busy_prefill_s", "busy_decode_s"):
+        seconds[PREFILLS, degree] += prefill_s
+        seconds[DECODES, degree] += decode_s
+    tasks = rows_of(run.tasks, "history", "tokens")
+    pairs = max((tokens * (history + 0.5 * (tokens + 1)) for history, tokens in tasks), default=0.0)
+    context = max(map(sum, rows_of(run.sessions, "prefill_tokens", "decode_tokens")), default=0)
+    return settings.charged.estimates(hardware.gpu, hardware.shape, seconds, pairs, context)
 
 
 @dataclass(frozen=True, kw_only=True)

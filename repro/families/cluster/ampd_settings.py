@@ -15,7 +15,7 @@ from engines.cost.roofline import Gpu, gpu
 from engines.errors import UserError, require
 from engines.knobs import Checked, Only, Range, Seconds, given_to
 from engines.knobs import resolve as resolve_knobs
-from engines.models.shape import model_shape
+from engines.models.shape import ModelShape, model_shape
 from engines.policies.own import Plugin
 from engines.policies.views import NO_OBJECTIVE_S, Slo
 from repro.families.cluster.system import autoregressive_shape
@@ -69,7 +69,7 @@ DEFAULT_READING = Reading(scope="round", ttft="every", itl="p95")
 @dataclass(frozen=True, kw_only=True)
 class ClusterKnobs(SessionKnobs, Checked):
     model: str | None = None
-    """A shape by its name."""
+    """A shape by its name, or a folder with a config.json."""
     num_gpus: int | None = None
     """GPUs of the deployment."""
     constants: str | None = None
@@ -154,16 +154,18 @@ class ClusterSettings:
         hardware = self.ground.hardware
         constants, card = hardware.constants, hardware.gpu
         if hardware.kernels is not None:
-            return self.charged.describe(card, f"overheads of constants {constants.name} ({constants.role})")
+            overheads = f"overheads of constants {constants.name} ({constants.role})"
+            return self.charged.describe(card, overheads, hardware.shape)
         if constants == constants_on(hardware.gpu, PHYSICAL) != PHYSICAL:
             return f"{card}, {constants.note}"
         return f"{card}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}"
 
 
 @lru_cache(maxsize=64)
-def hardware_of(model: str, card: str | Gpu, constants: str, kernels: str | None = None) -> Hardware:
+def hardware_of(model: str | ModelShape, card: str | Gpu, constants: str, kernels: str | None = None) -> Hardware:
     chosen = constants_on(gpu(card), cost_constants(constants))
-    return Hardware(shape=model_shape(model), gpu=gpu(card), constants=chosen, kernels=kernels)
+    shape = model if isinstance(model, ModelShape) else model_shape(model)
+    return Hardware(shape=shape, gpu=gpu(card), constants=chosen, kernels=kernels)
 
 
 def constants_on(card: Gpu, constants: CostConstants) -> CostConstants:
@@ -222,10 +224,10 @@ def resolve(
     asked = {name: value for name, value in cell.asked.items() if name not in plugged}
     card = None if knobs.workload is not None else load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)
-    charged = knobs.charged.on(where.gpu)
-    hardware = hardware_of(shape.name, where.gpu, knobs.constants or part.constants, charged.framework)
+    charged = knobs.charged.on(where.gpu, shape)
+    hardware = hardware_of(shape, where.gpu, knobs.constants or part.constants, charged.framework)
     check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
-    usual_gpus = part.num_gpus if card is None else min(card.num_gpus, part.num_gpus)
+    usual_gpus = (where.usual_gpus or part.num_gpus) if card is None else min(card.num_gpus, part.num_gpus)
     num_gpus = usual_gpus if knobs.num_gpus is None else knobs.num_gpus
     most = most_gpus or part.num_gpus
     require(1 <= num_gpus <= most, f"num_gpus={num_gpus} must be between 1 and {most} on platform={where.name!r}")
@@ -234,7 +236,7 @@ def resolve(
     )
     reading = Reading(scope=knobs.slo_scope, ttft=knobs.ttft_rule, itl=knobs.itl_stat)
     slo = _objectives(shape.name, None if card is None else card.name, part, knobs)
-    basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(where.gpu)
+    basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(where.gpu, shape)
     basis += where.digest
     return ClusterSettings(
         platform=where,

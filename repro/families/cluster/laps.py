@@ -14,13 +14,14 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, SglangConfig, graphs_only, sglang, vllm_pd
 from engines.cluster.hardware import StepCost
-from engines.cost.kernels import check_kernels
-from engines.cost.roofline import gpu
+from engines.cluster.record import rows_of
+from engines.cost.kernels import Kernel, check_kernels
+from engines.cost.roofline import Gpu, gpu
 from engines.errors import require
 from engines.knobs import SOMETHING, Count, Only, Range, given_to, knobs_of, made
 from engines.knobs import resolve as resolve_knobs
 from engines.laps.batching import Graphs, TemporalConfig, WaitConfig, WithGraphs, graph_choice
-from engines.laps.cluster import Decoding, PrefillCluster
+from engines.laps.cluster import Decoding, PrefillCluster, PrefillRun
 from engines.laps.latency import StepModel
 from engines.laps.ours import OnTimeConfig, ReserveConfig, StepSize
 from engines.laps.system import (
@@ -34,7 +35,7 @@ from engines.laps.system import (
     reserve,
     srpt,
 )
-from engines.models.shape import model_shape
+from engines.models.shape import ModelShape
 from engines.policies.batching import CHUNK_TOKENS
 from engines.policies.own import BATCHER, INSTANCE_ROUTER, OPEN_QUEUE, Plugin, check_beside, named_in
 from engines.policies.views import NO_OBJECTIVE_S, OpenQueue, Slo
@@ -51,7 +52,7 @@ from repro.families.cluster.laps_settings import (
     workload_of,
 )
 from repro.families.cluster.system import PolicyDeployment, PolicySystem, autoregressive_shape
-from repro.families.cost import fitted_to
+from repro.families.cost import PREFILLS, CostKnobs, fitted_to
 from repro.families.platforms import Platform, PrefillPart, platform
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
@@ -116,6 +117,7 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
             "closed_loops": [] if config.arrivals is not None else [stream.clients for stream in config.streams],
             "think_s": config.think_s,
             "shares": workload.provenance.shares,
+            **_estimates(settings, run),
             **run.facts,
         }
         basis: dict[str, Any] = {"calibration": None, "device": "cpu", "dtype": "float32", "weights": "random"}
@@ -130,6 +132,16 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
             slos={"ttft": {"ttft_s": settings.slo_s}},
             facts=facts,
         )
+
+
+def _estimates(settings: PrefillSettings, run: PrefillRun) -> dict[str, Any]:
+    """What of a composed run's times is estimated."""
+    if settings.part.gpu is None:
+        return {}
+    chunks = [*rows_of(run.requests, "history", "tokens")]
+    pairs = max((tokens * (history + 0.5 * (tokens + 1)) for history, tokens in chunks), default=0.0)
+    context = 0 if settings.decode == "none" else max(map(sum, chunks), default=0)
+    return settings.charged.estimates(settings.part.gpu, settings.simulated_shape, {(PREFILLS, 1): 1.0}, pairs, context)
 
 
 def resolve(
@@ -157,7 +169,7 @@ def resolve(
     )
     if knobs.workload is None:
         load_conversation_card(cell.dataset)
-    model = _model(knobs, part, system)
+    shape = _shape(knobs, part, system)
     require(
         1 <= knobs.num_instances <= part.most_instances,
         f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={where.name!r}",
@@ -166,9 +178,7 @@ def resolve(
         knobs.decode == "none" or (cell.rate is None and knobs.arrivals is None),
         f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate and arrivals out",
     )
-    slo_s, charged = knobs.slo_ttft_s or part.slo_s, knobs.charged.on(part.gpu)
-    if part.gpu is not None:
-        check_kernels(model_shape(model), gpu(part.gpu), charged.framework)
+    slo_s, charged = knobs.slo_ttft_s or part.slo_s, _charged(knobs, part.gpu, shape)
     deadline_s = slo_s if knobs.deadlines else None
     paper = scaled(own, length_scale=part.length_scale, time_scale=part.time_scale)
     asked = {name: value for name, value in cell.asked.items() if name not in plugged}
@@ -179,7 +189,8 @@ def resolve(
         part=part,
         own=given_to(made(own, defaults), asked, **beside),
         policies=policies,
-        model=model,
+        model=part.model if shape is None else shape.name,
+        shape=shape,
         num_instances=knobs.num_instances,
         constants=fitted_to(part.gpu, knobs.constants),
         charged=charged,
@@ -194,13 +205,22 @@ def resolve(
     )
 
 
-def _model(knobs: InstanceKnobs, part: PrefillPart, system: str) -> str:
-    """The model as its shape spells it; a measured instance has one."""
+def _shape(knobs: InstanceKnobs, part: PrefillPart, system: str) -> ModelShape | None:
+    """None of a measured instance, which has one model."""
     model = knobs.model or part.model
     if part.gpu is not None:
-        return autoregressive_shape(model, system).name
+        return autoregressive_shape(model, system)
     require(model == part.model, f"model={model!r} is not measured here: leave it out, or use {part.model}")
-    return model
+    return None
+
+
+def _charged(knobs: InstanceKnobs, card: str | Gpu | None, shape: ModelShape | None) -> CostKnobs:
+    """Refuses a model whose kernels are not known."""
+    charged = knobs.charged.on(card, shape)
+    if card is not None and shape is not None:
+        attention: tuple[Kernel, ...] = ("prompt",) if knobs.decode == "none" else ("prompt", "decode")
+        check_kernels(shape, gpu(card), charged.framework, attention=attention)
+    return charged
 
 
 def _until_s(workload: PrefillWorkload, decode: str) -> float:
@@ -242,9 +262,9 @@ class PrefillSystemEntry(PolicySystem[Build]):
         # What is behind the numbers besides requests and code: constants and objective, or the model and the scales.
         basis: tuple[object, ...] = settings.part, settings.slo_s, settings.boundary
         if (card := settings.part.gpu) is not None:
-            basis = model_shape(settings.model), gpu(card), settings.constants, settings.slo_s, settings.boundary
+            basis = settings.shape, gpu(card), settings.constants, settings.slo_s, settings.boundary
             if settings.charged.framework is not None:
-                basis = *basis, settings.charged.basis(card)
+                basis = *basis, settings.charged.basis(card, settings.shape)
             if settings.platform.digest:
                 basis = *basis, settings.platform.digest
         deployment = PrefillDeployment(

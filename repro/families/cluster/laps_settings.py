@@ -18,7 +18,7 @@ from engines.knobs import Checked, Except, Needs, Only, Range, Seconds, knobs_of
 from engines.laps.batching import GRID, Graphs, graph_bytes, shapes_of
 from engines.laps.cluster import Cache, OpenTurns, PrefillArrivals, PrefillConstants, PrefillCost, Turn, cost_of
 from engines.laps.latency import StepModel
-from engines.models.shape import model_shape
+from engines.models.shape import ModelShape
 from engines.policies.own import Plugin
 from engines.policies.views import Bucket, Rung, StepTimes
 from repro.families.cost import CostKnobs, fit_of
@@ -53,7 +53,7 @@ _BANDS = Only(rate=None, arrivals=None, clients=None, min_tokens=None, max_token
 @dataclass(frozen=True, kw_only=True)
 class InstanceKnobs(TraceKnobs, UntoldAnswers, Checked):
     model: str | None = None
-    """A shape by its name."""
+    """A shape by its name, or a folder with a config.json."""
     num_instances: int = 1
     """Instances, a GPU each."""
     constants: Annotated[PrefillConstants, SIMULATED] = field(default_factory=PrefillConstants)
@@ -122,6 +122,8 @@ class PrefillSettings:
     part: PrefillPart
     model: str
     """As the shape spells it."""
+    shape: ModelShape | None
+    """None of a measured instance."""
     num_instances: int
     constants: PrefillConstants
     charged: CostKnobs
@@ -146,12 +148,18 @@ class PrefillSettings:
         return self.part.gpu is not None
 
     @property
+    def simulated_shape(self) -> ModelShape:
+        """The model of a simulated run."""
+        assert self.shape is not None, "a measured instance has a model of its own"
+        return self.shape
+
+    @property
     def cost_text(self) -> str:
         """What simulated steps are charged by, in one sentence."""
         card = self.part.gpu
         assert card is not None, "a measured step is charged nothing"
         if self.charged.framework is not None:
-            return self.charged.describe(card, "overheads assumed")
+            return self.charged.describe(card, "overheads assumed", self.shape)
         fitted = fit_of(card)
         how = "uncalibrated: constants" if fitted is None else f"{fitted.text}; launches and requests"
         return f"{card}, {how} assumed, mixing penalty {self.constants.kappa:g}"
@@ -160,13 +168,13 @@ class PrefillSettings:
     def cost(self) -> StepTimes:
         """What a step takes: on a simulated card, or on the instance of a measured run, which has a stand-in before it has one."""
         if self.part.gpu is not None:
-            return cost_of(model_shape(self.model), gpu(self.part.gpu), self.constants, self.charged.framework)
+            return cost_of(self.simulated_shape, gpu(self.part.gpu), self.constants, self.charged.framework)
         return UNMEASURED if self.instance is None else self.instance.cost
 
     def step_model(self, shapes: tuple[Bucket | Rung, ...]) -> StepModel:
         """What policies know of the instances' speed: a fit to profiled steps, and the replay of every captured graph."""
         if self.part.gpu is not None:
-            return _step_model_of(self.model, self.part.gpu, self.constants, self.charged.framework, shapes)
+            return _step_model_of(self.simulated_shape, self.part.gpu, self.constants, self.charged.framework, shapes)
         model = UNMEASURED if self.instance is None else self.instance.step_model
         return replace(model, shapes={shape: model.shapes[shape] for shape in shapes})
 
@@ -179,7 +187,7 @@ class PrefillSettings:
             )
             captured = MEASURED_GRID if self.instance is None else self.instance.captured
             return () if graphs == "none" else captured
-        size = graph_bytes(self.model, model_shape(self.model).n_layers)
+        size = graph_bytes(self.model, self.simulated_shape.n_layers)
         return shapes_of(graphs, None if budget_gb is None else round(budget_gb * 1e9), size)
 
     @property
@@ -187,20 +195,20 @@ class PrefillSettings:
         """Tokens of K/V beside the weights on one GPU; measured, what the instance has positions for."""
         if self.part.gpu is None:
             return self.part.most_tokens
-        shape = model_shape(self.model)
+        shape = self.simulated_shape
         return int((_MEMORY_SHARE * gpu(self.part.gpu).memory_bytes - shape.weight_bytes) / shape.kv_bytes_per_token)
 
 
 @lru_cache(maxsize=256)
 def _step_model_of(
-    model: str,
+    shape: ModelShape,
     card: str | Gpu,
     constants: PrefillConstants,
     kernels: Framework | None,
     shapes: tuple[Bucket | Rung, ...],
 ) -> StepModel:
     """The mixing penalty is not in it: policies know what a step of one prompt takes."""
-    cost = cost_of(model_shape(model), gpu(card), replace(constants, kappa=0.0), kernels)
+    cost = cost_of(shape, gpu(card), replace(constants, kappa=0.0), kernels)
     return _profiled(cost).replaying(cost, shapes)
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from engines.knobs import Knob, knobs_of
 from engines.models.shape import CATALOGUE, ModelShape, model_shape
 from engines.policies.own import Kind, named_in
@@ -78,8 +79,22 @@ class PolicyDeployment(Generic[Build, SettingsOf]):
         )
 
 
+def shape_named(model: str) -> ModelShape:
+    """A shape by its name, or of the config.json in a folder."""
+    try:
+        is_folder = Path(model).is_dir()
+    except (OSError, ValueError):  # a name too long, or no name
+        is_folder = False
+    if is_folder and model.lower() not in {each.name.lower() for each in CATALOGUE}:
+        from engines.models.config_shape import read_shape
+
+        return read_shape(Path(model))
+    require("/" not in model, f"model={model!r} is no folder: give one with a config.json, or a model by its name")
+    return model_shape(model)
+
+
 def autoregressive_shape(model: str, system: str) -> ModelShape:
-    shape = model_shape(model)
+    shape = shape_named(model)
     if shape.name.lower().startswith(DIFFUSION):
         usable = ", ".join(each.name for each in CATALOGUE if not each.name.lower().startswith(DIFFUSION))
         raise UserError(

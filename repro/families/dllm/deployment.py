@@ -40,7 +40,7 @@ from engines.dllm.scheduling import KvPool, Scheduler, scheduler_of
 from engines.dllm.simulated import RecordingExecutor, Replayed, ReplayedRule, ReplayingExecutor, RooflineExecutor
 from engines.errors import UserError, require
 from engines.knobs import given_to
-from repro.families.cost import describe_calibration, fit_of, load_calibration
+from repro.families.cost import DENOISING, describe_calibration, fit_of, load_calibration
 from repro.families.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, Batching
 from repro.families.dllm.record import drive_engine, step_requests
 from repro.families.dllm.requests import grade_run
@@ -186,6 +186,13 @@ class DllmDeployment:
         how = "assumed" if fit_of(card) is None else "fitted"
         return charged.describe(card, f"{1e3 * calibration.step_overhead_s:g} ms a step {how}")
 
+    def _estimates(self) -> Mapping[str, Any]:
+        """What of a composed run's times is estimated."""
+        settings, card = self.settings, self.settings.platform.gpu
+        if not settings.is_simulated or card is None:
+            return {}
+        return settings.charged.estimates(card, settings.shape, {(DENOISING, 1): 1.0})
+
     def run(self, workload: Workload, on_progress: OnProgress | None = None) -> RunRecord:
         settings, card = self.settings, self.settings.platform.gpu
         clock = VirtualClock() if settings.is_simulated else WallClock()
@@ -212,7 +219,7 @@ class DllmDeployment:
             model=settings.model,
             system=self.method.title,
             calibration=self._charged_text(card) if settings.is_simulated and card else None,
-            facts={**measured.facts, "batch_ran": batches, **spent},
+            facts={**measured.facts, "batch_ran": batches, **spent, **self._estimates()},
         )
 
 

@@ -1,0 +1,98 @@
+"""The shape of a causal model that a folder's ``config.json`` describes, as the hub has it: dense decoders, and mixtures of experts.
+
+Every field that changes what a step takes is read; values that no simulated step knows are refused by name. No weights are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engines.errors import UserError, require
+from engines.models.checkpoint import published_config
+from engines.models.config import SAID, Hidden, Layers, read_numbers, refuse_unsupported, require_fields
+from engines.models.qwen2_config import CAUSAL_TYPES, CausalConfig
+from engines.models.shape import CATALOGUE, ModelShape, ReadShape
+
+_MIXTURES: Mapping[str, tuple[str, str, str]] = {
+    "mixtral": ("mistral", "num_local_experts", "intermediate_size"),
+    "qwen2_moe": ("qwen2", "num_experts", "moe_intermediate_size"),
+    "qwen3_moe": ("qwen3", "num_experts", "moe_intermediate_size"),
+}
+"""By ``model_type``: the dense model that has the same attention, and the fields of the experts' number and hidden width."""
+_IMPLEMENTED: Mapping[str, tuple[Any, ...]] = {
+    "torch_dtype": ("bfloat16", "float16", None),
+    "dtype": ("bfloat16", "float16", None),
+    "decoder_sparse_step": (1, None),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Experts:
+    num_experts: Layers
+    experts_per_token: Layers
+    mlp_hidden: Hidden
+    shared_hidden: Hidden | None = None
+    """The hidden width of an expert that every token gets besides."""
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """The shape of the model in a folder: one of the catalogue where all sizes are those of one, else it has the folder's name."""
+    types = (*CAUSAL_TYPES, *_MIXTURES)
+    raw = published_config(folder, ", ".join(types))
+    try:
+        shape = _shape(raw, types, folder.resolve().name)
+    except UserError as error:
+        raise UserError(f"model={str(folder)!r}: {error}") from None
+    for known in CATALOGUE:
+        if shape.dimensions | {"name": known.name} == known.dimensions:
+            return known
+        if shape.name.lower() == known.name.lower():
+            shape = replace(shape, name=f"{shape.name} (config.json)")
+    return shape
+
+
+def _shape(raw: Mapping[str, Any], types: tuple[str, ...], name: str) -> ModelShape:
+    kind: Any = raw.get("model_type")
+    require(kind in types, f"config.json has model_type={kind!r}: give one of {', '.join(types)}")
+    refuse_unsupported(raw, _IMPLEMENTED)
+    dense = dict(raw)
+    experts: dict[str, Any] = {}
+    if kind in _MIXTURES:
+        dense["model_type"], *fields = _MIXTURES[kind]
+        dense.setdefault("sliding_window", None)
+        experts = _experts(raw, *fields)
+    config = CausalConfig.from_dict(dense)
+    require(
+        config.sliding_window is None,
+        f"config.json has sliding_window={config.sliding_window}, and simulated steps attend to the whole context: use a model without",
+    )
+    sizes = {each: getattr(config, each) for each in ("d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim")}
+    return ReadShape(
+        name=name,
+        **sizes,
+        **{"mlp_hidden": config.mlp_hidden_size, **experts},
+        vocab_rows=config.vocab_size,
+        tied=config.weight_tying,
+        qkv_bias=config.qkv_bias,
+        qk_norm=config.qk_norm,
+    )
+
+
+def _experts(raw: Mapping[str, Any], number: str, hidden: str) -> dict[str, Any]:
+    """Fields of the shape. Layers that the config lists have one MLP in place of experts."""
+    names = {
+        "num_experts": number,
+        "experts_per_token": "num_experts_per_tok",
+        "mlp_hidden": hidden,
+        "shared_hidden": "shared_expert_intermediate_size",
+    }
+    require_fields(raw, [each for each in names.values() if each != names["shared_hidden"]])
+    found = read_numbers(_Experts, raw, names)
+    dense = raw.get("mlp_only_layers") or []
+    require(isinstance(dense, list), f"{SAID}mlp_only_layers={dense!r} must be a list of layers")
+    if dense:
+        found |= {"dense_layers": len(dense), "dense_hidden": raw["intermediate_size"]}
+    return found

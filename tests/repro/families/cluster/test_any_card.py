@@ -1,0 +1,83 @@
+"""Simulated autoregressive systems on every card with kernel tables, of models that a config.json describes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.cells import a_cell, ran
+from support.command import refused, repro
+from support.refusals import refuses
+from support.tables import data_beside
+
+from engines.cost.kernels import cards
+from repro.runs.family import Family
+from repro.runs.record import RunRecord
+from repro.runs.system import SYSTEMS
+
+CONFIGS = data_beside(Path(__file__).parents[3] / "engines" / "models" / "x.py", "hub_configs")["read"]
+DEPLOYMENTS = {
+    "vllm-sim": "TP2x2",
+    "continuum-sim": "TP2x2",
+    "dynamo-sim": "P:TP2x1 D:TP2x1",
+    "ampd": "P:TP2x1 D:TP2x1",
+}
+OWN = {"workload": "support.own:Dialogues", "num_prompts": 12}
+
+
+def folder(place: Path, name: str) -> str:
+    (place / name).mkdir()
+    (place / name / "config.json").write_text(json.dumps(CONFIGS[name]["config"]))
+    return str(place / name)
+
+
+def run(system: str, card: str, model: str, **knobs: object) -> RunRecord:
+    deployment = {"deployment": DEPLOYMENTS[system]} if system in DEPLOYMENTS else {}
+    asked = a_cell(system, "Dialogues", card, "roofline", rate=2.0, **{"model": model, **OWN, **deployment, **knobs})
+    _, record = ran(asked)
+    family: Family = SYSTEMS.get(system).family
+    assert family.assess(record).reasons == ()
+    return record
+
+
+@pytest.mark.parametrize("system", [*DEPLOYMENTS, "laps"])
+def test_every_system_runs_on_every_card_with_tables(system, tmp_path):
+    model, sums = folder(tmp_path, "Llama-3.1-8B-Instruct"), {}
+    for card in cards():
+        record = run(system, card, model)
+        assert record.manifest["model"] == "Llama-3.1-8B-Instruct"
+        assert f"{card}, composed of" in record.manifest["calibration"]
+        assert 0.2 < record.facts["estimated_share"] < 1.0
+        assert record.facts["extrapolated"] == []
+        sums[card] = sum(record.tables["requests"]["first_output_s"])
+    assert sums["l40s"] > sums["a100"] > sums["h100"] > sums["b200"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_family_of_models_is_served(name, tmp_path):
+    """The largest mixture does not fit two cards, and experts of 1,408 are in no table."""
+    model, knobs = folder(tmp_path, name), {"deployment": "TP4x1" if "8x22B" in name else "TP1x1"}
+    if "A2.7B" in name:
+        with refuses("hidden=1408"):
+            run("vllm-sim", "h200", model, **knobs)
+        knobs["cost"] = "roofline"
+    record = run("vllm-sim", "h200", model, **knobs)
+    many = [each for each in record.facts.get("extrapolated", ()) if "32 K/V heads" in each]
+    assert bool(many) == (name == "Llama-2-7b-hf")
+
+
+def test_commands_take_a_card_and_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path, "Yi-6B")
+    rows = ({"arrival_s": 0.3 * n, "rounds": [[500 + n, 20, 0]]} for n in range(8))
+    (tmp_path / "mine.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    options = "--system vllm-sim --platform l40s --model Yi-6B --workload mine.jsonl --knob num_gpus=2 --result-dir runs --json"
+    (made,) = json.loads(repro(f"bench {options}").out)["runs"]
+    assert made["facts"]["num_gpus"] == 2
+    assert made["facts"]["slo"] == {"ttft_s": None, "itl_s": None}
+    shutil.rmtree("runs")
+    (usual,) = json.loads(
+        repro("bench --system vllm-sim --platform h100 --workload mine.jsonl --json --result-dir runs").out
+    )["runs"]
+    assert usual["facts"]["num_gpus"] == 8
+    refused(repro("bench --system vllm-sim --platform h100 --model ./nosuch --workload mine.jsonl"), "model='./nosuch'")
