@@ -109,10 +109,7 @@ class TrainConfig(Checked):
     threads: int = 1
     """More threads change the order of sums, hence the weights; on two cores the gain is small."""
     log_every: int = 50
-    evaluate_every: int = 1000
     save_every: int = 200
-    quick_problems: int = 16
-    """Held-out problems per task of the evaluation during training."""
     final_problems: int = 500
 
     @property

@@ -24,10 +24,9 @@ from engines.models.decoder import BlockModel
 from engines.models.llada import LLaDAModelLM
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.files import replace_bytes, writable_file, writable_folder
-from repro.tasks.mini import GENERATORS
 from repro.training.config import TrainConfig
 from repro.training.data import make_batch
-from repro.training.evaluate import batched_attention, masked_attention, measure_accuracy
+from repro.training.evaluate import batched_attention, masked_attention
 from repro.training.export import MADE, export_checkpoint, load_model
 from repro.training.initialisation import initialise
 from repro.training.objective import MaskedBatch, double_batch, mask_batch, masked_loss
@@ -36,7 +35,6 @@ from repro.training.tokenizer import TOKENIZER_FILES, save_tokenizer, train_toke
 log = logging.getLogger(__name__)
 
 STATE_FILE = "state.pt"
-QUICK_SEED = 7_001
 
 
 @dataclass(kw_only=True)
@@ -50,7 +48,7 @@ class Trainer:
     """Muon for the matrices of the blocks, AdamW for the rest."""
     step: int = 0
     wall_s: float = 0.0
-    """Seconds spent so far, quick evaluations included, over all resumed parts."""
+    """Seconds spent so far, over all resumed parts."""
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def loss(self) -> Tensor:
@@ -86,22 +84,6 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
         return loss.item()
-
-    def quick_accuracy(self) -> dict[str, float]:
-        """Exact match on a few held-out problems of each task, at the largest block length."""
-        result = {}
-        for task in self.config.tasks:
-            problems = GENERATORS[task](QUICK_SEED, self.config.quick_problems, "heldout")
-            with self.autocast():
-                accuracy = measure_accuracy(
-                    self.model,
-                    self.tokenizer,
-                    problems,
-                    gen_length=self.config.gen_length,
-                    block_length=max(self.config.own_block_lengths),
-                )
-            result[task] = accuracy.exact
-        return result
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast("cpu", dtype=torch.bfloat16) if self.config.bfloat16 else nullcontext()
@@ -245,15 +227,10 @@ def _train(trainer: Trainer, last: int, state_path: Path) -> None:
             at_end = step == last
             bar.update(task, completed=step)
             if step % config.log_every == 0 or at_end:
-                entry: dict[str, Any] = {"step": step, "loss": sum(losses) / len(losses), "wall_s": trainer.wall_s}
+                entry = {"step": step, "loss": sum(losses) / len(losses), "wall_s": trainer.wall_s}
                 losses.clear()
-                if config.quick_problems and (step % config.evaluate_every == 0 or step == config.steps):
-                    bar.update(task, description="training: a quick evaluation")
-                    entry |= {"quick_accuracy": trainer.quick_accuracy()}
-                    trainer.wall_s = before + time.perf_counter() - began
-                    bar.update(task, description="training")
                 trainer.history.append(entry)
-                log.info("%s", "  ".join(f"{key} {_short(value)}" for key, value in entry.items()))
+                log.info("step %d  loss %.4g  wall_s %.4g", *entry.values())
             if step % config.save_every == 0 or at_end:
                 trainer.save(state_path)
 
@@ -261,9 +238,3 @@ def _train(trainer: Trainer, last: int, state_path: Path) -> None:
 def _progress() -> Progress:
     """Shows a bar on a terminal, of which nothing stays; nothing otherwise: the log carries the same facts."""
     return Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{key}={_short(item)}" for key, item in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -37,7 +37,6 @@ SMALL = TrainConfig(
     warmup_steps=4,
     log_every=4,
     save_every=8,
-    quick_problems=0,
     final_problems=2,
     bfloat16=False,
     curriculum=(Stage(until=1.0, num_facts=(1, 3), num_distractors=0, num_used=(1, 2), num_operations=(1, 2)),),
