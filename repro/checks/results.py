@@ -8,8 +8,8 @@ import json
 import os
 import random
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 from math import isclose
 from pathlib import Path
@@ -39,8 +39,6 @@ WORDS = (".csv", ".md", ".txt")
 """Endings of a figure's files that are compared; libraries decide its pictures."""
 WITHOUT_RUNS = "without-runs.csv"
 """Tables of figures whose runs are no longer stored, of scripts and of calibrations, each with its digest."""
-CLAIMS_WITHOUT_RUNS = "claims-without-runs.csv"
-"""Claims that such figures answer, each with the digest of its finding."""
 
 Status = Literal["same", "differs", "by digest"]
 
@@ -244,36 +242,11 @@ def _usual(tables: Iterable[RunTable]) -> dict[tuple[str, str], RunTable]:
 
 
 def judged_text(paper: str, path: Path, usual: Mapping[tuple[str, str], RunTable]) -> str:
-    """What a file of claims says by the tables. A row that rests on a figure without a table keeps its value, and is judged again."""
+    """What a file of claims says by the tables. A figure without all its runs answers none."""
     claims = read_claims(PAPERS[paper].claims, paper)
-    findings, without_table = list[Finding](), set[str]()
-    for source in sources(PAPERS[paper].entries):
-        runs = _runs_of(source, usual)
-        if runs is None:
-            without_table.add(source.command)
-        else:
-            findings += source.findings(runs)
-    kept = {each.claim: each for each in _kept_findings(claims, path, without_table)}
-    findings = [*(each for each in findings if each.claim not in kept), *kept.values()]
+    runs_of = ((source, _runs_of(source, usual)) for source in sources(PAPERS[paper].entries))
+    findings = [finding for source, runs in runs_of if runs is not None for finding in source.findings(runs)]
     return claims_file.as_csv(judge_all(claims, findings, claims_file.read_flips(paper, path.parent)))
-
-
-def _kept_findings(claims: Sequence[Claim], path: Path, without_table: Set[str]) -> Iterator[Finding]:
-    """Findings of the listed rows that rest on a figure without a table; raises UserError where a row is not as it is listed."""
-    listed = read_digests(path.parent / CLAIMS_WITHOUT_RUNS)
-    rows = {row["id"]: row for row in (claims_file.read(path) if path.is_file() else [])}
-    for claim in claims:
-        row = rows.get(claim.id)
-        if row is None or claim.id not in listed or without_table.isdisjoint(row["command"].split(" && ")):
-            continue
-        finding = claims_file.finding_of(claim, row)
-        if digest_of_finding(finding) != listed[claim.id]:
-            raise UserError(f"{claim.id} is not as it was drawn, and its figure has no table of runs: restore its row")
-        yield finding
-
-
-def digest_of_finding(finding: Finding) -> str:
-    return hashlib.sha256(json.dumps(asdict(finding)).encode()).hexdigest()
 
 
 def _runs_of(source: FigureSource, usual: Mapping[tuple[str, str], RunTable]) -> list[StoredRun] | None:
