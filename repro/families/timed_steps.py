@@ -5,7 +5,6 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,7 +33,6 @@ WORK = (
 REQUIRED = (*TOTALS, SECONDS)
 COLUMNS = (*WORK, SECONDS, MODEL, NAME)
 RUN_SUFFIX = ".jsonl.gz"
-TIMED_RUN = "repro.families.timed_steps"
 MOST_ROWS = 100
 """Each is left out once, and all others are fitted again."""
 
@@ -42,8 +40,7 @@ MOST_ROWS = 100
 def read_steps(path: Path, model: str) -> list[TimedStep]:
     """Those in a CSV, or of a stored run. ``model`` is that of rows which name none."""
     if path.name.endswith(RUN_SUFFIX):
-        steps: list[TimedStep] = import_module(TIMED_RUN).steps_of_run(path, MOST_ROWS)
-        return steps
+        return steps_of_run(path, MOST_ROWS)
     reader = csv.DictReader(io.StringIO(read_text("measured", path)), strict=True)
     try:
         rows = list(reader)
