@@ -12,7 +12,6 @@ from paper_figures.ampd import attainment as gains_of
 from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, knee, length, readings, table2
 from paper_figures.ampd.attainment import Attainments, gains, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, RATES, grid, panel_of, panels
-from paper_figures.common.panel import Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import said
 from repro.families.cluster.planning import PLANNER_SYSTEM
@@ -254,17 +253,6 @@ def test_figure_7_has_a_line_a_method_and_no_interval_below_zero():
 def test_all_titles_are_told_apart():
     titles = [each.title for each in CONTENDERS.values()]
     assert len(titles) == len(set(titles))
-
-
-def test_what_the_paper_says_of_attainments_is_drawn_at_its_rates():
-    """A baseline that AMPD exceeds by a gain attains at most 100 % over it; in one cell the values follow."""
-    empty = Panel(title="", layers=[])
-    gaia = fig4.with_printed(empty, panel_of("Llama-3.1-70B", "gaia"), (2.0, 2.4))
-    bounds = {layer.label: dict(zip(layer.places, layer.bounds, strict=True)) for layer in gaia.layers}
-    assert bounds["Dynamo (at most, from the printed gain)"][2.4] == pytest.approx(100 / 10.68)
-    known = fig4.with_printed(empty, panel_of("Llama-3.1-70B", "dureader"), (2.0,))
-    marks = {layer.label: (layer.place, layer.value) for layer in known.layers}
-    assert marks == {"AMPD (paper)": (2, 65.66), "Dynamo (paper)": (2, 45.45), "vLLM (paper)": (2, 38.38)}
 
 
 def test_a_knee_beyond_the_rates_is_said_to_lie_there():

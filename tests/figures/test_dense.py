@@ -6,19 +6,16 @@ import pytest
 from matplotlib.figure import Figure
 from support.cells import L40S, RTX4090
 from support.figure_runs import figure_runs
-from support.stored_runs import drawn_lines, runs_of
 from support.text_boxes import overprinted
 
 from paper_figures.dllm_serve import fig3, fig4, fig5, fig7, table4
 from paper_figures.dllm_serve.comparison import contender_of
 from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
 from repro.reports.figures import View, default_reading
-from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 
-L40S_VIEW = View(platform=L40S, reading="policy", accuracy="dense")
 COMPARED = {
     "fig3": (fig3.FIGURE, RTX4090),
     "fig4": (fig4.FIGURE, RTX4090),
@@ -31,11 +28,6 @@ TITLE = "dLLM-Serve with one refresh"
 
 def dense(where, num_runs: int = 1) -> View:
     return View(platform=where, reading=default_reading(where), accuracy="dense", num_runs=num_runs)
-
-
-def speed(cell: Cell) -> float:
-    """One refresh makes a quarter more than two, and dLLM-Serve with two twice what others make."""
-    return {SINGLE_REFRESH: 100.0, "dllm-serve": 80.0}.get(contender_of(cell), 40.0)
 
 
 @pytest.mark.parametrize("name", COMPARED)
@@ -51,13 +43,6 @@ def test_one_refresh_is_compared_at_equal_accuracy_and_nowhere_else(name):
     assert all(kept.items() <= cell.knob_values.items() for cell in single)
     prepare(single[0])
     assert not any("refresh_delay" in cell.knob_values for cell in module.cells(replace(view, accuracy="usual")))
-
-
-def test_a_curve_of_its_own(tmp_path, drawn):
-    fig3.FIGURE.render(runs_of(fig3.FIGURE.cells(L40S_VIEW), speed), L40S_VIEW, tmp_path)
-    lines = drawn_lines(drawn[0].axes[0])
-    assert lines[TITLE].get_linestyle() == "--"
-    assert lines[TITLE].get_color() == lines["dLLM-Serve"].get_color()
 
 
 @pytest.mark.parametrize("name", ["fig3", "fig4", "fig5", "fig7"])

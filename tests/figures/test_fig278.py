@@ -1,15 +1,12 @@
 """Figures 2, 7 and 8: memory split, lengths, ablation."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from support.cells import CPU_TINY, L40S, RTX4090
-from support.stored_runs import FAILED, caption_of, changed, read_csv, runs_of, text_of
+from support.stored_runs import FAILED, changed, runs_of
 
-from engines.dllm.memory import divide_memory
-from paper_figures.dllm_serve import fig2, fig3, fig7, fig8
-from paper_figures.dllm_serve.layout import shape_of
-from repro.families.platforms import DllmPart
+from paper_figures.dllm_serve import fig3, fig7, fig8
 from repro.reports.ablation import COMPONENTS, LADDER, component, rungs
 from repro.reports.figures import View
 from repro.runs.cell import Cell
@@ -20,28 +17,6 @@ pytestmark = pytest.mark.usefixtures("unsaved")
 CPU_VIEW = View(platform=CPU_TINY, reading="efficient")
 CARD_VIEW = View(platform=RTX4090, reading="published")
 L40S_VIEW = View(platform=L40S, reading="published")
-
-
-def test_measured_memory_split_comes_from_the_runs(tmp_path, drawn):
-    cells = fig2.FIGURE.cells(CPU_VIEW)
-    assert [dict(cell.knobs) for cell in cells] == [{"logit_rows": "monolithic"}, {}]
-    config, shape = fig2._config(CPU_TINY), shape_of(CPU_TINY)
-    runs = []
-    for run in runs_of(cells, lambda _: 100.0):
-        mode = run.cell.knob_values.get("logit_rows", "decomposed")
-        plan = divide_memory(
-            shape, CPU_TINY.part(DllmPart).memory_bytes, config, logit_rows=mode, activations_measured_bytes=10**6
-        )
-        runs.append(changed(run, record=run.record.with_manifest(facts={"memory_plan": asdict(plan)})))
-    rendered = fig2.FIGURE.render(runs, CPU_VIEW, tmp_path)
-    rows = read_csv(rendered)
-    assert [(row["logits"], row["activation_bytes"], row["obtained"]) for row in rows] == [
-        ("monolithic", "1000000", "measured"),
-        ("decomposed", "1000000", "measured"),
-    ]
-    assert "measured: A Processor 9000, 2 cores; embedded tiny LLaDA" in text_of(drawn[0])
-    assert "64 is the scheduler's cap (max_num_seqs), not the memory's." in caption_of(rendered)
-    assert drawn[0].axes[0].get_xlim()[1] == pytest.approx(1.02 * 64 * 2**20 / 10**6)
 
 
 def by_length(cell: Cell) -> float:
@@ -57,12 +32,6 @@ def test_lengths_grid_shares_its_common_point():
     tiny = fig7.FIGURE.cells(CPU_VIEW)
     assert {cell.knob_values["input_len"] for cell in tiny} == {25, 50, 75, 100, 125, 150}
     assert {cell.knob_values["gen_length"] for cell in tiny} == {32, 64, 96, 128}
-
-
-def test_both_panels_have_one_scale(tmp_path, drawn):
-    fig7.FIGURE.render(runs_of(fig7.FIGURE.cells(L40S_VIEW), by_length), L40S_VIEW, tmp_path)
-    assert len({axes.get_ylim() for axes in drawn[0].axes}) == 1
-    assert fig7.FIGURE.findings(runs_of(fig7.FIGURE.cells(CPU_VIEW), by_length), CPU_VIEW) == []
 
 
 def test_an_invalid_length_is_left_out(tmp_path):
@@ -94,14 +63,6 @@ def test_a_simulated_ladder_shares_its_ends_with_figure_3():
         # Measured rungs are compared with each other alone, and made together.
         assert sum(cell.key in top for cell in cells) == (2 * 3 if view is CARD_VIEW else 0)
     assert {cell.comparison for cell in fig8.FIGURE.cells(CPU_VIEW)} == {"fig8"}
-
-
-def test_ladder(tmp_path, drawn):
-    runs = runs_of(fig8.FIGURE.cells(CARD_VIEW), climb)
-    fig8.FIGURE.render(runs, CARD_VIEW, tmp_path)
-    assert sum(rung.is_ours for rung in LADDER) == 3
-    hatched = [c.get_label() for c in drawn[0].axes[0].containers if c.patches and c.patches[0].get_hatch()]
-    assert hatched == ["+ static batching", "+ single refresh", "+ look-ahead admission"]
 
 
 def test_ladder_with_a_missing_rung(tmp_path):
@@ -142,28 +103,3 @@ def test_components_start_with_themselves_switched_off():
         assert len(keys) == len(each.variants) > 1
     with pytest.raises(Exception, match="component='nosuch' is unknown"):
         component("nosuch")
-
-
-def spent(run: StoredRun) -> StoredRun:
-    """dLLM-Serve takes 4 s of a processor whatever it runs as, the others 1 s: a quarter of what the wall's time says."""
-    seconds = 4.0 if run.cell.system == "dllm-serve" else 1.0
-    return changed(run, record=run.record.with_manifest(facts={**run.facts, "processor_s": seconds}))
-
-
-def test_a_measured_ratio_is_told_by_processor_time_too(tmp_path, drawn):
-    """All runs commit the same number of tokens, so only the processor's seconds tell them apart by it."""
-    runs = [spent(run) for run in runs_of(fig7.FIGURE.cells(CPU_VIEW), by_length)]
-    rendered = fig7.FIGURE.render(runs, CPU_VIEW, tmp_path)
-    by_wall, by_processor = (
-        rendered.columns.index(f"dLLM-Serve / Sparse-dLLM{how}") for how in ("", ", by processor time")
-    )
-    assert {row[by_processor] for row in rendered.rows} == {"0.2"}
-    assert len({row[by_wall] for row in rendered.rows}) > 3
-    ours = next(row for row in read_csv(rendered) if row["system"] == "dllm-serve")
-    assert float(ours["tokens_per_processor_s"]) == pytest.approx(4 * 64 / 4.0)
-    assert "dLLM-Serve / Sparse-dLLM, by processor time" in {each.get_text() for each in drawn[0].legends[0].texts}
-
-    runs = [spent(run) for run in runs_of(fig8.FIGURE.cells(CPU_VIEW), climb)]
-    rendered = fig8.FIGURE.render(runs, CPU_VIEW, tmp_path)
-    assert [float(row["by_processor_time"]) for row in read_csv(rendered)[:2]] == pytest.approx([1.0, 0.25])
-    assert "by processor time" in {each.get_text() for each in drawn[1].legends[0].texts}

@@ -2,15 +2,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from matplotlib.colors import to_hex
 from support.cells import CPU_TINY, RTX4090
-from support.stored_runs import CPU, FAILED, caption_of, changed, drawn_lines, panel, read_csv, runs_of, stored, text_of
+from support.stored_runs import CPU, caption_of, changed, drawn_lines, panel, read_csv, runs_of, stored, text_of
 
 import repro.paths
 from engines.errors import UserError
 from paper_figures.common import style
 from paper_figures.dllm_serve import fig3, rates
-from paper_figures.dllm_serve.comparison import OURS
 from paper_figures.dllm_serve.comparison import SYSTEMS as COMPARED
 from repro.families.platforms import DllmPart
 from repro.reports.figures import View
@@ -24,7 +22,6 @@ pytestmark = pytest.mark.usefixtures("unsaved")
 RATES = (2.0, 4.0, 8.0, 16.0)
 CPU_VIEW = View(platform=CPU_TINY.with_part(DllmPart, rates=RATES), reading="efficient")
 CARD_VIEW = View(platform=RTX4090, reading="published")
-TITLES = ["dLLM-Serve", "Fast-dLLM", "dLLM-Cache", "Sparse-dLLM"]
 
 
 def throughput(cell: Cell) -> float:
@@ -70,78 +67,6 @@ def test_readings_share_the_runs_of_dllm_serve():
     shared = set.intersection(*grids)
     assert len(shared) == 3 * len(CARD_VIEW.dllm.rates)
     assert len(set.union(*grids)) == sum(map(len, grids)) - 2 * len(shared)
-
-
-def beside(system: str) -> list[float]:
-    """Where a line's points lie: beside their rates, so that systems that are alike hide none."""
-    by = rates.BESIDE * (max(RATES) - min(RATES)) * (COMPARED.index(system) - (len(COMPARED) - 1) / 2)
-    return [rate + by for rate in RATES]
-
-
-def test_measured_figure(tmp_path, drawn):
-    """What a table does not show: where lines lie, their looks, and where the axis ends."""
-    fig3.FIGURE.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
-    (picture,) = drawn
-    assert {axes.get_xlabel() for axes in picture.axes} == {"arrival rate (req/s)"}
-    assert picture.axes[0].get_ylabel() == "throughput (tok/s)\nhigher is better"
-    for axes in picture.axes:
-        found = drawn_lines(axes)
-        assert set(found) == {"offered load", *TITLES}
-        ours = found["dLLM-Serve"]
-        assert list(ours.get_xdata()) == pytest.approx(beside(OURS))
-        assert list(ours.get_ydata()) == pytest.approx([120, 240, 480, 480])
-        assert (to_hex(ours.get_color()).upper(), ours.get_marker()) == ("#0072B2", "o")
-        assert ours.get_fillstyle() == "full"
-        load = found["offered load"]
-        assert [y / x for x, y in zip(load.get_xdata(), load.get_ydata(), strict=True)] == pytest.approx([64, 64])
-        assert axes.get_ylim()[1] == pytest.approx(1.15 * 480)  # the load goes on beyond: it is cut, not fitted
-    (legend,) = picture.legends
-    assert {text.get_text() for text in legend.get_texts()} == {"offered load", *TITLES}
-    assert f"measured: {CPU}, 2 cores; embedded tiny LLaDA" in text_of(picture)
-
-
-def test_repeats_are_drawn_with_their_interval(tmp_path, drawn):
-    view = replace(CPU_VIEW, num_runs=3)
-    runs = runs_of(fig3.FIGURE.cells(view), lambda cell: throughput(cell) * (1 + 0.1 * (cell.seed - 1)))
-    rendered = fig3.FIGURE.render(runs, view, tmp_path)
-    (container,) = (c for c in drawn[0].axes[0].containers if c.get_label() == "Fast-dLLM")
-    line, _, (bars,) = container
-    assert list(line.get_ydata()) == pytest.approx([20] * 4)
-    low, high = bars.get_segments()[0][:, 1]
-    # Student's t(2) at 95 % is 4.3027; values 18, 20, 22 have s = 2.
-    assert (high - low) / 2 == pytest.approx(4.3027 * 2 / 3**0.5, rel=1e-4)
-    assert len(read_csv(rendered)) == len(runs)
-
-
-def test_peaks_without_a_rate_lie_across_the_panel_of_the_papers_card(tmp_path, drawn):
-    fig3.FIGURE.render(made(CARD_VIEW), CARD_VIEW, tmp_path)
-    (picture,) = drawn
-    printed = {label: line for label, line in drawn_lines(panel(picture, "Burst")).items() if "paper" in label}
-    assert {label: set(line.get_ydata()) for label, line in printed.items()} == {
-        "dLLM-Serve (paper: peak)": {76.6},
-        "Fast-dLLM (paper: peak)": {42.4},
-    }
-    assert {tuple(line.get_xdata()) for line in printed.values()} == {(0, 1)}  # across the panel: no rate is printed
-    assert "composed: NVIDIA RTX 4090 24 GB, LLaDA-8B" in text_of(picture)
-
-
-def test_invalid_runs_are_crossed_and_named(tmp_path, drawn):
-    runs = made(CPU_VIEW)
-    bad = next(i for i, run in enumerate(runs) if run.cell.system == "dllm-serve" and run.cell.rate == 8.0)
-    runs[bad] = changed(runs[bad], validity=FAILED)
-    rendered = fig3.FIGURE.render(runs, CPU_VIEW, tmp_path)
-    (picture,) = drawn
-    found = drawn_lines(panel(picture, "LiveBench"))
-    cross = found["dLLM-Serve, INVALID run"]
-    places = beside(OURS)
-    assert (cross.get_marker(), list(cross.get_xdata()), list(cross.get_ydata())) == (
-        *("x", pytest.approx(places[2:3])),
-        [pytest.approx(480)],
-    )
-    assert list(found["dLLM-Serve"].get_xdata()) == pytest.approx([*places[:2], places[3]])
-    assert "INVALID" not in "".join(drawn_lines(panel(picture, "Burst")))
-    assert f"INVALID: {runs[bad].cell.folder_name}: 1 of 4 requests failed, the first with: x" in rendered.notes
-    assert [row["valid"] for row in read_csv(rendered)].count("false") == 1
 
 
 def test_a_system_without_a_valid_run_has_no_peak(tmp_path):

@@ -6,7 +6,7 @@ from support.cells import CPU_TINY, RTX4090
 from support.figure_runs import by_claim
 from support.perturbed_runs import unmoved
 from support.refusals import refuses
-from support.stored_runs import FAILED, changed, drawn_lines, panel, read_csv, stored, text_of
+from support.stored_runs import FAILED, changed, read_csv, stored
 
 from engines.errors import UserError
 from paper_figures.common import style
@@ -24,7 +24,6 @@ pytestmark = pytest.mark.usefixtures("unsaved")
 VIEW = View(platform=CPU_TINY, reading="efficient")
 TWICE = replace(VIEW, num_runs=2)
 N = 20
-PANELS = {"mini-code": "(a) mini-code, pass@1", "mini-gsm": "(b) mini-gsm, last number"}
 
 
 def solved(cell: Cell) -> int:
@@ -87,29 +86,6 @@ def test_grid_differs_in_the_selection_alone():
     assert {cell.seed for cell in fig6.FIGURE.cells(TWICE)} == {0, 1}
     with refuses("platform='rtx4090'"):
         fig6.FIGURE.cells(View(platform=RTX4090, reading="published"))
-
-
-def test_curves_with_their_intervals(tmp_path, drawn):
-    rendered = fig6.FIGURE.render(made(VIEW), VIEW, tmp_path)
-    lines = drawn_lines(panel(drawn[0], PANELS["mini-gsm"]))
-    assert list(lines["dense (every row kept)"].get_ydata()) == pytest.approx([95, 95])
-    for container in panel(drawn[0], PANELS["mini-gsm"]).containers:
-        (bars,) = container[2]
-        first = bars.get_segments()[0]
-        low, high = wilson_interval(8 if "head" in str(container.get_label()) else 2, N)
-        assert list(first[:, 1]) == pytest.approx([100 * low, 100 * high])
-    assert "measured: A Processor 9000" in text_of(drawn[0])
-    printed = drawn_lines(panel(drawn[0], PANELS["mini-code"]))["head, paper (LLaDA-8B)"]
-    assert (list(printed.get_xdata()), list(printed.get_ydata())) == ([10 + fig6.PRINTED_BESIDE], [20.1])
-    assert printed.get_fillstyle() == "none"
-    assert any(
-        "mini-gsm at 10 %: head-level 40.0 %, uniform 10.0 % (+30.0 points; 8 problems" in note
-        for note in rendered.notes
-    )
-    assert any(
-        note.startswith("mini-gsm at 50 %: uniform is ahead by 15.0 points (exact McNemar test p = 0.55)")
-        for note in rendered.notes
-    )
 
 
 def test_repeats_are_pooled(tmp_path):

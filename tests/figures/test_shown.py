@@ -1,4 +1,4 @@
-"""What figures show of made-up runs, as ``shown.csv`` holds its digests: no number, row or word changes by the way.
+"""What figures show of made-up runs, as ``shown.csv`` holds its digests: no number, word or look changes by the way.
 
 What is meant to change is stored anew by ``python tests/figures/test_shown.py``, which with the name of a folder writes there all that is
 shown, to be compared with what another commit writes.
@@ -13,6 +13,8 @@ from copy import copy
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -22,6 +24,7 @@ if __name__ == "__main__":
 from support.figure_runs import figure_runs
 from support.stored_runs import FAILED
 
+from paper_figures.common import figure as common
 from repro.families.platforms import platform
 from repro.reports.figures import FIGURES, View, default_reading, pictures
 from repro.runs.store import StoredRun
@@ -72,11 +75,23 @@ def shown(name: str, where: str, reading: str, accuracy: str, way: str) -> str:
     figure, here = FIGURES[name].load(), platform(where)
     view = View(platform=here, reading=reading or default_reading(here), accuracy=accuracy, num_runs=2)
     runs = WAYS[way](figure_runs(figure, view))
-    with TemporaryDirectory() as folder, pictures("none"):
+    with TemporaryDirectory() as folder, pictures("none"), drawn() as asked:
         rendered = figure.render(runs, view, Path(folder))
         files = [f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in rendered.files]
+    panels = [str(panel) for call in asked.call_args_list for panel in call.args[0].panels]
     rows = ["; ".join(row) for row in (rendered.columns, *rendered.rows)]
-    return NUMBER.sub(lambda found: f"{float(found[0]):.5g}", "\n".join([*files, *rows, *rendered.notes]))
+    return NUMBER.sub(in_short, "\n".join([*files, *panels, *rows, *rendered.notes]))
+
+
+def in_short(number: re.Match[str]) -> str:
+    """Without the last digits, in which processors differ."""
+    value = float(number[0])
+    return f"{value if abs(value) > 1e-9 else 0.0:.5g}"
+
+
+def drawn() -> Any:
+    """Notes the pictures that are drawn inside the block."""
+    return patch.object(common, "drawn_panels", wraps=common.drawn_panels)
 
 
 def digest(text: str) -> str:
