@@ -43,8 +43,6 @@ class CalibrateOptions:
     """Keep the stored constants, write the report again."""
     write: bool = False
     """Replace the stored constants and report, which every simulation rests on."""
-    sensitivity: bool = False
-    """Instead: how far predictions depend on lengths, batch rule and step overhead; a minute or two."""
     silicon: str | None = None
     """Instead: take a card's kernel times out of the installed package aiconfigurator-core ('.[silicon]'): l40s, a100, h100, h200 or
     b200."""
@@ -61,8 +59,6 @@ class CalibrateOptions:
             return "silicon"
         if platforms.CARD_FILE.fullmatch(self.platform) is not None:
             return "file"
-        if self.sensitivity:
-            return "sensitivity"
         is_fitted_here = self.platform in PROTOCOLS or platforms.platform(self.platform).gpu is None
         return "fit" if is_fitted_here else "suite"
 
@@ -72,7 +68,7 @@ class CalibrateOptions:
 
         mode = self.mode
         said, effective = MODES[mode]
-        for name in ("measured", "out", "dry_run", "keep", "write", "sensitivity"):
+        for name in ("measured", "out", "dry_run", "keep", "write"):
             value = getattr(self, name)
             given = name if value is True else f"{name}={str(value)!r}"
             fix = "leave it out, or give --platform FILE.yaml" if name in ("measured", "out") else "leave it out"
@@ -92,7 +88,7 @@ class CalibrateOptions:
             raise UserError(f"dry_run and {'keep' if self.keep else 'write'}: give one of them")
         replaced = f"{FOLDER / self.silicon}.csv.gz" if self.silicon else f"{CALIBRATION / self.platform}.json"
         require(
-            self.dry_run or self.keep or self.write or self.sensitivity,
+            self.dry_run or self.keep or self.write,
             f"calibrate replaces {replaced}, which simulations rest on: add --write, or --dry-run to see it alone",
         )
 
@@ -100,7 +96,6 @@ class CalibrateOptions:
 MODES = {
     "silicon": ("silicon, which takes kernel times alone", ("dry_run", "write")),
     "file": ("a card of a file", ("measured", "out", "dry_run")),
-    "sensitivity": ("sensitivity, which fits nothing that is kept", ("sensitivity",)),
     "suite": ("a card that gpu-suite fits", ("dry_run", "write")),
     "fit": ("a card that is fitted to stated numbers", ("dry_run", "keep", "write")),
 }
@@ -125,9 +120,6 @@ def calibrate(*, options: CalibrateOptions, json: opt.Json = False) -> None:
         _adopt(card, options.result_dir or RESULTS / card, write=options.write, json=json)
         return
     protocol = protocol_of(card)
-    if options.sensitivity:
-        _print_sensitivity(protocol, json=json)
-        return
     if options.dry_run:
         calibration = _fit(protocol)
         found = report(calibration, [])
@@ -222,22 +214,6 @@ def _fit(protocol: CardProtocol) -> Any:
 
     with counting(f"fitting {protocol.card}, runs:") as advance:
         return fit(protocol, on_run=advance)
-
-
-def _print_sensitivity(protocol: CardProtocol, *, json: bool) -> None:
-    from repro.paths import CALIBRATION
-    from repro.reports.sensitivity import num_runs, save, sensitivity
-
-    with counting(f"sensitivity of {protocol.card}", num_runs(protocol)) as advance:
-        found = sensitivity(protocol, on_run=advance)
-    path = save(found, CALIBRATION / f"{protocol.card}-sensitivity.csv")
-    if json:
-        print_json({"rows": [row._asdict() for row in found]})
-        return
-    for table in dict.fromkeys(row.table for row in found):
-        own = [(row.item, row.setting, f"{row.value:.4g}", row.unit) for row in found if row.table == table]
-        print_table(f"What predictions depend on: {table}", ("item", "setting", "value", "unit"), own)
-    say(f"simulated, {protocol.card}, all requests at once; file: {path}")
 
 
 def _judged(platform: str, result_dir: Path) -> list[Judged]:

@@ -88,7 +88,6 @@ def workplace(folder: Path) -> Iterator[None]:
     import repro.families.dllm.on_torch  # takes the loader by name: not the one that is put in its place below
     import repro.gpu_suite.suite
     import repro.reports.fitting
-    import repro.reports.sensitivity
     import repro.runs.sweep
     import repro.training.loop
     from engines.models import loader
@@ -115,7 +114,6 @@ def workplace(folder: Path) -> Iterator[None]:
         mock.patch.object(repro.runs.sweep.Sweep, "run", stop),
         mock.patch.object(repro.gpu_suite.suite.Suite, "run", stop),
         mock.patch.object(repro.reports.fitting, "fit", stop),
-        mock.patch.object(repro.reports.sensitivity, "sensitivity", stop),
         mock.patch.object(repro.checks.goldens, "verify", stop),
         mock.patch.object(repro.training.loop, "build_trainer", stop),
         mock.patch.object(loader, "load_model", load),

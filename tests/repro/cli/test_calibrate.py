@@ -1,8 +1,4 @@
-"""``repro calibrate --sensitivity`` and ``repro bench --batch-rule`` as a user meets them."""
-
-import csv
-import json
-import re
+"""``repro calibrate`` as a user meets it."""
 
 from support.command import repro
 from support.told_suite import checked, step_rows, told_suite
@@ -10,26 +6,6 @@ from support.told_suite import checked, step_rows, told_suite
 from repro import paths
 from repro.families.cost import describe_calibration, load_calibration
 from repro.gpu_suite.calibration import Fitted, calibrated
-from repro.reports import sensitivity
-
-
-def test_sensitivity_prints_and_stores_the_same(monkeypatch, tmp_path):
-    monkeypatch.setattr(sensitivity, "NUM_REQUESTS", 3)
-    monkeypatch.setattr(sensitivity, "LENGTH_SCALES", (0.5, 1.0, 2.0))
-    monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
-    done = repro("calibrate --platform rtx4090 --sensitivity")
-    assert done.code == 0
-    rules = [line for line in done.out.splitlines() if re.fullmatch("-+(  -+)*", line)]
-    assert rules
-    assert max(map(len, rules)) <= 80
-    (path,) = tmp_path.iterdir()
-    assert path.name == "rtx4090-sensitivity.csv"
-    first = path.read_bytes()
-
-    printed = json.loads(repro("calibrate --platform rtx4090 --sensitivity --json").out)["rows"]
-    stored = list(csv.DictReader(path.read_text().splitlines()))
-    assert [row["item"] for row in printed] == [row["item"] for row in stored]
-    assert path.read_bytes() == first
 
 
 def test_what_a_suite_fitted_on_its_card_is_stored(monkeypatch, tmp_path):
