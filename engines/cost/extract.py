@@ -19,6 +19,7 @@ import numpy.typing as npt
 from engines.cost.kernels import (
     BLOCK_FOLDER,
     FOLDER,
+    FP8_FOLDER,
     FRAMEWORKS,
     LISTED_FOLDER,
     Kernel,
@@ -105,7 +106,9 @@ def extracts(card: str, degrees: Sequence[int]) -> dict[Path, Extract]:
     """By the folder of its file: of block-diffusion models on some cards, one at a time, of all others here at the ``degrees``, and all
     that is listed."""
     block = {BLOCK_FOLDER: extract(card, (1,), TABLED)} if card in BLOCK_CARDS else {}
-    return {FOLDER: extract(card, degrees), **block, LISTED_FOLDER: extract_listed(card)}
+    found = {FOLDER: extract(card, degrees), **block, LISTED_FOLDER: extract_listed(card)}
+    fp8 = extract_fp8(card)
+    return found | ({FP8_FOLDER: fp8} if fp8.curves else {})
 
 
 BLOCK_CARDS = ("h100", "h200")
@@ -127,13 +130,12 @@ def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SH
         for _, rank in ranks
         for product in (*layer_products(rank), *dense_layer_products(rank), head_product(rank))
     }
-    kernels: tuple[Kernel, ...] = ("prompt", "decode")
     for framework in FRAMEWORKS:
         listed = _products(found, framework)
         found.curves[framework, "gemm"] = {
             tuple(product): product_curve(product, listed, gpu(card)) for product in products
         }
-        for kernel in kernels:
+        for kernel in ("prompt", "decode"):
             listed = _attention(found, framework, kernel)
             found.curves[framework, kernel] = {
                 (*heads, int(batch)): curve
@@ -152,15 +154,39 @@ def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SH
 def extract_listed(card: str) -> Extract:
     """Every curve of bfloat16 that the package lists, of every framework."""
     found = _opened(card)
-    kernels: tuple[Kernel, ...] = ("prompt", "decode", "prompt-64", "decode-64")
     for framework in FRAMEWORKS:
         found.curves[framework, "gemm"] = _products(found, framework)
-        for kernel in kernels:
+        for kernel in ("prompt", "decode", "prompt-64", "decode-64"):
             found.curves[framework, kernel] = _attention(found, framework, kernel)
-        experts = found.curves.setdefault((framework, "experts"), {})
-        for (*key, _), curve in sorted(_experts(found, framework).items(), key=lambda each: each[0][-1]):
-            experts.setdefault(tuple(key), curve)
+        found.curves[framework, "experts"] = _by_rank(_experts(found, framework))
         _all_reduces(found, framework)
+    return found
+
+
+_FP8: Mapping[str, tuple[Kernel, Kernel]] = {
+    "fp8": ("gemm-fp8", "experts-fp8"),
+    "fp8_block": ("gemm-fp8-block", "experts-fp8-block"),
+}
+"""By the package's name."""
+
+
+def extract_fp8(card: str) -> Extract:
+    """Products and experts in FP8, of every framework that has them on the card."""
+    found = _opened(card)
+    for framework in FRAMEWORKS:
+        for dtype, (gemm, experts) in _FP8.items():
+            listed = _products(found, framework, dtype), _by_rank(_experts(found, framework, dtype))
+            found.curves |= {
+                (framework, kernel): each for kernel, each in zip((gemm, experts), listed, strict=True) if each
+            }
+    return found
+
+
+def _by_rank(experts: Found) -> Found:
+    """By what a rank holds; where several degrees leave it the same, of the least."""
+    found: Found = {}
+    for (*key, _), curve in sorted(experts.items(), key=lambda each: each[0][-1]):
+        found.setdefault(tuple(key), curve)
     return found
 
 
@@ -177,20 +203,24 @@ def _release(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.replace("rc", ".").replace("post", ".").split(".") if part.isdigit())
 
 
-def _products(found: Extract, framework: str) -> Found:
+def _products(found: Extract, framework: str, dtype: str = "bfloat16") -> Found:
     """All that are listed, as the rules leave them."""
     table = found.read("gemm", framework, "gemm")
-    table = table[table.gemm_dtype == "bfloat16"].groupby(["n", "k", "m"]).latency.median().unstack("m") / 1e3
+    table = table[table.gemm_dtype == dtype]
+    if table.empty:
+        return {}
+    table = table.groupby(["n", "k", "m"]).latency.median().unstack("m") / 1e3
     outputs, inputs = (table.index.get_level_values(name).to_numpy(float) for name in ("n", "k"))
     rows = table.columns.to_numpy(float)
     raw = table.to_numpy(float)
     gone = spikes(raw)
     times = filled(rows, raw, gone | np.isnan(raw))
     card = gpu(found.card)
-    weights = 2 * outputs * inputs
-    num_bytes = weights[:, None] + 2 * rows * (outputs + inputs)[:, None]
+    size_bytes = 2 if dtype == "bfloat16" else 1
+    weights = size_bytes * outputs * inputs
+    num_bytes = weights[:, None] + rows * (2 * outputs + size_bytes * inputs)[:, None]
     clean = streamed(times, num_bytes, rows, weights, bandwidth=card.bandwidth, cache=L2_BYTES[found.card])
-    found.rules[framework] = {
+    found.rules[framework if dtype == "bfloat16" else f"{framework} {dtype}"] = {
         "products": int(raw.size),
         "spikes": int(gone.sum()),
         "faster_than_memory": int(clean.impossible.sum()),
@@ -236,10 +266,10 @@ def _attention(found: Extract, framework: str, kernel: Kernel) -> Found:
     return curves
 
 
-def _experts(found: Extract, framework: str) -> Found:
+def _experts(found: Extract, framework: str, dtype: str = "bfloat16") -> Found:
     """Their keys, and the degree that each was measured at."""
     table = found.read("moe", framework, "moe")
-    asked = (table.moe_dtype == "bfloat16") & (table.distribution == ROUTING) & (table.moe_ep_size == 1)
+    asked = (table.moe_dtype == dtype) & (table.distribution == ROUTING) & (table.moe_ep_size == 1)
     curves: Found = {}
     columns = ["hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size"]
     for key, group in table[asked].groupby(columns):

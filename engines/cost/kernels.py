@@ -39,19 +39,22 @@ from engines.cost.roofline import (
 )
 from engines.data import read_bytes
 from engines.errors import UserError, require
-from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE, SHAPES, ModelShape, ReadShape
+from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE, SHAPES, ModelShape, Precision, ReadShape
 
 Framework = Literal["vllm", "sglang", "trtllm"]
 FRAMEWORKS: tuple[Framework, ...] = ("vllm", "sglang", "trtllm")
-Kernel = Literal["gemm", "prompt", "decode", "prompt-64", "decode-64", "experts", "all-reduce"]
+Kernel = str
+"""A name in ``KEYS``."""
 _OF_HEADS = ("heads", "kv_heads", "batch")
+_GEMM: tuple[Kernel, ...] = ("gemm", "gemm-fp8", "gemm-fp8-block")
+_EXPERTS: tuple[Kernel, ...] = ("experts", "experts-fp8", "experts-fp8-block")
 KEYS: Mapping[Kernel, tuple[str, ...]] = {
-    "gemm": ("outputs", "inputs"),
+    **dict.fromkeys(_GEMM, ("outputs", "inputs")),
     "prompt": _OF_HEADS,
     "decode": _OF_HEADS,
     "prompt-64": _OF_HEADS,
     "decode-64": _OF_HEADS,
-    "experts": ("width", "hidden", "chosen", "among"),
+    **dict.fromkeys(_EXPERTS, ("width", "hidden", "chosen", "among")),
     "all-reduce": ("degree",),
 }
 """What tells the curves of a kernel apart. They run over rows (gemm, experts), tokens of each prompt (prompt), tokens of context
@@ -66,6 +69,8 @@ BLOCK_FOLDER = FOLDER / "block"
 """Tables of block-diffusion models, which are no part of what other models' runs rest on."""
 LISTED_FOLDER = FOLDER / "listed"
 """All that the package lists, for models that are in no other table."""
+FP8_FOLDER = LISTED_FOLDER / "fp8"
+"""Products and experts in FP8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +81,6 @@ class Tables:
     """What the file, or all in a folder, hold: the rest follows from it."""
     curves: Mapping[tuple[str, Kernel], Curves] = field(repr=False, compare=False)
     """By framework and kernel, then by key."""
-    other: ClassVar[str] = "cost=roofline"
-    """What a model takes whose kernels are not there."""
     fix: ClassVar[str] = "extract it with repro calibrate --silicon, or use cost=roofline"
 
     def of(self, framework: str, kernel: Kernel) -> Curves:
@@ -103,7 +106,7 @@ class Tables:
         require(
             bool(found),
             f"kernels={framework!r} has no {kernel} of {heads} heads and {kv_heads} K/V heads in its table of "
-            f"{self.card}: use {self.other}",
+            f"{self.card}: use cost=roofline",
         )
         return found
 
@@ -128,11 +131,10 @@ class Tables:
 class ListedTables(Tables):
     """All that a package lists of a card; other products and heads follow from it (``engines.cost.listed``)."""
 
-    other = "other kernels, another degree, or cost=roofline"
-    fix = f"use {other}"
+    fix = "use other kernels, another degree, or cost=roofline"
 
     def curve(self, framework: str, kernel: Kernel, key: tuple[int, ...]) -> Curve:
-        if kernel == "gemm":
+        if kernel in _GEMM:
             return product_curve(key, self.of(framework, kernel), gpu(self.card))
         return super().curve(framework, kernel, key)
 
@@ -152,7 +154,7 @@ class ListedTables(Tables):
             f"head_dim={width} of model={shape.name!r} is in no table of {self.card}, which have 64 and 128: use "
             f"cost=roofline",
         )
-        return f"{kernel}-64" if width == 64 else kernel  # type: ignore[return-value]
+        return f"{kernel}-64" if width == 64 else kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +198,7 @@ def load_tables(card: str, folder: Path = FOLDER) -> Tables:
     )
     content = gzip.decompress(path.read_bytes())
     head, *lines = content.decode().splitlines()
-    kind = ListedTables if folder == LISTED_FOLDER else Tables
+    kind = ListedTables if folder in (LISTED_FOLDER, FP8_FOLDER) else Tables
     return kind(card=card, about=json.loads(head), digest=digest_of(content), curves=_curves(lines))
 
 
@@ -270,11 +272,10 @@ def _curves(lines: Iterable[str]) -> Mapping[tuple[str, Kernel], Curves]:
     sizes: Sequence[float] = ()
     found: dict[tuple[str, Kernel], _Unread] = {}
     for line in lines:
-        first, second, rest = line.split(",", 2)
+        first, kernel, rest = line.split(",", 2)
         if first == "sizes":
             sizes = [float(cell) for cell in rest.split(",")[1:]]
             continue
-        kernel: Kernel = second  # type: ignore[assignment]
         num_keys = len(KEYS[kernel])
         cells = rest.split(",", num_keys)
         found.setdefault((first, kernel), _Unread()).add(tuple(map(int, cells[:num_keys])), sizes, cells[num_keys])
@@ -361,7 +362,7 @@ def has_tables(card: str | Gpu, shape: ModelShape | None = None) -> bool:
 
 def _folder(shape: ModelShape | None) -> Path:
     """Where a model's tables are: what is added for one family, or for any model, leaves the runs of others what they rest on."""
-    if isinstance(shape, ReadShape) or (shape is not None and shape.name in _OTHERS):
+    if isinstance(shape, ReadShape) or (shape is not None and (shape.name in _OTHERS or shape.precision != "bf16")):
         return LISTED_FOLDER
     return BLOCK_FOLDER if shape is not None and shape.name in _BLOCK_DIFFUSION else FOLDER
 
@@ -411,7 +412,16 @@ def tables_of(card: str | Gpu, shape: ModelShape | None = None) -> Tables:
         )
         assert card.tables is not None
         return card.tables
-    return load_tables(TRANSFERRED.get(str(card), str(card)), _folder(shape))
+    name = TRANSFERRED.get(str(card), str(card))
+    return load_tables(name, _folder(shape)) if shape is None or shape.precision == "bf16" else _with_fp8(name)
+
+
+@lru_cache(maxsize=16)
+def _with_fp8(card: str) -> Tables:
+    require(tables_file(card, FP8_FOLDER).is_file(), f"precision: {card} has no kernel times in FP8, use bf16")
+    listed, fp8 = load_tables(card, LISTED_FOLDER), load_tables(card, FP8_FOLDER)
+    digest = digest_of(f"{listed.digest} {fp8.digest}".encode())
+    return ListedTables(card=card, about=listed.about, digest=digest, curves={**listed.curves, **fp8.curves})
 
 
 class Kernels:
@@ -422,6 +432,7 @@ class Kernels:
         self.shape, self.card, self.framework, self.degree = shape, card, framework, degree
         self.tables = tables_of(card, shape)
         self._measured_on = gpu(self.tables.card) if self.is_transferred else card
+        self._is_capped = False
         self._layers = self._layer_curve(layer_products(shape), degree, has_experts=shape.num_experts > 1)
         dense = dense_layer_products(shape)
         self._dense_layers = self._layer_curve(dense, degree, has_experts=False) if dense else None
@@ -471,7 +482,7 @@ class Kernels:
     def _layer_curve(self, products: Sequence[MatrixProduct], degree: int, *, has_experts: bool) -> _Line:
         shape = self.shape
         parts: list[Callable[[float], float]] = []
-        curves = [self._product_curve(*product) for product in products]
+        curves = [self._product_curve(*product, self._precision_of(product)) for product in products]
         experts = experts_of(shape) if has_experts else None
         if experts is not None:
             curves.append(self._experts_curve(*experts))
@@ -508,18 +519,35 @@ class Kernels:
         moved = self._moved(work)
         return _Line(sizes, [moved(m, t) for m, t in zip(sizes, times, strict=True)])
 
-    def _product_curve(self, outputs: int, inputs: int) -> _Line:
+    def _precision_of(self, product: MatrixProduct) -> Precision:
+        """Routers stay as they are."""
+        is_router = self.shape.num_experts > 1 and product.outputs == self.shape.num_experts
+        return "bf16" if is_router else self.shape.precision
+
+    def _least_curve(
+        self, kernel: Kernel, key: tuple[int, ...], work: Callable[[float], tuple[float, float]], precision: Precision
+    ) -> _Line:
+        """In FP8 no slower than in bfloat16: the tables have a floor there, of what a launch takes."""
+        plain = self._moved_curve(kernel, key, work)
+        if precision == "bf16":
+            return plain
+        own = self._moved_curve(f"{kernel}-{precision}", key, work)
+        times = [min(time, plain.at(size)) for size, time in zip(own.sizes, own.times, strict=True)]
+        self._is_capped |= times != own.times
+        return _Line(own.sizes, times)
+
+    def _product_curve(self, outputs: int, inputs: int, precision: Precision = "bf16") -> _Line:
         def work(m: float) -> tuple[float, float]:
             return 2 * m * outputs * inputs, 2 * (outputs * inputs + m * (outputs + inputs))
 
-        return self._moved_curve("gemm", (outputs, inputs), work)
+        return self._least_curve("gemm", (outputs, inputs), work, precision)
 
     def _experts_curve(self, width: int, hidden: int, chosen: int, among: int) -> _Line:
         def work(m: float) -> tuple[float, float]:
             touched = among * (1 - (1 - chosen / among) ** m)
             return 6 * m * chosen * width * hidden, 2 * (3 * touched * width * hidden + 2 * m * width)
 
-        return self._moved_curve("experts", (width, hidden, chosen, among), work)
+        return self._least_curve("experts", (width, hidden, chosen, among), work, self.shape.precision)
 
     def _moved(self, work: Callable[[float], tuple[float, float]]) -> Callable[[float, float], float]:
         """A measured time on this card: unchanged on the card of the table, else by what FLOP and bytes take at least on both."""
@@ -542,7 +570,8 @@ class Kernels:
         passed.append((head_product(shape), 1, logit_rows))
         estimated_s = total_s = 0.0
         for product, times, num in passed:
-            product_s = times * self._product_curve(*product).at(num)
+            precision = "bf16" if product == head_product(shape) else self._precision_of(product)
+            product_s = times * self._product_curve(*product, precision).at(num)
             total_s += product_s
             if self.tables.is_estimated(self.framework, product):
                 estimated_s += product_s
@@ -561,6 +590,8 @@ class Kernels:
             found.append(f"decodes over more than {DECODED[1]:,} tokens")
         if context and self.tables.has_fewer_kv_heads(self.framework, self.shape):
             found.append(f"decodes of {self.shape.n_kv_heads} K/V heads on a card, as of several sequences with fewer")
+        if self._is_capped:
+            found.append(f"{self.shape.precision} where the tables have it slower than bf16, as that")
         return found
 
     def _attention_rows(self, kernel: Kernel) -> Mapping[float, Curve]:

@@ -7,7 +7,7 @@ counted; norms, rotations, biases and activations are below one percent and are 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from engines.errors import UserError
 from engines.models.block_config import FAST_DLLM_V2_7B as _FAST_DLLM_V2_7B_CONFIG
@@ -20,6 +20,7 @@ from engines.models.config import LLADA_8B as _LLADA_8B_CONFIG
 from engines.models.config import PUBLISHED, ModelConfig
 
 _OF_MIXTURES = ("shared_hidden", "router_bias", "dense_layers", "dense_hidden")
+Precision = Literal["bf16", "fp8", "fp8-block"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,8 @@ class ModelShape:
     """So many layers have one MLP of width ``dense_hidden`` instead of experts."""
     dense_hidden: int | None = None
     dtype_bytes: int = 2
+    precision: Precision = "bf16"
+    """What the layers' matrices are stored and multiplied in: FP8 has a scale a tensor, or a block of it."""
 
     # What follows from the dimensions.
     q_width: int = field(init=False, repr=False, compare=False)
@@ -107,7 +110,7 @@ class ModelShape:
         embedding = self.vocab_rows * self.d_model
         embeddings_and_norm = self.d_model + embedding * (1 if self.tied else 2)
         expert_layers = self.n_layers - dense_layers
-        num_params = expert_layers * (dense + self.num_experts * expert) + dense_layer_weights + embeddings_and_norm
+        layers = expert_layers * (dense + self.num_experts * expert) + dense_layer_weights
         hidden = max(self.experts_per_token * self.mlp_hidden + shared_hidden, dense_hidden)
         alive = self.d_model + 2 * (q_width + kv_width) + 3 * hidden
         of_experts = expert_layers * (router + shared + self.experts_per_token * expert)
@@ -117,7 +120,7 @@ class ModelShape:
             "expert_weights": expert,
             "dense_weights": dense,
             "dense_layer_weights": dense_layer_weights,
-            "weight_bytes": num_params * self.dtype_bytes,
+            "weight_bytes": layers * self.layer_weight_bytes + embeddings_and_norm * self.dtype_bytes,
             "streamed_weight_bytes_head": embedding * self.dtype_bytes,
             "linear_flops_per_token": 2 * (self.n_layers * attention + of_experts + dense_layers * dense_mlp),
             "attention_flops_per_pair": 4 * q_width * self.n_layers,
@@ -130,6 +133,11 @@ class ModelShape:
             object.__setattr__(self, name, value)
 
     @property
+    def layer_weight_bytes(self) -> int:
+        """Bytes of a layer's weight; norms, biases and scales are too few to count."""
+        return self.dtype_bytes if self.precision == "bf16" else 1
+
+    @property
     def dimensions(self) -> dict[str, Any]:
         """What the shape is made with."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
@@ -139,8 +147,10 @@ class ModelShape:
         return ModelShape(**_sizes(config), mlp_hidden=config.mlp_hidden_size, name=name, dtype_bytes=dtype_bytes)
 
     def __repr__(self) -> str:
-        """Runs are stored under it: what only mixtures with a shared expert or dense layers have is left out of others."""
+        """Runs are stored under it: what only FP8, or mixtures with a shared expert or dense layers have is left out of others."""
         left_out = {name for name in _OF_MIXTURES if getattr(self, name) in (None, False)}
+        if self.precision == "bf16":
+            left_out.add("precision")
         said = [each.name for each in fields(self) if each.repr and each.name not in left_out]
         return f"ModelShape({', '.join(f'{name}={getattr(self, name)!r}' for name in said)})"
 
@@ -178,7 +188,7 @@ class ModelShape:
             experts *= 1 - (1 - self.experts_per_token / self.num_experts) ** query_rows
         layer = self.dense_weights + experts * self.expert_weights
         weights = (self.n_layers - (self.dense_layers or 0)) * layer + self.dense_layer_weights + self.d_model
-        return round(weights * self.dtype_bytes)
+        return round(weights * self.layer_weight_bytes)
 
     def on_rank(self, size: int) -> ModelShape:
         """What one of ``size`` ranks holds and computes, the largest part where parts differ.

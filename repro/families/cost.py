@@ -67,9 +67,10 @@ class CostKnobs(Checked):
         tables = tables_of(card, shape)
         about = tables.about
         moved = "" if tables.card == str(card) else f", transferred from the {tables.card} by the datasheets of both"
+        precision = "" if shape is None or shape.precision == "bf16" else f", layers in {shape.precision}"
         return (
             f"{card}, composed of {self.kernels} kernels measured in {about['package']} {about['version']} ({about['system']}, "
-            f"table {tables.digest[:12]}){moved}; {overheads}"
+            f"table {tables.digest[:12]}){moved}{precision}; {overheads}"
         )
 
     def estimates(

@@ -15,10 +15,10 @@ from engines.cost.roofline import Gpu, gpu
 from engines.errors import UserError, require
 from engines.knobs import Checked, Only, Range, Seconds, given_to
 from engines.knobs import resolve as resolve_knobs
-from engines.models.shape import ModelShape, model_shape
+from engines.models.shape import ModelShape, Precision, model_shape
 from engines.policies.own import Plugin
 from engines.policies.views import NO_OBJECTIVE_S, Slo
-from repro.families.cluster.system import autoregressive_shape
+from repro.families.cluster.system import autoregressive_shape, in_precision
 from repro.families.cost import CostKnobs, fit_of, fitted_to
 from repro.families.platforms import ArPart, Platform, platform
 from repro.files import kept
@@ -70,6 +70,8 @@ DEFAULT_READING = Reading(scope="round", ttft="every", itl="p95")
 class ClusterKnobs(SessionKnobs, Checked):
     model: str | None = None
     """A shape by its name, or a folder with a config.json."""
+    precision: Precision = "bf16"
+    """What layers' matrices are stored and multiplied in: bf16, fp8 (a scale a tensor) or fp8-block."""
     num_gpus: int | None = None
     """GPUs of the deployment."""
     constants: str | None = None
@@ -225,6 +227,7 @@ def resolve(
     card = None if knobs.workload is not None else load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)
     charged = knobs.charged.on(where.gpu, shape)
+    shape = in_precision(shape, knobs.precision, charged.framework)
     hardware = hardware_of(shape, where.gpu, knobs.constants or part.constants, charged.framework)
     check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
     usual_gpus = (where.usual_gpus or part.num_gpus) if card is None else min(card.num_gpus, part.num_gpus)

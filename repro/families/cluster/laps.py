@@ -16,7 +16,7 @@ from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, SglangConfig, gr
 from engines.cluster.hardware import StepCost
 from engines.cluster.record import rows_of
 from engines.cost.kernels import Kernel, check_kernels
-from engines.cost.roofline import Gpu, gpu
+from engines.cost.roofline import gpu
 from engines.errors import require
 from engines.knobs import SOMETHING, Count, Only, Range, given_to, knobs_of, made
 from engines.knobs import resolve as resolve_knobs
@@ -51,7 +51,7 @@ from repro.families.cluster.laps_settings import (
     scaled,
     workload_of,
 )
-from repro.families.cluster.system import PolicyDeployment, PolicySystem, autoregressive_shape
+from repro.families.cluster.system import PolicyDeployment, PolicySystem, autoregressive_shape, in_precision
 from repro.families.cost import PREFILLS, CostKnobs, fitted_to
 from repro.families.platforms import Platform, PrefillPart, platform
 from repro.runs.cell import Cell, Scalar
@@ -169,7 +169,7 @@ def resolve(
     )
     if knobs.workload is None:
         load_conversation_card(cell.dataset)
-    shape = _shape(knobs, part, system)
+    shape, charged = _charged(knobs, part, system)
     require(
         1 <= knobs.num_instances <= part.most_instances,
         f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={where.name!r}",
@@ -178,7 +178,7 @@ def resolve(
         knobs.decode == "none" or (cell.rate is None and knobs.arrivals is None),
         f"decode={knobs.decode!r} needs clients in a closed loop: leave the rate and arrivals out",
     )
-    slo_s, charged = knobs.slo_ttft_s or part.slo_s, _charged(knobs, part.gpu, shape)
+    slo_s = knobs.slo_ttft_s or part.slo_s
     deadline_s = slo_s if knobs.deadlines else None
     paper = scaled(own, length_scale=part.length_scale, time_scale=part.time_scale)
     asked = {name: value for name, value in cell.asked.items() if name not in plugged}
@@ -205,22 +205,19 @@ def resolve(
     )
 
 
-def _shape(knobs: InstanceKnobs, part: PrefillPart, system: str) -> ModelShape | None:
-    """None of a measured instance, which has one model."""
+def _charged(knobs: InstanceKnobs, part: PrefillPart, system: str) -> tuple[ModelShape | None, CostKnobs]:
+    """The model of a simulated instance, a measured one has its own, and what its steps are charged by. Refuses one whose kernels are
+    not known."""
     model = knobs.model or part.model
-    if part.gpu is not None:
-        return autoregressive_shape(model, system)
-    require(model == part.model, f"model={model!r} is not measured here: leave it out, or use {part.model}")
-    return None
-
-
-def _charged(knobs: InstanceKnobs, card: str | Gpu | None, shape: ModelShape | None) -> CostKnobs:
-    """Refuses a model whose kernels are not known."""
-    charged = knobs.charged.on(card, shape)
-    if card is not None and shape is not None:
-        attention: tuple[Kernel, ...] = ("prompt",) if knobs.decode == "none" else ("prompt", "decode")
-        check_kernels(shape, gpu(card), charged.framework, attention=attention)
-    return charged
+    if part.gpu is None:
+        require(model == part.model, f"model={model!r} is not measured here: leave it out, or use {part.model}")
+        return None, knobs.charged
+    shape = autoregressive_shape(model, system)
+    charged = knobs.charged.on(part.gpu, shape)
+    shape = in_precision(shape, knobs.precision, charged.framework)
+    attention: tuple[Kernel, ...] = ("prompt",) if knobs.decode == "none" else ("prompt", "decode")
+    check_kernels(shape, gpu(part.gpu), charged.framework, attention=attention)
+    return shape, charged
 
 
 def _until_s(workload: PrefillWorkload, decode: str) -> float:

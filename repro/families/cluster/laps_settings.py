@@ -18,7 +18,7 @@ from engines.knobs import Checked, Except, Needs, Only, Range, Seconds, knobs_of
 from engines.laps.batching import GRID, Graphs, graph_bytes, shapes_of
 from engines.laps.cluster import Cache, OpenTurns, PrefillArrivals, PrefillConstants, PrefillCost, Turn, cost_of
 from engines.laps.latency import StepModel
-from engines.models.shape import ModelShape
+from engines.models.shape import ModelShape, Precision
 from engines.policies.own import Plugin
 from engines.policies.views import Bucket, Rung, StepTimes
 from repro.families.cost import CostKnobs, fit_of
@@ -54,6 +54,8 @@ _BANDS = Only(rate=None, arrivals=None, clients=None, min_tokens=None, max_token
 class InstanceKnobs(TraceKnobs, UntoldAnswers, Checked):
     model: str | None = None
     """A shape by its name, or a folder with a config.json."""
+    precision: Annotated[Precision, SIMULATED] = "bf16"
+    """What layers' matrices are stored and multiplied in: bf16, fp8 (a scale a tensor) or fp8-block."""
     num_instances: int = 1
     """Instances, a GPU each."""
     constants: Annotated[PrefillConstants, SIMULATED] = field(default_factory=PrefillConstants)

@@ -1,13 +1,13 @@
 """What systems of policies on simulated workers share, whatever they serve: how they are named, built, run and recorded."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from engines.errors import UserError, require
 from engines.knobs import Knob, knobs_of
-from engines.models.shape import CATALOGUE, ModelShape, model_shape
+from engines.models.shape import CATALOGUE, ModelShape, Precision, model_shape
 from engines.policies.own import Kind, named_in
 from repro.runs.cell import Cell
 from repro.runs.record import Obtained, RunRecord, Table
@@ -101,6 +101,14 @@ def autoregressive_shape(model: str, system: str) -> ModelShape:
             f"model={shape.name!r} is a diffusion model, which system={system!r} cannot serve: use {usable}"
         )
     return shape
+
+
+def in_precision(shape: ModelShape, precision: Precision, framework: str | None) -> ModelShape:
+    require(
+        precision == "bf16" or framework is not None,
+        f"precision={precision!r} is of composed steps: leave cost out, or use bf16",
+    )
+    return shape if precision == "bf16" else replace(shape, precision=precision)
 
 
 def request_table(

@@ -175,7 +175,7 @@ def test_every_card_has_every_table_of_every_framework_and_all_are_below_a_megab
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 10**6
     for card in cards():
         tables = load_tables(card)
-        every = {(framework, kernel) for framework in FRAMEWORKS for kernel in KEYS}
+        every = {(framework, kernel) for framework in FRAMEWORKS for kernel in KEYS if "fp8" not in kernel}
         assert set(load_tables(card, LISTED_FOLDER).curves) == (set(tables.curves) if card == "a100" else every)
         assert set(tables.curves) == {each for each in every if not each[1].endswith("-64")}
 

@@ -1,10 +1,12 @@
 """Kernel times of any model follow from those that are listed: held against the extracted ones, and at the ends of the tables."""
 
+from dataclasses import replace
+
 import pytest
 from support.refusals import refuses
 
 from engines.cost.kernels import FRAMEWORKS, Kernels, cards
-from engines.cost.roofline import A100, H100, H200, gpu
+from engines.cost.roofline import A100, B200, H20, H100, H200, L40S, gpu
 from engines.models.shape import LLADA_8B, LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, ModelShape, ReadShape
 
 
@@ -74,3 +76,27 @@ def test_heads_of_64_have_tables_of_their_own():
 def test_the_estimated_share_of_known_models(shape, degree, least, most):
     for rows in (64, 512, 4096):
         assert least <= Kernels(shape.on_rank(degree), H200, "vllm", degree).estimated_share(rows, 32) < most
+
+
+@pytest.mark.parametrize("card", [H200, B200, L40S, H20], ids=str)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_fp8_is_no_slower_than_bfloat16_and_gains_in_long_prompts(card, framework):
+    """The products of a prompt, and weights of half the size."""
+    narrow = replace(QWEN3_32B, precision="fp8")
+    plain, fp8 = (Kernels(shape, card, framework) for shape in (read(QWEN3_32B), narrow))
+    for rows in (1, 64, 4096):
+        assert 0.4 * plain.layers_s(rows) < fp8.layers_s(rows) <= plain.layers_s(rows)
+    assert fp8.layers_s(4096) < 0.9 * plain.layers_s(4096)
+    assert fp8.layers_s(1) > narrow.streamed_weight_bytes_layers(1) / card.bandwidth
+    assert fp8.head_s(64) == plain.head_s(64)
+
+
+def test_what_the_tables_have_slower_in_fp8_is_capped_and_said():
+    """12,288 x 4,096 at 128 rows takes three times as long in blocks as in bfloat16."""
+    kernels = Kernels(ReadShape(**LLADA_8B.dimensions | {"precision": "fp8-block"}), H200, "vllm")
+    listed = [kernels.tables.curve("vllm", kernel, (12288, 4096)) for kernel in ("gemm", "gemm-fp8-block")]
+    assert [round(1e6 * times[sizes.index(128)]) for sizes, times in listed] == [29, 92]
+    assert kernels._product_curve(12288, 4096, "fp8-block").at(128) == pytest.approx(29e-6, rel=0.02)
+    assert kernels.extrapolations(0, 0) == ["fp8-block where the tables have it slower than bf16, as that"]
+    with refuses("precision"):
+        Kernels(replace(QWEN3_32B, precision="fp8"), A100, "vllm")

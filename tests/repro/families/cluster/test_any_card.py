@@ -81,3 +81,14 @@ def test_commands_take_a_card_and_a_folder(tmp_path, monkeypatch):
     )["runs"]
     assert usual["facts"]["num_gpus"] == 8
     refused(repro("bench --system vllm-sim --platform h100 --model ./nosuch --workload mine.jsonl"), "model='./nosuch'")
+
+
+@pytest.mark.parametrize("system", ["vllm-sim", "laps"])
+def test_fp8_leaves_room_and_serves_sooner(system):
+    plain, fp8 = (run(system, "h200", "Qwen2.5-14B", precision=precision) for precision in ("bf16", "fp8"))
+    assert "layers in fp8" in fp8.manifest["calibration"]
+    assert sum(fp8.tables["requests"]["first_output_s"]) < sum(plain.tables["requests"]["first_output_s"])
+    with refuses("precision='fp8'"):
+        run(system, "h200", "Qwen2.5-14B", precision="fp8", cost="roofline")
+    with refuses("precision='int4'"):
+        run(system, "h200", "Qwen2.5-14B", precision="int4")
