@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple, Unpack
 from engines.cluster.record import Stay, TokenLog, WorkerRow
 from engines.cluster.worker import WINDOW_S, Hub, Live, Parts, TokenRun, TokenWindow, Worker, WorkerKv
 from engines.cost.roofline import DecodeLine
-from engines.policies.views import IDLE, NextStep, PrefillTask, Share, Situation
+from engines.policies.views import IDLE, Load, NextStep, PrefillTask, Share, Situation
 
 
 class Run(NamedTuple):
@@ -169,14 +169,18 @@ class DecodeWorker(Worker):
         hub: Hub,
         *,
         kv_capacity: int,
+        kv: WorkerKv | None = None,
+        keeps: bool = True,
         keep_s: float = 0.0,
         window_s: float = WINDOW_S,
         max_run_steps: int = sys.maxsize,
         **parts: Unpack[Parts],
     ) -> None:
-        """``keep_s`` protects a session's K/V from eviction that long after each round (Continuum's time-to-live)."""
+        """``kv`` is a memory of so many tokens whose sessions share. Nothing is kept after a round unless it ``keeps``, and ``keep_s``
+        protects a session's K/V from eviction that long after each round (Continuum's time-to-live)."""
         super().__init__(hub, **parts)
-        self.kv, self.kv_capacity = WorkerKv(kv_capacity), kv_capacity
+        self.kv, self.kv_capacity = kv or WorkerKv(kv_capacity), kv_capacity
+        self._keeps = keeps
         self.batch = DecodeBatch()
         self.log = self.batch.log
         self.num_sessions = 0
@@ -194,9 +198,14 @@ class DecodeWorker(Worker):
 
     @property
     def kv_tokens(self) -> int:
+        """Blocks that sessions share count where they are in use: idle ones fill the memory of every worker in time."""
+        return self._kv_in_use + (0 if self.kv.shares else self.kv.idle)
+
+    @property
+    def _kv_in_use(self) -> int:
         run = self._run
         ahead = run.steps - run.steps_by(self._loop.now) if run is not None else 0
-        return self.kv.held + self.kv.idle - ahead * self.batch.size
+        return self.kv.held - ahead * self.batch.size
 
     def windowed_itl_s(self, now: float) -> float:
         run = self._run
@@ -265,11 +274,13 @@ class DecodeWorker(Worker):
         if self.batch.size or self.begun:
             room, need_of = self.kv.free + self.kv.evictable(start_s), self._need
         else:
-            room, need_of = self.kv.capacity - self.kv.held, _whole_need  # nothing runs: protected prefixes may go
+            # Nothing runs: protected prefixes may go.
+            room, need_of = self.kv.capacity - self.kv.held, self._need if self.kv.shares else _whole_need
         return Situation(self.queue, self.begun, self.batch.size, room, need_of)
 
     def _need(self, task: PrefillTask) -> int:
         """A prefix that counts as evictable is part of the room: the task takes it from there."""
+        self._recount(task)
         return _whole_need(task) - self.kv.protected(task.order, self._loop.now)
 
     # ---- steps with prefills --------------------------------------------------------------------------
@@ -286,14 +297,15 @@ class DecodeWorker(Worker):
     def _admitted(self, share: Share, now: float) -> Share:
         """Take the K/V of a task that begins; what the cache has lost of its history is prefilled again."""
         task, tokens = share
-        if task.computed:
-            return share
-        is_whole = tokens == task.tokens
-        self._hub.owed.more(task, task.history - self.kv.resume(task.order))
-        need = task.tokens + 1
-        self.kv.make_room(need, now, force=True)
-        self.kv.hold(need)
-        return Share(task, task.tokens) if is_whole else share
+        if not task.computed:
+            is_whole = tokens == task.tokens
+            self._hub.owed.more(task, task.history - self.kv.resume(task.order))
+            need = task.tokens + 1
+            self.kv.make_room(need, now, force=True)
+            self.kv.hold(need)
+            share = Share(task, task.tokens if is_whole else min(tokens, task.tokens))
+        self.kv.fill(task.order, task.history + task.computed + share.tokens)
+        return share
 
     def _finish(self, plan: NextStep) -> None:
         if self._ran is not None:
@@ -317,12 +329,13 @@ class DecodeWorker(Worker):
             if self.batch.size and self.batch.youngest().order > live.order:
                 self._preempt(self.batch.youngest())
             else:
-                self.kv.release(live.lent)
+                self.kv.drop(live.order, live.lent)
                 live.lent = 0
                 self.num_preemptions += 1
                 self._hub.preempted(live)
                 return
         self.kv.hold(need)
+        self.kv.fill(live.order, live.context - 1)
         live.lent = 0
         self.join(live)
 
@@ -330,9 +343,10 @@ class DecodeWorker(Worker):
         """A round of one token never joins the batch: its K/V is cached if there is room."""
         if self.kv.make_room(tokens + 1, self._loop.now, force=True):
             self.kv.hold(tokens + 1)
+            self.kv.fill(live.order, live.context - 1)
             self._round_done(live)
         else:
-            self.kv.release(live.lent)
+            self.kv.drop(live.order, live.lent)
             self._hub.round_done(live)
         live.lent = 0
 
@@ -376,16 +390,16 @@ class DecodeWorker(Worker):
             self._round_done(live)
 
     def _round_done(self, live: Live) -> None:
-        if self._hub.round_done(live):
+        if self._hub.round_done(live) and self._keeps:
             self.kv.park(live.order, live.context, self._loop.now + self._keep_s)
         else:
-            self.kv.release(live.context)
+            self.kv.drop(live.order, live.context)
 
     def _preempt(self, live: Live) -> None:
         """Recompute later: the sequence's K/V is dropped (vLLM's preemption)."""
         self.num_preemptions += 1
         self.batch.leave(live)
-        self.kv.release(live.context)
+        self.kv.drop(live.order, live.context)
         self._hub.preempted(live)
 
 
@@ -417,6 +431,9 @@ class Sink:
 
     def oldest_wait_s(self, now: float) -> float:
         return 0.0
+
+    def load_with(self, order: int, tokens: int) -> Load:
+        return Load(tokens, self.kv_tokens + tokens)
 
     def windowed_itl_s(self, now: float) -> float:
         return self.itl_s

@@ -28,6 +28,40 @@ class Round(NamedTuple):
     """Time in the environment after the round; the next round is ready then."""
 
 
+class Prefix(NamedTuple):
+    """Names of the blocks of each round's prompt, its history included. Blocks of one name have the same tokens in front of them
+    and in them; the last one of a prompt, which may be filled in part, needs no name."""
+
+    block_tokens: int
+    rounds: tuple[tuple[int, ...], ...]
+
+    def fits(self, lengths: Iterable[Sequence[Any]]) -> bool:
+        """Whether there is a name for each whole block of rounds with these prefill and decode tokens."""
+        tokens, size = 0, self.block_tokens
+        for names, (prefill, decode, *_) in zip(self.rounds, lengths, strict=True):
+            tokens += prefill
+            if len(names) not in (tokens // size, -(-tokens // size)):
+                return False
+            tokens += decode or 0
+        return True
+
+
+class PrefixNames:
+    """Names of the beginnings of sequences of numbers: 0, 1, 2, ... in the order of first sight."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[int, int], int] = {}
+        """By the name of all before, -1 for nothing, and the number that follows."""
+
+    def of(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """Returns a name for each beginning of the sequence, the shortest first."""
+        names, found, before = self._names, [], -1
+        for number in numbers:
+            before = names.setdefault((before, number), len(names))
+            found.append(before)
+        return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """Rounds run one after the other; the history of a round is all tokens of the rounds before it."""
@@ -35,6 +69,8 @@ class Session:
     session_id: int
     arrival_s: float
     rounds: tuple[Round, ...]
+    prefix: Prefix | None = field(default=None, repr=False)
+    """Which of its tokens others have too, where that is known."""
 
     def __post_init__(self) -> None:
         if not (self.arrival_s >= 0 and math.isfinite(self.arrival_s)):

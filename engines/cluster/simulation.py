@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 
 from engines.cluster.decode import DecodeWorker
 from engines.cluster.hardware import Deployment, Hardware, KvLinks, place
+from engines.cluster.prefix import BlockKv, Prompt, prompt_of
 from engines.cluster.record import (
     ClusterRun,
     RoundRow,
@@ -32,7 +33,7 @@ from engines.data import asked
 from engines.errors import RunError, UserError, require
 from engines.knobs import Checked, Count, Range
 from engines.policies.batching import ONE_BY_ONE, Owed, checked_decision
-from engines.policies.routing import Binder, Estimator, LeastKvMemory, Local, Router
+from engines.policies.routing import Binder, Estimator, LeastKvMemory, Local, PromptBinder, Router
 from engines.policies.views import Batching, PrefillQueue, PrefillTask, TaskKind
 
 
@@ -146,9 +147,27 @@ class DecodeSimulation(Simulation):
         self._binder, self._router, self._estimator, self._links, self._stop = binder, router, estimator, links, stop
         self._most_tokens = most_tokens
         self._stop_reason: str | None = None
+        self._prompts: dict[int, tuple[int, Prompt]] = {}
+        """The blocks of the prompt of each session under way, with the round that it begins."""
         self._sessions: list[SessionRow] = []
         self._rounds: list[RoundRow] = []
         self._transfers: list[TransferRow] = []
+
+    def shared_kv(self, capacity: int, size: int) -> BlockKv:
+        """A memory for a worker of this run, in which sessions share blocks of ``size`` tokens."""
+        return BlockKv(capacity, size=size, prompt_of=lambda order: self._prompt(order, size))
+
+    def _prompt(self, order: int, size: int) -> Prompt | None:
+        """The blocks of the prompt that begins the session's round; None of a session without names, or that is over."""
+        live = self._lives[order]
+        prefix, index, rounds = live.session.prefix, live.round_index, live.session.rounds
+        if prefix is None or index == len(rounds):
+            return None
+        known = self._prompts.get(order)
+        if known is None or known[0] != index:
+            known = index, prompt_of(prefix, index, live.context + rounds[index].prefill_tokens, size)
+            self._prompts[order] = known
+        return known[1]
 
     def add(self, worker: Home | PrefillWorker) -> None:
         """Homes first."""
@@ -197,7 +216,10 @@ class DecodeSimulation(Simulation):
                 f"session {session.session_id} grows to {prefill + decode} tokens of K/V and a worker holds "
                 f"{self._most_tokens}: shorten it or raise the degree"
             )
-        bound = asked(self._binder.bind, self._homes, self.loop.now)
+        if isinstance(self._binder, PromptBinder):
+            bound = self._binder.bind_prompt(live.order, session.rounds[0].prefill_tokens, self._homes)
+        else:
+            bound = asked(self._binder.bind, self._homes, self.loop.now)
         home = self._home_of.get(bound)
         if home is None:
             raise RunError(
@@ -312,6 +334,7 @@ class DecodeSimulation(Simulation):
         row.status = "ok"
         live.home.num_sessions -= 1
         del self._lives[live.order]
+        self._prompts.pop(live.order, None)
         stream = self._streams[live.stream]
         if isinstance(stream, Clients) and stream.go_on(self.loop.now):
             return
@@ -365,6 +388,10 @@ class Policies:
     history: HistoryRead = "overlapped"
     keep_s: float = 0.0
     """Time-to-live of a session's K/V between rounds (vLLM-Continuum)."""
+    keeps: bool = True
+    """Whether anything is kept of a round that has ended, for the rounds and the sessions that begin like it."""
+    block_size: int | None = None
+    """Tokens of the blocks that sessions share where they begin alike; None: each session has its own K/V."""
     window_s: float = WINDOW_S
 
 
@@ -414,30 +441,41 @@ class Cluster:
                     queue=policies.make_local_queue(),
                     batching=policies.local_batching,
                     kv_capacity=self.hardware.kv_capacity(degree),
+                    kv=self._shared_kv(simulation, degree),
+                    keeps=policies.keeps,
                     keep_s=policies.keep_s,
                     window_s=policies.window_s,
                     max_run_steps=max_run_steps,
                 )
             )
-        shared = policies.make_prefill_queue() if policies.shares_prefill_queue else None
+        queue = policies.make_prefill_queue() if policies.shares_prefill_queue else None
         for index, degree in enumerate(prefill):
             parts = Parts(
                 worker_id=len(decode) + index,
                 degree=degree,
                 server=prefill_servers[index],
                 cost=self.hardware.cost(degree, is_remote=True),
-                queue=policies.make_prefill_queue() if shared is None else shared,
+                queue=policies.make_prefill_queue() if queue is None else queue,
                 batching=policies.prefill_batching,
             )
-            window_s, history = policies.window_s, policies.history
-            if history == "own-cache":
-                capacity = self.hardware.kv_capacity(degree)
-                worker: PrefillWorker = CachingPrefillWorker(
-                    simulation, kv_capacity=capacity, window_s=window_s, **parts
-                )
-            else:
-                worker = PrefillWorker(simulation, overlaps=history == "overlapped", window_s=window_s, **parts)
-            simulation.add(worker)
+            simulation.add(self._prefill_worker(simulation, degree, parts))
         run = simulation.run(arrivals)
         simulation.let_go()
         return run
+
+    def _shared_kv(self, simulation: DecodeSimulation, degree: int) -> BlockKv | None:
+        size = self.policies.block_size
+        return None if size is None else simulation.shared_kv(self.hardware.kv_capacity(degree), size)
+
+    def _prefill_worker(self, simulation: DecodeSimulation, degree: int, parts: Parts) -> PrefillWorker:
+        window_s, history = self.policies.window_s, self.policies.history
+        if history != "own-cache":
+            return PrefillWorker(simulation, overlaps=history == "overlapped", window_s=window_s, **parts)
+        return CachingPrefillWorker(
+            simulation,
+            kv_capacity=self.hardware.kv_capacity(degree),
+            kv=self._shared_kv(simulation, degree),
+            keeps=self.policies.keeps,
+            window_s=window_s,
+            **parts,
+        )

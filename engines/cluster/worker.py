@@ -27,6 +27,7 @@ from engines.policies.views import (
     Batching,
     Chunk,
     DecodeView,
+    Load,
     NextStep,
     PrefillQueue,
     PrefillTask,
@@ -36,20 +37,24 @@ from engines.policies.views import (
 )
 
 
-class _Idle(NamedTuple):
+class Idle(NamedTuple):
+    """The K/V that a waiting session left."""
+
     tokens: int
     keep_until_s: float
 
 
 @dataclass(slots=True, eq=False)
 class WorkerKv:
+    shares: ClassVar[bool] = False
+    """Whether sessions share what they have in common."""
     capacity: int
     held: int = 0
     idle: int = 0
     peak: int = 0
     evicted: int = 0
     """Tokens evicted so far."""
-    _idle: OrderedDict[int, _Idle] = field(default_factory=OrderedDict)
+    _idle: OrderedDict[int, Idle] = field(default_factory=OrderedDict)
     _last_keep_s: float = 0.0
     """Nothing is protected from then on."""
 
@@ -82,11 +87,18 @@ class WorkerKv:
     def release(self, tokens: int) -> None:
         self.held -= tokens
 
+    def drop(self, session: int, tokens: int) -> None:
+        """The session has no more use for the tokens that it holds."""
+        self.held -= tokens
+
+    def fill(self, session: int, tokens: int) -> None:
+        """The first ``tokens`` of the session are computed."""
+
     def park(self, session: int, tokens: int, keep_until_s: float = 0.0) -> None:
         """Held tokens become the session's idle prefix, protected until ``keep_until_s``."""
         self.held -= tokens
         self.idle += tokens
-        self._idle[session] = _Idle(tokens, keep_until_s)
+        self._idle[session] = Idle(tokens, keep_until_s)
         self._last_keep_s = max(self._last_keep_s, keep_until_s)
 
     def resume(self, session: int) -> int:
@@ -107,7 +119,7 @@ class WorkerKv:
             missing = self._evict(missing, lambda entry: True)
         return missing <= 0
 
-    def _evict(self, tokens: int, may_go: Callable[[_Idle], bool]) -> int:
+    def _evict(self, tokens: int, may_go: Callable[[Idle], bool]) -> int:
         """How many of them are still missing."""
         for session in list(self._idle):
             if tokens <= 0:
@@ -354,6 +366,17 @@ class Worker:
     def backlog_tokens(self) -> int:
         return self.queue.backlog_tokens + (self._tokens if self.is_busy else 0)
 
+    @property
+    def _kv_in_use(self) -> int:
+        return 0 if self.kv is None else self.kv.held
+
+    def load_with(self, order: int, tokens: int) -> Load:
+        """Its load, if it got the prompt of the session that is the so-manieth to arrive; in a round it has so many tokens."""
+        kv, now = self.kv, self._loop.now
+        cached, in_use = (0, 0) if kv is None else (kv.cached(order), kv.protected(order, now))
+        to_prefill = self.backlog_tokens + sum([task.left for task in self.begun]) + tokens - cached
+        return Load(to_prefill, self._kv_in_use + self.queue.backlog_tokens + tokens - in_use)
+
     def busy_s(self, now: float) -> float:
         if not self.is_busy:
             return 0.0
@@ -366,7 +389,15 @@ class Worker:
 
     def enqueue(self, task: PrefillTask) -> None:
         asked(self.queue.push, task)
+        self._recount(task)
         self.poke()
+
+    def _recount(self, task: PrefillTask) -> None:
+        """Take off the tokens of a waiting task what others have left of its prompt by now."""
+        if self.kv is not None and self.kv.shares:
+            missing = task.history - self.kv.cached(task.order)
+            self._host.owed.more(task, missing)
+            self.queue.backlog_tokens += missing
 
     def poke(self) -> None:
         """Something may have changed: plan a step if none runs."""
@@ -548,32 +579,46 @@ class CachingPrefillWorker(PrefillWorker):
 
     kv: WorkerKv
 
-    def __init__(self, hub: Hub, *, kv_capacity: int, window_s: float = WINDOW_S, **parts: Unpack[Parts]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        *,
+        kv_capacity: int,
+        kv: WorkerKv | None = None,
+        keeps: bool = True,
+        window_s: float = WINDOW_S,
+        **parts: Unpack[Parts],
+    ) -> None:
+        """``kv`` is a memory of so many tokens whose sessions share. It keeps nothing of a prompt that was sent unless it ``keeps``."""
         super().__init__(hub, overlaps=False, window_s=window_s, **parts)
-        self.kv, self.kv_capacity = WorkerKv(kv_capacity), kv_capacity
+        self.kv, self.kv_capacity = kv or WorkerKv(kv_capacity), kv_capacity
+        self._keeps = keeps
 
     def cached_tokens(self, order: int) -> int:
         return self.kv.cached(order)
 
     def sent(self, task: PrefillTask) -> None:
         """The home has the K/V: it may be evicted here, the least recently used session's first."""
-        self.kv.park(task.order, task.history + task.tokens)
+        leave = self.kv.park if self._keeps else self.kv.drop
+        leave(task.order, task.history + task.tokens)
         self.poke()
 
     def _situation(self, start_s: float) -> Situation:
-        return Situation(self.queue, self.begun, 0, self.kv.capacity - self.kv.held, _need)
+        return Situation(self.queue, self.begun, 0, self.kv.capacity - self.kv.held, self._need)
+
+    def _need(self, task: PrefillTask) -> int:
+        self._recount(task)
+        in_use = self.kv.protected(task.order, self._loop.now)
+        return task.history + task.tokens - in_use
 
     def _read(self, share: Share) -> Share:
         """From its own memory: what is missing is prefilled again, and what it has of a recomputation's tokens is not."""
         task, tokens = share
-        if task.computed:
-            return share
-        is_whole = tokens == task.tokens
-        self._hub.owed.more(task, task.history - self.kv.resume(task.order))
-        self.kv.make_room(task.tokens, self._loop.now)
-        self.kv.hold(task.tokens)
-        return Share(task, task.tokens if is_whole else min(tokens, task.tokens))
-
-
-def _need(task: PrefillTask) -> int:
-    return task.history + task.tokens
+        if not task.computed:
+            is_whole = tokens == task.tokens
+            self._hub.owed.more(task, task.history - self.kv.resume(task.order))
+            self.kv.make_room(task.tokens, self._loop.now)
+            self.kv.hold(task.tokens)
+            share = Share(task, task.tokens if is_whole else min(tokens, task.tokens))
+        self.kv.fill(task.order, task.history + task.computed + share.tokens)
+        return share

@@ -3,11 +3,11 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol, runtime_checkable
 
 from engines.errors import require
-from engines.knobs import check_value
-from engines.policies.views import DecodeView, PrefillTask, PrefillView
+from engines.knobs import Checked, Range, check_value
+from engines.policies.views import DecodeView, PrefillTask, PrefillView, QueueView
 
 Dispatch = Literal["shortest", "round-robin", "random", "shared"]
 """shortest: least estimated time of running and queued prefills (join the shortest queue). shared: one queue, from
@@ -100,3 +100,43 @@ class FewestSessions:
 
     def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
         return min(decodes, key=lambda worker: (worker.num_sessions, worker.kv_tokens, worker.worker_id)).worker_id
+
+
+@runtime_checkable
+class PromptBinder(Protocol):
+    """A binder that looks at what a session asks first."""
+
+    def bind_prompt(self, order: int, tokens: int, decodes: Sequence[QueueView]) -> int:
+        """As ``Binder.bind``, of a session, the so-manieth to arrive, whose first prompt has so many tokens."""
+        ...
+
+
+OverlapWeight = Annotated[float, Range(0, 100)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvCost(Checked):
+    """Dynamo's KV-aware router at temperature 0: the worker of the least cost, in blocks ``overlap_weight`` x those to prefill + those in
+    use. It counts tokens, which is the same. Workers that only prefill hold nothing for long: there in use counts nothing."""
+
+    overlap_weight: OverlapWeight = 1.0
+
+    def bind_prompt(self, order: int, tokens: int, decodes: Sequence[QueueView]) -> int:
+        return self._least(order, tokens, decodes, counts_use=True)
+
+    def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
+        """Without a prompt what is in use decides."""
+        return LeastKvMemory().bind(decodes, now)
+
+    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
+        tokens = task.history + task.tokens
+        return Decision(self._least(task.order, tokens, prefills, counts_use=False), False, "kv-aware")
+
+    def _least(self, order: int, tokens: int, workers: Sequence[QueueView], *, counts_use: bool) -> int:
+        def cost(worker: QueueView) -> tuple[float, int, int]:
+            to_prefill, in_use = worker.load_with(order, tokens)
+            blocks = self.overlap_weight * to_prefill + (in_use if counts_use else 0)
+            return blocks, worker.backlog_tokens, worker.worker_id
+
+        require(bool(workers), "no workers to choose among: give a deployment that has some")
+        return min(map(cost, workers))[2]

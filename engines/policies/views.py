@@ -222,6 +222,15 @@ class BacklogView(Protocol):
         ...
 
 
+class Load(NamedTuple):
+    """The tokens of a worker, with a prompt that it does not have yet."""
+
+    to_prefill: int
+    """Queued and running, without those that its cache spares."""
+    in_use: int
+    """Tokens of K/V that sequences hold and queued prompts will hold, those that several share counted once."""
+
+
 class QueueView(BacklogView, Protocol):
     """The prefill queue of any worker."""
 
@@ -241,6 +250,10 @@ class QueueView(BacklogView, Protocol):
 
     def oldest_wait_s(self, now: float) -> float:
         """Since the oldest queued prefill was ready."""
+        ...
+
+    def load_with(self, order: int, tokens: int) -> Load:
+        """Its load, if it got a prompt of so many tokens of the session that is the so-manieth to arrive."""
         ...
 
 
@@ -295,6 +308,9 @@ class WorkerSnapshot:
 
     def oldest_wait_s(self, now: float) -> float:
         return self.wait_s
+
+    def load_with(self, order: int, tokens: int) -> Load:
+        return Load(self.backlog_tokens + tokens, self.kv_tokens + tokens)
 
     def windowed_ttft_s(self, now: float) -> float:
         return self.ttft_s

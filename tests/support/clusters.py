@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engines.ampd.performance import PerformanceModel, profile_hardware
 from engines.cluster.decode import DecodeWorker
 from engines.cluster.hardware import PHYSICAL, CostConstants, Hardware, KvLinks, Link, WorkerCost
+from engines.cluster.prefix import BlockKv
 from engines.cluster.record import ClusterRun
 from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.cluster.simulation import NEVER, DecodeSimulation, StopRule
@@ -96,12 +97,17 @@ def simulation(
     prefill_batching: Batching = ONE_BY_ONE,
     overlaps: bool = True,
     own_cache: int | None = None,
+    block_size: int | None = None,
     keep_s: float = 0.0,
     max_run_steps: int = sys.maxsize,
     stop: StopRule = NEVER,
 ) -> DecodeSimulation:
-    """Homes 0, 1, ... and prefill workers 100, 101, ..., which with ``own_cache`` keep so many tokens of K/V themselves."""
+    """Homes 0, 1, ... and prefill workers 100, 101, ..., which with ``own_cache`` keep so many tokens of K/V themselves, where there
+    is a ``block_size`` in blocks that sessions share."""
     from engines.policies.routing import Local
+
+    def shared(capacity: int) -> BlockKv | None:
+        return None if block_size is None else built.shared_kv(capacity, block_size)
 
     built = DecodeSimulation(
         binder=binder or LeastKvMemory(),
@@ -120,6 +126,7 @@ def simulation(
                 queue=make_queue(),
                 batching=batching,
                 kv_capacity=kv_capacity,
+                kv=shared(kv_capacity),
                 keep_s=keep_s,
                 max_run_steps=max_run_steps,
             )
@@ -135,7 +142,7 @@ def simulation(
         if own_cache is None:
             built.add(PrefillWorker(built, overlaps=overlaps, **parts))
         else:
-            built.add(CachingPrefillWorker(built, kv_capacity=own_cache, **parts))
+            built.add(CachingPrefillWorker(built, kv_capacity=own_cache, kv=shared(own_cache), **parts))
     return built
 
 

@@ -1,0 +1,219 @@
+"""A prefix cache: K/V in blocks of whole tokens, shared by all prompts that begin alike.
+
+The name of a block stands for its tokens and all tokens before it, so blocks of one name hold the same K/V. Blocks in use are counted.
+A block that nobody uses stays until its room is needed, and the least recently used one goes first. The end of a prompt counts as used
+before its beginning. So the cached blocks of a prompt are always its first ones, and a search by halves finds how many there are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import NamedTuple
+
+from engines.cluster.sessions import Prefix, Session
+from engines.cluster.worker import Idle, WorkerKv
+
+
+class Prompt(NamedTuple):
+    """The blocks of an engine that a prompt fills."""
+
+    names: Sequence[int]
+    most_found: int
+    """Blocks that a cache may spare it: its last token is always computed."""
+
+
+def prompt_of(prefix: Prefix, index: int, tokens: int, size: int) -> Prompt:
+    """Returns blocks of ``size`` tokens of the prompt of round ``index``, which has so many ``tokens`` with its history. Of the two
+    sizes of blocks one divides the other."""
+    names = prefix.rounds[index]
+    if prefix.block_tokens >= size:
+        parts = range(prefix.block_tokens // size)
+        blocks = [name * len(parts) + part for name in names for part in parts]
+    else:
+        step = size // prefix.block_tokens
+        blocks = list(names[step - 1 :: step])
+    return Prompt(blocks[: tokens // size], (tokens - 1) // size)
+
+
+class PrefixCache:
+    """Blocks by their names. It has room for as many as there are: who owns the memory evicts."""
+
+    def __init__(self) -> None:
+        self._users: dict[int, int] = {}
+        """How many use each block in use."""
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        """Blocks that nobody uses, the least recently used first."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._users or name in self._idle
+
+    @property
+    def num_used(self) -> int:
+        return len(self._users)
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def found(self, names: Sequence[int]) -> int:
+        """Returns how many blocks from the start are cached."""
+        return _num_in(self, names)
+
+    def found_in_use(self, names: Sequence[int]) -> int:
+        return _num_in(self._users, names)
+
+    def take(self, names: Sequence[int]) -> tuple[int, int]:
+        """Uses these blocks of a prompt; returns how many were idle, and how many are new."""
+        users, idle = self._users, self._idle
+        num_idle = num_new = 0
+        for name in names:
+            if name in users:
+                users[name] += 1
+                continue
+            users[name] = 1
+            if name in idle:
+                del idle[name]
+                num_idle += 1
+            else:
+                num_new += 1
+        return num_idle, num_new
+
+    def give(self, names: Sequence[int]) -> int:
+        """Ends a use of these blocks; returns how many nobody uses any longer."""
+        users, idle, before = self._users, self._idle, len(self._idle)
+        for name in reversed(names):
+            if users[name] > 1:
+                users[name] -= 1
+            else:
+                del users[name]
+                idle[name] = None
+        return len(idle) - before
+
+    def evict(self, num: int) -> int:
+        """Drops up to ``num`` idle blocks; returns how many."""
+        num = min(num, len(self._idle))
+        for _ in range(num):
+            self._idle.popitem(last=False)
+        return num
+
+
+def _num_in(blocks: Container[int], names: Sequence[int]) -> int:
+    """How many from the start are there, where no block is without those before it."""
+    return bisect_left(names, True, key=lambda name: name not in blocks)
+
+
+class BlockKv(WorkerKv):
+    """The memory of a worker whose sessions share blocks of ``size`` tokens; tokens beyond whole blocks, and answers until their
+    round ends, are a session's own."""
+
+    shares = True
+
+    def __init__(self, capacity: int, *, size: int, prompt_of: Callable[[int], Prompt | None]) -> None:
+        """``prompt_of`` says what the current round of a session, the so-manieth to arrive, asks; None of one without names."""
+        super().__init__(capacity)
+        self.size, self._prompt_of = size, prompt_of
+        self.cache = PrefixCache()
+        self._uses: dict[int, Sequence[int]] = {}
+        """Blocks that each session uses, by its rank of arrival."""
+
+    def cached(self, session: int) -> int:
+        prompt = self._prompt_of(session)
+        if prompt is None:
+            return super().cached(session)
+        return self.cache.found(prompt.names[: prompt.most_found]) * self.size
+
+    def protected(self, session: int, now: float) -> int:
+        """How many tokens of its prompt others use, so that they take no room."""
+        prompt = self._prompt_of(session)
+        if prompt is None:
+            return super().protected(session, now)
+        return self.cache.found_in_use(prompt.names[: prompt.most_found]) * self.size
+
+    def resume(self, session: int) -> int:
+        prompt = self._prompt_of(session)
+        if prompt is None:
+            return super().resume(session)
+        names = prompt.names[: self.cache.found(prompt.names[: prompt.most_found])]
+        num_idle, _ = self.cache.take(names)
+        self.idle -= num_idle * self.size
+        self.held += num_idle * self.size
+        self._uses[session] = names
+        return len(names) * self.size
+
+    def fill(self, session: int, tokens: int) -> None:
+        """Its whole blocks of the first ``tokens``, which it holds, can be found from now on. One that is there already takes the
+        place of its own."""
+        prompt, used = self._prompt_of(session), self._uses.get(session)
+        if prompt is None or used is None:
+            return
+        names = prompt.names[: max(len(used), tokens // self.size)]
+        num_idle, num_new = self.cache.take(names[len(used) :])
+        self.idle -= num_idle * self.size
+        self.held -= (len(names) - len(used) - num_idle - num_new) * self.size
+        self._uses[session] = names
+
+    def park(self, session: int, tokens: int, keep_until_s: float = 0.0) -> None:
+        if session not in self._uses:
+            super().park(session, tokens, keep_until_s)
+            return
+        self.fill(session, tokens)
+        self.drop(session, tokens)
+
+    def drop(self, session: int, tokens: int) -> None:
+        """Its own tokens are free, and its blocks stay for others until they are evicted."""
+        names = self._uses.pop(session, ())
+        num_idle = self.cache.give(names)
+        self.idle += num_idle * self.size
+        self.held -= tokens - (len(names) - num_idle) * self.size
+
+    def _evict(self, tokens: int, may_go: Callable[[Idle], bool]) -> int:
+        freed = self.cache.evict(-(-tokens // self.size)) * self.size
+        self.idle -= freed
+        self.evicted += freed
+        return super()._evict(tokens - freed, may_go) if freed < tokens else 0
+
+
+class Reuse(NamedTuple):
+    """Blocks of prompts that a cache had, and their tokens, of all there are."""
+
+    found: int
+    num: int
+    found_tokens: int
+    num_tokens: int
+
+
+def reuse_of(prompts: Iterable[tuple[Sequence[int], int]], block_tokens: int, capacity: int | None = None) -> Reuse:
+    """Sends prompts, names of blocks and their tokens, through a cache one after the other; None: one without an end. The last block
+    of a prompt may be filled in part, and counts for what it holds."""
+    cache = PrefixCache()
+    found = num = found_tokens = num_tokens = 0
+    for names, tokens in prompts:
+        cached = cache.found(names)
+        found, num = found + cached, num + len(names)
+        found_tokens, num_tokens = found_tokens + min(cached * block_tokens, tokens), num_tokens + tokens
+        cache.take(names)
+        cache.give(names)
+        if capacity is not None:
+            cache.evict(cache.num_idle - capacity)
+    return Reuse(found, num, found_tokens, num_tokens)
+
+
+def possible_reuse(sessions: Iterable[Session], size: int) -> float | None:
+    """Share of the prompts' tokens that one cache without an end would spare; None where no session has names. A session's answers are in
+    it when its next prompt comes."""
+    known: set[int] = set()
+    found = num = 0
+    for session in sessions:
+        if session.prefix is None:
+            continue
+        history = 0
+        for index, (prefill, decode, _) in enumerate(session.rounds):
+            names, most_found = prompt_of(session.prefix, index, history + prefill, size)
+            known.update(names[: history // size])
+            found += _num_in(known, names[:most_found]) * size
+            num += history + prefill
+            known.update(names)
+            history += prefill + decode
+    return found / num if num else None

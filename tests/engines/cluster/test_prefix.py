@@ -1,0 +1,130 @@
+"""Blocks that prompts share: against a list of all that were used, and in the memory of workers."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.clusters import FIRST_PREFILL, links, serve, simulation
+
+from engines.cluster.prefix import PrefixCache, possible_reuse, prompt_of, reuse_of
+from engines.cluster.sessions import Prefix, PrefixNames, Round, Session
+
+PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=30)
+
+
+def named(prompts: list[list[int]]) -> list[tuple[int, ...]]:
+    names = PrefixNames()
+    return [names.of(each) for each in prompts]
+
+
+@settings(max_examples=150)
+@given(PROMPTS, st.integers(1, 12))
+def test_a_cache_has_what_was_used_last_and_nothing_of_other_prefixes(prompts, capacity):
+    used: list[tuple[int, ...]] = []  # the beginnings themselves, the least recently used first
+    found = 0
+    for each in prompts:
+        begun = [tuple(each[: end + 1]) for end in range(len(each))]
+        found += next((place for place, beginning in enumerate(begun) if beginning not in used), len(begun))
+        used = ([other for other in used if other not in begun] + begun[::-1])[-capacity:]
+    sent = [(names, 16 * len(names)) for names in named(prompts)]
+    assert reuse_of(sent, 16, capacity).found == found
+    total = sum(map(len, prompts))
+    endless = reuse_of(sent, 16)
+    assert endless.found == total - len({tuple(each[: end + 1]) for each in prompts for end in range(len(each))})
+    assert reuse_of(sent, 16, total) == endless
+    assert endless.found_tokens == 16 * endless.found
+
+
+@settings(max_examples=100)
+@given(PROMPTS, st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20)), max_size=60))
+def test_a_block_in_use_stays_and_each_is_counted_once(prompts, moves):
+    cache, waiting, in_use, kept = PrefixCache(), named(prompts), [], set()
+    for move, number in moves:
+        if move == 0 and waiting:
+            in_use.append(waiting.pop())
+            num_idle, num_new = cache.take(in_use[-1])
+            assert num_new == len(set(in_use[-1]) - kept)
+            assert num_idle <= len(in_use[-1]) - num_new
+            kept |= set(in_use[-1])
+        elif move == 1 and in_use:
+            cache.give(in_use.pop(number % len(in_use)))
+        else:
+            before = cache.num_idle
+            num = cache.evict(number)
+            assert num == min(number, before)
+            kept = {name for name in kept if name in cache}
+        busy = {name for names in in_use for name in names}
+        assert (cache.num_used, cache.num_idle) == (len(busy), len(kept - busy))
+        assert all(cache.found(names) == cache.found_in_use(names) == len(names) for names in in_use)
+
+
+def test_blocks_of_an_engine_are_parts_of_a_file_s_or_several_of_them():
+    """An exact repeat of 1,100 tokens in a file's blocks of 512 spares 1,088 in blocks of 64, and one of 1,088 all but its last block."""
+    prefix = Prefix(512, ((0, 1, 2),))
+    prompt = prompt_of(prefix, 0, 1100, 64)
+    assert (list(prompt.names), prompt.most_found) == (list(range(17)), 17)
+    assert prompt_of(prefix, 0, 1088, 64).most_found == 16
+    assert prompt_of(Prefix(16, (tuple(range(9)),)), 0, 140, 64).names == [3, 7]
+
+
+@st.composite
+def sharing(draw: st.DrawFn) -> list[Session]:
+    """Sessions that begin alike for some blocks of 4 tokens, and go on with what was answered."""
+    names, sessions, now = PrefixNames(), [], 0.0
+    for index in range(draw(st.integers(1, 10))):
+        now += draw(st.sampled_from((0.0, 0.01, 0.4)))
+        rounds = tuple(
+            Round(draw(st.integers(1, 40)), draw(st.integers(1, 9)), draw(st.sampled_from((0.0, 0.3))))
+            for _ in range(draw(st.integers(1, 3)))
+        )
+        ids = draw(st.lists(st.integers(0, 1), min_size=0, max_size=12))
+        ends, tokens = [], 0
+        for prefill, decode, _ in rounds:
+            ends.append(-(-(tokens + prefill) // 4))
+            tokens += prefill + decode
+        blocks = names.of([*ids, *[10 + index] * ends[-1]][: ends[-1]])
+        sessions.append(Session(index, now, rounds, Prefix(4, tuple(blocks[:end] for end in ends))))
+    return sessions
+
+
+@settings(max_examples=100)
+@given(sharing(), st.integers(0, 60), st.integers(0, 2), st.sampled_from((4, 8)))
+def test_with_little_memory_nothing_is_lost(sessions, spare, prefills, size):
+    capacity = max(each.context_tokens for each in sessions) + 1 + spare
+    parts = {"prefills": prefills, "own_cache": capacity, "kv_links": links(1e-5), "router": FIRST_PREFILL}
+    built = simulation(kv_capacity=capacity, block_size=size, **(parts if prefills else {}))
+    run = serve(built, *sessions)
+    assert run.sessions["status"] == ["ok"] * len(sessions)
+    for worker in (*built._homes, *built._prefills):
+        assert worker.kv.held == worker.kv.cache.num_used == 0
+        assert worker.kv.idle == worker.kv.cache.num_idle * size
+        assert worker.kv.peak <= capacity
+        assert worker.kv.evicted >= 0
+    assert all(home.kv_tokens == 0 for home in built._homes)
+    assert sum(run.workers["prefilled_tokens"]) == sum(run.tasks["computed_tokens"])
+
+
+@settings(max_examples=60)
+@given(sharing(), st.booleans())
+def test_with_room_for_all_one_worker_spares_what_is_possible(sessions, is_apart):
+    built = simulation(block_size=4, prefills=int(is_apart), own_cache=10**9)
+    alone = [Session(each.session_id, 100.0 * each.session_id, each.rounds, each.prefix) for each in sessions]
+    run = serve(built, *alone)
+    asked = sum(run.tasks["history"]) + sum(run.tasks["tokens"])
+    spared = 1 - sum(run.tasks["computed_tokens"]) / asked
+    possible = possible_reuse(alone, 4)
+    # A prefill worker has no answers but those that it computed again.
+    assert spared <= possible + 1e-12 if is_apart else abs(spared - possible) < 1e-12
+
+
+def test_two_that_begin_alike_fit_where_one_more_does_not():
+    """What the second shares is neither room that it needs, nor work that its queue counts."""
+    sessions = [
+        Session(number, 0.01 * number, (Round(80, 20),), Prefix(16, ((0, 1, 2, 3, last),)))
+        for number, last in enumerate((4, 5))
+    ]
+    built = simulation(kv_capacity=150, block_size=16)
+    backlogs: list[int] = []
+    built.loop.at(0.02, lambda: backlogs.append(built._homes[0].queue.backlog_tokens))
+    run = serve(built, *sessions)
+    assert backlogs == [16]
+    assert run.tasks["computed_tokens"] == [80, 16]
+    assert run.rounds["first_token_s"][1] < run.rounds["finished_s"][0]
