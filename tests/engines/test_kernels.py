@@ -126,19 +126,6 @@ def test_scores_across_tiles(interpret, selection, kernel):
     interpret(cases.check_scores, 4, RAGGED, 6, 2, 16, "fp32", selection, kernel)
 
 
-@settings(max_examples=6)
-@given(
-    seed=seeds,
-    lengths=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 40)).filter(any), min_size=1, max_size=3),
-    kv_heads=st.integers(1, 2),
-    group=st.integers(1, 3),
-    block=st.sampled_from((16, 64)),
-    dtype=st.sampled_from(("fp32", "fp16")),  # the interpreter multiplies no matrices of bfloat16
-)
-def test_paged(interpret, seed, lengths, kv_heads, group, block, dtype):
-    interpret(cases.check_paged, seed, lengths, kv_heads * group, kv_heads, 24, block, dtype)
-
-
 @settings(max_examples=8)
 @given(
     seed=seeds,
@@ -197,7 +184,7 @@ def test_kernels_compile_for_gpus(compiler, capability, dtype):
         *("pack_rows", "mean_queries", "pooled_scores", "reduce_tiles", "normalize_rows", "rotate_rows"),
         *("gate_rows", "store_rows"),
     }
-    assert set(compiled) == movers | {"merge_parts", "paged_causal"}
+    assert set(compiled) == movers | {"merge_parts"}
     for name in movers:
         assert "ld.global.v4.b32" in compiled[name], f"{name} reads 16 bytes at a time"
     for name in ("pack_rows", "normalize_rows", "rotate_rows", "gate_rows", "store_rows"):

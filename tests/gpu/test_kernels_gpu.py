@@ -54,14 +54,6 @@ def test_scores(dtype, heads, kv_heads, selection, kernel):
 
 
 @by_dtype
-@by_heads
-def test_paged(dtype, heads, kv_heads):
-    lengths = ((0, 700), (1500, 129), (300, 1), (0, 0), (0, 5), (16, 64))
-    cases.check_paged("cuda", 4, lengths, heads, kv_heads, 128, 16, dtype)
-    cases.check_paged("cuda", 5, tuple((history, 1) for history in (0, 63, 64, 2047)), heads, kv_heads, 80, 64, dtype)
-
-
-@by_dtype
 @pytest.mark.parametrize("suppressed", [False, True])
 @pytest.mark.parametrize(("rows", "vocabulary"), [(1, 126464), (8, 126464), (65, 152064), (5, 4097)])
 def test_confidence(dtype, suppressed, rows, vocabulary):

@@ -17,14 +17,7 @@ from engines.kernels.confidence import (
     partial_reference,
 )
 from engines.kernels.launch import Building
-from engines.kernels.pack import (
-    pack,
-    pack_reference,
-    paged_attention,
-    paged_attention_reference,
-    store,
-    store_reference,
-)
+from engines.kernels.pack import pack, pack_reference, store, store_reference
 from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import Selection, scores, scores_reference
 from engines.models.layers import inverse_frequencies, rotary_tables
@@ -303,40 +296,3 @@ def close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=4 * torch.finfo(found.dtype).eps, atol=1e-6)
     if not cuts_off(found):
         assert (found != wanted).float().mean() < 0.02
-
-
-def check_paged(
-    device: str,
-    seed: int,
-    lengths: Sequence[tuple[int, int]],
-    heads: int,
-    kv_heads: int,
-    width: int,
-    block: int,
-    dtype: str,
-) -> None:
-    """``lengths`` are (history, queries). Blocks lie in no order and are taken in no order; what no sequence holds is NaN."""
-    draw = Drawn(seed, device)
-    used = [history + queries for history, queries in lengths]
-    held = [-(-length // block) for length in used]
-    order = draw.permutation(sum(held)) + 1
-    k, v = (
-        torch.full((sum(held) + 2, block, kv_heads, width), torch.nan, dtype=DTYPES[dtype], device=device) for _ in "kv"
-    )
-    table = torch.zeros((len(lengths), max(held) + 1), dtype=torch.int32)
-    for i, (length, blocks) in enumerate(zip(used, order.split(held), strict=True)):
-        table[i, : held[i]] = blocks
-        rows = (blocks[:, None] * block + torch.arange(block)).flatten()[:length].to(device)
-        for pool in (k, v):
-            pool.view(-1, kv_heads, width)[rows] = draw.normal(length, kv_heads, width, dtype=dtype)
-    counts = torch.tensor([queries for _, queries in lengths])
-    cu_q = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
-    q = draw.in_wider_rows(int(cu_q[-1]) + 2, heads, width, dtype=dtype)
-    bounds = [each.to(torch.int32).to(device) for each in (cu_q, torch.tensor(used), table)]
-    longest = int(counts.max())
-    found, wanted = (
-        attend(q, k, v, *bounds, max_q=longest)[: int(cu_q[-1])].float()
-        for attend in (paged_attention, paged_attention_reference)
-    )
-    tolerance = {"fp32": 2e-5, "fp16": 4e-3, "bf16": 3e-2}[dtype]
-    torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)

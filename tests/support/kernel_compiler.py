@@ -10,7 +10,7 @@ import torch
 from support.kernel_cases import Drawn, Sizes
 
 from engines.kernels.confidence import confidence, partial
-from engines.kernels.pack import pack, paged_attention, store
+from engines.kernels.pack import pack, store
 from engines.kernels.rowwise import rms_norm, rotate, swiglu
 from engines.kernels.scores import scores
 
@@ -95,7 +95,4 @@ def compile_everything(capability: int, dtype: str) -> dict[str, str]:
         rotate(q, k, cos, sin, full_precision=True)
         swiglu(hidden, hidden)
         store(pool_k, pool_v, building.kv_start, k[:2], k[:2])
-        blocks = draw.normal(6, 16, 8, 128, dtype=dtype)
-        bounds = (torch.tensor(each, dtype=torch.int32) for each in ([0, 40], [70], [[1, 2, 3, 4, 5]]))
-        paged_attention(q[:40], blocks, blocks, *bounds, max_q=40)
     return compiled

@@ -26,8 +26,6 @@ from engines.ar.torch.rows import CausalRows, Members
 from engines.attention import sdpa
 from engines.attention.flash import KernelSpans, TorchVarlenKernel, flash_attn_kernels, torch_varlen_kernels
 from engines.attention.registry import TOLERANCE
-from engines.kernels import available
-from engines.kernels.pack import paged_attention, paged_attention_reference
 from engines.models.protocol import Attend
 from engines.runtime.device import PoolTensors, Staging, Store
 from engines.runtime.rows import BlockTables, Ints
@@ -236,17 +234,24 @@ PagedKernel = Callable[[Tensor, Tensor, Tensor, KernelSpans], Tensor]
 
 
 def reference_kernel(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
-    """In torch's operators, one sequence after the other: what the others are compared with."""
+    """In torch's operators, one sequence after the other: what the others are compared with. Rows of no sequence are zero."""
     assert spans.used_k is not None
     assert spans.table is not None
-    return paged_attention_reference(q, k, v, spans.cu_q, spans.used_k, spans.table, max_q=spans.max_q)
-
-
-def triton_kernel(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
-    """Our own, where no package brings one."""
-    assert spans.used_k is not None
-    assert spans.table is not None
-    return paged_attention(q, k, v, spans.cu_q, spans.used_k, spans.table, max_q=spans.max_q)
+    out = torch.zeros_like(q)
+    group, block = q.shape[1] // k.shape[2], k.shape[1]
+    first = spans.cu_q.tolist()
+    for i, used in enumerate(spans.used_k.tolist()):
+        own = slice(first[i], first[i + 1])
+        count = own.stop - own.start
+        if count == 0:
+            continue
+        blocks = spans.table[i, : -(-used // block)].long()
+        keys, values = (x[blocks].flatten(0, 1)[:used].repeat_interleave(group, dim=1).float() for x in (k, v))
+        hidden = torch.ones(count, used, dtype=torch.bool, device=q.device).tril(used - count).logical_not()
+        scores = torch.einsum("qhd,khd->hqk", q[own].float(), keys) * q.shape[2] ** -0.5
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        out[own] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+    return out
 
 
 class PagedAttention:
@@ -297,8 +302,6 @@ def kernels() -> Iterator[tuple[str, PagedKernel]]:
             if isinstance(kernel, TorchVarlenKernel) and kernel.takes_table:
                 yield "torch-varlen", replace(kernel, gives_cu_k=False)
                 yield "torch-varlen", kernel
-    if available(torch.device("cuda")):
-        yield "triton", triton_kernel
 
 
 class DeviceKernel(NamedTuple):
