@@ -47,7 +47,7 @@ class Ledger:
         """Those of them that a plan has admitted."""
 
     def submit(self, request: Request) -> None:
-        self.open[request.request_id] = Sequence.of(request, self._rule, self._config, exact_steps=self._exact_steps)
+        self.open[request.request_id] = Sequence(request, self._rule, self._config, exact_steps=self._exact_steps)
 
     def drop(self, request_id: int) -> bool:
         """Forget a request; whether it was running."""

@@ -142,7 +142,7 @@ class Scheduler(ABC):
             guidance == 0 or not self.rule.caches,
             f"cfg_scale={guidance} needs a second, uncached forward and this system caches: leave it out",
         )
-        sequence = Sequence.of(request, self.rule, self.config, exact_steps=self.exact_steps)
+        sequence = Sequence(request, self.rule, self.config, exact_steps=self.exact_steps)
         require(
             sequence.kv_rows <= self.pool.num_rows,
             f"request needs {sequence.kv_rows} KV rows and the pool has {self.pool.num_rows}: raise the memory "
@@ -297,33 +297,6 @@ MAX_PATTERNS = 64
 """Generation settings whose trajectories are kept for the next request that asks for the same."""
 
 
-class CommittedDemand:
-    """Query tokens that admitted requests will take in the coming steps.
-
-    A buffer of twice the longest look, moved back to its start when used up: a ring in constant
-    amortised time per step, in which every look ahead is one contiguous slice.
-    """
-
-    def __init__(self) -> None:
-        self.step = 0
-        """Steps executed so far."""
-        self._tokens: Tokens = np.zeros(2, dtype=np.int64)
-        self._head = 0
-
-    def ahead(self, num_steps: int) -> Tokens:
-        """A view of the coming ``num_steps`` steps, the next one first; write to it to commit."""
-        if self._head + num_steps > len(self._tokens):
-            moved = np.zeros(2 * num_steps, dtype=np.int64)
-            left = self._tokens[self._head :]
-            moved[: len(left)] = left
-            self._tokens, self._head = moved, 0
-        return self._tokens[self._head : self._head + num_steps]
-
-    def advance(self) -> None:
-        self.step += 1
-        self._head += 1
-
-
 class LookaheadScheduler(PhaseScheduler):
     """Look-ahead admission: a request enters only where its whole trajectory fits (ours). It is charged as ``PhaseScheduler`` does.
 
@@ -354,7 +327,10 @@ class LookaheadScheduler(PhaseScheduler):
     ) -> None:
         super().__init__(config, pool, rule, exact_steps=exact_steps, own=own)
         self.check_rule(rule)
-        self._demand = CommittedDemand()
+        self._demand: Tokens = np.zeros(0, dtype=np.int64)
+        """What admitted requests will take in the coming steps, the next one first."""
+        self._num_steps = 0
+        """Executed so far."""
         self._trajectories: dict[int, Tokens] = {}
         self._entered_at: dict[int, int] = {}
         self._pattern = lru_cache(maxsize=MAX_PATTERNS)(self._reuse_tokens)
@@ -385,7 +361,7 @@ class LookaheadScheduler(PhaseScheduler):
     def _reuse_tokens(self, generation: GenerationConfig) -> Tokens:
         """Query tokens of every step, 0 where it is a Refresh: those alone depend on the prompt."""
         request = Request(request_id=0, prompt_len=1, generation=generation)
-        sequence = Sequence.of(request, self.rule, self.config, exact_steps=self.exact_steps)
+        sequence = Sequence(request, self.rule, self.config, exact_steps=self.exact_steps)
         steps = [0 if phase.is_refresh else tokens for phase, tokens in sequence.trajectory()]
         return np.array(steps, dtype=np.int64)
 
@@ -398,19 +374,17 @@ class LookaheadScheduler(PhaseScheduler):
         if not self.running:
             return None
         return StepPlan(
-            items=tuple(map(plan_item, self.running)),
-            admitted=tuple(admitted),
-            scheduled_tokens=int(self._demand.ahead(1)[0]),
+            items=tuple(map(plan_item, self.running)), admitted=tuple(admitted), scheduled_tokens=int(self._ahead(1)[0])
         )
 
     def _enter(self, sequence: Sequence) -> bool:
         request_id = sequence.request.request_id
         trajectory = self._trajectories[request_id]
-        ahead = self._demand.ahead(len(trajectory))
+        ahead = self._ahead(len(trajectory))
         if (ahead + trajectory).max() > self.config.max_num_batched_tokens or not self._reserve(sequence):
             return False
         ahead += trajectory
-        self._entered_at[request_id] = self._demand.step
+        self._entered_at[request_id] = self._num_steps
         return True
 
     def complete(
@@ -420,12 +394,23 @@ class LookaheadScheduler(PhaseScheduler):
         stops: Mapping[int, int] = MappingProxyType({}),
         **told: Confidences,
     ) -> StepChanges:
-        self._demand.advance()
+        self._advance()
         return super().complete(plan, committed, stops, **told)
 
     def fail(self, plan: StepPlan) -> tuple[int, ...]:
-        self._demand.advance()
+        self._advance()
         return super().fail(plan)
+
+    def _ahead(self, num_steps: int) -> Tokens:
+        """A view of the demand of so many coming steps; write to it to commit."""
+        missing = num_steps - len(self._demand)
+        if missing > 0:
+            self._demand = np.append(self._demand, np.zeros(missing, dtype=np.int64))
+        return self._demand[:num_steps]
+
+    def _advance(self) -> None:
+        self._num_steps += 1
+        self._demand = self._demand[1:]
 
     def _drop(self, sequence: Sequence) -> None:
         super()._drop(sequence)
@@ -433,9 +418,8 @@ class LookaheadScheduler(PhaseScheduler):
         trajectory = self._trajectories.pop(request_id)
         if request_id not in self._entered_at:
             return
-        rest = trajectory[self._demand.step - self._entered_at.pop(request_id) :]
-        if len(rest):
-            self._demand.ahead(len(rest))[:] -= rest
+        rest = trajectory[self._num_steps - self._entered_at.pop(request_id) :]
+        self._ahead(len(rest))[:] -= rest
 
 
 SCHEDULERS: Mapping[str, type[Scheduler]] = MappingProxyType(

@@ -20,7 +20,6 @@ from engines.dllm.config import (
     RefreshRule,
     SeeingRule,
     Seen,
-    Settling,
     SparsityConfig,
     Window,
     check_phase,
@@ -107,70 +106,24 @@ class Sequence:
     samplers do; otherwise a finished block ends at once, which cannot change a token.
     """
 
-    __slots__ = (
-        "block",
-        "block_steps",
-        "block_end",
-        "block_start",
-        "decode",
-        "exact_steps",
-        "first_row",
-        "held",
-        "is_idle",
-        "is_open_ended",
-        "kept_rows",
-        "kv_rows",
-        "kv_start",
-        "leaves_out",
-        "masks",
-        "masks_left",
-        "num_blocks",
-        "num_steps",
-        "phase",
-        "quota_steps",
-        "request",
-        "rule",
-        "has_cache",
-        "runs_all_steps",
-        "sees",
-        "settled_before",
-        "settled_rows",
-        "settling",
-        "sparsity",
-        "step_in_block",
-        "stop",
-        "total_len",
-        "window_end",
-    )
-
-    def __init__(
-        self,
-        request: Request,
-        rule: RefreshRule,
-        sparsity: SparsityConfig,
-        *,
-        decode: DecodeConfig | None = None,
-        settling: Settling | None = None,
-        exact_steps: bool = False,
-    ) -> None:
+    def __init__(self, request: Request, rule: RefreshRule, config: EngineConfig, *, exact_steps: bool = False) -> None:
+        """As an engine with that config runs it."""
         self.request = request
         self.sees = isinstance(rule, SeeingRule)
         self.rule = rule_of(rule, request)
-        self.sparsity = sparsity
-        self.decode = DecodeConfig() if decode is None else decode
-        self.settling = _NONE_SETTLES if settling is None else settling
-        self.leaves_out = self.settling.settles or self.settling.full_every > 1
-        """Whether its steps may leave rows out."""
+        self.config, self.decode = config, config.decode
+        self.settles = config.settling.settles
+        """Whether its Reuse steps may leave rows out."""
         self.has_cache = False
         """Whether the block has built a cache; between two blocks, whether the one before has."""
-        self.exact_steps = exact_steps
         self.is_open_ended = is_open_ended(request.generation, self.decode)
         self.runs_all_steps = exact_steps and not request.generation.is_parallel
         self.quota_steps = steps_per_block(request.generation)
         self.total_len = request.total_len
-        self.num_blocks = request.generation.num_blocks
         self._enter(0)
-        self.kv_rows = cache_rows(request.total_len, request.generation, sparsity, rule.window) if rule.caches else 0
+        self.kv_rows = 0
+        if rule.caches:
+            self.kv_rows = cache_rows(request.total_len, request.generation, config.sparsity, rule.window)
         self.kv_start = -1
         """-1 until it is admitted and its rows are reserved; without a cache there are none, and they are reserved all the same."""
         self.stop: int | None = None
@@ -179,13 +132,6 @@ class Sequence:
         """Phases of the static batch that it runs in to the end (``hold_together``)."""
         self.is_idle = False
         """Whether it has all its tokens and runs on with its batch, as padding."""
-
-    @classmethod
-    def of(cls, request: Request, rule: RefreshRule, config: EngineConfig, *, exact_steps: bool) -> Sequence:
-        """As an engine with that config runs it."""
-        return cls(
-            request, rule, config.sparsity, decode=config.decode, settling=config.settling, exact_steps=exact_steps
-        )
 
     def _enter(self, block: int) -> None:
         generation = self.request.generation
@@ -201,14 +147,14 @@ class Sequence:
         self.masks: tuple[int, ...] = (self.masks_left,)
         """In the block at the start of each of its steps so far, where settling asks."""
         self.first_row = self.settled_rows = self.settled_before = 0
-        if self.phase is Phase.BUILD and had_cache and self.settling.is_partial(block):
+        if self.phase is Phase.BUILD and had_cache and self.config.settling.is_partial(block):
             self.phase, self.first_row = Phase.PARTIAL, self.block_start - generation.block_length
         context = self.total_len - (self.window_end - self.block_start)
-        self.kept_rows = self.sparsity.kept_rows(context) if self.rule.caches else 0
+        self.kept_rows = self.config.sparsity.kept_rows(context) if self.rule.caches else 0
 
     @property
     def is_finished(self) -> bool:
-        return self.block == self.num_blocks
+        return self.block == len(self.quota_steps)
 
     @property
     def output_len(self) -> int:
@@ -265,12 +211,10 @@ class Sequence:
     def _settle(self, before: Phase) -> None:
         """Behind a step of a block, before its next: which of the next one's rows are left out. A full forward caches nothing, so what
         was committed around it has its K and V still to come."""
-        self.first_row = 0
-        if self.settling.settles:
-            self.masks = (*self.masks, self.masks_left)
-            leaves_out = self.phase is Phase.REUSE and before is not Phase.FULL
-            self.settled_before = self.settling.settled_before(self.masks) if leaves_out else 0
-            self.settled_rows = self.masks[0] - self.masks[self.settled_before]
+        self.masks = (*self.masks, self.masks_left)
+        leaves_out = self.phase is Phase.REUSE and before is not Phase.FULL
+        self.settled_before = self.config.settling.settled_before(self.masks) if leaves_out else 0
+        self.settled_rows = self.masks[0] - self.masks[self.settled_before]
 
     def advance(self, committed: int, stop: int | None = None, confidences: tuple[float, ...] = ()) -> None:
         """Book one executed step; moves on to the next block when this one is complete, or to the end if
@@ -286,11 +230,12 @@ class Sequence:
             block_done = self.step_in_block == self.block_steps if self.runs_all_steps else self.masks_left <= 0
             if not block_done:
                 before, self.phase = self.phase, self._next_phase()
-                if self.leaves_out:
+                self.first_row = 0
+                if self.settles:
                     self._settle(before)
                 return
             self.stop = stop
-            if stop is None and self.block + 1 < self.num_blocks:
+            if stop is None and self.block + 1 < len(self.quota_steps):
                 self._enter(self.block + 1)
                 return
             self.masks_left = 0
@@ -299,10 +244,7 @@ class Sequence:
         if self.is_idle:
             self.phase = self.held[self.num_steps]
         else:
-            self.block = self.num_blocks
-
-
-_NONE_SETTLES = Settling()
+            self.block = len(self.quota_steps)
 
 
 def hold_together(members: Collection[Sequence]) -> None:

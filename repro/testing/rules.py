@@ -54,7 +54,7 @@ def _phases(rule: RefreshRule, arrivals: Sequence[tuple[int, Request]]) -> dict[
     pending, live, step = [*arrivals], list[Live](), 0
     while pending or live:
         while pending and pending[0][0] <= step:
-            live.append(Live(pending.pop(0)[1], rule, _SPARSITY))
+            live.append(Live(pending.pop(0)[1], rule, EngineConfig()))
         for sequence in live:
             found[sequence.request.request_id].append(sequence.phase)
             sequence.advance(sequence.quota)

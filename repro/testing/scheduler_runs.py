@@ -36,7 +36,7 @@ class Case:
 
     def work(self, request: Request) -> int:
         """Steps it takes alone."""
-        live = Live(request, self.rule, self.config.sparsity, decode=self.config.decode, exact_steps=self.exact_steps)
+        live = Live(request, self.rule, self.config, exact_steps=self.exact_steps)
         return sum(1 for _ in live.trajectory())
 
 

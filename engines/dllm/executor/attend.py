@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from engines.attention import Spans, VarlenAttention, sdpa, varlen_attention
+from engines.attention import Spans, VarlenAttention, varlen_attention
 from engines.dllm.executor.step import StepRows
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import Attend
@@ -33,16 +32,13 @@ class PackedAttend:
         self._whole_layer = whole_layer
 
     def __call__(self, items: Sequence[PlanItem], rows: StepRows, pad_to: int | None) -> Attend:
-        whole = self._layers(items, rows)
+        whole = self._layers(rows)
         if rows.selecting is None:
             return whole
-        selecting, whole_layer = self._layers(items, rows.selecting), self._whole_layer
+        selecting, whole_layer = self._layers(rows.selecting), self._whole_layer
         return lambda layer, q, k, v: (whole if layer == whole_layer else selecting)(layer, q, k, v)
 
-    def _layers(self, items: Sequence[PlanItem], rows: StepRows) -> Attend:
-        is_whole = items[0].query_tokens == items[0].window_len  # then its rows lie side by side in the pool
-        if rows.spans is None and len(rows.reuse_q_runs) == 1 and not rows.refresh_runs and is_whole:
-            return self._alone(rows)
+    def _layers(self, rows: StepRows) -> Attend:
         pool, timer, store = self._pool, self._timer, self._store
         own = slice(rows.num_refresh_rows, rows.num_rows)
         refresh, reuse = self._by_runs(rows) if rows.spans is None else self._by_spans(rows, rows.spans)
@@ -98,22 +94,3 @@ class PackedAttend:
             return out
 
         return refresh, reuse
-
-    def _alone(self, rows: StepRows) -> Attend:
-        """One Reuse request: its rows and its run of the pool are plain slices, and nothing is copied together."""
-        pool, timer, num_rows = self._pool, self._timer, rows.num_rows
-        ((start, end),) = rows.reuse_k_runs
-        run, own = slice(start, end), slice(end - num_rows, end)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            timer.lap_inside("gemm")
-            pool_k, pool_v = pool.k[layer], pool.v[layer]
-            pool_k[own] = k[:num_rows]
-            pool_v[own] = v[:num_rows]
-            out = sdpa(q[None, :num_rows], pool_k[None, run], pool_v[None, run])[0]
-            if num_rows < q.shape[0]:
-                out = F.pad(out, (0, 0, 0, 0, 0, q.shape[0] - num_rows))
-            timer.lap_inside("attention")
-            return out
-
-        return attend

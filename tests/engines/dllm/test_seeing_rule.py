@@ -143,7 +143,7 @@ def whole_logits(model, ids: list[int]) -> torch.Tensor:
 
 
 def test_state_is_a_request_s_own():
-    first, second = (Sequence(request, OnDoubt(), SparsityConfig(), exact_steps=False) for request in requests(2))
+    first, second = (Sequence(request, OnDoubt(), EngineConfig()) for request in requests(2))
     first.advance(1, confidences=(0.1,))
     second.advance(1, confidences=(0.95,))
     assert (first.phase, second.phase) == (Phase.BUILD, Phase.REUSE)
@@ -151,7 +151,7 @@ def test_state_is_a_request_s_own():
 
 def test_what_no_step_can_be_ends_the_run(model):
     with pytest.raises(RunError, match="Hasty reuses a cache before one was built"):
-        Sequence(requests(1)[0], Hasty(), SparsityConfig())
+        Sequence(requests(1)[0], Hasty(), EngineConfig())
 
 
 def test_lookahead_refuses_it():

@@ -54,7 +54,7 @@ def sequence_of(
     generation: GenerationConfig, rule: RefreshRule, *, prompt_len: int = 9, exact_steps: bool = False
 ) -> Sequence:
     request = Request(request_id=0, prompt_len=prompt_len, generation=generation)
-    return Sequence(request, rule, SparsityConfig(), exact_steps=exact_steps)
+    return Sequence(request, rule, EngineConfig(), exact_steps=exact_steps)
 
 
 def walk(sequence: Sequence) -> list[tuple[int, Phase, int]]:
@@ -163,7 +163,7 @@ def test_quotas_of_the_timestep_schedule(masks, steps):
     request = Request(request_id=0, prompt_len=3, generation=generation)
     for first_step in ("ranked", "first_position"):
         decode = DecodeConfig(quota="timestep", first_step=first_step)
-        sequence = Sequence(request, NoCache(), SparsityConfig(), decode=decode, exact_steps=False)
+        sequence = Sequence(request, NoCache(), EngineConfig(decode=decode))
         left, step = masks, 0
         while not sequence.is_finished:
             expected = 1 if step == 0 and first_step == "first_position" else timestep_quota(left, step, steps)

@@ -76,7 +76,7 @@ def query_tokens(settling: Settling, *, prompt_len: int = 300, steps: int = 256,
     """In all steps of an answer of 256 tokens in blocks of 32."""
     generation = GenerationConfig(gen_length=256, block_length=32, steps=steps)
     request = Request(request_id=0, prompt_len=prompt_len, generation=generation)
-    live = Live(request, DelayedCache(delay=delay), DENSE, settling=settling)
+    live = Live(request, DelayedCache(delay=delay), config_of(settling, 1))
     return sum(tokens for _, tokens in live.trajectory())
 
 
@@ -115,13 +115,13 @@ def test_tokens_settle_so_many_steps_after_their_commit(settling, before):
 def test_a_partial_refresh_needs_the_cache_of_the_block_before():
     request = request_on(GQA, 0, 9, GenerationConfig(gen_length=12, block_length=4, steps=12))
     every = Settling(full_every=3)
-    built = [phase for phase, _ in Live(request, ONCE, DENSE, settling=every).trajectory()]
+    built = [phase for phase, _ in Live(request, ONCE, config_of(every, 1)).trajectory()]
     assert built == [Phase.BUILD, *[Phase.REUSE] * 3, *[Phase.PARTIAL, *[Phase.REUSE] * 3] * 2]
-    late = [phase for phase, _ in Live(request, DelayedCache(delay=1), DENSE, settling=every).trajectory()]
+    late = [phase for phase, _ in Live(request, DelayedCache(delay=1), config_of(every, 1)).trajectory()]
     assert (
         late == [Phase.FULL, Phase.BUILD, Phase.REUSE, Phase.REUSE] * 3
     )  # a full forward begins each: nothing is left out
-    never = [phase for phase, _ in Live(request, DelayedCache(delay=4), DENSE, settling=every).trajectory()]
+    never = [phase for phase, _ in Live(request, DelayedCache(delay=4), config_of(every, 1)).trajectory()]
     assert never == [Phase.FULL] * 12
 
 
