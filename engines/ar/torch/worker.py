@@ -132,20 +132,12 @@ class _Kept(NamedTuple):
     """Tokens whose K/V was kept."""
 
 
-class Adopted(NamedTuple):
-    slot: int
-    tokens: int
-    """Tokens of the prompt whose K/V is there."""
-
-
 class KeptSequences:
     """Known by ``order``, as in ``SessionMemory``, which holds their blocks."""
 
     def __init__(self, executor: PagedExecutor, memory: SessionMemory) -> None:
         self._executor, self._memory = executor, memory
         self._kept: dict[int, _Kept] = {}
-        self._by_opening: dict[bytes, list[int]] = {}
-        """By the ids of their first block."""
 
     def __contains__(self, order: int) -> bool:
         return order in self._kept
@@ -157,18 +149,17 @@ class KeptSequences:
             return
         self._memory.park(order, slot, len(ids))
         self._kept[order] = _Kept(slot, ids)
-        self._by_opening.setdefault(self._opening(ids), []).append(order)
 
-    def adopt(self, order: int, prompt: Ints, sampling: SamplingParams) -> Adopted | None:
-        """Hand the sequence that ``prompt`` repeats most of over to ``order``, idle as before.
+    def adopt(self, order: int, prompt: Ints, sampling: SamplingParams) -> tuple[int, int] | None:
+        """Hand the sequence that ``prompt`` repeats most of over to ``order``, idle as before: its slot, and how many tokens of the
+        prompt have K/V.
 
         Only one of which the prompt repeats at least a block and at least half: less is no conversation that goes on,
         but an opening that many share, and its own next turn may still come. The prompt's last token is computed anew,
         for its logits.
         """
         best, most = None, 0
-        for other in self._by_opening.get(self._opening(prompt), ()):
-            kept = self._kept[other]
+        for other, kept in self._kept.items():
             here = min(self._memory.cached(other), len(kept.ids))
             common = _common(kept.ids[:here], prompt[:-1])
             if common >= max(self._block_size, (here + 1) // 2, most + 1):
@@ -177,7 +168,7 @@ class KeptSequences:
             return None
         slot = self._reopened(self._take(best).slot, sampling)
         self._memory.park(order, slot, most)
-        return Adopted(slot, most)
+        return slot, most
 
     def drop(self, order: int) -> None:
         self._executor.close_slot(self._take(order).slot)
@@ -193,10 +184,6 @@ class KeptSequences:
 
     def _take(self, order: int) -> _Kept:
         kept = self._kept.pop(order)
-        opening = self._opening(kept.ids)
-        self._by_opening[opening].remove(order)
-        if not self._by_opening[opening]:
-            del self._by_opening[opening]
         self._memory.drop(order)
         return kept
 
@@ -213,9 +200,6 @@ class KeptSequences:
     @property
     def _block_size(self) -> int:
         return self._executor.tables.block_size
-
-    def _opening(self, ids: Ints) -> bytes:
-        return ids[: self._block_size].tobytes()
 
 
 def _common(a: Ints, b: Ints) -> int:
@@ -319,8 +303,8 @@ class TorchWorker:
         """Have a sequence of this prompt, which is not enqueued yet, go on from kept K/V where there is some."""
         found = self.kept.adopt(sequence.order, prompt, sequence.sampling)
         if found is not None:
-            sequence.slot = found.slot
-            sequence.context = sequence.computed = found.tokens
+            sequence.slot, sequence.computed = found
+            sequence.context = sequence.computed
 
     def keep(self, sequence: SessionState, ids: Ints) -> None:
         """Let go of a sequence that is done; ``ids`` are all of its tokens."""
