@@ -1,8 +1,7 @@
 """The performance model: all that AMPD's policies know about speed (AMPD §3, profiler).
 
 Three functions, each a piecewise alpha-beta model fitted to a profile: T_pre(l_hist, l_incr; theta),
-T_dec(b; theta) and T_kv(l_ctx; theta_src -> theta_dst). The profile is of a cost model or of a real worker, by
-the same code: ``Profiled`` asks for times and does not care who measures. Linear pieces and the knees between them are found by
+T_dec(b; theta) and T_kv(l_ctx; theta_src -> theta_dst). Linear pieces and the knees between them are found by
 least squares.
 """
 
@@ -13,12 +12,12 @@ from functools import lru_cache
 from itertools import pairwise, product
 from math import fsum
 from operator import mul
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from engines.cluster.hardware import GPUS_PER_SERVER, Hardware, Link
+from engines.cluster.hardware import GPUS_PER_SERVER, Hardware
 from engines.errors import require
 from engines.least_squares import least_squares
 from engines.policies.views import Chunk
@@ -134,18 +133,6 @@ BATCHES = tuple(sorted({round(2 ** (power / 2)) for power in range(17)}))
 """b of the profile: 1 to 256."""
 
 
-class Profiled(Protocol):
-    """A system whose workers can be timed."""
-
-    def prefill_s(self, history: int, tokens: int, degree: int) -> float: ...
-
-    def decode_s(self, batch: int, context: int, degree: int) -> float:
-        """A decode step of ``batch`` sequences with ``context`` tokens each."""
-        ...
-
-    def transfer_s(self, tokens: int, source_degree: int, target_degree: int) -> float: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class PerformanceModel:
     prefill: dict[int, Piecewise]
@@ -180,35 +167,30 @@ class PerformanceModel:
         return max(fit.max_error for fit in fits)
 
 
-def profile(
-    system: Profiled,
-    degrees: Sequence[int],
-    *,
-    decode_context: int = 1024,
-    tokens: Sequence[int] = TOKENS,
-    histories: Sequence[int] = HISTORIES,
-    batches: Sequence[int] = BATCHES,
+def profile_hardware(
+    hardware: Hardware, *, num_gpus: int, degrees: Sequence[int] | None = None, decode_context: int = 1024
 ) -> PerformanceModel:
-    """Time ``system`` on a grid and fit the model; the grid should cover the workload's lengths."""
+    """The model fitted to times of the simulated hardware. A prefill is timed on a decode worker: what a remote one adds besides its
+    transfers the model does not know (eqs. 1, 2). Transfers take the link that workers of a cluster of ``num_gpus`` use: theta names no
+    server. A decode step has sequences of ``decode_context`` tokens each."""
+    links = hardware.links
+    link = links.intra if num_gpus <= GPUS_PER_SERVER else links.inter
+    degrees = hardware.degrees() if degrees is None else degrees
     require(bool(degrees), "degrees=(): profile at least one tensor-parallel degree")
-    grid = list(product(histories, tokens))
+    grid = list(product(HISTORIES, TOKENS))
     attention = tuple([(1, incr, incr * (history + 0.5 * incr), history) for history, incr in grid])
-    sequences, sent = tuple([(1, batch) for batch in batches]), tuple([(1, length) for length in tokens])
-    return PerformanceModel(
-        prefill={
-            degree: _fitted(attention, tuple([system.prefill_s(*point, degree) for point in grid]))
-            for degree in degrees
-        },
-        decode={
-            degree: _fitted(sequences, tuple([system.decode_s(batch, decode_context, degree) for batch in batches]))
-            for degree in degrees
-        },
-        transfer={
-            pair: _fitted(sent, tuple([system.transfer_s(length, *pair) for length in tokens]))
-            for pair in product(degrees, degrees)
-        },
-        decode_context=decode_context,
-    )
+    sequences, sent = tuple([(1, batch) for batch in BATCHES]), tuple([(1, length) for length in TOKENS])
+    prefill, decode = {}, {}
+    for degree in degrees:
+        cost = hardware.cost(degree)
+        prefill[degree] = _fitted(attention, tuple([cost.step_s((Chunk(*point),), 0, 0) for point in grid]))
+        steps_s = [cost.decode_line(batch).at(batch * decode_context) for batch in BATCHES]
+        decode[degree] = _fitted(sequences, tuple(steps_s))
+    transfer = {
+        pair: _fitted(sent, tuple([links.transfer_s(length, link, *pair) for length in TOKENS]))
+        for pair in product(degrees, degrees)
+    }
+    return PerformanceModel(prefill=prefill, decode=decode, transfer=transfer, decode_context=decode_context)
 
 
 @lru_cache(maxsize=1024)
@@ -217,33 +199,3 @@ def _fitted(features: tuple[tuple[float, ...], ...], times_s: tuple[float, ...])
     fitted to."""
     columns = np.array(features, dtype=np.float64)
     return fit_piecewise(columns[:, 1], columns, np.array(times_s))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulatedProfile:
-    """Times of the simulated hardware; a live profiler implements the same three methods by timing workers."""
-
-    hardware: Hardware
-    link: Link
-
-    def prefill_s(self, history: int, tokens: int, degree: int) -> float:
-        """On a decode worker. What a remote prefill adds besides its transfers the model does not know (eqs. 1, 2)."""
-        return self.hardware.cost(degree).step_s((Chunk(history, tokens),), 0, 0)
-
-    def decode_s(self, batch: int, context: int, degree: int) -> float:
-        return self.hardware.cost(degree).decode_line(batch).at(batch * context)
-
-    def transfer_s(self, tokens: int, source_degree: int, target_degree: int) -> float:
-        return self.hardware.links.transfer_s(tokens, self.link, source_degree, target_degree)
-
-
-def profile_hardware(
-    hardware: Hardware, *, num_gpus: int, degrees: Sequence[int] | None = None, decode_context: int = 1024
-) -> PerformanceModel:
-    """Transfers are timed on the link that workers of a cluster of ``num_gpus`` use: theta names no server."""
-    links = hardware.links
-    return profile(
-        SimulatedProfile(hardware=hardware, link=links.intra if num_gpus <= GPUS_PER_SERVER else links.inter),
-        hardware.degrees() if degrees is None else degrees,
-        decode_context=decode_context,
-    )

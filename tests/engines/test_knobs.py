@@ -241,8 +241,7 @@ def test_text_of_another_encoding_is_refused(tmp_path):
 
 
 FITTED = """
-from engines.ampd.performance import SimulatedProfile
-from engines.ampd.performance import profile
+from engines.ampd.performance import profile_hardware
 from engines.cluster.hardware import Hardware
 from engines.cluster.hardware import PHYSICAL
 from engines.cost.roofline import H20, H200
@@ -250,7 +249,7 @@ from engines.laps.cluster import PrefillCost
 from engines.laps.latency import StepModel
 from engines.models.shape import QWEN2_5_14B, QWEN3_32B
 hardware = Hardware(shape=QWEN3_32B, gpu=H20, constants=PHYSICAL)
-made = [profile(SimulatedProfile(hardware=hardware, link=hardware.links.intra), (4,)),
+made = [profile_hardware(hardware, num_gpus=4, degrees=(4,)),
         StepModel.profile(PrefillCost(QWEN2_5_14B, H200))]
 """
 
