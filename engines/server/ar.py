@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,8 +96,6 @@ class _Request:
 class ServedAr:
     """``queue`` lets a waiting task go (``OpenQueue``). ``end_ids`` end an answer; ``budget`` is what the policy packs into
     a step, in tokens. ``keeps`` keeps the K/V of answers for the prompts that go on from them."""
-
-    hears_tokens: ClassVar[bool] = True
 
     def __init__(
         self,

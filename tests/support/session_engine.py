@@ -5,7 +5,7 @@ Between two steps it takes in what arrived, asks its batching policy for the nex
 """
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,8 +30,6 @@ class EngineRun(NamedTuple):
 class SessionEngine:
     """One run. A step takes what ``cost`` says, everything else no time."""
 
-    hears_tokens: ClassVar[bool] = False
-
     def __init__(
         self,
         executor: PagedExecutor,
@@ -46,6 +44,9 @@ class SessionEngine:
         self.cost, self.now = cost, 0.0
         self.rounds: list[RoundRow] = []
         self.answers: dict[int, list[list[int]]] = {}
+        """By session, as far as it has come."""
+        self._row: dict[int, int] = {}
+        """Row of the round of each session that is under way."""
         self.loop = EventLoop()
         self._must_ask = False
         self._version = 0
@@ -71,7 +72,7 @@ class SessionEngine:
     def _ready(self, sequence: SessionState) -> None:
         session, index, now = sequence.session, sequence.round_index, self.loop.now
         prefill, decode, _ = session.rounds[index]
-        sequence.left, sequence.row = decode, len(self.rounds)
+        sequence.left, self._row[sequence.order] = decode, len(self.rounds)
         self.rounds.append(RoundRow(session.session_id, index, now, sequence.context, prefill, decode, is_local=True))
         kind: TaskKind = "incremental" if index else "initial"
         self.worker.enqueue(sequence, kind, sequence.context, prefill, now)
@@ -81,7 +82,6 @@ class SessionEngine:
         self._must_ask |= version == self._version
 
     def _end(self, sequence: SessionState) -> None:
-        self.answers[sequence.session.session_id] = sequence.answers
         del self.worker.sequences[sequence.order]
         if self._clients is not None:
             self._clients.go_on(self.loop.now)
@@ -119,7 +119,7 @@ class SessionEngine:
     # ---- what the worker asks and tells ----------------------------------------------------------------------
 
     def hear(self, sequence: SessionState, token: int) -> bool:
-        raise NotImplementedError("answers are read when they are whole")
+        return False  # answers are read when they are whole
 
     def ids(self, sequence: SessionState, start: int) -> Ints:
         """The current prompt where ``start`` is its first token; else all prompts so far, and the answers between them."""
@@ -128,7 +128,7 @@ class SessionEngine:
             return prompt
         parts = [prompt]
         for index in reversed(range(sequence.round_index)):
-            answer = np.array(sequence.answers[index], dtype=np.int64)
+            answer = np.array(self.answers[sequence.session.session_id][index], dtype=np.int64)
             parts += [answer, self.prompts(sequence.session, index)]
         return np.concatenate(parts[::-1])
 
@@ -136,13 +136,14 @@ class SessionEngine:
 
     def prefilled(self, sequence: SessionState, task: PrefillTask, now: float) -> None:
         if task.kind != "recompute":
-            self.rounds[sequence.row].first_token_s = now
+            self.rounds[self._row[sequence.order]].first_token_s = now
 
     def done(self, sequence: SessionState, now: float) -> None:
         worker, session, context = self.worker, sequence.session, sequence.context
-        self.rounds[sequence.row].finished_s = now
+        self.rounds[self._row[sequence.order]].finished_s = now
         _, decode, delay_s = session.rounds[sequence.round_index]
-        sequence.answers.append(worker.executor.read(sequence.slot, context - decode, context))
+        answer = worker.executor.read(sequence.slot, context - decode, context)
+        self.answers.setdefault(session.session_id, []).append(answer)
         sequence.num_written = context
         sequence.round_index += 1
         if sequence.round_index < len(session.rounds):

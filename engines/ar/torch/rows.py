@@ -153,16 +153,12 @@ class SessionState:
     """Tokens whose K/V is in the pool: all but the newest, unless it was evicted. Behind while it decodes."""
     left: int = 0
     """Tokens of the round still to come. Behind while it decodes."""
-    row: int = -1
-    """Row of the record that the current round has."""
     num_written: int = 0
     """Tokens that were written to its slot; those it got there itself count from the end of their round on."""
     saved: list[int] | None = None
     """Its tokens, while a preemption has taken its slot."""
     task: PrefillTask | None = None
     """Its prefill, while that waits or goes on."""
-    answers: list[list[int]] = field(default_factory=list)
-    """Generated ids of the rounds that are over."""
     logprobs: Logprobs | None = None
     """That of its newest token, where ``sampling`` asks for them."""
     prompt_logprobs: list[Logprobs] = field(default_factory=list)

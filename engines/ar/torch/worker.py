@@ -212,11 +212,6 @@ def _common(a: Ints, b: Ints) -> int:
 class Driver(Protocol):
     """What the worker asks and tells."""
 
-    @property
-    def hears_tokens(self) -> bool:
-        """Whether ``hear`` is told; else the ids stay on the device until they are read."""
-        ...
-
     def hear(self, sequence: SessionState, token: int) -> bool:
         """The sequence's next token; True ends its round there."""
         ...
@@ -249,7 +244,7 @@ class Step(NamedTuple):
     """Tokens of these."""
     ran: Ran
     tokens: list[int]
-    """Ids of the sequences that finished their prefill, then of those that decoded; empty where nobody hears them."""
+    """Ids of the sequences that finished their prefill, then of those that decoded."""
 
 
 class TorchWorker:
@@ -394,24 +389,23 @@ class TorchWorker:
             work = PackedWork(*(np.concatenate(columns) for columns in zip(work, joined, strict=True)))
         self.begun = [task for task in self.begun if task.left]
         ran = self.executor.run(work, plan.mode)
-        heard: list[int] = ran.tokens.tolist() if self._driver.hears_tokens else []
+        heard: list[int] = ran.tokens.tolist()
         self.executor.wait()
         return Step(shares, chunks, decoding, context, ran, heard)
 
     def settle(self, step: Step, now: float) -> None:
         """Give the sequences their tokens; the driver hears which rounds are done."""
         self._note_logprobs(step)
-        hears, first = self._driver.hears_tokens, len(step.tokens) - step.decoding
         if step.decoding:
-            if hears:
-                pairs = zip(self.decode.members, step.tokens[first:], strict=True)
-                self.decode.end(np.array([self._driver.hear(sequence, token) for sequence, token in pairs]))
+            first = len(step.tokens) - step.decoding
+            pairs = zip(self.decode.members, step.tokens[first:], strict=True)
+            self.decode.end(np.array([self._driver.hear(sequence, token) for sequence, token in pairs]))
             for sequence in self.decode.advance():
                 self._driver.done(sequence, now)
         whole = [task for task, _ in step.shares if task.left == 0]
         for index, task in enumerate(whole):
             sequence = self.sequences[task.order]
-            self._prefilled(sequence, task, now, is_over=hears and self._driver.hear(sequence, step.tokens[index]))
+            self._prefilled(sequence, task, now, is_over=self._driver.hear(sequence, step.tokens[index]))
 
     def _note_logprobs(self, step: Step) -> None:
         ran = step.ran
