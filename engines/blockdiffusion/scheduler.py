@@ -8,7 +8,7 @@ together until the last of their blocks has ended, and computes those that wait 
 
 from collections import deque
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -28,6 +28,19 @@ class BlockEngineConfig(Checked):
     """Rows of a step. A block is denoised whole, and one that is committed with it is, too."""
     batching: Batching = "mixed"
     """mixed packs whatever is due; first-done and synchronous are SGLang's (engines.blockdiffusion.scheduler)."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step in the making."""
+
+    budget: int
+    """Rows that are left."""
+    works: list[Work] = field(default_factory=list)
+    orders: set[int] = field(default_factory=set)
+    """Those of the requests that take part."""
+    admitted: list[int] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
 
 
 class BlockScheduler:
@@ -59,37 +72,13 @@ class BlockScheduler:
 
     def plan(self) -> BlockStepPlan | None:
         """None where there is nothing to run."""
-        budget = self.config.max_num_batched_tokens
-        works: list[Work] = []
-        admitted: list[int] = []
-        preempted: list[int] = []
-        in_step: set[int] = set()
+        step = _Step(self.config.max_num_batched_tokens)
         # Whoever was left out of a step goes first in the next; prefills wait for those that denoise.
         for sequence in sorted(self.running, key=lambda each: (each.missing > 1, each.served, each.order)):
-            if sequence.slot < 0:  # preempted for the sake of one before it
-                continue
-            work = self._work(sequence, budget, in_step, preempted)
-            if work is not None:
-                budget -= work.num_rows(self.block)
-                works.append(work)
-                in_step.add(sequence.order)
-        while self.waiting and not preempted:
-            sequence = self.waiting[0]
-            if not self._admit(sequence, budget):
-                break
-            self.waiting.popleft()
-            self.running.append(sequence)
-            admitted.append(sequence.request.request_id)
-            work = self._work(sequence, budget, in_step, preempted)
-            assert work is not None, "room was seen to"
-            budget -= work.num_rows(self.block)
-            works.append(work)
-            in_step.add(sequence.order)
-        if not works:
-            return None
-        self.step += 1
-        num_rows = self.config.max_num_batched_tokens - budget
-        return BlockStepPlan(tuple(works), tuple(admitted), tuple(preempted), num_rows)
+            self._run(sequence, step)
+        while not step.preempted and (begun := self._admitted(step)) is not None:
+            self._run(begun, step)
+        return self._planned(step)
 
     def were_done(self, denoising: Items[BlockSequence]) -> Bools:
         """[n] whose blocks their rule had done with before this step."""
@@ -127,53 +116,68 @@ class BlockScheduler:
 
     # ---- in between ------------------------------------------------------------------------------------------------------
 
-    def _work(
-        self, sequence: BlockSequence, budget: int, in_step: set[int], preempted: list[int], *, denoises: bool = True
-    ) -> Work | None:
-        """What of the request's due fits the budget, with the K/V it needs; final blocks alone where nothing is denoised."""
-        blocks = min(sequence.missing, budget // self.block)
+    def _run(self, sequence: BlockSequence, step: _Step, *, denoises: bool = True) -> None:
+        """Have it take part with what of its due fits the budget and the K/V that can be had; with final blocks alone where nothing is
+        denoised."""
+        if sequence.slot < 0:  # preempted for the sake of one before it
+            return
+        blocks = min(sequence.missing, step.budget // self.block)
         is_caught_up = blocks == sequence.missing
         rows = None
         if denoises and is_caught_up and not sequence.awaits_first:
             rows = sequence.request.rule.span(sequence.holes, sequence.step)
-            if rows[1] - rows[0] > budget - blocks * self.block:
+            if rows[1] - rows[0] > step.budget - blocks * self.block:
                 rows = None
         if not blocks and rows is None:
-            return None
+            return
         end = sequence.computed + blocks * self.block + (self.block if rows is not None else 0)
-        if not self._grow(sequence, end, in_step, preempted):
-            return None
+        if not self._grow(sequence, end, step):
+            return
         sequence.served = self.step
         wants_first = is_caught_up and sequence.awaits_first and blocks > 0
-        return Work(sequence.request.request_id, sequence.slot, sequence.computed, blocks, rows, wants_first)
+        work = Work(sequence.request.request_id, sequence.slot, sequence.computed, blocks, rows, wants_first)
+        step.works.append(work)
+        step.orders.add(sequence.order)
+        step.budget -= work.num_rows(self.block)
 
-    def _grow(self, sequence: BlockSequence, tokens: int, in_step: set[int], preempted: list[int]) -> bool:
+    def _planned(self, step: _Step) -> BlockStepPlan | None:
+        if not step.works:
+            return None
+        self.step += 1
+        num_rows = self.config.max_num_batched_tokens - step.budget
+        return BlockStepPlan(tuple(step.works), tuple(step.admitted), tuple(step.preempted), num_rows)
+
+    def _grow(self, sequence: BlockSequence, tokens: int, step: _Step) -> bool:
         """Have K/V for so many tokens, preempting the youngest that is not in the step where it must; False where the
         request had to go itself."""
         slots, lengths = np.array([sequence.slot]), np.array([tokens])
         while self.tables.missing(slots, lengths) > self.tables.room:
-            free = [each for each in self.running if each.order not in in_step]
+            free = [each for each in self.running if each.order not in step.orders]
             youngest = max(free, key=lambda each: each.order)
             self.preempt(youngest)
-            preempted.append(youngest.request.request_id)
+            step.preempted.append(youngest.request.request_id)
             if youngest is sequence:
                 return False
         self.tables.grow(slots, lengths)
         return True
 
-    def _admit(self, sequence: BlockSequence, budget: int) -> bool:
-        """Give it a slot and what is known of its beginning, where there is room for all it needs by its next block's end."""
+    def _admitted(self, step: _Step) -> BlockSequence | None:
+        """The next that waits, with a slot and what is known of its beginning, where there is room for all it needs by its next block's
+        end."""
         tables, block = self.tables, self.block
-        if not tables.num_free_slots or budget < 2 * block:
-            return False
+        if not self.waiting or not tables.num_free_slots or step.budget < 2 * block:
+            return None
+        sequence = self.waiting[0]
         keys = self._reusable(sequence)
         cached, idle = tables.cached(keys)
         needed = tables.blocks_for(len(sequence.final) + block) - tables.blocks_for(cached)
         if needed > tables.room - idle:
-            return False
+            return None
         sequence.slot = self.executor.open(sequence.final)
         sequence.computed = tables.adopt(sequence.slot, keys)
-        return True
+        self.running.append(self.waiting.popleft())
+        step.admitted.append(sequence.request.request_id)
+        return sequence
 
     def _reusable(self, sequence: BlockSequence) -> list[bytes]:
         """Keys of the units it may take over. The block whose last row gives the next one's first token is computed."""
@@ -201,36 +205,17 @@ class SeparateScheduler(BlockScheduler):
         """Orders of those that are held together."""
 
     def plan(self) -> BlockStepPlan | None:
-        budget = self.config.max_num_batched_tokens
-        works: list[Work] = []
-        admitted: list[int] = []
-        preempted: list[int] = []
-        in_step: set[int] = set()
+        step = _Step(self.config.max_num_batched_tokens)
         held = [each for each in self.running if each.order in self._batch and not each.missing]
-        while not held and self.waiting and self._admit(self.waiting[0], budget):
-            sequence = self.waiting.popleft()
-            self.running.append(sequence)
-            admitted.append(sequence.request.request_id)
-            self._grow(sequence, len(sequence.final) + self.block, in_step, preempted)
+        while not held and (begun := self._admitted(step)) is not None:
+            self._grow(begun, len(begun.final) + self.block, step)
         due = [each for each in self.running if each.missing]
         denoises = bool(held) or not due
-        chosen = held or due or self.running
-        for sequence in sorted(chosen, key=lambda each: (each.served, each.order)):
-            if sequence.slot < 0:  # preempted for the sake of one before it
-                continue
-            work = self._work(sequence, budget, in_step, preempted, denoises=denoises)
-            if work is not None:
-                budget -= work.num_rows(self.block)
-                works.append(work)
-                in_step.add(sequence.order)
-        if not works:
-            return None
-        if denoises and self.config.batching == "synchronous":
-            self._batch = in_step
-        self.step += 1
-        return BlockStepPlan(
-            tuple(works), tuple(admitted), tuple(preempted), self.config.max_num_batched_tokens - budget
-        )
+        for sequence in sorted(held or due or self.running, key=lambda each: (each.served, each.order)):
+            self._run(sequence, step, denoises=denoises)
+        if step.works and denoises and self.config.batching == "synchronous":
+            self._batch = step.orders
+        return self._planned(step)
 
     def were_done(self, denoising: Items[BlockSequence]) -> Bools:
         return np.array([each.order in self._left for each in denoising], dtype=bool)
