@@ -21,7 +21,7 @@ from torch import Tensor
 from engines.attention import Spans, VarlenAttention, attention_backend
 from engines.blockdiffusion.plan import BlockStepPlan, Denoised, Outcome, SharedTables, Work
 from engines.dllm.denoise import Reduced, Reduction, Sampling, joined
-from engines.errors import UserError, require
+from engines.errors import require
 from engines.kernels.probe import HostKernels, TritonKernels
 from engines.models.block_config import BlockConfig
 from engines.models.layers import FusedOps, fuse
@@ -261,7 +261,7 @@ class TorchBlockExecutor:
                 caches=prefix_cache,
             )
             _join_experts(model)
-            self.pool = _pool(model, self.tables)
+            self.pool = PoolTensors.of_blocks(model, self.tables)
         self._reduction = Reduction(confidence_of="sampler", suppress_id=config.mask_token_id)
         self._tokens = np.zeros((num_slots + 1, max_len), dtype=np.int64)
         """[slots, max_len] ids of final blocks; of the last, which is padding's, none."""
@@ -348,13 +348,3 @@ def _join_experts(model: PackedModel[BlockConfig]) -> None:
     for module in model.modules():
         if isinstance(module, ExpertLayers):
             module.matrices()
-
-
-def _pool(model: PackedModel[BlockConfig], tables: SharedTables) -> PoolTensors:
-    try:
-        return PoolTensors.of(model, tables.num_blocks + 1, tables.block_size, make=torch.zeros)
-    except RuntimeError as error:  # of which torch.OutOfMemoryError is one
-        said = (str(error).strip() or "no message").splitlines()[0]
-        raise UserError(
-            f"num_tokens={tables.num_blocks * tables.block_size}: their K/V do not fit {model.device} ({said}): lower it"
-        ) from error

@@ -11,6 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from engines.errors import UserError
+from engines.runtime.rows import BlockTables
+
 
 def on(device: torch.device) -> AbstractContextManager[object]:
     """Make ``device`` the current one, to which launches, events and allocations without a device of their own go."""
@@ -40,12 +43,29 @@ class PoolTensors:
         self._rows = [(k[layer].flatten(0, -3), v[layer].flatten(0, -3)) for layer in range(len(k))]
 
     @classmethod
-    def of(cls, model: Model, *places: int, make: Callable[..., Tensor] = torch.empty) -> PoolTensors:
-        """In the dtype and on the device of the model; unwritten, but where ``make`` is torch.zeros."""
+    def of(cls, model: Model, *places: int) -> PoolTensors:
+        """In the dtype and on the device of the model; unwritten."""
         shape, weight = model.config, next(model.parameters())
         size = (shape.n_layers, *places, model.kv_heads_here, shape.head_dim)
-        k, v = (make(size, dtype=weight.dtype, device=weight.device) for _ in "kv")
+        k, v = (torch.empty(size, dtype=weight.dtype, device=weight.device) for _ in "kv")
         return cls(k, v)
+
+    @classmethod
+    def of_blocks(cls, model: Model, tables: BlockTables) -> PoolTensors:
+        """Memory of every block, nobody's included; zeros at first. Raise UserError where it does not fit.
+
+        Not unwritten: padding attends to nobody's block, and a NaN there would spread to no token but to its own next layer,
+        from where a kernel that multiplies masked weights by V would fetch it.
+        """
+        try:
+            pool = cls.of(model, tables.num_blocks + 1, tables.block_size)
+        except RuntimeError as error:  # of which torch.OutOfMemoryError is one
+            said = (str(error).strip() or "no message").splitlines()[0]
+            raise UserError(
+                f"num_tokens={tables.num_blocks * tables.block_size}: their K/V do not fit the device ({said}): lower it"
+            ) from error
+        pool.fill_with_zeros()
+        return pool
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer, [rows, Hkv, D]."""

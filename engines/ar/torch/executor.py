@@ -24,7 +24,7 @@ from engines.ar.torch.graphs import CaptureCost, CausalGraphs
 from engines.ar.torch.rows import PackedWork, Size, flat_index, most_sequences, packed_rows, rows_in
 from engines.ar.torch.sampling import Draws, LogitRules, TokenScores, next_tokens, penalize
 from engines.cost.roofline import DecodeLine
-from engines.errors import UserError, require
+from engines.errors import require
 from engines.kernels import host
 from engines.kernels.probe import HostKernels, TritonKernels
 from engines.models.decoder import CausalModel
@@ -94,7 +94,7 @@ class PagedExecutor:
                 spare=1 + -(-longest_bucket // size),
             )
             self._longest_bucket = longest_bucket
-            self.pool = _paged_pool(model, self.tables)
+            self.pool = PoolTensors.of_blocks(model, self.tables)
             # The last column belongs to no position, the last row to no sequence.
             self._tokens = torch.zeros((num_slots + 1, max_len + 2), dtype=torch.int64, device=self.device)
             if recorder is None and self.device.type == "cuda" and uses_graphs:
@@ -336,24 +336,6 @@ class PagedExecutor:
 def _at_least(least: int, rows: Ints, row: int) -> Ints:
     """``rows``, and behind them ``row`` until there are so many."""
     return np.concatenate((rows, np.full(max(0, least - len(rows)), row, dtype=np.int64)))
-
-
-def _paged_pool(model: CausalModel, tables: BlockTables) -> PoolTensors:
-    """Memory of every block, nobody's included; zeros at first.
-
-    Not unwritten: padding attends to nobody's block, and a NaN there would spread to no token but to its own next layer,
-    from where a kernel that multiplies masked weights by V would fetch it.
-    """
-    try:
-        return PoolTensors.of(model, tables.num_blocks + 1, tables.block_size, make=torch.zeros)
-    except RuntimeError as error:  # of which torch.OutOfMemoryError is one
-        config = model.config
-        num_bytes = 2 * model.dtype.itemsize * config.n_layers * config.n_kv_heads * config.head_dim
-        num_bytes *= (tables.num_blocks + 1) * tables.block_size
-        said = (str(error).strip() or "no message").splitlines()[0]
-        raise UserError(
-            f"num_blocks={tables.num_blocks}: {num_bytes / 1e9:.1f} GB of K/V do not fit {model.device} ({said}): lower it"
-        ) from error
 
 
 def grid(lengths: Collection[int], batches: Collection[int]) -> tuple[Bucket, ...]:
