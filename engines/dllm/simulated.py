@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engines.cost.roofline import StepPrice, StepWork
-from engines.dllm.config import EngineConfig, GenerationConfig, Phase, RefreshRule, Seen, Window
+from engines.dllm.config import EngineConfig, GenerationConfig, Phase, RefreshRule, Seen
 from engines.dllm.plan import DelegatingExecutor, Executor, Request, StepOutcome, StepPlan
 from engines.errors import UserError, require
 from engines.models.shape import ModelShape
@@ -80,39 +80,20 @@ def block_lengths(generation: GenerationConfig) -> list[int]:
     return [after - before for before, after in pairwise(ends)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReplayedRule:
     """Refreshes where the run did. Only for one whose own rule sees what a model gives: of any other the rule itself is asked."""
 
-    rule: RefreshRule
-    replayed: Replayed
     needs: Collection[str] = frozenset()
 
-    @property
-    def caches(self) -> bool:
-        return self.rule.caches
-
-    @property
-    def window(self) -> Window:
-        return self.rule.window
-
-    def phase(self, step_in_block: int) -> Phase:
-        raise AssertionError("every request has a rule of its own")
-
-    def see(self, seen: Seen) -> None:
-        raise AssertionError("every request has a rule of its own")
-
-    def of(self, request: Request) -> _OfRequest:
-        self.replayed.check(request)
-        return _OfRequest(self.rule, self.replayed.paths[request.request_id])
-
-
-class _OfRequest:
-    needs: Collection[str] = frozenset()
-
-    def __init__(self, rule: RefreshRule, path: Path) -> None:
-        self.caches, self.window, self._path = rule.caches, rule.window, path
+    def __init__(self, rule: RefreshRule, replayed: Replayed, path: Path = ()) -> None:
+        """Every request has one of its own, with its ``path`` (``of``)."""
+        self.caches, self.window = rule.caches, rule.window
+        self._rule, self._replayed, self._path = rule, replayed, path
         self._block = -1
+
+    def of(self, request: Request) -> ReplayedRule:
+        self._replayed.check(request)
+        return ReplayedRule(self._rule, self._replayed, self._replayed.paths[request.request_id])
 
     def phase(self, step_in_block: int) -> Phase:
         self._block += step_in_block == 0

@@ -324,13 +324,12 @@ class RedisServer:
             finally:
                 client.close()
 
-    def kill(self) -> None:
-        """As a crash would: no goodbye, no last flush."""
-        self._end(is_crash=True)
-
     def stop(self) -> None:
         """May be called twice."""
-        self._end(is_crash=False)
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.wait()
 
     def __enter__(self) -> RedisServer:
         return self
@@ -339,13 +338,3 @@ class RedisServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    def _end(self, *, is_crash: bool) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if is_crash:
-            process.kill()
-        else:
-            process.terminate()
-        process.wait()
