@@ -176,13 +176,6 @@ def test_spans_of_lengths():
     assert (spans.q_runs, spans.k_runs) == (((0, 2), (2, 5)), ((10, 17), (4, 9)))
 
 
-def test_keys_are_the_packed_rows_by_default():
-    spans = Spans.of_lengths(np.array([2, 3]), device=CPU)
-    assert spans.k_start.tolist() == spans.cu_q.tolist() == [0, 2, 5]
-    assert spans.k_len.tolist() == [2, 3]
-    assert spans.q_runs == spans.k_runs
-
-
 def test_spans_refuse_what_kernels_would_misread():
     good = Spans.of_lengths(np.array([2, 3]), device=CPU)
     for wrong in (

@@ -22,9 +22,7 @@ from support.processes import ends
 from support.ranks import ComparingExecutor, RanksDiffer, wait_for_ever
 from support.refusals import refuses
 from support.tiny_models import DREAM, GQA, LOUD, MHA, TinyCheckpoint, prompt_of
-from torch import Tensor
 
-from engines.attention import sdpa
 from engines.dllm.config import (
     DecodeConfig,
     DelayedCache,
@@ -127,25 +125,6 @@ def uniform_scores(group: TensorParallel, _: Path) -> None:
     torch.testing.assert_close(shared, attended(q, k, rows, *lengths, 3))
 
 
-def forwards(group: TensorParallel, folder: Path) -> None:
-    """Hidden states and logits, on every rank; columns of ``local_logits`` are this rank's."""
-    for name in names_of(folder, group.size):
-        whole, own = load_model(name, device=group.device), load_shard(name, group)
-        assert own.kv_heads_here == whole.kv_heads_here // group.size
-        assert own.config == whole.config
-        vocabulary = whole.config.vocab_size
-        ids = torch.cat((torch.arange(0, vocabulary, 5), torch.tensor([vocabulary - 1]))).to(group.device)
-        positions = torch.arange(len(ids), device=group.device)
-        with torch.inference_mode():
-            expected, hidden = (model(ids, positions, full_attention) for model in (whole, own))
-            torch.testing.assert_close(hidden, expected, rtol=1e-4, atol=1e-4)
-            expected, logits = whole.logits(expected), own.logits(hidden)
-            torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
-            start, end = span(vocabulary, group.rank, group.size)
-            assert torch.equal(own.local_logits(hidden), logits[:, start:end])
-            assert torch.equal(whole.local_logits(hidden), whole.logits(hidden))
-
-
 def loading(group: TensorParallel, folder: Path) -> None:
     """A rank reads what it would cut out of the whole model, holds nothing more, and all ranks hold all of it."""
     for name in names_of(folder, group.size):
@@ -234,7 +213,7 @@ def closing(group: TensorParallel, folder: Path) -> None:
         assert executor.pool.num_rows == 0
 
 
-CHECKS: tuple[Check, ...] = (exchanges, reductions, uniform_scores, forwards, loading, serving)
+CHECKS: tuple[Check, ...] = (exchanges, reductions, uniform_scores, loading, serving)
 OF_TWO: tuple[Check, ...] = (mismatches, closing)
 """What every follower does alike, however many there are."""
 
@@ -273,10 +252,6 @@ def lead_or_follow(executor: Executor, group: TensorParallel, plan: StepPlan) ->
         leading = LeadingExecutor(executor, group)
         leading.execute(plan)
         leading.release(3)
-
-
-def full_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return sdpa(q[None], k[None], v[None])[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,11 +383,6 @@ def run_checks(group: TensorParallel, folder: Path) -> None:
         check(group, folder)
 
 
-def run_on_devices(group: TensorParallel, folder: Path) -> None:
-    forwards(group, folder)
-    serving(group, folder)
-
-
 def fail(group: TensorParallel) -> None:
     raise ValueError("the follower's own words")
 
@@ -446,8 +416,8 @@ def test_ranks_on_two_gpus(tmp_path):
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs 2 CUDA devices, torch sees {torch.cuda.device_count()}")
     write_checkpoints(tmp_path)
-    with local_ranks(2, "cuda", run_on_devices, tmp_path) as group:
-        run_on_devices(group, tmp_path)
+    with local_ranks(2, "cuda", serving, tmp_path) as group:
+        serving(group, tmp_path)
 
 
 @pytest.mark.gpu
@@ -567,14 +537,6 @@ def test_devices_of_ranks(monkeypatch):
     ):
         with pytest.raises(UserError, match=sentence):
             rank_device(device, 0, size)
-
-
-@pytest.mark.parametrize("length", [1, 7, 8, 126464])
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_spans_cover_a_length_in_order(length, size):
-    spans = [span(length, rank, size) for rank in range(size)]
-    assert [0, *(end for _, end in spans)] == [*(start for start, _ in spans), length]
-    assert max(end - start for start, end in spans) - min(end - start for start, end in spans) <= 1
 
 
 def test_a_layer_without_a_rule_is_no_silent_copy():

@@ -68,27 +68,6 @@ def test_equations_3_and_4_by_hand():
     assert best_ordering(window, 1.02, 1.21, 3) == (1, 2, 0)
 
 
-def test_queue_counts_postponements_and_reorders_its_head():
-    """Both quick tasks of the window go before the slow one; the next quick one does so again."""
-    queue = ReorderingQueue(ttft_s=1.0, w=3)
-    slow = task(0, estimate_s=5.0)
-    quick = [task(index, enqueued_s=0.5, estimate_s=0.1) for index in (1, 2, 3)]
-    for each in (slow, *quick):
-        queue.push(each)
-    assert queue.peek(0.6) is quick[0]
-    assert queue.take(0.6) is quick[0]
-    assert [each.task_id for each in queue] == [2, 0, 3]
-    assert [each.postponed for each in (slow, *quick)] == [1, 0, 0, 0]
-    assert queue.take(0.7) is quick[1]
-    assert [each.task_id for each in queue] == [3, 0]
-    assert slow.postponed == 2
-    # In the queue's new order the quick one is first already: nobody is postponed.
-    assert queue.take(0.8) is quick[2]
-    assert slow.postponed == 2
-    assert queue.take(0.9) is slow
-    assert len(queue) == 0
-
-
 @given(
     st.lists(st.tuples(st.floats(0.01, 0.6), st.floats(0, 0.4)), min_size=1, max_size=40),
     st.integers(1, 5),

@@ -160,8 +160,8 @@ def item(
     )
 
 
-def plan_of(*items: PlanItem, pad_to: int | None = None) -> StepPlan:
-    return StepPlan(items=items, admitted=(), scheduled_tokens=0, pad_to=pad_to)
+def plan_of(*items: PlanItem) -> StepPlan:
+    return StepPlan(items=items, admitted=(), scheduled_tokens=0)
 
 
 def test_work_of_each_phase():
@@ -181,31 +181,6 @@ def test_work_of_each_phase():
     )
     for work in (full, build, reuse, suffix):
         assert (work.logit_rows, work.logit_chunks, work.num_sequences) == (5, 3, 1)
-
-
-def test_work_of_a_packed_step_is_the_sum():
-    items = [
-        item(Phase.FULL, total=30, block=(20, 24)),
-        item(Phase.BUILD),
-        item(Phase.REUSE, left=3),
-        item(Phase.REUSE, kept=0),
-    ]
-    config = EngineConfig(max_num_logits=16)
-    parts = [step_work(plan_of(part), config) for part in items]
-    whole = step_work(plan_of(*items), config)
-    for name in ("query_rows", "attention_pairs", "logit_rows", "kv_read_rows", "kv_written_rows", "num_sequences"):
-        assert getattr(whole, name) == sum(getattr(part, name) for part in parts), name
-    # 5 + 5 + 3 + 5 rows in chunks of 16.
-    assert (whole.logit_rows, whole.logit_chunks) == (18, 2)
-
-
-def test_work_of_a_padded_step():
-    """Every member costs the longest, in keys too, and the head runs over every row at once."""
-    config = EngineConfig(max_num_logits=16, suppress_mask_token=False)
-    full = step_work(plan_of(item(Phase.FULL, total=100), item(Phase.FULL, total=70), pad_to=100), config)
-    assert (full.query_rows, full.attention_pairs, full.logit_rows, full.logit_chunks) == (200, 20_000, 200, 1)
-    reuse = step_work(plan_of(item(Phase.REUSE, kept=46), item(Phase.REUSE, kept=30), pad_to=100), config)
-    assert (reuse.query_rows, reuse.attention_pairs, reuse.logit_rows) == (16, 2 * 8 * 54, 16)
 
 
 @pytest.mark.parametrize(("suppress", "rows"), [(True, 5), (False, 8)])

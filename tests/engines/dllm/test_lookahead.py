@@ -12,7 +12,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from support.cells import a_cell
 from support.dllm_cache_cases import dims_of, weights_of
-from support.engine_runs import Ids, engine_for, free_runs, rows_of, run_together
+from support.engine_runs import Ids, engine_for, rows_of, run_together
 from support.reference_samplers import dllm_serve
 from support.refusals import refuses
 from support.schedules import Arrivals, Step, Stops, drive, in_order
@@ -156,20 +156,6 @@ def test_what_is_promised(case):
     assert case.admitted_at == earliest(case)
 
 
-@given(cases())
-def test_rows_and_demand_are_all_given_back(case):
-    """After the last request one that needs the whole budget enters at once."""
-    scheduler = case.scheduler(kv_rows=case.kv_rows + MAX_TOTAL)
-    drive(scheduler, case.arrivals, stops=case.stops)
-    assert free_runs(scheduler.pool) == ((0, case.kv_rows + MAX_TOTAL),)
-    total = min(MAX_TOTAL, case.config.max_num_batched_tokens)
-    generation = GenerationConfig(gen_length=total - 1, block_length=1, steps=total - 1)
-    scheduler.submit(Request(request_id=99, prompt_len=1, generation=generation))
-    plan = scheduler.schedule()
-    assert plan is not None
-    assert plan.scheduled_tokens == total
-
-
 # ---- against the greedy scheduler ---------------------------------------------------------------
 
 
@@ -210,7 +196,7 @@ def test_tokens_are_those_of_the_greedy_scheduler(case, may_stop):
 
 def machine(generation: GenerationConfig, delay: int, prompt_len: int) -> Machine:
     request = Request(request_id=0, prompt_len=prompt_len, generation=generation)
-    return Machine(request, DelayedCache(delay=delay), SparsityConfig(refresh_delay=delay))
+    return Machine(request, DelayedCache(delay=delay), EngineConfig(sparsity=SparsityConfig(refresh_delay=delay)))
 
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 44), st.sampled_from((0, 1)))

@@ -25,7 +25,7 @@ from engines.dllm.config import (
     RefreshRule,
     SparsityConfig,
 )
-from engines.dllm.memory import concurrency, divide_memory, logit_rows_at_once
+from engines.dllm.memory import concurrency, divide_memory
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool
 from engines.dllm.sequence import Sequence, cache_rows, steps_per_block, timestep_quota
@@ -129,33 +129,6 @@ def test_uneven_steps_are_refused_where_published_code_asserts(system, generatio
     method("dllm-serve").generation("llada", {}, generation)
 
 
-def test_query_tokens_and_positions_by_hand():
-    """Prompt 5, 7 tokens in blocks of 4: positions 5-8 and 9-11."""
-    sequence = sequence_of(GenerationConfig(gen_length=7, block_length=4, steps=7), DelayedCache(), prompt_len=5)
-    seen = []
-    while not sequence.is_finished:
-        seen.append(
-            (
-                sequence.phase.value,
-                sequence.block_start,
-                sequence.block_end,
-                sequence.query_tokens,
-                sequence.masks_left,
-                sequence.kept_rows,
-            )
-        )
-        sequence.advance(sequence.quota)
-    assert seen == [
-        ("full", 5, 9, 12, 4, 4),
-        ("build", 5, 9, 12, 3, 4),
-        ("reuse", 5, 9, 4, 2, 4),
-        ("reuse", 5, 9, 4, 1, 4),
-        ("full", 9, 12, 12, 3, 4),
-        ("build", 9, 12, 12, 2, 4),
-        ("reuse", 9, 12, 3, 1, 4),
-    ]
-
-
 @given(st.integers(1, 40), st.integers(1, 60))
 def test_quotas_of_the_timestep_schedule(masks, steps):
     """Truncated shares of what is left, everything on the last step; a first step of one position where asked."""
@@ -222,11 +195,6 @@ def test_decomposed_plan_of_24_gb_by_hand():
     assert (measured.activation_bytes, sum_of_parts(measured)) == (123, 24 * GB)
 
 
-def test_fewer_batched_tokens_than_max_num_logits_need_no_more_rows():
-    config = EngineConfig(max_num_batched_tokens=1000, max_num_logits=2048)
-    assert logit_rows_at_once(config, "decomposed") == logit_rows_at_once(config, "monolithic") == 1000
-
-
 def sum_of_parts(plan):
     return plan.weights_bytes + plan.activation_bytes + plan.logits_bytes + plan.guard_bytes + plan.kv_bytes
 
@@ -246,21 +214,6 @@ def test_parts_are_the_whole_and_decomposition_never_costs_memory(config, memory
     freed = plans["decomposed"].kv_bytes - plans["monolithic"].kv_bytes
     rows = max(0, config.max_num_batched_tokens - config.max_num_logits)
     assert freed == rows * shape.logits_bytes_per_row * 2
-
-
-@pytest.mark.parametrize(
-    ("total", "generation", "sparsity", "rows"),
-    [
-        # The paper's: 262 of the 524 context rows and the block.
-        (556, PAPER_REQUEST, SparsityConfig(retention_ratio=0.5), 262 + 32),
-        # One block shorter than block_length: 12 of its own, half of the 88 others.
-        (100, GenerationConfig(gen_length=12), SparsityConfig(retention_ratio=0.5), 44 + 12),
-        (32, GenerationConfig(gen_length=32), SparsityConfig(retention_ratio=0.5), 32),
-        (33, GenerationConfig(gen_length=32), SparsityConfig(retention_ratio=0.01), 1 + 32),
-    ],
-)
-def test_cache_rows(total, generation, sparsity, rows):
-    assert cache_rows(total, generation, sparsity) == rows
 
 
 def test_total_length_includes_the_generation():

@@ -32,17 +32,7 @@ from engines.laps.cluster import PrefillCluster, PrefillRun
 from engines.laps.latency import TwoClasses, waits_s
 from engines.laps.system import LapsConfig, PrefillSystem, laps
 from engines.policies.batching import ONE_BY_ONE, Chunked
-from engines.policies.views import (
-    FALLBACK,
-    Bucket,
-    Chunk,
-    NextStep,
-    PrefillQueue,
-    PrefillTask,
-    Rung,
-    StepMode,
-    padded_tokens,
-)
+from engines.policies.views import FALLBACK, Bucket, Chunk, NextStep, PrefillQueue, PrefillTask, Rung, StepMode
 
 MS = 1e-3
 
@@ -122,12 +112,6 @@ def test_an_idle_instance_lets_no_request_wait_longer_than_w_max(gaps, variant):
     assert not trace.queue
 
 
-@pytest.mark.parametrize(("tokens", "goes"), [(8191, False), (8192, True)])
-def test_without_deadlines_a_batch_is_full_with_8192_tokens(tokens, goes):
-    wait = AdaptiveWait(WaitConfig(slo_s=None), (64,), lambda requests, tokens: 0.0)
-    assert wait.next_batch(waiting(ClassQueue(10_000), task(0, tokens)), 0.0).depth == goes
-
-
 def test_a_literal_run_stops_serving_short_requests():
     _, model = h200_14b()
     arrivals = turns((0.0, 50), (0.5, 50), (0.6, 1000), (1.0, 50))
@@ -200,10 +184,6 @@ def test_by_cost_a_graph_is_replayed_only_where_it_is_predicted_faster(tokens):
         assert MODEL.step_s(chunks, 0, 0, mode) <= eager_s
         if mode != FALLBACK:
             assert holds(mode, chunks)
-
-
-def test_padding_is_counted():
-    assert [padded_tokens(12, mode) for mode in (None, FALLBACK, Bucket(8, 2), Rung(16))] == [12, 12, 16, 16]
 
 
 def test_a_graph_is_chosen_by_what_a_step_reads_and_computes():

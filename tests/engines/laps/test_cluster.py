@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.prefill import LINEAR_MODEL, TokenCost, chat, h200_14b, little, summarise, turns
+from support.prefill import TokenCost, chat, h200_14b, little, summarise, turns
 
 from baselines.ar.sglang import SglangConfig, graphs_only, sglang, vllm_pd
 from engines.cluster.record import rows_of
 from engines.cluster.sessions import ClosedLoop, OpenLoop, Round, Session
-from engines.cost.roofline import H200, RTX4090
+from engines.cost.roofline import RTX4090
 from engines.errors import UserError
 from engines.laps.batching import GRID, LADDER, WaitConfig
-from engines.laps.cluster import OpenTurns, PrefillCluster, PrefillConstants, PrefillCost, PrefillRun, Turn
-from engines.laps.latency import StepModel
+from engines.laps.cluster import OpenTurns, PrefillCluster, PrefillCost, PrefillRun, Turn
 from engines.laps.system import (
     ControllerConfig,
     InstanceView,
@@ -208,56 +207,6 @@ def test_a_turn_is_late_after_its_objective_and_not_at_it(slo_s, late):
     assert seen[0].late == run.requests["violated"] == late
 
 
-MS = 1e-3
-
-
-def gpu_by_hand(rows: int, heads: int, pairs: float, kv_rows: int) -> float:
-    flops, bandwidth = 989.5e12, 4.8e12 * 0.8
-    params = 48 * (2 * 5120 * 40 * 128 + 2 * 5120 * 8 * 128 + 3 * 5120 * 13824)
-    matrix = max(rows * 2 * params / (flops * 0.65), params * 2 / bandwidth)
-    head = max(heads * 2 * 5120 * 152064 / (flops * 0.65), 2 * 5120 * 152064 / bandwidth)
-    attention = max(4 * 48 * 40 * 128 * pairs / (flops * 0.35), 48 * 2 * 8 * 128 * 2 * kv_rows / bandwidth)
-    return matrix + head + attention
-
-
-def test_launches_and_mixing_count_by_hand():
-    assert COST.step_s([Chunk(0, 64)], 0, 0) == pytest.approx(48 * 0.35 * MS + 3 * MS + 0.1 * MS)
-    other, mixed, alike = (
-        PrefillCost(QWEN2_5_14B, H200, PrefillConstants(overlap="add", kappa=0.25)),
-        [64, 1000],
-        [64, 50],
-    )
-    for tokens, factor in ((mixed, 1.25), (alike, 1.0)):
-        chunks = [Chunk(0, each) for each in tokens]
-        gpu_s = factor * COST.gpu_s(chunks, 0, 0)
-        assert other.step_s(chunks, 0, 0) == pytest.approx(gpu_s + 48 * 0.35 * MS + 3.2 * MS)
-
-
-def test_a_large_eager_step_hides_its_launches():
-    chunks = [Chunk(1000, 900), Chunk(0, 100)]
-    gpu = gpu_by_hand(1000, 2, 900 * 1450 + 100 * 50, 2000)
-    assert COST.step_s(chunks, 0, 0) == pytest.approx(gpu + 3.2 * MS, rel=1e-3)
-
-
-def test_a_graph_computes_its_padding():
-    chunks = [Chunk(500, 20), Chunk(100, 30)]
-    gpu = gpu_by_hand(32 * 4, 4, 32 * 600 + 4 * 32 * 16, 600 + 128)
-    assert COST.step_s(chunks, 0, 0, Bucket(32, 4)) == pytest.approx(gpu + (3 + 0.2 + 0.6 + 0.15) * MS, rel=1e-3)
-    rung = gpu_by_hand(64, 2, 20 * 510 + 30 * 115, 650)
-    assert COST.step_s(chunks, 0, 0, Rung(64)) == pytest.approx(rung + 3.95 * MS, rel=1e-3)
-
-
-def test_looking_in_vain_costs_the_look():
-    chunks = [Chunk(0, 700)]
-    assert COST.step_s(chunks, 0, 0, FALLBACK) - COST.step_s(chunks, 0, 0) == pytest.approx(0.15 * MS)
-
-
-def test_decodes_ride_along_in_eager_steps_only():
-    assert COST.step_s([Chunk(0, 600)], 32, 32000) > COST.step_s([Chunk(0, 600)], 0, 0)
-    base, slope, _ = COST.decode_line(32)
-    assert 6.9 * MS < base + slope * 32000 < 30 * MS
-
-
 @pytest.mark.parametrize(
     ("do", "says"),
     [
@@ -297,33 +246,3 @@ def test_the_fitted_model_predicts_the_steps_it_has_not_seen():
     assert MODEL.mean_error < 0.01
     assert MODEL.knee_tokens == pytest.approx(400, rel=0.02)
     assert set(MODEL.shapes) == {*GRID, *LADDER}
-
-
-def test_the_model_s_formula_by_hand():
-    """T = base + request B + max(floor, token N + alpha sum L (L + 2H) + history sum H), and over a graph what histories add."""
-    model = StepModel(
-        base_s=1.0,
-        request_s=0.5,
-        floor_s=20.0,
-        token_s=2.0,
-        alpha=0.25,
-        history_s=0.125,
-        shapes={Bucket(8, 2): 7.0, Rung(8): 9.0},
-    )
-    chunks = [Chunk(3, 2), Chunk(0, 4)]
-    work = 2.0 * 6 + 0.25 * (2 * (2 + 6) + 4 * 4) + 0.125 * 3
-    assert model.step_s(chunks, 0, 0) == 1.0 + 0.5 * 2 + work == 22.375
-    assert model.step_s([Chunk(3, 2)], 0, 0) == 1.0 + 0.5 + 20.0
-    assert model.step_s(chunks, 0, 0, Bucket(8, 2)) == 7.0 + 0.5 * 2 + 2 * 0.25 * 6 + 0.125 * 3
-    assert model.step_s(chunks, 0, 0, Rung(8)) == 9.0 + 0.5 * 2 + 2 * 0.25 * 6 + 0.125 * 3 + 0.25 * (4 + 16)
-    assert model.work_s(3, 2) == 0.5 + 2.0 * 2 + 0.25 * 2 * 8 + 0.125 * 3
-    assert model.prefill_s(3, 2) == 21.5
-    assert model.knee_tokens == 10.0
-    # Without graphs there is no look to pay for.
-    assert LINEAR_MODEL.step_s(chunks, 0, 0, FALLBACK) == LINEAR_MODEL.step_s(chunks, 0, 0) == pytest.approx(0.006)
-
-
-def test_a_step_of_work_that_hides_the_floor_is_the_sum_of_its_requests():
-    chunks = [Chunk(300, 400), Chunk(0, 700)]
-    work_s = sum(MODEL.work_s(*chunk) for chunk in chunks)
-    assert MODEL.step_s(chunks, 0, 0) == pytest.approx(MODEL.base_s + work_s)

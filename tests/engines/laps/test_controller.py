@@ -21,14 +21,6 @@ def pool(*utilisation: float, backlog_s: float = 0.0) -> list[Signals]:
     return [Signals(backlog_s, 0.0, each) for each in utilisation]
 
 
-def test_pressures_by_hand():
-    config = ControllerConfig(alpha=2.0, beta=3.0, gamma=0.5, quantile=1.0)
-    signals = [Signals(0.1, 0.2, 0.4), Signals(0.0, 0.0, 1.0)]
-    assert PressureController(config).pressure(signals) == pytest.approx(2 * 0.1 + 3 * 0.2 + 0.5 * 0.4)
-    printed = ControllerConfig(form="printed", alpha=2.0, beta=3.0, gamma=0.5, quantile=1.0)
-    assert PressureController(printed).pressure(signals) == pytest.approx(0.2 + 0.6 - 0.2)
-
-
 def test_algorithm_2_by_hand():
     control = PressureController(ControllerConfig(tau=0.3, cooldown_s=5.0, n_min=2, gamma=1.0, window_s=0.0))
     steps = [

@@ -1,7 +1,5 @@
 """Reserve's order by hand, and its bound on the longest wait in runs made to break it."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,30 +30,6 @@ def policy(share: float = 0.2, **config: float) -> Reserve:
     return Reserve(LINEAR_MODEL, ReserveConfig(share=share, aging=0.0, **config))
 
 
-def test_the_shortest_goes_first_and_the_last_is_cut_to_the_budget():
-    queue = queue_of((40, 0.0), (10, 0.0), (30, 0.0))
-    plan = ask(policy(), queue, 0.0)  # 50 ms at a millisecond a token
-    assert given_tokens(plan) == [(1, 10), (2, 30), (0, 10)]
-    begun = execute(plan)
-    assert given_tokens(ask(policy(), queue, 0.05, begun)) == [(0, 30)]
-
-
-def test_late_requests_get_their_share_first_and_then_what_is_left():
-    late, on_time = (200, -1.0), (45, 0.0)
-    # A fifth of 50 ms, then all of the other but for 5 tokens.
-    assert given_tokens(ask(policy(), queue_of(late, on_time), 0.0)) == [(0, 10), (1, 40)]
-    # The rest of the budget is the late one's where nothing else waits.
-    assert given_tokens(ask(policy(), queue_of(late, (15, 0.0)), 0.0)) == [(0, 35), (1, 15)]
-    # Several go by arrival.
-    plan = ask(policy(share=1.0), queue_of((40, -2.0), (20, -3.0), (5, -1.0)), 0.0)
-    assert given_tokens(plan) == [(1, 20), (0, 30)]
-
-
-def test_a_request_is_late_as_soon_as_it_cannot_be_on_time():
-    """400 ms of objective: 390 tokens fit at once, 401 do not. 791 tokens make a budget of 118 ms, 23 of them late."""
-    assert given_tokens(ask(policy(), queue_of((390, 0.0), (401, 0.0)), 0.0)) == [(1, 23), (0, 95)]
-
-
 @pytest.mark.parametrize("share", [0.2, 1.0])
 def test_what_is_begun_goes_on_where_the_first_in_the_order_does_not_fit(share):
     """It holds the K/V that the other waits for: nothing would ever run."""
@@ -63,15 +37,6 @@ def test_what_is_begun_goes_on_where_the_first_in_the_order_does_not_fit(share):
     begun.computed = 100
     assert given_tokens(ask(policy(share), waiting(queue_of(), task(1, 50)), 0.0, [begun], room=40)) == [(0, 50)]
     assert given_tokens(ask(policy(share), waiting(queue_of(), task(1, 50)), 0.0, [begun], room=50)) == [(1, 50)]
-
-
-def test_waiting_and_history_count_in_the_order():
-    """100 ms less 0.05 x 1 s of waiting is less than 60 ms; and behind 500 tokens at a microsecond a pair, a token takes 2 ms."""
-    patient = Reserve(LINEAR_MODEL, ReserveConfig(slo_s=None, aging=0.05))
-    assert given_tokens(ask(patient, queue_of((100, 10.0), (60, 11.0)), 11.0))[0][0] == 0
-    paired = Reserve(replace(LINEAR_MODEL, alpha=1e-6), ReserveConfig(share=0.2, aging=0.0))
-    queue = waiting(queue_of(), task(0, 25, history=500), task(1, 40))
-    assert given_tokens(ask(paired, queue, 0.0)) == [(1, 40), (0, 4)]
 
 
 @given(
