@@ -106,8 +106,6 @@ class PagedExecutor:
                 )
         self._sampling: dict[int, SamplingParams] = {}
         """By slot; a slot that is missing takes the likeliest token, of which nothing is told."""
-        self._scored_slots: set[int] = set()
-        """Those whose prompt is scored."""
         self._rules: dict[int, LogitRules] = {}
         """By slot; logits of a slot that is missing are taken as they are."""
         self._is_closed = False
@@ -118,8 +116,6 @@ class PagedExecutor:
         slot = self.tables.open()
         if not sampling.is_plain:
             self._sampling[slot] = sampling
-        if sampling.prompt_logprobs is not None:
-            self._scored_slots.add(slot)
         if sampling.shapes_logits:
             with on(self.device):
                 self._rules[slot] = LogitRules(sampling, self._staging)
@@ -130,7 +126,6 @@ class PagedExecutor:
         self.tables.close(slot)
         self._sampling.pop(slot, None)
         self._rules.pop(slot, None)
-        self._scored_slots.discard(slot)
 
     def write(self, slot: int, start: int, ids: Sequence[int] | Ints) -> None:
         """Put token ids at ``start`` and behind it."""
@@ -272,13 +267,12 @@ class PagedExecutor:
 
     def _scored(self, work: PackedWork) -> dict[int, int]:
         """Place in the work of each sequence whose prompt is scored -> its rows that a token of the prompt follows."""
-        if not self._scored_slots:
-            return {}
         found = {}
         columns = (work.slot.tolist(), work.start.tolist(), work.end.tolist())
         for i, (slot, start, end) in enumerate(zip(*columns, strict=True)):
-            if slot in self._scored_slots:
-                count = min(end, self._sampling[slot].prompt_tokens - 1) - start
+            params = self._sampling.get(slot, GREEDY)
+            if params.prompt_logprobs is not None:
+                count = min(end, params.prompt_tokens - 1) - start
                 if count > 0:
                     found[i] = count
         return found
