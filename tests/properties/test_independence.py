@@ -122,10 +122,18 @@ def baseline_mixes(draw: st.DrawFn) -> tuple[TinyModel, Sampler, EngineConfig, i
     arrivals = []
     for i in range(draw(st.integers(2, 6))):
         request = draw(requests(model, i))
-        threshold = request.generation.threshold
+        is_drawn, threshold = request.generation.temperature > 0, request.generation.threshold
+        if options.get("alg") == "confidence_threshold":  # which always has one
+            threshold = threshold or 0.9
+        factor = draw(st.sampled_from((None, 0.5, 1.5))) if threshold is None else None
+        ranks = chosen.decode.quota == "timestep" and threshold is None and factor is None
         generation = replace(
             request.generation,
-            factor=draw(st.sampled_from((None, 0.5, 1.5))) if threshold is None else None,
+            threshold=threshold,
+            factor=factor,
+            top_p=draw(st.sampled_from((1.0, 0.9, 0.5))) if is_drawn else 1.0,
+            top_k=draw(st.sampled_from((None, 1, 3, 500))) if is_drawn else None,
+            alg_temp=draw(st.sampled_from((0.0, 0.1, 1.0))) if ranks else 0.0,
             remasking=draw(st.sampled_from(("low_confidence", "low_confidence", "random"))),
             cfg_scale=0.0 if chosen.rule.caches else draw(st.sampled_from((0.0, 0.0, 0.7, 2.0))),
         )
@@ -147,7 +155,7 @@ MIXED_METHODS = data_beside(__file__, "independence")["methods"]
 """System, family of its decode rule, options."""
 
 
-@settings(max_examples=20)
+@settings(max_examples=25)
 @given(baseline_mixes())
 def test_company_of_any_kind_changes_nothing(mix):
     model, chosen, config, kv_rows, arrivals = mix

@@ -7,10 +7,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.engine_runs import chi_square, engine_for, rows_of, run_alone, run_together
-from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, request_on
+from support.engine_runs import chi_square, run_alone, run_together
+from support.tiny_models import GQA, MHA, network, request_on
 from torch import Tensor
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
@@ -20,7 +20,6 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.denoise import Reduction, Sampling, choose
 from engines.dllm.engine import Engine
-from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, Request
 from engines.dllm.scheduling import KvPool
 from engines.runtime.noise import row_keys
@@ -190,67 +189,6 @@ def test_positions_tokens_and_random_confidences_are_drawn_apart():
 # ---- whole generations ---------------------------------------------------------------------------
 
 Ids = tuple[int, ...]
-METHODS: tuple[tuple[str, str, dict[str, object]], ...] = (
-    ("llada", "llada", {}),
-    ("dllm-serve", "llada", {}),
-    ("dllm-serve", "dream", {}),
-    ("fast-dllm", "llada", {"cache": "dual"}),
-    ("dream", "dream", {"alg": "origin"}),
-    ("dream", "dream", {"alg": "maskgit_plus"}),
-    ("dream", "dream", {"alg": "entropy"}),
-    ("fast-dllm", "dream", {"cache": "prefix", "alg": "entropy"}),
-    ("fast-dllm", "dream", {"cache": "dual", "alg": "confidence_threshold"}),
-    ("sparse-dllm", "dream", {"alg": "topk_margin"}),
-)
-
-
-@st.composite
-def sampled_requests(draw: st.DrawFn, model: TinyModel, chosen: Sampler, request_id: int) -> Request:
-    temperature = draw(st.sampled_from((0.0, 0.0, 0.3, 1.0, 2.0)))
-    threshold = draw(st.sampled_from((None, None, 0.4)))
-    ranks = chosen.decode.quota == "timestep" and threshold is None
-    prompt_len, seed = draw(st.integers(1, 20)), draw(st.integers(0, 99))
-    generation = GenerationConfig(
-        gen_length=12,
-        block_length=draw(st.sampled_from((4, 6, 12))),
-        steps=draw(st.sampled_from((6, 12))),
-        temperature=temperature,
-        top_p=draw(st.sampled_from((1.0, 0.9, 0.5))) if temperature else 1.0,
-        top_k=draw(st.sampled_from((None, 1, 3, 500))) if temperature else None,
-        alg_temp=draw(st.sampled_from((0.0, 0.1, 1.0))) if ranks else 0.0,
-        threshold=threshold,
-        seed=draw(st.integers(0, 3)),
-    )
-    return request_on(model, request_id, prompt_len, generation, seed=seed)
-
-
-@st.composite
-def sampled_mixes(draw: st.DrawFn) -> tuple[TinyModel, Sampler, EngineConfig, int, list[tuple[int, Request]]]:
-    model = draw(st.sampled_from((MHA, GQA, LOUD)))
-    system, family, options = draw(st.sampled_from(METHODS))
-    chosen = method(system).sampler(family, options)
-    arrivals = [
-        (draw(st.integers(0, 8)), draw(sampled_requests(model, chosen, i))) for i in range(draw(st.integers(2, 5)))
-    ]
-    largest = max(rows_of(request, chosen.sparsity, chosen.rule.window) for _, request in arrivals)
-    config = EngineConfig(
-        max_num_batched_tokens=32 + draw(st.sampled_from((0, 7, 400))),
-        max_num_logits=draw(st.sampled_from((1, 5, 8, 64))),
-        max_num_seqs=draw(st.integers(1, 5)),
-        max_model_len=32,
-        decode=chosen.decode,
-        sparsity=chosen.sparsity,
-    )
-    return model, chosen, config, largest + draw(st.sampled_from((0, 30, 300))), arrivals
-
-
-@settings(max_examples=9)
-@given(sampled_mixes())
-def test_sampled_requests_do_not_see_their_company(mix):
-    model, chosen, config, kv_rows, arrivals = mix
-    outputs = run_together(engine_for(model, config, kv_rows, chosen.rule), arrivals)
-    for _, request in arrivals:
-        assert outputs[request.request_id] == run_alone(model, chosen, request), request
 
 
 def padded(config: EngineConfig, batch_size: int) -> Executor:
