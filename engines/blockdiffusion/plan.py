@@ -52,11 +52,6 @@ class SharedTables(BlockTables):
         """Pool blocks that can be had: free ones, and those of units that nobody holds."""
         return self.num_free + len(self._idle) * self._width
 
-    @property
-    def num_cached(self) -> int:
-        """Units with a key."""
-        return len(self._known)
-
     def adopt(self, slot: int, keys: Sequence[bytes]) -> int:
         """Have a slot without blocks hold the units of the longest known beginning of ``keys``; how many tokens."""
         assert self.held[slot] == 0, f"slot {slot} holds blocks"

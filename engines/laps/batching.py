@@ -308,7 +308,6 @@ class AdaptiveWait:
         self._full_rounds = 0
         self._collected = 0
         """Requests in B of ``printed``."""
-        self.num_rounds = 0
 
     def next_batch(self, queue: ClassQueue, now: float) -> Wait:
         variant = self.config.wait
@@ -349,7 +348,6 @@ class AdaptiveWait:
     def _close(self, depth: int, took_s: float) -> None:
         """Lines 10-13, and the repair."""
         self._round_s = None
-        self.num_rounds += 1
         config = self.config
         if depth >= self.target:
             if config.wait != "repaired":

@@ -353,9 +353,6 @@ class MeasuredSteps:
         self.executor = executor
         self._timer = timer
         self.repeats, self.warmup = repeats, warmup
-        self.num_steps = 0
-        self.total_s = 0.0
-        """Time of all measured runs."""
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         return min(self.times_s(chunks, decoding, context, mode))
@@ -392,10 +389,7 @@ class MeasuredSteps:
         began = self._timer()
         run()
         self.executor.wait()
-        took = self._timer() - began
-        self.num_steps += 1
-        self.total_s += took
-        return took
+        return self._timer() - began
 
 
 def dealt(context: int, decoding: int) -> list[int]:
