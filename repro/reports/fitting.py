@@ -49,8 +49,6 @@ class CardProtocol:
     rate: float
     source: str
     targets: tuple[FittedCell, ...]
-    baselines: Mapping[str, tuple[str, str]]
-    """Claims that state a baseline's throughput at the same rate, with its system and data set: all predictions."""
 
     @property
     def claims(self) -> frozenset[str]:
@@ -75,18 +73,12 @@ _RTX4090 = CardProtocol(
     rate=0.5,
     source="dLLM-Serve §6.2",
     targets=(FittedCell(claim="dllm-4090-burst-peak", dataset="burst"),),
-    baselines={"dllm-4090-burst-fast": ("fast-dllm", "burst")},
 )
 _L40S = CardProtocol(
     card="l40s",
     rate=1.0,
     source="dLLM-Serve Table 4",
     targets=tuple(FittedCell(claim=f"dllm-t4-{dataset}-serve-tput", dataset=dataset) for dataset in _DATASETS),
-    baselines={
-        f"dllm-t4-{dataset}-{system}-tput": (system, dataset)
-        for dataset in _DATASETS
-        for system in ("fast-dllm", "dllm-cache", "sparse-dllm")
-    },
 )
 PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType({each.card: each for each in (_RTX4090, _L40S)})
 
@@ -154,17 +146,10 @@ def throughput(protocol: CardProtocol, fitted: FittedCell, calibration: Calibrat
     return reached
 
 
-def stated_values(protocol: CardProtocol) -> dict[tuple[str, str], float]:
-    """(system, data set) -> stated tok/s, fitted or not."""
-    stated = _stated(protocol)
-    own = {(SYSTEM, cell.dataset): stated[cell.claim] for cell in protocol.targets}
-    return own | {where: stated[claim] for claim, where in protocol.baselines.items()}
-
-
 def _stated(protocol: CardProtocol) -> dict[str, float]:
     found = {}
     for claim in load_claims("dllm-serve"):
-        if claim.id in protocol.claims or claim.id in protocol.baselines:
+        if claim.id in protocol.claims:
             assert isinstance(claim.expected.value, float | int)
             found[claim.id] = float(claim.expected.value)
     return found
