@@ -32,8 +32,8 @@ WAITS: Mapping[str, int] = {"wait_s": 1, "wait_ms": 1000}
 """From the answer before to a row's own request."""
 LENGTHS = ("prompt_len", "context_len", "prompt")
 _SESSION = ("session", "turn", "id", "parent", "duration_s")
-NAMES = (*TIMES, *LENGTHS, "prefix_len", "gen_length", *_SESSION, *DELAYS, *WAITS, "rounds")
-OPTIONAL = frozenset({*_SESSION, *DELAYS, *WAITS, "prefix_len"})
+NAMES = (*TIMES, *LENGTHS, "prefix_len", "hash_ids", "gen_length", *_SESSION, *DELAYS, *WAITS, "rounds")
+OPTIONAL = frozenset({*_SESSION, *DELAYS, *WAITS, "prefix_len", "hash_ids"})
 """A row may have nothing there."""
 EXAMPLE = "--columns arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens"
 
@@ -48,6 +48,7 @@ class Format(Section):
     also: Mapping[str, str] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
     digits: Literal["whole", "fractions", "dates"] | None = None
+    block: int | None = None
 
     def fits(self, names: Sequence[str]) -> bool:
         return {*self.columns.values(), *self.marks} <= set(names)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from engines.cluster.sessions import Prefix
 from engines.errors import UserError
 from repro.workloads.card import Origin
 from repro.workloads.knobs import TimeUnit
@@ -38,6 +39,8 @@ class TracedSession(NamedTuple):
     """The text of its one prompt."""
     where: str = ""
     """File and line of its first row, for what is said of it."""
+    prefix: Prefix | None = None
+    """Which of its tokens others have too: the file's hash_ids."""
 
 
 @dataclass(frozen=True, kw_only=True)

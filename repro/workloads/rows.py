@@ -81,6 +81,19 @@ class Row(NamedTuple):
             raise self.bad(field, value, fix)
         return number
 
+    def numbers(self, field: str) -> list[int]:
+        """Reads a list of whole numbers, which a CSV file has as text."""
+        value = self.required(field)
+        found = value
+        if isinstance(value, str):
+            try:
+                found = DECODER.decode(value)
+            except ValueError:
+                found = None
+        if not isinstance(found, list) or any(type(each) is not int for each in found):
+            raise self.bad(field, value, "expected a list of whole numbers")
+        return found
+
     def is_number(self, field: str) -> bool:
         return _number(self.values[field]) is not None
 

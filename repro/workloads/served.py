@@ -6,12 +6,13 @@ object with ``sessions(seed)``, which yields a ``TracedSession`` each: from ther
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Annotated, Any
 
 import numpy as np
 
+from engines.cluster.sessions import Prefix, PrefixNames
 from engines.errors import UserError, require
 from engines.knobs import Checked, Knob, Range, knobs_of
 from engines.policies.own import Kind, Plugin, own_knobs
@@ -77,6 +78,8 @@ class OwnWorkload:
             raise UserError(f"{said} fails ({type(error).__name__}: {told}): correct it") from error
         require(found != (), f"{said} yields no session: yield at least one")
         require(len(found) <= MOST_ROWS, f"{said} yields more than {MOST_ROWS:,} sessions: end it")
+        sizes = sorted({each.prefix.block_tokens for each in found if each.prefix is not None})
+        require(len(sizes) < 2, f"{said}: blocks of prefixes have {sizes} tokens: give all of them one size")
         bare = next((each for each in found if (each.arrival_s is None) != (found[0].arrival_s is None)), None)
         require(
             bare is None,
@@ -86,6 +89,7 @@ class OwnWorkload:
         return found
 
     def _checked(self, given: Any) -> Iterator[TracedSession]:
+        names = PrefixNames()
         for number, each in enumerate(given, start=1):
             where = f"{self.where}, session {number}"
             require(
@@ -111,7 +115,22 @@ class OwnWorkload:
                 RecordedRound(*(plain(name, value) for name, value in zip(RecordedRound._fields, one, strict=True)))
                 for one in rounds
             )
-            yield TracedSession(checked, plain("arrival_s", each.arrival_s), plain("prompt", each.prompt), where)
+            prefix = None if each.prefix is None else _named(each.prefix, checked, where, names)
+            yield TracedSession(
+                checked, plain("arrival_s", each.arrival_s), plain("prompt", each.prompt), where, prefix
+            )
+
+
+def _named(prefix: object, rounds: Sequence[RecordedRound], where: str, names: PrefixNames) -> Prefix:
+    """The prefix with names that all sessions share."""
+    if isinstance(prefix, Prefix) and len(prefix.rounds) == len(rounds):
+        numbers = [prefix.block_tokens, *(number for own in prefix.rounds for number in own)]
+        if all(type(number) is int for number in numbers) and numbers[0] >= 1 and prefix.fits(rounds):
+            return Prefix(numbers[0], tuple(map(names.of, prefix.rounds)))
+    raise UserError(
+        f"{where}: prefix={prefix!r:.60} must be a Prefix of engines.cluster.sessions, for each round a number for every block of its "
+        "prompt with its history: leave it out, or write Prefix(16, ((0, 1, 2),))"
+    )
 
 
 @kept(maxsize=16)
@@ -198,6 +217,7 @@ def _own(given: Mapping[str, Any]) -> Plugin | None:
 # -- which of them come, and when ---------------------------------------------------------------------------
 
 MOST_SERVED = 10**5
+PREFIXES_UNUSED = "hash_ids not used: every prompt counts as its own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,9 +251,11 @@ def served(
     in_rounds: bool = False,
     keep: Sequence[TracedSession] | None = None,
     is_sample: bool = False,
+    with_prefixes: bool = False,
 ) -> Served:
     """Takes ``num`` sessions of a file or of a user's own workload, as ``taken`` does; None for as many as there are. Options of times
-    that have no effect are refused, but of a sample to plan by, which comes at other times than the run."""
+    that have no effect are refused, but of a sample to plan by, which comes at other times than the run. Without ``with_prefixes`` the
+    sessions do not know which tokens they share."""
     trace = trace_of(source, seed)
     if isinstance(source, TraceFile) and not is_sample and (arrivals is None or arrivals.kind != "trace"):
         fix = "has no effect where a file's times are not used: leave it out, or give --arrivals trace"
@@ -244,7 +266,11 @@ def served(
         (has if num is None else num) <= MOST_SERVED,
         f"workload={source.where!r} has {has:,}, more than the {MOST_SERVED:,} that a run may have: give num_prompts",
     )
-    return taken(trace, arrivals, seed, num=has if num is None else num, in_rounds=in_rounds, keep=keep)
+    found = taken(trace, arrivals, seed, num=has if num is None else num, in_rounds=in_rounds, keep=keep)
+    if with_prefixes or all(each.prefix is None for each in found.sessions):
+        return found
+    bare = tuple(each._replace(prefix=None) for each in found.sessions)
+    return replace(found, sessions=bare, description=f"{found.description}; {PREFIXES_UNUSED}")
 
 
 def taken(

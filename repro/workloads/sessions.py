@@ -18,7 +18,7 @@ from typing import Annotated, Generic, Literal
 
 import numpy as np
 
-from engines.cluster.sessions import Round, Session
+from engines.cluster.sessions import Prefix, PrefixNames, Round, Session
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, Seed
 from repro.paths import DATASETS
@@ -137,6 +137,11 @@ class SessionWorkloadConfig(Checked):
     file: Traced | None = None
     is_sample: bool = False
     """Whether policies plan by it, at a rate of their own."""
+    with_prefixes: bool = False
+    """Whether sessions know which tokens they share."""
+    system_prompts: int | None = None
+    """Each session begins with one of so many, of ``system_tokens`` each."""
+    system_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,21 +207,62 @@ def build_sessions(
     delays = _delays(config, card, recorded, int(rounds.sum()))
     entries = map(Round, prefill.tolist(), decode.tolist(), delays.tolist())
     each_has = [tuple(islice(entries, count)) for count in rounds.tolist()]
-    return _workload(card.name, arrival_s, each_has, origin, description)
+    prefixes: list[Prefix | None] = [None] * num
+    if config.system_prompts is not None:
+        each_has, prefixes = _with_system_prompts(config, config.system_prompts, each_has)
+        description += (
+            f"; each begins with one of {config.system_prompts} system prompts of {config.system_tokens} tokens"
+        )
+    return _workload(card.name, arrival_s, each_has, prefixes, origin, description)
+
+
+SYSTEM_BLOCK = 16
+"""Tokens of the blocks that sessions with system prompts are divided into."""
+
+
+def _with_system_prompts(
+    config: SessionWorkloadConfig, num: int, rounds: Sequence[tuple[Round, ...]]
+) -> tuple[list[tuple[Round, ...]], list[Prefix | None]]:
+    """Puts a drawn system prompt in front of each session, and names the blocks of its growing conversation."""
+    rng = np.random.default_rng(derive_seed(config.seed, "system prompts"))
+    names, num_shared = PrefixNames(), config.system_tokens // SYSTEM_BLOCK
+    longer, prefixes = list[tuple[Round, ...]](), list[Prefix | None]()
+    for place, (own, drawn) in enumerate(zip(rounds, rng.integers(num, size=len(rounds)).tolist(), strict=True)):
+        first = own[0]._replace(prefill_tokens=own[0].prefill_tokens + config.system_tokens)
+        longer.append((first, *own[1:]))
+        ends, context = [], 0
+        for prefill, decode, _ in longer[-1]:
+            ends.append(-(-(context + prefill) // SYSTEM_BLOCK))
+            context += prefill + decode
+        blocks = names.of([drawn] * num_shared + [num + place] * (ends[-1] - num_shared))
+        prefixes.append(Prefix(SYSTEM_BLOCK, tuple(blocks[:end] for end in ends)))
+    return longer, prefixes if config.with_prefixes else [None] * len(rounds)
 
 
 def _workload(
-    name: str, arrival_s: Sequence[float], rounds: Sequence[tuple[Round, ...]], origin: Origin, description: str
+    name: str,
+    arrival_s: Sequence[float],
+    rounds: Sequence[tuple[Round, ...]],
+    prefixes: Sequence[Prefix | None],
+    origin: Origin,
+    description: str,
 ) -> SessionWorkload[SessionProvenance]:
     num = len(rounds)
-    sessions = tuple(map(Session, range(num), arrival_s, rounds))
+    sessions = tuple(map(Session, range(num), arrival_s, rounds, prefixes))
+
+    def lines() -> Iterator[str]:
+        for each in sessions:
+            yield f"{each.session_id}|{each.arrival_s:.6f}|{each.rounds}"
+            if each.prefix is not None:
+                yield repr(tuple(each.prefix))
+
     return SessionWorkload(
         name=name,
         sessions=sessions,
         provenance=SessionProvenance(
             **vars(origin),
             description=description,
-            checksum=checksum(f"{each.session_id}|{each.arrival_s:.6f}|{each.rounds}" for each in sessions),
+            checksum=checksum(lines()),
             means={
                 "rounds": sum(len(each.rounds) for each in sessions) / num,
                 "prefill_tokens": sum(each.prefill_tokens for each in sessions) / num,
@@ -228,7 +274,14 @@ def _workload(
 
 def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[SessionProvenance]:
     """Makes sessions of a file's rows, as they are: nothing is drawn but a delay that is asked for."""
-    found = served(file, config.arrivals, config.seed, num=config.num_sessions, is_sample=config.is_sample)
+    found = served(
+        file,
+        config.arrivals,
+        config.seed,
+        num=config.num_sessions,
+        is_sample=config.is_sample,
+        with_prefixes=config.with_prefixes,
+    )
     mean_s, drawn = config.delay_mean_s, iter([0.0])
     if mean_s is not None:
         num = sum(len(each.rounds) for each in found.sessions)
@@ -248,7 +301,8 @@ def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[Sess
         delays = "; rounds without a delay follow at once"
     how = found.trace.how
     description = f"{found.description}; {how} sessions, lengths as {how}{delays}"
-    return _workload(found.trace.name, found.arrival_s, rounds, found.trace.origin, description)
+    prefixes = [each.prefix for each in found.sessions]
+    return _workload(found.trace.name, found.arrival_s, rounds, prefixes, found.trace.origin, description)
 
 
 def _held(card: SessionCard, config: SessionWorkloadConfig, data_dir: Path | None) -> Trace:

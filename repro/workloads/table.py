@@ -8,6 +8,7 @@
 | context_len                       | tokens of the prompt with all that came before in its session, in place of prompt_len        |
 | prompt                            | its text, in place of their number                                                           |
 | prefix_len                        | tokens in front of the prompt, which are not in it                                           |
+| hash_ids                          | a number for each block of the prompt: where these begin alike, so do the prompts            |
 | gen_length                        | tokens of the answer                                                                         |
 | session, turn                     | rows with the same session are its rounds, by their turn or in the file's order              |
 | id, parent                        | a row whose parent is another's id is the next round of that one's session                   |
@@ -31,6 +32,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from engines.cluster.sessions import Prefix, PrefixNames
 from engines.errors import UserError, require
 from engines.machine import without_collection
 from repro.files import kept
@@ -52,6 +54,8 @@ MOST_WHOLE_GAP_S = 60
 MOST_SPAN_S = 10 * 366 * 86400
 EPOCH_S = (10**9, 4_102_444_800)
 """2001 and 2100, as seconds since 1970."""
+_BLOCKS = tuple(2**power for power in range(17))
+"""Tokens that the blocks of hash_ids may have where no format says it."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _MOMENT = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d)(?:(:\d\d)(\.\d{1,9})?)?\s?(Z|UTC|GMT|([+-]\d\d)(?::?(\d\d))?)?", re.ASCII
@@ -90,6 +94,9 @@ def read_trace(file: TraceFile) -> Trace:
     usable = [own for own in usable if own]
     is_derived = columns.time is not None and columns.delay is None and any(len(own) > 1 for own in usable)
     sessions, more = _sessions(usable, columns, clock, is_derived=is_derived)
+    if "hash_ids" in columns:
+        sessions, unfit = _with_prefixes(sessions, usable, None if columns.format is None else columns.format.block)
+        more += unfit
     num_empty = len(entries) - len(whole)
     return Trace(
         name=named_after(file.where),
@@ -162,6 +169,8 @@ class TraceRow(NamedTuple):
     num_answered: int = 0
     """Answers that have the length a user gives, as the row tells none."""
     is_empty: bool = False
+    ids: tuple[int, ...] | None = None
+    """Numbers of the blocks of its prompt."""
 
     @property
     def is_usable(self) -> bool:
@@ -239,7 +248,9 @@ def _entry(row: Row, columns: Columns, needed: Sequence[str], length: int | None
     prefix, duration = named.get("prefix_len"), named.get("duration_s")
     prefix_len = row.count(prefix) if tokens and row.has(prefix) else 0
     duration_s = row.seconds(duration) if row.has(duration) else 0.0
-    return TraceRow(row, stamp, is_date, rounds, prompt, prefix_len, duration_s, int(is_bare))
+    hashes = named.get("hash_ids")
+    ids = tuple(row.numbers(hashes)) if row.has(hashes) else None
+    return TraceRow(row, stamp, is_date, rounds, prompt, prefix_len, duration_s, int(is_bare), ids=ids)
 
 
 def _rounds_of(row: Row, named: Mapping[str, str]) -> tuple[RecordedRound, ...]:
@@ -546,6 +557,30 @@ def _sessions(
         "texts of sessions of several rounds not used": has_several and "prompt" in columns,
     }
     return tuple(found), [text for text, holds in said.items() if holds]
+
+
+def _with_prefixes(
+    sessions: Sequence[TracedSession], groups: Sequence[list[TraceRow]], block: int | None
+) -> tuple[tuple[TracedSession, ...], list[str]]:
+    """Gives the sessions names for the blocks of their prompts, where all their rows have hash_ids that fit the lengths; ``block`` is the
+    number of tokens that the format says. Else it is the one power of two that fits the requests of one round."""
+    if block is None:
+        alone = [(own[0].ids, each.rounds) for each, own in zip(sessions, groups, strict=True) if len(own) == 1]
+        fitting = [
+            size for size in _BLOCKS if all(ids is None or Prefix(size, (ids,)).fits(lengths) for ids, lengths in alone)
+        ]
+        if len(fitting) != 1 or all(ids is None for ids, _ in alone):
+            return tuple(sessions), ["hash_ids left out: the tokens of their blocks do not follow from the lengths"]
+        (block,) = fitting
+    names, found, num_unfit = PrefixNames(), [], 0
+    for session, own in zip(sessions, groups, strict=True):
+        ids = [each.ids for each in own if each.ids is not None]
+        prefix = Prefix(block, tuple(map(names.of, ids)))
+        is_fit = len(ids) == len(own) and prefix.fits(session.rounds)
+        num_unfit += bool(ids) and not is_fit
+        found.append(session._replace(prefix=prefix) if is_fit else session)
+    unfit = f"hash_ids of {num_unfit} sessions left out: they are not those of blocks of {block} tokens"
+    return tuple(found), [unfit] * bool(num_unfit)
 
 
 def _delays(own: Sequence[TraceRow], columns: Columns, clock: TimeColumn | None) -> list[float | None]:

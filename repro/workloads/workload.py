@@ -21,7 +21,7 @@ from repro.workloads.dataset import DatasetCard, hub_origin, load_card, local_ro
 from repro.workloads.draws import ArrivalConfig, Ints, arrival_times, derive_seed
 from repro.workloads.knobs import SourceKind, TextStyle, TimeUnit
 from repro.workloads.rounds import RecordedRound, Trace, TracedSession
-from repro.workloads.served import Traced, served, taken
+from repro.workloads.served import PREFIXES_UNUSED, Traced, served, taken
 
 Encode = Callable[[str], list[int]]
 """Text to token ids, without adding special tokens: a text may be encoded in pieces."""
@@ -137,6 +137,7 @@ def open_source(
         origin = Origin(source="embedded", location=f"datasets/{card.name}.yaml", revision=None)
         return Trace(name=card.name, origin=origin, sessions=(), columns={})
     from repro.workloads.dataset_rows import entry_for, hub_prompts, is_own, prompts_of
+    from repro.workloads.table import names_in
 
     if file is None:
         origin, rows = hub_origin(card), hub_prompts(card)
@@ -146,6 +147,8 @@ def open_source(
         origin, rows = file.origin, prompts_of(card, path, entry, time_unit)
         if entry.format == "trace" and dataset_path is not None and not is_own(path):
             remarks.append("outputs as long as asked for, not as the trace's")
+        if entry.format == "trace" and "hash_ids" in names_in(path):
+            remarks.append(PREFIXES_UNUSED)
     kept = tuple(row for row in rows if row.rounds[0].prefill_tokens)
     require(
         bool(kept),

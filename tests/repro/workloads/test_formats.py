@@ -14,7 +14,7 @@ from repro.workloads.dataset import load_card
 from repro.workloads.dataset_rows import read_rows
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.rounds import TraceFile
-from repro.workloads.served import served
+from repro.workloads.served import PREFIXES_UNUSED, served
 from repro.workloads.table import read_trace
 from repro.workloads.workload import open_source
 
@@ -98,7 +98,7 @@ def test_every_format_can_be_a_data_set_s(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text(lines(*BAILIAN))
     source = open_source(load_card("burst"), "local", dataset_path=str(path))
-    assert source.remarks == ("outputs as long as asked for, not as the trace's",)
+    assert source.remarks == ("outputs as long as asked for, not as the trace's", PREFIXES_UNUSED)
     assert [row.rounds[0].decode_tokens for row in source.sessions] == [None, None, None]
 
 

@@ -1,0 +1,167 @@
+"""``repro trace``: what a file of requests or sessions holds, before anything serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from engines.cluster.prefix import Reuse, reuse_of
+from engines.errors import require
+from engines.knobs import Checked, Tokens
+from repro.cli import options as opt
+from repro.cli.output import number, percent, print_json, print_table, say
+from repro.cli.sweep import check_regular
+from repro.runs.family import distribution
+from repro.workloads.knobs import TimeUnit
+from repro.workloads.rounds import Trace, TraceFile
+
+SIZES = (1_000, 10_000, 50_000)
+_BIN_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadAs(Checked):
+    panel: ClassVar[str] = opt.WORKLOAD
+    columns: str | None = None
+    """Which of the file's columns is what, as repro bench takes it."""
+    time_unit: TimeUnit | None = None
+    """Unit of the file's times, where its columns do not say it: s, ms, us or ns."""
+    sort: bool = False
+    """Sort the file's rows by their times."""
+    gen_length: Tokens | None = None
+    """Tokens of the answers that the file tells no length of."""
+    cache_blocks: list[int] | None = None
+    """Blocks that a prefix cache holds, in the file's own; several times [default: 1000, 10000, 50000]."""
+
+
+def trace(
+    *,
+    file: Annotated[
+        Path,
+        typer.Argument(help="Requests or sessions, as repro bench takes them for --workload: CSV, JSON or parquet."),
+    ],
+    read: ReadAs,
+    json: opt.Json = False,
+) -> None:
+    """A file's window of time, rates and lengths, and what a prefix cache could spare of its prompts."""
+    from repro.workloads.table import read_trace
+
+    check_regular("file", file)
+    sizes = tuple(dict.fromkeys(read.cache_blocks or SIZES))
+    require(min(sizes) >= 1, f"cache_blocks={min(sizes)} must be at least 1: a cache holds some blocks")
+    said = TraceFile(
+        where=str(file), columns=read.columns, time_unit=read.time_unit, sort=read.sort, gen_length=read.gen_length
+    )
+    found = facts_of(read_trace(said), sizes)
+    require(
+        found["reuse"] is not None or read.cache_blocks is None,
+        f"cache_blocks={read.cache_blocks} has no effect: {file.name} has no hash_ids that name blocks: leave it out",
+    )
+    if json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def facts_of(trace: Trace, sizes: Sequence[int]) -> dict[str, Any]:
+    """What the trace holds, as JSON has it; ``sizes`` are those of caches, in blocks."""
+    rounds = [each for session in trace.sessions for each in session.rounds]
+    answers = [each.decode_tokens for each in rounds if each.decode_tokens is not None]
+    return {
+        "file": trace.origin.location,
+        "revision": trace.origin.revision,
+        "columns": dict(trace.columns),
+        "num_sessions": len(trace.sessions),
+        "num_rounds": len(rounds),
+        "num_dropped": trace.num_dropped,
+        "remarks": list(trace.remarks),
+        "times": _times_of(trace),
+        "prompt_len": distribution([each.prefill_tokens for each in rounds]),
+        "gen_length": distribution(answers) if answers else None,
+        "reuse": _reuse_of(trace, sizes),
+    }
+
+
+def _times_of(trace: Trace) -> dict[str, Any] | None:
+    """The times of the sessions; None where they have none, or the unit of theirs is not said."""
+    times = sorted(each.arrival_s for each in trace.sessions if each.arrival_s is not None)
+    if trace.time is None or trace.unclear is not None or not times:
+        return None
+    span_s = times[-1] - times[0]
+    gaps = distribution([later - earlier for earlier, later in pairwise(times)])
+    in_bins = [0] * (int(span_s / _BIN_S) + 1)
+    for each in times:
+        in_bins[int((each - times[0]) / _BIN_S)] += 1
+    return {
+        "column": trace.time,
+        "unit": trace.time_unit,
+        "span_s": span_s,
+        "per_s": (len(times) - 1) / span_s if span_s else None,
+        "most_in_a_minute": max(in_bins),
+        "gap_variation": gaps["std"] / gaps["mean"] if gaps["mean"] and gaps["std"] is not None else None,
+    }
+
+
+def _reuse_of(trace: Trace, sizes: Sequence[int]) -> dict[str, Any] | None:
+    """What caches would spare of prompts that come one after the other in the file's order; None without names of blocks."""
+    block, prompts = None, []
+    for session in trace.sessions:
+        if session.prefix is None:
+            continue
+        block, tokens = session.prefix.block_tokens, 0
+        for names, (prefill, decode, _) in zip(session.prefix.rounds, session.rounds, strict=True):
+            prompts.append((names, tokens + prefill))
+            tokens += prefill + (decode or 0)
+    if block is None:
+        return None
+    found = {size: reuse_of(prompts, block, size) for size in (None, *sizes)}
+    return {
+        "block_tokens": block,
+        "num_prompts": len(prompts),
+        "num_blocks": found[None].num,
+        "num_distinct": len({name for names, _ in prompts for name in names}),
+        "endless": _shares(found[None]),
+        "caches": [{"blocks": size, **_shares(found[size])} for size in sizes],
+    }
+
+
+def _shares(reuse: Reuse) -> dict[str, float | None]:
+    return {
+        "of_blocks": reuse.found / reuse.num if reuse.num else None,
+        "of_tokens": reuse.found_tokens / reuse.num_tokens if reuse.num_tokens else None,
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    times, reuse = found["times"], found["reuse"]
+    rows = [
+        ("sessions, rounds", f"{found['num_sessions']:,}, {found['num_rounds']:,}"),
+        ("rows left out", f"{found['num_dropped']:,}"),
+    ]
+    if times is not None:
+        rows += [
+            ("times", f"{times['column']}, read in {times['unit']}"),
+            ("window", f"{times['span_s']:,.6g} s"),
+            ("sessions a second", number(times["per_s"], 3)),
+            ("most in a minute", f"{times['most_in_a_minute']:,}"),
+            ("variation of gaps", number(times["gap_variation"], 2)),
+        ]
+    for name in ("prompt_len", "gen_length"):
+        if (lengths := found[name]) is not None:
+            rows += [(f"{name} {part}", number(lengths[part])) for part in ("mean", "p50", "p90", "p99", "max")]
+    if reuse is not None:
+        rows.append(
+            ("blocks", f"{reuse['num_blocks']:,} of {reuse['block_tokens']} tokens, {reuse['num_distinct']:,} distinct")
+        )
+        kinds = [("endless", reuse["endless"]), *((f"{each['blocks']:,} blocks", each) for each in reuse["caches"])]
+        for name, shares in kinds:
+            said = f"{percent(shares['of_blocks'])} of blocks, {percent(shares['of_tokens'])} of tokens"
+            rows.append((f"reuse, {name}", said))
+    print_table(found["file"], ("what", "value"), rows)
+    for remark in found["remarks"]:
+        say(remark)
