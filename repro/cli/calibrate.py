@@ -188,11 +188,11 @@ def _print_comparisons(found: Mapping[str, Any]) -> None:
 
 def _adopt(card: str, folder: Path, *, write: bool, json: bool) -> None:
     """The constants that a GPU suite fitted on its own card."""
-    from repro.gpu_suite.calibration import constants, read_fit, report
+    from repro.gpu_suite.calibration import read_fit
     from repro.paths import CALIBRATION
 
-    value = read_fit(folder, card)
-    calibration, found = constants(value), report(value)
+    found = read_fit(folder, card)
+    calibration = Calibration.from_dict(found["calibration"])
     if write:
         writable_folder("calibration", CALIBRATION)
         save_calibration(calibration, CALIBRATION / f"{card}.json")
@@ -205,7 +205,7 @@ def _adopt(card: str, folder: Path, *, write: bool, json: bool) -> None:
         f"{card}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}, "
         f"{1e3 * calibration.step_overhead_s:.2f} ms a step; {calibration.note}"
     )
-    say(f"fitted on {'; '.join(calibration.fitted_on)}; {value['machine']}, commit {value['commit']}")
+    say(f"fitted on {'; '.join(calibration.fitted_on)}; {found['machine']}, commit {found['commit']}")
     say(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
 
 

@@ -7,7 +7,7 @@ of that benchmark, and the throughput of every system, are predictions.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,18 +20,16 @@ from engines.cost.roofline import Calibration, Gpu, Roofline, StepWork, gpu, gpu
 from engines.errors import UserError, require
 from engines.models.shape import ModelShape
 from repro.families.platforms import DllmPart, platform
-from repro.files import replace_text
+from repro.files import SEAL, is_whole, replace_text, sealed
 from repro.gpu_suite.expected import simulated
 from repro.gpu_suite.stages import title_of
 from repro.gpu_suite.suite import Suite, json_text
 from repro.reports import predictions
-from repro.reports.predictions import medians_sentence
 from repro.runs.cell import Cell
 from repro.runs.family import served_per_second
 from repro.runs.store import StoredRun
 
 CALIBRATION = "calibration.json"
-SCHEMA_VERSION = 1
 FITTED_KINDS = ("refresh", "reuse")
 ASSUMED_BANDWIDTH = 0.8
 """Share of the datasheet's, until the copy was timed; the same as of cards that were not measured."""
@@ -41,6 +39,8 @@ SAME = 1e-6
 GRID, ZOOMS = 64, 5
 """Shares that are looked at around the best one so far, and how often."""
 SERVED_STAGES = ("throughput", "small-card", "shapes", "paper-length", "burst")
+KINDS = {"tok/s": "throughputs", "ms": "steps"}
+"""Unit of a measured number -> what its median is of."""
 
 Role = Literal["fitted", "prediction"]
 
@@ -96,13 +96,39 @@ class Fitted:
     finished_utc: str
 
     @property
-    def medians(self) -> dict[str, tuple[int, float]]:
-        """Unit -> number of predictions, and the median of their absolute errors in percent."""
+    def medians(self) -> dict[str, dict[str, Any]]:
+        """Median absolute error of the predictions, in percent, by kind."""
         errors: dict[str, list[float]] = {}
         for each in self.comparisons:
             if each.role == "prediction":
-                errors.setdefault(each.unit, []).append(abs(each.error_percent))
-        return {unit: (len(own), median(own)) for unit, own in errors.items()}
+                errors.setdefault(KINDS[each.unit], []).append(abs(each.error_percent))
+        return {kind: {"count": len(own), "median_percent": round(median(own), 2)} for kind, own in errors.items()}
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """As that of a card fitted to stated numbers, of measured ones."""
+        return {
+            "schema_version": predictions.SCHEMA_VERSION,
+            "card": self.calibration.gpu,
+            "calibration": asdict(self.calibration),
+            "machine": self.machine,
+            "commit": self.commit,
+            "finished_utc": self.finished_utc,
+            "against": f"numbers measured on {self.machine} at commit {self.commit}",
+            "medians": self.medians,
+            "comparisons": [
+                {
+                    "claim": each.name,
+                    "kind": "measured",
+                    "role": each.role,
+                    "unit": each.unit,
+                    "expected": each.measured,
+                    "ours": each.predicted,
+                    "error_percent": round(each.error_percent, 2),
+                }
+                for each in self.comparisons
+            ],
+        }
 
 
 # -- what was measured ----------------------------------------------------------------------------------------
@@ -231,7 +257,7 @@ def calibrated(suite: Suite) -> Fitted | str:
         fitted = _fitted(suite, run)
     except UserError as error:
         return str(error)
-    replace_text(suite.root / CALIBRATION, json_text(as_json(fitted)))
+    replace_text(suite.root / CALIBRATION, json_text(sealed(fitted.report)))
     return fitted
 
 
@@ -283,40 +309,23 @@ def predicted_tok_s(cell: Cell, calibration: Calibration) -> float | None:
     return served_per_second(simulated(cell, calibration).run(), "output_len")
 
 
-def as_json(fitted: Fitted) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "calibration": asdict(fitted.calibration),
-        "machine": fitted.machine,
-        "commit": fitted.commit,
-        "finished_utc": fitted.finished_utc,
-        "medians": {
-            unit: {"count": count, "median_percent": round(error, 2)} for unit, (count, error) in fitted.medians.items()
-        },
-        "comparisons": [{**asdict(each), "error_percent": round(each.error_percent, 2)} for each in fitted.comparisons],
-    }
-
-
 # -- as the calibration of every simulation of the card -------------------------------------------------------
-
-KINDS = {"tok/s": "throughputs", "ms": "steps"}
-"""Unit of a measured number -> what its median is of."""
 
 
 def read_fit(folder: Path, card: str) -> dict[str, Any]:
-    """What the suite left in its folder. Refused where it does not show that it was measured on the card, and where."""
+    """The report that the suite left in its folder. Refused where it does not show that it was measured on the card, and where."""
     path = folder / CALIBRATION
     if not path.is_file():
         raise UserError(f"platform={card!r} has no calibration in {folder}: run 'make gpu-first' on such a card")
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        whole = is_whole(value)
         version, machine, commit = value["schema_version"], value["machine"], value["commit"]
-        calibration = constants(value)
-        medians_sentence(report(value)["medians"])
-        json.dumps(report(value), allow_nan=False)
+        calibration = Calibration.from_dict(value["calibration"])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}): run gpu-suite again") from error
-    require(version == SCHEMA_VERSION, f"{path} has schema_version={version}: run gpu-suite again")
+    require(version == predictions.SCHEMA_VERSION, f"{path} has schema_version={version}: run gpu-suite again")
+    require(whole, f"{path} is not as it was written: run gpu-suite again")
     known = gpu_of_device(machine) if isinstance(machine, str) else None
     require(
         known is not None and known.name == card == calibration.gpu,
@@ -327,32 +336,4 @@ def read_fit(folder: Path, card: str) -> dict[str, Any]:
         isinstance(commit, str),
         f"{path} does not say of which commit its runs are: set REPRO_COMMIT where there is no .git, and run them again",
     )
-    return value
-
-
-def constants(value: Mapping[str, Any]) -> Calibration:
-    return Calibration.from_dict(value["calibration"])
-
-
-def report(value: Mapping[str, Any]) -> dict[str, Any]:
-    """As that of a card fitted to stated numbers, of measured ones."""
-    calibration = constants(value)
-    return {
-        "schema_version": predictions.SCHEMA_VERSION,
-        "card": calibration.gpu,
-        "calibration": asdict(calibration),
-        "against": f"numbers measured on {value['machine']} at commit {value['commit']}",
-        "medians": {KINDS[unit]: found for unit, found in value["medians"].items()},
-        "comparisons": [
-            {
-                "claim": each["name"],
-                "kind": "measured",
-                "role": each["role"],
-                "unit": each["unit"],
-                "expected": each["measured"],
-                "ours": each["predicted"],
-                "error_percent": each["error_percent"],
-            }
-            for each in value["comparisons"]
-        ],
-    }
+    return {name: part for name, part in value.items() if name != SEAL}

@@ -19,6 +19,7 @@ from repro.gpu_suite.calibration import (
 from repro.gpu_suite.stages import OURS, SAME_ENGINE, title_of
 from repro.gpu_suite.suite import Suite
 from repro.reports.fitting import PROTOCOLS
+from repro.reports.predictions import medians_sentence
 from repro.runs.store import StoredRun
 
 VERDICT = "verdict.md"
@@ -315,14 +316,10 @@ def _calibration(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
         yield from (f"{fitted[0].upper()}{fitted[1:]}.", "")
         return
     own, worst = fitted.calibration, max(abs(e.error_percent) for e in fitted.comparisons if e.role == "fitted")
-    errors = [f"{error:.1f} % over {count} ({unit})" for unit, (count, error) in fitted.medians.items()] or [
-        "nothing to compare with yet"
-    ]
     yield (
         f"{100 * own.matmul_efficiency:.1f} % of the matrix peak, {1e3 * own.step_overhead_s:.2f} ms a step, bandwidth share "
         f"{own.bandwidth_efficiency:.2f}, fitted to {len(own.fitted_on)} rows, off by at most "
-        f"{worst:.1f} %. Median absolute error of predictions: "
-        f"{', '.join(errors)}. All of it is in {CALIBRATION}."
+        f"{worst:.1f} %. Median absolute error of predictions: {medians_sentence(fitted.medians)}. All of it is in {CALIBRATION}."
     )
     if platform(suite.platform).gpu is not None and suite.platform not in PROTOCOLS:
         yield f"`repro calibrate --platform {suite.platform} --write` makes it that of every simulation."

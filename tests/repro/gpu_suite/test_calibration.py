@@ -14,7 +14,8 @@ from support.told_suite import KNOWN, LENGTH, checked, peak_rows, served, step_r
 from engines.cost.roofline import H200, Calibration, Gpu
 from engines.errors import UserError
 from repro.families.cost import save_calibration
-from repro.gpu_suite.calibration import CALIBRATION, Fitted, calibrated, constants, fit, fitted_rows, read_fit, report
+from repro.files import SEAL, sealed
+from repro.gpu_suite.calibration import CALIBRATION, Fitted, calibrated, fit, fitted_rows, read_fit
 from repro.reports import predictions
 
 CASES = data_beside(__file__, "cases")
@@ -90,7 +91,7 @@ def test_a_suite_is_calibrated_by_its_own_runs(tmp_path):
     speed = next(each for each in found.comparisons if each.name.startswith("dllm-serve on osc, small-card"))
     assert speed.measured == 900.0
     assert 100 < speed.predicted < 10_000
-    assert found.medians["ms"][0] == 4
+    assert found.medians["steps"]["count"] == 4
 
     # What a timed copy reached takes the place of what is assumed.
     told |= checked("step", "peaks", script="peaks", rows=peak_rows(0.9))
@@ -107,9 +108,9 @@ def fitted(tmp_path: Path) -> Path:
 
 def test_what_was_fitted_on_the_card_becomes_its_calibration(fitted, monkeypatch):
     value = read_fit(fitted, "h200")
-    assert constants(value).matmul_efficiency == pytest.approx(KNOWN.matmul_efficiency, rel=1e-4)
+    assert value["calibration"]["matmul_efficiency"] == pytest.approx(KNOWN.matmul_efficiency, rel=1e-4)
     monkeypatch.setattr("repro.paths.CALIBRATION", fitted / "stored")
-    predictions.write_report(report(value))
+    predictions.write_report(value)
     note = predictions.predictions_note("h200")
     assert note.startswith("Predictions of h200 against numbers measured on NVIDIA H200 at commit abcdef0, median")
     assert "% over 4 steps" in note
@@ -118,7 +119,8 @@ def test_what_was_fitted_on_the_card_becomes_its_calibration(fitted, monkeypatch
 @pytest.mark.parametrize(("changes", "says"), CASES["fits"])
 def test_a_fit_without_its_origin_is_refused(fitted, changes, says):
     path = fitted / CALIBRATION
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    value = {name: part for name, part in json.loads(path.read_text()).items() if name != SEAL}
+    path.write_text(json.dumps(sealed(value | changes)))
     with pytest.raises(UserError, match=says):
         read_fit(fitted, "h200")
 
@@ -126,8 +128,7 @@ def test_a_fit_without_its_origin_is_refused(fitted, changes, says):
 def test_what_is_no_fit_is_refused(fitted):
     path = fitted / CALIBRATION
     fit = json.loads(path.read_text())
-    constants = {**fit["calibration"], "matmul_efficiency": "x"}
-    for text in (json.dumps([fit]), json.dumps({**fit, "calibration": constants}), "[" * 100_000):
+    for text in (json.dumps([fit]), json.dumps({**fit, "medians": {}}), "[" * 100_000):
         path.write_text(text)
         refused(repro("calibrate", "--platform", "h200", "--dry-run", "--result-dir", fitted), "calibration.json")
 
