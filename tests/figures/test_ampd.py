@@ -9,7 +9,7 @@ from support.perturbed_runs import unmoved
 from support.session_runs import planner_run, session_run, session_runs
 
 from paper_figures.ampd import attainment as gains_of
-from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, knee, length, readings, table2
+from paper_figures.ampd import fig4, fig6, fig7, knee, table2
 from paper_figures.ampd.attainment import Attainments, gains, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, RATES, grid, panel_of, panels
 from paper_figures.common.runs import Runs
@@ -43,15 +43,6 @@ def table(values: dict[str, list[float]]) -> Attainments:
 # ---- panels -------------------------------------------------------------------------------------------
 
 
-def test_panels_are_the_papers():
-    assert len(panels()) == 12
-    llama = panel_of("Llama-3.1-70B", "gaia")
-    assert (llama.num_gpus, str(llama.plans[0])) == (32, "P:TP8x2 D:TP8x2")
-    assert llama.gains[2.4, "dynamo"] == pytest.approx(10.68)
-    assert math.isnan(panel_of("Qwen3-32B", "dureader").gains[2.4, "continuum"])
-    assert sum(not math.isnan(gain) for panel in panels() for gain in panel.gains.values()) == 179
-
-
 def test_every_cell_can_be_prepared_and_each_question_is_asked_once():
     asked = fig4.FIGURE.cells(VIEW)
     assert len(asked) == len(set(asked)) == 12 * len(RATES) * len(FIGURE4) * 3
@@ -59,13 +50,6 @@ def test_every_cell_can_be_prepared_and_each_question_is_asked_once():
         if cell.rate == 0.8 and cell.system in ("ampd", "vllm-sim"):
             prepare(cell)
     assert fig4.FIGURE.default_num_runs(VIEW.platform) == fig4.FIGURE.num_runs == PAIRED_SEEDS
-
-
-@pytest.mark.parametrize("figure", [each.FIGURE for each in (fig5, fig8, length, table2, readings)])
-def test_figures_share_the_runs_of_figure_4(figure):
-    keys = {cell.key for cell in fig4.FIGURE.cells(VIEW)}
-    own = {cell.key for cell in figure.cells(VIEW)}
-    assert keys & own
 
 
 # ---- intervals ----------------------------------------------------------------------------------------

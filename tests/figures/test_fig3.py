@@ -60,15 +60,6 @@ def test_grid_on_the_cpu():
     assert not any(cell.comparison for cell in alone)
 
 
-def test_readings_share_the_runs_of_dllm_serve():
-    grids = [
-        {c.key for c in fig3.FIGURE.cells(replace(CARD_VIEW, reading=r))} for r in ("published", "efficient", "policy")
-    ]
-    shared = set.intersection(*grids)
-    assert len(shared) == 3 * len(CARD_VIEW.dllm.rates)
-    assert len(set.union(*grids)) == sum(map(len, grids)) - 2 * len(shared)
-
-
 def test_a_system_without_a_valid_run_has_no_peak(tmp_path):
     nothing = Validity(valid=False, reasons=("4 of 4 requests did not finish",))
     runs = []

@@ -25,12 +25,6 @@ def speed(cell: Cell) -> float:
     return SPEED[cell.system]
 
 
-@pytest.mark.parametrize("module", [fig4.FIGURE, fig5.FIGURE], ids=["fig4", "fig5"])
-def test_they_are_drawn_from_the_runs_of_figure_3(module):
-    for view in (CPU_VIEW, CARD_VIEW):
-        assert {c.key for c in module.cells(view)} <= {c.key for c in fig3.FIGURE.cells(view)}
-
-
 def test_printed_latencies_are_not_drawn_beside_those_of_another_number_of_requests(tmp_path, drawn):
     for where in (RTX4090, L40S):
         view = View(platform=where, reading="efficient", knobs=(("num_prompts", 300),))

@@ -9,12 +9,10 @@ from support.refusals import refuses
 from support.stored_runs import FAILED, changed, read_csv, stored
 
 from engines.errors import UserError
-from paper_figures.common import style
 from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve import fig6
 from paper_figures.dllm_serve.fig6 import compare, own_runs
 from repro.reports.figures import View
-from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.runs.statistics import wilson_interval
 from repro.runs.store import StoredRun
@@ -78,12 +76,8 @@ def broken(runs: Sequence[StoredRun], selection: str, ratio: float) -> list[Stor
 
 def test_grid_differs_in_the_selection_alone():
     cells = fig6.FIGURE.cells(VIEW)
-    assert len({cell.key for cell in cells}) == len(cells) == 2 * (2 * len(fig6.RATIOS) + 1)
-    assert {(cell.system, cell.executor, cell.rate, cell.seed) for cell in cells} == {("dllm-serve", "torch", None, 0)}
     varied = {"selection", "retention_ratio"}
     assert len({tuple(pair for pair in cell.knobs if pair[0] not in varied) for cell in cells}) == 1
-    assert min(cell.knob_values["num_prompts"] for cell in cells) >= 500
-    assert {cell.seed for cell in fig6.FIGURE.cells(TWICE)} == {0, 1}
     with refuses("platform='rtx4090'"):
         fig6.FIGURE.cells(View(platform=RTX4090, reading="published"))
 
@@ -119,26 +113,6 @@ def test_missing_runs_are_said(tmp_path):
     assert note.startswith("4 of 22 points are missing: dllm-serve mini-code retention_ratio=0.3 selection=head")
     with pytest.raises(UserError, match="has no runs: run this first: repro reproduce fig6 --platform"):
         fig6.FIGURE.render([], VIEW, tmp_path)
-
-
-def test_findings_are_of_another_model():
-    found = by_claim(fig6.FIGURE.findings(made(VIEW), VIEW))
-    assert found.keys() <= {claim.id for claim in load_claims("dllm-serve")}
-    assert found["dllm-gsm-gain"].value == pytest.approx(300)
-    assert found["dllm-gsm-match"].value == pytest.approx(-10)
-    assert found["dllm-he-ratio"].value == pytest.approx(4)
-    assert {f.claim for f in found.values() if f.comparable} == {"dllm-retention-sweep"}
-    assert found["dllm-retention-sweep"].value == (10, 50)
-
-
-def test_same_runs_same_bytes(tmp_path, monkeypatch):
-    """Of pictures the PNG is enough: test_fig45 looks at PDFs, which are made alike."""
-    monkeypatch.undo()
-    rendered = style.rendered
-    monkeypatch.setattr(style, "rendered", lambda figure, kind: rendered(figure, "png") if kind == "png" else b"")
-    first = fig6.FIGURE.render(made(VIEW), VIEW, tmp_path / "a").files
-    second = fig6.FIGURE.render(list(reversed(made(VIEW))), VIEW, tmp_path / "b").files
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
 def test_answers_decide_accuracies_and_settings_do_not():

@@ -8,7 +8,7 @@ from support.tables import data_beside
 from paper_figures.common.figure import seed_by_seed
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, is_below, said
-from paper_figures.laps import fig1, fig3, fig6, fig7, kappa, pools, reserve
+from paper_figures.laps import fig1, fig3, pools
 from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MEAN, MIDDLE, PAIRED_SEEDS, RPS
 from paper_figures.laps.layout import crossing
 from repro.families.cluster.laps_record import PREFILL
@@ -62,16 +62,6 @@ def test_every_kind_of_cell_can_be_prepared_and_each_is_asked_once(entry):
     assert not asked or module.default_num_runs(VIEW.platform) == PAIRED_SEEDS
     assert "H200" in module.place(VIEW.platform)
     assert "LLaDA" not in module.place(VIEW.platform)
-
-
-def test_figures_share_runs():
-    keys = {
-        name: {cell.key for cell in module.FIGURE.cells(VIEW)}
-        for name, module in (("6", fig6), ("7", fig7), ("1", fig1))
-    }
-    assert {cell.key for cell in fig3.FIGURE.cells(VIEW)} == keys["1"]
-    assert keys["6"] & {cell.key for cell in kappa.FIGURE.cells(VIEW)}
-    assert keys["7"] & {cell.key for cell in reserve.FIGURE.cells(VIEW)}
 
 
 def test_a_load_of_one_is_what_sglang_serves():

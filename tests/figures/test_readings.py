@@ -4,7 +4,7 @@ import pytest
 from support.cells import CPU_TINY, L40S, RTX4090
 from support.stored_runs import read_csv, runs_of
 
-from paper_figures.dllm_serve import readings, table4
+from paper_figures.dllm_serve import readings
 from paper_figures.dllm_serve.readings import DATASETS, ENGINES, SETTINGS
 from repro.families.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, READINGS
 from repro.reports.figures import View, figure
@@ -43,14 +43,6 @@ def test_every_reading_and_every_rule_is_run(view):
     assert len(cells) == len(DATASETS) * (2 * len(ENGINES) + 2 * (len(SETTINGS) - 1) + len(SETTINGS) - 3)
     for cell in cells:
         prepare(cell)  # refuses what has no effect
-
-
-@pytest.mark.parametrize("view", VIEWS, ids=ids)
-def test_it_shares_the_runs_of_the_papers_figures(view):
-    own = {cell.key for cell in readings.FIGURE.cells(view)}
-    assert {cell.key for cell in table4.FIGURE.cells(view)} <= own
-    policy = View(platform=view.platform, reading="policy")
-    assert {cell.key for cell in table4.FIGURE.cells(policy)} <= own
 
 
 def test_what_the_arrivals_hold_back_is_named(tmp_path):
