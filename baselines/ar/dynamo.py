@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
+from baselines.ar.vllm import SharedPrefixes
 from engines.cluster.hardware import Deployment, Hardware
 from engines.cluster.simulation import Cluster, HistoryRead, Policies
 from engines.errors import require
-from engines.knobs import Checked, Fixed, Only, Range
-from engines.policies.routing import Decision, Dispatch, Estimator, RemoteOnly, Router
+from engines.knobs import Fixed, Only, Range
+from engines.policies.routing import Decision, Dispatch, Estimator, KvCost, RemoteOnly, Router
 from engines.policies.views import DecodeView, PrefillTask, PrefillView
 
 _BypassPolicy = Literal["isl_bounding", "prefill_load", "isl_or_load"]
@@ -22,18 +23,19 @@ Level = Annotated[float, Range(0, 1e6)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamoConfig(Checked):
+class DynamoConfig(SharedPrefixes):
     """``--router-conditional-disagg-config`` with its defaults, and off by default."""
 
-    dispatch: Dispatch = "shortest"
-    """Which prefill worker gets a prefill."""
+    dispatch: Literal[Dispatch, "kv-aware"] = "shortest"
+    """Which prefill worker gets a prefill. kv-aware is Dynamo's cost of workers that only prefill: the fewest tokens queued, running and
+    its own, those that the worker's cache spares left out."""
     history_read: HistoryRead = "overlapped"
     """Where prefill workers have a history from: its decode worker, during the prefill before (overlapped) or after it (serial); or
     their own prefix cache, and what that lacks is prefilled again (own-cache)."""
-    affinity: Annotated[_Affinity, Only(history_read="own-cache")] = "prefix"
+    affinity: Annotated[_Affinity, Only(history_read="own-cache", dispatch=get_args(Dispatch))] = "prefix"
     """Among which workers dispatch chooses: those with the longest cached prefix of the session; those with the fewest tokens to
     prefill, queued and its own that are not cached (cost); or all of them (none)."""
-    conditional: _BypassPolicy | None = None
+    conditional: Annotated[_BypassPolicy | None, Only(dispatch=get_args(Dispatch))] = None
     """What keeps a prefill on the decode worker: that it is short (isl_bounding), that prefill workers are busy (prefill_load), or
     either; nothing by default."""
     eff_isl_threshold: Annotated[int, Range(0, 10**6), _CONDITIONAL] = 2048
@@ -80,6 +82,7 @@ class ConditionalRouter:
     """A prefill stays on the decode worker if the policy says so and the decode worker is not too full."""
 
     def __init__(self, config: DynamoConfig, *, seed: int = 0) -> None:
+        assert config.dispatch != "kv-aware", "which knows no bypass"
         self.config = config
         self._remote = RemoteOnly(config.dispatch, seed=seed)
 
@@ -127,11 +130,14 @@ def dynamo(
             shares_prefill_queue=is_shared,
             # A task in a shared queue belongs to nobody until a worker is free.
             history="serial" if is_shared and config.history_read == "overlapped" else config.history_read,
+            keeps=config.prefix_cache,
         ),
     )
 
 
 def _router(config: DynamoConfig, seed: int) -> Router:
+    if config.dispatch == "kv-aware":
+        return KvCost()
     is_plain = config.conditional is None
     router = RemoteOnly(config.dispatch, seed=seed) if is_plain else ConditionalRouter(config, seed=seed)
     if config.history_read != "own-cache":

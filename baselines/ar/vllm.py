@@ -1,19 +1,22 @@
 """vLLM: co-located replicas with continuous batching and a prefix cache; and vLLM-Continuum on top of it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Annotated, Literal
 
 from engines.cluster.hardware import Deployment, Hardware
 from engines.cluster.simulation import Cluster, Policies
 from engines.errors import require
-from engines.knobs import Checked, Seconds, Tokens
+from engines.knobs import Checked, Only, Seconds, Tokens
 from engines.policies.batching import CHUNK_TOKENS, Chunked, PrefillFirst
-from engines.policies.routing import Binder, FewestSessions, LeastKvMemory, RoundRobin
+from engines.policies.routing import Binder, FewestSessions, KvCost, LeastKvMemory, OverlapWeight, RoundRobin
 from engines.policies.views import Batching, PrefillQueue, PrefillTask
 
 Scheduling = Literal["prefill-first", "chunked"]
 _Balance = Literal["memory", "sessions", "round-robin"]
+BLOCK_SIZE = 16
+"""Tokens of a block of K/V in vLLM."""
 
 _PREFILL_TOKENS = 8192
 
@@ -39,41 +42,69 @@ class InFlightFirst(PrefillQueue):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmConfig(Checked):
+class Colocated(Checked):
+    """How replicas batch."""
+
     scheduling: Scheduling = "prefill-first"
     """prefill-first: whole prompts go before decoding and hold it up. chunked: decodes come along in every step, with prompts in
     pieces of what is left of the token budget."""
     max_num_batched_tokens: Tokens | None = None
     """Tokens of a step; 8192 for whole prompts and 2048 for chunks by default."""
-    balance: _Balance = "memory"
-    """Which replica a new session goes to, for life, so that its prefix cache serves all its rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContinuumConfig(VllmConfig):
+class SharedPrefixes(Checked):
+    """The prefix cache of a worker."""
+
+    prefix_cache: bool = True
+    """Keep K/V after a round for what begins alike: the session's next round, and other sessions where hash_ids or system_prompts say
+    what they share."""
+    block_size: Annotated[Tokens, Only(prefix_cache=True)] = BLOCK_SIZE
+    """Tokens of the blocks that sessions share. It divides the blocks of hash_ids, or they divide it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmConfig(Colocated, SharedPrefixes):
+    balance: Literal[_Balance, "kv-aware"] = "memory"
+    """Which replica a new session goes to, for life, so that its prefix cache serves all its rounds. kv-aware is Dynamo's cost:
+    overlap_weight x blocks to prefill + blocks in use."""
+    overlap_weight: Annotated[OverlapWeight, Only(balance="kv-aware")] = 1.0
+    """Weight of the blocks to prefill, those that the cache spares left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinuumConfig(Colocated):
+    balance: _Balance = "memory"
+    """Which replica a new session goes to, for life, so that its prefix cache serves all its rounds."""
     keep_s: Seconds = 10.0
     """Time-to-live of K/V between the rounds of a session; the paper gives none."""
 
 
 def vllm(hardware: Hardware, deployment: Deployment, config: VllmConfig | None = None) -> Cluster:
-    return _colocated("vllm", hardware, deployment, config or VllmConfig(), keep_s=None)
+    config = config or VllmConfig()
+    least_cost = partial(KvCost, overlap_weight=config.overlap_weight)
+    make_binder = _BINDERS.get(config.balance, least_cost)
+    return _colocated("vllm", hardware, deployment, config, make_binder, keep_s=None, keeps=config.prefix_cache)
 
 
 def continuum(hardware: Hardware, deployment: Deployment, config: ContinuumConfig | None = None) -> Cluster:
     """Sessions in flight first, and their K/V protected from eviction for ``keep_s`` after each round."""
     config = config or ContinuumConfig()
-    return _colocated("vllm-continuum", hardware, deployment, config, config.keep_s)
+    return _colocated("vllm-continuum", hardware, deployment, config, _BINDERS[config.balance], keep_s=config.keep_s)
 
 
-_BINDERS: Mapping[_Balance, type[Binder]] = {
-    "memory": LeastKvMemory,
-    "sessions": FewestSessions,
-    "round-robin": RoundRobin,
-}
+_BINDERS: Mapping[str, type[Binder]] = {"memory": LeastKvMemory, "sessions": FewestSessions, "round-robin": RoundRobin}
 
 
 def _colocated(
-    name: str, hardware: Hardware, deployment: Deployment, config: VllmConfig, keep_s: float | None
+    name: str,
+    hardware: Hardware,
+    deployment: Deployment,
+    config: Colocated,
+    make_binder: Callable[[], Binder],
+    *,
+    keep_s: float | None,
+    keeps: bool = True,
 ) -> Cluster:
     require(not deployment.prefill, f"deployment={deployment}: {name} is co-located, give no prefill workers")
     is_chunked = config.scheduling == "chunked"
@@ -84,9 +115,10 @@ def _colocated(
         hardware=hardware,
         deployment=deployment,
         policies=Policies(
-            make_binder=_BINDERS[config.balance],
+            make_binder=make_binder,
             make_local_queue=PrefillQueue if keep_s is None else InFlightFirst,
             local_batching=batching,
             keep_s=keep_s or 0.0,
+            keeps=keeps,
         ),
     )

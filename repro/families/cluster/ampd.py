@@ -13,6 +13,7 @@ from baselines.ar.vllm import ContinuumConfig, VllmConfig, continuum, vllm
 from engines.ampd.policies import RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.cluster.hardware import Deployment
+from engines.cluster.prefix import possible_reuse
 from engines.cluster.record import ClusterRun, rows_of
 from engines.cluster.sessions import OpenLoop
 from engines.cluster.simulation import Cluster, StopRule
@@ -152,6 +153,7 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
             "is_transient": settings.is_transient,
             **_estimates(settings, run),
             **run.facts,
+            **prefix_facts(settings, workload, run),
         }
         return self.record(
             tables_of(run),
@@ -174,6 +176,30 @@ def _estimates(settings: ClusterSettings, run: ClusterRun) -> dict[str, Any]:
     pairs = max((tokens * (history + 0.5 * (tokens + 1)) for history, tokens in tasks), default=0.0)
     context = max(map(sum, rows_of(run.sessions, "prefill_tokens", "decode_tokens")), default=0)
     return settings.charged.estimates(hardware.gpu, hardware.shape, seconds, pairs, context)
+
+
+def prefix_facts(settings: ClusterSettings, workload: SessionWorkload, run: ClusterRun) -> dict[str, Any]:
+    """What caches spared of the prompts of sessions that say which tokens they share; nothing of other sessions."""
+    if settings.unused_prefixes is not None:
+        return {"prefix_cache": {"is_used": False, "why": settings.unused_prefixes}}
+    if not settings.workload.with_prefixes:
+        return {}
+    size = settings.own.block_size
+    asked = computed = 0
+    for kind, history, tokens, own in rows_of(run.tasks, "kind", "history", "tokens", "computed_tokens"):
+        if kind != "recompute" and own is not None:
+            asked += history + tokens
+            computed += own
+    found = {
+        "is_used": True,
+        "block_size": size,
+        "prompt_tokens": asked,
+        "cached_tokens": asked - computed,
+        "reuse": (asked - computed) / asked if asked else None,
+        "possible_reuse": possible_reuse(workload.sessions, size),
+        "evicted_tokens": sum(each or 0 for each in run.workers["kv_evicted"]),
+    }
+    return {"prefix_cache": found}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,11 +302,19 @@ def build_dynamo(settings: ClusterSettings, deployment: Deployment) -> Cluster:
     ground = settings.ground
     cluster = dynamo(ground.hardware, deployment, ground.performance, settings.own)
     cluster.policies.make_router(0)
-    return cluster
+    return _sharing(settings, cluster)
 
 
 def build_vllm(settings: ClusterSettings, deployment: Deployment) -> Cluster:
-    return vllm(settings.ground.hardware, deployment, settings.own)
+    return _sharing(settings, vllm(settings.ground.hardware, deployment, settings.own))
+
+
+def _sharing(settings: ClusterSettings, cluster: Cluster) -> Cluster:
+    """With workers that share blocks, where the sessions say which: prefill workers then keep their own."""
+    if not settings.workload.with_prefixes:
+        return cluster
+    policies = replace(cluster.policies, block_size=settings.own.block_size, history="own-cache")
+    return replace(cluster, policies=policies)
 
 
 def build_continuum(settings: ClusterSettings, deployment: Deployment) -> Cluster:

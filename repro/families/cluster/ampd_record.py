@@ -252,15 +252,16 @@ def _rounds_are_whole(record: RunRecord) -> Iterator[str]:
 
 def _transfers_match(record: RunRecord) -> Iterator[str]:
     """A remote prefill sends back what it was asked for and the history it had to compute again: with a prefix cache of its own
-    what its home lacks of that, which has decoded the answers itself."""
+    what its home lacks of that, which has decoded the answers itself. Of shared blocks the home has whatever others left there."""
     transfers = rows_of(record.tables[TRANSFERS], "task_id", "content", "tokens")
     tasks = rows_of(record.tables[TASKS], "task_id", "is_local", "history", "tokens", "computed_tokens")
     sent = {task: tokens for task, content, tokens in transfers if content == "increment"}
-    owns = record.facts.get("options", {}).get("history_read") == "own-cache"
+    shares = record.facts.get("prefix_cache", {}).get("is_used", False)
+    owns = shares or record.facts.get("options", {}).get("history_read") == "own-cache"
     wrong = 0
     for task, is_local, history, asked, computed in tasks:
         if not is_local and computed is not None:
-            least, most = (asked, history + asked) if owns else (computed, computed)
+            least, most = (1 if shares else asked, history + asked) if owns else (computed, computed)
             wrong += not least <= sent.get(task, -1) <= most
     if wrong:
         yield f"{wrong} remote prefills sent back other K/V than they computed"

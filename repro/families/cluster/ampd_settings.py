@@ -13,7 +13,7 @@ from engines.cluster.record import ItlStat, Reading, Scope, TtftRule
 from engines.cost.kernels import check_kernels
 from engines.cost.roofline import Gpu, gpu
 from engines.errors import UserError, require
-from engines.knobs import Checked, Only, Range, Seconds, given_to
+from engines.knobs import SOMETHING, Checked, Count, Needs, Only, Range, Seconds, given_to, no_effect
 from engines.knobs import resolve as resolve_knobs
 from engines.models.shape import ModelShape, Precision, model_shape
 from engines.policies.own import Plugin
@@ -27,6 +27,7 @@ from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
 from repro.workloads.served import trace_asked, trace_of, workload_knobs
 from repro.workloads.sessions import (
+    SYSTEM_BLOCK,
     Lengths,
     SessionWorkload,
     SessionWorkloadConfig,
@@ -83,6 +84,10 @@ class ClusterKnobs(SessionKnobs, Checked):
     """What the lengths of a card count."""
     meets_totals: Annotated[bool, _OF_DATA_SET] | None = None
     """Scale sessions to the means of the trace's card: its own are by default, those of a file are not."""
+    system_prompts: Annotated[Count, _OF_DATA_SET] | None = None
+    """Sessions of a card begin with one of so many system prompts, which the sessions that draw the same one share; none by default."""
+    system_tokens: Annotated[int, Range(16, 10**6), Needs(system_prompts=SOMETHING)] = 1024
+    """Tokens of each system prompt, in front of the first prompt of a session."""
     planning_rate: Rate | None = None
     """Sessions/s that the planner, or deployment=search, expects; the cell's own rate by default."""
     slo_scope: Scope = DEFAULT_READING.scope
@@ -143,6 +148,8 @@ class ClusterSettings:
     is_transient: bool
     """Whether arrivals may outrun the workers."""
     workload: SessionWorkloadConfig
+    unused_prefixes: str | None
+    """Why the sessions' common prefixes are not used, where they have some."""
     planning_rate: float
     expected_rate: float | None
     """Sessions/s that a search is for, where it is not the run's own."""
@@ -194,7 +201,7 @@ def profiled_context(config: SessionWorkloadConfig) -> int:
     """Tokens at which decoding is profiled: halfway through a session of the mean length."""
     if config.meets_totals:
         lengths = load_session_card(config.trace).lengths
-        return round((lengths.prefill_tokens + lengths.decode_tokens) / 2)
+        return round((lengths.prefill_tokens + lengths.decode_tokens + config.system_tokens) / 2)
     sessions = sessions_of(config).sessions
     return max(1, round(sum(session.context_tokens for session in sessions) / len(sessions) / 2))
 
@@ -237,6 +244,8 @@ def resolve(
     workload = sessions_asked(
         cell, knobs, num_sessions=part.num_sessions, meets_totals=knobs.meets_totals, counted=knobs.counted
     )
+    settings = given_to(own(), asked)
+    workload, unused = _sharing(workload, knobs, settings, system, asked)
     reading = Reading(scope=knobs.slo_scope, ttft=knobs.ttft_rule, itl=knobs.itl_stat)
     slo = _objectives(shape.name, None if card is None else card.name, part, knobs)
     basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(where.gpu, shape)
@@ -247,16 +256,51 @@ def resolve(
         ground=Ground(
             hardware=hardware, num_gpus=num_gpus, slo=slo, reading=reading, workload=replace(workload, seed=OTHER_SEED)
         ),
-        own=given_to(own(), asked),
+        own=settings,
         policies=policies,
         deployment=knobs.deployment,
         is_transient=knobs.transient,
         workload=workload,
+        unused_prefixes=unused,
         planning_rate=knobs.planning_rate or cell.rate or replayed_rate(workload) or PLANNING_RATE,
         expected_rate=knobs.planning_rate,
         charged=charged,
         basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
     )
+
+
+def _sharing(
+    workload: SessionWorkloadConfig, knobs: ClusterKnobs, own: Any, system: str, asked: Mapping[str, Any]
+) -> tuple[SessionWorkloadConfig, str | None]:
+    """The workload as the system serves it: its sessions know which tokens they share if the system's workers keep shared blocks. Else
+    why they do not. Raises UserError for settings of such workers that have no effect."""
+    if knobs.system_prompts is not None:
+        workload = replace(workload, system_prompts=knobs.system_prompts, system_tokens=knobs.system_tokens)
+    size = own_block(workload)
+    keeps = getattr(own, "prefix_cache", None)
+    if size is None or not keeps:
+        if "block_size" in asked:
+            raise no_effect("block_size", own.block_size, "hash_ids", None, "or give system_prompts")
+        why = f"system={system!r} keeps K/V by session" if keeps is None else "prefix_cache=false"
+        return workload, None if size is None else why
+    require(
+        own.block_size % size == 0 or size % own.block_size == 0,
+        f"block_size={own.block_size} must divide {size}, the tokens of the sessions' own blocks, or be a multiple: use 16",
+    )
+    require(
+        asked.get("history_read") in (None, "own-cache"),
+        f"history_read={asked.get('history_read')!r} has no effect where prefill workers share what sessions have in common: leave it "
+        "out, or give prefix_cache=false",
+    )
+    return replace(workload, with_prefixes=True), None
+
+
+def own_block(workload: SessionWorkloadConfig) -> int | None:
+    """Tokens of the blocks that the sessions have names of; None where they have none."""
+    if workload.file is None:
+        return None if workload.system_prompts is None else SYSTEM_BLOCK
+    sessions = trace_of(workload.file, workload.seed).sessions
+    return next((each.prefix.block_tokens for each in sessions if each.prefix is not None), None)
 
 
 def replayed_rate(workload: SessionWorkloadConfig) -> float | None:

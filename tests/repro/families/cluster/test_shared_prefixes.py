@@ -1,0 +1,177 @@
+"""Requests that say which tokens they share: what workers spare of them, and what systems say that do not."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.cells import a_cell, ran
+from support.command import repro
+
+from engines.cluster.sessions import Prefix
+from engines.errors import UserError
+from repro.cli.trace import facts_of
+from repro.workloads.knobs import named_after
+from repro.workloads.rounds import RecordedRound, TracedSession, TraceFile
+from repro.workloads.table import read_trace
+
+NUM = 12
+SHARED = 1024 / 2048
+
+
+def written(path: Path, *, num_shared: int = 2, **more: object) -> str:
+    """Requests of four blocks of 512 tokens, the first ``num_shared`` of which all have, with time between them."""
+    rows = [
+        {
+            "timestamp": 20_000 * n,
+            "input_length": 2048,
+            "output_length": 20,
+            "hash_ids": [*range(num_shared), *range(10 + 4 * n, 14 + 4 * n - num_shared)],
+            **more,
+        }
+        for n in range(NUM)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def served(workload: str, system: str, *, seed: int = 0, **knobs):
+    deployment = "TP8x2" if system in ("vllm-sim", "continuum-sim") else "P:TP4x2 D:TP4x1"
+    given = {"deployment": deployment, "workload": workload, "arrivals": "trace", **knobs}
+    return ran(a_cell(system, named_after(workload), "h20x32", "roofline", seed=seed, **given))
+
+
+@pytest.mark.parametrize(
+    ("system", "knobs", "num_caches"),
+    [
+        ("vllm-sim", {"balance": "round-robin"}, 2),
+        ("vllm-sim", {"balance": "kv-aware"}, 1),
+        ("vllm-sim", {"deployment": "TP8x1", "block_size": 1024, "scheduling": "chunked"}, 1),
+        ("dynamo-sim", {"dispatch": "round-robin"}, 2),
+        ("dynamo-sim", {"dispatch": "kv-aware"}, 1),
+    ],
+)
+def test_what_a_worker_has_is_spared(system, knobs, num_caches, tmp_path):
+    _, record = served(written(tmp_path / "t.jsonl"), system, **knobs)
+    facts = record.facts["prefix_cache"]
+    assert facts["prompt_tokens"] == 2048 * NUM
+    assert facts["reuse"] == pytest.approx(SHARED * (NUM - num_caches) / NUM)
+    assert facts["possible_reuse"] == pytest.approx(SHARED * (NUM - 1) / NUM)
+    assert facts["evicted_tokens"] == 0
+    if system == "dynamo-sim":
+        # Its one decode worker gets what it does not have.
+        assert sum(record.tables["transfers"]["tokens"]) == 2048 + 1024 * (NUM - 1)
+    assert "hash_ids not used" not in record.manifest["dataset"]["description"]
+
+
+@pytest.mark.parametrize("system", ["ampd", "continuum-sim", "vllm-sim", "dynamo-sim"])
+def test_prompts_that_count_as_their_own_say_so(system, tmp_path):
+    knobs = {"prefix_cache": False} if system in ("vllm-sim", "dynamo-sim") else {}
+    shared = written(tmp_path / "t.jsonl")
+    _, record = served(shared, system, **knobs)
+    assert record.facts["prefix_cache"]["is_used"] is False
+    assert "hash_ids not used" in record.manifest["dataset"]["description"]
+    assert sum(record.tables["tasks"]["computed_tokens"]) == 2048 * NUM
+
+
+def test_prompts_without_common_blocks_are_served_as_without_names(tmp_path):
+    files = [written(tmp_path / "a.jsonl", num_shared=0), written(tmp_path / "b.jsonl", num_shared=0, hash_ids=None)]
+    both = [served(each, "vllm-sim", deployment="TP8x1")[1] for each in files]
+    assert both[0].facts["prefix_cache"]["reuse"] == 0
+    assert "prefix_cache" not in both[1].facts
+    assert both[0].requests == both[1].requests
+
+
+def test_system_prompts_are_shared_by_those_that_draw_them():
+    def run(system, **knobs):
+        deployment = "TP8x1" if system == "vllm-sim" else "P:TP4x1 D:TP4x1"
+        return ran(
+            a_cell(system, "dureader", "h20x32", "roofline", rate=0.2, num_prompts=12, deployment=deployment, **knobs)
+        )[1]
+
+    bare, one, many = run("vllm-sim"), *(run("vllm-sim", system_prompts=num, system_tokens=1600) for num in (1, 10**6))
+    assert sum(one.requests["prompt_len"]) == sum(bare.requests["prompt_len"]) + 12 * 1600
+    reuse = one.facts["prefix_cache"]
+    assert reuse["cached_tokens"] == many.facts["prefix_cache"]["cached_tokens"] + 11 * 1600
+    assert run("ampd", system_prompts=1).facts["prefix_cache"]["is_used"] is False
+
+
+def test_a_file_s_facts_are_its_own(tmp_path):
+    path = written(tmp_path / "t.jsonl")
+    found = json.loads(repro("trace", path, "--cache-blocks", "3", "--json").out)
+    assert (found["num_sessions"], found["times"]["span_s"], found["times"]["unit"]) == (NUM, 220.0, "ms")
+    assert (found["prompt_len"]["mean"], found["gen_length"]["max"]) == (2048, 20)
+    reuse = found["reuse"]
+    assert (reuse["block_tokens"], reuse["num_blocks"], reuse["num_distinct"]) == (512, 4 * NUM, 2 * NUM + 2)
+    assert reuse["endless"]["of_blocks"] == reuse["caches"][0]["of_blocks"] == pytest.approx(SHARED * (NUM - 1) / NUM)
+    assert "reuse, endless" in repro("trace", path).out
+
+
+@pytest.mark.skipif("REPRO_DATA_DIR" not in os.environ, reason="needs the published files in REPRO_DATA_DIR")
+def test_mooncake_s_conversations_repeat_a_third():
+    path = Path(os.environ["REPRO_DATA_DIR"]) / "mooncake" / "conversation_trace.jsonl.gz"
+    trace = read_trace(TraceFile(where=str(path)))
+    assert all(each.prefix.rounds[0][0] == 0 for each in trace.sessions)
+    reuse = facts_of(trace, (1000, 10_000, 50_000))["reuse"]
+    assert (reuse["num_blocks"], reuse["endless"]["of_tokens"]) == (288_500, pytest.approx(0.374, abs=5e-4))
+    shares = [reuse["endless"]["of_blocks"], *(each["of_blocks"] for each in reuse["caches"])]
+    assert shares == pytest.approx([0.366, 0.045, 0.211, 0.355], abs=1e-3)
+
+
+def test_an_answer_is_part_of_what_the_next_round_finds(tmp_path):
+    """Qwen-Bailian's second prompt holds the first and its answer: of 70 tokens 48 are whole blocks of 16 of these."""
+    turns = [
+        {
+            "chat_id": 1,
+            "parent_chat_id": -1,
+            "timestamp": 0.5,
+            "input_length": 40,
+            "output_length": 10,
+            "hash_ids": [7, 8, 9],
+        },
+        {
+            "chat_id": 2,
+            "parent_chat_id": 1,
+            "timestamp": 9.5,
+            "input_length": 70,
+            "output_length": 5,
+            "hash_ids": [7, 8, 3, 4, 5],
+        },
+    ]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in turns))
+    _, record = served(str(path), "vllm-sim", deployment="TP8x1")
+    assert record.tables["tasks"]["computed_tokens"] == [40, 70 - 48]
+    assert record.facts["prefix_cache"]["possible_reuse"] == 48 / 110
+
+
+class Asks:
+    """A workload of one's own, whose requests have blocks in common."""
+
+    size = 16
+
+    def sessions(self, seed: int) -> Iterator[TracedSession]:
+        for number in range(3):
+            prefix = Prefix(self.size, ((5, 5, number),))
+            yield TracedSession((RecordedRound(48, 9),), arrival_s=9.0 * number, prefix=prefix)
+
+
+def test_sessions_of_one_s_own_say_what_they_share(monkeypatch):
+    where = f"{__name__}:Asks"
+    _, record = served(where, "vllm-sim", deployment="TP8x1")
+    assert record.tables["tasks"]["computed_tokens"] == [48, 16, 16]
+    monkeypatch.setattr(Asks, "size", 32)
+    with pytest.raises(UserError, match=r"session 1: prefix=Prefix\(block_tokens=32"):
+        served(where, "vllm-sim", seed=7)
+
+
+def test_names_that_fit_no_blocks_are_left_out_and_counted(tmp_path):
+    assert read_trace(TraceFile(where=written(tmp_path / "t.jsonl", input_length=700))).remarks == (
+        f"hash_ids of {NUM} sessions left out: they are not those of blocks of 512 tokens",
+    )
+    with pytest.raises(UserError, match="hash_ids"):
+        read_trace(TraceFile(where=written(tmp_path / "u.jsonl", hash_ids="none")))
+    said = "arrival_ms=timestamp,prompt_len=input_length,gen_length=output_length,hash_ids=hash_ids"
+    trace = read_trace(TraceFile(where=written(tmp_path / "v.jsonl", input_length=1999), columns=said))
+    assert {each.prefix.block_tokens for each in trace.sessions} == {512}
