@@ -8,7 +8,6 @@ from pathlib import Path
 
 from engines.errors import UserError, require
 from repro.capacity.objectives import METRICS, Objective, parse_objectives, tightest
-from repro.capacity.platforms import BY_CARD
 from repro.capacity.sites import ClusterSite, InstanceSite, Site, refuse_set_here
 from repro.families.cluster.ampd import ArSystem
 from repro.families.cluster.laps import PrefillSystemEntry
@@ -37,7 +36,7 @@ class Sizes:
         require(
             self.most <= site.most_gpus,
             f"gpus={self.text!r} is more than the {site.most_gpus} of platform={site.cell.platform!r}: give fewer, or a "
-            f"card of {', '.join(BY_CARD)}",
+            "card by its name",
         )
         found = tuple(gpus for gpus in range(self.least, self.most + 1) if site.fits(gpus))
         require(
@@ -115,8 +114,7 @@ class Question:
     def _site(self, name: str, where: str, objectives: tuple[Objective, ...]) -> Site:
         system = SYSTEMS.get(name)
         is_cluster = isinstance(system, ArSystem)
-        told = BY_CARD.get(where, where) if is_cluster else where
-        on = platform(told)
+        on = platform(where)
         if is_cluster:
             on.part(ArPart)
         else:
