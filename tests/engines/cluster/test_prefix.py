@@ -2,10 +2,12 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.clusters import FIRST_PREFILL, links, serve, simulation
+from support.clusters import links, serve, simulation
 
 from engines.cluster.prefix import PrefixCache, possible_reuse, prompt_of, reuse_of
 from engines.cluster.sessions import Prefix, PrefixNames, Round, Session
+from engines.policies.batching import ONE_BY_ONE, Chunked, PrefillFirst
+from engines.policies.routing import KvCost
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=30)
 
@@ -85,21 +87,40 @@ def sharing(draw: st.DrawFn) -> list[Session]:
     return sessions
 
 
-@settings(max_examples=100)
-@given(sharing(), st.integers(0, 60), st.integers(0, 2), st.sampled_from((4, 8)))
-def test_with_little_memory_nothing_is_lost(sessions, spare, prefills, size):
+BATCHINGS = (Chunked(max_num_batched_tokens=9, max_num_seqs=3), PrefillFirst(max_num_batched_tokens=30), ONE_BY_ONE)
+
+
+@settings(max_examples=150)
+@given(
+    sharing(),
+    st.integers(0, 60),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.sampled_from((4, 8, 16)),
+    st.sampled_from(BATCHINGS),
+)
+def test_with_little_memory_nothing_is_lost(sessions, spare, homes, prefills, size, batching):
     capacity = max(each.context_tokens for each in sessions) + 1 + spare
-    parts = {"prefills": prefills, "own_cache": capacity, "kv_links": links(1e-5), "router": FIRST_PREFILL}
-    built = simulation(kv_capacity=capacity, block_size=size, **(parts if prefills else {}))
+    parts = {"own_cache": capacity, "kv_links": links(1e-5), "prefill_batching": batching, "router": KvCost()}
+    built = simulation(
+        homes=homes,
+        prefills=prefills,
+        kv_capacity=capacity,
+        block_size=size,
+        batching=batching,
+        binder=KvCost(),
+        **(parts if prefills else {}),
+    )
     run = serve(built, *sessions)
     assert run.sessions["status"] == ["ok"] * len(sessions)
     for worker in (*built._homes, *built._prefills):
-        assert worker.kv.held == worker.kv.cache.num_used == 0
+        assert worker.kv.held == worker.kv.cache.num_used == worker.queue.backlog_tokens == 0
         assert worker.kv.idle == worker.kv.cache.num_idle * size
         assert worker.kv.peak <= capacity
         assert worker.kv.evicted >= 0
     assert all(home.kv_tokens == 0 for home in built._homes)
     assert sum(run.workers["prefilled_tokens"]) == sum(run.tasks["computed_tokens"])
+    assert not built._prompts
 
 
 @settings(max_examples=60)
