@@ -267,10 +267,26 @@ def served(
         f"workload={source.where!r} has {has:,}, more than the {MOST_SERVED:,} that a run may have: give num_prompts",
     )
     found = taken(trace, arrivals, seed, num=has if num is None else num, in_rounds=in_rounds, keep=keep)
-    if with_prefixes or all(each.prefix is None for each in found.sessions):
+    if all(each.prefix is None for each in found.sessions):
         return found
+    if with_prefixes:
+        return replace(found, sessions=_told_apart(found.sessions, len(trace.sessions)))
     bare = tuple(each._replace(prefix=None) for each in found.sessions)
     return replace(found, sessions=bare, description=f"{found.description}; {PREFIXES_UNUSED}")
+
+
+def _told_apart(sessions: Sequence[TracedSession], num: int) -> tuple[TracedSession, ...]:
+    """Gives those that come again, after each ``num``, names of their own: a repeat is no prompt that a cache has seen."""
+    prefixes = [each.prefix for each in sessions if each.prefix is not None]
+    beyond = 1 + max((max(own, default=0) for prefix in prefixes for own in prefix.rounds), default=0)
+    found = list(sessions[:num])
+    for place, session in enumerate(sessions[num:], start=num):
+        if (prefix := session.prefix) is not None:
+            shift = beyond * (place // num)
+            rounds = tuple(tuple(name + shift for name in own) for own in prefix.rounds)
+            session = session._replace(prefix=prefix._replace(rounds=rounds))
+        found.append(session)
+    return tuple(found)
 
 
 def taken(

@@ -36,10 +36,10 @@ def written(path: Path, *, num_shared: int = 2, **more: object) -> str:
     return str(path)
 
 
-def served(workload: str, system: str, *, seed: int = 0, **knobs):
+def served(workload: str, system: str, *, seed: int = 0, rate: float | None = None, **knobs):
     deployment = "TP8x2" if system in ("vllm-sim", "continuum-sim") else "P:TP4x2 D:TP4x1"
     given = {"deployment": deployment, "workload": workload, "arrivals": "trace", **knobs}
-    return ran(a_cell(system, named_after(workload), "h20x32", "roofline", seed=seed, **given))
+    return ran(a_cell(system, named_after(workload), "h20x32", "roofline", rate=rate, seed=seed, **given))
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,13 @@ def test_sessions_of_one_s_own_say_what_they_share(monkeypatch):
     monkeypatch.setattr(Asks, "size", 32)
     with pytest.raises(UserError, match=r"session 1: prefix=Prefix\(block_tokens=32"):
         served(where, "vllm-sim", seed=7)
+
+
+def test_rows_that_come_again_share_nothing_with_the_first(tmp_path):
+    """Of 30 requests of a file of 12 the first of every 12 find nothing."""
+    shared = written(tmp_path / "t.jsonl")
+    _, record = served(shared, "vllm-sim", deployment="TP8x1", arrivals="constant", rate=0.05, num_prompts=30)
+    assert record.tables["tasks"]["computed_tokens"].count(2048) == 3
 
 
 def test_names_that_fit_no_blocks_are_left_out_and_counted(tmp_path):
