@@ -29,6 +29,7 @@ from repro.workloads.served import trace_asked, trace_of, workload_knobs
 from repro.workloads.sessions import (
     SYSTEM_BLOCK,
     Lengths,
+    SessionCard,
     SessionWorkload,
     SessionWorkloadConfig,
     Source,
@@ -237,10 +238,7 @@ def resolve(
     shape = in_precision(shape, knobs.precision, charged.framework)
     hardware = hardware_of(shape, where.gpu, knobs.constants or part.constants, charged.framework)
     check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
-    usual_gpus = (where.usual_gpus or part.num_gpus) if card is None else min(card.num_gpus, part.num_gpus)
-    num_gpus = usual_gpus if knobs.num_gpus is None else knobs.num_gpus
-    most = most_gpus or part.num_gpus
-    require(1 <= num_gpus <= most, f"num_gpus={num_gpus} must be between 1 and {most} on platform={where.name!r}")
+    num_gpus = _num_gpus(knobs.num_gpus, where, card, most_gpus)
     workload = sessions_asked(
         cell, knobs, num_sessions=part.num_sessions, meets_totals=knobs.meets_totals, counted=knobs.counted
     )
@@ -267,6 +265,15 @@ def resolve(
         charged=charged,
         basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
     )
+
+
+def _num_gpus(asked: int | None, where: Platform, card: SessionCard | None, most: int | None) -> int:
+    """As many as are asked for, else those of the trace; of a user's own sessions what the platform's runs take."""
+    every = where.part(ArPart).num_gpus
+    usual = (where.usual_gpus or every) if card is None else min(card.num_gpus, every)
+    found, most = usual if asked is None else asked, most or every
+    require(1 <= found <= most, f"num_gpus={found} must be between 1 and {most} on platform={where.name!r}")
+    return found
 
 
 def _sharing(
