@@ -181,7 +181,9 @@ def _estimates(settings: ClusterSettings, run: ClusterRun) -> dict[str, Any]:
 def prefix_facts(settings: ClusterSettings, workload: SessionWorkload, run: ClusterRun) -> dict[str, Any]:
     """What caches spared of the prompts of sessions that say which tokens they share; nothing of other sessions."""
     if settings.unused_prefixes is not None:
-        return {"prefix_cache": {"is_used": False, "why": settings.unused_prefixes}}
+        said = [f"prompts that begin alike are computed anew: {settings.unused_prefixes}"]
+        warnings = {} if hasattr(settings.own, "prefix_cache") else {"warnings": said}
+        return {"prefix_cache": {"is_used": False, "why": settings.unused_prefixes}, **warnings}
     if not settings.workload.with_prefixes:
         return {}
     size = settings.own.block_size

@@ -71,6 +71,8 @@ def test_prompts_that_count_as_their_own_say_so(system, tmp_path):
     shared = written(tmp_path / "t.jsonl")
     _, record = served(shared, system, **knobs)
     assert record.facts["prefix_cache"]["is_used"] is False
+    # Who switched it off knows.
+    assert bool(record.facts.get("warnings")) == (not knobs)
     assert "hash_ids not used" in record.manifest["dataset"]["description"]
     assert sum(record.tables["tasks"]["computed_tokens"]) == 2048 * NUM
 
