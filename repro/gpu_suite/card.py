@@ -35,20 +35,21 @@ def platform_on(card: FoundGpu | None, asked: str | None) -> str:
     """The platform that is measured: that of the card, which ``asked`` has to be where it is given. Refuses a card that no
     platform stands for, and another platform than the card's."""
     known = None if card is None else gpu_of_device(card.name)
+    able = [each.name for each in GPUS if each.name in PLATFORMS and platform(each.name).default_system == "dllm-serve"]
     if asked is None:
         if card is None:
             raise UserError("platform is not given and this machine has no NVIDIA card that tells it: give --platform")
-        if known is None or known.name not in PLATFORMS:
-            cards = ", ".join(each.name for each in GPUS if each.name in PLATFORMS)
+        if known is None or known.name not in able:
             raise UserError(
-                f"this machine's card {card.name!r} is none that a platform stands for ({cards}): give --platform module:NAME"
+                f"this machine's card {card.name!r} is none that a platform stands for ({', '.join(able)}): give --platform "
+                "module:NAME"
             )
         return known.name
     where = platform(asked)
     if card is None or where.gpu is None or (known is None and where.name not in PLATFORMS):
         return asked
     if known is None or known.name != str(where.gpu):
-        fix = "module:NAME of your own" if known is None or known.name not in PLATFORMS else known.name
+        fix = "module:NAME of your own" if known is None or known.name not in able else known.name
         raise UserError(
             f"platform={asked!r} is a {where.title}, and this machine has {card.name!r}: give --platform {fix}"
         )
