@@ -7,7 +7,7 @@ from paper_figures.common.figure import cell_by_cell
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import Look, system_look
 from paper_figures.dllm_serve.answers import title_of
-from repro.families.dllm.knobs import READINGS
+from repro.families.dllm.settings import READINGS
 from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View

@@ -22,7 +22,7 @@ from paper_figures.dllm_serve.comparison import (
     look_of,
     reading_sentence,
 )
-from repro.families.dllm.knobs import READINGS
+from repro.families.dllm.settings import READINGS
 from repro.families.platforms import DllmPart, Platform
 from repro.reports.figures import View
 from repro.reports.paper import load_figures, load_table

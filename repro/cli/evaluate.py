@@ -18,7 +18,7 @@ from repro.cli.output import counted, number, print_json, print_table, say
 from repro.cli.plots import check_plot, save_accuracy_plot
 from repro.cli.run_table import provenance_of
 from repro.cli.sweep import readable, run_sweep, say_what_ran, say_what_runs, sweep_of
-from repro.families.dllm.knobs import BaselineKnobs, Device, ModelKnobs, WorkloadKnobs
+from repro.families.dllm.settings import BaselineKnobs, Device, ModelKnobs, WorkloadKnobs
 from repro.runs.system import Deployment
 from repro.tasks.registry import task_entry
 from repro.workbench.grid import Grid

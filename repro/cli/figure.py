@@ -157,7 +157,7 @@ def check_baselines(
     name: str, options: FigureOptions, drawing: Figure, views: Sequence[View], cells: Sequence[Cell]
 ) -> None:
     """Refuse readings where no run of a figure is of a baseline that has any, or each has its own."""
-    from repro.families.dllm.knobs import READINGS
+    from repro.families.dllm.settings import READINGS
 
     if not options.reading:
         return

@@ -19,7 +19,7 @@ from engines.models.checkpoint import is_base
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, answer_knobs
 from repro.cli.output import print_json, say
-from repro.families.dllm.knobs import Device
+from repro.families.dllm.settings import Device
 
 if TYPE_CHECKING:
     from repro.prompt import TextAnswer

@@ -370,7 +370,7 @@ def answer_knobs() -> dict[str, Sequence[type | Some]]:
 
 
 def model_knobs() -> dict[str, Sequence[type | Some]]:
-    from repro.families.dllm.knobs import Device, ModelKnobs
+    from repro.families.dllm.settings import Device, ModelKnobs
 
     what = Some(ModelKnobs, ("model",)), Some(Device, ("weights",))
     return {WHAT: what, ENGINE: (Some(ModelKnobs, ("memory_limit",)), Device)}
@@ -380,7 +380,7 @@ def engine_knobs(*more: type) -> dict[str, Sequence[type | Some]]:
     """All of a cell; ``more`` are of its engine too."""
     from engines.dllm.config import EngineConfig
     from repro.families.cost import CostKnobs
-    from repro.families.dllm.knobs import BaselineKnobs, ReplayKnobs, WorkloadKnobs
+    from repro.families.dllm.settings import BaselineKnobs, ReplayKnobs, WorkloadKnobs
 
     decoding, model = decoding_knobs(), model_knobs()
     return {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repro.cli.output import number, percent, print_table
-from repro.families.dllm.knobs import BaselineKnobs
+from repro.families.dllm.settings import BaselineKnobs
 from repro.runs.cell import BASIS
 from repro.runs.system import SYSTEMS
 

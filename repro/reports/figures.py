@@ -15,8 +15,7 @@ from engines.data import load_module, load_named
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, given_to, knobs_of
 from repro.families.cost import CostKnobs
-from repro.families.dllm import knobs as dllm_knobs
-from repro.families.dllm.knobs import ReadingName
+from repro.families.dllm.settings import SIMULATED_READING, BaselineKnobs, ReadingName
 from repro.families.platforms import PLATFORMS, DllmPart, Platform
 from repro.paths import PAPER as CLAIMS
 from repro.paths import REPO
@@ -145,7 +144,7 @@ class View(Checked):
 
 def default_reading(platform: Platform) -> ReadingName:
     is_simulated = platform.executor == "roofline"
-    return dllm_knobs.SIMULATED_READING if is_simulated else dllm_knobs.BaselineKnobs.reading
+    return SIMULATED_READING if is_simulated else BaselineKnobs.reading
 
 
 MEASURED_RUNS = 3

@@ -6,7 +6,7 @@ from support.stored_runs import read_csv, runs_of
 
 from paper_figures.dllm_serve import readings
 from paper_figures.dllm_serve.readings import DATASETS, ENGINES, SETTINGS
-from repro.families.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, READINGS
+from repro.families.dllm.settings import BATCH_RULES, DEFAULT_BATCH_RULE, READINGS
 from repro.reports.figures import View, figure
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare

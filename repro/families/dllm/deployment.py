@@ -41,10 +41,9 @@ from engines.dllm.simulated import RecordingExecutor, Replayed, ReplayedRule, Re
 from engines.errors import UserError, require
 from engines.knobs import given_to
 from repro.families.cost import DENOISING, describe_calibration, fit_of, load_calibration
-from repro.families.dllm.knobs import BATCH_RULES, DEFAULT_BATCH_RULE, Batching
 from repro.families.dllm.record import drive_engine, step_requests
 from repro.families.dllm.requests import grade_run
-from repro.families.dllm.settings import REPLAY, DllmSettings
+from repro.families.dllm.settings import BATCH_RULES, DEFAULT_BATCH_RULE, REPLAY, Batching, DllmSettings
 from repro.runs.record import Obtained, OnProgress, RunRecord
 from repro.runs.step_driver import VirtualClock, WallClock
 from repro.tasks.registry import TASKS
@@ -97,7 +96,7 @@ class DllmDeployment:
 
     @property
     def device(self) -> str:
-        return self.settings.on.device
+        return self.settings.device
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -206,8 +205,7 @@ class DllmDeployment:
             if self.task is not None:
                 record = grade_run(record, self.task, _outputs(engine, record), settings.model)
         if not settings.is_simulated:
-            on = settings.on
-            record = record.with_manifest(device=on.device, dtype=on.dtype, weights=on.weights)
+            record = record.with_manifest(device=settings.device, dtype=settings.dtype, weights=settings.weights)
         ran = step_requests.compute(record)
         # Requests that a step ran: of a static batch how large it was.
         batches = {"mean": ran["mean"], "largest": int(ran["max"])} if ran["n"] else None

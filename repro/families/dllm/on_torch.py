@@ -42,13 +42,13 @@ ModelKey = tuple[str, str, str, str, str]
 @contextmanager
 def serving(deployment: DllmDeployment) -> Iterator[tuple[Engine, DllmDeployment]]:
     settings = deployment.settings
-    if settings.on.tensor_parallel == 1:
+    if settings.tensor_parallel == 1:
         executor, measured = assemble(deployment)
         with closing(Engine(measured.scheduler(), executor)) as engine:
             yield engine, measured
         return
     others = replace(deployment, task=None)
-    with local_ranks(settings.on.tensor_parallel, settings.on.device, _follow, others) as group:
+    with local_ranks(settings.tensor_parallel, settings.device, _follow, others) as group:
         executor, measured = assemble(deployment, group)
         leader = LeadingExecutor(executor, group)
         with closing(Engine(measured.scheduler(), leader)) as engine:
@@ -65,14 +65,14 @@ def _follow(group: TensorParallel, deployment: DllmDeployment) -> None:
 
 def check_machine(settings: DllmSettings) -> None:
     """Refuse what a measured run needs and this machine has not, before the first run."""
-    on, name = settings.on, settings.engine.attention_backend
-    check_device(on.device)
-    dtype = parse_dtype(on.dtype)
-    check_weights(on.weights)
+    name = settings.engine.attention_backend
+    check_device(settings.device)
+    dtype = parse_dtype(settings.dtype)
+    check_weights(settings.weights)
     # A size above the machine's own, or the card's: a model is not loaded for it.
     total = machine_memory_bytes()
-    if on.device.startswith("cuda"):
-        check_memory(torch.device(on.device), settings.memory_limit)
+    if settings.device.startswith("cuda"):
+        check_memory(torch.device(settings.device), settings.memory_limit)
     elif total is not None and settings.memory_limit > total:
         raise UserError(
             f"memory_limit={settings.memory_limit} is more than this machine's {total} bytes: give at most "
@@ -80,8 +80,8 @@ def check_machine(settings: DllmSettings) -> None:
         )
     if name != "auto":
         shape = config_of(settings.model)
-        device = torch.device(rank_device(on.device, 0, on.tensor_parallel))
-        heads = shape.n_heads // on.tensor_parallel, shape.n_kv_heads // on.tensor_parallel
+        device = torch.device(rank_device(settings.device, 0, settings.tensor_parallel))
+        heads = shape.n_heads // settings.tensor_parallel, shape.n_kv_heads // settings.tensor_parallel
         attention_backend(name, device, dtype, shape.head_dim, *heads)
 
 
@@ -93,7 +93,7 @@ def assemble(deployment: DllmDeployment, group: TensorParallel | None = None) ->
     if group is None:
         model = load(*model_key(settings))
     else:
-        dtype, weights = parse_dtype(settings.on.dtype), settings.on.weights
+        dtype, weights = parse_dtype(settings.dtype), settings.weights
         model = load_shard(settings.model, group, dtype=dtype, weights=weights)  # type: ignore[arg-type]
     if deployment.batching.kind == "packed":
         deployment = _with_measured_pool(deployment, model, group)
@@ -122,7 +122,7 @@ def _executor(deployment: DllmDeployment, model: DiffusionModel, stops: Collecti
             deployment.kv_rows,
             stop_ids=stops,
             block_length=settings.generation.block_length,
-            profile_every=settings.on.profile_every or 0,
+            profile_every=settings.profile_every or 0,
         )
     assert deployment.batch_size is not None
     return deployment.published.static_torch(
@@ -132,7 +132,7 @@ def _executor(deployment: DllmDeployment, model: DiffusionModel, stops: Collecti
         deployment.kv_rows,
         batch_size=deployment.batch_size,
         stop_ids=stops,
-        profile_every=settings.on.profile_every or 0,
+        profile_every=settings.profile_every or 0,
     )
 
 
@@ -140,8 +140,7 @@ def _executor(deployment: DllmDeployment, model: DiffusionModel, stops: Collecti
 
 
 def model_key(settings: DllmSettings) -> ModelKey:
-    on = settings.on
-    return settings.model, on.dtype, on.device, on.weights, settings.checkpoint_digest
+    return settings.model, settings.dtype, settings.device, settings.weights, settings.checkpoint_digest
 
 
 @lru_cache(maxsize=2)
@@ -159,15 +158,15 @@ def release(device: str) -> None:
 
 def stop_ids(settings: DllmSettings) -> frozenset[int] | None:
     """The checkpoint's, where generation may end at one; random weights have the shape's own."""
-    if not settings.generation.stop_at_eos or settings.on.weights == "random":
+    if not settings.generation.stop_at_eos or settings.weights == "random":
         return None
     return stop_token_ids(checkpoint_dir(settings.model), config_of(settings.model))
 
 
 def _limit_memory(settings: DllmSettings, memory_bytes: int | None) -> int | None:
     """The first thing a run asks of its device: one that is not there is refused here."""
-    check_device(settings.on.device)
-    return limit_memory(torch.device(settings.on.device), memory_bytes)
+    check_device(settings.device)
+    return limit_memory(torch.device(settings.device), memory_bytes)
 
 
 # -- what bounds its steps ----------------------------------------------------------------------------------
@@ -179,9 +178,9 @@ def _bound(settings: DllmSettings) -> Roofline | None:
     model."""
     if settings.generation.cfg_scale > 0:
         return None
-    card = datasheet_gpu(torch.device(settings.on.device))
-    if card is None and settings.on.profile_every:
-        card = _card_by_measuring(settings.on.device, settings.on.dtype)
+    card = datasheet_gpu(torch.device(settings.device))
+    if card is None and settings.profile_every:
+        card = _card_by_measuring(settings.device, settings.dtype)
     return None if card is None else Roofline(settings.shape, card)
 
 
@@ -206,7 +205,7 @@ def _with_measured_pool(
         peak = max(peaks, key=lambda peak: (peak.activation_bytes, peak.logits_bytes))
     # What logits take beyond the plan's own count must not come out of the guard band.
     beyond = max(0, peak.logits_bytes - deployment.facts["logits_bytes"])
-    if config.cuda_graphs and settings.on.device.startswith("cuda"):
+    if config.cuda_graphs and settings.device.startswith("cuda"):
         # What captured graphs keep: the activations of the largest, whose memory the others share, and everyone's output.
         rows = min(MAX_ROWS + sum(ROWS) // 2, config.max_num_batched_tokens)
         graphs = peak.activation_bytes * rows // config.max_num_batched_tokens

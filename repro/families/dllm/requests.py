@@ -72,7 +72,7 @@ def _encoding(settings: DllmSettings) -> Callable[[str], list[int]] | None:
     if settings.is_simulated:
         return None
     # Random full-size weights come without a tokenizer; the embedded one's ids are valid for any vocabulary.
-    return _encode("tiny" if settings.on.weights == "random" else settings.model)
+    return _encode("tiny" if settings.weights == "random" else settings.model)
 
 
 def traced_requests(
@@ -119,7 +119,7 @@ def task_of(cell: Cell, settings: DllmSettings) -> Task | None:
     asked, lacks = settings.asked, None
     if cell.executor == "roofline":
         lacks = "a simulated executor"
-    elif settings.on.weights == "random":
+    elif settings.weights == "random":
         lacks = "random weights"
     options = TaskOptions(
         num_problems=asked.num_prompts,

@@ -19,10 +19,9 @@ from engines.knobs import resolve as resolve_knobs
 from engines.models.checkpoint import PUBLISHED_CONFIGS, config_of
 from engines.models.config import check_division
 from repro.families.dllm.deployment import ON_TORCH, DllmDeployment, plan_packed, plan_static
-from repro.families.dllm.knobs import PACKED_STEPS, READINGS, SIMULATED_READING, BaselineKnobs
 from repro.families.dllm.record import DLLM
 from repro.families.dllm.requests import requests_of, room_for_prompt, task_of, task_workload, traced_requests
-from repro.families.dllm.settings import REPLAY, DllmSettings
+from repro.families.dllm.settings import PACKED_STEPS, READINGS, REPLAY, SIMULATED_READING, BaselineKnobs, DllmSettings
 from repro.families.platforms import DllmPart, platform
 from repro.runs.cell import NOTES, Cell, Scalar
 from repro.runs.family import Family
@@ -70,8 +69,7 @@ class DllmSystem:
         """Every refusal a user can cause is raised here; nothing heavy is loaded."""
         asked = resolve(cell, self.method)
         settings = self._of_method(asked, cell)
-        follows = settings.followed
-        recorded = None if follows.replay is None else import_module(REPLAY).recorded(follows.replay)
+        recorded = None if settings.replay is None else import_module(REPLAY).recorded(settings.replay)
         task = None if recorded is not None else task_of(cell, settings)
         file = trace_asked(cell.dataset, settings.asked, cell.asked)
         if file is not None:
@@ -79,7 +77,7 @@ class DllmSystem:
                 recorded is None, "replay follows the requests of its run, or those of a data set: leave workload out"
             )
             return self._prepared_trace(cell, asked, settings, file)
-        if recorded is not None and not follows.replay_drawn:
+        if recorded is not None and not settings.replay_drawn:
             workload = recorded.workload(cell, settings.generation)
         elif task is None:
             workload = requests_of(cell, settings)
@@ -89,7 +87,7 @@ class DllmSystem:
         least = settings.generation.gen_length + MIN_PROMPT_LEN
         deployment = self.deployment(settings, [max(least, request.total_len) for request in workload.requests])
         if recorded is not None:
-            replayed = recorded.replayed(workload.requests, cell.seed, is_drawn=follows.replay_drawn)
+            replayed = recorded.replayed(workload.requests, cell.seed, is_drawn=settings.replay_drawn)
             deployment = deployment.following(replayed)
         return replace(deployment, task=task), workload
 
@@ -109,7 +107,7 @@ class DllmSystem:
 
     def check_device(self, cell: Cell) -> None:
         settings = self.settings(cell)
-        if not settings.is_simulated and settings.on.device != "cpu":
+        if not settings.is_simulated and settings.device != "cpu":
             import_module(ON_TORCH).check_machine(settings)
 
     def settings(self, cell: Cell) -> DllmSettings:
@@ -117,7 +115,7 @@ class DllmSystem:
         return self._of_method(resolve(cell, self.method), cell)
 
     def _of_method(self, settings: DllmSettings, cell: Cell) -> DllmSettings:
-        if (replay := settings.followed.replay) is not None:
+        if (replay := settings.replay) is not None:
             settings = self._as_in(settings, cell, import_module(REPLAY).recorded(replay).cell)
         return replace(settings, generation=self._generation(settings, settings.generation))
 
@@ -125,7 +123,7 @@ class DllmSystem:
         family = config_of(settings.model).family
         sampler = self.method.sampler(family, settings.options)
         generation = self.method.generation(family, settings.options, asked, tie_policy=settings.engine.tie_policy)
-        if settings.is_simulated and settings.followed.replay is None:
+        if settings.is_simulated and settings.replay is None:
             require(
                 not ("alg" in settings.options and generation.is_parallel) and sampler.decode.quota != "origin",
                 f"alg={settings.options.get('alg', 'origin')!r} cannot be simulated, how many tokens a step commits is not "
@@ -138,12 +136,12 @@ class DllmSystem:
         """With what the requests of a run were asked, besides what the cell asks itself: it decides how their steps went."""
         require(
             run.system == cell.system,
-            f"system={cell.system!r} is not that of replay={settings.followed.replay!r}: use --system {run.system}",
+            f"system={cell.system!r} is not that of replay={settings.replay!r}: use --system {run.system}",
         )
         there, lengths = self.settings(run), ("gen_length", "block_length", "steps")
         require(
             not there.generation.cfg_scale,
-            f"replay={settings.followed.replay!r} ran with guidance, whose second forward has no cost here: replay a run without",
+            f"replay={settings.replay!r} ran with guidance, whose second forward has no cost here: replay a run without",
         )
         own = {name: getattr(settings.generation, name) for name in lengths if name in cell.knob_values}
         return replace(
@@ -161,7 +159,7 @@ class DllmSystem:
         check_rule(sampler.rule, settings.generation.steps)
         if settings.is_simulated:
             check_simulated("method", self.method, keeps_state=True)
-            if settings.followed.replay is None:
+            if settings.replay is None:
                 check_simulated("refresh rule", sampler.rule)
             if batching.kind == "packed":
                 check_simulated("scheduler", scheduler_of(settings.engine.scheduler), keeps_state=True)
@@ -252,11 +250,11 @@ def _usual(cell: Cell, part: DllmPart) -> dict[str, Any]:
 
 
 def _check_measured(settings: DllmSettings, given: Mapping[str, Any]) -> None:
-    check_division(config_of(settings.model), settings.on.tensor_parallel)
+    check_division(config_of(settings.model), settings.tensor_parallel)
     backend = given.get("attention_backend")
-    if backend in ("flash-attn", "torch-varlen") and settings.on.device == "cpu":
+    if backend in ("flash-attn", "torch-varlen") and settings.device == "cpu":
         raise UserError(f"attention_backend={backend!r} runs on CUDA devices: add --device cuda, or leave it out")
-    if settings.model in PUBLISHED_CONFIGS and settings.on.weights != "random":
+    if settings.model in PUBLISHED_CONFIGS and settings.weights != "random":
         raise UserError(
             f"model={settings.model!r} is a shape without weights: add --weights random, or give a checkpoint with --model"
         )

@@ -194,7 +194,7 @@ def bound_of(monkeypatch: pytest.MonkeyPatch, device_name: str | None, **knobs: 
     assert isinstance(deployment, DllmDeployment)
     settings = deployment.settings
     if device_name is not None:
-        settings = replace(settings, on=replace(settings.on, device="cuda"))
+        settings = replace(settings, device="cuda")
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: device_name)
     return on_torch._bound(settings)
 

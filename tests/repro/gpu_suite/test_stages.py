@@ -133,7 +133,7 @@ def test_everything_can_be_prepared_without_a_card(h200):
         assert job.experiment.cell.executor == "torch"
         deployment = job.experiment.deployment
         if isinstance(deployment, DllmDeployment):
-            on = deployment.settings.on
+            on = deployment.settings
             assert (on.device, on.dtype, on.weights) == ("cuda", "bfloat16", "random")
 
 

@@ -21,7 +21,7 @@ from engines.cluster.record import ItlStat, Scope, TtftRule
 from engines.cluster.simulation import HistoryRead
 from engines.laps.batching import Joins, LongDispatch
 from repro.families.cluster.ampd_settings import DEFAULT_READING
-from repro.families.dllm.knobs import BATCH_RULES, ReadingName
+from repro.families.dllm.settings import BATCH_RULES, ReadingName
 from repro.reports.claims import Finding, Flip, judge_all
 from repro.reports.claims_file import flips_csv, flips_path, read_flips
 from repro.reports.evidence import FigureSource, sources

@@ -37,7 +37,7 @@ def test_graphs_are_released_before_the_group_is_left(monkeypatch, fails):
     monkeypatch.setattr(on_torch, "local_ranks", local_ranks)
     monkeypatch.setattr(on_torch, "replace", lambda deployment, **_: deployment)
     monkeypatch.setattr(on_torch, "assemble", lambda *_: (Closing(events), measured))
-    deployment: Any = SimpleNamespace(settings=SimpleNamespace(on=SimpleNamespace(tensor_parallel=2, device="cpu")))
+    deployment: Any = SimpleNamespace(settings=SimpleNamespace(tensor_parallel=2, device="cpu"))
     if fails:
         with pytest.raises(ZeroDivisionError), on_torch.serving(deployment):
             raise ZeroDivisionError

@@ -26,9 +26,8 @@ from engines.models.loader import load_model
 from engines.models.shape import LLADA_8B
 from repro.families.dllm import on_torch
 from repro.families.dllm.deployment import DllmDeployment
-from repro.families.dllm.knobs import BATCH_RULES, READINGS, BaselineKnobs
 from repro.families.dllm.record import DLLM
-from repro.families.dllm.settings import DllmSettings
+from repro.families.dllm.settings import BATCH_RULES, READINGS, BaselineKnobs, DllmSettings
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare

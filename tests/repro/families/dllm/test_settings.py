@@ -25,14 +25,14 @@ def resolved(asked: Cell) -> DllmSettings:
 @pytest.mark.parametrize("where", [H200, L40S, RTX4090], ids=lambda where: where.name)
 def test_a_card_is_measured_on_cuda_in_16_bits(where):
     settings = resolved(cell(where.name, weights="random"))
-    assert (settings.on.device, settings.on.dtype, settings.on.weights) == ("cuda", "bfloat16", "random")
+    assert (settings.device, settings.dtype, settings.weights) == ("cuda", "bfloat16", "random")
     asked = resolved(cell(where.name, weights="random", device="cpu", dtype="float32"))
-    assert (asked.on.device, asked.on.dtype) == ("cpu", "float32")
+    assert (asked.device, asked.dtype) == ("cpu", "float32")
 
 
 def test_the_embedded_model_stays_where_it_was():
     settings = resolved(cell("cpu-tiny"))
-    assert (settings.on.device, settings.on.dtype, settings.on.weights) == ("cpu", "float32", "checkpoint")
+    assert (settings.device, settings.dtype, settings.weights) == ("cpu", "float32", "checkpoint")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
