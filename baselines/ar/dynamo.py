@@ -6,6 +6,7 @@ worker; the rules below are those its documentation of version 1.6 describes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal, get_args
 
 from baselines.ar.vllm import SharedPrefixes
@@ -13,7 +14,7 @@ from engines.cluster.hardware import Deployment, Hardware
 from engines.cluster.simulation import Cluster, HistoryRead, Policies
 from engines.errors import require
 from engines.knobs import Fixed, Only, Range
-from engines.policies.routing import Decision, Dispatch, Estimator, KvCost, RemoteOnly, Router
+from engines.policies.routing import Decision, Dispatch, Estimator, KvCost, LeastKvMemory, RemoteOnly, Router
 from engines.policies.views import DecodeView, PrefillTask, PrefillView
 
 _BypassPolicy = Literal["isl_bounding", "prefill_load", "isl_or_load"]
@@ -28,7 +29,7 @@ class DynamoConfig(SharedPrefixes):
 
     dispatch: Literal[Dispatch, "kv-aware"] = "shortest"
     """Which prefill worker gets a prefill. kv-aware is Dynamo's cost of workers that only prefill: the fewest tokens queued, running and
-    its own, those that the worker's cache spares left out."""
+    its own, those that the worker's cache spares left out. Its decode worker is then the one with the fewest tokens in use or to come."""
     history_read: HistoryRead = "overlapped"
     """Where prefill workers have a history from: its decode worker, during the prefill before (overlapped) or after it (serial); or
     their own prefix cache, and what that lacks is prefilled again (own-cache)."""
@@ -126,6 +127,7 @@ def dynamo(
         deployment=deployment,
         policies=Policies(
             make_router=lambda seed: _router(config, seed),
+            make_binder=partial(KvCost, overlap_weight=0.0) if config.dispatch == "kv-aware" else LeastKvMemory,
             estimator=estimator,
             shares_prefill_queue=is_shared,
             # A task in a shared queue belongs to nobody until a worker is free.

@@ -10,7 +10,15 @@ from engines.cluster.simulation import Cluster, Policies
 from engines.errors import require
 from engines.knobs import Checked, Only, Seconds, Tokens
 from engines.policies.batching import CHUNK_TOKENS, Chunked, PrefillFirst
-from engines.policies.routing import Binder, FewestSessions, KvCost, LeastKvMemory, OverlapWeight, RoundRobin
+from engines.policies.routing import (
+    Binder,
+    FewestSessions,
+    KvCost,
+    LeastKvMemory,
+    OverlapWeight,
+    PromptBinder,
+    RoundRobin,
+)
 from engines.policies.views import Batching, PrefillQueue, PrefillTask
 
 Scheduling = Literal["prefill-first", "chunked"]
@@ -101,7 +109,7 @@ def _colocated(
     hardware: Hardware,
     deployment: Deployment,
     config: Colocated,
-    make_binder: Callable[[], Binder],
+    make_binder: Callable[[], Binder | PromptBinder],
     *,
     keep_s: float | None,
     keeps: bool = True,

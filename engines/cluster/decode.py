@@ -420,6 +420,7 @@ class Sink:
     itl_s: float = 0.0
     server: int = 0
     num_sessions: int = 0
+    coming_tokens: int = 0
     backlog_s: float = 0.0
     backlog_tokens: int = 0
     kv_tokens: int = 0

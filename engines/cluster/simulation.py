@@ -130,7 +130,7 @@ class DecodeSimulation(Simulation):
     def __init__(
         self,
         *,
-        binder: Binder,
+        binder: Binder | PromptBinder,
         router: Router,
         estimator: Estimator | None = None,
         links: KvLinks | None = None,
@@ -247,6 +247,7 @@ class DecodeSimulation(Simulation):
             asked(self._router.route, task, home, self._prefills, now), self._router, home.worker_id, self._prefill_of
         )
         worker = home if decision.is_local else self._prefill_of[decision.worker_id]
+        home.coming_tokens += 0 if decision.is_local else history + tokens
         if self._estimator is not None:
             here = worker.cached_tokens(live.order) if isinstance(worker, CachingPrefillWorker) else history
             task.estimate_s = self._estimator.prefill_s(here, history + tokens - here, worker.degree)
@@ -324,6 +325,7 @@ class DecodeSimulation(Simulation):
             return
         if task.kind != "recompute":
             worker.ttft.add(now, now - task.ready_s)
+        live.home.coming_tokens -= task.history + task.tokens
         live.home.land(live, missing)
         if isinstance(worker, CachingPrefillWorker):
             worker.sent(task)
@@ -375,7 +377,7 @@ class Policies:
     """What makes a system. Factories, as policies keep state: every run has its own; routers get the run's seed."""
 
     make_router: Callable[[int], Router] = lambda seed: Local()
-    make_binder: Callable[[], Binder] = LeastKvMemory
+    make_binder: Callable[[], Binder | PromptBinder] = LeastKvMemory
     make_prefill_queue: Callable[[], PrefillQueue] = PrefillQueue
     """Makes the queue of workers that only prefill."""
     make_local_queue: Callable[[], PrefillQueue] = PrefillQueue

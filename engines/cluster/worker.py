@@ -255,6 +255,8 @@ class Home(DecodeView, Protocol):
     """A worker that holds the K/V of its sessions and decodes them."""
 
     num_sessions: int
+    coming_tokens: int
+    """Tokens of prompts that prefill workers have for it."""
     log: TokenLog
 
     @property
@@ -319,6 +321,7 @@ class Parts(TypedDict):
 
 class Worker:
     role: ClassVar[str] = "prefill"
+    coming_tokens = 0
     kv: WorkerKv | None = None
     """The K/V of its sessions, where it decodes."""
     kv_capacity: int | None = None
@@ -375,7 +378,8 @@ class Worker:
         kv, now = self.kv, self._loop.now
         cached, in_use = (0, 0) if kv is None else (kv.cached(order), kv.protected(order, now))
         to_prefill = self.backlog_tokens + sum([task.left for task in self.begun]) + tokens - cached
-        return Load(to_prefill, self._kv_in_use + self.queue.backlog_tokens + tokens - in_use)
+        awaited = self.queue.backlog_tokens + self.coming_tokens
+        return Load(to_prefill, self._kv_in_use + awaited + tokens - in_use)
 
     def busy_s(self, now: float) -> float:
         if not self.is_busy:

@@ -124,10 +124,6 @@ class KvCost(Checked):
     def bind_prompt(self, order: int, tokens: int, decodes: Sequence[QueueView]) -> int:
         return self._least(order, tokens, decodes, counts_use=True)
 
-    def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
-        """Without a prompt what is in use decides."""
-        return LeastKvMemory().bind(decodes, now)
-
     def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
         tokens = task.history + task.tokens
         return Decision(self._least(task.order, tokens, prefills, counts_use=False), False, "kv-aware")

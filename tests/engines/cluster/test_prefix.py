@@ -118,7 +118,7 @@ def test_with_little_memory_nothing_is_lost(sessions, spare, homes, prefills, si
         assert worker.kv.idle == worker.kv.cache.num_idle * size
         assert worker.kv.peak <= capacity
         assert worker.kv.evicted >= 0
-    assert all(home.kv_tokens == 0 for home in built._homes)
+    assert all(home.kv_tokens == home.coming_tokens == 0 for home in built._homes)
     assert sum(run.workers["prefilled_tokens"]) == sum(run.tasks["computed_tokens"])
     assert not built._prompts
 

@@ -65,6 +65,12 @@ def test_what_a_worker_has_is_spared(system, knobs, num_caches, tmp_path):
     assert "hash_ids not used" not in record.manifest["dataset"]["description"]
 
 
+def test_decode_workers_share_what_comes_at_once(tmp_path):
+    knobs = {"deployment": "P:TP4x1 D:TP4x2", "arrivals": "burst", "prefix_cache": False, "dispatch": "kv-aware"}
+    _, record = served(written(tmp_path / "t.jsonl"), "dynamo-sim", **knobs)
+    assert sorted(record.requests["worker_id"]) == [0] * 6 + [1] * 6
+
+
 @pytest.mark.parametrize("system", ["ampd", "continuum-sim", "vllm-sim", "dynamo-sim"])
 def test_prompts_that_count_as_their_own_say_so(system, tmp_path):
     knobs = {"prefix_cache": False} if system in ("vllm-sim", "dynamo-sim") else {}
