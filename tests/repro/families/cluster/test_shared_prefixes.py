@@ -12,6 +12,7 @@ from support.command import repro
 from engines.cluster.sessions import Prefix
 from engines.errors import UserError
 from repro.cli.trace import facts_of
+from repro.families.cluster.ampd_record import AR
 from repro.workloads.knobs import named_after
 from repro.workloads.rounds import RecordedRound, TracedSession, TraceFile
 from repro.workloads.table import read_trace
@@ -36,10 +37,10 @@ def written(path: Path, *, num_shared: int = 2, **more: object) -> str:
     return str(path)
 
 
-def served(workload: str, system: str, *, seed: int = 0, rate: float | None = None, **knobs):
+def served(workload: str, system: str, *, seed: int = 0, rate: float | None = None, platform: str = "h20x32", **knobs):
     deployment = "TP8x2" if system in ("vllm-sim", "continuum-sim") else "P:TP4x2 D:TP4x1"
     given = {"deployment": deployment, "workload": workload, "arrivals": "trace", **knobs}
-    return ran(a_cell(system, named_after(workload), "h20x32", "roofline", rate=rate, seed=seed, **given))
+    return ran(a_cell(system, named_after(workload), platform, "roofline", rate=rate, seed=seed, **given))
 
 
 @pytest.mark.parametrize(
@@ -179,6 +180,24 @@ def test_rows_that_come_again_share_nothing_with_the_first(tmp_path):
     shared = written(tmp_path / "t.jsonl")
     _, record = served(shared, "vllm-sim", deployment="TP8x1", arrivals="constant", rate=0.05, num_prompts=30)
     assert record.tables["tasks"]["computed_tokens"].count(2048) == 3
+
+
+@pytest.mark.skipif("REPRO_DATA_DIR" not in os.environ, reason="needs the published files in REPRO_DATA_DIR")
+def test_routing_by_dynamo_s_cost_gains_what_its_own_replay_gains():
+    """Dynamo 1.5.1's replay of these requests: reuse 5.9 % and 9.0 %, mean TTFT 0.19 times, and 0.53 times without caches."""
+    path = str(Path(os.environ["REPRO_DATA_DIR"]) / "mooncake" / "conversation_trace.jsonl.gz")
+    knobs = {"model": "Qwen3-32B", "deployment": "TP2x4", "num_prompts": 2000, "platform": "h200x32", "transient": True}
+    knobs |= {"scheduling": "chunked", "max_num_batched_tokens": 8192}
+    reuse, ttft_s = {}, {}
+    for balance in ("round-robin", "kv-aware"):
+        for has_cache in (True, False):
+            sized = {"block_size": 64} if has_cache else {}
+            _, record = served(path, "vllm-sim", balance=balance, prefix_cache=has_cache, **sized, **knobs)
+            reuse[balance, has_cache] = record.facts["prefix_cache"].get("reuse")
+            ttft_s[balance, has_cache] = AR.summarize(record)["ttft_rounds_s"]["mean"]
+    assert (reuse["round-robin", True], reuse["kv-aware", True]) == pytest.approx((0.059, 0.090), abs=0.01)
+    for has_cache, theirs in ((True, 0.19), (False, 0.53)):
+        assert ttft_s["kv-aware", has_cache] / ttft_s["round-robin", has_cache] == pytest.approx(theirs, abs=0.1)
 
 
 def test_names_that_fit_no_blocks_are_left_out_and_counted(tmp_path):
