@@ -153,6 +153,21 @@ def test_an_answer_is_part_of_what_the_next_round_finds(tmp_path):
     _, record = served(str(path), "vllm-sim", deployment="TP8x1")
     assert record.tables["tasks"]["computed_tokens"] == [40, 70 - 48]
     assert record.facts["prefix_cache"]["possible_reuse"] == 48 / 110
+    # The file itself has no names of the answer's blocks.
+    assert facts_of(read_trace(TraceFile(where=str(path))), (9,))["reuse"]["endless"]["of_tokens"] == 32 / 110
+
+
+@pytest.mark.parametrize(
+    ("system", "knobs"),
+    [("vllm-sim", {"deployment": "TP8x1"}), ("dynamo-sim", {}), ("dynamo-sim", {"history_read": "own-cache"})],
+)
+def test_without_a_prefix_cache_every_round_computes_its_whole_prompt(system, knobs):
+    computed = {}
+    for has_cache in (True, False):
+        given = {"deployment": "P:TP4x1 D:TP4x1", "num_prompts": 8, "prefix_cache": has_cache, **knobs}
+        tasks = ran(a_cell(system, "dureader", "h20x32", "roofline", rate=0.2, **given))[1].tables["tasks"]
+        computed[has_cache] = sum(tasks["computed_tokens"])
+    assert computed[False] == sum(tasks["history"]) + sum(tasks["tokens"]) > computed[True]
 
 
 class Asks:
@@ -209,3 +224,9 @@ def test_names_that_fit_no_blocks_are_left_out_and_counted(tmp_path):
     said = "arrival_ms=timestamp,prompt_len=input_length,gen_length=output_length,hash_ids=hash_ids"
     trace = read_trace(TraceFile(where=written(tmp_path / "v.jsonl", input_length=1999), columns=said))
     assert {each.prefix.block_tokens for each in trace.sessions} == {512}
+
+
+def test_a_table_has_its_lists_as_text(tmp_path):
+    lines = ["timestamp,input_length,output_length,hash_ids", '0,1024,5,"[7, 8]"', '9000,1100,5,"[7, 9, 10]"']
+    (path := tmp_path / "t.csv").write_text("\n".join(lines))
+    assert [each.prefix.rounds for each in read_trace(TraceFile(where=str(path))).sessions] == [((0, 1),), ((0, 2, 3),)]
