@@ -1,4 +1,4 @@
-"""A diffusion-LLM system as a model to serve: the checked settings behind ``repro serve``."""
+"""Models behind ``repro serve``, each a ``ServedModel``: of diffusion LLMs, of block diffusion, and causal ones."""
 
 from __future__ import annotations
 
@@ -6,16 +6,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from baselines.dllm.published import PublishedMethod
+from engines.blockdiffusion.sequence import BlockAnswer, BlockRequest
 from engines.dllm.config import GenerationConfig
 from engines.dllm.method import EVERYONES
 from engines.errors import UserError, require
 from engines.knobs import knobs_of
-from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of
+from engines.machine import machine_memory_bytes
+from engines.models.block_config import BLOCK_SHAPES, BLOCK_TYPES
+from engines.models.chat import CausalText, load_causal_text, stored_ends
+from engines.models.checkpoint import (
+    PUBLISHED_CONFIGS,
+    checkpoint_digest,
+    checkpoint_dir,
+    config_of,
+    digest_of,
+    stored_type,
+)
+from engines.models.qwen2_config import CAUSAL_SHAPES, CAUSAL_TYPES, CausalConfig, causal_config, tiny_causal
+from engines.server.ar import ArGeneration
+from engines.server.ar_settings import DTYPE_BYTES, SYSTEM, ArSettings
+from engines.server.block import BlockGeneration
 from engines.server.codec import Codec, IdsAlone, TextCodec
 from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
+from repro.families.block.settings import EMBEDDED, NAME, TINY, BlockKnobs, BlockSettings, settings_of_requests
+from repro.families.block.system import ON_TORCH, BlockDeployment
+from repro.families.block.text import find_text
 from repro.families.dllm.deployment import DllmDeployment
 from repro.families.dllm.settings import DllmSettings
 from repro.families.dllm.system import DllmSystem, dllm_system
@@ -23,11 +42,17 @@ from repro.prompt import check_prompt
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 
-_OF_A_REQUEST = ("steps", "block_length", "threshold", "factor", "alg_temp", "remasking", "cfg_scale")
-"""Settings of a generation that a request may ask for, beside those of OpenAI's API."""
+if TYPE_CHECKING:
+    from engines.ar.torch.executor import PagedExecutor
+    from engines.models.decoder import CausalModel
 
 MOST_SETTINGS = 256
 """Distinct settings of requests that are kept checked."""
+
+# -- diffusion LLMs ----------------------------------------------------------------------------------------
+
+_OF_A_DLLM = ("steps", "block_length", "threshold", "factor", "alg_temp", "remasking", "cfg_scale")
+"""Settings of a generation that a request may ask for, beside those of OpenAI's API."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +124,6 @@ class DllmModel:
             return IdsAlone()
         return TextCodec.of(checkpoint_dir(model, weights=False), config_of(model))
 
-    # -- requests ------------------------------------------------------------------------------------------
-
     @property
     def default_tokens(self) -> int:
         return self.settings.generation.gen_length
@@ -112,16 +135,13 @@ class DllmModel:
     def options(self) -> Mapping[str, Kind]:
         heeded = self._system.method.heeds[config_of(self.settings.model).family] | EVERYONES
         knobs = knobs_of(GenerationConfig)
-        return {name: knobs[name].kind for name in _OF_A_REQUEST if name in heeded}
+        return {name: knobs[name].kind for name in _OF_A_DLLM if name in heeded}
 
     def generation(self, asked: Mapping[str, Any]) -> GenerationConfig:
         """Without a number of steps as many a token as the server's own; ends early where there are blocks to end
         after, unless an end may come too early to count: the server then ends the answer at a later one."""
-        given = asked_of_diffusion(asked, config_of(self.settings.model).vocab_size)
-        seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False)
-        if "max_tokens" in given:
-            given["gen_length"] = given.pop("max_tokens")
-        return replace(_checked(self, tuple(sorted(given.items())), ignores_eos=ignores_eos), seed=seed)
+        given, seed, ignores_eos = asked_of_diffusion(asked, config_of(self.settings.model).vocab_size)
+        return replace(_checked(self, given, ignores_eos=ignores_eos), seed=seed)
 
     def without_seed(self, given: Mapping[str, Any], *, ignores_eos: bool) -> GenerationConfig:
         base = self.settings.generation
@@ -155,8 +175,6 @@ class DllmModel:
             f"prompt has the mask token (id {config.mask_token_id}): take it out",
         )
 
-    # -- the engine ----------------------------------------------------------------------------------------
-
     def check_machine(self) -> None:
         self._deployment.check_machine()
 
@@ -176,3 +194,362 @@ class DllmModel:
 def _checked(model: DllmModel, given: tuple[tuple[str, Any], ...], *, ignores_eos: bool) -> GenerationConfig:
     """Requests of one kind are checked once."""
     return model.without_seed(dict(given), ignores_eos=ignores_eos)
+
+
+# -- block diffusion ---------------------------------------------------------------------------------------
+
+_OF_A_BLOCK = ("rule", "threshold", "edit_threshold", "max_post_steps", "steps", "sub_block")
+"""Settings of an answer that a request may ask for, beside those of OpenAI's API: requests of any rules share a step."""
+
+
+def is_block(model: str) -> bool:
+    """Whether the model is one of block diffusion; where it is none at all, it is not."""
+    is_shape = model == EMBEDDED or model in TINY or model.lower() in BLOCK_SHAPES
+    return is_shape or stored_type(model) in BLOCK_TYPES
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockModel:
+    """A ``ServedModel``; ``name`` is what requests call it."""
+
+    knobs: tuple[tuple[str, Any], ...]
+    platform: str
+    name: str
+
+    @classmethod
+    def of(cls, *, platform: str, knobs: Mapping[str, Any], name: str | None) -> BlockModel:
+        """Raise UserError for what cannot be served."""
+        settings = settings_of_requests(knobs, platform)
+        return cls(knobs=tuple(knobs.items()), platform=platform, name=name or settings.model)
+
+    @cached_property
+    def settings(self) -> BlockSettings:
+        return settings_of_requests(dict(self.knobs), self.platform)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        settings = self.settings
+        return {"system": NAME, "root": settings.model, "fingerprint": settings.basis}
+
+    @property
+    def max_model_len(self) -> int:
+        return self.settings.max_model_len
+
+    def codec(self) -> Codec:
+        return find_text(self.settings) or IdsAlone()
+
+    @property
+    def default_tokens(self) -> int:
+        return self.settings.knobs.gen_length
+
+    def room(self, prompt_tokens: int) -> int:
+        """A prompt and its answer fill whole blocks."""
+        return self.max_model_len // self.settings.block * self.settings.block - prompt_tokens
+
+    @property
+    def options(self) -> Mapping[str, Kind]:
+        knobs = knobs_of(BlockKnobs)
+        return {name: knobs[name].kind for name in _OF_A_BLOCK}
+
+    def generation(self, asked: Mapping[str, Any]) -> BlockGeneration:
+        """An end that may come too early to count is none to the engine: the server ends the answer at a later one."""
+        given, seed, ignores_eos = asked_of_diffusion(asked, self.settings.config.vocab_size)
+        settings = _block_settings(self, given)
+        return BlockGeneration(
+            gen_length=settings.knobs.gen_length,
+            rule=settings.rule,
+            sampling=settings.sampling(seed),
+            stop_ids=frozenset() if ignores_eos else stop_ids_of(settings),
+        )
+
+    def check_prompt(self, prompt_ids: Sequence[int], generation: BlockGeneration) -> None:
+        settings = self.settings
+        most, vocabulary = settings.max_model_len, settings.config.vocab_size
+        check_prompt(prompt_ids, generation.gen_length, most, vocabulary, block=settings.block)
+
+    def check_machine(self) -> None:
+        import_module(ON_TORCH).check_machine(self.settings)
+
+    @contextmanager
+    def serving(self) -> Iterator[ServedEngine]:
+        from engines.server.block import ServedBlocks
+
+        with BlockDeployment(settings=self.settings).serving() as (engine, _):
+            yield ServedBlocks(engine)
+
+
+@lru_cache(maxsize=MOST_SETTINGS)
+def _block_settings(model: BlockModel, given: tuple[tuple[str, Any], ...]) -> BlockSettings:
+    """Requests of one kind are checked once."""
+    return settings_of_requests({**dict(model.knobs), **dict(given)}, model.platform)
+
+
+def answer_alone(settings: BlockSettings, prompt_ids: tuple[int, ...], *, seed: int) -> BlockAnswer:
+    """The answer to one prompt, up to its end token, by an engine with nothing else to do."""
+    most, vocabulary, length = settings.max_model_len, settings.config.vocab_size, settings.knobs.gen_length
+    check_prompt(prompt_ids, length, most, vocabulary, asked_as="gen_length", block=settings.block)
+    import_module(ON_TORCH).check_machine(settings)
+    asked = BlockRequest(
+        request_id=0,
+        prompt_ids=prompt_ids,
+        gen_length=length,
+        rule=settings.rule,
+        sampling=settings.sampling(seed),
+        stop_ids=stop_ids_of(settings),
+    )
+    with BlockDeployment(settings=settings).serving() as (engine, _):
+        return engine.run([asked])[0]
+
+
+def stop_ids_of(settings: BlockSettings) -> frozenset[int]:
+    """The end tokens of a checkpoint, else the model's end of text; none where weights are random and any id is as likely."""
+    if settings.directory is None:
+        return frozenset()
+    text = find_text(settings)
+    ends = stored_ends(settings.directory) if text is None else text.end_ids
+    return ends or frozenset({settings.config.eos_token_id})
+
+
+# -- causal models -----------------------------------------------------------------------------------------
+
+SHAPES: Mapping[str, CausalConfig] = {"tiny-qwen2": tiny_causal(), **CAUSAL_SHAPES}
+"""Served with random weights: the full-size ones, and one for a CPU."""
+
+ID_BYTES = 8
+"""Bytes of a token id in its slot."""
+CPU_KV_BYTES = 1 << 30
+"""K/V on a CPU, where nothing else is said."""
+_MOST_WORDS = 64
+"""Lists of bad words whose tokens are kept."""
+CUDA_SHARE = 0.9
+"""Share of a card's memory, where no limit is given."""
+
+
+def is_causal(model: str) -> bool:
+    """Whether the model is one of those that generate from left to right; where it is none at all, it is not."""
+    return model.lower() in SHAPES or stored_type(model) in CAUSAL_TYPES
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArModel:
+    """A ``ServedModel``; ``name`` is what requests call it."""
+
+    settings: ArSettings
+    name: str
+
+    @classmethod
+    def of(cls, settings: ArSettings, name: str | None) -> ArModel:
+        """Raise UserError for what cannot be served."""
+        own = settings.model
+        is_shape = own.lower() in SHAPES
+        require(
+            not is_shape or settings.weights == "random",
+            f"model={own!r} is a shape without weights: add --weights random, or give a checkpoint",
+        )
+        model = cls(settings=settings, name=name or own)
+        if settings.max_model_len is not None:
+            model.config.check_length("max_model_len", settings.max_model_len)
+        require(
+            settings.memory_limit is None or settings.memory_limit > model._weight_bytes,
+            f"memory_limit={settings.memory_limit} is less than the {model._weight_bytes} bytes of the model's weights: "
+            f"raise it",
+        )
+        require(
+            model.max_model_len >= 2,
+            f"the K/V of {model.max_model_len} tokens is all there is room for: raise --memory-limit",
+        )
+        _ = model.fingerprint
+        return model
+
+    @cached_property
+    def config(self) -> CausalConfig:
+        return SHAPES.get(self.settings.model.lower()) or causal_config(self.settings.model)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the checkpoint's files; of the shape alone where weights are random."""
+        model = self.settings.model
+        if self.settings.weights == "random":
+            return digest_of(repr(self.config))
+        return checkpoint_digest(checkpoint_dir(model))
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        settings = self.settings
+        return {
+            "system": SYSTEM,
+            "root": settings.model,
+            "scheduler": settings.scheduler,
+            "fingerprint": self.fingerprint,
+        }
+
+    @property
+    def max_model_len(self) -> int:
+        """A card's pool may turn out to hold less than the model's positions; the engine refuses what it cannot hold."""
+        settings = self.settings
+        most = [self.config.max_sequence_length, settings.max_model_len, settings.kv_tokens]
+        if settings.kv_tokens is None and settings.device == "cpu":
+            most.append(self._cpu_kv_tokens)
+        return min(each for each in most if each is not None)
+
+    def codec(self) -> Codec:
+        """Ids alone where there is no tokenizer."""
+        return self._text or IdsAlone()
+
+    @cached_property
+    def _text(self) -> CausalText | None:
+        model = self.settings.model
+        return None if model.lower() in SHAPES else load_causal_text(checkpoint_dir(model, weights=False))
+
+    @property
+    def default_tokens(self) -> int:
+        return self.settings.gen_length
+
+    def room(self, prompt_tokens: int) -> int:
+        return self.max_model_len - prompt_tokens
+
+    @property
+    def options(self) -> Mapping[str, Kind]:
+        return {}
+
+    def generation(self, asked: Mapping[str, Any]) -> ArGeneration:
+        most = self.max_model_len - 1
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in asked.items()
+        }
+        given.pop("echo", None)  # is the server's to do
+        length = given.get("max_tokens")
+        require(
+            length is None or length <= most,
+            f"max_tokens={length} is more than {most}, which a prompt of one token leaves: ask for fewer",
+        )
+        given["ignores_eos"] = given.pop("ignore_eos", False)
+        if "bad_words" in given:
+            given["bad_words"] = _spellings(self, given["bad_words"])
+        if "logit_bias" in given:
+            given["logit_bias"] = tuple(given["logit_bias"].items())
+        own = {name: getattr(self.settings, name) for name in ("temperature", "top_p")}
+        found = ArGeneration(**{**own, "default_tokens": self.settings.gen_length, **given})
+        found.check_ids(self.config.vocab_size)
+        return found
+
+    def check_prompt(self, prompt_ids: Sequence[int], generation: ArGeneration) -> None:
+        most = self.max_model_len
+        check_prompt(prompt_ids, generation.length(len(prompt_ids), most), most, self.config.vocab_size)
+
+    def check_machine(self) -> None:
+        import torch
+
+        from engines.models.loader import check_device, parse_dtype
+
+        settings, device = self.settings, self.settings.device
+        check_device(device)
+        parse_dtype(self._dtype)
+        total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
+        if total is None:
+            return
+        limit, ids = settings.memory_limit, self._num_slots * self.max_model_len * ID_BYTES
+        require(
+            limit is None or limit <= total,
+            f"memory_limit={limit} is more than the {total} bytes of device={device!r}: give at most {total // 10**9}GB",
+        )
+        needed = self._weight_bytes + (settings.kv_tokens or 0) * self._token_bytes + ids
+        require(
+            needed <= total,
+            f"kv_tokens={settings.kv_tokens or 'as many as fit'} and max_num_seqs={settings.max_num_seqs} take "
+            f"{needed / 1e9:.1f} GB with the model's weights, and device={device!r} has {total / 1e9:.1f}: lower them",
+        )
+
+    @contextmanager
+    def serving(self) -> Iterator[ServedEngine]:
+        from engines.models.loader import load_causal, parse_dtype
+        from engines.server.ar import ServedAr
+        from repro.ar_schedulers import scheduled
+
+        settings = self.settings
+        model = load_causal(
+            self.config if settings.weights == "random" else settings.model,
+            dtype=parse_dtype(self._dtype),
+            device=settings.device,
+            weights="random" if settings.weights == "random" else "checkpoint",
+        )
+        executor = self._executor(model)
+        try:
+            sizes = settings.max_num_batched_tokens, settings.max_num_seqs
+            by = scheduled(settings.scheduler, executor, *sizes, settings.own, slo_ttft_s=settings.slo_ttft_s)
+            yield ServedAr(
+                executor,
+                by.batching,
+                by.queue,
+                end_ids=self._text.end_ids if self._text is not None else frozenset(),
+                budget=settings.max_num_batched_tokens,
+                keeps=settings.keep_kv,
+                estimate_s=by.estimate_s,
+            )
+        finally:
+            executor.close()
+
+    def _executor(self, model: CausalModel) -> PagedExecutor:
+        from engines.ar.torch.executor import PagedExecutor
+        from repro.ar_schedulers import LONGEST_BUCKET, card_kv_tokens, decode_sizes
+
+        settings = self.settings
+        kv_tokens = settings.kv_tokens
+        if kv_tokens is None and settings.device == "cpu":
+            # More than all places can fill is of no use.
+            kv_tokens = min(self._cpu_kv_tokens, settings.max_num_seqs * self.max_model_len)
+        elif kv_tokens is None:
+            kv_tokens = card_kv_tokens(
+                model,
+                bytes_per_token=self._token_bytes,
+                limit=settings.memory_limit,
+                share=CUDA_SHARE,
+                step_tokens=settings.max_num_batched_tokens,
+                max_num_seqs=settings.max_num_seqs,
+            )
+        executor = PagedExecutor(
+            model,
+            num_slots=self._num_slots,
+            max_len=min(self.max_model_len, kv_tokens),
+            num_tokens=kv_tokens,
+            longest_bucket=LONGEST_BUCKET,
+        )
+        executor.capture(decode_sizes(settings.max_num_seqs))
+        return executor
+
+    @property
+    def _num_slots(self) -> int:
+        """Kept K/V lies in slots of its own, and as much may be waiting to be gone on from."""
+        return self.settings.max_num_seqs * (2 if self.settings.keep_kv else 1)
+
+    @property
+    def _dtype(self) -> str:
+        return self.settings.dtype or ("float32" if self.settings.device == "cpu" else "bfloat16")
+
+    @property
+    def _token_bytes(self) -> int:
+        """K/V of a token."""
+        config = self.config
+        return 2 * config.n_layers * config.n_kv_heads * config.head_dim * DTYPE_BYTES[self._dtype]
+
+    @cached_property
+    def _weight_bytes(self) -> int:
+        config = self.config
+        heads = (2 * config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+        layer = config.d_model * (heads + 3 * config.mlp_hidden_size)
+        tables = config.vocab_size * config.d_model * (1 if config.weight_tying else 2)
+        return (config.n_layers * layer + tables) * DTYPE_BYTES[self._dtype]
+
+    @property
+    def _cpu_kv_tokens(self) -> int:
+        limit = self.settings.memory_limit
+        return (CPU_KV_BYTES if limit is None else limit - self._weight_bytes) // self._token_bytes
+
+
+@lru_cache(maxsize=_MOST_WORDS)
+def _spellings(model: ArModel, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """Tokens of the bad words of one request, whose answers all have them, are looked up once."""
+    text = model._text
+    if text is None:
+        raise UserError("bad_words: the model has no tokenizer: leave them out")
+    return text.spellings(words)

@@ -28,8 +28,15 @@ _OF_CAUSAL_MODELS = (
 """Fields of a request about how each token follows from those before it."""
 
 
-def asked_of_diffusion(asked: Mapping[str, Any], vocabulary: int) -> dict[str, Any]:
-    """What a diffusion model's engine heeds of ``ServedModel.generation``'s fields: ``ignore_eos`` stands for all that the server
+class DiffusionAsked(NamedTuple):
+    settings: tuple[tuple[str, Any], ...]
+    """Of the generation, by name."""
+    seed: int
+    ignores_eos: bool
+
+
+def asked_of_diffusion(asked: Mapping[str, Any], vocabulary: int) -> DiffusionAsked:
+    """What a diffusion model's engine heeds of ``ServedModel.generation``'s fields: ``ignores_eos`` stands for all that the server
     looks after, as it ends an answer at a stop id, and at no end that comes too early. Raise UserError for a field that such a
     model has no answer to."""
     name = next((each for each in _OF_CAUSAL_MODELS if each in asked), None)
@@ -45,7 +52,10 @@ def asked_of_diffusion(asked: Mapping[str, Any], vocabulary: int) -> dict[str, A
     if given.get("temperature") == 0:  # whoever asks for the likeliest tokens gets them, as in vLLM
         for each in ("top_p", "top_k"):
             given.pop(each, None)
-    return given
+    seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False)
+    if "max_tokens" in given:
+        given["gen_length"] = given.pop("max_tokens")
+    return DiffusionAsked(tuple(sorted(given.items())), seed, ignores_eos)
 
 
 class Submission(NamedTuple):

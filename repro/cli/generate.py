@@ -105,8 +105,7 @@ def generate(
     if system == NAME:
         _generate_blocks({**opt.given(model=model), **decoding, **loaded}, prompted, seed=seed, json=json)
         return
-    from repro.families.block.served import is_block
-    from repro.serving_ar import is_causal
+    from repro.serving import is_block, is_causal
 
     if model is not None and is_block(model):
         raise UserError(f"model={model!r} is one of block diffusion: add --system {NAME}")
@@ -136,9 +135,9 @@ def generate(
 
 
 def _generate_blocks(knobs: Mapping[str, Any], prompted: PromptOptions, *, seed: int, json: bool) -> None:
-    from repro.families.block.served import answer_alone
     from repro.families.block.settings import settings_of_requests
     from repro.families.block.text import answer_of, encoded, find_text, text_of
+    from repro.serving import answer_alone
 
     settings = settings_of_requests(knobs)
     said: TextAnswer | None

@@ -22,9 +22,7 @@ from repro.cli.options import Given, Knobs, Some, answer_knobs, model_knobs, of_
 from repro.cli.output import say
 
 if TYPE_CHECKING:
-    from repro.families.block.served import BlockModel
-    from repro.serving import DllmModel
-    from repro.serving_ar import ArModel
+    from repro.serving import ArModel, BlockModel, DllmModel
 
 
 def _served() -> dict[str, Sequence[type | Some]]:
@@ -58,9 +56,8 @@ class ServeOptions:
 
     @property
     def chosen(self) -> str:
-        from repro.families.block.served import is_block
         from repro.families.block.settings import NAME
-        from repro.serving_ar import is_causal
+        from repro.serving import is_block, is_causal
 
         if self.system is not None:
             return self.system
@@ -120,10 +117,8 @@ def serve(
 def _served_model(
     options: ServeOptions, given: Mapping[str, Any], name: str | None
 ) -> DllmModel | BlockModel | ArModel:
-    from repro.families.block.served import BlockModel
     from repro.families.block.settings import NAME
-    from repro.serving import DllmModel
-    from repro.serving_ar import ArModel
+    from repro.serving import ArModel, BlockModel, DllmModel
 
     knobs = {**opt.given(model=options.model), **given}
     if options.chosen == NAME:

@@ -6,7 +6,7 @@ from support.causal import prompt
 
 from engines.server.ar import ServedAr
 from engines.server.protocol import Finished, Submission
-from repro.serving_ar import ArModel, ArSettings
+from repro.serving import ArModel, ArSettings
 
 pytestmark = pytest.mark.gpu
 

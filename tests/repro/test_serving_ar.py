@@ -36,7 +36,7 @@ from engines.server.codec import IdsAlone
 from engines.server.protocol import Finished, Submission
 from repro.ar_schedulers import scheduled
 from repro.cli.serve import ServeOptions, _served_model
-from repro.serving_ar import ArModel, is_causal
+from repro.serving import ArModel, is_causal
 
 CASES = data_beside(__file__, "cases")
 
@@ -338,7 +338,7 @@ def test_a_causal_checkpoint_is_told_from_a_diffusion_one(folder, tmp_path):
     ],
 )
 def test_what_the_machine_lacks_is_known_without_the_model(folder, options, sentence, monkeypatch):
-    monkeypatch.setattr("repro.serving_ar.machine_memory_bytes", lambda: 4 * 10**9)
+    monkeypatch.setattr("repro.serving.machine_memory_bytes", lambda: 4 * 10**9)
     with pytest.raises(UserError, match=sentence):
         ArModel.of(settings(folder, **options), None).check_machine()
 

@@ -16,10 +16,9 @@ from support.http_client import ask, metrics, streaming
 from support.http_server import running_server
 
 from repro.cli.serve import ServeOptions, _served_model
-from repro.families.block.served import BlockModel, answer_alone
 from repro.families.block.settings import settings_of_requests
 from repro.families.block.text import answer_of, text_of
-from repro.serving import DllmModel
+from repro.serving import BlockModel, DllmModel, answer_alone
 from repro.tasks.mini import GENERATORS
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -11,11 +11,11 @@ from support.tables import data_beside
 
 from engines.errors import UserError
 from engines.knobs import Range
-from repro.families.block.served import stop_ids_of
 from repro.families.block.settings import RULES, TINY, settings_of_requests
 from repro.families.block.system import BLOCK, STEPS
 from repro.families.block.text import text_of
 from repro.runs.system import SYSTEMS
+from repro.serving import stop_ids_of
 from repro.workloads.rounds import RecordedRound, TracedSession
 
 DATA = data_beside(__file__, "block_system")

@@ -21,10 +21,10 @@ from engines.models.checkpoint import TINY_DIR
 from engines.models.loader import load_block
 from repro.checks.blocks import block_cases, embedded_cases, verify_blocks
 from repro.checks.plain_blocks import masked_logits
-from repro.families.block.served import answer_alone
 from repro.families.block.settings import EMBEDDED, EMBEDDED_DIR, EMBEDDED_TASKS, settings_of_requests
 from repro.families.block.text import answer_of, encoded, text_of
 from repro.runs.system import SYSTEMS
+from repro.serving import answer_alone
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
 from repro.training.evaluate import sample_dense
