@@ -1,6 +1,6 @@
 """What a run leaves behind, plain tables and the gaps between tokens as run lengths; and who met their objectives (AMPD §2, §7).
 
-A row of a table is a slotted dataclass, whose fields are the columns; the text below a field is the column's meaning.
+A row of a table is a slotted dataclass, whose fields are the columns. ``repro/families/cluster/columns.csv`` says what each means.
 
 TTFT of a round, initial or incremental: its first token with the decode worker minus when it was ready. ITL: gaps between consecutive
 tokens of one round; a round of one token has none. End-to-end latency of a session: its last token minus its arrival, the
@@ -68,23 +68,14 @@ class RoundRow:
     """A round that became ready. TTFT is ``first_token_s`` - ``ready_s``; null where it never came."""
 
     session_id: int
-    """request_id of its session."""
     round: int
-    """0 is the initial one."""
     ready_s: float
-    """When it could start; TTFT counts from here."""
     history: int
-    """Tokens of the rounds before it."""
     prefill_tokens: int
-    """Tokens it adds to the history."""
     decode_tokens: int
-    """Tokens to generate."""
     first_token_s: float | None = None
-    """First token with the decode worker."""
     finished_s: float | None = None
-    """Last token."""
     is_local: bool = False
-    """Whether its prefill was routed to its own decode worker."""
 
 
 @dataclass(slots=True)
@@ -92,37 +83,21 @@ class TaskRow:
     """A prefill: where it was routed and why."""
 
     task_id: int
-    """In order of routing."""
     session_id: int
-    """request_id of its session."""
     round: int
-    """Number of the round in its session."""
     kind: str
-    """initial, incremental, or recompute (after a preemption)."""
     worker_id: int
-    """Where it was routed."""
     is_local: bool
-    """Whether that is the decode worker of its session."""
     reason: str
-    """The router's rule that decided."""
     history: int
-    """Tokens of K/V it continues, as the router knew."""
     tokens: int
-    """Tokens to prefill, as the router knew."""
     computed_tokens: int | None = None
-    """Tokens prefilled, evicted history included."""
     estimate_s: float = 0.0
-    """The performance model's time; 0 where no policy asks."""
     ready_s: float = 0.0
-    """When it was routed."""
     started_s: float | None = None
-    """When it left its queue."""
     finished_s: float | None = None
-    """When its last token was computed."""
     landed_s: float | None = None
-    """When its K/V was with the decode worker."""
     postponed: int = 0
-    """Times that reordering let another go first."""
 
 
 @dataclass(slots=True)
@@ -130,23 +105,14 @@ class TransferRow:
     """K/V on its way between two workers."""
 
     task_id: int
-    """The prefill it belongs to."""
     content: str
-    """history (to the prefill worker) or increment (back)."""
     source: int
-    """Worker."""
     target: int
-    """Worker."""
     link: str
-    """Within a server or between two."""
     tokens: int
-    """Tokens of K/V."""
     bytes: int
-    """Bytes that they take."""
     start_s: float
-    """Begin."""
     end_s: float
-    """All there."""
 
 
 @dataclass(slots=True)
@@ -154,29 +120,17 @@ class WorkerRow:
     """What a worker did."""
 
     worker_id: int
-    """Decode workers first."""
     role: str
-    """prefill or decode; co-located workers decode."""
     degree: int
-    """Tensor-parallel degree."""
     server: int
-    """Where it stands."""
     busy_prefill_s: float = 0.0
-    """Time in steps with a prefill."""
     busy_decode_s: float = 0.0
-    """Time in other steps."""
     num_prefills: int = 0
-    """Prefills finished."""
     prefilled_tokens: int = 0
-    """Tokens of them."""
     kv_capacity: int | None = None
-    """Tokens; null for prefill workers."""
     kv_peak: int | None = None
-    """Most tokens in use."""
     kv_evicted: int | None = None
-    """Tokens of idle prefixes given up."""
     num_preemptions: int = 0
-    """Sequences whose K/V was given up."""
 
 
 class Stay(NamedTuple):

@@ -195,23 +195,14 @@ class StepRow:
     """A step that ended."""
 
     instance: int
-    """Where it ran."""
     start_s: float
-    """Begin."""
     duration_s: float
-    """How long it took."""
     tokens: int
-    """Tokens prefilled."""
     padded_tokens: int
-    """Tokens computed, a graph's padding included."""
     num_short: int
-    """Short requests in it."""
     num_long: int
-    """Long requests in it."""
     num_finished: int
-    """Requests whose last token it computed."""
     mode: str
-    """eager, fallback, graph LxB or rung N."""
 
 
 @dataclass(slots=True)
@@ -219,17 +210,11 @@ class MoveRow:
     """A decision of the controller that moved an instance."""
 
     time_s: float
-    """When the controller moved an instance."""
     instance: int
-    """Which."""
     to: LengthClass
-    """Pool it went to."""
     short_pressure: float
-    """P_s of Algorithm 2."""
     long_pressure: float
-    """P_l."""
     num_short: int
-    """n_s afterwards."""
 
 
 @dataclass(slots=True)
@@ -237,19 +222,12 @@ class InstanceRow:
     """What an instance did. The part of a step that lies before the end of the run counts."""
 
     instance: int
-    """Its number."""
     pool: LengthClass | None
-    """Its pool at the end; null without pools."""
     busy_s: float
-    """Time in steps."""
     num_steps: int
-    """Steps."""
     num_finished: int
-    """Requests finished."""
     tokens: int
-    """Tokens prefilled."""
     padded_tokens: int
-    """Tokens computed, padding included."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -503,7 +503,7 @@ class InstanceSite(Site):
             num_rounds=len(good),
             num_good=int(good.sum()),
             longest_s=float(np.max(ttft.values, initial=0.0)),
-            load=(busy_share.compute(record) or 0.0) if is_sound else math.inf,
+            load=(busy_share(record) or 0.0) if is_sound else math.inf,
             span_s=float(arrival_s.max() - arrival_s.min()),
             stay_s=float(np.nanmean(late_s)),
         )

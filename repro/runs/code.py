@@ -33,7 +33,7 @@ SHARED = (
     *("repro/files.py", "repro/generation.py", "repro/paths.py", "repro/prompt.py", "repro/runs/cell.py"),
     *("repro/runs/family.py", "repro/runs/http_driver.py", "repro/runs/record.py", "repro/runs/statistics.py"),
     *("repro/runs/step_driver.py", "repro/runs/system.py", "repro/runs/tuning.py"),
-    *("repro/runs/free.csv", "repro/runs/systems.csv"),
+    *("repro/runs/columns.csv", "repro/runs/free.csv", "repro/runs/metrics.csv", "repro/runs/systems.csv"),
 )
 """Folders and files that decide the numbers of every family; ``/*`` stands for a folder's own files."""
 _CLUSTER = ("engines/ar", "engines/cluster", "baselines/ar", "repro/families/cluster")

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from engines.errors import require
-from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Column, RunRecord, Table
+from repro.runs.record import EVERY, REQUEST_COLUMNS, REQUESTS, Column, RunRecord, Table, columns_in, is_marked, rows_in
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -27,17 +28,31 @@ REQUEST_TIMES = {"e2el_s": "finished_s", "ttft_s": "first_output_s", "queue_wait
 """A request's time is this column minus its due time."""
 
 
+Compute = Callable[[RunRecord], Any]
+
+
 class Metric(NamedTuple):
     name: str
     unit: str
     formula: str
     undefined: str
-    compute: Callable[[RunRecord], Any]
+    compute: Compute
 
 
-def metric(unit: str, formula: str, undefined: str = "never") -> Callable[[Callable[[RunRecord], Any]], Metric]:
-    """The function below is a metric, under its own name."""
-    return lambda compute: Metric(compute.__name__, unit, formula, undefined, compute)
+def metrics_in(path: Path, family: str, functions: Mapping[str, Any]) -> tuple[Metric, ...]:
+    """The metrics of a family that a CSV file lists, each computed by the function of its name, or a fact of the run."""
+    found = []
+    for row in rows_in(path, family):
+        name = row["name"]
+        compute = partial(_fact, name=name) if is_marked(row, "fact") else functions.get(name)
+        if not callable(compute):
+            raise ValueError(f"{path}: metric {name!r} has no function of its name")
+        found.append(Metric(name, row["unit"], row["formula"], row["undefined"], compute))
+    return tuple(found)
+
+
+def _fact(record: RunRecord, name: str) -> Any:
+    return record.facts[name]
 
 
 # -- requests ---------------------------------------------------------------------------------------------
@@ -161,36 +176,21 @@ def is_ok(record: RunRecord) -> Mask:
     return mask(record, "status", "ok")
 
 
-_NO_WINDOW = "no ok request, or the window has no length"
-_NO_SAMPLE = "per entry: no ok request with the stamp, or too few"
+def _of_times(record: RunRecord, name: str) -> dict[str, Any]:
+    return distribution(request_times(record, name))
 
 
-def _of_times(name: str, stamp: str) -> Metric:
-    formula = f"distribution of {stamp} - arrival"
-    return Metric(name, "s", formula, _NO_SAMPLE, lambda record: distribution(request_times(record, name)))
-
-
-METRICS: tuple[Metric, ...] = (
-    Metric("num_requests", "requests", "by status: ok, failed, unfinished", "never", status_counts),
-    Metric("window_s", "s", "last finish of ok requests - first arrival", _NO_WINDOW, window_s),
-    Metric(
-        "throughput_tok_s",
-        "tokens/s",
-        "sum of output_len over ok requests / window_s",
-        _NO_WINDOW,
-        partial(served_per_second, summed="output_len"),
-    ),
-    Metric("request_throughput", "requests/s", "ok requests / window_s", _NO_WINDOW, served_per_second),
-    _of_times("e2el_s", "finished"),
-    _of_times("ttft_s", "first output"),
-    _of_times("queue_wait_s", "admitted"),
-    Metric(
-        "goodput",
-        "requests/s, share",
-        "by SLO: good requests / window_s; good / all requests",
-        f"rate: {_NO_WINDOW}; share: no requests",
-        goodput,
-    ),
+METRICS = metrics_in(
+    Path(__file__).with_name("metrics.csv"),
+    EVERY,
+    {
+        "num_requests": status_counts,
+        "window_s": window_s,
+        "throughput_tok_s": partial(served_per_second, summed="output_len"),
+        "request_throughput": served_per_second,
+        **{name: partial(_of_times, name=name) for name in REQUEST_TIMES},
+        "goodput": goodput,
+    },
 )
 
 
@@ -287,11 +287,19 @@ class SummaryColumn(NamedTuple):
     """Whether a measured run shows what the simulator said, and its error, instead of what was measured."""
 
 
-WAITS = (
-    SummaryColumn("wait s", "queue_wait_s", stat="mean"),
-    SummaryColumn("longest wait s", "queue_wait_s", stat="max"),
-)
-"""Beside the mean what a policy that starves a request would hide in it."""
+def summary_in(path: Path, family: str) -> tuple[SummaryColumn, ...]:
+    """The summary columns of a family that a CSV file lists."""
+    return tuple(
+        SummaryColumn(
+            row["title"],
+            row["metric"],
+            is_share=is_marked(row, "share"),
+            stat=row["stat"] or None,
+            scale=float(row["scale"] or 1),
+            is_predicted=is_marked(row, "predicted"),
+        )
+        for row in rows_in(path, family)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,6 +361,23 @@ class Family:
             reason for check in (*(CHECKS if self.serves else ()), *self.checks) for reason in check(record)
         )
         return Validity(valid=not reasons, reasons=reasons)
+
+
+def family_in(folder: Path, name: str, functions: Mapping[str, Any], **more: Any) -> Family:
+    """A family whose columns, metrics and summary columns are those that the CSV files of a folder list.
+
+    ``functions`` compute the metrics of their names. ``more`` are fields of ``Family`` that no file holds. Raises ValueError for a
+    row that no metric or column can be made of.
+    """
+    columns = columns_in(folder / "columns.csv", name)
+    return Family(
+        name=name,
+        request_columns=columns.pop(REQUESTS),
+        tables=columns,
+        metrics=metrics_in(folder / "metrics.csv", name, functions),
+        shown=summary_in(folder / "summary.csv", name),
+        **more,
+    )
 
 
 _KINDS: Mapping[str, tuple[type | tuple[type, ...], Callable[[Any], Any]]] = {

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_type_hints
-
-from engines.knobs import helps_of
+from typing import Any, Literal, NamedTuple, get_args
 
 SCHEMA_VERSION = 8
 """What is in the file of a stored run. Raise it with any change of columns, metrics or their meaning."""
@@ -34,18 +32,42 @@ class Column(NamedTuple):
     nullable: bool = False
 
 
-REQUEST_COLUMNS: tuple[Column, ...] = (
-    Column("request_id", "int", "as in the workload; unique in a run"),
-    Column("arrival_s", "float", "when the request was due"),
-    Column("submit_lag_s", "float", "submission minus due time; null if never submitted", nullable=True),
-    Column("admitted_s", "float", "when work on it began", nullable=True),
-    Column("first_output_s", "float", "when its first output was there", nullable=True),
-    Column("finished_s", "float", "when its last output was there; null unless ok", nullable=True),
-    Column("prompt_len", "int", "prompt tokens"),
-    Column("output_len", "int", "tokens generated; null unless ok", nullable=True),
-    Column("status", "str", "ok, failed, or unfinished (the run was stopped before its end)"),
-    Column("error", "str", "one sentence for a failed request, else null", nullable=True),
-)
+@cache
+def _read(path: Path) -> tuple[dict[str, str], ...]:
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = tuple(csv.DictReader(file))
+    for row in rows:
+        if None in row or None in row.values():
+            raise ValueError(f"{path}: give each column one cell in the row {row}")
+    return rows
+
+
+def rows_in(path: Path, family: str) -> Iterator[dict[str, str]]:
+    """The rows of one family in a CSV file that describes what its runs leave behind."""
+    return (row for row in _read(path) if row["family"] == family)
+
+
+def is_marked(row: Mapping[str, str], mark: str) -> bool:
+    """Whether a row has this mark, the name of a column; its cell is empty where it has not."""
+    if row[mark] not in ("", mark):
+        raise ValueError(f"{mark}={row[mark]!r} must be {mark} or nothing in the row {row}")
+    return row[mark] == mark
+
+
+def columns_in(path: Path, family: str) -> dict[str, tuple[Column, ...]]:
+    """The columns of each table of a family that a CSV file describes, a row a column."""
+    found: dict[str, tuple[Column, ...]] = {}
+    for row in rows_in(path, family):
+        if row["kind"] not in get_args(ColumnKind):
+            raise ValueError(f"{path}: kind={row['kind']!r} must be one of {', '.join(get_args(ColumnKind))}")
+        column = Column(row["name"], row["kind"], row["meaning"], is_marked(row, "null"))  # type: ignore[arg-type]
+        found[row["table"]] = (*found.get(row["table"], ()), column)
+    return found
+
+
+EVERY = "any"
+"""The family of rows about every run."""
+REQUEST_COLUMNS = columns_in(Path(__file__).with_name("columns.csv"), EVERY)[REQUESTS]
 """Columns of every run's requests; a family adds its own behind them."""
 
 
@@ -116,29 +138,6 @@ class LazyTables(Mapping[str, Table]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
-
-
-def columns_of(row: type) -> tuple[Column, ...]:
-    """The columns of a table whose rows are of a dataclass: its fields, each with the text below it as its meaning."""
-    hints, meanings = get_type_hints(row), helps_of(row)
-    found = []
-    for each in fields(row):
-        hint = hints[each.name]
-        nullable = type(None) in get_args(hint)
-        base = next(kind for kind in get_args(hint) if kind is not type(None)) if nullable else hint
-        kind: ColumnKind = base.__name__ if isinstance(base, type) else "str"  # type: ignore[assignment]
-        found.append(Column(each.name, kind, meanings.get(each.name, ""), nullable))
-    return tuple(found)
-
-
-def columns_in(path: Path) -> dict[str, tuple[Column, ...]]:
-    """The columns of each table that a CSV describes, a row a column."""
-    found: dict[str, tuple[Column, ...]] = {}
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            column = Column(row["name"], row["kind"], row["meaning"], row["null"] != "")  # type: ignore[arg-type]
-            found[row["table"]] = (*found.get(row["table"], ()), column)
-    return found
 
 
 def empty_table(columns: Sequence[Column]) -> Table:

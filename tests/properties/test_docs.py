@@ -13,9 +13,9 @@ from support.sources import tree
 
 import repro
 from engines.data import KINDS
-from repro.families.cluster.ampd_record import AR_METRICS
-from repro.families.cluster.laps_record import PREFILL_METRICS
-from repro.families.dllm.record import DLLM_METRICS
+from repro.families.cluster.ampd_record import AR
+from repro.families.cluster.laps_record import PREFILL
+from repro.families.dllm.record import DLLM
 from repro.families.http.record import HTTP
 from repro.families.platforms import PLATFORMS
 from repro.gpu_suite import stages
@@ -206,7 +206,7 @@ def test_metrics_are_those_of_the_code():
     )
     assert rows == [
         (metric.name, metric.unit, metric.formula, metric.undefined)
-        for metric in METRICS + DLLM_METRICS + AR_METRICS + PREFILL_METRICS + HTTP.metrics
+        for metric in METRICS + DLLM.metrics + AR.metrics + PREFILL.metrics + HTTP.metrics
     ]
 
 

@@ -25,10 +25,10 @@ from engines.dllm.plan import Request
 from engines.errors import require
 from repro.families.block.settings import MAX_NUM_LOGITS, BlockKnobs, BlockSettings, resolve
 from repro.families.cost import DENOISING, describe_calibration, load_calibration
-from repro.families.dllm.record import accuracy, accuracy_strict, graded, num_steps
+from repro.families.dllm import record as dllm
 from repro.runs.cell import Cell
-from repro.runs.family import WAITS, Family, SummaryColumn, column, late_submissions, metric
-from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord, Table, columns_in
+from repro.runs.family import Family, column, family_in, late_submissions
+from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord, Table
 from repro.runs.step_driver import RequestLog, VirtualClock, WallClock, drive_steps, in_arrival_order
 from repro.tasks.registry import TASKS, TaskOptions, task_asked
 from repro.tasks.task import Task
@@ -46,23 +46,19 @@ from repro.workloads.workload import (
 )
 
 STEPS = "steps"
-_COLUMNS = columns_in(Path(__file__).with_name("columns.csv"))
 
 
-@metric("tokens", "output tokens / (blocks denoised + blocks committed), over all steps", "no block was denoised")
 def tokens_per_forward(record: RunRecord) -> float | None:
     forwards = column(record, "num_denoised", STEPS).sum() + column(record, "num_committed", STEPS).sum()
     tokens = sum(length for length in record.requests["output_len"] if length is not None)
     return float(tokens / forwards) if forwards else None
 
 
-@metric("rows", "mean of num_rows over steps", "no steps")
 def rows_per_step(record: RunRecord) -> float | None:
     rows = column(record, "num_rows", STEPS)
     return float(rows.mean()) if rows.size else None
 
 
-@metric("share", "committed / (denoised + committed)", "no block was denoised")
 def commit_share(record: RunRecord) -> float | None:
     made = column(record, "num_committed", STEPS).sum()
     forwards = made + column(record, "num_denoised", STEPS).sum()
@@ -78,14 +74,7 @@ def steps_in_turn(record: RunRecord) -> Iterator[str]:
         yield "requests and steps disagree on the forwards that denoised"
 
 
-BLOCK = Family(
-    name="block",
-    request_columns=_COLUMNS[REQUESTS],
-    tables={STEPS: _COLUMNS[STEPS]},
-    metrics=(tokens_per_forward, commit_share, rows_per_step, num_steps, accuracy, accuracy_strict),
-    checks=(steps_in_turn, late_submissions),
-    shown=(SummaryColumn("tokens/forward", "tokens_per_forward"), *WAITS),
-)
+BLOCK = family_in(Path(__file__).parent, "block", vars(dllm) | globals(), checks=(steps_in_turn, late_submissions))
 
 
 ON_TORCH = "repro.families.block.on_torch"
@@ -195,14 +184,14 @@ class BlockDeployment:
         from repro.families.block.text import answer_of, text_of
 
         text = text_of(self.settings)
-        return graded(record, self.task, {i: answer_of(ids, text).text for i, ids in log.answers.items()})
+        return dllm.graded(record, self.task, {i: answer_of(ids, text).text for i, ids in log.answers.items()})
 
 
 class BlockLog(RequestLog):
     def __init__(self, engine: BlockEngine, ordered: list[BlockRequest]) -> None:
-        super().__init__(ordered, _COLUMNS[REQUESTS])
+        super().__init__(ordered, BLOCK.request_columns)
         self.table["gen_length"] = [request.gen_length for request in ordered]
-        self.steps: Table = {column.name: [] for column in _COLUMNS[STEPS]}
+        self.steps: Table = {column.name: [] for column in BLOCK.tables[STEPS]}
         self.answers: dict[int, tuple[int, ...]] = {}
         self._engine = engine
         self._admitted: set[int] = set()

@@ -7,6 +7,7 @@ a round was ready. A run's reading of SLO attainment and its objectives are amon
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -17,10 +18,6 @@ from engines.cluster.record import (
     Floats,
     ItlStat,
     Observed,
-    RoundRow,
-    TaskRow,
-    TransferRow,
-    WorkerRow,
     attainments,
     observe,
     observed,
@@ -29,8 +26,8 @@ from engines.cluster.record import (
 )
 from engines.policies.views import NO_OBJECTIVE_S, Slo
 from repro.families.cluster.system import request_table
-from repro.runs.family import Family, Metric, SummaryColumn, column, distribution, known, metric
-from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
+from repro.runs.family import Compute, column, distribution, family_in, known
+from repro.runs.record import REQUESTS, RunRecord, Table
 
 ROUNDS, TASKS, TRANSFERS, WORKERS = "rounds", "tasks", "transfers", "workers"
 _ITL_STATS: tuple[ItlStat, ...] = get_args(ItlStat)
@@ -38,32 +35,6 @@ _ITL_STATS: tuple[ItlStat, ...] = get_args(ItlStat)
 
 def _itl_column(stat: ItlStat) -> str:
     return f"itl_{stat.replace('-', '_')}_s"
-
-
-def _itl_columns(scope: str) -> tuple[Column, ...]:
-    return tuple(
-        Column(
-            _itl_column(stat),
-            "float",
-            f"{stat} gap between tokens of the {scope}; null where it has none",
-            nullable=True,
-        )
-        for stat in _ITL_STATS
-    )
-
-
-REQUEST_COLUMNS: tuple[Column, ...] = (
-    Column("num_rounds", "int", "rounds of the session, those never reached included"),
-    Column("decode_tokens", "int", "tokens to generate, over all rounds"),
-    Column("worker_id", "int", "the decode worker it is bound to"),
-    *_itl_columns("session"),
-)
-TABLES: Mapping[str, tuple[Column, ...]] = {
-    ROUNDS: (*columns_of(RoundRow), *_itl_columns("round")),
-    TASKS: columns_of(TaskRow),
-    TRANSFERS: columns_of(TransferRow),
-    WORKERS: columns_of(WorkerRow),
-}
 
 
 def tables_of(run: ClusterRun) -> dict[str, Table]:
@@ -109,10 +80,9 @@ def _itl(stats: Mapping[ItlStat, Floats]) -> dict[str, list[Any]]:
     }
 
 
-# ---- metrics ----------------------------------------------------------------------------------------------
+# ---- metrics, each under the name that it has in metrics.csv ----------------------------------------------
 
 
-@metric("share", "the same in each of the readings", "no sessions, or no objectives")
 def attainment_by_reading(record: RunRecord) -> dict[str, float | None]:
     """Every reading of the paper's words, by its name ``scope/ttft/itl``."""
     limits = record.facts["slo"]
@@ -123,13 +93,8 @@ def attainment_by_reading(record: RunRecord) -> dict[str, float | None]:
     return {str(reading): None if math.isnan(share) else share for reading, share in found.items()}
 
 
-@metric(
-    "share",
-    "rounds or sessions that meet both objectives / all, in the reading of the run's facts",
-    "no sessions, or no objectives",
-)
 def slo_attainment(record: RunRecord) -> float | None:
-    found: dict[str, float | None] = attainment_by_reading.compute(record)
+    found: dict[str, float | None] = attainment_by_reading(record)
     return found[record.facts["attainment_reading"]]
 
 
@@ -138,26 +103,22 @@ def round_ttft_s(record: RunRecord) -> Floats:
     return column(record, "first_token_s", ROUNDS) - column(record, "ready_s", ROUNDS)
 
 
-@metric("s", "largest first token - ready of a round", "no round has one")
 def ttft_longest_s(record: RunRecord) -> float | None:
     times = known(round_ttft_s(record))
     return float(times.max()) if times.size else None
 
 
-@metric("share", "rounds prefilled on their decode worker / rounds", "no rounds")
 def local_share(record: RunRecord) -> float | None:
     """Recomputations after a preemption are not counted."""
     local = record.tables[ROUNDS]["is_local"]
     return sum(local) / len(local) if local else None
 
 
-@metric("prefills", "by the router's rule")
 def prefills_by_reason(record: RunRecord) -> dict[str, int]:
     reasons = record.tables[TASKS]["reason"]
     return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
 
 
-@metric("share", "busy time / (end of the run x workers)", "no worker of the role")
 def busy_share(record: RunRecord) -> dict[str, float | None]:
     """By role, prefill and decode steps apart."""
     end_s, workers = record.facts["end_s"], record.tables[WORKERS]
@@ -170,56 +131,24 @@ def busy_share(record: RunRecord) -> dict[str, float | None]:
     return found
 
 
-def _over_rounds(name: str, formula: str, values: Callable[[RunRecord], Floats]) -> Metric:
-    undefined = "per entry: no round that has it, or too few"
-    return Metric(
-        name, "s", f"distribution over {formula}", undefined, lambda record: distribution(known(values(record)))
-    )
+def _over_rounds(values: Callable[[RunRecord], Floats]) -> Compute:
+    return lambda record: distribution(known(values(record)))
 
 
-def _sum(column: str) -> Any:
+def _sum(column: str) -> Compute:
     return lambda record: sum(value or 0 for value in record.tables[WORKERS][column])
 
 
-AR_METRICS: tuple[Metric, ...] = (
-    slo_attainment,
-    attainment_by_reading,
-    _over_rounds(
-        "ttft_initial_s",
-        "initial rounds of first token - ready",
-        lambda record: round_ttft_s(record)[column(record, "round", ROUNDS) == 0],
-    ),
-    _over_rounds(
-        "ttft_incremental_s",
-        "later rounds of first token - ready",
-        lambda record: round_ttft_s(record)[column(record, "round", ROUNDS) != 0],
-    ),
-    _over_rounds("ttft_rounds_s", "all rounds of first token - ready", round_ttft_s),
-    ttft_longest_s,
-    _over_rounds("itl_s", "rounds of their mean gap", lambda record: column(record, "itl_mean_s", ROUNDS)),
-    _over_rounds(
-        "itl_p95_s", "rounds of the 95th percentile of their gaps", lambda record: column(record, "itl_p95_s", ROUNDS)
-    ),
-    local_share,
-    prefills_by_reason,
-    Metric(
-        "most_postponed",
-        "times",
-        "the most that one prefill was put back",
-        "never: 0 of none",
-        lambda record: max(record.tables[TASKS]["postponed"], default=0),
-    ),
-    busy_share,
-    Metric(
-        "prefill_load",
-        "share",
-        "prefill time asked for / (workers x time of arrivals), in the busier pool",
-        "arrivals all at once",
-        lambda record: record.facts["prefill_load"],
-    ),
-    Metric("kv_evicted", "tokens", "idle prefixes given up, over workers", "never", _sum("kv_evicted")),
-    Metric("num_preemptions", "sequences", "K/V of decoding sequences given up", "never", _sum("num_preemptions")),
-)
+def most_postponed(record: RunRecord) -> int:
+    return max(record.tables[TASKS]["postponed"], default=0)
+
+
+ttft_initial_s = _over_rounds(lambda record: round_ttft_s(record)[column(record, "round", ROUNDS) == 0])
+ttft_incremental_s = _over_rounds(lambda record: round_ttft_s(record)[column(record, "round", ROUNDS) != 0])
+ttft_rounds_s = _over_rounds(round_ttft_s)
+itl_s = _over_rounds(lambda record: column(record, "itl_mean_s", ROUNDS))
+itl_p95_s = _over_rounds(lambda record: column(record, "itl_p95_s", ROUNDS))
+kv_evicted, num_preemptions = _sum("kv_evicted"), _sum("num_preemptions")
 
 # ---- checks: that a run ended, that it could have gone on, and that nothing was lost ------------------------------
 
@@ -277,22 +206,15 @@ def score(record: RunRecord) -> tuple[float, ...]:
     """One that never ends is infinitely late."""
     late = column(record, "finished_s") - column(record, "arrival_s")
     ended = late.size and not np.isnan(late).any()
-    return -(slo_attainment.compute(record) or 0.0), float(late.mean()) if ended else math.inf
+    return -(slo_attainment(record) or 0.0), float(late.mean()) if ended else math.inf
 
 
-AR = Family(
-    name="ar",
+AR = family_in(
+    Path(__file__).parent,
+    "ar",
+    globals(),
     unit="sessions",
-    request_columns=REQUEST_COLUMNS,
-    tables=TABLES,
-    metrics=AR_METRICS,
     checks=(_drained, _rounds_are_whole, _transfers_match, _memory_held),
     score=score,
     score_said="the highest SLO attainment, then the least mean time of a session",
-    shown=(
-        SummaryColumn("longest TTFT s", "ttft_longest_s"),
-        SummaryColumn("attainment", "slo_attainment", is_share=True),
-        SummaryColumn("local", "local_share", is_share=True),
-        SummaryColumn("load", "prefill_load", is_share=True),
-    ),
 )

@@ -8,36 +8,23 @@ are over all steps. A turn that never had its first token misses the objective.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import fsum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from engines.cluster.record import rows_of
-from engines.laps.cluster import InstanceRow, MoveRow, PrefillRun, StepRow
+from engines.laps.cluster import PrefillRun
 from repro.families.cluster.system import request_table
-from repro.runs.family import WAITS, Family, Mask, Metric, SummaryColumn, column, distribution, known, mask, metric
-from repro.runs.record import REQUESTS, Column, RunRecord, Table, columns_of
+from repro.runs.family import Compute, Mask, column, distribution, family_in, known, mask
+from repro.runs.record import REQUESTS, RunRecord, Table
 
 Floats = npt.NDArray[np.float64]
 STEPS, MOVES, INSTANCES = "steps", "moves", "instances"
 
-REQUEST_COLUMNS: tuple[Column, ...] = (
-    Column("session_id", "int", "the conversation it is a turn of"),
-    Column("turn", "int", "0 is the first"),
-    Column("length_class", "str", "short or long, by the run's boundary"),
-    Column("history", "int", "tokens whose K/V was there"),
-    Column("instance", "int", "where it was prefilled", nullable=True),
-    Column("violated", "bool", "whether its first token came later than the objective allows, or never"),
-    Column("counted", "bool", "whether it arrived in the measured window"),
-)
-TABLES: Mapping[str, tuple[Column, ...]] = {
-    STEPS: columns_of(StepRow),
-    MOVES: columns_of(MoveRow),
-    INSTANCES: columns_of(InstanceRow),
-}
 WARM_UP = 0.1
 """Share of the turns that arrive before the window opens."""
 
@@ -96,10 +83,8 @@ BUCKETS: tuple[tuple[str, int, float], ...] = (
 """Prompt tokens, from and below; of the data set, where a platform scales its lengths."""
 BUSY, WAITED = 0.999, 0.5
 """Instances this busy while the last quarter of the turns waits this much longer than the first: the rate outruns them."""
-_EMPTY = "the window is empty"
-_NO_TURN = "per entry: no turn that has it, or too few"
 
-# ---- metrics ----------------------------------------------------------------------------------------------
+# ---- metrics, each under the name that it has in metrics.csv ----------------------------------------------
 
 
 def counted(record: RunRecord, length_class: str | None = None) -> Mask:
@@ -125,24 +110,22 @@ def _inside(record: RunRecord, begin_s: Floats, end_s: Floats) -> float:
     return float(inside[inside > 0].sum())
 
 
-def _over_window(name: str, unit: str, formula: str, amount: Callable[[RunRecord, float, float], float]) -> Metric:
+def _over_window(amount: Callable[[RunRecord, float, float], float]) -> Compute:
     """``amount`` between two times, over the window's length."""
 
     def compute(record: RunRecord) -> float | None:
         start_s, end_s = record.facts["window_s"]
         return amount(record, start_s, end_s) / (end_s - start_s) if end_s > start_s else None
 
-    return Metric(name, unit, formula, _EMPTY, compute)
+    return compute
 
 
-def _over_steps(
-    name: str, unit: str, formula: str, amount: Callable[[Table], float], undefined: str = "no steps"
-) -> Metric:
+def _over_steps(amount: Callable[[Table], float]) -> Compute:
     def compute(record: RunRecord) -> float | None:
         steps = record.tables[STEPS]
         return amount(steps) if steps["tokens"] else None
 
-    return Metric(name, unit, formula, undefined, compute)
+    return compute
 
 
 def _finished(record: RunRecord, start_s: float, end_s: float) -> float:
@@ -155,13 +138,13 @@ def _waiting_s(record: RunRecord, *_: float) -> float:
     return _inside(record, column(record, "arrival_s"), np.where(np.isnan(finished), np.inf, finished))
 
 
-rps = _over_window("rps", "turns/s", "first tokens in the window / its length", _finished)
-in_system = _over_window(
-    "in_system", "turns", "integral over the window of turns without a first token / its length", _waiting_s
-)
+def _moves(record: RunRecord, start_s: float, end_s: float) -> float:
+    return 60 * sum(start_s <= time < end_s for time in record.tables[MOVES]["time_s"])
 
 
-@metric("tokens/s", "tokens of steps that begin in the window / its length", _EMPTY)
+rps, in_system, moves_per_minute = _over_window(_finished), _over_window(_waiting_s), _over_window(_moves)
+
+
 def tokens_s(record: RunRecord) -> float | None:
     start_s, end_s = record.facts["window_s"]
     steps = list(rows_of(record.tables[STEPS], "start_s", "tokens"))
@@ -170,7 +153,6 @@ def tokens_s(record: RunRecord) -> float | None:
     return sum(tokens for begun, tokens in steps if start_s <= begun < end_s) / (end_s - start_s)
 
 
-@metric("s, share", "TTFT and share of violations by tokens of the prompt", _NO_TURN)
 def by_length(record: RunRecord) -> dict[str, dict[str, Any]]:
     counts = counted(record)
     tokens = column(record, "prompt_len") / record.facts.get("length_scale", 1.0)
@@ -181,19 +163,16 @@ def by_length(record: RunRecord) -> dict[str, dict[str, Any]]:
     return found
 
 
-@metric("share", "steps by how they ran", "per entry: no steps")
 def mode_shares(record: RunRecord) -> dict[str, float]:
     kinds = [mode.partition(" ")[0] for mode in record.tables[STEPS]["mode"]]
     return {kind: kinds.count(kind) / len(kinds) for kind in ("eager", "fallback", "graph", "rung") if kinds}
 
 
-@metric("share", "steps that replay a graph / steps", "no steps")
 def graph_share(record: RunRecord) -> float | None:
-    shares = mode_shares.compute(record)
+    shares = mode_shares(record)
     return shares["graph"] + shares["rung"] if shares else None
 
 
-@metric("share", "time in steps / (window x instances)", _EMPTY)
 def busy_share(record: RunRecord) -> float | None:
     start_s, end_s = record.facts["window_s"]
     if not record.tables[STEPS]["tokens"] or end_s <= start_s:
@@ -203,64 +182,20 @@ def busy_share(record: RunRecord) -> float | None:
     return busy / (len(record.tables[INSTANCES]["instance"]) * (end_s - start_s))
 
 
-def _ttft(name: str, formula: str, length_class: str | None = None) -> Metric:
-    return Metric(
-        name, "s", formula, _NO_TURN, lambda record: distribution(ttft_of(record, counted(record, length_class)))
-    )
+def _ttft(length_class: str | None = None) -> Compute:
+    return lambda record: distribution(ttft_of(record, counted(record, length_class)))
 
 
-def _late(name: str, formula: str, undefined: str, length_class: str | None = None) -> Metric:
-    return Metric(name, "share", formula, undefined, lambda record: violations(record, counted(record, length_class)))
+def _late(length_class: str | None = None) -> Compute:
+    return lambda record: violations(record, counted(record, length_class))
 
 
-PREFILL_METRICS: tuple[Metric, ...] = (
-    rps,
-    tokens_s,
-    Metric(
-        "end_s", "s", "when the run ended, answers included where they are decoded", "never", lambda r: r.facts["end_s"]
-    ),
-    _ttft("ttft_all_s", "distribution of TTFT over turns that count"),
-    _ttft("ttft_short_s", "the same, short ones", "short"),
-    _ttft("ttft_long_s", "the same, long ones", "long"),
-    by_length,
-    _late(
-        "slo_violations",
-        "turns whose TTFT exceeds the objective, or that never had a token / turns that count",
-        "no turn counts",
-    ),
-    _late("slo_violations_short", "the same, short ones", "no short turn counts", "short"),
-    _late("slo_violations_long", "the same, long ones", "no long turn counts", "long"),
-    in_system,
-    _over_steps(
-        "requests_per_step",
-        "turns",
-        "turns in a step, chunks counted each",
-        lambda steps: (sum(steps["num_short"]) + sum(steps["num_long"])) / len(steps["tokens"]),
-    ),
-    _over_steps(
-        "mixed_steps",
-        "share",
-        "steps with short and long turns / steps",
-        lambda steps: sum(map(all, rows_of(steps, "num_short", "num_long"))) / len(steps["tokens"]),
-    ),
-    graph_share,
-    mode_shares,
-    _over_steps(
-        "padding",
-        "share",
-        "padded tokens / tokens - 1",
-        lambda steps: sum(steps["padded_tokens"]) / sum(steps["tokens"]) - 1,
-        "no tokens",
-    ),
-    busy_share,
-    _over_steps("busy_s", "s", "time in steps, all instances", lambda steps: fsum(steps["duration_s"])),
-    _over_window(
-        "moves_per_minute",
-        "1/min",
-        "moves of the controller in the window",
-        lambda record, start_s, end_s: 60 * sum(start_s <= time < end_s for time in record.tables[MOVES]["time_s"]),
-    ),
-)
+ttft_all_s, ttft_short_s, ttft_long_s = _ttft(), _ttft("short"), _ttft("long")
+slo_violations, slo_violations_short, slo_violations_long = _late(), _late("short"), _late("long")
+requests_per_step = _over_steps(lambda steps: (sum(steps["num_short"]) + sum(steps["num_long"])) / len(steps["tokens"]))
+mixed_steps = _over_steps(lambda steps: sum(map(all, rows_of(steps, "num_short", "num_long"))) / len(steps["tokens"]))
+padding = _over_steps(lambda steps: sum(steps["padded_tokens"]) / sum(steps["tokens"]) - 1)
+busy_s = _over_steps(lambda steps: fsum(steps["duration_s"]))
 
 # ---- checks: that a system lost no turn, held its own rules, and obeys Little's law -------------------------------
 
@@ -297,7 +232,7 @@ def littles_law(record: RunRecord) -> Iterator[str]:
     """L = X W. Over a window the two sides differ by turns that are in the system at its ends, no more; a closed loop besides has
     each of its clients in the system or thinking, all the time."""
     start_s, end_s = record.facts["window_s"]
-    mean, rate = in_system.compute(record), rps.compute(record)
+    mean, rate = in_system(record), rps(record)
     times = ttft_of(record, counted(record))
     if mean is None or rate is None or not times.size:
         return
@@ -324,7 +259,7 @@ def _keeps_up(record: RunRecord) -> Iterator[str]:
     """An open loop's rate that grows the queue for as long as it lasts."""
     if record.facts["closed_loops"] or record.facts["is_transient"]:
         return
-    busy = busy_share.compute(record)
+    busy = busy_share(record)
     arrival = column(record, "arrival_s")
     times = (column(record, "finished_s") - arrival)[np.argsort(arrival)]
     quarter = len(times) // 4
@@ -341,28 +276,19 @@ def _keeps_up(record: RunRecord) -> Iterator[str]:
 def score(record: RunRecord) -> tuple[float, ...]:
     """At a rate the share of late turns, then their mean TTFT; without one turns/s, the same number as the mean where no one thinks."""
     if record.facts["closed_loops"]:
-        return (-(rps.compute(record) or 0.0),)
+        return (-(rps(record) or 0.0),)
     times = ttft_of(record, counted(record))
     late = violations(record, counted(record))
     return 1.0 if late is None else late, float(times.mean()) if times.size else math.inf
 
 
-PREFILL = Family(
-    name="prefill",
-    request_columns=REQUEST_COLUMNS,
-    tables=TABLES,
-    metrics=PREFILL_METRICS,
+PREFILL = family_in(
+    Path(__file__).parent,
+    "prefill",
+    globals(),
     checks=(_window_is_long_enough, tokens_are_whole, _steps_do_not_overlap, littles_law, _keeps_up),
     score=score,
     score_said="the fewest late turns, then the least mean TTFT, and in a closed loop the most turns/s",
     unit="turns",
     ends_at_first_token=True,
-    shown=(
-        SummaryColumn("prefill tok/s", "tokens_s"),
-        SummaryColumn("turns/s", "rps"),
-        *WAITS,
-        SummaryColumn("late", "slo_violations", is_share=True),
-        SummaryColumn("late, long", "slo_violations_long", is_share=True),
-        SummaryColumn("graphs", "graph_share", is_share=True),
-    ),
 )

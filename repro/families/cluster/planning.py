@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from engines.ampd.planner import Method, PlannerConfig, PlanningWorkload, coefficients, default_method, solve
@@ -18,7 +19,7 @@ from engines.knobs import Checked, Range
 from engines.policies.views import PrefillTask, WorkerSnapshot
 from repro.families.cluster.ampd_settings import ClusterSettings, Ground, resolve
 from repro.runs.cell import Cell
-from repro.runs.family import Family, Metric
+from repro.runs.family import Family, metrics_in
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, OnProgress, RunRecord, empty_table
 from repro.workloads.sessions import SessionWorkload
 
@@ -40,20 +41,8 @@ class PlannerKnobs(Checked):
     """Measure how long the planner and its policies take."""
 
 
-def _fact(name: str, unit: str, formula: str, undefined: str = "not timed") -> Metric:
-    return Metric(name, unit, formula, undefined, lambda record: record.facts[name])
-
-
 PLANNING = Family(
-    name="planning",
-    serves=False,
-    metrics=(
-        _fact("plans", "-", "deployments, best first, with the P95 latencies they are ranked by", "never"),
-        _fact("coefficients_s", "s", "processor time of the P95 coefficients"),
-        _fact("solve_s", "s", "processor time of the integer program"),
-        _fact("routing_s", "s", "processor time of a routing decision over 8 busy workers"),
-        _fact("ordering_s", "s", "processor time of an ordering of 3 prefills"),
-    ),
+    name="planning", serves=False, metrics=metrics_in(Path(__file__).with_name("metrics.csv"), "planning", {})
 )
 
 

@@ -206,7 +206,7 @@ class DllmDeployment:
                 record = grade_run(record, self.task, _outputs(engine, record), settings.model)
         if not settings.is_simulated:
             record = record.with_manifest(device=settings.device, dtype=settings.dtype, weights=settings.weights)
-        ran = step_requests.compute(record)
+        ran = step_requests(record)
         # Requests that a step ran: of a static batch how large it was.
         batches = {"mean": ran["mean"], "largest": int(ran["max"])} if ran["n"] else None
         return record.with_manifest(

@@ -14,20 +14,17 @@ from engines.dllm.plan import Occupancy, PlanFacts, Request, StepChanges, StepRe
 from engines.dllm.simulated import LETTERS, RecordingExecutor
 from engines.runtime.step_timer import STEP_PARTS, DeviceTimes
 from repro.runs.family import (
-    WAITS,
-    Family,
     Floats,
-    SummaryColumn,
     column,
     distribution,
+    family_in,
     known,
     late_submissions,
-    metric,
     request_times,
     served_per_second,
     status_counts,
 )
-from repro.runs.record import REQUESTS, OnProgress, RunRecord, Table, columns_in
+from repro.runs.record import REQUESTS, OnProgress, RunRecord, Table
 from repro.runs.step_driver import Clock, RequestLog, drive_steps, in_arrival_order
 from repro.tasks.task import Task
 
@@ -36,25 +33,19 @@ BLOCKS = "blocks"
 """Filled in runs in which a model decides how steps go, for those that are to follow them (``replay``); empty in others."""
 PART_COLUMNS = {f"{part}_s": part for part in STEP_PARTS}
 """Column of a profiled step -> part of the step."""
-_COLUMNS = columns_in(Path(__file__).with_name("columns.csv"))
-REQUEST_COLUMNS, STEP_COLUMNS, BLOCK_COLUMNS = (_COLUMNS[name] for name in (REQUESTS, STEPS, BLOCKS))
 
 
-_NO_TIME = "no steps, or they took no time"
-_GRADED = "correct / all requests, failed ones included; Wilson's 95 % interval"
+# -- metrics, each under the name that it has in metrics.csv --------------------------------------------------
 
 
-@metric("steps", "engine iterations")
 def num_steps(record: RunRecord) -> int:
     return len(record.tables[STEPS]["step"])
 
 
-@metric("s", "sum of duration over steps")
 def busy_s(record: RunRecord) -> float:
     return float(np.sum(column(record, "duration_s", STEPS)))
 
 
-@metric("requests", "distribution over steps of num_refresh + num_reuse", "no steps")
 def step_requests(record: RunRecord) -> dict[str, Any]:
     return distribution(column(record, "num_refresh", STEPS) + column(record, "num_reuse", STEPS))
 
@@ -66,7 +57,6 @@ def _per_busy_second(record: RunRecord, values: Floats) -> float | None:
     return float(values[is_given].sum()) / busy if busy > 0 else None
 
 
-@metric("requests", "sum of num_running * duration / sum of duration", _NO_TIME)
 def mean_running(record: RunRecord) -> float | None:
     return _per_busy_second(record, column(record, "num_running", STEPS) * column(record, "duration_s", STEPS))
 
@@ -77,11 +67,6 @@ def _kinds(record: RunRecord) -> dict[str, npt.NDArray[np.bool_]]:
     return {"refresh": refreshes & ~reuses, "reuse": reuses & ~refreshes, "mixed": refreshes & reuses}
 
 
-@metric(
-    "share",
-    "of non-empty steps: Refresh only, Reuse only, mixed; num_refresh / (num_refresh + num_reuse) summed over steps",
-    "no step with a sequence",
-)
 def phase_mix(record: RunRecord) -> dict[str, float | None]:
     counts = {name: int(of_kind.sum()) for name, of_kind in _kinds(record).items()}
     shares = {name: count / sum(counts.values()) if any(counts.values()) else None for name, count in counts.items()}
@@ -94,9 +79,6 @@ def phase_mix(record: RunRecord) -> dict[str, float | None]:
     }
 
 
-@metric(
-    "share", "mean over steps of scheduled_tokens / max_num_batched_tokens", "no steps, or the run states no budget"
-)
 def budget_occupancy(record: RunRecord) -> float | None:
     cap, scheduled = record.manifest.get("max_num_batched_tokens"), column(record, "scheduled_tokens", STEPS)
     return float(scheduled.mean()) / cap if cap is not None and scheduled.size else None
@@ -108,39 +90,24 @@ def _kv_shares(record: RunRecord) -> Floats:
     return np.divide(used, total, out=np.full_like(total, np.nan), where=total > 0)
 
 
-@metric(
-    "share",
-    "kv_rows_used / kv_rows_total weighted by duration, over steps with a pool",
-    "no step with a pool, or they took no time",
-)
 def kv_occupancy(record: RunRecord) -> float | None:
     return _per_busy_second(record, _kv_shares(record) * column(record, "duration_s", STEPS))
 
 
-@metric("share", "largest kv_rows_used / kv_rows_total of a step", "no step with a pool")
 def kv_occupancy_peak(record: RunRecord) -> float | None:
     shares = known(_kv_shares(record))
     return float(shares.max()) if shares.size else None
 
 
-@metric("share", "1 - sum of forward / sum of duration", _NO_TIME)
 def outside_forward_share(record: RunRecord) -> float | None:
     inside = _per_busy_second(record, column(record, "forward_s", STEPS))
     return None if inside is None else 1.0 - inside
 
 
-@metric(
-    "share", "sum of bound / sum of duration, over steps with a bound", "no card is known, or its steps took no time"
-)
 def roofline_share(record: RunRecord) -> float | None:
     return _per_busy_second(record, column(record, "bound_s", STEPS))
 
 
-@metric(
-    "share",
-    "steps that ran as a CUDA graph / steps, of those that are Reuse only and not profiled",
-    "there is no such step",
-)
 def graph_hit_rate(record: RunRecord) -> float | None:
     """Profiled steps do not count: taking them apart leaves no graph to run."""
     could_hit = _kinds(record)["reuse"] & np.isnan(column(record, "idle_s", STEPS))
@@ -148,17 +115,11 @@ def graph_hit_rate(record: RunRecord) -> float | None:
     return float(hits.mean()) if hits.size else None
 
 
-@metric("share", "sum of idle / sum of all parts, over profiled steps", "no step was profiled, or they took no time")
 def host_share(record: RunRecord) -> float | None:
-    found = profile.compute(record)
+    found = profile(record)
     return None if found is None else found["all"]["share"]["idle"]
 
 
-@metric(
-    "s, share",
-    "of profiled steps (refresh, reuse, mixed, all): num_steps; seconds and share by part",
-    "no step was profiled; share: such steps took no time",
-)
 def profile(record: RunRecord) -> dict[str, Any] | None:
     taken = {part: column(record, name, STEPS) for name, part in PART_COLUMNS.items()}
     profiled = ~np.isnan(taken["idle"])
@@ -186,22 +147,15 @@ def _solved(record: RunRecord, column: str) -> dict[str, Any] | None:
     return {"value": solved / n, "low": low, "high": high, "n": n}
 
 
-@metric("share", _GRADED, "nothing is graded")
 def accuracy(record: RunRecord) -> dict[str, Any] | None:
     return _solved(record, "correct")
 
 
-@metric(
-    "share", "as accuracy, by the task's stricter criterion", "nothing is graded, or the task has one criterion only"
-)
 def accuracy_strict(record: RunRecord) -> dict[str, Any] | None:
     return _solved(record, "correct_strict")
 
 
-DLLM_METRICS = (
-    *(num_steps, busy_s, step_requests, mean_running, phase_mix, budget_occupancy, kv_occupancy, kv_occupancy_peak),
-    *(outside_forward_share, roofline_share, graph_hit_rate, host_share, profile, accuracy, accuracy_strict),
-)
+# -- checks ---------------------------------------------------------------------------------------------------
 
 
 def step_times(record: RunRecord) -> Iterator[str]:
@@ -266,9 +220,6 @@ def submissions(record: RunRecord) -> Iterator[str]:
     yield from late_submissions(record, earliest)
 
 
-DLLM_CHECKS = (step_times, step_counts, output_lengths, submissions)
-
-
 def score(record: RunRecord) -> tuple[float, ...]:
     """Most tokens/s, then the least mean latency."""
     latencies = request_times(record, "e2el_s")
@@ -276,22 +227,15 @@ def score(record: RunRecord) -> tuple[float, ...]:
     return -rate, float(latencies.mean()) if latencies.size else math.inf
 
 
-DLLM = Family(
-    name="dllm",
+DLLM = family_in(
+    Path(__file__).parent,
+    "dllm",
+    globals(),
+    checks=(step_times, step_counts, output_lengths, submissions),
     score=score,
     score_said="most tokens/s, then the least mean latency",
-    request_columns=REQUEST_COLUMNS,
-    tables={STEPS: STEP_COLUMNS, BLOCKS: BLOCK_COLUMNS},
-    metrics=DLLM_METRICS,
-    checks=DLLM_CHECKS,
-    shown=(
-        *WAITS,
-        SummaryColumn("batch", "step_requests", stat="mean"),
-        SummaryColumn("largest batch", "step_requests", stat="max"),
-        SummaryColumn("running", "mean_running"),
-        SummaryColumn("outside fwd", "outside_forward_share", is_share=True),
-    ),
 )
+REQUEST_COLUMNS, STEP_COLUMNS, BLOCK_COLUMNS = DLLM.request_columns, DLLM.tables[STEPS], DLLM.tables[BLOCKS]
 
 
 def drive_engine(

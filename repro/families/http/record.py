@@ -11,21 +11,19 @@ from repro.families.http.endpoint import count_tokens
 from repro.families.http.requests import prompt_bounds
 from repro.families.http.server_metrics import tokens_generated
 from repro.runs.family import (
-    Family,
     Floats,
     Mask,
-    SummaryColumn,
     column,
     distribution,
+    family_in,
     is_ok,
     known,
     late_submissions,
     mask,
-    metric,
     told_of_good,
 )
 from repro.runs.http_driver import Exchange, Reply
-from repro.runs.record import REQUESTS, RunRecord, Table, columns_in
+from repro.runs.record import REQUESTS, RunRecord, Table
 
 MIN_REQUESTS = 10
 """Below it there is no p90 and no verdict."""
@@ -41,8 +39,6 @@ BUNCH, MAX_BUNCHED = 4, 0.01
 
 CHUNKS = "chunks"
 
-_COLUMNS = columns_in(Path(__file__).with_name("columns.csv"))
-
 
 def tables_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]] | None = None) -> dict[str, Table]:
     """Requests are numbered in the order in which they were due. ``encode`` counts tokens that the endpoint does not tell."""
@@ -51,7 +47,7 @@ def tables_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]] 
             count_tokens(exchange.reply, encode)
     rows = [_row(number, exchange) for number, exchange in enumerate(exchanges)]
     columns = _row(0, Exchange(session_id=0, turn=0, due_s=0.0)).keys()
-    chunks: Table = {column.name: [] for column in _COLUMNS[CHUNKS]}
+    chunks: Table = {column.name: [] for column in HTTP.tables[CHUNKS]}
     for number, exchange in enumerate(exchanges):
         reply = exchange.reply or Reply()
         chunks["request_id"] += [number] * len(reply.chunks_s)
@@ -111,10 +107,7 @@ def _lag(exchange: Exchange, stamp_s: float | None) -> float | None:
     return max(0.0, stamp_s - exchange.ended_s)
 
 
-# -- metrics ----------------------------------------------------------------------------------------------
-
-_NONE_SENT = "per entry: none sent, or too few"
-_FEW = "fewer than two first turns sent, or all at one moment"
+# -- metrics, each under the name that it has in metrics.csv ------------------------------------------------
 
 
 def sent_s(record: RunRecord) -> Floats:
@@ -122,27 +115,19 @@ def sent_s(record: RunRecord) -> Floats:
     return column(record, "arrival_s") + column(record, "submit_lag_s")
 
 
-@metric("s", "distribution of sent - due - client_queue_s", _NONE_SENT)
 def schedule_delay_s(record: RunRecord) -> dict[str, Any]:
     """How late the client itself was, the wait for a place left out."""
     return _of_known(column(record, "submit_lag_s") - column(record, "client_queue_s"))
 
 
-@metric("s", "distribution of the wait under max_concurrency", _NONE_SENT)
 def client_queue_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(column(record, "client_queue_s"))
 
 
-@metric("s", "distribution of first piece - sent", _NONE_SENT)
 def ttft_sent_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(column(record, "first_output_s") - sent_s(record))
 
 
-@metric(
-    "s",
-    "distribution over requests of (end of the answer - first piece) / (output_len - first_tokens)",
-    "one token, an answer in one piece, or a first piece whose tokens nothing shows",
-)
 def tpot_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(times_per_token(record))
 
@@ -156,12 +141,10 @@ def times_per_token(record: RunRecord) -> Floats:
     return times
 
 
-@metric("s", "distribution of gaps between pieces", "answers in one piece")
 def icl_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(_gaps(record, is_ok(record)))
 
 
-@metric("s", "distribution of gaps between tokens", "answers with pieces of several tokens, or of an unknown number")
 def itl_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(_gaps(record, is_ok(record) & np.asarray(record.requests["is_single"], dtype=bool)))
 
@@ -174,7 +157,6 @@ def _gaps(record: RunRecord, of: Mask) -> Floats:
     return np.diff(arrived)[together] if owner.size else arrived
 
 
-@metric("share", "pieces in one network read with the piece before / pieces with one before", "answers in one piece")
 def bunched_share(record: RunRecord) -> float | None:
     """Their gaps are 0, and say how the pieces came and not how they were made."""
     gaps = _gaps(record, is_ok(record)).size
@@ -188,39 +170,32 @@ def _bunched(record: RunRecord) -> Mask:
     return np.asarray(table["is_bunched"], dtype=bool) & is_ok(record)[owner]
 
 
-@metric("s", "distribution of the event with the reason for its end - end of the answer", "no reason came")
 def finish_lag_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(column(record, "finish_lag_s"))
 
 
-@metric("s", "distribution of the last usage - end of the answer", "no usage came")
 def usage_lag_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(column(record, "usage_lag_s"))
 
 
-@metric("s", "distribution of the end of the stream - end of the answer", "no ok request")
 def close_lag_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(column(record, "close_lag_s"))
 
 
-@metric("requests", "cut off unanswered on a kept connection, and sent once more")
 def num_resent(record: RunRecord) -> int:
     return sum(record.requests["was_resent"])
 
 
-@metric("requests/s", "as asked; of sessions, where they are", "all at once")
 def requested_rate(record: RunRecord) -> float | None:
     rate: float | None = record.facts.get("requested_rate")
     return rate
 
 
-@metric("requests/s", "(first turns - 1) / span of their due times", _FEW)
 def due_rate(record: RunRecord) -> float | None:
     """The rate of the arrivals that were drawn, which a finite number of draws moves off the requested rate."""
     return _rate(column(record, "arrival_s")[mask(record, "turn", 0)])
 
 
-@metric("requests/s", "(first turns - 1) / span of their sending", _FEW)
 def achieved_rate(record: RunRecord) -> float | None:
     return _rate(sent_s(record)[mask(record, "turn", 0)])
 
@@ -231,7 +206,6 @@ def _rate(times: Floats) -> float | None:
     return (times.size - 1) / span if span > 0 else None
 
 
-@metric("requests", "most under way at once")
 def peak_concurrency(record: RunRecord) -> int:
     begun, ended = sent_s(record), column(record, "finished_s")
     was_served = ~np.isnan(begun) & ~np.isnan(ended)
@@ -239,7 +213,6 @@ def peak_concurrency(record: RunRecord) -> int:
     return int(np.cumsum([step for _, step in events]).max()) if events else 0
 
 
-@metric("requests/s, share", "within the limits of goodput / window_s; / all", "no limits")
 def goodput_http(record: RunRecord) -> dict[str, Any]:
     """Good requests are ok and keep every limit of ``goodput``; the others count against attainment."""
     limits: dict[str, float] = record.facts.get("goodput", {})
@@ -262,17 +235,14 @@ def _of_known(times: Floats) -> dict[str, Any]:
     return distribution(known(times))
 
 
-@metric("tokens", "distribution of prompt_len over ok requests", "no ok request")
 def input_len(record: RunRecord) -> dict[str, Any]:
     return distribution(column(record, "prompt_len")[is_ok(record)])
 
 
-@metric("tokens", "distribution of output_len over ok requests", "no ok request")
 def output_len(record: RunRecord) -> dict[str, Any]:
     return distribution(column(record, "output_len")[is_ok(record)])
 
 
-@metric("tokens", "sum of prompt_len over ok requests")
 def prompt_tokens(record: RunRecord) -> int:
     return int(sum(n for n, ok in zip(record.requests["prompt_len"], is_ok(record), strict=True) if ok))
 
@@ -293,7 +263,7 @@ def submissions(record: RunRecord) -> Iterator[str]:
 
 
 def rate_was_kept(record: RunRecord) -> Iterator[str]:
-    due, achieved = due_rate.compute(record), achieved_rate.compute(record)
+    due, achieved = due_rate(record), achieved_rate(record)
     if due is not None and achieved is not None and achieved < MIN_RATE_SHARE * due:
         longest = max((value for value in record.requests["client_queue_s"] if value is not None), default=0.0)
         held = " (max_concurrency held requests back)" if longest > 0.001 else ""
@@ -388,7 +358,7 @@ def warnings(record: RunRecord) -> Iterator[str]:
     yield from _unseen_tokens(record)
     yield from _uncounted_tokens(record)
     yield from _bunched_pieces(record)
-    if resent := num_resent.compute(record):
+    if resent := num_resent(record):
         yield (
             f"{resent} requests were cut off unanswered on a connection that was used before, and sent once more on a fresh one: "
             f"their times count from the first sending"
@@ -417,7 +387,7 @@ def _uncounted_tokens(record: RunRecord) -> Iterator[str]:
 
 
 def _bunched_pieces(record: RunRecord) -> Iterator[str]:
-    rows, share = np.flatnonzero(_bunched(record)), bunched_share.compute(record) or 0.0
+    rows, share = np.flatnonzero(_bunched(record)), bunched_share(record) or 0.0
     # The first piece of a read is not marked, so that pieces of two reads are never side by side.
     longest = 1 + max(map(len, np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)))
     if longest >= BUNCH or share > MAX_BUNCHED:
@@ -428,31 +398,10 @@ def _bunched_pieces(record: RunRecord) -> Iterator[str]:
         )
 
 
-HTTP = Family(
-    name="http",
-    request_columns=_COLUMNS[REQUESTS],
-    tables={CHUNKS: _COLUMNS[CHUNKS]},
-    metrics=(
-        ttft_sent_s,
-        tpot_s,
-        itl_s,
-        icl_s,
-        bunched_share,
-        finish_lag_s,
-        usage_lag_s,
-        close_lag_s,
-        num_resent,
-        schedule_delay_s,
-        client_queue_s,
-        requested_rate,
-        due_rate,
-        achieved_rate,
-        peak_concurrency,
-        input_len,
-        output_len,
-        prompt_tokens,
-        goodput_http,
-    ),
+HTTP = family_in(
+    Path(__file__).parent,
+    "http",
+    globals(),
     checks=(
         enough_requests,
         submissions,
@@ -463,16 +412,5 @@ HTTP = Family(
         cold_cache,
         no_drift,
         nobody_else,
-    ),
-    shown=(
-        SummaryColumn("in tok", "input_len", stat="mean"),
-        SummaryColumn("out tok", "output_len", stat="mean"),
-        SummaryColumn("ttft ms", "ttft_s", stat="mean", scale=1e3),
-        SummaryColumn("tpot ms", "tpot_s", stat="mean", scale=1e3),
-        SummaryColumn("itl ms", "itl_s", stat="mean", scale=1e3),
-        SummaryColumn("icl ms", "icl_s", stat="mean", scale=1e3),
-        SummaryColumn("goodput/s", "goodput_http", stat="requests_s"),
-        SummaryColumn("sent req/s", "achieved_rate"),
-        SummaryColumn("at once", "peak_concurrency"),
     ),
 )

@@ -27,7 +27,7 @@ from repro.families.cluster.ampd_settings import DEFAULT_READING
 from repro.families.live.over_dynamo import Direct, Front, OverDynamo
 from repro.families.live.settings import MAX_WORKERS, TINY, LiveKnobs, LiveSettings, resolve
 from repro.runs.cell import Cell
-from repro.runs.family import Family, Metric, SummaryColumn, distribution, known, metric, window_s
+from repro.runs.family import Family, distribution, known, metrics_in, summary_in, window_s
 from repro.runs.record import REQUESTS, Obtained, OnProgress, RunRecord
 from repro.workloads.sessions import SessionWorkload, build_sessions
 
@@ -45,59 +45,36 @@ def workers_lived(record: RunRecord) -> Iterator[str]:
         yield f"{names} died or fell silent: what was measured is less than {facts['deployment']}"
 
 
-@metric("s", "distribution over rounds of first token - ready", "no round")
 def round_ttft_s(record: RunRecord) -> dict[str, Any]:
     return distribution(known(ttft_of(record)))
 
 
-@metric("1/s", "rounds or sessions that meet both objectives / (last end - first arrival)", "no session ended")
 def goodput(record: RunRecord) -> float | None:
-    share = slo_attainment.compute(record)
+    share = slo_attainment(record)
     is_of_rounds = record.facts["attainment_reading"].startswith("round/")
     counted = record.tables[ROUNDS]["round"] if is_of_rounds else record.requests["status"]
     seconds = window_s(record)
     return None if share is None or seconds is None else round(share * len(counted)) / seconds
 
 
-def _tokens(column: str) -> Any:
-    return lambda record: distribution(record.tables[ROUNDS][column])
+def input_len(record: RunRecord) -> dict[str, Any]:
+    return distribution(record.tables[ROUNDS]["prefill_tokens"])
+
+
+def output_len(record: RunRecord) -> dict[str, Any]:
+    return distribution(record.tables[ROUNDS]["decode_tokens"])
+
+
+def lost_workers(record: RunRecord) -> int:
+    return len(record.facts["lost_workers"])
 
 
 LIVE = replace(
     AR,
     name="live",
-    metrics=(
-        *AR.metrics,
-        round_ttft_s,
-        goodput,
-        Metric(
-            "input_len", "tokens", "distribution over rounds of what each adds", "no round", _tokens("prefill_tokens")
-        ),
-        Metric(
-            "output_len",
-            "tokens",
-            "distribution over rounds of what each asks for",
-            "no round",
-            _tokens("decode_tokens"),
-        ),
-        Metric("lost_workers", "workers", "losses of workers", "never", lambda r: len(r.facts["lost_workers"])),
-    ),
+    metrics=(*AR.metrics, *metrics_in(Path(__file__).with_name("metrics.csv"), "live", globals())),
     checks=(*AR.checks, workers_lived),
-    shown=(
-        SummaryColumn("in tok", "input_len", stat="mean"),
-        SummaryColumn("out tok", "output_len", stat="mean"),
-        SummaryColumn("ttft ms", "round_ttft_s", stat="mean", scale=1e3),
-        SummaryColumn("sim ttft", "ttft_s mean", scale=1e3, is_predicted=True),
-        SummaryColumn("tpot ms", "itl_s", stat="mean", scale=1e3),
-        SummaryColumn("sim tpot", "itl_s mean", scale=1e3, is_predicted=True),
-        SummaryColumn("itl p95 ms", "itl_p95_s", stat="mean", scale=1e3),
-        SummaryColumn("sim itl p95", "itl_p95_s mean", scale=1e3, is_predicted=True),
-        SummaryColumn("goodput/s", "goodput"),
-        SummaryColumn("local", "local_share", is_share=True),
-        SummaryColumn("sim local", "local_share", is_share=True, is_predicted=True),
-        *(each for each in AR.shown if each.metric != "local_share"),
-        SummaryColumn("lost", "lost_workers"),
-    ),
+    shown=summary_in(Path(__file__).with_name("summary.csv"), "live"),
 )
 """ITL is the 95th percentile of a round's gaps, TPOT their mean; both are averaged over rounds."""
 

@@ -6,8 +6,14 @@ from hypothesis import strategies as st
 from support.records import record_of, requests_table, stats
 
 from engines.errors import UserError
+from repro.families.block.system import BLOCK
+from repro.families.cluster.ampd_record import AR
+from repro.families.cluster.laps_record import PREFILL
+from repro.families.cluster.planning import PLANNING
 from repro.families.dllm.record import DLLM
-from repro.runs.family import METRICS, Family, column, distribution, goodput, is_ok, request_times
+from repro.families.http.record import HTTP
+from repro.families.live.system import LIVE
+from repro.runs.family import METRICS, Family, column, distribution, family_in, goodput, is_ok, request_times
 from repro.runs.record import REQUEST_COLUMNS, RunRecord
 
 ANY = Family(name="any")
@@ -71,11 +77,49 @@ def test_nan_is_refused():
         distribution([1.0, float("nan")])
 
 
-def test_every_metric_is_documented_once():
-    metrics = METRICS + DLLM.metrics
-    names = [metric.name for metric in metrics]
+FAMILIES = (DLLM, BLOCK, HTTP, AR, PREFILL, PLANNING, LIVE)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda each: each.name)
+def test_every_metric_is_documented_once(family):
+    """Live workers have a goodput of their own in place of the harness's."""
+    metrics = METRICS + family.metrics
+    names = [metric.name for metric in metrics if metric.unit != "1/s"]
     assert len(set(names)) == len(names)
     assert all(metric.unit and metric.formula and metric.undefined for metric in metrics)
+    assert {each.metric for each in family.shown if not each.is_predicted} <= {metric.name for metric in metrics}
+
+
+HEADS = {
+    "columns": "family,table,name,kind,null,meaning",
+    "metrics": "family,name,unit,formula,undefined,fact",
+    "summary": "family,title,metric,stat,scale,share,predicted",
+}
+ROWS = {
+    "columns": "mine,requests,cost,float,null,what it cost",
+    "metrics": "mine,cost,EUR,what it cost,never,",
+    "summary": "mine,cost,cost,,,,",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "reason"),
+    [
+        ("columns", "mine,requests,cost,double,,what it cost", "kind='double'"),
+        ("columns", "mine,requests,cost,float,yes,what it cost", "null='yes'"),
+        ("columns", "mine,requests,cost,float", "one cell"),
+        ("columns", "mine,requests,cost,float,,in EUR, of all", "one cell"),
+        ("metrics", "mine,price,EUR,what it cost,never,", "metric 'price'"),
+        ("metrics", "mine,cost,EUR,what it cost,never,facts", "fact='facts'"),
+        ("summary", "mine,cost,cost,,,yes,", "share='yes'"),
+        ("summary", "mine,cost,cost,,ten,,", "ten"),
+    ],
+)
+def test_a_row_that_describes_nothing_is_refused(file, row, reason, tmp_path):
+    for name, head in HEADS.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join((head, row if name == file else ROWS[name])))
+    with pytest.raises(ValueError, match=reason):
+        family_in(tmp_path, "mine", {"cost": len})
 
 
 @pytest.mark.parametrize("limits", [{}, {"ttft": 1.0}, {"e2el_s": 0.0}, {"e2el_s": float("nan")}])
