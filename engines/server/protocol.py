@@ -30,7 +30,7 @@ _OF_CAUSAL_MODELS = (
 
 class DiffusionAsked(NamedTuple):
     settings: tuple[tuple[str, Any], ...]
-    """Of the generation, by name."""
+    """Fields of the generation, by name."""
     seed: int
     ignores_eos: bool
 
