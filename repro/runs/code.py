@@ -29,6 +29,7 @@ PACKAGES = frozenset({"engines", "baselines", "repro"})
 """Packages of this repository that decide numbers; figures only draw them."""
 SHARED = (
     *("baselines/*", "engines/*", "engines/attention", "engines/cost", "engines/kernels", "engines/models"),
+    *("engines/cluster/__init__.py", "engines/cluster/sessions.py"),
     *("engines/parallel", "engines/policies", "engines/runtime", "repro/families/*", "repro/workloads"),
     *("repro/files.py", "repro/generation.py", "repro/paths.py", "repro/prompt.py", "repro/runs/cell.py"),
     *("repro/runs/family.py", "repro/runs/http_driver.py", "repro/runs/record.py", "repro/runs/statistics.py"),
