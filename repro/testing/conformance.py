@@ -1,78 +1,22 @@
-"""The suites as functions, and as classes for pytest: what the author of a plug-in runs on it."""
+"""The suites as classes for pytest, and as functions: what the author of a plug-in runs on it."""
 
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 from unittest import SkipTest
 
-from engines.policies.views import OpenQueue, PrefillQueue
+from engines.policies.views import OpenQueue
 from repro.testing.batchers import BATCHER, BatchingPolicy
-from repro.testing.properties import EXAMPLES, Bound, Kind, check_all, verdict
+from repro.testing.properties import EXAMPLES, Bound, Kind, verdict, verdicts
 from repro.testing.routers import ROUTER, Routing
 from repro.testing.rules import REFRESH_RULE, Refreshing
 from repro.testing.schedulers import SCHEDULER, Scheduling
 
 
-def check_scheduler(
-    make: Any,
-    *,
-    longest_wait: Bound | None = None,
-    without: Collection[str] = (),
-    examples: int = EXAMPLES,
-    seed: int = 0,
-) -> None:
-    """Raise AssertionError, of one sentence, for the first property that a scheduler does not hold.
-
-    ``make`` is a subclass of ``Scheduler``, or gives one of config, pool, rule and exact_steps. ``longest_wait`` of ``Ahead``, or else
-    the scheduler's own method of that name, is the most steps from a request's submission to its end. ``without`` names properties that
-    it is known not to have.
-    """
-    subject = Scheduling(make=make, longest_wait=longest_wait)
-    check_all(SCHEDULER, subject, examples=examples, seed=seed, without=without)
-
-
-def check_refresh_rule(make: Any, *, without: Collection[str] = (), examples: int = EXAMPLES, seed: int = 0) -> None:
-    """Raise AssertionError for the first property that a refresh rule, or the one that ``make()`` gives, does not hold."""
-    check_all(REFRESH_RULE, Refreshing(make=make), examples=examples, seed=seed, without=without)
-
-
-def check_router(
-    make: Any,
-    *,
-    longest_wait: Bound | None = None,
-    without: Collection[str] = (),
-    examples: int = EXAMPLES,
-    seed: int = 0,
-) -> None:
-    """Raise AssertionError for the first property that a router does not hold.
-
-    ``make`` is a router, or gives one of what it takes of model, slo and seed. ``longest_wait`` is in seconds.
-    """
-    subject = Routing(make=make, longest_wait=longest_wait)
-    check_all(ROUTER, subject, examples=examples, seed=seed, without=without)
-
-
-def check_batcher(
-    make: Any,
-    *,
-    queue: Callable[[], PrefillQueue] = OpenQueue,
-    longest_wait: Bound | None = None,
-    without: Collection[str] = (),
-    examples: int = EXAMPLES,
-    seed: int = 0,
-) -> None:
-    """Raise AssertionError for the first property that a batching policy does not hold, on the queue that it takes prefills from.
-
-    ``make`` is a policy, or gives one of what it takes of max_num_batched_tokens, max_num_seqs, model and slo. ``longest_wait`` is in
-    seconds.
-    """
-    subject = BatchingPolicy(make=make, queue=queue, longest_wait=longest_wait)
-    check_all(BATCHER, subject, examples=examples, seed=seed, without=without)
-
-
 class _Conformance:
-    """A test for each property; settings are those of the functions above."""
+    """A test for each property. ``without`` names properties that the plug-in is known not to have."""
 
     make: ClassVar[Any]
+    """The plug-in, or what gives one."""
     examples: ClassVar[int] = EXAMPLES
     seed: ClassVar[int] = 0
     without: ClassVar[Collection[str]] = ()
@@ -92,24 +36,50 @@ class _Conformance:
             raise SkipTest(found.skipped)
         assert found.failure is None, found.failure
 
+    @classmethod
+    def check(
+        cls, make: Any, *, examples: int = EXAMPLES, seed: int = 0, without: Collection[str] = (), **settings: Any
+    ) -> None:
+        """Raise AssertionError, of one sentence, for the first property that does not hold; ``settings`` are the class's own."""
+        subject = cls._subject(make=make, **settings)
+        for each in verdicts(cls._kind, subject, examples=examples, seed=seed, without=without):
+            if each.failure is not None:
+                raise AssertionError(each.failure)
+
 
 class SchedulerConformance(_Conformance):
+    """``make`` is a subclass of ``Scheduler``, or gives one of config, pool, rule and exact_steps. ``longest_wait`` of ``Ahead``, or
+    else the scheduler's own method of that name, is the most steps from a request's submission to its end."""
+
     longest_wait: ClassVar[Bound | None] = None
     _kind, _subject = SCHEDULER, Scheduling
 
 
 class RefreshRuleConformance(_Conformance):
+    """``make`` is a refresh rule, or gives one."""
+
     _kind, _subject = REFRESH_RULE, Refreshing
     _settings = ()
 
 
 class RouterConformance(_Conformance):
+    """``make`` is a router, or gives one of what it takes of model, slo and seed. ``longest_wait`` is in seconds."""
+
     longest_wait: ClassVar[Bound | None] = None
     _kind, _subject = ROUTER, Routing
 
 
 class BatcherConformance(_Conformance):
+    """``make`` is a batching policy, or gives one of what it takes of max_num_batched_tokens, max_num_seqs, model and slo. ``queue``
+    makes the queue that it takes prefills from, ``longest_wait`` is in seconds."""
+
     longest_wait: ClassVar[Bound | None] = None
     queue: ClassVar[Any] = OpenQueue
     _kind, _subject = BATCHER, BatchingPolicy
     _settings = ("longest_wait", "queue")
+
+
+check_scheduler = SchedulerConformance.check
+check_refresh_rule = RefreshRuleConformance.check
+check_router = RouterConformance.check
+check_batcher = BatcherConformance.check

@@ -72,13 +72,6 @@ def verdict(
     return PropertyResult(held.name, num, None if failure is None else f"{held.name}: {failure}")
 
 
-def check_all(kind: Kind[Subject], subject: Subject, *, examples: int, seed: int, without: Collection[str]) -> None:
-    """Raise AssertionError with the sentence of the first property that does not hold."""
-    for each in verdicts(kind, subject, examples=examples, seed=seed, without=without):
-        if each.failure is not None:
-            raise AssertionError(each.failure)
-
-
 def made(make: Any, **offered: Any) -> Any:
     """A plug-in for one run: a copy, where ``make`` is one; else what it gives, called with what it takes of ``offered`` by name."""
     if not callable(make):
