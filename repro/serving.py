@@ -29,8 +29,8 @@ from engines.models.checkpoint import (
 from engines.models.qwen2_config import CAUSAL_SHAPES, CAUSAL_TYPES, CausalConfig, causal_config, tiny_causal
 from engines.server.ar import ArGeneration
 from engines.server.ar_settings import DTYPE_BYTES, SYSTEM, ArSettings
-from engines.server.block import BlockGeneration
 from engines.server.codec import Codec, IdsAlone, TextCodec
+from engines.server.diffusion import BlockGeneration
 from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
 from repro.families.block.settings import EMBEDDED, NAME, TINY, BlockKnobs, BlockSettings, settings_of_requests
 from repro.families.block.system import ON_TORCH, BlockDeployment
@@ -180,7 +180,7 @@ class DllmModel:
 
     @contextmanager
     def serving(self) -> Iterator[ServedEngine]:
-        from engines.server.dllm import ServedDllm
+        from engines.server.diffusion import ServedDllm
 
         with self._deployment.serving() as (engine, _):
             yield ServedDllm(engine)
@@ -272,7 +272,7 @@ class BlockModel:
 
     @contextmanager
     def serving(self) -> Iterator[ServedEngine]:
-        from engines.server.block import ServedBlocks
+        from engines.server.diffusion import ServedBlocks
 
         with BlockDeployment(settings=self.settings).serving() as (engine, _):
             yield ServedBlocks(engine)

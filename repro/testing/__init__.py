@@ -1,16 +1,16 @@
-"""The conformance suite: what the author of a scheduler, a refresh rule, a router or a batching policy runs on it."""
+"""The conformance suite, as classes for pytest and as functions: what the author of a scheduler, a refresh rule, a router or a
+batching policy runs on it."""
 
-from repro.testing.conformance import (
-    BatcherConformance,
-    RefreshRuleConformance,
-    RouterConformance,
-    SchedulerConformance,
-    check_batcher,
-    check_refresh_rule,
-    check_router,
-    check_scheduler,
-)
-from repro.testing.properties import Ahead
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
+from unittest import SkipTest
+
+from engines.policies.views import OpenQueue
+from repro.testing.batchers import BATCHER, BatchingPolicy
+from repro.testing.properties import EXAMPLES, Ahead, Bound, Kind, verdict, verdicts
+from repro.testing.routers import ROUTER, Routing
+from repro.testing.rules import REFRESH_RULE, Refreshing
+from repro.testing.schedulers import SCHEDULER, Scheduling
 
 __all__ = [
     "Ahead",
@@ -23,3 +23,76 @@ __all__ = [
     "check_router",
     "check_scheduler",
 ]
+
+
+class _Conformance:
+    """A test for each property. ``without`` names properties that the plug-in is known not to have."""
+
+    make: ClassVar[Any]
+    """The plug-in, or what gives one."""
+    examples: ClassVar[int] = EXAMPLES
+    seed: ClassVar[int] = 0
+    without: ClassVar[Collection[str]] = ()
+    _kind: ClassVar[Kind[Any]]
+    _subject: ClassVar[Callable[..., Any]]
+    _settings: ClassVar[tuple[str, ...]] = ("longest_wait",)
+    """Attributes that the subject takes besides ``make``."""
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        metafunc.parametrize("held", self._kind.properties, ids=[each.name for each in self._kind.properties])
+
+    def test_holds(self, held: Any) -> None:
+        mine = type(self)
+        subject = mine._subject(make=mine.make, **{name: getattr(mine, name) for name in mine._settings})
+        found = verdict(held, subject, examples=mine.examples, seed=mine.seed, without=mine.without)
+        if found.skipped is not None:
+            raise SkipTest(found.skipped)
+        assert found.failure is None, found.failure
+
+    @classmethod
+    def check(
+        cls, make: Any, *, examples: int = EXAMPLES, seed: int = 0, without: Collection[str] = (), **settings: Any
+    ) -> None:
+        """Raise AssertionError, of one sentence, for the first property that does not hold; ``settings`` are the class's own."""
+        subject = cls._subject(make=make, **settings)
+        for each in verdicts(cls._kind, subject, examples=examples, seed=seed, without=without):
+            if each.failure is not None:
+                raise AssertionError(each.failure)
+
+
+class SchedulerConformance(_Conformance):
+    """``make`` is a subclass of ``Scheduler``, or gives one of config, pool, rule and exact_steps. ``longest_wait`` of ``Ahead``, or
+    else the scheduler's own method of that name, is the most steps from a request's submission to its end."""
+
+    longest_wait: ClassVar[Bound | None] = None
+    _kind, _subject = SCHEDULER, Scheduling
+
+
+class RefreshRuleConformance(_Conformance):
+    """``make`` is a refresh rule, or gives one."""
+
+    _kind, _subject = REFRESH_RULE, Refreshing
+    _settings = ()
+
+
+class RouterConformance(_Conformance):
+    """``make`` is a router, or gives one of what it takes of model, slo and seed. ``longest_wait`` is in seconds."""
+
+    longest_wait: ClassVar[Bound | None] = None
+    _kind, _subject = ROUTER, Routing
+
+
+class BatcherConformance(_Conformance):
+    """``make`` is a batching policy, or gives one of what it takes of max_num_batched_tokens, max_num_seqs, model and slo. ``queue``
+    makes the queue that it takes prefills from, ``longest_wait`` is in seconds."""
+
+    longest_wait: ClassVar[Bound | None] = None
+    queue: ClassVar[Any] = OpenQueue
+    _kind, _subject = BATCHER, BatchingPolicy
+    _settings = ("longest_wait", "queue")
+
+
+check_scheduler = SchedulerConformance.check
+check_refresh_rule = RefreshRuleConformance.check
+check_router = RouterConformance.check
+check_batcher = BatcherConformance.check

@@ -12,7 +12,7 @@ from support.tables import data_beside
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from engines.knobs import given_to
-from engines.server.dllm import ServedDllm
+from engines.server.diffusion import ServedDllm
 from engines.server.protocol import Finished, Submission
 from repro.families.dllm.system import method
 from repro.generation import GenerateOptions, generate

@@ -18,12 +18,10 @@ from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
 from repro.training.config import Stage, TrainConfig
-from repro.training.data import encode_problems, make_batch
-from repro.training.evaluate import batched_attention, masked_attention, sample_dense
-from repro.training.export import load_model
+from repro.training.data import TOKENIZER_FILES, encode_problems, make_batch
+from repro.training.export import batched_attention, load_model, masked_attention, sample_dense
 from repro.training.loop import build_trainer, new_model, rate_share, train_tiny
 from repro.training.objective import double_batch, mask_batch, masked_loss
-from repro.training.tokenizer import TOKENIZER_FILES
 
 SMALL = TrainConfig(
     steps=24,

@@ -6,7 +6,7 @@ from support.block_runs import alone, engine_for, is_whole, request
 
 from engines.blockdiffusion.rules import JointThreshold, LowConfidence, Static
 from engines.blockdiffusion.sequence import BlockSampling
-from engines.server.block import BlockGeneration, ServedBlocks
+from engines.server.diffusion import BlockGeneration, ServedBlocks
 from engines.server.protocol import Admitted, Failed, Finished, Submission, Tokens
 
 B = 8

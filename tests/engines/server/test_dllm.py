@@ -7,7 +7,7 @@ from support.tiny_models import GQA, prompt_of
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.plan import DelegatingExecutor, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling import SCHEDULERS
-from engines.server.dllm import FORGET_EVERY, ServedDllm
+from engines.server.diffusion import FORGET_EVERY, ServedDllm
 from engines.server.protocol import Admitted, Failed, Finished, Submission, Tokens
 
 GENERATION = GenerationConfig(gen_length=12, block_length=4, steps=12)

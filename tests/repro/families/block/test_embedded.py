@@ -27,8 +27,7 @@ from repro.runs.system import SYSTEMS
 from repro.serving import answer_alone
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
-from repro.training.evaluate import sample_dense
-from repro.training.export import load_model
+from repro.training.export import load_model, sample_dense
 
 SYSTEM = SYSTEMS.get("block-diffusion")
 LENGTH = 64
