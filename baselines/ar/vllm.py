@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from engines.cluster.hardware import Deployment, Hardware
 from engines.cluster.simulation import Cluster, Policies
 from engines.errors import require
-from engines.knobs import Checked, Only, Seconds, Tokens
+from engines.knobs import Checked, Count, Only, Seconds, Tokens
 from engines.policies.batching import CHUNK_TOKENS, Chunked, PrefillFirst
 from engines.policies.routing import (
     Binder,
@@ -58,6 +58,8 @@ class Colocated(Checked):
     pieces of what is left of the token budget."""
     max_num_batched_tokens: Tokens | None = None
     """Tokens of a step; 8192 for whole prompts and 2048 for chunks by default."""
+    max_num_seqs: Count = 256
+    """Requests that a replica serves at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,9 @@ def _colocated(
     require(not deployment.prefill, f"deployment={deployment}: {name} is co-located, give no prefill workers")
     is_chunked = config.scheduling == "chunked"
     tokens = config.max_num_batched_tokens or (CHUNK_TOKENS if is_chunked else _PREFILL_TOKENS)
-    batching: Batching = (Chunked if is_chunked else PrefillFirst)(max_num_batched_tokens=tokens)
+    batching: Batching = (Chunked if is_chunked else PrefillFirst)(
+        max_num_batched_tokens=tokens, max_num_seqs=config.max_num_seqs
+    )
     return Cluster(
         name=name,
         hardware=hardware,

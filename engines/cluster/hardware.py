@@ -29,6 +29,29 @@ _INTER_SERVER_GB_S = 25.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineTimes(Checked):
+    """What a release of a serving engine takes besides its kernels."""
+
+    host_s: Seconds = 0.0
+    """Host time of a step. An engine that schedules ahead hides it behind kernels that take longer."""
+    host_per_sequence_s: Seconds = 0.0
+    """The same for each sequence of the step."""
+    sequence_s: Seconds = 0.0
+    """Added to a step for each of its sequences: sampling and what else does not overlap."""
+    request_s: Seconds = 0.0
+    """From a request at the server to its place in the scheduler's queue: HTTP and tokenizer."""
+    response_s: Seconds = 0.0
+    """From the end of a step to its tokens at the client."""
+    experts_share: Proportion = 1.0
+    """Share of a mixture's tabled matrix products that its steps take."""
+    compile_s: Seconds = 0.0
+    """A fresh server compiles a kernel of experts for so long when a prefill first needs it."""
+
+
+NO_TIMES = EngineTimes()
+
+
+@dataclass(frozen=True, kw_only=True)
 class CostConstants(Checked):
     name: str
     role: Role
@@ -59,6 +82,7 @@ class CostConstants(Checked):
     """The alpha of a KV transfer (AMPD App. A.1, Hockney's model)."""
     memory_share: Proportion = 0.85
     """Share of a GPU's memory for weights and KV; the rest holds activations, graphs and the runtime."""
+    engine: EngineTimes = field(default=NO_TIMES, repr=False)
 
 
 PHYSICAL = CostConstants(
@@ -106,13 +130,38 @@ _COSTLY_REMOTE = replace(
 )
 
 CONSTANTS: tuple[CostConstants, ...] = (PHYSICAL, TRIAL_R2, _LAUNCH_BOUND, _COSTLY_REQUEST, _COSTLY_REMOTE)
+"""Readings of the paper's printed figures."""
+
+NO_HOST = replace(PHYSICAL, name="none", note="No time besides kernels.", step_overhead_s=0.0)
+VLLM_0_15 = replace(
+    PHYSICAL,
+    name="vllm-0.15",
+    role="fitted",
+    note="Host and client times fitted to eight experiments with vLLM 0.15.1 on H100 (repro reproduce truth).",
+    step_overhead_s=0.43e-3,
+    engine=EngineTimes(
+        host_s=0.83e-3,
+        host_per_sequence_s=11e-6,
+        sequence_s=13e-6,
+        request_s=4.9e-3,
+        response_s=1.4e-3,
+        experts_share=0.8,
+    ),
+)
+VLLM_0_15_FRESH = replace(
+    VLLM_0_15,
+    name="vllm-0.15-fresh",
+    note=f"{VLLM_0_15.note} The server has just started.",
+    engine=replace(VLLM_0_15.engine, compile_s=1.8),
+)
+ENGINES: tuple[CostConstants, ...] = (NO_HOST, VLLM_0_15, VLLM_0_15_FRESH)
 
 
 def cost_constants(name: str) -> CostConstants:
-    for constants in CONSTANTS:
-        if constants.name == name.lower():
-            return constants
-    raise UserError(f"constants={name!r} are unknown: use one of {', '.join(each.name for each in CONSTANTS)}")
+    known = {each.name: each for each in (*CONSTANTS, *ENGINES)}
+    if name.lower() not in known:
+        raise UserError(f"constants={name!r} are unknown: use one of {', '.join(known)}")
+    return known[name.lower()]
 
 
 class StepCost(Protocol):
@@ -151,6 +200,8 @@ class WorkerCost:
             f"degree={degree} does not divide the {shape.n_heads} heads of {shape.name}: use a power of two",
         )
         self._launch_s = shape.n_layers * constants.layer_launch_s
+        self._engine = constants.engine
+        self._products_share = self._engine.experts_share if shape.num_experts > 1 else 1.0
         self._fixed_s = constants.step_overhead_s
         self._prefill_overhead_s = constants.prefill_overhead_s
         if is_remote:
@@ -173,15 +224,46 @@ class WorkerCost:
             raise UserError(f"mode={mode!r}: this cost model knows one way to run a step")
         work = StepWork(prompts=chunks, decoding=decoding, context=context)
         linear_s, attention_s, logits_s = self.price.parts(work)
-        busy_s = max(linear_s + attention_s + logits_s, self._launch_s)
+        sequences = decoding + len(chunks)
+        device_s = self._products_share * linear_s + attention_s + logits_s
+        busy_s = max(device_s, self._least_s(sequences)) + sequences * self._engine.sequence_s
         rows = decoding + sum([tokens for _, tokens in chunks]) if self._row_s else 0
         return busy_s + self._fixed_s + rows * self._row_s + len(chunks) * self._prefill_overhead_s
 
+    def _least_s(self, sequences: int) -> float:
+        """What a step takes however short its kernels are."""
+        return max(self._launch_s, self._engine.host_s + sequences * self._engine.host_per_sequence_s)
+
     def decode_line(self, decoding: int) -> DecodeLine:
-        else_s = besides_attention_s(self.price, decoding)
-        attention, fixed_s = self.price.decode_line(decoding), self._fixed_s + decoding * self._row_s
-        floor_s = max(else_s + attention.floor_s, self._launch_s)
+        linear_s, _, logits_s = self.price.parts(StepWork(query_rows=decoding, logit_rows=decoding))
+        else_s = self._products_share * linear_s + logits_s
+        fixed_s = self._fixed_s + decoding * (self._row_s + self._engine.sequence_s)
+        attention = self.price.decode_line(decoding)
+        floor_s = max(else_s + attention.floor_s, self._least_s(decoding))
         return DecodeLine(else_s + attention.base_s + fixed_s, attention.slope_s, floor_s + fixed_s)
+
+
+_KERNEL_ROWS = 512, 1024, 1536, 2048, 3072, 4096
+"""Rows that vLLM's tuned kernels of experts are for; smaller steps run from graphs that are captured before a server answers."""
+
+
+class FreshCost:
+    """A worker's cost after its start: Triton compiles a kernel of experts when a prefill first needs it, apart for numbers of rows
+    that are divisible by 8."""
+
+    def __init__(self, cost: StepCost, compile_s: float) -> None:
+        self._cost, self._compile_s = cost, compile_s
+        self._compiled: set[tuple[int, bool]] = set()
+        self.decode_line = cost.decode_line
+
+    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
+        step_s = self._cost.step_s(chunks, decoding, context, mode)
+        rows = decoding + sum([tokens for _, tokens in chunks])
+        kernel = min(_KERNEL_ROWS, key=lambda each: abs(each - rows)), rows % 8 == 0
+        if rows <= _KERNEL_ROWS[0] or kernel in self._compiled:
+            return step_s
+        self._compiled.add(kernel)
+        return step_s + self._compile_s
 
 
 def besides_attention_s(price: StepPrice, rows: int) -> float:
@@ -318,6 +400,8 @@ class Hardware:
     constants: CostConstants
     kernels: str | None = None
     """The framework whose measured kernels a step is composed of; None: a roofline."""
+    kv_tokens: int | None = field(default=None, repr=False)
+    """Tokens of K/V of each worker; None: what its memory holds beside the weights."""
     _costs: dict[tuple[int, bool], StepCost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def cost(self, degree: int, *, is_remote: bool = False) -> StepCost:
@@ -327,6 +411,11 @@ class Hardware:
                 self.shape, self.gpu, degree, self.constants, kernels=self.kernels, is_remote=is_remote
             )
         return self._costs[key]
+
+    def run_cost(self, degree: int, *, is_remote: bool = False) -> StepCost:
+        """The cost of one worker of one run."""
+        cost, compile_s = self.cost(degree, is_remote=is_remote), self.constants.engine.compile_s
+        return FreshCost(cost, compile_s) if compile_s and self.shape.num_experts > 1 else cost
 
     @property
     def links(self) -> KvLinks:
@@ -341,6 +430,8 @@ class Hardware:
 
     def kv_capacity(self, degree: int) -> int:
         """Tokens of K/V that fit beside the weights; below 1 where the weights alone do not fit."""
+        if self.kv_tokens is not None:
+            return self.kv_tokens
         room = self.gpu.memory_bytes * degree * self.constants.memory_share - self.shape.weight_bytes
         return math.floor(room / self.shape.kv_bytes_per_token)
 

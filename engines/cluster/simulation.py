@@ -13,7 +13,7 @@ from functools import partial
 from typing import Annotated, Literal
 
 from engines.cluster.decode import DecodeWorker
-from engines.cluster.hardware import Deployment, Hardware, KvLinks, place
+from engines.cluster.hardware import NO_TIMES, Deployment, EngineTimes, Hardware, KvLinks, place
 from engines.cluster.prefix import BlockKv, Prompt, prompt_of
 from engines.cluster.record import (
     ClusterRun,
@@ -110,8 +110,8 @@ class Simulation:
         row.finished_s = self.loop.now
         return row
 
-    def _go_on(self, live: Live) -> bool:
-        """The round is over; whether the session has another, which is ready after the environment's delay.
+    def _go_on(self, live: Live, end_s: float) -> bool:
+        """The round is over at ``end_s``; whether the session has another, which is ready after the environment's delay.
 
         Without a delay the next round is a later event all the same: its worker is between two steps.
         """
@@ -120,7 +120,7 @@ class Simulation:
         live.round_index += 1
         if live.round_index == len(rounds):
             return False
-        self.loop.at(self.loop.now + delay_s, self._ready, live)
+        self.loop.at(end_s + delay_s, self._ready, live)
         return True
 
 
@@ -136,16 +136,17 @@ class DecodeSimulation(Simulation):
         links: KvLinks | None = None,
         stop: StopRule = NEVER,
         most_tokens: float = math.inf,
+        engine: EngineTimes = NO_TIMES,
     ) -> None:
         """Without ``links`` K/V moves at once. ``estimator`` fills the tasks' estimates, for policies that read them. A session
-        of more than ``most_tokens`` fits no worker and is refused."""
+        of more than ``most_tokens`` fits no worker and is refused. ``engine`` says how far clients are from the workers."""
         super().__init__()
         self._homes: list[Home] = []
         self._prefills: list[PrefillWorker] = []
         self._home_of: dict[int, Home] = {}
         self._prefill_of: dict[int, PrefillWorker] = {}
         self._binder, self._router, self._estimator, self._links, self._stop = binder, router, estimator, links, stop
-        self._most_tokens = most_tokens
+        self._most_tokens, self._engine = most_tokens, engine
         self._stop_reason: str | None = None
         self._prompts: dict[int, tuple[int, Prompt]] = {}
         """The blocks of the prompt of each session under way, with the round that it begins."""
@@ -238,7 +239,16 @@ class DecodeSimulation(Simulation):
         self._rounds.append(
             RoundRow(live.session.session_id, live.round_index, self.loop.now, live.context, prefill, decode)
         )
-        self._route(live, "incremental" if live.round_index else "initial", live.context, prefill)
+        route: tuple[Live, TaskKind, int, int] = (
+            live,
+            "incremental" if live.round_index else "initial",
+            live.context,
+            prefill,
+        )
+        if self._engine.request_s:
+            self.loop.at(self.loop.now + self._engine.request_s, self._route, *route)
+        else:
+            self._route(*route)
 
     def _route(self, live: Live, kind: TaskKind, history: int, tokens: int) -> None:
         now, home = self.loop.now, live.home
@@ -295,10 +305,11 @@ class DecodeSimulation(Simulation):
 
     def round_done(self, live: Live) -> bool:
         """All tokens are out; whether the session goes on, so that its K/V is worth keeping."""
-        self._rounds[live.row].finished_s = self.loop.now
-        if self._go_on(live):
+        end_s = self.loop.now + self._engine.response_s
+        self._rounds[live.row].finished_s = end_s
+        if self._go_on(live, end_s):
             return True
-        self.loop.at(self.loop.now, self._end, live)
+        self.loop.at(end_s, self._end, live)
         return False
 
     def preempted(self, live: Live) -> None:
@@ -318,7 +329,7 @@ class DecodeSimulation(Simulation):
             # Its gap goes with the batch it joins; a round that ends here has it as its last.
             live.home.log.stays.append(Stay(live.row, now - live.token_s, 0, 0))
         else:
-            self._rounds[live.row].first_token_s = now
+            self._rounds[live.row].first_token_s = now + self._engine.response_s
         live.token_s = now
         if worker is None:
             live.home.join(live)
@@ -430,6 +441,7 @@ class Cluster:
             links=self.hardware.links,
             stop=stop,
             most_tokens=min(self.hardware.kv_capacity(degree) for degree in (*decode, *prefill)),
+            engine=self.hardware.constants.engine,
         )
         decode_servers, prefill_servers = place(decode, prefill)
         for index, degree in enumerate(decode):
@@ -439,7 +451,7 @@ class Cluster:
                     worker_id=index,
                     degree=degree,
                     server=decode_servers[index],
-                    cost=self.hardware.cost(degree),
+                    cost=self.hardware.run_cost(degree),
                     queue=policies.make_local_queue(),
                     batching=policies.local_batching,
                     kv_capacity=self.hardware.kv_capacity(degree),
@@ -456,7 +468,7 @@ class Cluster:
                 worker_id=len(decode) + index,
                 degree=degree,
                 server=prefill_servers[index],
-                cost=self.hardware.cost(degree, is_remote=True),
+                cost=self.hardware.run_cost(degree, is_remote=True),
                 queue=policies.make_prefill_queue() if queue is None else queue,
                 batching=policies.prefill_batching,
             )

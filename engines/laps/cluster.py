@@ -633,7 +633,7 @@ class _PrefillSimulation(Simulation):
         live.context = task.history + task.tokens + answer
         if instance.cached is not None and not self._cluster.reprefills_answer:
             instance.cached[task.session_id] += answer
-        if not self._go_on(live):
+        if not self._go_on(live, self.loop.now):
             self._end(live)
 
     def _end(self, live: Live) -> None:

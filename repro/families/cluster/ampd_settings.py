@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
-from engines.cluster.hardware import PHYSICAL, CostConstants, Hardware, cost_constants
+from engines.cluster.hardware import NO_TIMES, PHYSICAL, CostConstants, Hardware, cost_constants
 from engines.cluster.record import ItlStat, Reading, Scope, TtftRule
 from engines.cost.kernels import check_kernels
 from engines.cost.roofline import Gpu, gpu
 from engines.errors import UserError, require
-from engines.knobs import SOMETHING, Checked, Count, Needs, Only, Range, Seconds, given_to, no_effect
+from engines.knobs import SOMETHING, Checked, Count, Needs, Only, Range, Seconds, Tokens, given_to, no_effect
 from engines.knobs import resolve as resolve_knobs
 from engines.models.shape import ModelShape, Precision, model_shape
 from engines.policies.own import Plugin
@@ -78,6 +78,8 @@ class ClusterKnobs(SessionKnobs, Checked):
     """GPUs of the deployment."""
     constants: str | None = None
     """A reading of the cost model; of composed steps, of their overheads."""
+    kv_tokens: Tokens | None = None
+    """Tokens of K/V of each worker; what its memory holds beside the weights by default."""
     charged: CostKnobs = field(default_factory=CostKnobs)
     deployment: str | None = None
     """Workers as P:TP4x2 D:TP8x1 or TP8x2; planner for AMPD's; search for the best, with all else that is free (docs/tuning.md)."""
@@ -172,10 +174,16 @@ class ClusterSettings:
 
 
 @lru_cache(maxsize=64)
-def hardware_of(model: str | ModelShape, card: str | Gpu, constants: str, kernels: str | None = None) -> Hardware:
+def hardware_of(
+    model: str | ModelShape,
+    card: str | Gpu,
+    constants: str,
+    kernels: str | None = None,
+    kv_tokens: int | None = None,
+) -> Hardware:
     chosen = constants_on(gpu(card), cost_constants(constants))
     shape = model if isinstance(model, ModelShape) else model_shape(model)
-    return Hardware(shape=shape, gpu=gpu(card), constants=chosen, kernels=kernels)
+    return Hardware(shape=shape, gpu=gpu(card), constants=chosen, kernels=kernels, kv_tokens=kv_tokens)
 
 
 def constants_on(card: Gpu, constants: CostConstants) -> CostConstants:
@@ -236,7 +244,8 @@ def resolve(
     shape = autoregressive_shape(knobs.model or part.model, system)
     charged = knobs.charged.on(where.gpu, shape)
     shape = in_precision(shape, knobs.precision, charged.framework)
-    hardware = hardware_of(shape, where.gpu, knobs.constants or part.constants, charged.framework)
+    constants = knobs.constants or part.constants
+    hardware = hardware_of(shape, where.gpu, constants, charged.framework, knobs.kv_tokens)
     check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
     num_gpus = _num_gpus(knobs.num_gpus, where, card, most_gpus)
     workload = sessions_asked(
@@ -247,6 +256,8 @@ def resolve(
     reading = Reading(scope=knobs.slo_scope, ttft=knobs.ttft_rule, itl=knobs.itl_stat)
     slo = _objectives(shape.name, None if card is None else card.name, part, knobs)
     basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(where.gpu, shape)
+    if hardware.constants.engine != NO_TIMES:
+        basis += repr(hardware.constants.engine)
     basis += where.digest
     return ClusterSettings(
         platform=where,
