@@ -34,8 +34,6 @@ class EngineTimes(Checked):
 
     host_s: Seconds = 0.0
     """Host time of a step. An engine that schedules ahead hides it behind kernels that take longer."""
-    host_per_sequence_s: Seconds = 0.0
-    """The same for each sequence of the step."""
     sequence_s: Seconds = 0.0
     """Added to a step for each of its sequences: sampling and what else does not overlap."""
     request_s: Seconds = 0.0
@@ -137,22 +135,16 @@ VLLM_0_15 = replace(
     PHYSICAL,
     name="vllm-0.15",
     role="fitted",
-    note="Host and client times fitted to eight experiments with vLLM 0.15.1 on H100 (repro reproduce truth).",
-    step_overhead_s=0.43e-3,
-    engine=EngineTimes(
-        host_s=0.83e-3,
-        host_per_sequence_s=11e-6,
-        sequence_s=13e-6,
-        request_s=4.9e-3,
-        response_s=1.4e-3,
-        experts_share=0.8,
-    ),
+    note="Fitted to eight experiments with vLLM 0.15.1 on H100 (docs/truth.md); the hidden 2 ms of host are assumed.",
+    step_overhead_s=0.1e-3,
+    engine=EngineTimes(host_s=2e-3, request_s=5e-3, response_s=2e-3, experts_share=0.77),
 )
 VLLM_0_15_FRESH = replace(
     VLLM_0_15,
     name="vllm-0.15-fresh",
     note=f"{VLLM_0_15.note} The server has just started.",
-    engine=replace(VLLM_0_15.engine, compile_s=1.8),
+    prefill_overhead_s=1e-3,
+    engine=replace(VLLM_0_15.engine, sequence_s=20e-6, compile_s=1.0),
 )
 ENGINES: tuple[CostConstants, ...] = (NO_HOST, VLLM_0_15, VLLM_0_15_FRESH)
 
@@ -199,8 +191,8 @@ class WorkerCost:
             shape.n_heads % degree == 0,
             f"degree={degree} does not divide the {shape.n_heads} heads of {shape.name}: use a power of two",
         )
-        self._launch_s = shape.n_layers * constants.layer_launch_s
         self._engine = constants.engine
+        self._least_s = max(shape.n_layers * constants.layer_launch_s, self._engine.host_s)
         self._products_share = self._engine.experts_share if shape.num_experts > 1 else 1.0
         self._fixed_s = constants.step_overhead_s
         self._prefill_overhead_s = constants.prefill_overhead_s
@@ -226,20 +218,16 @@ class WorkerCost:
         linear_s, attention_s, logits_s = self.price.parts(work)
         sequences = decoding + len(chunks)
         device_s = self._products_share * linear_s + attention_s + logits_s
-        busy_s = max(device_s, self._least_s(sequences)) + sequences * self._engine.sequence_s
+        busy_s = max(device_s, self._least_s) + sequences * self._engine.sequence_s
         rows = decoding + sum([tokens for _, tokens in chunks]) if self._row_s else 0
         return busy_s + self._fixed_s + rows * self._row_s + len(chunks) * self._prefill_overhead_s
-
-    def _least_s(self, sequences: int) -> float:
-        """What a step takes however short its kernels are."""
-        return max(self._launch_s, self._engine.host_s + sequences * self._engine.host_per_sequence_s)
 
     def decode_line(self, decoding: int) -> DecodeLine:
         linear_s, _, logits_s = self.price.parts(StepWork(query_rows=decoding, logit_rows=decoding))
         else_s = self._products_share * linear_s + logits_s
         fixed_s = self._fixed_s + decoding * (self._row_s + self._engine.sequence_s)
         attention = self.price.decode_line(decoding)
-        floor_s = max(else_s + attention.floor_s, self._least_s(decoding))
+        floor_s = max(else_s + attention.floor_s, self._least_s)
         return DecodeLine(else_s + attention.base_s + fixed_s, attention.slope_s, floor_s + fixed_s)
 
 
@@ -248,18 +236,18 @@ _KERNEL_ROWS = 512, 1024, 1536, 2048, 3072, 4096
 
 
 class FreshCost:
-    """A worker's cost after its start: Triton compiles a kernel of experts when a prefill first needs it, apart for numbers of rows
-    that are divisible by 8."""
+    """A worker's cost after its start. Triton compiles a kernel of experts when a prefill first needs it. Which one a step needs
+    depends on its rows: the size that they are nearest to, and the power of two up to 8 that divides them."""
 
     def __init__(self, cost: StepCost, compile_s: float) -> None:
         self._cost, self._compile_s = cost, compile_s
-        self._compiled: set[tuple[int, bool]] = set()
+        self._compiled: set[tuple[int, int]] = set()
         self.decode_line = cost.decode_line
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         step_s = self._cost.step_s(chunks, decoding, context, mode)
         rows = decoding + sum([tokens for _, tokens in chunks])
-        kernel = min(_KERNEL_ROWS, key=lambda each: abs(each - rows)), rows % 8 == 0
+        kernel = min(_KERNEL_ROWS, key=lambda each: abs(each - rows)), math.gcd(rows, 8)
         if rows <= _KERNEL_ROWS[0] or kernel in self._compiled:
             return step_s
         self._compiled.add(kernel)

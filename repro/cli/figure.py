@@ -115,10 +115,30 @@ Name = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Run again what is already stored.", rich_help_panel=opt.RUNS)]
 
 
+Measured = Annotated[
+    Path | None,
+    typer.Option(
+        help="With truth: a folder with experiments.csv and workloads.csv [default: results/truth].",
+        rich_help_panel=opt.WHAT,
+    ),
+]
+
+
 def reproduce(
-    *, name: Name, options: FigureOptions, placement: opt.Placement, force: Force = False, json: opt.Json = False
+    *,
+    name: Name,
+    options: FigureOptions,
+    placement: opt.Placement,
+    measured: Measured = None,
+    force: Force = False,
+    json: opt.Json = False,
 ) -> None:
-    """Run what is not stored of the runs behind a figure, and draw it: PNG, PDF, CSV and a table of the runs."""
+    """Run what is not stored of the runs behind a figure, and draw it: PNG, PDF, CSV and a table of the runs. 'truth' holds
+    simulated servers against latencies that others measured (docs/truth.md)."""
+    if name == TRUTH:
+        _hold(measured, json=json)
+        return
+    require(measured is None, f"measured={str(measured)!r} has no effect on {name}: leave it out, or reproduce {TRUTH}")
     _make(name, options, placement, force=force, draw_only=False, json=json)
 
 
@@ -231,6 +251,78 @@ def _make(
         lines.append("nothing new to run: every run behind this figure is stored; the figure was drawn from them")
     for line in lines:
         say(line, file=sys.stderr)
+
+
+TRUTH = "truth"
+
+
+def _hold(folder: Path | None, *, json: bool) -> None:
+    from repro.truth import METRICS, errors, hold, peers
+
+    with counting("experiments:") as advance:
+        held = hold(folder, advance)
+    predicted = [each for each in held if not each.is_fitted]
+    groups = {
+        "all": errors(held),
+        "predicted": errors(predicted),
+        "fitted": errors([each for each in held if each.is_fitted]),
+    }
+    others = peers(folder)
+    if json:
+        rows = [
+            {
+                "exp": each.row["exp"],
+                "is_fitted": each.is_fitted,
+                "measured_ms": each.measured,
+                "predicted_ms": each.predicted,
+                "error_pct": each.error_pct,
+            }
+            for each in held
+        ]
+        print_json(
+            {
+                "experiments": rows,
+                "errors": {
+                    group: {name: each._asdict() for name, each in found.items()} for group, found in groups.items()
+                },
+                "peers": {
+                    name: {metric: each._asdict() for metric, each in found.items()} for name, found in others.items()
+                },
+            }
+        )
+        return
+    print_table(
+        "Simulated latencies beside measured ones: error, %",
+        ("exp", "model", "TP", "load", *METRICS.values(), "role"),
+        [
+            (
+                each.row["exp"],
+                each.row["model"].rpartition("/")[2][:24],
+                each.row["tp"],
+                each.row["workload"],
+                *(f"{error:+.0f}" for error in each.error_pct.values()),
+                "fitted" if each.is_fitted else "predicted",
+            )
+            for each in held
+        ],
+    )
+    rows = [(f"ours, {group}", found) for group, found in groups.items() if found]
+    rows += [(name, found) for name, found in sorted(others.items())]
+    print_table(
+        "Absolute errors, %: median, and 90th percentile in brackets",
+        ("simulator", "rows", *METRICS.values()),
+        [
+            (
+                name,
+                max(each.num for each in found.values()),
+                *(
+                    f"{found[metric].median:.1f} [{found[metric].p90:.0f}]" if metric in found else "-"
+                    for metric in METRICS
+                ),
+            )
+            for name, found in rows
+        ],
+    )
 
 
 def _show(title: str, runs: Sequence[StoredRun], drawn: Rendered) -> None:

@@ -1,0 +1,192 @@
+"""``repro reproduce truth``: latencies that others measured on real servers, beside those that are simulated for the same load.
+
+A folder has ``experiments.csv`` and ``workloads.csv``, and may have ``peers.csv``: errors that other simulators had on the same rows.
+Times are in milliseconds, errors in per cent of what was measured. The constants of each campaign are fitted on
+``FITTED_ON``, and all other rows are predictions.
+"""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engines.errors import UserError, require
+from repro.paths import COMMITTED
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.workloads.shared_prefix import stages_of
+
+MEASURED = COMMITTED / "truth"
+METRICS = {"ttft_mean": "TTFT", "itl_mean": "ITL", "e2e_mean": "E2E"}
+FITTED_ON = frozenset({"60", "64", "16", "26", "46", "53", "56", "27"})
+_NUM_FIRST, _MORE_S = 300, 60.0
+"""Requests of the scope ``first 300``, and seconds of load behind them."""
+
+
+class Campaign(NamedTuple):
+    """How rows of one scope were measured."""
+
+    constants: str
+    """Of the server."""
+    first_text: float = 0.0
+    """Tokens after the first until the client sees some text."""
+    tokens_per_text: float = 1.0
+    """Tokens of a piece of text, between which the client measures."""
+
+
+CAMPAIGNS: Mapping[str, Campaign] = {
+    "all": Campaign("vllm-0.15"),
+    f"first {_NUM_FIRST}": Campaign("vllm-0.15-fresh", first_text=1.4, tokens_per_text=1.075),
+}
+MODELS: Mapping[str, str] = {
+    "meta-llama/Llama-3.1-70B-Instruct": "Llama-3.1-70B",
+    "meta-llama/Llama-3.1-8B-Instruct": "Llama-3.1-8B",
+    "meta-llama/Llama-2-70b-hf": "Llama-2-70b",
+    "meta-llama/Llama-2-7b-hf": "Llama-2-7b",
+    "codellama/CodeLlama-34b-Instruct-hf": "CodeLlama-34b",
+    "01-ai/Yi-34B": "Yi-34B",
+    "mistralai/Mistral-Nemo-Instruct-2407": "Mistral-Nemo-12B",
+    "mistralai/Mixtral-8x7B-v0.1": "Mixtral-8x7B",
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": "Mixtral-8x22B",
+    "Qwen/Qwen2.5-7B-Instruct": "Qwen2.5-7B",
+    "Qwen/Qwen3-14B": "Qwen3-14B",
+    "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "Llama-4-Scout",
+}
+"""Shapes of the checkpoints that were measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """One experiment: what was measured and what is predicted."""
+
+    row: Mapping[str, str]
+    measured: Mapping[str, float]
+    predicted: Mapping[str, float]
+
+    @property
+    def is_fitted(self) -> bool:
+        return self.row["exp"] in FITTED_ON
+
+    @property
+    def error_pct(self) -> dict[str, float]:
+        return {name: 100 * (self.predicted[name] / self.measured[name] - 1) for name in METRICS}
+
+
+def hold(folder: Path | None = None, advance: Callable[[], None] = lambda: None) -> list[Held]:
+    """Every experiment of the folder, simulated; raises UserError for a row that cannot be."""
+    folder = folder or MEASURED
+    loads = {row["workload"]: row for row in _rows(folder, "workloads.csv")}
+    rows = _rows(folder, "experiments.csv")
+    cells = [_cell(row, loads, folder) for row in rows]
+    held = []
+    for row, cell in zip(rows, cells, strict=True):
+        held.append(_held(row, cell))
+        advance()
+    return held
+
+
+def _rows(folder: Path, name: str) -> list[dict[str, str]]:
+    path = folder / name
+    require(
+        path.is_file(), f"measured={str(folder)!r} has no {name}: give a folder with experiments.csv and workloads.csv"
+    )
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder: Path) -> Cell:
+    where = f"{folder / 'experiments.csv'}, exp={row.get('exp')!r}"
+    try:
+        load = loads[row["workload"]]
+        stages = load["stages_rate_x_seconds"]
+        knobs: dict[str, Any] = {
+            "workload": "repro.workloads.shared_prefix:SharedPrefix",
+            **{
+                name: int(load[name])
+                for name in ("question_tokens", "system_prompt_tokens", "system_prompts", "output_tokens")
+            },
+            "arrivals": "trace",
+            "constants": CAMPAIGNS[row["scope"]].constants,
+            "model": MODELS.get(row["model"], row["model"]),
+            "precision": {"FP16": "bf16", "BF16": "bf16"}.get(row["precision"], row["precision"].lower()),
+            "deployment": f"TP{row['tp']}x1",
+            "num_gpus": int(row["tp"]),
+            "scheduling": "chunked",
+            "max_num_batched_tokens": int(row["max_num_batched_tokens"]),
+            "max_num_seqs": 128,
+            "prefix_cache": True,
+            "transient": True,
+        }
+        if row.get("kv_blocks_of_16"):
+            knobs["kv_tokens"] = 16 * int(row["kv_blocks_of_16"])
+        require(row["scope"] in CAMPAIGNS, f"scope={row['scope']!r} is none of {', '.join(CAMPAIGNS)}")
+        if row["scope"] != "all":
+            rate, _ = stages_of(stages)[0]
+            stages = f"{rate:g}x{_NUM_FIRST / rate + _MORE_S:g}"
+        _ = {name: float(row[f"{name}_ms"]) for name in METRICS}
+    except (KeyError, ValueError) as error:
+        raise UserError(f"{where} cannot be read ({type(error).__name__}: {error}): see docs/truth.md") from None
+    return Cell(
+        system="vllm-sim",
+        dataset="SharedPrefix",
+        platform=row["gpu"].lower(),
+        executor="roofline",
+        seed=0,
+        knobs=tuple({**knobs, "stages": stages}.items()),
+    )
+
+
+def _held(row: Mapping[str, str], cell: Cell) -> Held:
+    requests = prepare(cell).run().requests
+    num = None if row["scope"] == "all" else _NUM_FIRST
+    arrival_s, first_s, end_s, tokens = (
+        np.array(requests[name][:num], dtype=float)
+        for name in ("arrival_s", "first_output_s", "finished_s", "output_len")
+    )
+    campaign = CAMPAIGNS[row["scope"]]
+    itl_s = (end_s - first_s) / (tokens - 1)
+    predicted = {
+        "ttft_mean": first_s - arrival_s + campaign.first_text * itl_s,
+        "itl_mean": itl_s * campaign.tokens_per_text,
+        "e2e_mean": end_s - arrival_s,
+    }
+    return Held(
+        row=row,
+        measured={name: float(row[f"{name}_ms"]) for name in METRICS},
+        predicted={name: 1e3 * float(times_s.mean()) for name, times_s in predicted.items()},
+    )
+
+
+class Error(NamedTuple):
+    """Of absolute errors, per cent."""
+
+    median: float
+    p90: float
+    num: int
+
+
+def errors(held: Sequence[Held]) -> dict[str, Error]:
+    found = {}
+    for name in METRICS:
+        sizes = [abs(each.error_pct[name]) for each in held]
+        found[name] = Error(median(sizes), float(np.percentile(sizes, 90)), len(sizes))
+    return found
+
+
+def peers(folder: Path | None = None) -> dict[str, dict[str, Error]]:
+    """By simulator, on the rows that each published; empty where the folder has none."""
+    folder = folder or MEASURED
+    if not (folder / "peers.csv").is_file():
+        return {}
+    sizes: dict[str, dict[str, list[float]]] = {}
+    for row in _rows(folder, "peers.csv"):
+        if row["metric"] in METRICS:
+            sizes.setdefault(row["simulator"], {}).setdefault(row["metric"], []).append(abs(float(row["error_pct"])))
+    return {
+        name: {metric: Error(median(each), float(np.percentile(each, 90)), len(each)) for metric, each in found.items()}
+        for name, found in sizes.items()
+    }
