@@ -6,15 +6,16 @@ Times are in milliseconds, errors in per cent of what was measured. The constant
 """
 
 import csv
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from engines.errors import UserError, require
+from engines.errors import require
 from repro.paths import COMMITTED
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
@@ -25,6 +26,8 @@ METRICS = {"ttft_mean": "TTFT", "itl_mean": "ITL", "e2e_mean": "E2E"}
 FITTED_ON = frozenset({"60", "64", "16", "26", "46", "53", "56", "27"})
 _NUM_FIRST, _MORE_S = 300, 60.0
 """Requests of the scope ``first 300``, and seconds of load behind them."""
+_SEEDS = 5
+"""Draws of arrivals that are averaged for so few requests."""
 
 
 class Campaign(NamedTuple):
@@ -45,9 +48,9 @@ CAMPAIGNS: Mapping[str, Campaign] = {
 MODELS: Mapping[str, str] = {
     "meta-llama/Llama-3.1-70B-Instruct": "Llama-3.1-70B",
     "meta-llama/Llama-3.1-8B-Instruct": "Llama-3.1-8B",
-    "meta-llama/Llama-2-70b-hf": "Llama-2-70b",
-    "meta-llama/Llama-2-7b-hf": "Llama-2-7b",
-    "codellama/CodeLlama-34b-Instruct-hf": "CodeLlama-34b",
+    "meta-llama/Llama-2-70b-hf": "Llama-2-70B",
+    "meta-llama/Llama-2-7b-hf": "Llama-2-7B",
+    "codellama/CodeLlama-34b-Instruct-hf": "CodeLlama-34B",
     "01-ai/Yi-34B": "Yi-34B",
     "mistralai/Mistral-Nemo-Instruct-2407": "Mistral-Nemo-12B",
     "mistralai/Mixtral-8x7B-v0.1": "Mixtral-8x7B",
@@ -57,6 +60,8 @@ MODELS: Mapping[str, str] = {
     "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "Llama-4-Scout",
 }
 """Shapes of the checkpoints that were measured."""
+PRECISIONS: Mapping[str, Mapping[str, Any]] = {"FP16": {}, "BF16": {}, "FP8": {}}
+"""Knobs of each. Kernels of float16 take as long as those of bfloat16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,65 +105,78 @@ def _rows(folder: Path, name: str) -> list[dict[str, str]]:
 
 def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder: Path) -> Cell:
     where = f"{folder / 'experiments.csv'}, exp={row.get('exp')!r}"
-    try:
-        load = loads[row["workload"]]
-        stages = load["stages_rate_x_seconds"]
-        knobs: dict[str, Any] = {
-            "workload": "repro.workloads.shared_prefix:SharedPrefix",
-            **{
-                name: int(load[name])
-                for name in ("question_tokens", "system_prompt_tokens", "system_prompts", "output_tokens")
-            },
-            "arrivals": "trace",
-            "constants": CAMPAIGNS[row["scope"]].constants,
-            "model": MODELS.get(row["model"], row["model"]),
-            "precision": {"FP16": "bf16", "BF16": "bf16"}.get(row["precision"], row["precision"].lower()),
-            "deployment": f"TP{row['tp']}x1",
-            "num_gpus": int(row["tp"]),
-            "scheduling": "chunked",
-            "max_num_batched_tokens": int(row["max_num_batched_tokens"]),
-            "max_num_seqs": 128,
-            "prefix_cache": True,
-            "transient": True,
-        }
-        if row.get("kv_blocks_of_16"):
-            knobs["kv_tokens"] = 16 * int(row["kv_blocks_of_16"])
-        require(row["scope"] in CAMPAIGNS, f"scope={row['scope']!r} is none of {', '.join(CAMPAIGNS)}")
-        if row["scope"] != "all":
-            rate, _ = stages_of(stages)[0]
-            stages = f"{rate:g}x{_NUM_FIRST / rate + _MORE_S:g}"
-        _ = {name: float(row[f"{name}_ms"]) for name in METRICS}
-    except (KeyError, ValueError) as error:
-        raise UserError(f"{where} cannot be read ({type(error).__name__}: {error}): see docs/truth.md") from None
+    for name, known in (("workload", loads), ("scope", CAMPAIGNS), ("precision", PRECISIONS)):
+        require(row.get(name) in known, f"{where}: {name}={row.get(name)!r} is none of {', '.join(known)}")
+    load = loads[row["workload"]]
+    for name in METRICS:
+        _number(where, row, f"{name}_ms")
+    knobs: dict[str, Any] = {
+        "workload": "repro.workloads.shared_prefix:SharedPrefix",
+        "arrivals": "trace",
+        "constants": CAMPAIGNS[row["scope"]].constants,
+        "model": MODELS.get(row["model"], row["model"]),
+        "deployment": f"TP{_number(where, row, 'tp')}x1",
+        "num_gpus": _number(where, row, "tp"),
+        "scheduling": "chunked",
+        "max_num_batched_tokens": _number(where, row, "max_num_batched_tokens"),
+        "max_num_seqs": 128,
+        "transient": True,
+        **PRECISIONS[row["precision"]],
+    }
+    for name in ("question_tokens", "system_prompt_tokens", "num_system_prompts", "output_tokens"):
+        knobs[name] = _number(f"{folder / 'workloads.csv'}, {row['workload']}", load, name.removeprefix("num_"))
+    if row.get("kv_blocks_of_16"):
+        knobs["kv_tokens"] = 16 * _number(where, row, "kv_blocks_of_16")
+    stages = load.get("stages_rate_x_seconds", "")
+    if row["scope"] != "all":
+        rate, _ = stages_of(stages)[0]
+        stages = f"{rate:g}x{_NUM_FIRST / rate + _MORE_S:g}"
     return Cell(
         system="vllm-sim",
         dataset="SharedPrefix",
-        platform=row["gpu"].lower(),
+        platform=row.get("gpu", "").lower(),
         executor="roofline",
+        rate=None,
         seed=0,
         knobs=tuple({**knobs, "stages": stages}.items()),
     )
 
 
+def _number(where: str, row: Mapping[str, str], name: str) -> int:
+    """Times may have a fraction; raises UserError for what is no number above 0."""
+    text = row.get(name) or ""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    require(0 < value < math.inf, f"{where}: {name}={text!r} must be a number above 0")
+    return round(value)
+
+
 def _held(row: Mapping[str, str], cell: Cell) -> Held:
+    seeds = 1 if row["scope"] == "all" else _SEEDS
+    runs = [_times(row["scope"], cell.with_seed(seed)) for seed in range(seeds)]
+    return Held(
+        row=row,
+        measured={name: float(row[f"{name}_ms"]) for name in METRICS},
+        predicted={name: fmean(run[name] for run in runs) for name in METRICS},
+    )
+
+
+def _times(scope: str, cell: Cell) -> dict[str, float]:
     requests = prepare(cell).run().requests
-    num = None if row["scope"] == "all" else _NUM_FIRST
+    num, campaign = None if scope == "all" else _NUM_FIRST, CAMPAIGNS[scope]
     arrival_s, first_s, end_s, tokens = (
         np.array(requests[name][:num], dtype=float)
         for name in ("arrival_s", "first_output_s", "finished_s", "output_len")
     )
-    campaign = CAMPAIGNS[row["scope"]]
     itl_s = (end_s - first_s) / (tokens - 1)
-    predicted = {
+    found = {
         "ttft_mean": first_s - arrival_s + campaign.first_text * itl_s,
         "itl_mean": itl_s * campaign.tokens_per_text,
         "e2e_mean": end_s - arrival_s,
     }
-    return Held(
-        row=row,
-        measured={name: float(row[f"{name}_ms"]) for name in METRICS},
-        predicted={name: 1e3 * float(times_s.mean()) for name, times_s in predicted.items()},
-    )
+    return {name: 1e3 * float(times_s.mean()) for name, times_s in found.items()}
 
 
 class Error(NamedTuple):

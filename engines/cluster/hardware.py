@@ -137,14 +137,14 @@ VLLM_0_15 = replace(
     role="fitted",
     note="Fitted to eight experiments with vLLM 0.15.1 on H100 (docs/truth.md); the hidden 2 ms of host are assumed.",
     step_overhead_s=0.1e-3,
-    engine=EngineTimes(host_s=2e-3, request_s=5e-3, response_s=2e-3, experts_share=0.77),
+    engine=EngineTimes(host_s=2e-3, request_s=5e-3, response_s=2e-3, experts_share=0.72),
 )
 VLLM_0_15_FRESH = replace(
     VLLM_0_15,
     name="vllm-0.15-fresh",
     note=f"{VLLM_0_15.note} The server has just started.",
     prefill_overhead_s=1e-3,
-    engine=replace(VLLM_0_15.engine, sequence_s=20e-6, compile_s=1.0),
+    engine=replace(VLLM_0_15.engine, sequence_s=20e-6, compile_s=0.95),
 )
 ENGINES: tuple[CostConstants, ...] = (NO_HOST, VLLM_0_15, VLLM_0_15_FRESH)
 

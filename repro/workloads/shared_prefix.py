@@ -25,7 +25,7 @@ class SharedPrefix(Checked):
     """Tokens of each question, which no other has."""
     system_prompt_tokens: Tokens = 100
     """Tokens of each system prompt, in front of the question."""
-    system_prompts: Count = 9
+    num_system_prompts: Count = 9
     """System prompts."""
     output_tokens: Tokens = 248
     """Tokens of each answer."""
@@ -36,26 +36,23 @@ class SharedPrefix(Checked):
         request = (RecordedRound(prompt, self.output_tokens),)
         for index, arrival_s in enumerate(self._arrivals(Random(seed))):
             # Names below are those of system prompts, each of which has as many.
-            first = index % self.system_prompts * shared
-            own = self.system_prompts * shared + index * (names - shared)
+            first = index % self.num_system_prompts * shared
+            own = self.num_system_prompts * shared + index * (names - shared)
             blocks = *range(first, first + shared), *range(own, own + names - shared)
             yield TracedSession(request, arrival_s, prefix=Prefix(_BLOCK_TOKENS, (blocks,)))
 
     def _arrivals(self, rng: Random) -> Iterator[float]:
+        """Each stage has as many as it asks for on the mean: Poisson arrivals that are told their number are uniform."""
         start_s = 0.0
         for rate, length_s in stages_of(self.stages):
-            end_s = start_s + length_s
-            now = start_s + rng.expovariate(rate)
-            while now < end_s:
-                yield now
-                now += rng.expovariate(rate)
-            start_s = end_s
+            yield from sorted(start_s + length_s * rng.random() for _ in range(round(rate * length_s)))
+            start_s += length_s
 
 
 def stages_of(text: str) -> list[tuple[float, float]]:
     """Requests/s and seconds of each stage."""
     found = [_STAGE.fullmatch(stage.strip()) for stage in text.split("+")]
     stages = [(float(each[1]), float(each[2])) if each else (0.0, 0.0) for each in found]
-    if not all(rate and length_s for rate, length_s in stages):
+    if not all(rate * length_s >= 1 for rate, length_s in stages):
         raise UserError(f"stages={text!r} are none: write requests/s x seconds, such as 8x600+20x600")
     return stages

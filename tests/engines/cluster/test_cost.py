@@ -5,10 +5,22 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.clusters import TimedCost, hardware
+from support.clusters import TimedCost, hardware, session
 from support.refusals import refuses
 
-from engines.cluster.hardware import CONSTANTS, PHYSICAL, TRIAL_R2, Hardware, WorkerCost, cost_constants
+from baselines.ar.vllm import vllm
+from engines.cluster.hardware import (
+    CONSTANTS,
+    PHYSICAL,
+    TRIAL_R2,
+    Deployment,
+    EngineTimes,
+    FreshCost,
+    Hardware,
+    WorkerCost,
+    cost_constants,
+)
+from engines.cluster.sessions import OpenLoop
 from engines.cost.roofline import H20, H200, Calibration, Gpu, Roofline, StepWork
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, ModelShape
 from engines.policies.views import Chunk
@@ -159,3 +171,62 @@ def test_hardware_makes_the_cost_of_each_degree_once_and_the_links_stay():
     assert hardware.links == plain.links
     assert hardware.kv_capacity(4) == plain.kv_capacity(4)
     assert hardware != plain  # a cache of profiles must tell them apart
+
+
+CHUNKS, DECODING = (Chunk(0, 300), Chunk(16, 200)), 5
+
+
+def engine_cost(shape: ModelShape = LLAMA_3_1_70B, **times: float) -> WorkerCost:
+    return WorkerCost(shape, H20, 1, replace(BARE, engine=EngineTimes(**times)))
+
+
+def test_an_engine_hides_its_host_behind_longer_kernels():
+    bare = engine_cost()
+    step_s, line = bare.step_s(CHUNKS, DECODING, 4000), bare.decode_line(DECODING)
+    shorter, longer = engine_cost(host_s=0.9 * step_s), engine_cost(host_s=1.5 * step_s)
+    assert shorter.step_s(CHUNKS, DECODING, 4000) == step_s
+    assert longer.step_s(CHUNKS, DECODING, 4000) == pytest.approx(1.5 * step_s)
+    assert longer.decode_line(DECODING).floor_s >= 1.5 * step_s > line.floor_s
+    each = engine_cost(sequence_s=1e-3)
+    assert each.step_s(CHUNKS, DECODING, 4000) == pytest.approx(step_s + 7e-3)
+    assert each.decode_line(DECODING).base_s == pytest.approx(line.base_s + 5e-3)
+
+
+def test_products_alone_of_mixtures_alone_take_a_share():
+    for shape in (LLAMA_3_1_70B, MIXTRAL_8X7B):
+        whole, part = engine_cost(shape), engine_cost(shape, experts_share=0.5)
+        spared_s = whole.step_s(CHUNKS, DECODING, 4000) - part.step_s(CHUNKS, DECODING, 4000)
+        linear_s, _, _ = whole.price.parts(StepWork(prompts=CHUNKS, decoding=DECODING, context=4000))
+        assert spared_s == pytest.approx(linear_s / 2 if shape is MIXTRAL_8X7B else 0.0)
+
+
+def test_a_fresh_server_compiles_each_kernel_of_experts_once():
+    cost, compiled = TimedCost(MIXTRAL_8X7B, H20, 4, BARE), 0
+    fresh = FreshCost(cost, 10.0)
+    for rows, is_new in (
+        (512, False),
+        (600, True),
+        (600, False),
+        (601, True),
+        (603, False),
+        (1000, True),
+        (1024, False),
+    ):
+        chunks = (Chunk(0, rows),)
+        waited_s = fresh.step_s(chunks, 0, 0) - cost.step_s(chunks, 0, 0)
+        assert waited_s == pytest.approx(10.0 if is_new else 0.0), rows
+        compiled += is_new
+    assert compiled == 3
+
+
+def test_a_client_is_away_from_the_workers_by_what_its_engine_says():
+    def times(**times: float) -> tuple[list[float], list[float]]:
+        constants = replace(PHYSICAL, engine=EngineTimes(**times))
+        cluster = vllm(hardware(constants=constants), Deployment.colocated(4, 1))
+        run = cluster.simulate(OpenLoop(sessions=[session(0, 0.0, (500, 20, 1.0), (300, 10))]))
+        return run.rounds["first_token_s"], run.rounds["finished_s"]
+
+    first_s, end_s = times()
+    away_first_s, away_end_s = times(request_s=0.25, response_s=0.5)
+    assert away_first_s == pytest.approx([first_s[0] + 0.75, first_s[1] + 1.5])
+    assert away_end_s == pytest.approx([end_s[0] + 0.75, end_s[1] + 1.5])

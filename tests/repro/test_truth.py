@@ -1,0 +1,127 @@
+"""Simulated servers beside measured ones: rows of a folder, errors, and the load that inference-perf makes."""
+
+import csv
+import json
+from random import Random
+
+import pytest
+from support.command import refused, repro
+from support.refusals import refuses
+
+from repro import truth
+from repro.workloads.shared_prefix import SharedPrefix
+
+LOAD = {
+    "workload": "chat",
+    "question_tokens": 200,
+    "system_prompt_tokens": 100,
+    "system_prompts": 3,
+    "users_per_system_prompt": 2,
+    "output_tokens": 40,
+    "stages_rate_x_seconds": "4x10+8x5",
+}
+ROW = {
+    "exp": "a",
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "gpu": "H100",
+    "precision": "FP16",
+    "tp": 1,
+    "max_num_batched_tokens": 2048,
+    "kv_blocks_of_16": "",
+    "workload": "chat",
+    "scope": "all",
+    "ttft_mean_ms": 20.0,
+    "itl_mean_ms": 8.0,
+    "e2e_mean_ms": 300.0,
+}
+
+
+def folder(tmp_path, *rows, load=LOAD):
+    for name, given in (("experiments.csv", rows), ("workloads.csv", [load])):
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, given[0])
+            writer.writeheader()
+            writer.writerows(given)
+    return tmp_path
+
+
+def test_errors_are_of_what_was_measured(tmp_path):
+    measured = folder(tmp_path, ROW, {**ROW, "exp": "16", "scope": "first 300", "e2e_mean_ms": 600.0})
+    shown = json.loads(repro("reproduce truth --json --measured", measured).out)
+    first, second = shown["experiments"]
+    for name in truth.METRICS:
+        expected = 100 * (first["predicted_ms"][name] / first["measured_ms"][name] - 1)
+        assert first["error_pct"][name] == pytest.approx(expected)
+        assert abs(expected) < 60
+    assert first["measured_ms"] == {"ttft_mean": 20.0, "itl_mean": 8.0, "e2e_mean": 300.0}
+    # Of tokens: the first with the prefill, each other a gap later.
+    predicted = first["predicted_ms"]
+    assert predicted["e2e_mean"] == pytest.approx(predicted["ttft_mean"] + 39 * predicted["itl_mean"], rel=1e-6)
+    assert [first["is_fitted"], second["is_fitted"]] == [False, True]
+    assert shown["errors"]["predicted"]["e2e_mean"]["median"] == pytest.approx(abs(first["error_pct"]["e2e_mean"]))
+    assert shown["errors"]["all"]["ttft_mean"]["num"] == 2
+    assert shown["peers"] == {}
+
+
+def test_a_client_that_sees_text_waits_longer_for_it(tmp_path):
+    whole, first = truth.hold(folder(tmp_path, ROW, {**ROW, "scope": "first 300"}))
+    campaign = truth.CAMPAIGNS["first 300"]
+    assert campaign.first_text > 0 and campaign.tokens_per_text > 1
+    ttft, itl, e2e = (first.predicted[name] for name in truth.METRICS)
+    gap = itl / campaign.tokens_per_text
+    assert e2e == pytest.approx(ttft - campaign.first_text * gap + 39 * gap, rel=1e-6)
+    assert ttft > whole.predicted["ttft_mean"] + gap
+
+
+def test_published_errors_of_other_simulators_are_beside_ours():
+    found = truth.peers()
+    assert {name: round(each.median) for name, each in found["blis-trained"].items()} == {
+        "e2e_mean": 22,
+        "itl_mean": 23,
+        "ttft_mean": 32,
+    }
+    assert found["llmservingsim"]["ttft_mean"].num == 22
+
+
+REFUSED = {
+    "no file": (ROW, LOAD, "experiments.csv"),
+    "workload": ({**ROW, "workload": "gone"}, LOAD, "workload='gone'"),
+    "scope": ({**ROW, "scope": "last 9"}, LOAD, "scope"),
+    "a number": ({**ROW, "ttft_mean_ms": "fast"}, LOAD, "ttft_mean_ms='fast'"),
+    "a model": ({**ROW, "model": "who/knows"}, LOAD, "model"),
+    "stages": (ROW, {**LOAD, "stages_rate_x_seconds": "soon"}, "stages"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_rows_that_cannot_be_held_are_refused(tmp_path, case):
+    row, load, field = REFUSED[case]
+    measured = folder(tmp_path, row, load=load)
+    if case == "no file":
+        (measured / "experiments.csv").unlink()
+    with refuses(field):
+        truth.hold(measured)
+
+
+def test_a_folder_is_of_truth_alone():
+    refused(repro("reproduce fig3 --measured somewhere"), "measured='somewhere'", "fig3")
+
+
+@pytest.mark.parametrize(("system", "question"), [(100, 200), (16, 5), (7, 30)])
+def test_requests_share_their_system_prompts_alone(system, question):
+    load = SharedPrefix(stages="4x10+8x5", system_prompt_tokens=system, question_tokens=question, num_system_prompts=3)
+    sessions = list(load.sessions(1))
+    assert len(sessions) == 80
+    times = [each.arrival_s for each in sessions]
+    assert times == sorted(times)
+    assert sum(time < 10 for time in times) == 40 and max(times) < 15
+    seen: dict[int, set[int]] = {}
+    for index, each in enumerate(sessions):
+        (names,) = each.prefix.rounds
+        assert each.prefix.fits(each.rounds)
+        for place, name in enumerate(names):
+            seen.setdefault(name, set()).add(index % 3 if place < system // 16 else -index - 1)
+    assert all(len(users) == 1 for users in seen.values())
+    assert list(load.sessions(1)) == sessions
+    assert [each.arrival_s for each in load.sessions(2)] != times
+    assert Random(1).random() * 10 in times
