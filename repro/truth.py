@@ -60,7 +60,7 @@ MODELS: Mapping[str, str] = {
     "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "Llama-4-Scout",
 }
 """Shapes of the checkpoints that were measured."""
-PRECISIONS: Mapping[str, Mapping[str, Any]] = {"FP16": {}, "BF16": {}, "FP8": {}}
+PRECISIONS: Mapping[str, Mapping[str, Any]] = {"FP16": {}, "BF16": {}, "FP8": {"precision": "fp8-block"}}
 """Knobs of each. Kernels of float16 take as long as those of bfloat16."""
 
 

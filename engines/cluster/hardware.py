@@ -193,7 +193,8 @@ class WorkerCost:
         )
         self._engine = constants.engine
         self._least_s = max(shape.n_layers * constants.layer_launch_s, self._engine.host_s)
-        self._products_share = self._engine.experts_share if shape.num_experts > 1 else 1.0
+        is_tabled_slow = shape.num_experts > 1 and shape.precision == "bf16"
+        self._products_share = self._engine.experts_share if is_tabled_slow else 1.0
         self._fixed_s = constants.step_overhead_s
         self._prefill_overhead_s = constants.prefill_overhead_s
         if is_remote:
