@@ -6,6 +6,7 @@ Times are in milliseconds, errors in per cent of what was measured. The constant
 """
 
 import csv
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engines.errors import require
+from repro.files import replace_text
 from repro.paths import COMMITTED
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
@@ -188,11 +190,20 @@ class Error(NamedTuple):
 
 
 def errors(held: Sequence[Held]) -> dict[str, Error]:
-    found = {}
-    for name in METRICS:
-        sizes = [abs(each.error_pct[name]) for each in held]
-        found[name] = Error(median(sizes), float(np.percentile(sizes, 90)), len(sizes))
-    return found
+    return {name: _error([each.error_pct[name] for each in held]) for name in METRICS} if held else {}
+
+
+def _error(errors_pct: Sequence[float]) -> Error:
+    sizes = [abs(each) for each in errors_pct]
+    return Error(median(sizes), float(np.percentile(sizes, 90)), len(sizes))
+
+
+def by_group(held: Sequence[Held]) -> dict[str, dict[str, Error]]:
+    """Ours, of all rows, of those predicted, and of those fitted on."""
+    fitted = [each for each in held if each.is_fitted]
+    predicted = [each for each in held if not each.is_fitted]
+    groups = {"all": errors(held), "predicted": errors(predicted), "fitted": errors(fitted)}
+    return {f"ours, {name}": found for name, found in groups.items() if found}
 
 
 def peers(folder: Path | None = None) -> dict[str, dict[str, Error]]:
@@ -203,8 +214,41 @@ def peers(folder: Path | None = None) -> dict[str, dict[str, Error]]:
     sizes: dict[str, dict[str, list[float]]] = {}
     for row in _rows(folder, "peers.csv"):
         if row["metric"] in METRICS:
-            sizes.setdefault(row["simulator"], {}).setdefault(row["metric"], []).append(abs(float(row["error_pct"])))
+            sizes.setdefault(row["simulator"], {}).setdefault(row["metric"], []).append(float(row["error_pct"]))
     return {
-        name: {metric: Error(median(each), float(np.percentile(each, 90)), len(each)) for metric, each in found.items()}
-        for name, found in sizes.items()
+        name: {metric: _error(found[metric]) for metric in METRICS if metric in found}
+        for name, found in sorted(sizes.items())
     }
+
+
+def save(held: Sequence[Held], groups: Mapping[str, Mapping[str, Error]], folder: Path) -> list[Path]:
+    """Writes ``truth.csv``, a row an experiment, and ``errors.csv``, a row a simulator and metric."""
+    rows = []
+    for each in held:
+        role = "fitted" if each.is_fitted else "predicted"
+        row: dict[str, object] = {name: each.row[name] for name in ("exp", "model", "tp", "workload", "scope")}
+        for name in METRICS:
+            row[f"{name}_ms"] = each.row[f"{name}_ms"]
+            row[f"{name}_predicted_ms"] = f"{each.predicted[name]:.5g}"
+            row[f"{name}_error_pct"] = f"{each.error_pct[name]:.1f}"
+        rows.append({**row, "role": role})
+    sums = [
+        {
+            "simulator": name,
+            "metric": metric,
+            "median_pct": f"{each.median:.1f}",
+            "p90_pct": f"{each.p90:.1f}",
+            "rows": each.num,
+        }
+        for name, found in groups.items()
+        for metric, each in found.items()
+    ]
+    return [_written(folder / "truth.csv", rows), _written(folder / "errors.csv", sums)]
+
+
+def _written(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return replace_text(path, text.getvalue())

@@ -31,8 +31,8 @@ from repro.reports.run_table import Place, RunTable, TableRun, digest_of, read_t
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import MANIFEST, StoredRun, pack, part_of, parts_of
 
-OTHER_FOLDERS = ("paper", "local", "figures")
-"""Folders of results that hold what was put in, or what this machine made."""
+OTHER_FOLDERS = ("paper", "truth", "local", "figures")
+"""Folders of results that hold what was put in, what a test makes again, or what this machine made."""
 PAGES = ("README.md", "verdict.md")
 """Pages on the results of a folder."""
 WORDS = (".csv", ".md", ".txt")

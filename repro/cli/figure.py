@@ -136,7 +136,7 @@ def reproduce(
     """Run what is not stored of the runs behind a figure, and draw it: PNG, PDF, CSV and a table of the runs. 'truth' holds
     simulated servers against latencies that others measured (docs/truth.md)."""
     if name == TRUTH:
-        _hold(measured, json=json)
+        _hold(measured, options.out("truth/truth"), json=json)
         return
     require(measured is None, f"measured={str(measured)!r} has no effect on {name}: leave it out, or reproduce {TRUTH}")
     _make(name, options, placement, force=force, draw_only=False, json=json)
@@ -256,18 +256,14 @@ def _make(
 TRUTH = "truth"
 
 
-def _hold(folder: Path | None, *, json: bool) -> None:
-    from repro.truth import METRICS, errors, hold, peers
+def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
+    from repro.truth import METRICS, by_group, hold, peers, save
 
-    with counting("experiments:") as advance:
+    writable_folder("out_dir", out)
+    with counting("simulating measured experiments:") as advance:
         held = hold(folder, advance)
-    predicted = [each for each in held if not each.is_fitted]
-    groups = {
-        "all": errors(held),
-        "predicted": errors(predicted),
-        "fitted": errors([each for each in held if each.is_fitted]),
-    }
-    others = peers(folder)
+    groups = {**by_group(held), **peers(folder)}
+    files = save(held, groups, out)
     if json:
         rows = [
             {
@@ -279,25 +275,16 @@ def _hold(folder: Path | None, *, json: bool) -> None:
             }
             for each in held
         ]
-        print_json(
-            {
-                "experiments": rows,
-                "errors": {
-                    group: {name: each._asdict() for name, each in found.items()} for group, found in groups.items()
-                },
-                "peers": {
-                    name: {metric: each._asdict() for metric, each in found.items()} for name, found in others.items()
-                },
-            }
-        )
+        errors = {name: {metric: each._asdict() for metric, each in found.items()} for name, found in groups.items()}
+        print_json({"experiments": rows, "errors": errors, "files": [str(file) for file in files]})
         return
     print_table(
-        "Simulated latencies beside measured ones: error, %",
+        "Simulated latencies beside measured ones: errors of means, %",
         ("exp", "model", "TP", "load", *METRICS.values(), "role"),
         [
             (
                 each.row["exp"],
-                each.row["model"].rpartition("/")[2][:24],
+                each.row["model"].rpartition("/")[2][:22],
                 each.row["tp"],
                 each.row["workload"],
                 *(f"{error:+.0f}" for error in each.error_pct.values()),
@@ -306,23 +293,19 @@ def _hold(folder: Path | None, *, json: bool) -> None:
             for each in held
         ],
     )
-    rows = [(f"ours, {group}", found) for group, found in groups.items() if found]
-    rows += [(name, found) for name, found in sorted(others.items())]
     print_table(
-        "Absolute errors, %: median, and 90th percentile in brackets",
+        "Absolute errors, %: median [90th percentile]",
         ("simulator", "rows", *METRICS.values()),
         [
             (
                 name,
                 max(each.num for each in found.values()),
-                *(
-                    f"{found[metric].median:.1f} [{found[metric].p90:.0f}]" if metric in found else "-"
-                    for metric in METRICS
-                ),
+                *(f"{found[each].median:.1f} [{found[each].p90:.0f}]" if each in found else "-" for each in METRICS),
             )
-            for name, found in rows
+            for name, found in groups.items()
         ],
     )
+    say(f"files: {', '.join(map(str, files))}", "  ")
 
 
 def _show(title: str, runs: Sequence[StoredRun], drawn: Rendered) -> None:

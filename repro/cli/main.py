@@ -45,11 +45,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "Serve": {"serve": "serve:serve", "install": "serve:install"},
     "Plan": {"plan": "plan:plan", "plan-cluster": "plan:plan_cluster", "capacity": "plan:capacity"},
-    "What there is": {
-        "list": "list_command:list_command",
-        "trace": "trace:trace",
-        "doctor": "list_command:doctor",
-    },
+    "What there is": {"list": "list_command:list_command", "trace": "trace:trace", "doctor": "list_command:doctor"},
     "Check and calibrate": {
         "verify-baselines": "check:verify_baselines",
         "gpu-suite": "check:gpu_suite",

@@ -47,7 +47,7 @@ def folder(tmp_path, *rows, load=LOAD):
 
 def test_errors_are_of_what_was_measured(tmp_path):
     measured = folder(tmp_path, ROW, {**ROW, "exp": "16", "scope": "first 300", "e2e_mean_ms": 600.0})
-    shown = json.loads(repro("reproduce truth --json --measured", measured).out)
+    shown = json.loads(repro("reproduce truth --json --measured", measured, "--out-dir", tmp_path / "out").out)
     first, second = shown["experiments"]
     for name in truth.METRICS:
         expected = 100 * (first["predicted_ms"][name] / first["measured_ms"][name] - 1)
@@ -58,15 +58,22 @@ def test_errors_are_of_what_was_measured(tmp_path):
     predicted = first["predicted_ms"]
     assert predicted["e2e_mean"] == pytest.approx(predicted["ttft_mean"] + 39 * predicted["itl_mean"], rel=1e-6)
     assert [first["is_fitted"], second["is_fitted"]] == [False, True]
-    assert shown["errors"]["predicted"]["e2e_mean"]["median"] == pytest.approx(abs(first["error_pct"]["e2e_mean"]))
-    assert shown["errors"]["all"]["ttft_mean"]["num"] == 2
-    assert shown["peers"] == {}
+    assert shown["errors"]["ours, predicted"]["e2e_mean"]["median"] == pytest.approx(
+        abs(first["error_pct"]["e2e_mean"])
+    )
+    assert shown["errors"]["ours, all"]["ttft_mean"]["num"] == 2
+    assert set(shown["errors"]) == {"ours, all", "ours, predicted", "ours, fitted"}
+    stored = list(csv.DictReader((tmp_path / "out" / "truth.csv").read_text().splitlines()))
+    assert [row["e2e_mean_error_pct"] for row in stored] == [
+        f"{each['error_pct']['e2e_mean']:.1f}" for each in shown["experiments"]
+    ]
 
 
 def test_a_client_that_sees_text_waits_longer_for_it(tmp_path):
     whole, first = truth.hold(folder(tmp_path, ROW, {**ROW, "scope": "first 300"}))
     campaign = truth.CAMPAIGNS["first 300"]
-    assert campaign.first_text > 0 and campaign.tokens_per_text > 1
+    assert campaign.first_text > 0
+    assert campaign.tokens_per_text > 1
     ttft, itl, e2e = (first.predicted[name] for name in truth.METRICS)
     gap = itl / campaign.tokens_per_text
     assert e2e == pytest.approx(ttft - campaign.first_text * gap + 39 * gap, rel=1e-6)
@@ -103,6 +110,19 @@ def test_rows_that_cannot_be_held_are_refused(tmp_path, case):
         truth.hold(measured)
 
 
+def test_committed_errors_are_those_of_today():
+    with (truth.MEASURED / "truth.csv").open(newline="") as file:
+        stored = {row["exp"]: row for row in csv.DictReader(file)}
+    rows = truth._rows(truth.MEASURED, "experiments.csv")
+    assert set(stored) == {row["exp"] for row in rows}
+    loads = {row["workload"]: row for row in truth._rows(truth.MEASURED, "workloads.csv")}
+    for row in (each for each in rows if each["exp"] in ("62", "26", "56")):
+        held = truth._held(row, truth._cell(row, loads, truth.MEASURED))
+        assert {name: f"{held.predicted[name]:.5g}" for name in truth.METRICS} == {
+            name: stored[row["exp"]][f"{name}_predicted_ms"] for name in truth.METRICS
+        }
+
+
 def test_a_folder_is_of_truth_alone():
     refused(repro("reproduce fig3 --measured somewhere"), "measured='somewhere'", "fig3")
 
@@ -114,7 +134,8 @@ def test_requests_share_their_system_prompts_alone(system, question):
     assert len(sessions) == 80
     times = [each.arrival_s for each in sessions]
     assert times == sorted(times)
-    assert sum(time < 10 for time in times) == 40 and max(times) < 15
+    assert sum(time < 10 for time in times) == 40
+    assert max(times) < 15
     seen: dict[int, set[int]] = {}
     for index, each in enumerate(sessions):
         (names,) = each.prefix.rounds

@@ -175,11 +175,7 @@ class ClusterSettings:
 
 @lru_cache(maxsize=64)
 def hardware_of(
-    model: str | ModelShape,
-    card: str | Gpu,
-    constants: str,
-    kernels: str | None = None,
-    kv_tokens: int | None = None,
+    model: str | ModelShape, card: str | Gpu, constants: str, kernels: str | None = None, kv_tokens: int | None = None
 ) -> Hardware:
     chosen = constants_on(gpu(card), cost_constants(constants))
     shape = model if isinstance(model, ModelShape) else model_shape(model)
