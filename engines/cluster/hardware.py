@@ -8,10 +8,12 @@ single constants until one printed figure is met. None of them meets all figures
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
 
 from engines.cost.kernels import Composed, composed_degrees, kernels_of
 from engines.cost.roofline import DecodeLine, Gpu, Roofline, StepPrice, StepWork
@@ -83,70 +85,19 @@ class CostConstants(Checked):
     engine: EngineTimes = field(default=NO_TIMES, repr=False)
 
 
-PHYSICAL = CostConstants(
-    name="physical",
-    role="assumed",
-    note="Shares of peak a tuned engine reaches, 2 ms a step, no other overhead.",
-    matmul_efficiency=0.6,
-    attention_efficiency=0.6,
-    bandwidth_efficiency=0.8,
-)
-TRIAL_R2 = replace(
-    PHYSICAL,
-    name="trial-r2",
-    role="fitted",
-    note="One of the best of about 110 sets against Figure 4: slower decode and dearer remote prefill than hardware explains.",
-    matmul_efficiency=0.5,
-    attention_efficiency=0.5,
-    bandwidth_efficiency=0.35,
-    layer_launch_s=0.1e-3,
-    remote_prefill_overhead_s=10e-3,
-)
-_LAUNCH_BOUND = replace(
-    PHYSICAL,
-    name="launch-bound",
-    role="implied",
-    note="Decode steps of 21 to 30 ms, as the axes of Figure 8 ask: 0.3 ms a layer.",
-    layer_launch_s=0.3e-3,
-)
-_COSTLY_REQUEST = replace(
-    PHYSICAL,
-    name="costly-request",
-    role="implied",
-    note="50 ms a prefill, as ToolBench's 13.9 % local prefills ask (Figure 5).",
-    prefill_overhead_s=50e-3,
-    layer_launch_s=0.1e-3,
-)
-_COSTLY_REMOTE = replace(
-    PHYSICAL,
-    name="costly-remote",
-    role="implied",
-    note="80 ms for a remote prefill, with which co-location beats disaggregation on GAIA (Figure 4).",
-    prefill_overhead_s=20e-3,
-    remote_prefill_overhead_s=80e-3,
-    layer_launch_s=0.2e-3,
-)
+_STORED: Mapping[str, Any] = json.loads(Path(__file__).with_name("constants.json").read_text(encoding="utf-8"))
 
-CONSTANTS: tuple[CostConstants, ...] = (PHYSICAL, TRIAL_R2, _LAUNCH_BOUND, _COSTLY_REQUEST, _COSTLY_REMOTE)
-"""Readings of the paper's printed figures."""
 
-NO_HOST = replace(PHYSICAL, name="none", note="No time besides kernels.", step_overhead_s=0.0)
-VLLM_0_15 = replace(
-    PHYSICAL,
-    name="vllm-0.15",
-    role="fitted",
-    note="Fitted to eight experiments with vLLM 0.15.1 on H100 (docs/truth.md); the hidden 2 ms of host are assumed.",
-    step_overhead_s=0.1e-3,
-    engine=EngineTimes(host_s=2e-3, request_s=5e-3, response_s=2e-3, experts_share=0.72),
-)
-VLLM_0_15_FRESH = replace(
-    VLLM_0_15,
-    name="vllm-0.15-fresh",
-    note=f"{VLLM_0_15.note} The server has just started.",
-    prefill_overhead_s=1e-3,
-    engine=replace(VLLM_0_15.engine, sequence_s=20e-6, compile_s=0.95),
-)
-ENGINES: tuple[CostConstants, ...] = (NO_HOST, VLLM_0_15, VLLM_0_15_FRESH)
+def _readings(rows: Sequence[Mapping[str, Any]]) -> tuple[CostConstants, ...]:
+    usual = _STORED["paper"][0]
+    return tuple(CostConstants(**{**usual, **row, "engine": EngineTimes(**row.get("engine", {}))}) for row in rows)
+
+
+CONSTANTS = _readings(_STORED["paper"])
+"""Readings of the paper's printed figures; what one leaves out is the first one's."""
+PHYSICAL, TRIAL_R2, *_ = CONSTANTS
+ENGINES = _readings(_STORED["engines"])
+"""Releases of serving engines, and none."""
 
 
 def cost_constants(name: str) -> CostConstants:

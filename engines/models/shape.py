@@ -245,12 +245,12 @@ BLOCK_DIFFUSION = (LLADA2_MINI, LLADA2_FLASH, SDAR_8B, FAST_DLLM_V2_7B)
 
 SHAPES = (LLADA_8B, DREAM_7B, QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B)
 """Those whose kernels' times are extracted from measured tables (``engines.cost.kernels``)."""
-_BY_LISTED_KERNELS = "Llama-3.1-8B", "Llama-2-7B", "Llama-2-70B", "CodeLlama-34B", "Yi-34B", "Mistral-Nemo-12B", "Mixtral-8x22B", "Llama-4-Scout"
+_NAMED = {shape.name for shape in (*SHAPES, *QWEN3, *MISTRAL)}
 CATALOGUE = (
     *SHAPES,
     *(shape for shape in QWEN3 if shape not in SHAPES),
     *MISTRAL,
-    *map(_published, _BY_LISTED_KERNELS),
+    *(_published(name) for name in PUBLISHED["shapes"] if name not in _NAMED),
 )
 """All that simulations know by name."""
 
