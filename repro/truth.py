@@ -8,20 +8,24 @@ Times are in milliseconds, errors in per cent of what was measured. The constant
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from engines.errors import require
+from engines.cluster.sessions import Prefix
+from engines.errors import UserError, require
+from engines.knobs import Checked, Count, Tokens
 from repro.files import replace_text
 from repro.paths import COMMITTED
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.workloads.shared_prefix import stages_of
+from repro.workloads.rounds import RecordedRound, TracedSession
 
 MEASURED = COMMITTED / "truth"
 METRICS = {"ttft_mean": "TTFT", "itl_mean": "ITL", "e2e_mean": "E2E"}
@@ -32,11 +36,61 @@ _SEEDS = 5
 """Draws of arrivals that are averaged for so few requests."""
 
 
+_STAGE = re.compile(r"(\d+(?:\.\d+)?)x(\d+(?:\.\d+)?)")
+_BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedPrefix(Checked):
+    """Questions behind system prompts that users share: the load of inference-perf's shared-prefix data.
+
+    Any run can serve it: ``--workload repro.truth:SharedPrefix --arrivals trace``. Requests go to the system prompts in turn.
+    """
+
+    stages: str = "8x60"
+    """Requests/s times seconds, stages joined by +: 8x600+20x600."""
+    question_tokens: Tokens = 447
+    """Tokens of each question, which no other has."""
+    system_prompt_tokens: Tokens = 100
+    """Tokens of each system prompt, in front of the question."""
+    num_system_prompts: Count = 9
+    """System prompts."""
+    output_tokens: Tokens = 248
+    """Tokens of each answer."""
+
+    def sessions(self, seed: int) -> Iterator[TracedSession]:
+        prompt = self.system_prompt_tokens + self.question_tokens
+        shared, names = self.system_prompt_tokens // _BLOCK_TOKENS, prompt // _BLOCK_TOKENS
+        request = (RecordedRound(prompt, self.output_tokens),)
+        for index, arrival_s in enumerate(self._arrivals(Random(seed))):
+            # Names below are those of system prompts, each of which has as many.
+            first = index % self.num_system_prompts * shared
+            own = self.num_system_prompts * shared + index * (names - shared)
+            blocks = *range(first, first + shared), *range(own, own + names - shared)
+            yield TracedSession(request, arrival_s, prefix=Prefix(_BLOCK_TOKENS, (blocks,)))
+
+    def _arrivals(self, rng: Random) -> Iterator[float]:
+        """Each stage has as many as it asks for on the mean: Poisson arrivals that are told their number are uniform."""
+        start_s = 0.0
+        for rate, length_s in stages_of(self.stages):
+            yield from sorted(start_s + length_s * rng.random() for _ in range(round(rate * length_s)))
+            start_s += length_s
+
+
+def stages_of(text: str) -> list[tuple[float, float]]:
+    """Requests/s and seconds of each stage."""
+    found = [_STAGE.fullmatch(stage.strip()) for stage in text.split("+")]
+    stages = [(float(each[1]), float(each[2])) if each else (0.0, 0.0) for each in found]
+    if not all(rate * length_s >= 1 for rate, length_s in stages):
+        raise UserError(f"stages={text!r} are none: write requests/s x seconds, such as 8x600+20x600")
+    return stages
+
+
 class Campaign(NamedTuple):
     """How rows of one scope were measured."""
 
     constants: str
-    """Of the server."""
+    """Readings of the server's step cost (engines/cluster/constants.json)."""
     first_text: float = 0.0
     """Tokens after the first until the client sees some text."""
     tokens_per_text: float = 1.0
@@ -113,7 +167,7 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
     for name in METRICS:
         _number(where, row, f"{name}_ms")
     knobs: dict[str, Any] = {
-        "workload": "repro.workloads.shared_prefix:SharedPrefix",
+        "workload": "repro.truth:SharedPrefix",
         "arrivals": "trace",
         "constants": CAMPAIGNS[row["scope"]].constants,
         "model": MODELS.get(row["model"], row["model"]),
@@ -182,7 +236,7 @@ def _times(scope: str, cell: Cell) -> dict[str, float]:
 
 
 class Error(NamedTuple):
-    """Of absolute errors, per cent."""
+    """Absolute errors, per cent."""
 
     median: float
     p90: float

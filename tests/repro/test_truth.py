@@ -9,7 +9,7 @@ from support.command import refused, repro
 from support.refusals import refuses
 
 from repro import truth
-from repro.workloads.shared_prefix import SharedPrefix
+from repro.truth import SharedPrefix
 
 LOAD = {
     "workload": "chat",
