@@ -47,6 +47,11 @@ class EngineTimes(Checked):
     compile_s: Seconds = 0.0
     """A fresh server compiles a kernel of experts for so long when a prefill first needs it."""
 
+    @property
+    def identity(self) -> str:
+        """What runs are stored under besides the other constants; nothing of no times."""
+        return "" if self == NO_TIMES else repr(self)
+
 
 NO_TIMES = EngineTimes()
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
-from engines.cluster.hardware import NO_TIMES, PHYSICAL, CostConstants, Hardware, cost_constants
+from engines.cluster.hardware import PHYSICAL, CostConstants, Hardware, cost_constants
 from engines.cluster.record import ItlStat, Reading, Scope, TtftRule
 from engines.cost.kernels import check_kernels
 from engines.cost.roofline import Gpu, gpu
@@ -252,9 +252,7 @@ def resolve(
     reading = Reading(scope=knobs.slo_scope, ttft=knobs.ttft_rule, itl=knobs.itl_stat)
     slo = _objectives(shape.name, None if card is None else card.name, part, knobs)
     basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(where.gpu, shape)
-    if hardware.constants.engine != NO_TIMES:
-        basis += repr(hardware.constants.engine)
-    basis += where.digest
+    basis += hardware.constants.engine.identity + where.digest
     return ClusterSettings(
         platform=where,
         model=shape.name,
