@@ -23,6 +23,7 @@ from engines.cluster.record import ClusterRun, Floats, observe
 from engines.cluster.sessions import OpenLoop, Session
 from engines.cluster.simulation import Cluster, StopRule
 from engines.errors import UserError
+from engines.knobs import knobs_of
 from engines.models.shape import ModelShape
 from engines.policies.routing import RemoteOnly
 from engines.policies.views import Chunk, StepTimes
@@ -67,6 +68,12 @@ class Plan(NamedTuple):
     """Degree and replicas of the workers that prefill alone; None where all do both."""
     decode: tuple[int, int]
     """The same of the others, which decode, or prefill instances."""
+    schedule: str = ""
+    """How its workers fill their steps, where the search tries several ways."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} {self.schedule}".rstrip()
 
 
 class Ranked(NamedTuple):
@@ -204,7 +211,13 @@ def alone_s(cost: StepTimes, sessions: Iterable[Session]) -> float:
 
 
 CANDIDATES = 8
-"""Most plans of a number of GPUs that are simulated."""
+"""Most deployments of a number of GPUs that are simulated."""
+SCHEDULES: tuple[Knobs, ...] = (
+    *((("scheduling", "chunked"), ("max_num_batched_tokens", tokens)) for tokens in (512, 2048, 8192)),
+    (("scheduling", "prefill-first"),),
+)
+"""How workers that prefill and decode may fill their steps: each deployment of them is tried with each, but for what the question
+sets."""
 _MOST_LIVE = 20_000
 """More sessions at once: the run is given up, as one of ``repro bench`` is."""
 WARM_UP = 0.5
@@ -277,24 +290,36 @@ class ClusterSite(Site):
     # ---- plans -----------------------------------------------------------------------------------------
 
     def plans(self, gpus: int) -> tuple[Plan, ...]:
-        return tuple(self._plan(each) for each in self._deployments(gpus))
+        return tuple(
+            self._plan(deployment, schedule) for deployment in self._deployments(gpus) for schedule in self._schedules
+        )
+
+    @cached_property
+    def _schedules(self) -> tuple[Knobs, ...]:
+        """Knobs of each, as far as the system has them and the question leaves them free."""
+        if "scheduling" not in knobs_of(self.system.own):
+            return ((),)
+        given = self.cell.knob_values
+        allowed = [each for each in SCHEDULES if given.get("scheduling") in (None, dict(each)["scheduling"])]
+        return tuple(dict.fromkeys(tuple(pair for pair in each if pair[0] not in given) for each in allowed))
 
     def _deployments(self, gpus: int) -> Iterator[Deployment]:
         degrees = self._degrees
         return splits(gpus, degrees, degrees) if self.system.is_disaggregated else replications(gpus, degrees)
 
-    def _plan(self, deployment: Deployment) -> Plan:
+    def _plan(self, deployment: Deployment, schedule: Knobs) -> Plan:
         (decode,) = deployment.decode
         (prefill,) = deployment.prefill or (None,)
         return Plan(
             name=str(deployment),
             gpus=deployment.gpus,
-            knobs=_knobs(deployment),
+            knobs=(*_knobs(deployment), *schedule),
             most=math.inf
             if prefill is None or not self._is_remote
             else self._kept_up(prefill.degree, prefill.replicas),
             prefill=None if prefill is None else (prefill.degree, prefill.replicas),
             decode=(decode.degree, decode.replicas),
+            schedule=" ".join(str(value) for _, value in schedule),
         )
 
     def _kept_up(self, degree: int, replicas: int) -> float:
@@ -334,7 +359,7 @@ class ClusterSite(Site):
             start = -min(values.values())
         likely = sorted(plans, key=lambda plan: values[plan])
         keeping_up = [plan for plan in likely if rate is None or plan.most >= rate]
-        return Ranked(tuple(keeping_up[:CANDIDATES]), len(plans), start)
+        return Ranked(tuple(keeping_up[: CANDIDATES * len(self._schedules)]), len(plans), start)
 
     def _guess(self, plan: Plan) -> float:
         """A rate at which co-located workers are ``_BUSY``, with as many decodes at once as their objective allows."""

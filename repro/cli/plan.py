@@ -423,6 +423,7 @@ def _answer_row(answer: Answer, objectives: Sequence[Objective]) -> dict[str, An
         "platform": site.cell.platform.rpartition(":")[2].lower(),
         "gpus": answer.gpus,
         "plan": None if plan is None else plan.name,
+        "schedule": None if plan is None else plan.schedule or None,
         "rate": answer.rate,
         "attainment": None if at is None else at.attainment,
     }
@@ -450,7 +451,7 @@ def _print_answers(
         "system": [row["system"] for row in rows],
         "card": [row["platform"] for row in rows],
         "GPUs": [str(row["gpus"]) for row in rows],
-        "plan": [row["plan"] or "none" for row in rows],
+        "plan": [" ".join(filter(None, (row["plan"] or "none", row["schedule"]))) for row in rows],
         "rate /s": ["-" if row["rate"] is None else f"{row['rate']:.4g}" for row in rows],
         "met %": [number(row["attainment"], scale=100) for row in rows],
     }

@@ -28,8 +28,7 @@ def test_the_table_is_best_first_and_fits_a_terminal(own, monkeypatch):
     lines = result.out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "sessions/s within 20 %, 1 seed (composed)" in " ".join(result.out.split())
-    assert result.out.index("Dynamo") < result.out.index("vLLM")
-    for said in ("rate", "met", "TTFT", "ITL", "longest", "binds", "P:TP2x1", "D:TP2x1", "TP2x2"):
+    for said in ("rate", "met", "TTFT", "ITL", "longest", "binds", "P:TP2x1", "D:TP2x1", "TP2x2", "chunked"):
         assert said in result.out
     assert "recorded sessions, lengths as recorded" in result.err
 
@@ -100,3 +99,21 @@ def test_a_workload_of_one_session_is_served_again_and_again(system, own):
     own.write_text(json.dumps({"rounds": [[800, 60]]}) + "\n")
     done = asked(own, "--system", system, "--json")
     assert (done.code, json.loads(done.out)["answers"][0]["rate"] > 0) == (0, True), done.err
+
+
+def test_colocated_steps_are_searched_but_for_what_is_asked(own):
+    def found(*options):
+        (row,) = json.loads(asked(own, "--system", "vllm-sim", "--json", *options).out)["answers"]
+        return row
+
+    best = found()
+    knobs = dict(best["cell"]["knobs"])
+    assert best["schedule"].split()[0] == knobs["scheduling"]
+    fixed = [
+        found("--knob", "scheduling=chunked", "--knob", f"max_num_batched_tokens={tokens}")
+        for tokens in (512, 2048, 8192)
+    ]
+    fixed.append(found("--knob", "scheduling=prefill-first"))
+    assert {row["schedule"] for row in fixed} == {None}
+    assert best["rate"] == max(row["rate"] for row in fixed)
+    assert best["plans"] == sum(row["plans"] for row in fixed)
