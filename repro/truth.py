@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
@@ -101,21 +102,6 @@ CAMPAIGNS: Mapping[str, Campaign] = {
     "all": Campaign("vllm-0.15"),
     f"first {_NUM_FIRST}": Campaign("vllm-0.15-fresh", first_text=1.4, tokens_per_text=1.075),
 }
-MODELS: Mapping[str, str] = {
-    "meta-llama/Llama-3.1-70B-Instruct": "Llama-3.1-70B",
-    "meta-llama/Llama-3.1-8B-Instruct": "Llama-3.1-8B",
-    "meta-llama/Llama-2-70b-hf": "Llama-2-70B",
-    "meta-llama/Llama-2-7b-hf": "Llama-2-7B",
-    "codellama/CodeLlama-34b-Instruct-hf": "CodeLlama-34B",
-    "01-ai/Yi-34B": "Yi-34B",
-    "mistralai/Mistral-Nemo-Instruct-2407": "Mistral-Nemo-12B",
-    "mistralai/Mixtral-8x7B-v0.1": "Mixtral-8x7B",
-    "mistralai/Mixtral-8x22B-Instruct-v0.1": "Mixtral-8x22B",
-    "Qwen/Qwen2.5-7B-Instruct": "Qwen2.5-7B",
-    "Qwen/Qwen3-14B": "Qwen3-14B",
-    "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic": "Llama-4-Scout",
-}
-"""Shapes of the checkpoints that were measured."""
 PRECISIONS: Mapping[str, Mapping[str, Any]] = {"FP16": {}, "BF16": {}, "FP8": {"precision": "fp8-block"}}
 """Knobs of each. Kernels of float16 take as long as those of bfloat16."""
 
@@ -150,6 +136,12 @@ def hold(folder: Path | None = None, advance: Callable[[], None] = lambda: None)
     return held
 
 
+@cache
+def _shapes() -> Mapping[str, str]:
+    """Names of ours, by checkpoint."""
+    return {row["checkpoint"]: row["model"] for row in _rows(MEASURED, "models.csv")}
+
+
 def _rows(folder: Path, name: str) -> list[dict[str, str]]:
     path = folder / name
     require(
@@ -170,7 +162,7 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
         "workload": "repro.truth:SharedPrefix",
         "arrivals": "trace",
         "constants": CAMPAIGNS[row["scope"]].constants,
-        "model": MODELS.get(row["model"], row["model"]),
+        "model": _shapes().get(row["model"], row["model"]),
         "deployment": f"TP{_number(where, row, 'tp')}x1",
         "num_gpus": _number(where, row, "tp"),
         "scheduling": "chunked",
