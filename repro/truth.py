@@ -6,18 +6,17 @@ Times are in milliseconds, errors in per cent of what was measured. The constant
 """
 
 import csv
-import io
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from engines.cluster.sessions import Prefix
 from engines.errors import UserError, require
@@ -128,18 +127,13 @@ def hold(folder: Path | None = None, advance: Callable[[], None] = lambda: None)
     folder = folder or MEASURED
     loads = {row["workload"]: row for row in _rows(folder, "workloads.csv")}
     rows = _rows(folder, "experiments.csv")
-    cells = [_cell(row, loads, folder) for row in rows]
+    shapes = {row["checkpoint"]: row["model"] for row in _rows(MEASURED, "models.csv")}
+    cells = [_cell({**row, "model": shapes.get(row["model"], row["model"])}, loads, folder) for row in rows]
     held = []
     for row, cell in zip(rows, cells, strict=True):
         held.append(_held(row, cell))
         advance()
     return held
-
-
-@cache
-def _shapes() -> Mapping[str, str]:
-    """Names of ours, by checkpoint."""
-    return {row["checkpoint"]: row["model"] for row in _rows(MEASURED, "models.csv")}
 
 
 def _rows(folder: Path, name: str) -> list[dict[str, str]]:
@@ -162,7 +156,7 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
         "workload": "repro.truth:SharedPrefix",
         "arrivals": "trace",
         "constants": CAMPAIGNS[row["scope"]].constants,
-        "model": _shapes().get(row["model"], row["model"]),
+        "model": row["model"],
         "deployment": f"TP{_number(where, row, 'tp')}x1",
         "num_gpus": _number(where, row, "tp"),
         "scheduling": "chunked",
@@ -235,10 +229,6 @@ class Error(NamedTuple):
     num: int
 
 
-def errors(held: Sequence[Held]) -> dict[str, Error]:
-    return {name: _error([each.error_pct[name] for each in held]) for name in METRICS} if held else {}
-
-
 def _error(errors_pct: Sequence[float]) -> Error:
     sizes = [abs(each) for each in errors_pct]
     return Error(median(sizes), float(np.percentile(sizes, 90)), len(sizes))
@@ -246,10 +236,16 @@ def _error(errors_pct: Sequence[float]) -> Error:
 
 def by_group(held: Sequence[Held]) -> dict[str, dict[str, Error]]:
     """Ours, of all rows, of those predicted, and of those fitted on."""
-    fitted = [each for each in held if each.is_fitted]
-    predicted = [each for each in held if not each.is_fitted]
-    groups = {"all": errors(held), "predicted": errors(predicted), "fitted": errors(fitted)}
-    return {f"ours, {name}": found for name, found in groups.items() if found}
+    groups = {
+        "all": held,
+        "predicted": [each for each in held if not each.is_fitted],
+        "fitted": [each for each in held if each.is_fitted],
+    }
+    return {
+        f"ours, {name}": {metric: _error([one.error_pct[metric] for one in each]) for metric in METRICS}
+        for name, each in groups.items()
+        if each
+    }
 
 
 def peers(folder: Path | None = None) -> dict[str, dict[str, Error]]:
@@ -289,12 +285,5 @@ def save(held: Sequence[Held], groups: Mapping[str, Mapping[str, Error]], folder
         for name, found in groups.items()
         for metric, each in found.items()
     ]
-    return [_written(folder / "truth.csv", rows), _written(folder / "errors.csv", sums)]
-
-
-def _written(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return replace_text(path, text.getvalue())
+    contents = {folder / "truth.csv": rows, folder / "errors.csv": sums}
+    return [replace_text(path, pd.DataFrame(each).to_csv(index=False)) for path, each in contents.items()]

@@ -71,10 +71,6 @@ class Plan(NamedTuple):
     schedule: str = ""
     """How its workers fill their steps, where the search tries several ways."""
 
-    @property
-    def text(self) -> str:
-        return f"{self.name} {self.schedule}".rstrip()
-
 
 class Ranked(NamedTuple):
     plans: tuple[Plan, ...]

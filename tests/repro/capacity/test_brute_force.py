@@ -72,7 +72,7 @@ def knee(site: Site, plan: Plan, about: float, place: Place) -> float:
         if not is_served(site, plan, rate, place):
             return last
         last = rate
-    raise AssertionError(f"{plan.text} serves {last} too, the largest rate of the grid")
+    raise AssertionError(f"{plan.name} {plan.schedule} serves {last} too, the largest rate of the grid")
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -84,13 +84,13 @@ def test_the_largest_rate_is_that_of_all_plans_on_a_fine_grid(name, tmp_path):
     answer = largest_rate(site, place.gpus, LATTICE)
     assert answer.plan is not None
     assert is_served(site, answer.plan, answer.rate, place)
-    best = {plan.text: knee(site, plan, answer.rate, place) for plan in site.plans(place.gpus)}
+    best = {(plan.name, plan.schedule): knee(site, plan, answer.rate, place) for plan in site.plans(place.gpus)}
     assert answer.num_plans == len(best)
     # It is a rate of the grid, and what is served lies less than a step above.
     largest = max(best.values())
     assert answer.rate <= largest * (1 + 1e-9)
     assert largest < answer.rate * 1.1 * (1 + 1e-3), best
-    assert best[answer.plan.text] >= answer.rate * (1 - 1e-9)
+    assert best[answer.plan.name, answer.plan.schedule] >= answer.rate * (1 - 1e-9)
 
 
 def test_the_fewest_gpus_are_those_of_all_plans(tmp_path):
