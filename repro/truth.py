@@ -30,10 +30,8 @@ from repro.workloads.rounds import RecordedRound, TracedSession
 MEASURED = COMMITTED / "truth"
 METRICS = {"ttft_mean": "TTFT", "itl_mean": "ITL", "e2e_mean": "E2E"}
 FITTED_ON = frozenset({"60", "64", "16", "26", "46", "53", "56", "27"})
-_NUM_FIRST, _MORE_S = 300, 60.0
-"""Requests of the scope ``first 300``, and seconds of load behind them."""
-_SEEDS = 5
-"""Draws of arrivals that are averaged for so few requests."""
+_NUM_FIRST, _MORE_S, _SEEDS = 300, 60.0, 5
+"""Requests of the scope ``first 300``, seconds of load behind them, and draws of arrivals that are averaged."""
 
 
 _STAGE = re.compile(r"(\d+(?:\.\d+)?)x(\d+(?:\.\d+)?)")

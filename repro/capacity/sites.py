@@ -212,8 +212,7 @@ SCHEDULES: tuple[Knobs, ...] = (
     *((("scheduling", "chunked"), ("max_num_batched_tokens", tokens)) for tokens in (512, 2048, 8192)),
     (("scheduling", "prefill-first"),),
 )
-"""How workers that prefill and decode may fill their steps: each deployment of them is tried with each, but for what the question
-sets."""
+"""Ways to fill the steps of workers that prefill and decode. Knobs of the question are not searched."""
 _MOST_LIVE = 20_000
 """More sessions at once: the run is given up, as one of ``repro bench`` is."""
 WARM_UP = 0.5
