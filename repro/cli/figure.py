@@ -55,8 +55,6 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
     """checkpoint, or random for a shape without a download."""
     plain: bool = False
     """Leave title and caption out of pictures, for a paper; both are in NAME.txt."""
-    measured: Path | None = None
-    """With truth: a folder with experiments.csv and workloads.csv [default: results/truth]."""
     out_dir: Annotated[Path | None, typer.Option(rich_help_panel=opt.RUNS)] = None
     """Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir]."""
 
@@ -109,6 +107,12 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
         return self.out_dir or figures_beside(self.result_dir) / name.rpartition("/")[0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReproduceOptions(FigureOptions):
+    measured: Path | None = None
+    """With truth: a folder with experiments.csv and workloads.csv [default: results/truth]."""
+
+
 Name = Annotated[
     str, typer.Argument(help="Name of the figure ('repro list' shows them), or a module of your own and a colon.")
 ]
@@ -118,14 +122,16 @@ Force = Annotated[bool, typer.Option("--force", help="Run again what is already 
 
 
 def reproduce(
-    *, name: Name, options: FigureOptions, placement: opt.Placement, force: Force = False, json: opt.Json = False
+    *, name: Name, options: ReproduceOptions, placement: opt.Placement, force: Force = False, json: opt.Json = False
 ) -> None:
     """Run what is not stored of the runs behind a figure, and draw it: PNG, PDF, CSV and a table of the runs. 'truth' holds
     simulated servers against latencies that others measured (docs/truth.md)."""
     if name == TRUTH:
         _hold(options.measured, options.out("truth/truth"), json=json)
-    else:
-        _make(name, options, placement, force=force, draw_only=False, json=json)
+        return
+    given = options.measured
+    require(given is None, f"measured={str(given)!r} has no effect on {name}: leave it out, or reproduce {TRUTH}")
+    _make(name, options, placement, force=force, draw_only=False, json=json)
 
 
 def figure(*, name: Name, options: FigureOptions, json: opt.Json = False) -> None:
@@ -193,10 +199,6 @@ def _make(
     from repro.reports.run_table import draw
     from repro.runs.store import Store
 
-    require(
-        options.measured is None,
-        f"measured={str(options.measured)!r} has no effect on {name}: leave it out, or reproduce {TRUTH}",
-    )
     opened = placement.opened()
     entry = figure_of(name)
     drawing, views = entry.load(), options.views(name)

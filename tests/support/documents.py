@@ -13,6 +13,7 @@ from support.command import Result, commands, repro
 
 from engines.cost.roofline import GPUS
 from engines.knobs import knobs_of
+from repro.cli.figure import TRUTH
 from repro.families.platforms import PLATFORMS
 from repro.paths import REPO
 from repro.reports.figures import figure
@@ -119,7 +120,7 @@ def parsed(name: str, words: Sequence[str]) -> dict[str, object]:
                 option,
                 value,
             )
-    if name in ("reproduce", "figure") and not str(given["name"]).endswith(":"):
+    if name in ("reproduce", "figure") and given["name"] != TRUTH and not str(given["name"]).endswith(":"):
         figure(str(given["name"]))
     return given
 
