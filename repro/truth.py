@@ -21,6 +21,7 @@ import pandas as pd
 from engines.cluster.sessions import Prefix
 from engines.errors import UserError, require
 from engines.knobs import Checked, Count, Tokens
+from engines.models.shape import CATALOGUE, Precision
 from repro.files import replace_text
 from repro.paths import COMMITTED
 from repro.runs.cell import Cell
@@ -99,8 +100,14 @@ CAMPAIGNS: Mapping[str, Campaign] = {
     "all": Campaign("vllm-0.15"),
     f"first {_NUM_FIRST}": Campaign("vllm-0.15-fresh", first_text=1.4, tokens_per_text=1.075),
 }
-PRECISIONS: Mapping[str, Mapping[str, Any]] = {"FP16": {}, "BF16": {}, "FP8": {"precision": "fp8-block"}}
-"""Knobs of each. Kernels of float16 take as long as those of bfloat16."""
+PRECISIONS: Mapping[str, tuple[Precision, Precision]] = {
+    "FP16": ("bf16", "bf16"),
+    "BF16": ("bf16", "bf16"),
+    "FP8": ("fp8", "fp8-block"),
+}
+"""Kernels of dense models, and of mixtures, whose experts are tabled as too slow by tensor. Those of float16 are bfloat16's."""
+_OF_NO_SIZE = frozenset({"instruct", "chat", "hf", "fp8", "dynamic"})
+"""Parts of checkpoints' names that say nothing of their shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +132,7 @@ def hold(folder: Path | None = None, advance: Callable[[], None] = lambda: None)
     folder = folder or MEASURED
     loads = {row["workload"]: row for row in _rows(folder, "workloads.csv")}
     rows = _rows(folder, "experiments.csv")
-    shapes = {row["checkpoint"]: row["model"] for row in _rows(MEASURED, "models.csv")}
-    cells = [_cell({**row, "model": shapes.get(row["model"], row["model"])}, loads, folder) for row in rows]
+    cells = [_cell(row, loads, folder) for row in rows]
     held = []
     for row, cell in zip(rows, cells, strict=True):
         held.append(_held(row, cell))
@@ -147,22 +153,25 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
     where = f"{folder / 'experiments.csv'}, exp={row.get('exp')!r}"
     for name, known in (("workload", loads), ("scope", CAMPAIGNS), ("precision", PRECISIONS)):
         require(row.get(name) in known, f"{where}: {name}={row.get(name)!r} is none of {', '.join(known)}")
-    load = loads[row["workload"]]
+    load, model = loads[row["workload"]], _shape_of(row.get("model", ""))
     for name in METRICS:
         _number(where, row, f"{name}_ms")
     knobs: dict[str, Any] = {
         "workload": "repro.truth:SharedPrefix",
         "arrivals": "trace",
         "constants": CAMPAIGNS[row["scope"]].constants,
-        "model": row["model"],
+        "model": model,
         "deployment": f"TP{_number(where, row, 'tp')}x1",
         "num_gpus": _number(where, row, "tp"),
         "scheduling": "chunked",
         "max_num_batched_tokens": _number(where, row, "max_num_batched_tokens"),
         "max_num_seqs": 128,
         "transient": True,
-        **PRECISIONS[row["precision"]],
     }
+    shape = next((each for each in CATALOGUE if each.name == model), None)
+    is_mixture = shape is not None and shape.num_experts > 1
+    if (precision := PRECISIONS[row["precision"]][is_mixture]) != "bf16":
+        knobs["precision"] = precision
     for name in ("question_tokens", "system_prompt_tokens", "num_system_prompts", "output_tokens"):
         knobs[name] = _number(f"{folder / 'workloads.csv'}, {row['workload']}", load, name.removeprefix("num_"))
     if row.get("kv_blocks_of_16"):
@@ -180,6 +189,15 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
         seed=0,
         knobs=tuple({**knobs, "stages": stages}.items()),
     )
+
+
+def _shape_of(checkpoint: str) -> str:
+    """A name of ours: as it is listed, or as both are called; else the text itself, which may be a folder."""
+    listed = {row["checkpoint"]: row["model"] for row in _rows(MEASURED, "models.csv")}
+    parts = checkpoint.rpartition("/")[2].lower().split("-")
+    called = "-".join(part for part in parts if part not in _OF_NO_SIZE)
+    known = {each.name.lower(): each.name for each in CATALOGUE}
+    return listed.get(checkpoint) or known.get(called) or checkpoint
 
 
 def _number(where: str, row: Mapping[str, str], name: str) -> int:

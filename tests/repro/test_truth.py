@@ -90,6 +90,23 @@ def test_published_errors_of_other_simulators_are_beside_ours():
     assert found["llmservingsim"]["ttft_mean"].num == 22
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "model"),
+    [
+        ("meta-llama/Llama-2-70b-chat-hf", "Llama-2-70B"),
+        ("Qwen/Qwen2.5-14B-Instruct", "Qwen2.5-14B"),
+        ("RedHatAI/Qwen3-32B-FP8-dynamic", "Qwen3-32B"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "Mistral-7B-v0.3"),
+        ("mistralai/Mixtral-8x7B-v0.1", "Mixtral-8x7B"),
+        ("Llama-3.1-8B", "Llama-3.1-8B"),
+    ],
+)
+def test_checkpoints_are_of_shapes(tmp_path, checkpoint, model):
+    row = {**ROW, "model": checkpoint, "tp": 4, "precision": "FP8"}
+    knobs = truth._cell(row, {"chat": LOAD}, tmp_path).knob_values
+    assert (knobs["model"], knobs["precision"]) == (model, "fp8-block" if "Mixtral" in model else "fp8")
+
+
 REFUSED = {
     "no file": (ROW, LOAD, "experiments.csv"),
     "workload": ({**ROW, "workload": "gone"}, LOAD, "workload='gone'"),
