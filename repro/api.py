@@ -17,8 +17,7 @@ from repro.runs.experiment import prepare, prepare_all
 from repro.runs.progress import sweep_progress
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep, pool_of
-from repro.workbench.comparison import TOLERANCE, Comparison, compare_sides, sides_of
-from repro.workbench.folder import folder_of
+from repro.workbench.comparison import TOLERANCE, Comparison, compare_sides, folder_of, sides_of
 from repro.workbench.grid import MOST_CELLS, Grid, in_turns
 from repro.workloads.knobs import named_after
 
@@ -109,7 +108,7 @@ def load(cell: Cell | str | Path, *, result_dir: str | Path = LOCAL) -> StoredRu
     """A run that is stored, by this code; raises StoreError where there is none. Of a folder, all runs in it as a tidy table, a
     row a run, whatever code made them."""
     if isinstance(plain(cell), str):
-        from repro.workbench.folder import frame_of
+        from repro.workbench.comparison import frame_of
 
         found = folder_of(_folder(cell))
         if found.warning is not None:

@@ -17,7 +17,7 @@ from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.views import Batching, Bucket, Chunk, OpenQueue, PrefillQueue
 from engines.server.ar import AtMost
-from engines.server.ar_settings import own_batcher
+from engines.server.settings import own_batcher
 from repro.families.cluster.instance import CARD, TINY, MeasuredInstance, Setting
 from repro.families.cluster.laps_settings import scaled
 

@@ -28,10 +28,10 @@ from engines.models.checkpoint import (
 )
 from engines.models.qwen2_config import CAUSAL_SHAPES, CAUSAL_TYPES, CausalConfig, causal_config, tiny_causal
 from engines.server.ar import ArGeneration
-from engines.server.ar_settings import DTYPE_BYTES, SYSTEM, ArSettings
 from engines.server.codec import Codec, IdsAlone, TextCodec
 from engines.server.diffusion import BlockGeneration
 from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
+from engines.server.settings import DTYPE_BYTES, SYSTEM, ArSettings
 from repro.families.block.settings import EMBEDDED, NAME, TINY, BlockKnobs, BlockSettings, settings_of_requests
 from repro.families.block.system import ON_TORCH, BlockDeployment
 from repro.families.block.text import find_text

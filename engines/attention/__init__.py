@@ -3,9 +3,17 @@
 ``attention_backend`` picks the implementation; all give the same numbers within rounding (tests/engines/test_attention.py).
 """
 
-from engines.attention.backends import HostVarlen, Sdpa, sdpa, varlen_attention
+from engines.attention.backends import (
+    HostVarlen,
+    Run,
+    Sdpa,
+    SpanMetadata,
+    Spans,
+    VarlenAttention,
+    sdpa,
+    varlen_attention,
+)
 from engines.attention.registry import BACKENDS, attention_backend, availability, batch_attention
-from engines.attention.spans import Run, SpanMetadata, Spans, VarlenAttention
 
 __all__ = [
     "BACKENDS",

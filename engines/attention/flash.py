@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engines.attention.spans import Spans, placed
+from engines.attention.backends import Spans, placed
 
 
 class KernelSpans(NamedTuple):

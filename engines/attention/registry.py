@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.attention.backends import HostVarlen, Sdpa, SdpaPadded
+from engines.attention.backends import HostVarlen, Sdpa, SdpaPadded, Spans, VarlenAttention
 from engines.attention.flash import FlashVarlen, VarlenKernel, flash_attn_kernels, torch_varlen_kernels
-from engines.attention.spans import Spans, VarlenAttention
 from engines.errors import UserError
 from engines.kernels.probe import HostKernels
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import power_of_two, tiles
+from engines.kernels.pack import power_of_two, tiles
 from engines.runtime.device import on
 
 TILE = 4096

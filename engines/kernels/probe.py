@@ -21,8 +21,7 @@ from engines.kernels.confidence import (
     partial,
     partial_reference,
 )
-from engines.kernels.launch import Building
-from engines.kernels.pack import pack, pack_reference, store, store_reference
+from engines.kernels.pack import Building, pack, pack_reference, store, store_reference
 from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import scores, scores_reference
 from engines.models.layers import FusedOps

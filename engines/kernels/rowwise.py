@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels.launch import power_of_two, tiles
+from engines.kernels.pack import power_of_two, tiles
 from engines.models.layers import rotate_halves
 from engines.runtime.device import on
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels.launch import Building, power_of_two, tiles
+from engines.kernels.pack import Building, power_of_two, tiles
 from engines.models.protocol import Ranks
 from engines.runtime.device import on
 

@@ -1,11 +1,15 @@
-"""How a server is run; nothing of the engine behind it."""
+"""How a server is run; and what a served causal model may be told, light, for the options of ``repro serve`` are read off it."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from engines.errors import require
-from engines.knobs import Checked, Range
+from engines.data import installed
+from engines.errors import UserError, require
+from engines.knobs import Checked, Count, Knob, Memory, Needs, Only, Proportion, Range, Tokens, given_to, usual_knobs_of
+from engines.laps.ours import OnTimeConfig
+from engines.policies.own import BATCHER, Kind, Plugin
 
 Held = Annotated[int, Range(1, 1 << 30)]
 """Requests that wait, or bytes of one."""
@@ -57,3 +61,80 @@ class ServerSettings(Checked):
                 f"allow_origin={origin!r} is no origin: give scheme://host or scheme://host:port in small letters, without "
                 f"a path or a slash at the end",
             )
+
+
+SYSTEM = "ar"
+SCHEDULERS = ("chunked", "prefill-first", "sglang", "laps", "reserve", "on-time")
+TIMED = ("laps", "reserve", "on-time")
+"""Those that time the machine's steps, and have an objective."""
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_SCHEDULER = Kind(
+    name="scheduler",
+    method="next_step",
+    arguments=BATCHER.arguments,
+    offered=("max_num_batched_tokens", "max_num_seqs"),
+)
+
+
+def own_batcher(name: str, own: tuple[tuple[str, Any], ...] = ()) -> Plugin | None:
+    """A batching policy of one's own with its knobs; None of one of ``SCHEDULERS``. Refuses a name that is none."""
+    if name in SCHEDULERS:
+        return None
+    where = name if ":" in name else installed(BATCHER.name).get(name)
+    if where is None:
+        known = ", ".join((*SCHEDULERS, *installed(BATCHER.name)))
+        raise UserError(f"scheduler={name!r} is unknown with system='{SYSTEM}': use one of {known}, or module:NAME")
+    return Plugin(kind=_SCHEDULER, where=where, given=own)
+
+
+def scheduler_knobs(name: str, given: tuple[tuple[str, Any], ...] = ()) -> Mapping[str, Knob]:
+    """What the scheduler may be told besides the settings of all."""
+    if name == "on-time":
+        return usual_knobs_of(OnTimeConfig)
+    batcher = own_batcher(name, given)
+    return {} if batcher is None else batcher.knobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArSettings(Checked):
+    """How the engine is run. None is for the device, or the checkpoint, to say."""
+
+    model: str
+    """Checkpoint directory or hub id of a Qwen2, Qwen3, Llama or Mistral, or a shape with random weights."""
+    weights: Literal["checkpoint", "random"] = "checkpoint"
+    """checkpoint, or random for a shape without a download."""
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    """float32, float16 or bfloat16."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N."""
+    scheduler: str = "chunked"
+    """chunked, prefill-first, sglang, laps, reserve, on-time, or a class of one's own as module:NAME."""
+    slo_ttft_s: Annotated[float, Range(1e-6, 1e6), Only(scheduler=TIMED)] | None = None
+    """With ar, objective of the time to the first token, in seconds [default: 20 steps of one token]."""
+    max_num_batched_tokens: Tokens = 2048
+    """Query tokens per step."""
+    max_num_seqs: Count = 256
+    """Requests running at once."""
+    max_model_len: Annotated[int, Range(2, 2**20)] | None = None
+    """With ar, most tokens of a prompt and its answer [default: the model's positions]."""
+    kv_tokens: Annotated[int, Range(2)] | None = None
+    """With ar, tokens of K/V in the pool [default: what memory leaves; on a CPU 1 GiB of them]."""
+    memory_limit: Memory | None = None
+    """Bytes of the device, weights included."""
+    keep_kv: bool = True
+    """With ar, keep the K/V of answers for the prompts that go on from them."""
+    gen_length: Annotated[int, Range(1, 2**17)] = 256
+    """Tokens of an answer where a request asks for no number."""
+    temperature: Annotated[float, Range(0, 1e6)] = 0.0
+    """0 is greedy."""
+    top_p: Annotated[Proportion, Needs(temperature=Range(above=0))] = 1.0
+    """Sample from the most probable tokens up to this sum."""
+    own: tuple[tuple[str, Any], ...] = ()
+    """Knobs of on-time, or of a scheduler of one's own."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (batcher := own_batcher(self.scheduler, self.own)) is not None:
+            batcher.checked(max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs)
+        elif self.scheduler == "on-time":
+            given_to(OnTimeConfig(), dict(self.own))

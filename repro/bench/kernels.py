@@ -27,8 +27,7 @@ from torch import Tensor
 from engines.cost.peaks import measured_peaks, seconds_of
 from engines.kernels import available
 from engines.kernels.confidence import confidence, confidence_reference
-from engines.kernels.launch import Building
-from engines.kernels.pack import pack
+from engines.kernels.pack import Building, pack
 from engines.kernels.rowwise import rms_norm, rms_norm_reference, rotate, rotate_reference, swiglu, swiglu_reference
 from engines.kernels.scores import scores, scores_reference
 from engines.models.layers import inverse_frequencies, rotary_tables

@@ -133,7 +133,7 @@ def _unlike(sides: Sequence[Side]) -> dict[str, list[str]]:
 
 
 def _side_json(side: Side) -> dict[str, Any]:
-    from repro.workbench.folder import commit_of, name_of
+    from repro.workbench.comparison import commit_of, name_of
 
     return {
         "said": side.said,
@@ -169,7 +169,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a row a run: what was asked, with a column a knob, commit and code, how it came about, and every metric."""
-    from repro.workbench.folder import folder_of, frame_of, write_frame
+    from repro.workbench.comparison import folder_of, frame_of, write_frame
 
     require(out is not None or format == "csv", "format='parquet' is no text: give a file with --out")
     if out is not None:

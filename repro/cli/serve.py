@@ -15,8 +15,7 @@ import typer
 from engines.dllm.config import EngineConfig
 from engines.errors import require
 from engines.knobs import check_given, given_to, knobs_of
-from engines.server.ar_settings import SCHEDULERS, SYSTEM, ArSettings, scheduler_knobs
-from engines.server.settings import ServerSettings
+from engines.server.settings import SCHEDULERS, SYSTEM, ArSettings, ServerSettings, scheduler_knobs
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, answer_knobs, model_knobs, of_platform
 from repro.cli.output import say

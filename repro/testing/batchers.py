@@ -6,7 +6,6 @@ from functools import cached_property
 
 from engines.policies.own import taken
 from engines.policies.views import Batching, OpenQueue, PrefillQueue
-from repro.testing.examples import Source
 from repro.testing.prefills import (
     SLO,
     STEPS,
@@ -21,7 +20,7 @@ from repro.testing.prefills import (
     stays_of,
     unchanged_decisions,
 )
-from repro.testing.properties import Bound, Kind, PlugIn, Property, bound_of, check_waits, made, no_starvation
+from repro.testing.properties import Bound, Kind, PlugIn, Property, Source, bound_of, check_waits, made, no_starvation
 
 _SIZES = ("max_num_batched_tokens", "max_num_seqs")
 _LONGEST = 2048

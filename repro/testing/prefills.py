@@ -19,8 +19,7 @@ from engines.laps.system import InstancesInTurn, PrefillSystem, Spatial
 from engines.policies.batching import ONE_BY_ONE
 from engines.policies.routing import Binder, LeastKvMemory, Local, Router
 from engines.policies.views import Batching, Chunk, NextStep, PrefillQueue, Share, Situation, Slo
-from repro.testing.examples import Source
-from repro.testing.properties import Property, Stay, check_alike
+from repro.testing.properties import Property, Source, Stay, check_alike
 
 STEPS = StepModel(base_s=5e-3, request_s=0.0, floor_s=0.0, token_s=1e-4, alpha=0.0, history_s=0.0, shapes={})
 """What a step takes, which policies that ask for a model are told."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from repro.testing.examples import Source
 from repro.testing.prefills import (
     SLO,
     Linear,
@@ -19,7 +18,18 @@ from repro.testing.prefills import (
     stays_of,
     unchanged_decisions,
 )
-from repro.testing.properties import Bound, Kind, PlugIn, Property, Stay, bound_of, check_waits, made, no_starvation
+from repro.testing.properties import (
+    Bound,
+    Kind,
+    PlugIn,
+    Property,
+    Source,
+    Stay,
+    bound_of,
+    check_waits,
+    made,
+    no_starvation,
+)
 
 _LONGEST = 1024
 """Tokens of the longest prompt."""

@@ -8,9 +8,8 @@ from engines.dllm.plan import Request
 from engines.dllm.scheduling import PhaseScheduler
 from engines.dllm.sequence import Sequence as Live
 from engines.dllm.sequence import cache_rows
-from repro.testing.examples import Source
-from repro.testing.properties import Kind, PlugIn, Property, made
-from repro.testing.scheduler_runs import Case, charged, run
+from repro.testing.properties import Kind, PlugIn, Property, Source, made
+from repro.testing.schedulers import Case, charged, run
 
 _SPARSITY = SparsityConfig()
 

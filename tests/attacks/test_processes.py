@@ -20,7 +20,7 @@ from repro.paths import REPO
 POOL = """
 import time
 from pathlib import Path
-from repro.runs.workers import worker_processes
+from repro.runs.pool import worker_processes
 
 def work(i):
     Path(__file__).with_name(f"working{i}").touch()

@@ -26,7 +26,7 @@ from engines.attention import (
     sdpa,
 )
 from engines.attention import varlen_attention as run_by_run
-from engines.attention.backends import SdpaPadded
+from engines.attention.backends import SdpaPadded, VarlenAttention
 from engines.attention.flash import (
     AtenVarlenKernel,
     FlashAttnKernel,
@@ -37,7 +37,6 @@ from engines.attention.flash import (
     torch_varlen_kernels,
 )
 from engines.attention.registry import Example, probe
-from engines.attention.spans import VarlenAttention
 from engines.cost.peaks import Peaks
 from engines.errors import UserError
 from engines.kernels import host

@@ -27,8 +27,7 @@ from engines.dllm import denoise
 from engines.dllm.denoise import FusedReduction, Reduction
 from engines.kernels import available
 from engines.kernels.confidence import Partial, combine_reference, confidence_reference, partial_reference
-from engines.kernels.launch import Building
-from engines.kernels.pack import pack_reference
+from engines.kernels.pack import Building, pack_reference
 from engines.kernels.rowwise import rms_norm_reference, rotate_reference, swiglu_reference
 from engines.kernels.scores import scores_reference
 from engines.models.layers import RMSNorm, inverse_frequencies, rotary_tables, rotate_halves, rotate_in_float32

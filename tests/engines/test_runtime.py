@@ -22,8 +22,7 @@ from support.refusals import refuses
 from torch import Tensor
 
 from engines import machine
-from engines.runtime.device import PinnedStaging, Staging
-from engines.runtime.memory_limit import SMALLER_THAN_NAMED, limit_memory
+from engines.runtime.device import SMALLER_THAN_NAMED, PinnedStaging, Staging, limit_memory
 from engines.runtime.step_timer import MAX_IN_FLIGHT, STEP_PARTS, CudaTimer
 
 

@@ -109,12 +109,10 @@ def test_there_is_no_cycle_among_packages():
     check_acyclic({name: targets - {name} for name, targets in found.items()})
 
 
-SMALL_MODULES = Path(__file__).with_name("small_modules.csv")
-"""Modules that should have joined their only importer; the list may only shrink."""
 LEAST_LINES = 90
 
 
-def test_no_small_module_is_added_for_one_importer():
+def test_no_small_module_has_one_importer():
     """One that is imported inside functions alone is optional, or loaded by some runs only. Plug-ins have no importer."""
     importers: dict[str, list[str]] = {}
     for name, targets in edges(lazy=True).items():
@@ -125,7 +123,7 @@ def test_no_small_module_is_added_for_one_importer():
         for name, (first, *others) in importers.items()
         if not others and name in edges(lazy=False)[first] and 0 < lines_of(name) < LEAST_LINES
     }
-    assert small - set(SMALL_MODULES.read_text(encoding="utf-8").splitlines()) == set()
+    assert small == set()
 
 
 def lines_of(name: str) -> int:

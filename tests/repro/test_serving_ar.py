@@ -31,9 +31,9 @@ from engines.models.chat import CausalText, load_causal_text
 from engines.models.loader import load_causal
 from engines.policies.views import OpenQueue
 from engines.server.ar import AtMost, ServedAr
-from engines.server.ar_settings import SCHEDULERS, ArSettings
 from engines.server.codec import IdsAlone
 from engines.server.protocol import Finished, Submission
+from engines.server.settings import SCHEDULERS, ArSettings
 from repro.ar_schedulers import scheduled
 from repro.cli.serve import ServeOptions, _served_model
 from repro.serving import ArModel, is_causal

@@ -19,7 +19,7 @@ from tokenizers import pre_tokenizers
 
 from engines.models.decoder import CausalModel
 from engines.models.loader import load_causal
-from engines.server.ar_settings import ArSettings
+from engines.server.settings import ArSettings
 from repro.serving import ArModel
 
 CASES = data_beside(__file__, "cases")

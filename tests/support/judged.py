@@ -21,5 +21,5 @@ def judged(kind: str, name: str, make: Any, *, examples: int = 50, **given: Any)
     """By the first example that fails: making it smaller takes seconds."""
     suite, subject = SUITES[kind]
     (held,) = [each for each in suite.properties if each.name == name]
-    with mock.patch("repro.testing.examples.MOST_SHORTER", 0):
+    with mock.patch("repro.testing.properties.MOST_SHORTER", 0):
         return verdict(held, subject(make=make, **given), examples=examples)

@@ -20,7 +20,7 @@ from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Sampling
 from engines.dllm.executor.rows import BuildRows, ItemTable, PackedRows
 from engines.dllm.plan import PlanItem, StepPlan
-from engines.kernels.launch import Building
+from engines.kernels.pack import Building
 from engines.kernels.scores import ContextRows, attended, importance
 from engines.models.protocol import Attend, Ranks, Rotary
 from engines.runtime.rows import Ints, ranks

@@ -32,7 +32,7 @@ from engines.models.protocol import DiffusionModel
 from engines.parallel.group import TensorParallel, rank_device
 from engines.parallel.launch import local_ranks
 from engines.parallel.shard import load_shard
-from engines.runtime.memory_limit import check_memory, limit_memory
+from engines.runtime.device import check_memory, limit_memory
 from repro.families.dllm.deployment import DllmDeployment, found_facts, member_tokens, most_members, pool_rows, sized
 from repro.families.dllm.settings import DllmSettings
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
-from repro.capacity.answers import fewest_gpus, largest_rate
+from repro.capacity.answers import Lattice, fewest_gpus, largest_rate
 from repro.capacity.objectives import Times
 from repro.capacity.question import Question, parse_sizes
-from repro.capacity.search import Lattice
 from repro.capacity.sites import BEYOND, Plan, Site
 
 LATTICE = Lattice(resolution=0.1)

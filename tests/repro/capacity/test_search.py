@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.capacity.search import MOST_RATE, Lattice, climb, fewest, largest
+from repro.capacity.answers import MOST_RATE, Lattice, climb, fewest, largest
 
 LATTICE = Lattice(resolution=0.05)
 

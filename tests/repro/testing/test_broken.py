@@ -13,7 +13,7 @@ from support.judged import judged
 
 from engines.dllm.scheduling import KvPool, PhaseScheduler, Scheduler
 from engines.errors import UserError
-from repro.testing import Ahead, check_batcher, check_refresh_rule, check_router, check_scheduler, examples
+from repro.testing import Ahead, check_batcher, check_refresh_rule, check_router, check_scheduler, properties
 from repro.testing.properties import verdicts
 from repro.testing.rules import REFRESH_RULE, Refreshing
 from repro.testing.schedulers import SCHEDULER, Scheduling
@@ -43,7 +43,7 @@ def test_it_fails_by_the_name_of_the_property(kind, plug_in, name, says):
     ],
 )
 def test_nothing_else_fails(make, alone, monkeypatch):
-    monkeypatch.setattr(examples, "MOST_SHORTER", 0)
+    monkeypatch.setattr(properties, "MOST_SHORTER", 0)
     assert {each.name for each in verdicts(SCHEDULER, Scheduling(make=make), examples=12) if each.failure} == alone
 
 
@@ -58,7 +58,7 @@ def test_nothing_else_fails(make, alone, monkeypatch):
     ],
 )
 def test_a_check_raises_the_sentence(check, make, name, monkeypatch):
-    monkeypatch.setattr(examples, "MOST_SHORTER", 10)
+    monkeypatch.setattr(properties, "MOST_SHORTER", 10)
     with pytest.raises(AssertionError, match=f"^{name}: "):
         check(make, examples=25)
     check(make, without=[name], examples=1)
@@ -119,7 +119,7 @@ def test_the_seed_decides_the_examples(monkeypatch):
             check_scheduler(broken.NewestFirst, examples=15, seed=seed)
         return str(caught.value)
 
-    monkeypatch.setattr(examples, "MOST_SHORTER", 0)
+    monkeypatch.setattr(properties, "MOST_SHORTER", 0)
     assert failure(4) == failure(4) != failure(5)
 
 

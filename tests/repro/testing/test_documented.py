@@ -37,7 +37,7 @@ def test_the_example_passes_under_pytest(mine):
 
 
 def test_the_policy_above_lets_requests_starve(mine, monkeypatch):
-    monkeypatch.setattr("repro.testing.examples.MOST_SHORTER", 0)  # it makes no example smaller
+    monkeypatch.setattr("repro.testing.properties.MOST_SHORTER", 0)  # it makes no example smaller
     shortest = importlib.import_module("mine.shortest").Shortest
     with pytest.raises(AssertionError, match=r"^no starvation: request "):
         check_scheduler(shortest, examples=30)

@@ -16,7 +16,7 @@ from repro.runs import store
 from repro.runs.experiment import prepare
 from repro.runs.store import Store, StoredRun, encoded
 from repro.runs.sweep import Sweep
-from repro.workbench.folder import folder_of, frame_of, numbers_of, write_frame
+from repro.workbench.comparison import folder_of, frame_of, numbers_of, write_frame
 
 
 @pytest.fixture

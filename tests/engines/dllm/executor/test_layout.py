@@ -17,7 +17,7 @@ from support.tiny_models import GQA, network
 from engines.attention import Sdpa, VarlenAttention, sdpa
 from engines.attention.backends import SdpaPadded
 from engines.dllm.config import EngineConfig, Phase, SparsityConfig
-from engines.dllm.executor.attend import PackedAttend
+from engines.dllm.executor.compose import PackedAttend
 from engines.dllm.executor.layout import Layouts, PackedLayout
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import EagerRows, StepRows, TorchSelectAndPack

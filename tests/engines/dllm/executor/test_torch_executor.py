@@ -29,8 +29,7 @@ from engines.dllm.scheduling import KvPool, PhaseScheduler, Scheduler
 from engines.dllm.simulated import BoundedExecutor, RooflineExecutor
 from engines.models.shape import ModelShape
 from engines.parallel.group import TensorParallel
-from engines.runtime.device import on
-from engines.runtime.memory_limit import limit_memory
+from engines.runtime.device import limit_memory, on
 
 CONFIG = EngineConfig(max_num_batched_tokens=120, max_num_logits=16, max_num_seqs=3, max_model_len=60)
 REPLAYED = EngineConfig(

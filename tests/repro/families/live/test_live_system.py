@@ -106,7 +106,7 @@ def small(monkeypatch):
         tokens=(8, 32, 64, 128, 256), histories=(0, 64), batches=(1, 2), contexts=(32, 64), steps=3, repeats=1
     )
     monkeypatch.setattr(profile, "profile_live", partial(profile.profile_live, grid=grid))
-    monkeypatch.setattr("repro.families.live.settings._TINY_CONFIG", tiny_causal(d_model=32, n_layers=2))
+    monkeypatch.setattr("repro.families.live.system._TINY_CONFIG", tiny_causal(d_model=32, n_layers=2))
 
 
 def own_cell(**knobs: Any) -> Cell:
