@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 from engines.errors import UserError, require
@@ -30,11 +30,7 @@ _COMPARED: Mapping[str, Callable[[float, float], bool]] = {"<": operator.lt, ">"
 BLOCK = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 _SUMMARIES: Mapping[str, Callable[[Sequence[float]], Number]] = {
     "mean": mean,
-    "median": median,
-    "least": min,
-    "largest": max,
     "sum": sum,
-    "spread": lambda values: max(values) - min(values),
     "range": lambda values: (min(values), max(values)),
 }
 
