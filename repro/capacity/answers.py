@@ -20,11 +20,10 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from engines.errors import RunError
-from engines.machine import held
+from engines.machine import held, usable_cores
 from repro.capacity.objectives import LOAD, Sample, Verdict, is_lost, judged
 from repro.capacity.question import Question, Sizes
 from repro.capacity.sites import Plan, Site
-from repro.cores import usable_cores
 from repro.runs.code import held_here
 from repro.runs.pool import LOST, worker_processes
 

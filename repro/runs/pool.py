@@ -22,8 +22,7 @@ from typing import Annotated, Any, Protocol
 
 from engines.errors import UserError
 from engines.knobs import Range
-from engines.machine import held
-from repro.cores import usable_cores
+from engines.machine import held, usable_cores
 from repro.runs.code import held_here
 from repro.runs.experiment import Experiment
 from repro.runs.provenance import GitState, Timing, collect, utc_now

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import RunError, UserError
-from repro.cores import usable_cores
+from engines.machine import usable_cores
 from repro.paths import CALIBRATION, DATASETS, IS_INSTALLED, PAPER, REPO
 from repro.runs.clean import is_secret
 from repro.runs.code import PACKAGES, files_of_plug_in

@@ -11,9 +11,9 @@ import pytest
 from support.command import refused, repro
 from support.processes import ends
 
+from engines.machine import usable_cores
 from repro.cli.endings import Ending
 from repro.cli.main import _say
-from repro.cores import usable_cores
 from repro.files import replace_text
 from repro.paths import REPO
 

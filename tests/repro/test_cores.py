@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.cores import usable_cores
+from engines.machine import usable_cores
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from engines.errors import UserError
-from repro.cores import usable_cores
+from engines.machine import usable_cores
 from repro.tasks.sandbox import inside
 
 CONSENT_OPTION = "--allow-code-execution"

@@ -8,7 +8,7 @@ from support.tiny_models import GQA, MHA, network, request_on
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
-from repro.checks.agreement import _masked_logits, load_pair, top1_agreement
+from repro.gpu_suite.checks import _masked_logits, load_pair, top1_agreement
 
 GENERATION = GenerationConfig(gen_length=6, block_length=6, steps=6)
 
