@@ -4,10 +4,19 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from engines.blockdiffusion.plan import NO_BLOCKS, BlockExecutor, BlockStepPlan, BlockStepRecord, Denoised, Outcome
 from engines.blockdiffusion.rules import Blocks, Bools, DecodeRule, anywhere
 from engines.blockdiffusion.scheduler import BlockEngineConfig, BlockScheduler, SeparateScheduler
-from engines.blockdiffusion.sequence import BlockAnswer, BlockRequest, BlockSequence
+from engines.blockdiffusion.sequence import (
+    NO_BLOCKS,
+    BlockAnswer,
+    BlockExecutor,
+    BlockRequest,
+    BlockSequence,
+    BlockStepPlan,
+    BlockStepRecord,
+    Denoised,
+    Outcome,
+)
 from engines.data import asked
 from engines.errors import require
 

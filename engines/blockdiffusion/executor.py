@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engines.attention import Spans, VarlenAttention, attention_backend
-from engines.blockdiffusion.plan import BlockStepPlan, Denoised, Outcome, SharedTables, Work
+from engines.blockdiffusion.sequence import BlockStepPlan, Denoised, Outcome, SharedTables, Work
 from engines.dllm.denoise import Reduced, Reduction, Sampling, joined
 from engines.errors import require
 from engines.kernels.probe import HostKernels, TritonKernels

@@ -13,9 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from engines.blockdiffusion.plan import BlockExecutor, BlockStepPlan, Work
 from engines.blockdiffusion.rules import Bools, anywhere
-from engines.blockdiffusion.sequence import BlockSequence
+from engines.blockdiffusion.sequence import BlockExecutor, BlockSequence, BlockStepPlan, Work
 from engines.errors import require
 from engines.knobs import Checked, Tokens
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from engines.blockdiffusion.plan import BlockStepPlan, Denoised, Outcome, SharedTables, Work
 from engines.blockdiffusion.rules import Bools
+from engines.blockdiffusion.sequence import BlockStepPlan, Denoised, Outcome, SharedTables, Work
 from engines.cost.roofline import StepPrice, StepWork
 from engines.dllm.memory import GUARD_FRACTION
 from engines.errors import require

@@ -8,9 +8,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from engines.blockdiffusion.engine import BlockEngine
-from engines.blockdiffusion.plan import BlockStepRecord
 from engines.blockdiffusion.rules import DecodeRule
-from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
+from engines.blockdiffusion.sequence import BlockRequest, BlockSampling, BlockStepRecord
 from engines.dllm.engine import Engine
 from engines.dllm.plan import PlanItem, Request, StepRecord
 from engines.dllm.scheduling import plan_item

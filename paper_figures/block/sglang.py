@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from engines.blockdiffusion.plan import BlockStepPlan, Work
+from engines.blockdiffusion.sequence import BlockStepPlan, Work
 from engines.blockdiffusion.simulated import step_work
 from engines.cost.roofline import PricedStep
 from engines.errors import require

@@ -262,7 +262,7 @@ def gpu_suite(*, options: SuiteOptions, json: opt.Json = False) -> None:
     """Tests, throughput, steps, figures and checks on a card, in order of worth; goes on where the last call stopped."""
     began = time.monotonic()
     from repro.gpu_suite import stages as plan
-    from repro.gpu_suite.summary import draw
+    from repro.gpu_suite.suite import draw
 
     options.check()
     card, platform = _card_and_platform(options)
@@ -310,8 +310,7 @@ def _card_and_platform(options: SuiteOptions) -> tuple[FoundGpu | None, str]:
 
 def _suite(options: SuiteOptions, scale: Scale, platform: str, root: Path) -> Suite:
     from repro.gpu_suite import stages as plan
-    from repro.gpu_suite.suite import Suite, jobs_of
-    from repro.gpu_suite.summary import write_summary
+    from repro.gpu_suite.suite import Suite, jobs_of, write_summary
     from repro.gpu_suite.verdict import VERDICT, write_verdict
     from repro.runs.store import Store
 
@@ -339,7 +338,7 @@ def _suite(options: SuiteOptions, scale: Scale, platform: str, root: Path) -> Su
 
 
 def _say_outcome(suite: Suite, outcome: JobOutcome, drawn: Sequence[str], *, is_first: bool) -> None:
-    from repro.gpu_suite.summary import README
+    from repro.gpu_suite.suite import README
     from repro.gpu_suite.verdict import VERDICT
 
     say(

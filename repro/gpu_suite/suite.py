@@ -2,6 +2,8 @@
 
 Everything is a stored run below ``runs``. ``suite.json`` says how far each is and how long it took, ``README.md`` what was
 found. After every job the folder is as it would be at the end, and ``export`` holds it as one archive.
+
+One page on what the GPU suite did: the machine, what the checks said, and what is left.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from typing import Any, Literal, get_args
 
 from engines.errors import UserError
 from repro.files import replace_text, rewriting
-from repro.gpu_suite.checks import Check
-from repro.gpu_suite.expected import expected
-from repro.gpu_suite.stages import Planned, title_of
+from repro.gpu_suite.checks import CHECK, Check
+from repro.gpu_suite.stages import Drawn, Planned, expected, title_of
+from repro.reports.figures import figure
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.provenance import GitState, git_state, utc_now
+from repro.runs.provenance import GitState, Timing, collect, git_state, utc_now
 from repro.runs.record import DriveProgress
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
@@ -291,3 +293,70 @@ def _read(path: Path, platform: str) -> dict[str, JobState]:
     if holds != platform:
         raise UserError(f"result_dir={str(path.parent)!r} holds the suite of platform {holds}: give another folder")
     return entries
+
+
+README = "README.md"
+
+
+def write_summary(suite: Suite) -> None:
+    replace_text(suite.root / README, "\n".join(_lines(suite)))
+
+
+def draw(suite: Suite, figures: Sequence[Drawn]) -> list[str]:
+    """Draw every figure whose runs are all there; their names."""
+    names = []
+    for drawn in figures:
+        sweep = Sweep([prepare(cell) for cell in drawn.cells], suite.store)
+        if not sweep.missing:
+            figure(drawn.name).load().render(sweep.runs, drawn.view, suite.root / "figures")
+            names.append(drawn.name)
+    return names
+
+
+def _lines(suite: Suite) -> list[str]:
+    now = utc_now()
+    timing = Timing(started_utc=now, finished_utc=now, elapsed_s=0.0)
+    origin = collect(obtained="measured", timing=timing, git=suite.git)
+    gpu, git = origin["gpu"] or {}, origin["git"]
+    machine = gpu.get("name") or origin["cpu"]["model"] or "an unnamed CPU"
+    lines = [
+        f"# GPU suite on platform {suite.platform}",
+        "",
+        f"Written by `repro gpu-suite`, last on {now}. Every number is measured; each run's provenance names its own "
+        f"machine and commit.",
+        "",
+        f"- machine: {machine}, driver {gpu.get('driver') or 'none'}, CUDA {gpu.get('cuda') or 'none'}",
+        f"- torch {origin['libraries']['torch']}, Python {origin['python']}",
+        f"- commit {git['commit'] or 'unknown'}{', with changes' if git['dirty'] else ''}",
+        "- full-size models run with random weights: their speed does not depend on them, their answers would",
+        "",
+        "| stage | done | failed | left | s |",
+        "|---|---|---|---|---|",
+    ]
+    for stage in dict.fromkeys(job.stage for job in suite.jobs):
+        own = [suite.entries[job.name] for job in suite.jobs if job.stage == stage]
+        counts = [sum(entry.status in names for entry in own) for names in (("done",), ("failed",), ("new", "started"))]
+        seconds = sum(entry.elapsed_s or 0 for entry in own)
+        lines.append(f"| {stage} | {' | '.join(map(str, counts))} | {seconds:.0f} |")
+    left = [job for job in suite.chosen if suite.entries[job.name].status in ("new", "started")]
+    left_s = sum(suite.expected_s(job) for job in left)
+    # What checks said, and every job that failed.
+    said = [
+        f"- {job.stage}: {entry.status}, {entry.note}"
+        for job in suite.jobs
+        if (entry := suite.entries[job.name]).note and (job.experiment.family is CHECK or entry.status == "failed")
+    ]
+    return [
+        *lines,
+        "",
+        "## Correct",
+        "",
+        *(said or ["Nothing was checked yet."]),
+        "",
+        "Throughput and steps are in verdict.md.",
+        "",
+        f"Left: {len(left)} jobs, about {left_s:.0f} s. To go on:",
+        "",
+        f"    {suite.command}",
+        "",
+    ]

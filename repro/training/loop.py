@@ -33,9 +33,17 @@ from engines.models.llada import LLaDABlock, LLaDAModelLM
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.files import replace_bytes, writable_file, writable_folder
 from repro.training.config import TrainConfig
-from repro.training.data import TOKENIZER_FILES, make_batch, save_tokenizer, train_tokenizer
 from repro.training.export import MADE, batched_attention, export_checkpoint, load_model, masked_attention
-from repro.training.objective import MaskedBatch, double_batch, mask_batch, masked_loss
+from repro.training.objective import (
+    TOKENIZER_FILES,
+    MaskedBatch,
+    double_batch,
+    make_batch,
+    mask_batch,
+    masked_loss,
+    save_tokenizer,
+    train_tokenizer,
+)
 
 _SHARED = 0.5
 """Value of coordinate 0 in every embedding: what "always on" scores are read from."""

@@ -18,10 +18,9 @@ from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
 from repro.training.config import Stage, TrainConfig
-from repro.training.data import TOKENIZER_FILES, encode_problems, make_batch
 from repro.training.export import batched_attention, load_model, masked_attention, sample_dense
 from repro.training.loop import build_trainer, new_model, rate_share, train_tiny
-from repro.training.objective import double_batch, mask_batch, masked_loss
+from repro.training.objective import TOKENIZER_FILES, double_batch, encode_problems, make_batch, mask_batch, masked_loss
 
 SMALL = TrainConfig(
     steps=24,

@@ -11,10 +11,9 @@ from support.block_models import MASK, block_model
 
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import TorchBlockExecutor
-from engines.blockdiffusion.plan import BlockStepPlan, BlockStepRecord, Denoised, Outcome
 from engines.blockdiffusion.rules import DecodeRule
 from engines.blockdiffusion.scheduler import Batching, BlockEngineConfig
-from engines.blockdiffusion.sequence import BlockAnswer, BlockRequest
+from engines.blockdiffusion.sequence import BlockAnswer, BlockRequest, BlockStepPlan, BlockStepRecord, Denoised, Outcome
 
 
 class Recorder(TorchBlockExecutor):

@@ -11,8 +11,7 @@ from typing import Any
 from support.fake_system import deployed, fake_cell, nothing
 from support.quiet_machine import keep_quiet
 
-from repro.gpu_suite.suite import Job, Suite
-from repro.gpu_suite.summary import write_summary
+from repro.gpu_suite.suite import Job, Suite, write_summary
 from repro.runs.experiment import prepare
 from repro.runs.provenance import GitState
 

@@ -17,9 +17,8 @@ from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, reduce_in_parts
 from engines.dllm.executor.compose import Shared
 from engines.dllm.executor.layout import HostRows
-from engines.dllm.executor.rows import ItemTable, PackedRows
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import Guidance
+from engines.dllm.executor.step import Guidance, ItemTable, PackedRows
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import PlanItem, Request
 from engines.errors import require

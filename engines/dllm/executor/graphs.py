@@ -17,9 +17,18 @@ import torch
 from torch import Tensor
 
 from engines.attention import SpanMetadata, Spans, VarlenAttention
-from engines.dllm.executor.rows import ItemTable, PackedRows
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import EagerRows, Forwarded, Fresh, GraphKey, GraphRows, Guidance, StepLayout
+from engines.dllm.executor.step import (
+    EagerRows,
+    Forwarded,
+    Fresh,
+    GraphKey,
+    GraphRows,
+    Guidance,
+    ItemTable,
+    PackedRows,
+    StepLayout,
+)
 from engines.dllm.plan import PlanItem, StepPlan
 from engines.models.protocol import DiffusionModel
 from engines.runtime.device import PoolTensors, Staging, Store

@@ -12,15 +12,19 @@ from engines.attention import Run, SpanMetadata, Spans
 from engines.dllm.config import SparsityConfig
 from engines.dllm.executor.graphs import StepGraphs
 from engines.dllm.executor.output import first_places
-from engines.dllm.executor.rows import BlockRows, BuildRows, FreshRows, ItemTable, PackedRows
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import (
     AttendFactory,
     BlockPlaces,
+    BlockRows,
+    BuildRows,
     EagerRows,
     Fresh,
+    FreshRows,
     GraphRows,
+    ItemTable,
     Pack,
+    PackedRows,
     SelectAndPack,
     StepLayout,
     StepRows,

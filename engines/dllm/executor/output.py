@@ -22,9 +22,8 @@ from engines.dllm.denoise import (
     choose_parity,
     reduce_in_chunks,
 )
-from engines.dllm.executor.rows import Places
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import BlockPlaces, BlockTokens, Candidates, Guidance, StepLayout
+from engines.dllm.executor.step import BlockPlaces, BlockTokens, Candidates, Guidance, Places, StepLayout
 from engines.dllm.plan import PlanItem, Request
 from engines.models.protocol import DiffusionModel
 from engines.runtime.device import Staging

@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from engines.blockdiffusion.engine import BlockEngine
-from engines.blockdiffusion.plan import BlockStepRecord, SharedTables
-from engines.blockdiffusion.sequence import BlockRequest
+from engines.blockdiffusion.sequence import BlockRequest, BlockStepRecord, SharedTables
 from engines.blockdiffusion.simulated import PoissonSure, SimulatedExecutor
 from engines.cost.kernels import price_on
 from engines.cost.roofline import Gpu, StepPrice, gpu

@@ -16,10 +16,9 @@ from support.refusals import refuses
 
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import step_rows
-from engines.blockdiffusion.plan import BlockStepPlan, Denoised, Outcome, SharedTables, Work
 from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence, Sequential, Static, SubBlocks
 from engines.blockdiffusion.scheduler import BlockEngineConfig
-from engines.blockdiffusion.sequence import BlockSampling
+from engines.blockdiffusion.sequence import BlockSampling, BlockStepPlan, Denoised, Outcome, SharedTables, Work
 from engines.blockdiffusion.simulated import HostCost, PoissonSure, SimulatedExecutor, pool_tokens, step_work
 from engines.cluster.hardware import PHYSICAL, WorkerCost
 from engines.cost.kernels import FRAMEWORKS, price_on

@@ -26,7 +26,7 @@ from engines.dllm.config import (
 )
 from engines.dllm.engine import Engine
 from engines.dllm.executor.compose import packed_executor
-from engines.dllm.executor.rows import BlockRows, ItemTable, PackedRows
+from engines.dllm.executor.step import BlockRows, ItemTable, PackedRows
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Executor, PlanItem, Request, StepPlan, StepRecord
 from engines.dllm.scheduling import SCHEDULERS, KvPool, Scheduler

@@ -19,8 +19,7 @@ from repro.families.cluster.instance import setting_of
 from repro.families.dllm.deployment import DllmDeployment
 from repro.families.platforms import MIB
 from repro.gpu_suite.checks import CHECK
-from repro.gpu_suite.expected import PREPARATION_S
-from repro.gpu_suite.stages import FIRST, Planned, figures, scale_of, stages, title_of
+from repro.gpu_suite.stages import FIRST, PREPARATION_S, Planned, figures, scale_of, stages, title_of
 from repro.gpu_suite.suite import Job, Suite, jobs_of
 from repro.gpu_suite.verdict import _blocks
 from repro.runs.cell import Cell

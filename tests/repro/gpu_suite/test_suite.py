@@ -18,8 +18,7 @@ from support.suite_cases import AT, NUM_JOBS, PLACES, make_jobs, make_suite, run
 from support.tables import data_beside
 
 from engines.errors import UserError
-from repro.gpu_suite.suite import ARCHIVE, MARGIN, STATE, Job, Suite
-from repro.gpu_suite.summary import README, write_summary
+from repro.gpu_suite.suite import ARCHIVE, MARGIN, README, STATE, Job, Suite, write_summary
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.runs.store import SUFFIX, Store

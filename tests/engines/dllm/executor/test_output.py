@@ -12,8 +12,7 @@ from baselines.dllm.static.executor import MonolithicHead, every_row_s_logits, r
 from engines.dllm.config import DecodeConfig, EngineConfig, Phase
 from engines.dllm.denoise import Reduction
 from engines.dllm.executor.output import CandidateChoice, Commit, Committed, PackedHead, forwarded_span, guided_logits
-from engines.dllm.executor.rows import BlockRows, ItemTable, PackedRows
-from engines.dllm.executor.step import BlockPlaces, Guidance, StepLayout
+from engines.dllm.executor.step import BlockPlaces, BlockRows, Guidance, ItemTable, PackedRows, StepLayout
 from engines.dllm.plan import PlanItem, Request
 
 TOKEN = 3
