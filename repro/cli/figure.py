@@ -291,7 +291,7 @@ def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
         [
             (
                 name,
-                max(each.num for each in found.values()),
+                str(max(each.num for each in found.values())),
                 *(f"{found[each].median:.1f} [{found[each].p90:.0f}]" if each in found else "-" for each in METRICS),
             )
             for name, found in groups.items()
