@@ -21,7 +21,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -241,14 +241,18 @@ def cards(folder: Path = FOLDER) -> list[str]:
 
 
 class _Unread(Mapping[tuple[int, ...], Curve]):
-    """Curves of a kernel, each of which is read when it is looked up."""
+    """Curves of a kernel. Their keys are read when one is looked up, and the times of that one alone."""
 
-    def __init__(self) -> None:
-        self._lines: dict[tuple[int, ...], tuple[Sequence[float], str]] = {}
+    def __init__(self, num_keys: int) -> None:
+        self._num_keys = num_keys
+        self.texts: list[tuple[Sequence[float], str]] = []
+        """Sizes, and keys and times."""
         self._read: dict[tuple[int, ...], Curve] = {}
 
-    def add(self, key: tuple[int, ...], sizes: Sequence[float], times: str) -> None:
-        self._lines[key] = sizes, times
+    @cached_property
+    def _lines(self) -> dict[tuple[int, ...], tuple[Sequence[float], str]]:
+        cells = [(sizes, text.split(",", self._num_keys)) for sizes, text in self.texts]
+        return {tuple(map(int, each[: self._num_keys])): (sizes, each[self._num_keys]) for sizes, each in cells}
 
     def __getitem__(self, key: tuple[int, ...]) -> Curve:
         if key not in self._read:
@@ -276,9 +280,9 @@ def _curves(lines: Iterable[str]) -> Mapping[tuple[str, Kernel], Curves]:
         if first == "sizes":
             sizes = [float(cell) for cell in rest.split(",")[1:]]
             continue
-        num_keys = len(KEYS[kernel])
-        cells = rest.split(",", num_keys)
-        found.setdefault((first, kernel), _Unread()).add(tuple(map(int, cells[:num_keys])), sizes, cells[num_keys])
+        if (first, kernel) not in found:
+            found[first, kernel] = _Unread(len(KEYS[kernel]))
+        found[first, kernel].texts.append((sizes, rest))
     return found
 
 
