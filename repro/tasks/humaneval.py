@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from repro.tasks.programs import passes
+from repro.tasks.sandbox.client import passes
 from repro.tasks.task import Grade, Task, TaskOptions, TaskProblem
 from repro.workloads.dataset import Record, load_card
 from repro.workloads.dataset_rows import open_records

@@ -5,7 +5,7 @@ from functools import partial
 
 from repro.tasks import mini_chain, mini_code, mini_gsm
 from repro.tasks.problem import Problem, grade
-from repro.tasks.programs import passes
+from repro.tasks.sandbox.client import passes
 from repro.tasks.task import Grade, Grader, Task, TaskOptions, TaskProblem
 from repro.workloads.card import Origin
 

@@ -34,6 +34,7 @@ from typing import IO, NamedTuple
 from engines.errors import UserError
 from engines.machine import usable_cores
 from repro.tasks.sandbox import inside
+from repro.tasks.task import TaskProblem
 
 CONSENT_OPTION = "--allow-code-execution"
 TIMEOUT_S = 5.0
@@ -364,3 +365,11 @@ def build_filter(machine: Architecture) -> bytes:
 def _instruction(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
     """``if_true`` and ``if_false``: how many instructions a jump skips."""
     return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def passes(problems: Sequence[TaskProblem], texts: Sequence[str], *, allow_code_execution: bool = False) -> list[bool]:
+    """pass@1: runs ``code`` + continuation of each problem, and ``check`` beside it, confined (or not, with the user's consent)."""
+    programs = [f"{p.code}{text}\n" for p, text in zip(problems, texts, strict=True)]
+    checks = [ProgramCheck(entry=p.entry, tests=f"{p.check}\n", given=p.code) for p in problems]
+    results = run_many(programs, checks, allow_code_execution=allow_code_execution)
+    return [result.passed for result in results]

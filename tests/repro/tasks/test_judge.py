@@ -7,8 +7,7 @@ import pytest
 import yaml
 from support.jail import needs_jail
 
-from repro.tasks.programs import passes
-from repro.tasks.sandbox.client import ProgramCheck, SandboxResult, run_program
+from repro.tasks.sandbox.client import ProgramCheck, SandboxResult, passes, run_program
 from repro.tasks.task import TaskProblem
 
 pytestmark = needs_jail
