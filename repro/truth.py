@@ -2,7 +2,7 @@
 
 A folder has ``experiments.csv`` and ``workloads.csv``, and may have ``peers.csv``: errors that other simulators had on the same rows.
 Times are in milliseconds, errors in per cent of what was measured. The constants of each campaign are fitted on
-``FITTED_ON``, and all other rows are predictions.
+the committed rows of ``FITTED_ON``, and all other rows are predictions.
 """
 
 import csv
@@ -27,13 +27,30 @@ from repro.paths import COMMITTED
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.workloads.rounds import RecordedRound, TracedSession
+from repro.workloads.served import MOST_SERVED
 
 MEASURED = COMMITTED / "truth"
 METRICS = {"ttft_mean": "TTFT", "itl_mean": "ITL", "e2e_mean": "E2E"}
 FITTED_ON = frozenset({"60", "64", "16", "26", "46", "53", "56", "27"})
 _NUM_FIRST, _MORE_S, _SEEDS = 300, 60.0, 5
 """Requests of the scope ``first 300``, seconds of load behind them, and draws of arrivals that are averaged."""
-
+_TIMES = tuple(f"{name}_ms" for name in METRICS)
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "experiments.csv": (
+        "exp",
+        "model",
+        "gpu",
+        "precision",
+        "tp",
+        "max_num_batched_tokens",
+        "workload",
+        "scope",
+        *_TIMES,
+    ),
+    "workloads.csv": ("workload", "stages_rate_x_seconds"),
+    "peers.csv": ("simulator", "metric", "error_pct"),
+}
+"""What the files of a folder must have."""
 
 _STAGE = re.compile(r"(\d+(?:\.\d+)?)x(\d+(?:\.\d+)?)")
 _BLOCK_TOKENS = 16
@@ -82,6 +99,8 @@ def stages_of(text: str) -> list[tuple[float, float]]:
     stages = [(float(each[1]), float(each[2])) if each else (0.0, 0.0) for each in found]
     if not all(rate * length_s >= 1 for rate, length_s in stages):
         raise UserError(f"stages={text!r} are none: write requests/s x seconds, such as 8x600+20x600")
+    num = sum(rate * length_s for rate, length_s in stages)
+    require(num <= MOST_SERVED, f"stages={text!r} are {num:,.0f} requests: write at most {MOST_SERVED:,}")
     return stages
 
 
@@ -117,10 +136,7 @@ class Held:
     row: Mapping[str, str]
     measured: Mapping[str, float]
     predicted: Mapping[str, float]
-
-    @property
-    def is_fitted(self) -> bool:
-        return self.row["exp"] in FITTED_ON
+    is_fitted: bool
 
     @property
     def error_pct(self) -> dict[str, float]:
@@ -128,16 +144,27 @@ class Held:
 
 
 def hold(folder: Path | None = None, advance: Callable[[], None] = lambda: None) -> list[Held]:
-    """Every experiment of the folder, simulated; raises UserError for a row that cannot be."""
+    """Every experiment of the folder, simulated; raises UserError for a row that cannot be, before any is."""
     folder = folder or MEASURED
     loads = {row["workload"]: row for row in _rows(folder, "workloads.csv")}
     rows = _rows(folder, "experiments.csv")
+    fitted = {_measured(row) for row in _rows(MEASURED, "experiments.csv") if row["exp"] in FITTED_ON}
     cells = [_cell(row, loads, folder) for row in rows]
+    for row, cell in zip(rows, cells, strict=True):
+        try:
+            prepare(cell)
+        except UserError as error:
+            raise UserError(f"{folder / 'experiments.csv'}, exp={row['exp']!r}: {error}") from error
     held = []
     for row, cell in zip(rows, cells, strict=True):
-        held.append(_held(row, cell))
+        held.append(_held(row, cell, is_fitted=_measured(row) in fitted))
         advance()
     return held
+
+
+def _measured(row: Mapping[str, str]) -> tuple[str, ...]:
+    """Tells a committed row from one of another folder that has its name."""
+    return tuple(row[name] for name in ("exp", *_TIMES))
 
 
 def _rows(folder: Path, name: str) -> list[dict[str, str]]:
@@ -145,26 +172,34 @@ def _rows(folder: Path, name: str) -> list[dict[str, str]]:
     require(
         path.is_file(), f"measured={str(folder)!r} has no {name}: give a folder with experiments.csv and workloads.csv"
     )
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restval="")
+            rows = list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read ({error}): write CSV in UTF-8") from error
+    missing = [column for column in _COLUMNS.get(name, ()) if column not in (reader.fieldnames or ())]
+    require(not missing, f"{path} has no column {', '.join(missing)}: add it (docs/truth.md)")
+    require(rows, f"{path} has no row: add one")
+    return rows
 
 
 def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder: Path) -> Cell:
-    where = f"{folder / 'experiments.csv'}, exp={row.get('exp')!r}"
+    where = f"{folder / 'experiments.csv'}, exp={row['exp']!r}"
     for name, known in (("workload", loads), ("scope", CAMPAIGNS), ("precision", PRECISIONS)):
-        require(row.get(name) in known, f"{where}: {name}={row.get(name)!r} is none of {', '.join(known)}")
-    load, model = loads[row["workload"]], _shape_of(row.get("model", ""))
-    for name in METRICS:
-        _number(where, row, f"{name}_ms")
+        require(row[name] in known, f"{where}: {name}={row[name]!r} is none of {', '.join(known)}")
+    load, model = loads[row["workload"]], _shape_of(row["model"])
+    for name in _TIMES:
+        _number(where, row, name)
     knobs: dict[str, Any] = {
         "workload": "repro.truth:SharedPrefix",
         "arrivals": "trace",
         "constants": CAMPAIGNS[row["scope"]].constants,
         "model": model,
-        "deployment": f"TP{_number(where, row, 'tp')}x1",
-        "num_gpus": _number(where, row, "tp"),
+        "deployment": f"TP{_count(where, row, 'tp')}x1",
+        "num_gpus": _count(where, row, "tp"),
         "scheduling": "chunked",
-        "max_num_batched_tokens": _number(where, row, "max_num_batched_tokens"),
+        "max_num_batched_tokens": _count(where, row, "max_num_batched_tokens"),
         "max_num_seqs": 128,
         "transient": True,
     }
@@ -172,18 +207,24 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
     is_mixture = shape is not None and shape.num_experts > 1
     if (precision := PRECISIONS[row["precision"]][is_mixture]) != "bf16":
         knobs["precision"] = precision
+    of_load = f"{folder / 'workloads.csv'}, workload={row['workload']!r}"
     for name in ("question_tokens", "system_prompt_tokens", "num_system_prompts", "output_tokens"):
-        knobs[name] = _number(f"{folder / 'workloads.csv'}, {row['workload']}", load, name.removeprefix("num_"))
+        knobs[name] = _count(of_load, load, name.removeprefix("num_"))
+    require(knobs["output_tokens"] > 1, f"{of_load}: output_tokens=1 leaves no time between tokens: give 2 or more")
     if row.get("kv_blocks_of_16"):
-        knobs["kv_tokens"] = 16 * _number(where, row, "kv_blocks_of_16")
-    stages = load.get("stages_rate_x_seconds", "")
+        knobs["kv_tokens"] = 16 * _count(where, row, "kv_blocks_of_16")
+    stages = load["stages_rate_x_seconds"]
+    rate, length_s = stages_of(stages)[0]
     if row["scope"] != "all":
-        rate, _ = stages_of(stages)[0]
+        require(
+            rate * length_s >= _NUM_FIRST,
+            f"{where}: scope={row['scope']!r} needs a first stage of as many requests, and {stages} is none: give scope=all",
+        )
         stages = f"{rate:g}x{_NUM_FIRST / rate + _MORE_S:g}"
     return Cell(
         system="vllm-sim",
         dataset="SharedPrefix",
-        platform=row.get("gpu", "").lower(),
+        platform=row["gpu"].lower(),
         executor="roofline",
         rate=None,
         seed=0,
@@ -200,24 +241,37 @@ def _shape_of(checkpoint: str) -> str:
     return listed.get(checkpoint) or known.get(called) or checkpoint
 
 
-def _number(where: str, row: Mapping[str, str], name: str) -> int:
-    """Times may have a fraction; raises UserError for what is no number above 0."""
+def _number(where: str, row: Mapping[str, str], name: str) -> float:
+    """Raises UserError for what is no number above 0."""
+    value = _finite(where, row, name)
+    require(value > 0, f"{where}: {name}={row[name]!r} must be a number above 0")
+    return value
+
+
+def _finite(where: str, row: Mapping[str, str], name: str) -> float:
     text = row.get(name) or ""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    require(0 < value < math.inf, f"{where}: {name}={text!r} must be a number above 0")
-    return round(value)
+    require(math.isfinite(value), f"{where}: {name}={text!r} must be a number")
+    return value
 
 
-def _held(row: Mapping[str, str], cell: Cell) -> Held:
+def _count(where: str, row: Mapping[str, str], name: str) -> int:
+    value = _number(where, row, name)
+    require(value.is_integer(), f"{where}: {name}={row[name]!r} must be a whole number")
+    return int(value)
+
+
+def _held(row: Mapping[str, str], cell: Cell, *, is_fitted: bool) -> Held:
     seeds = 1 if row["scope"] == "all" else _SEEDS
     runs = [_times(row["scope"], cell.with_seed(seed)) for seed in range(seeds)]
     return Held(
         row=row,
         measured={name: float(row[f"{name}_ms"]) for name in METRICS},
         predicted={name: fmean(run[name] for run in runs) for name in METRICS},
+        is_fitted=is_fitted,
     )
 
 
@@ -272,7 +326,9 @@ def peers(folder: Path | None = None) -> dict[str, dict[str, Error]]:
     sizes: dict[str, dict[str, list[float]]] = {}
     for row in _rows(folder, "peers.csv"):
         if row["metric"] in METRICS:
-            sizes.setdefault(row["simulator"], {}).setdefault(row["metric"], []).append(float(row["error_pct"]))
+            where = f"{folder / 'peers.csv'}, simulator={row['simulator']!r}"
+            errors = sizes.setdefault(row["simulator"], {}).setdefault(row["metric"], [])
+            errors.append(_finite(where, row, "error_pct"))
     return {
         name: {metric: _error(found[metric]) for metric in METRICS if metric in found}
         for name, found in sorted(sizes.items())

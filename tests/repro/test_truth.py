@@ -18,7 +18,7 @@ LOAD = {
     "system_prompts": 3,
     "users_per_system_prompt": 2,
     "output_tokens": 40,
-    "stages_rate_x_seconds": "4x10+8x5",
+    "stages_rate_x_seconds": "4x80+8x5",
 }
 ROW = {
     "exp": "a",
@@ -46,7 +46,10 @@ def folder(tmp_path, *rows, load=LOAD):
 
 
 def test_errors_are_of_what_was_measured(tmp_path):
-    measured = folder(tmp_path, ROW, {**ROW, "exp": "16", "scope": "first 300", "e2e_mean_ms": 600.0})
+    committed = next(row for row in truth._rows(truth.MEASURED, "experiments.csv") if row["exp"] == "16")
+    # One of that name elsewhere is a prediction.
+    own = {**dict.fromkeys(committed, ""), **ROW, "exp": "16", "workload": committed["workload"]}
+    measured = folder(tmp_path, own, committed, load={**LOAD, "workload": committed["workload"]})
     shown = json.loads(repro("reproduce truth --json --measured", measured, "--out-dir", tmp_path / "out").out)
     first, second = shown["experiments"]
     for name in truth.METRICS:
@@ -112,7 +115,12 @@ REFUSED = {
     "workload": ({**ROW, "workload": "gone"}, LOAD, "workload='gone'"),
     "scope": ({**ROW, "scope": "last 9"}, LOAD, "scope"),
     "a number": ({**ROW, "ttft_mean_ms": "fast"}, LOAD, "ttft_mean_ms='fast'"),
-    "a model": ({**ROW, "model": "who/knows"}, LOAD, "model"),
+    "a model": ({**ROW, "model": "who/knows"}, LOAD, "exp='a': model"),
+    "half a GPU": ({**ROW, "tp": 1.6}, LOAD, "tp='1.6'"),
+    "a column": ({name: value for name, value in ROW.items() if name != "exp"}, LOAD, "exp"),
+    "one token": (ROW, {**LOAD, "output_tokens": 1}, "output_tokens=1"),
+    "too few": ({**ROW, "scope": "first 300"}, {**LOAD, "stages_rate_x_seconds": "4x70+8x60"}, "first stage"),
+    "too many": (ROW, {**LOAD, "stages_rate_x_seconds": "4x9999999"}, "stages"),
     "stages": (ROW, {**LOAD, "stages_rate_x_seconds": "soon"}, "stages"),
 }
 
@@ -141,8 +149,33 @@ def test_committed_errors_are_those_of_today(tmp_path):
         }
 
 
+@pytest.mark.parametrize("text", [b"exp\n", b"\xff\xfe"])
+def test_files_without_rows_are_refused(tmp_path, text):
+    (folder(tmp_path, ROW) / "experiments.csv").write_bytes(text)
+    with refuses("experiments.csv"):
+        truth.hold(tmp_path)
+
+
+def test_rows_are_refused_before_any_is_simulated(tmp_path, monkeypatch):
+    monkeypatch.setattr(truth, "_held", None)
+    with refuses("exp='b': model"):
+        truth.hold(folder(tmp_path, ROW, {**ROW, "exp": "b", "model": "who/knows"}))
+
+
+def test_errors_of_other_simulators_are_numbers(tmp_path):
+    (tmp_path / "peers.csv").write_text("simulator,metric,error_pct\nother,e2e_mean,large\n")
+    with refuses("error_pct='large'"):
+        truth.peers(tmp_path)
+
+
 def test_a_folder_is_of_truth_alone():
     refused(repro("reproduce fig3 --measured somewhere"), "measured='somewhere'", "fig3")
+
+
+@pytest.mark.parametrize("option", ["platform h100", "num-runs 2", "jobs 2", "force", "plain", "accept-other-code"])
+def test_truth_has_no_stored_runs(tmp_path, option):
+    field = option.split()[0].replace("-", "_")
+    refused(repro(f"reproduce truth --{option} --measured", tmp_path), field, "truth")
 
 
 @pytest.mark.parametrize(("system", "question"), [(100, 200), (16, 5), (7, 30)])
