@@ -127,6 +127,7 @@ def reproduce(
     """Run what is not stored of the runs behind a figure, and draw it: PNG, PDF, CSV and a table of the runs. 'truth' holds
     simulated servers against latencies that others measured (docs/truth.md)."""
     if name == TRUTH:
+        check_truth(options, placement, force=force)
         _hold(options.measured, options.out("truth/truth"), json=json)
         return
     given = options.measured
@@ -137,6 +138,19 @@ def reproduce(
 def figure(*, name: Name, options: FigureOptions, json: opt.Json = False) -> None:
     """Redraw a figure from stored runs; runs nothing."""
     _make(name, options, opt.Placement(), force=False, draw_only=True, json=json)
+
+
+def check_truth(options: ReproduceOptions, placement: opt.Placement, *, force: bool) -> None:
+    """Refuse what only runs that are stored, or drawn, have."""
+    asked = {
+        each.name: getattr(group, each.name)
+        for group in (options, placement)
+        for each in fields(group)
+        if getattr(group, each.name) != each.default
+    } | ({"force": True} if force else {})
+    for option, value in asked.items():
+        if option not in ("measured", "out_dir", "result_dir"):
+            raise UserError(f"{option}={value!r} has no effect on {TRUTH}: leave it out")
 
 
 def check_rates(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None:
@@ -252,9 +266,10 @@ def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
     from repro.truth import METRICS, by_group, hold, peers, save
 
     writable_folder("out_dir", out)
+    others = peers(folder)
     with counting("simulating measured experiments:") as advance:
         held = hold(folder, advance)
-    groups = {**by_group(held), **peers(folder)}
+    groups = {**by_group(held), **others}
     files = save(held, groups, out)
     if json:
         rows = [
