@@ -8,13 +8,14 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from engines.errors import UserError
 from engines.knobs import Knob, conditions_of, helps_of, knobs_of
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
 from repro.families.platforms import PLATFORMS
 from repro.paths import DATASETS
 from repro.reports.figures import FIGURES
-from repro.runs.system import ENTRIES, settings_of
+from repro.runs.system import ENTRIES, SYSTEMS, settings_of
 from repro.tasks.registry import TASKS
 from repro.workloads.card import introductions
 
@@ -34,13 +35,30 @@ def list_command(
             help="Instead the knobs of this system, or of module:NAME: what each takes, its range and default, what it is."
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Instead the metrics of this system's runs: unit, formula, and when a value is null."),
+    ] = None,
     json: opt.Json = False,
 ) -> None:
     """Systems, datasets, session traces, conversations, tasks, platforms and figures."""
-    if knobs is None:
-        _list_all(json=json)
-    else:
+    if knobs is not None and metrics is not None:
+        raise UserError("knobs and metrics are two lists: give one of --knobs and --metrics")
+    if knobs is not None:
         _list_knobs(knobs, json=json)
+    elif metrics is not None:
+        _list_metrics(metrics, json=json)
+    else:
+        _list_all(json=json)
+
+
+def _list_metrics(system: str, *, json: bool) -> None:
+    names = ("name", "unit", "formula", "undefined")
+    rows = [tuple(getattr(each, name) for name in names) for each in SYSTEMS.get(system).family.every_metric]
+    if json:
+        print_json({"system": system, "metrics": [dict(zip(names, row, strict=True)) for row in rows]})
+    else:
+        print_table(f"Metrics of {system}", ("metric", "unit", "formula", "undefined when"), rows)
 
 
 def _list_knobs(system: str, *, json: bool) -> None:

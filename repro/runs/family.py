@@ -329,6 +329,12 @@ class Family:
         """Columns of every table of a run."""
         return {REQUESTS: REQUEST_COLUMNS + self.request_columns, **self.tables}
 
+    @property
+    def every_metric(self) -> tuple[Metric, ...]:
+        """Those of every run that serves requests and the family's own; of one name the last."""
+        found = {each.name: each for each in (*(METRICS if self.serves else ()), *self.metrics)}
+        return tuple(found.values())
+
     def check_tables(self, record: RunRecord) -> None:
         """Raise ValueError unless the record has the family's tables, each with exactly its columns, all of one length, nulls
         where they may be and no number that is none."""
@@ -354,7 +360,7 @@ class Family:
 
     def summarize(self, record: RunRecord) -> dict[str, Any]:
         """Every metric, by name."""
-        return {each.name: each.compute(record) for each in (*(METRICS if self.serves else ()), *self.metrics)}
+        return {each.name: each.compute(record) for each in self.every_metric}
 
     def assess(self, record: RunRecord) -> Validity:
         reasons = tuple(

@@ -1,4 +1,4 @@
-"""What the pages name exists: paths, modules, links, commands with their options, make targets, metrics, stages."""
+"""What the pages name exists: paths, modules, links, commands with their options, make targets, stages."""
 
 import ast
 import re
@@ -13,15 +13,10 @@ from support.sources import tree
 
 import repro
 from engines.data import KINDS
-from repro.families.cluster.ampd_record import AR
-from repro.families.cluster.laps_record import PREFILL
-from repro.families.dllm.record import DLLM
-from repro.families.http.record import HTTP
 from repro.families.platforms import PLATFORMS
 from repro.gpu_suite import stages
 from repro.paths import REPO
 from repro.reports.figures import FIGURES
-from repro.runs.family import METRICS
 from repro.runs.system import SYSTEMS
 
 WITH_PAGE = [
@@ -198,16 +193,6 @@ def test_make_help_lists_every_target():
 def test_using_lists_every_command():
     listed = re.findall(r"^\| `repro ([\w-]+)", text_of(REPO / "docs" / "using.md"), re.MULTILINE)
     assert sorted(listed) == sorted(options())
-
-
-def test_metrics_are_those_of_the_code():
-    rows = re.findall(
-        r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|$", text_of(REPO / "docs" / "metrics.md"), re.MULTILINE
-    )
-    assert rows == [
-        (metric.name, metric.unit, metric.formula, metric.undefined)
-        for metric in METRICS + DLLM.metrics + AR.metrics + PREFILL.metrics + HTTP.metrics
-    ]
 
 
 def test_stages_are_those_of_the_suite():

@@ -1,5 +1,6 @@
 """What a help says first, and in which order: groups of commands, examples, the options one needs, the rest by topic."""
 
+import json
 import re
 import shlex
 
@@ -117,3 +118,19 @@ def test_knobs_are_one_table_at_80_columns(system, monkeypatch):
         assert entry.text.removesuffix(".") in said
         assert not entry.default or f"[default: {entry.default}]." in said
         assert entry.only in said
+
+
+@pytest.mark.parametrize("system", [*SYSTEMS, "support.md1:MD1"])
+def test_every_metric_of_a_system_is_explained(system):
+    listed = json.loads(repro("list", "--metrics", system, "--json").out)["metrics"]
+    names = [metric["name"] for metric in listed]
+    assert len(names) == len({*names}) > 0
+    assert [metric for metric in listed if not (metric["unit"] and metric["formula"] and metric["undefined"])] == []
+    table = repro("list", "--metrics", system).out
+    assert [name for name in names if not re.search(rf"^{name}\b|^metric +{name}$", table, re.MULTILINE)] == []
+
+
+def test_knobs_and_metrics_are_two_lists():
+    result = repro("list", "--knobs", "ampd", "--metrics", "ampd")
+    assert (result.code, result.out) == (2, "")
+    assert "--metrics" in result.err

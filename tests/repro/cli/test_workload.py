@@ -84,6 +84,8 @@ def test_every_family_serves_the_file_at_its_own_times(system):
         answers = [32 * -(-tokens // 32) for tokens in answers]
     assert [row[2] for row in found] == answers
     assert run.record.manifest["dataset"]["location"] == "mine.jsonl"
+    listed = json.loads(repro("list", "--metrics", system, "--json").out)["metrics"]
+    assert {metric["name"] for metric in listed} == {*run.summary}
 
 
 @pytest.mark.parametrize("system", ["dllm-serve", "vllm-sim", "laps"])
