@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from engines.cluster.prefix import Reuse, reuse_of
-from engines.errors import require
+from engines.errors import UserError, require
 from engines.knobs import Checked, Tokens
 from repro.cli import options as opt
 from repro.cli.output import number, percent, print_json, print_table, say
@@ -58,10 +58,9 @@ def trace(
         where=str(file), columns=read.columns, time_unit=read.time_unit, sort=read.sort, gen_length=read.gen_length
     )
     found = facts_of(read_trace(said), sizes)
-    require(
-        found["reuse"] is not None or read.cache_blocks is None,
-        f"cache_blocks={read.cache_blocks} has no effect: {file.name} has no hash_ids that name blocks: leave it out",
-    )
+    if found["reuse"] is None and read.cache_blocks is not None:
+        why = next((each for each in found["remarks"] if each.startswith("hash_ids")), "it has no hash_ids")
+        raise UserError(f"cache_blocks={read.cache_blocks} has no effect on {file.name}: {why}: leave it out")
     if json:
         print_json(found)
     else:
@@ -79,12 +78,19 @@ def facts_of(trace: Trace, sizes: Sequence[int]) -> dict[str, Any]:
         "num_sessions": len(trace.sessions),
         "num_rounds": len(rounds),
         "num_dropped": trace.num_dropped,
-        "remarks": list(trace.remarks),
+        "remarks": [*trace.remarks, *_unsorted(trace)],
         "times": _times_of(trace),
         "prompt_len": distribution([each.prefill_tokens for each in rounds]),
         "gen_length": distribution(answers) if answers else None,
         "reuse": _reuse_of(trace, sizes),
     }
+
+
+def _unsorted(trace: Trace) -> list[str]:
+    stamps = [each.arrival_s for each in trace.sessions if each.arrival_s is not None]
+    if all(one <= other for one, other in pairwise(stamps)):
+        return []
+    return ["times fall, and blocks are counted in the file's order: sort the file, or give --sort"]
 
 
 def _times_of(trace: Trace) -> dict[str, Any] | None:

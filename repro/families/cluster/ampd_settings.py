@@ -297,7 +297,7 @@ def _sharing(
         return workload, None if size is None else why
     require(
         own.block_size % size == 0 or size % own.block_size == 0,
-        f"block_size={own.block_size} must divide {size}, the tokens of the sessions' own blocks, or be a multiple: use 16",
+        f"block_size={own.block_size} must divide {size}, the tokens of the sessions' own blocks, or be a multiple: use {size}",
     )
     require(
         asked.get("history_read") in (None, "own-cache"),

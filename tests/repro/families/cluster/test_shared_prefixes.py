@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.cells import a_cell, ran
-from support.command import repro
+from support.command import refused, repro
 
 from engines.cluster.sessions import Prefix
 from engines.errors import UserError
@@ -115,6 +115,34 @@ def test_a_file_s_facts_are_its_own(tmp_path):
     assert (reuse["block_tokens"], reuse["num_blocks"], reuse["num_distinct"]) == (512, 4 * NUM, 2 * NUM + 2)
     assert reuse["endless"]["of_blocks"] == reuse["caches"][0]["of_blocks"] == pytest.approx(SHARED * (NUM - 1) / NUM)
     assert "reuse, endless" in repro("trace", path).out
+    assert found["remarks"] == []
+
+
+def test_a_file_that_is_not_sorted_says_so(tmp_path):
+    path = tmp_path / "t.jsonl"
+    rows = Path(written(path)).read_text().splitlines(keepends=True)
+    path.write_text("".join(reversed(rows)))
+    assert "--sort" in repro("trace", path).out
+    assert "rows sorted" in repro("trace", path, "--sort").out
+
+
+def test_blocks_that_do_not_fit_the_lengths_say_so(tmp_path):
+    path = written(tmp_path / "t.jsonl", hash_ids=[1])
+    refused(repro("trace", path, "--cache-blocks", "3"), "cache_blocks=[3]", "blocks of 512 tokens")
+
+
+class Hundreds:
+    """Requests whose blocks no engine has."""
+
+    def sessions(self, seed: int) -> Iterator[TracedSession]:
+        yield TracedSession((RecordedRound(200, 5),), 0.0, prefix=Prefix(100, ((0, 1),)))
+
+
+def test_a_size_of_blocks_that_fits_is_named():
+    own = f"{__name__}:Hundreds"
+    with pytest.raises(UserError, match=r"block_size=16 must divide 100.*use 100$"):
+        served(own, "vllm-sim")
+    assert served(own, "vllm-sim", block_size=100)[1].facts["prefix_cache"]["block_size"] == 100
 
 
 @pytest.mark.skipif("REPRO_DATA_DIR" not in os.environ, reason="needs the published files in REPRO_DATA_DIR")
