@@ -14,7 +14,7 @@ from engines.errors import UserError, require
 from engines.models.checkpoint import published_config
 from engines.models.config import SAID, Hidden, Layers, read_numbers, refuse_unsupported, require_fields
 from engines.models.qwen2_config import CAUSAL_TYPES, CausalConfig
-from engines.models.shape import CATALOGUE, ModelShape, ReadShape
+from engines.models.shape import CATALOGUE, DIFFUSION, ModelShape, ReadShape
 
 _MIXTURES: Mapping[str, tuple[str, str, str]] = {
     "mixtral": ("mistral", "num_local_experts", "intermediate_size"),
@@ -47,7 +47,7 @@ def read_shape(folder: Path) -> ModelShape:
     except UserError as error:
         raise UserError(f"model={str(folder)!r}: {error}") from None
     for known in CATALOGUE:
-        if shape.dimensions | {"name": known.name} == known.dimensions:
+        if known not in DIFFUSION and shape.dimensions | {"name": known.name} == known.dimensions:
             return known
         if shape.name.lower() == known.name.lower():
             shape = replace(shape, name=f"{shape.name} (config.json)")
@@ -59,12 +59,11 @@ def _shape(raw: Mapping[str, Any], types: tuple[str, ...], name: str) -> ModelSh
     require(kind in types, f"config.json has model_type={kind!r}: give one of {', '.join(types)}")
     refuse_unsupported(raw, _IMPLEMENTED)
     dense = dict(raw)
-    experts: dict[str, Any] = {}
     if kind in _MIXTURES:
-        dense["model_type"], *fields = _MIXTURES[kind]
+        dense["model_type"] = _MIXTURES[kind][0]
         dense.setdefault("sliding_window", None)
-        experts = _experts(raw, *fields)
     config = CausalConfig.from_dict(dense)
+    experts = _experts(raw, config.n_layers, *_MIXTURES[kind][1:]) if kind in _MIXTURES else {}
     require(
         config.sliding_window is None,
         f"config.json has sliding_window={config.sliding_window}, and simulated steps attend to the whole context: use a model without",
@@ -81,7 +80,7 @@ def _shape(raw: Mapping[str, Any], types: tuple[str, ...], name: str) -> ModelSh
     )
 
 
-def _experts(raw: Mapping[str, Any], number: str, hidden: str) -> dict[str, Any]:
+def _experts(raw: Mapping[str, Any], n_layers: int, number: str, hidden: str) -> dict[str, Any]:
     """Fields of the shape. Layers that the config lists have one MLP in place of experts."""
     names = {
         "num_experts": number,
@@ -91,8 +90,11 @@ def _experts(raw: Mapping[str, Any], number: str, hidden: str) -> dict[str, Any]
     }
     require_fields(raw, [each for each in names.values() if each != names["shared_hidden"]])
     found = read_numbers(_Experts, raw, names)
-    dense = raw.get("mlp_only_layers") or []
-    require(isinstance(dense, list), f"{SAID}mlp_only_layers={dense!r} must be a list of layers")
+    dense = [] if raw.get("mlp_only_layers") is None else raw["mlp_only_layers"]
+    require(
+        isinstance(dense, list) and all(type(layer) is int and 0 <= layer < n_layers for layer in dense),
+        f"{SAID}mlp_only_layers={dense!r} must be a list of layers from 0 to {n_layers - 1}",
+    )
     if dense:
-        found |= {"dense_layers": len(dense), "dense_hidden": raw["intermediate_size"]}
+        found |= {"dense_layers": len(set(dense)), "dense_hidden": raw["intermediate_size"]}
     return found

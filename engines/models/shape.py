@@ -245,6 +245,8 @@ BLOCK_DIFFUSION = (LLADA2_MINI, LLADA2_FLASH, SDAR_8B, FAST_DLLM_V2_7B)
 
 SHAPES = (LLADA_8B, DREAM_7B, QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B)
 """Those whose kernels' times are extracted from measured tables (``engines.cost.kernels``)."""
+DIFFUSION = (LLADA_8B, DREAM_7B)
+"""Those that no system of prefill and decode workers serves."""
 _NAMED = {shape.name for shape in (*SHAPES, *QWEN3, *MISTRAL)}
 CATALOGUE = (
     *SHAPES,

@@ -16,7 +16,7 @@ from engines.cost.roofline import Gpu
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.errors import UserError, require
 from engines.knobs import Checked, Memory, Range, given_to
-from engines.models.shape import LLADA_8B, ModelShape
+from engines.models.shape import DIFFUSION, LLADA_8B, ModelShape
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, of_platform
 from repro.cli.output import counted, counting, number, print_json, print_table, say
@@ -221,12 +221,12 @@ def plan_cluster(
 ) -> None:
     """The best deployments of AMPD's planner, with the P95 latencies it expects. Simulated."""
     from repro.families.cluster.ampd_settings import PLANNING_RATE
-    from repro.families.cluster.system import DIFFUSION, shape_named
+    from repro.families.cluster.system import shape_named
     from repro.workloads.sessions import load_session_card
 
     card, shape, gpu = load_session_card(options.trace), shape_named(options.model), card_named(options.hardware)
     require(
-        not shape.name.lower().startswith(DIFFUSION),
+        shape not in DIFFUSION,
         f"model={shape.name!r} is a diffusion model and has no prefill and decode workers: use an autoregressive one",
     )
     rate, slo = sample.rate or PLANNING_RATE * options.gpus / card.num_gpus, sample.slo(shape.name, card.name)

@@ -7,13 +7,12 @@ from typing import Any, Generic, TypeVar
 
 from engines.errors import UserError, require
 from engines.knobs import Knob, knobs_of
-from engines.models.shape import CATALOGUE, ModelShape, Precision, model_shape
+from engines.models.shape import CATALOGUE, DIFFUSION, ModelShape, Precision, model_shape
 from engines.policies.own import Kind, named_in
 from repro.runs.cell import Cell
 from repro.runs.record import Obtained, RunRecord, Table
 from repro.runs.system import FreeSetting, free_settings
 
-DIFFUSION = ("llada", "dream")
 Options = tuple[tuple[str, Any], ...]
 """A system's own knobs that a cell sets, by name."""
 
@@ -95,8 +94,8 @@ def shape_named(model: str) -> ModelShape:
 
 def autoregressive_shape(model: str, system: str) -> ModelShape:
     shape = shape_named(model)
-    if shape.name.lower().startswith(DIFFUSION):
-        usable = ", ".join(each.name for each in CATALOGUE if not each.name.lower().startswith(DIFFUSION))
+    if shape in DIFFUSION:
+        usable = ", ".join(each.name for each in CATALOGUE if each not in DIFFUSION)
         raise UserError(
             f"model={shape.name!r} is a diffusion model, which system={system!r} cannot serve: use {usable}"
         )

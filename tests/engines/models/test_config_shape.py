@@ -30,7 +30,7 @@ def test_a_config_of_the_hub_makes_the_published_parameters(name, tmp_path):
 
 
 def test_layers_without_experts_and_a_name_that_is_another_models(tmp_path):
-    found = read_shape(folder(tmp_path, "Qwen3-30B-A3B", mlp_only_layers=[0, 1]))
+    found = read_shape(folder(tmp_path, "Qwen3-30B-A3B", mlp_only_layers=[0, 1, 1]))
     assert (found.dense_layers, found.dense_hidden) == (2, 6144)
     other = folder(tmp_path, "mistral", vocab_size=1000).rename(tmp_path / "Qwen3-8B")
     assert (type(read_shape(other)), read_shape(other).name) == (ReadShape, "Qwen3-8B (config.json)")
