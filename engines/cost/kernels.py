@@ -417,12 +417,15 @@ def tables_of(card: str | Gpu, shape: ModelShape | None = None) -> Tables:
         assert card.tables is not None
         return card.tables
     name = TRANSFERRED.get(str(card), str(card))
-    return load_tables(name, _folder(shape)) if shape is None or shape.precision == "bf16" else _with_fp8(name)
+    if shape is None or shape.precision == "bf16":
+        return load_tables(name, _folder(shape))
+    has_fp8 = tables_file(name, FP8_FOLDER).is_file()
+    require(has_fp8, f"precision={shape.precision!r} has no kernel times on {card}: use bf16")
+    return _with_fp8(name)
 
 
 @lru_cache(maxsize=16)
 def _with_fp8(card: str) -> Tables:
-    require(tables_file(card, FP8_FOLDER).is_file(), f"precision: {card} has no kernel times in FP8, use bf16")
     listed, fp8 = load_tables(card, LISTED_FOLDER), load_tables(card, FP8_FOLDER)
     digest = digest_of(f"{listed.digest} {fp8.digest}".encode())
     return ListedTables(card=card, about=listed.about, digest=digest, curves={**listed.curves, **fp8.curves})

@@ -58,6 +58,11 @@ def _shape(raw: Mapping[str, Any], types: tuple[str, ...], name: str) -> ModelSh
     kind: Any = raw.get("model_type")
     require(kind in types, f"config.json has model_type={kind!r}: give one of {', '.join(types)}")
     refuse_unsupported(raw, _IMPLEMENTED)
+    require(
+        raw.get("quantization_config") is None,
+        f"config.json has quantization_config={raw.get('quantization_config')!r}, which no step is simulated by: leave it out, and give "
+        "precision=fp8 or fp8-block where the weights are so",
+    )
     dense = dict(raw)
     if kind in _MIXTURES:
         dense["model_type"] = _MIXTURES[kind][0]
