@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from support.refusals import refuses
 
-from engines.cost.kernels import FRAMEWORKS, Kernels, cards
+from engines.cost.kernels import FRAMEWORKS, Kernels, MatrixProduct, cards
+from engines.cost.listed import between
 from engines.cost.roofline import A100, B200, H20, H100, H200, L40S, gpu
 from engines.models.shape import LLADA_8B, LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, ModelShape, ReadShape
 
@@ -59,6 +60,12 @@ def test_what_is_not_listed_is_refused_by_name():
         Kernels(read(MIXTRAL_8X7B, num_experts=7), H100, "vllm")
 
 
+def test_heads_are_found_between_those_that_are_listed_and_not_beyond():
+    listed = {(heads, 4, 1): ((1.0,), (float(heads),)) for heads in (8, 16)}
+    assert between(12, 4, listed) == {1: ((1.0,), (12.0,))}
+    assert between(4, 4, listed) == between(20, 4, listed) == {}
+
+
 def test_heads_of_64_have_tables_of_their_own():
     wide, narrow = (Kernels(read(QWEN3_32B, head_dim=dim), H100, "vllm") for dim in (128, 64))
     assert 0.3 < narrow.prompt_s(2e6) / wide.prompt_s(2e6) < 0.8
@@ -98,5 +105,11 @@ def test_what_the_tables_have_slower_in_fp8_is_capped_and_said():
     assert [round(1e6 * times[sizes.index(128)]) for sizes, times in listed] == [29, 92]
     assert kernels._product_curve(12288, 4096, "fp8-block").at(128) == pytest.approx(29e-6, rel=0.02)
     assert kernels.extrapolations(0, 0) == ["fp8-block where the tables have it slower than bf16, as that"]
-    with refuses("precision"):
+    with refuses("precision='fp8' has no kernel times on a100"):
         Kernels(replace(QWEN3_32B, precision="fp8"), A100, "vllm")
+
+
+def test_routers_of_a_model_in_fp8_stay_in_bfloat16():
+    kernels = Kernels(replace(MIXTRAL_8X7B, precision="fp8"), H200, "vllm")
+    products = MatrixProduct(8, 4096), MatrixProduct(6144, 4096)
+    assert [kernels._precision_of(product) for product in products] == ["bf16", "fp8"]

@@ -66,6 +66,13 @@ def test_every_family_of_models_is_served(name, tmp_path):
     assert bool(many) == (name == "Llama-2-7b-hf")
 
 
+@pytest.mark.parametrize(("decode", "num"), [("none", 0), ("apart", 1)])
+def test_instances_that_only_prefill_have_no_decodes_that_are_in_no_table(decode, num):
+    knobs = {**OWN, "model": "Llama-2-7B", "kernels": "vllm", "decode": decode, "clients": 4}
+    _, record = ran(a_cell("laps", "Dialogues", "h200", "roofline", **knobs))
+    assert len(record.facts["extrapolated"]) == num
+
+
 def test_commands_take_a_card_and_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder(tmp_path, "Yi-6B")
