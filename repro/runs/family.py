@@ -321,8 +321,6 @@ class Family:
     """Whether runs serve requests; the harness's own metrics and checks are about them."""
     score: Callable[[RunRecord], Score] | None = None
     """What a search for the best settings makes least (repro.runs.tuning); None: nothing is tuned."""
-    score_said: str = ""
-    """In words."""
 
     @cached_property
     def columns(self) -> Mapping[str, tuple[Column, ...]]:

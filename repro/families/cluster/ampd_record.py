@@ -216,5 +216,4 @@ AR = family_in(
     unit="sessions",
     checks=(_drained, _rounds_are_whole, _transfers_match, _memory_held),
     score=score,
-    score_said="the highest SLO attainment, then the least mean time of a session",
 )

@@ -288,7 +288,6 @@ PREFILL = family_in(
     globals(),
     checks=(_window_is_long_enough, tokens_are_whole, _steps_do_not_overlap, littles_law, _keeps_up),
     score=score,
-    score_said="the fewest late turns, then the least mean TTFT, and in a closed loop the most turns/s",
     unit="turns",
     ends_at_first_token=True,
 )

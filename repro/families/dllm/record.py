@@ -228,12 +228,7 @@ def score(record: RunRecord) -> tuple[float, ...]:
 
 
 DLLM = family_in(
-    Path(__file__).parent,
-    "dllm",
-    globals(),
-    checks=(step_times, step_counts, output_lengths, submissions),
-    score=score,
-    score_said="most tokens/s, then the least mean latency",
+    Path(__file__).parent, "dllm", globals(), checks=(step_times, step_counts, output_lengths, submissions), score=score
 )
 REQUEST_COLUMNS, STEP_COLUMNS, BLOCK_COLUMNS = DLLM.request_columns, DLLM.tables[STEPS], DLLM.tables[BLOCKS]
 

@@ -265,7 +265,7 @@ def test_the_page_shows_what_works():
     Path("mine.csv").write_text(re.search(r"^```csv\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[1], encoding="utf-8")
     name, _, value = SHOWN[0].partition("=")
     assert value == COLUMNS
-    assert len(SHOWN) == 7
+    assert len(SHOWN) == 6
     for line in SHOWN[1:]:
         words = shlex.split(line.replace(f"${name}", value).replace("$REPRO_DATA_DIR", REAL_DATA or "absent"))
         if not any(word.startswith("absent/") for word in words):

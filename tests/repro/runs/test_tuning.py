@@ -9,7 +9,6 @@ from support.refusals import refuses
 
 from engines.errors import UserError
 from repro.families.cluster.laps_record import PREFILL, score
-from repro.reports.tuning_reference import PATH, reference
 from repro.runs import tuning
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import check_device, prepare
@@ -177,8 +176,3 @@ def test_a_search_is_refused_where_there_is_none():
 def test_a_system_with_free_knobs_can_be_tuned(system):
     assert TuneKnobs in settings_of(system)
     assert SYSTEMS.get(system).family.score is not None
-    assert SYSTEMS.get(system).family.score_said
-
-
-def test_the_page_is_what_the_systems_say():
-    assert PATH.read_text(encoding="utf-8") == reference(), "run python -m repro.reports.tuning_reference"
