@@ -198,7 +198,8 @@ class PrefillSettings:
         if self.part.gpu is None:
             return self.part.most_tokens
         shape = self.simulated_shape
-        return int((_MEMORY_SHARE * gpu(self.part.gpu).memory_bytes - shape.weight_bytes) / shape.kv_bytes_per_token)
+        room = max(0.0, _MEMORY_SHARE * gpu(self.part.gpu).memory_bytes - shape.weight_bytes)
+        return int(room / shape.kv_bytes_per_token)
 
 
 @lru_cache(maxsize=256)

@@ -105,7 +105,8 @@ def autoregressive_shape(model: str, system: str) -> ModelShape:
 def in_precision(shape: ModelShape, precision: Precision, framework: str | None) -> ModelShape:
     require(
         precision == "bf16" or framework is not None,
-        f"precision={precision!r} is of composed steps: leave cost out, or use bf16",
+        f"precision={precision!r} is of composed steps, and these are charged by a roofline: use bf16, or cost=composed on a card with "
+        "kernel times",
     )
     return shape if precision == "bf16" else replace(shape, precision=precision)
 

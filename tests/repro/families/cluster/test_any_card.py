@@ -99,3 +99,9 @@ def test_fp8_leaves_room_and_serves_sooner(system):
         run(system, "h200", "Qwen2.5-14B", precision="fp8", cost="roofline")
     with refuses("precision='int4'"):
         run(system, "h200", "Qwen2.5-14B", precision="int4")
+
+
+def test_weights_that_leave_no_memory_hold_no_tokens():
+    """69 GB in FP8, of the 68 that are used of a card's 80."""
+    with refuses("a GPU beside Llama-2-70B holds 0: "):
+        run("laps", "h100", "Llama-2-70B", precision="fp8")
