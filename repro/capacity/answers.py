@@ -23,7 +23,7 @@ from engines.errors import RunError
 from engines.machine import held, usable_cores
 from repro.capacity.objectives import LOAD, Sample, Verdict, is_lost, judged
 from repro.capacity.question import Question, Sizes
-from repro.capacity.sites import Plan, Site
+from repro.capacity.sites import LASTING, Plan, Site
 from repro.runs.code import held_here
 from repro.runs.pool import LOST, worker_processes
 
@@ -336,8 +336,17 @@ class Search:
         return [self.sizes.fitting(site)] if self.rate is not None else [(gpus,) for gpus in self.sizes.halved(site)]
 
     def _answer(self, site: Site, gpus: Sequence[int], start: float | None) -> Answer:
-        """The answer of one size, or of the fewest of several; ``start`` is about the rate, where another answer tells."""
-        sized = site.of_size(gpus[-1], start if self.rate is None else self.rate, self.question.num_prompts)
+        """The answer of one size, or of the fewest of several; ``start`` is about the rate, where another answer tells. A burst's is
+        sought once more, with the most requests of a run, unless their number was asked for."""
+        num_prompts, rate = self.question.num_prompts, self.rate
+        sized = site.of_size(gpus[-1], start if rate is None else rate, num_prompts)
+        answer = self._answer_of_sized(sized, gpus, start)
+        if num_prompts is not None or answer.at is None or answer.at.stays >= LASTING:
+            return answer
+        largest_run = site.of_size(gpus[-1], rate, site.most_prompts)
+        return answer if largest_run == sized else self._answer_of_sized(largest_run, gpus, start)
+
+    def _answer_of_sized(self, site: Site, gpus: Sequence[int], start: float | None) -> Answer:
         if self.rate is not None:
-            return fewest_gpus(sized, gpus, self.rate)
-        return largest_rate(sized, gpus[-1], Lattice(resolution=self.resolution), start)
+            return fewest_gpus(site, gpus, self.rate)
+        return largest_rate(site, gpus[-1], Lattice(resolution=self.resolution), start)

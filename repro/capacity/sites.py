@@ -129,6 +129,11 @@ class Site(ABC):
         rounds = max(min(max(lasting, FEWEST_ROUNDS), MOST_ROUNDS), 2 * needed / self.num_seeds)
         return max(1, math.ceil(rounds / per_prompt))
 
+    @property
+    def most_prompts(self) -> int:
+        """Most sessions, or turns, of a run where no number is asked for."""
+        return self._num_prompts(math.inf)
+
     def _cell(self, knobs: Iterable[tuple[str, Scalar]], **changes: Any) -> Cell:
         return replace(self.cell, knobs=tuple((self.cell.knob_values | dict(knobs)).items()), **changes)
 

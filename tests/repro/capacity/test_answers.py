@@ -146,3 +146,25 @@ def test_a_process_that_is_lost_is_said(ask, monkeypatch):
 def test_two_sites_take_two_processes_by_default(ask):
     with pytest.raises(pytest.fail.Exception, match="a process was started"):
         ask(["vllm-sim", "continuum-sim"], None, num_prompts=None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "stays", "runs"),
+    [(None, 1.9, [1000, 3072]), (None, 2.0, [1000]), (1000, 1.9, [1000]), (None, None, [1000])],
+)
+def test_the_rate_of_a_burst_is_sought_again_with_the_most_requests(asked, stays, runs, monkeypatch):
+    seen = []
+
+    def found(site, *given):
+        seen.append(site)
+        return Mock(at=None if stays is None else Mock(stays=stays), rate=None)
+
+    monkeypatch.setattr(answers, "largest_rate", found)
+    site = Mock(most_prompts=3072, of_size=lambda gpus, rate, num_prompts: num_prompts or 1000)
+    search = Search(question=Mock(num_prompts=asked), sizes=Mock(), rate=None, resolution=0.2)
+    search._answers_of(site, [(8,)])
+    assert seen == runs
+    seen.clear()
+    site.most_prompts = 1000
+    search._answers_of(site, [(8,)])
+    assert seen == [1000]
