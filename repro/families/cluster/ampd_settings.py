@@ -13,7 +13,7 @@ from engines.cluster.record import ItlStat, Reading, Scope, TtftRule
 from engines.cost.kernels import check_kernels
 from engines.cost.roofline import Gpu, gpu
 from engines.errors import UserError, require
-from engines.knobs import SOMETHING, Checked, Count, Needs, Only, Range, Seconds, Tokens, given_to, no_effect
+from engines.knobs import SOMETHING, Checked, Count, Needs, Only, Range, Seconds, given_to, no_effect
 from engines.knobs import resolve as resolve_knobs
 from engines.models.shape import ModelShape, Precision, model_shape
 from engines.policies.own import Plugin
@@ -78,7 +78,7 @@ class ClusterKnobs(SessionKnobs, Checked):
     """GPUs of the deployment."""
     constants: str | None = None
     """A reading of the cost model; of composed steps, of their overheads."""
-    kv_tokens: Tokens | None = None
+    kv_tokens: Annotated[int, Range(1, 10**9)] | None = None
     """Tokens of K/V of each worker; what its memory holds beside the weights by default."""
     charged: CostKnobs = field(default_factory=CostKnobs)
     deployment: str | None = None

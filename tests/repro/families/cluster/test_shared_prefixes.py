@@ -258,3 +258,14 @@ def test_a_table_has_its_lists_as_text(tmp_path):
     lines = ["timestamp,input_length,output_length,hash_ids", '0,1024,5,"[7, 8]"', '9000,1100,5,"[7, 9, 10]"']
     (path := tmp_path / "t.csv").write_text("\n".join(lines))
     assert [each.prefix.rounds for each in read_trace(TraceFile(where=str(path))).sessions] == [((0, 1),), ((0, 2, 3),)]
+
+
+def test_a_worker_may_have_more_tokens_than_a_prompt(tmp_path):
+    """Eight GPUs hold millions."""
+    path = written(tmp_path / "t.jsonl")
+    assert (
+        served(path, "vllm-sim", deployment="TP8x1", kv_tokens=4_000_000)[1].facts["prefix_cache"]["evicted_tokens"]
+        == 0
+    )
+    with pytest.raises(UserError, match="kv_tokens=2000000000"):
+        served(path, "vllm-sim", kv_tokens=2 * 10**9)
