@@ -1,5 +1,6 @@
 """Blocks that prompts share: against a list of all that were used, and in the memory of workers."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clusters import links, serve, simulation
@@ -8,6 +9,7 @@ from engines.cluster.prefix import PrefixCache, possible_reuse, prompt_of, reuse
 from engines.cluster.sessions import Prefix, PrefixNames, Round, Session
 from engines.policies.batching import ONE_BY_ONE, Chunked, PrefillFirst
 from engines.policies.routing import KvCost
+from engines.policies.views import Load
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=30)
 
@@ -149,3 +151,14 @@ def test_two_that_begin_alike_fit_where_one_more_does_not():
     assert backlogs == [16]
     assert run.tasks["computed_tokens"] == [80, 16]
     assert run.rounds["first_token_s"][1] < run.rounds["finished_s"][0]
+
+
+@pytest.mark.parametrize(("batching", "computed"), [(ONE_BY_ONE, 80), (Chunked(max_num_batched_tokens=32), 32)])
+def test_a_worker_s_load_counts_once_what_a_prompt_shares(batching, computed):
+    """A session holds 80 tokens and one more, the whole blocks of which that are begun another would share but the last."""
+    built = simulation(kv_capacity=150, block_size=16, batching=batching)
+    loads: list[Load] = []
+    built.loop.at(0.001, lambda: loads.append(built._homes[0].load_with(0, 80)))
+    serve(built, Session(0, 0.0, (Round(80, 20),), Prefix(16, ((0, 1, 2, 3, 4),))))
+    shared = min(computed, 64)
+    assert loads == [(80 + 80 - shared, 81 + 80 - shared)]
