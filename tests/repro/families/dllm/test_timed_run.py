@@ -77,22 +77,3 @@ def test_what_some_steps_take_besides_is_charged_to_them_alone(own):
     assert 0 in besides
     works = [step.work for step in steps_of_run(measured.file, 100)]
     assert {(work.new_layout, work.builds) for work in works} == {(each % 1000 // 10, each // 1000) for each in besides}
-
-
-def test_what_the_document_says_can_be_done(own):
-    """As it stands there, of fewer requests."""
-    said = (REPO / "docs" / "cards.md").read_text(encoding="utf-8").partition("## Measured, fitted, followed\n")[2]
-    card, lines = (re.search(rf"```{kind}\n(.*?)```", said, re.DOTALL) for kind in ("yaml", "sh"))
-    assert card is not None
-    assert lines is not None
-    (own / "mine").mkdir()
-    (own / "mine" / "cpu.yaml").write_text(card[1])
-    found = []
-    for line in lines[1].replace("--num-prompts 32", "--num-prompts 5").splitlines():
-        words = [
-            each for word in line.split()[1:] for each in (sorted(map(str, own.glob(word))) if "*" in word else [word])
-        ]
-        found.append(command(*words))
-        assert found[-1].code == 0, (line, found[-1])
-    assert "leave-one-out error" in found[2].out
-    assert "simulated" in found[3].out
