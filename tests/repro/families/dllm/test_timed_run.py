@@ -1,7 +1,6 @@
 """A card fitted to the steps of a measured run, and what it then charges."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from repro.families.cost import save_calibration
 from repro.families.dllm.record import BLOCKS, STEPS
 from repro.families.timed_steps import steps_of_run
 from repro.files import forget
-from repro.paths import REPO
 
 CARD = """\
 name: this-cpu
