@@ -180,7 +180,7 @@ def _rows(folder: Path, name: str) -> list[dict[str, str]]:
         raise UserError(f"{path} cannot be read ({error}): write CSV in UTF-8") from error
     missing = [column for column in _COLUMNS.get(name, ()) if column not in (reader.fieldnames or ())]
     require(not missing, f"{path} has no column {', '.join(missing)}: add it (docs/truth.md)")
-    require(rows, f"{path} has no row: add one")
+    require(bool(rows), f"{path} has no row: add one")
     return rows
 
 
