@@ -180,8 +180,7 @@ class WorkerCost:
         return busy_s + self._fixed_s + rows * self._row_s + len(chunks) * self._prefill_overhead_s
 
     def decode_line(self, decoding: int) -> DecodeLine:
-        linear_s, _, logits_s = self.price.parts(StepWork(query_rows=decoding, logit_rows=decoding))
-        else_s = self._products_share * linear_s + logits_s
+        else_s = besides_attention_s(self.price, decoding, self._products_share)
         fixed_s = self._fixed_s + decoding * (self._row_s + self._engine.sequence_s)
         attention = self.price.decode_line(decoding)
         floor_s = max(else_s + attention.floor_s, self._least_s)
@@ -211,10 +210,10 @@ class FreshCost:
         return step_s + self._compile_s
 
 
-def besides_attention_s(price: StepPrice, rows: int) -> float:
-    """Layers' matrices and LM head of a step of so many rows, each with logits."""
+def besides_attention_s(price: StepPrice, rows: int, share: float = 1.0) -> float:
+    """Layers' matrices, a share of what they take, and LM head of a step of so many rows, each with logits."""
     linear_s, _, logits_s = price.parts(StepWork(query_rows=rows, logit_rows=rows))
-    return linear_s + logits_s
+    return share * linear_s + logits_s
 
 
 def link_bytes_per_s(gpu: Gpu) -> float:
