@@ -345,7 +345,7 @@ class Hardware:
     kernels: str | None = None
     """The framework whose measured kernels a step is composed of; None: a roofline."""
     kv_tokens: int | None = field(default=None, repr=False)
-    """Tokens of K/V of each worker; None: what its memory holds beside the weights."""
+    """Tokens of K/V of each worker that holds the weights; None: what its memory holds beside them."""
     _costs: dict[tuple[int, bool], StepCost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def cost(self, degree: int, *, is_remote: bool = False) -> StepCost:
@@ -374,10 +374,9 @@ class Hardware:
 
     def kv_capacity(self, degree: int) -> int:
         """Tokens of K/V that fit beside the weights; below 1 where the weights alone do not fit."""
-        if self.kv_tokens is not None:
-            return self.kv_tokens
         room = self.gpu.memory_bytes * degree * self.constants.memory_share - self.shape.weight_bytes
-        return math.floor(room / self.shape.kv_bytes_per_token)
+        held = math.floor(room / self.shape.kv_bytes_per_token)
+        return held if self.kv_tokens is None or held < 1 else self.kv_tokens
 
     def degrees(self, *, min_kv_tokens: int = 1) -> tuple[int, ...]:
         """Tensor-parallel degrees that leave room for so many tokens of K/V."""

@@ -230,3 +230,12 @@ def test_a_client_is_away_from_the_workers_by_what_its_engine_says():
     away_first_s, away_end_s = times(request_s=0.25, response_s=0.5)
     assert away_first_s == pytest.approx([first_s[0] + 0.75, first_s[1] + 1.5])
     assert away_end_s == pytest.approx([end_s[0] + 0.75, end_s[1] + 1.5])
+
+
+def test_tokens_that_are_asked_for_are_of_workers_that_hold_the_weights():
+    asked = replace(hardware(), kv_tokens=123)
+    held = {degree: hardware().kv_capacity(degree) for degree in (1, 2, 4, 8)}
+    assert {degree: asked.kv_capacity(degree) for degree in held} == {
+        degree: tokens if tokens < 1 else 123 for degree, tokens in held.items()
+    }
+    assert min(held.values()) < 1 < max(held.values())
