@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
@@ -21,7 +22,8 @@ import pandas as pd
 from engines.cluster.sessions import Prefix
 from engines.errors import UserError, require
 from engines.knobs import Checked, Count, Tokens
-from engines.models.shape import CATALOGUE, Precision
+from engines.models.shape import CATALOGUE, ModelShape, Precision
+from repro.families.cluster.system import shape_named
 from repro.files import replace_text
 from repro.paths import COMMITTED
 from repro.runs.cell import Cell
@@ -203,10 +205,9 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
         "max_num_seqs": 128,
         "transient": True,
     }
-    shape = next((each for each in CATALOGUE if each.name == model), None)
-    is_mixture = shape is not None and shape.num_experts > 1
-    if (precision := PRECISIONS[row["precision"]][is_mixture]) != "bf16":
-        knobs["precision"] = precision
+    dense, mixture = PRECISIONS[row["precision"]]
+    if dense != "bf16":
+        knobs["precision"] = mixture if _named(where, model).num_experts > 1 else dense
     of_load = f"{folder / 'workloads.csv'}, workload={row['workload']!r}"
     for name in ("question_tokens", "system_prompt_tokens", "num_system_prompts", "output_tokens"):
         knobs[name] = _count(of_load, load, name.removeprefix("num_"))
@@ -234,11 +235,23 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
 
 def _shape_of(checkpoint: str) -> str:
     """A name of ours: as it is listed, or as both are called; else the text itself, which may be a folder."""
-    listed = {row["checkpoint"]: row["model"] for row in _rows(MEASURED, "models.csv")}
     parts = checkpoint.rpartition("/")[2].lower().split("-")
     called = "-".join(part for part in parts if part not in _OF_NO_SIZE)
     known = {each.name.lower(): each.name for each in CATALOGUE}
-    return listed.get(checkpoint) or known.get(called) or checkpoint
+    return _listed().get(checkpoint) or known.get(called) or checkpoint
+
+
+@cache
+def _listed() -> Mapping[str, str]:
+    """Names of ours, by checkpoint."""
+    return {row["checkpoint"]: row["model"] for row in _rows(MEASURED, "models.csv")}
+
+
+def _named(where: str, model: str) -> ModelShape:
+    try:
+        return shape_named(model)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def _number(where: str, row: Mapping[str, str], name: str) -> float:

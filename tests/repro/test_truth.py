@@ -5,10 +5,12 @@ import json
 from random import Random
 
 import pytest
+import yaml
 from support.command import refused, repro
 from support.refusals import refuses
 
 from repro import truth
+from repro.paths import REPO
 from repro.truth import SharedPrefix
 
 LOAD = {
@@ -108,6 +110,15 @@ def test_checkpoints_are_of_shapes(tmp_path, checkpoint, model):
     row = {**ROW, "model": checkpoint, "tp": 4, "precision": "FP8"}
     knobs = truth._cell(row, {"chat": LOAD}, tmp_path).knob_values
     assert (knobs["model"], knobs["precision"]) == (model, "fp8-block" if "Mixtral" in model else "fp8")
+
+
+def test_precision_follows_from_the_shape_in_a_folder(tmp_path):
+    configs = yaml.safe_load((REPO / "tests/engines/models/hub_configs.yaml").read_text())["read"]
+    for name, expected in (("Qwen3-30B-A3B", "fp8-block"), ("Llama-3.1-8B-Instruct", "fp8")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(configs[name]["config"]))
+        row = {**ROW, "model": str(tmp_path / name), "precision": "FP8"}
+        assert truth._cell(row, {"chat": LOAD}, tmp_path).knob_values["precision"] == expected
 
 
 REFUSED = {
