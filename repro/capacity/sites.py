@@ -319,7 +319,14 @@ class ClusterSite(Site):
             else self._kept_up(prefill.degree, prefill.replicas),
             prefill=None if prefill is None else (prefill.degree, prefill.replicas),
             decode=(decode.degree, decode.replicas),
-            schedule=" ".join(str(value) for _, value in schedule),
+            schedule=self._said(schedule),
+        )
+
+    def _said(self, schedule: Knobs) -> str:
+        """A schedule that was searched, with what the question sets of it; nothing where it sets all."""
+        whole = self.cell.knob_values | dict(schedule)
+        return " ".join(
+            str(whole[name]) for name in ("scheduling", "max_num_batched_tokens") if name in whole and schedule
         )
 
     def _kept_up(self, degree: int, replicas: int) -> float:

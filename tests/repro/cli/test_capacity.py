@@ -115,5 +115,6 @@ def test_colocated_steps_are_searched_but_for_what_is_asked(own):
     ]
     fixed.append(found("--knob", "scheduling=prefill-first"))
     assert {row["schedule"] for row in fixed} == {None}
+    assert found("--knob", "scheduling=chunked")["schedule"] in {f"chunked {tokens}" for tokens in (512, 2048, 8192)}
     assert best["rate"] == max(row["rate"] for row in fixed)
     assert best["plans"] == sum(row["plans"] for row in fixed)
