@@ -1,7 +1,8 @@
 """Objectives of a capacity: ``ttft:p95:2000 itl:p95:50``, the metric, the percentile that has to keep the limit, and the limit in ms.
 
 As at the client of a server, each round of a session is a request. TTFT runs from when a round was ready to its first token, E2EL to its
-last; TPOT is the mean of a round's gaps between tokens, ITL is every gap of every round.
+last. ITL has two names: ``itl-gap`` (or ``itl``) is every gap between tokens of every round, ``itl-request`` (or ``tpot``) is the mean gap of
+each round.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.errors import UserError, require
+from repro.runs.family import SYNONYMS
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -24,7 +26,7 @@ METRICS = ("ttft", "tpot", "itl", "e2el")
 MOST_LIMIT_MS = 1e9
 """As the longest of a good request (``--goodput``)."""
 EXAMPLE = "'ttft:p95:2000 itl:p95:50'"
-_WORD = re.compile(r"([a-z0-9]+):p(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
+_WORD = re.compile(r"([a-z0-9-]+):p(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,11 @@ def parse_objectives(text: str, metrics: Sequence[str] = METRICS) -> tuple[Objec
         match = _WORD.fullmatch(word)
         if match is None:
             raise UserError(f"slo={text!r}: {word!r} is no objective: write METRIC:pQ:MS, like {EXAMPLE}")
-        metric, percentile, limit_ms = match[1], float(match[2]), float(match[3])
-        require(metric in METRICS, f"slo={text!r}: metric {metric!r} is unknown: use one of {', '.join(METRICS)}")
+        metric, percentile, limit_ms = SYNONYMS.get(match[1], match[1]), float(match[2]), float(match[3])
+        require(
+            metric in METRICS,
+            f"slo={text!r}: metric {metric!r} is unknown: use one of {', '.join((*METRICS, *SYNONYMS))}",
+        )
         require(
             metric in metrics,
             f"slo={text!r}: {metric} has no value here, where rounds end with their first token: use {', '.join(metrics)}",
@@ -124,6 +129,9 @@ class Sample:
     num_rounds: int
     num_good: int
     """Rounds that keep the limit of every objective, with the P95 of their own gaps where it is of ITL."""
+    num_sessions: int
+    num_good_sessions: int
+    """Sessions of which every round is good; where turns are served, turns."""
     longest_s: float
     """The longest TTFT."""
     load: float
@@ -143,6 +151,9 @@ class Verdict:
     values: Mapping[str, float | None]
     """Seconds, by objective."""
     attainment: float
+    """Share of rounds that keep every limit themselves."""
+    session_attainment: float
+    """Share of sessions of which every round does."""
     longest_s: float
     stays: float
     """How many times as long as a session arrivals last; the fewest of any seed."""
@@ -169,11 +180,12 @@ def judged(samples: Sequence[Sample], objectives: Sequence[Objective]) -> Verdic
         for each in objectives
     }
     ratios = {str(each): (values[str(each)] or 0.0) / each.limit_s for each in objectives}
-    num = sum(sample.num_rounds for sample in samples)
+    num, num_sessions = (sum(getattr(each, name) for each in samples) for name in ("num_rounds", "num_sessions"))
     return Verdict(
         ratios=ratios | {LOAD: max(sample.load for sample in samples)},
         values=values,
         attainment=sum(sample.num_good for sample in samples) / num if num else 0.0,
+        session_attainment=sum(sample.num_good_sessions for sample in samples) / num_sessions if num_sessions else 0.0,
         longest_s=max(sample.longest_s for sample in samples),
         stays=min(sample.span_s / sample.stay_s if sample.stay_s else math.inf for sample in samples),
     )

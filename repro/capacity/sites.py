@@ -451,10 +451,13 @@ def sample_of(run: ClusterRun, objectives: Sequence[Objective]) -> Sample:
         seconds = by_round[each.metric]
         # What never came keeps no limit; a round of one token has no gap to limit.
         good &= (seconds <= each.limit_s) | (np.isnan(seconds) & (each.metric in ("tpot", "itl")))
+    num_counted, num_missed = (np.bincount(seen.round_session[each]) for each in (counts, counts & ~good))
     return Sample(
         times=times,
         num_rounds=int(counts.sum()),
         num_good=int(good.sum()),
+        num_sessions=int(np.count_nonzero(num_counted)),
+        num_good_sessions=int(np.count_nonzero(num_counted) - np.count_nonzero(num_missed)),
         longest_s=float(np.max(times["ttft"].values, initial=0.0)),
         load=math.inf if run.facts["stop_reason"] else run.facts["prefill_load"] or 0.0,
         span_s=last_s - first_s,
@@ -534,6 +537,8 @@ class InstanceSite(Site):
             times={"ttft": ttft},
             num_rounds=len(good),
             num_good=int(good.sum()),
+            num_sessions=len(good),
+            num_good_sessions=int(good.sum()),
             longest_s=float(np.max(ttft.values, initial=0.0)),
             load=(busy_share(record) or 0.0) if is_sound else math.inf,
             span_s=float(arrival_s.max() - arrival_s.min()),

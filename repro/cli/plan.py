@@ -332,8 +332,8 @@ class CapacityGoal(Checked):
     sort: bool = False
     """Sort the file's rows by their times."""
     slo: str
-    """Objectives: metric, percentile and limit in ms, like 'ttft:p95:2000 itl:p95:50'. TTFT, TPOT and E2EL are of rounds, ITL of all
-    tokens."""
+    """Objectives: metric, percentile and limit in ms, like 'ttft:p95:2000 itl:p95:50'. Metrics are ttft and e2el of a round, itl-request
+    (or tpot), its mean gap between tokens, and itl-gap (or itl), every gap."""
     gpus: str = "1..64"
     """How many, or from and to. Of a range without a rate the largest is answered for, and halves of it."""
     rate: Annotated[float, Range(1e-4, 1e6)] | None = None
@@ -347,6 +347,24 @@ class CapacityGoal(Checked):
     """Whose card says what a file of its own format is, and draws what it lacks [default: none]."""
     model: str | None = None
     """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..., or a folder with a config.json [default: the platform's]."""
+    gpu_price: list[str] | None = None
+    """Dollars for an hour of a GPU, as 2.5 for all, or PLATFORM=2.5; several times."""
+
+    def prices(self, platforms: Sequence[str]) -> Mapping[str, float]:
+        """Dollars an hour, by platform."""
+        found: dict[str, float] = {}
+        for word in self.gpu_price or ():
+            where, _, text = word.rpartition("=")
+            try:
+                price = float(text)
+            except ValueError:
+                price = math.nan
+            require(0 < price < 1e6, f"gpu_price={word!r} is no price: write dollars an hour, as 2.5 or h200=2.5")
+            require(
+                where in ("", *platforms), f"gpu_price={word!r} is of no platform asked for: use {', '.join(platforms)}"
+            )
+            found |= dict.fromkeys([where] if where else platforms, price)
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,9 +393,11 @@ def capacity(
 
     sizes = parse_sizes(options.gpus)
     given = opt.given(model=options.model) | charged.charged
+    platforms = options.platform or ["h200"]
+    prices = {platform_of(name).name: price for name, price in options.prices(platforms).items()}
     question = Question(
         systems=options.system or ["dynamo-sim", "vllm-sim"],
-        platforms=options.platform or ["h200"],
+        platforms=platforms,
         workload=options.workload,
         dataset=options.dataset_name,
         file_knobs={"columns": options.columns, "time_unit": options.time_unit, "sort": options.sort or None},
@@ -397,7 +417,7 @@ def capacity(
         answers = search.answers(sites, advance)
     if question.is_given:
         say(answers[0].site.provenance.description, file=sys.stderr)
-    rows = [_answer_row(answer, objectives) for answer in answers]
+    rows = [_answer_row(answer, objectives, prices.get(answer.site.cell.platform)) for answer in answers]
     about = {
         "workload": options.workload,
         "slo": " ".join(map(str, objectives)),
@@ -405,19 +425,23 @@ def capacity(
         "seeds": searched.seeds,
         "resolution": searched.resolution,
     }
+    notes = _capacity_notes(answers, rows, options)
     if json:
-        print_json({**about, "answers": rows})
+        print_json({**about, "answers": rows, "notes": notes})
     else:
         _print_answers(rows, about, sites[0].hardware()[0].name, objectives)
-        for line in _capacity_notes(answers, rows, options):
+        for line in notes:
             say(line)
     if plot is not None and rows:
         drawn = save_capacity_plot(plot, f"{Path(options.workload).name}: {about['slo']}", rows, sites[0].unit)
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
 
 
-def _answer_row(answer: Answer, objectives: Sequence[Objective]) -> dict[str, Any]:
+def _answer_row(answer: Answer, objectives: Sequence[Objective], price: float | None) -> dict[str, Any]:
+    """``price`` is dollars for an hour of a GPU."""
     site, plan, at = answer.site, answer.plan, answer.at
+    goodput = None if at is None or answer.rate is None else answer.rate * at.session_attainment
+    hours = answer.gpus / (3.6 * goodput) if goodput else None
     row: dict[str, Any] = {
         "system": site.title,
         "platform": site.cell.platform.rpartition(":")[2].lower(),
@@ -426,6 +450,10 @@ def _answer_row(answer: Answer, objectives: Sequence[Objective]) -> dict[str, An
         "schedule": None if plan is None else plan.schedule or None,
         "rate": answer.rate,
         "attainment": None if at is None else at.attainment,
+        "session_attainment": None if at is None else at.session_attainment,
+        "goodput": goodput,
+        "gpu_hours_per_1000_good": hours,
+        "dollars_per_1000_good": None if hours is None or price is None else hours * price,
     }
     for each in objectives:
         row[f"{each.metric}_p{each.percentile:g}_s"] = None if at is None else at.values[str(each)]
@@ -453,8 +481,13 @@ def _print_answers(
         "GPUs": [str(row["gpus"]) for row in rows],
         "plan": [" ".join(filter(None, (row["plan"] or "none", row["schedule"]))) for row in rows],
         "rate /s": ["-" if row["rate"] is None else f"{row['rate']:.4g}" for row in rows],
-        "met %": [number(row["attainment"], scale=100) for row in rows],
+        "met %": [number(row["session_attainment"], scale=100) for row in rows],
+        "good /s": ["-" if row["goodput"] is None else f"{row['goodput']:.4g}" for row in rows],
+        "GPU h /1000": [number(row["gpu_hours_per_1000_good"], 3) for row in rows],
+        "$ /1000": [number(row["dollars_per_1000_good"], 3) for row in rows],
     }
+    if {*columns["$ /1000"]} == {"-"}:
+        del columns["$ /1000"]
     for each in objectives:
         name = f"{each.metric}_p{each.percentile:g}"
         columns[f"{each.metric.upper()} p{each.percentile:g} ms"] = [
@@ -492,6 +525,17 @@ def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]]
             )
         if not answer.is_monotone:
             said.append(f"{where}: a fifth less is not served, so the rate is no capacity: add seeds or requests")
+    least = min(each.percentile for each in answers[0].site.objectives)
+    missed = {
+        f"{100 * row['session_attainment']:.3g} % of {row['system']} on {row['gpus']} x {row['platform']}"
+        for row in rows
+        if row["session_attainment"] is not None and 100 * row["session_attainment"] < least
+    }
+    if missed:
+        said.append(
+            f"percentiles are of rounds, or of gaps, so fewer {answers[0].site.unit.partition('/')[0]} keep every limit themselves: "
+            f"{', '.join(sorted(missed))}"
+        )
     if bursts:
         told = ", ".join(f"{where} {times:.1f}" for where, (times, _) in bursts.items())
         said.append(

@@ -111,6 +111,9 @@ def distribution(values: Sequence[float] | Floats) -> dict[str, Any]:
 
 # -- goodput ----------------------------------------------------------------------------------------------
 
+SYNONYMS: Mapping[str, str] = {"itl-request": "tpot", "itl-gap": "itl"}
+"""Names of an objective of the times between tokens: by request, and by gap."""
+
 
 def goodput(record: RunRecord) -> dict[str, Any]:
     """By the manifest's ``slos``, ``{name: {time: limit in seconds}}``: num_good; requests_s = num_good / window; attainment =

@@ -141,6 +141,16 @@ def times_per_token(record: RunRecord) -> Floats:
     return times
 
 
+def own_gaps_p95(record: RunRecord) -> Floats:
+    """[requests] P95 of each request's own gaps between tokens, in seconds; NaN of one piece, infinite where pieces may be several."""
+    owner, arrived = (column(record, name, CHUNKS) for name in ("request_id", "arrived_s"))
+    is_single = np.asarray(record.requests["is_single"], dtype=bool)
+    found = np.where(is_single | (column(record, "num_chunks") < 2), np.nan, np.inf)
+    for request in np.flatnonzero(is_single & (column(record, "num_chunks") > 1)):
+        found[request] = np.percentile(np.diff(arrived[owner == request]), 95)
+    return found
+
+
 def icl_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(_gaps(record, is_ok(record)))
 
@@ -223,11 +233,12 @@ def goodput_http(record: RunRecord) -> dict[str, Any]:
         "ttft": column(record, "first_output_s") - arrival,
         "e2el": column(record, "finished_s") - arrival,
         "tpot": times_per_token(record),
+        "itl": own_gaps_p95(record),
     }
     good = is_ok(record)
     for name, limit in limits.items():
         # An answer in one piece has no time per token, and breaks no limit of it.
-        good = good & ((times[name] <= limit) | (np.isnan(times[name]) if name == "tpot" else False))
+        good = good & ((times[name] <= limit) | (np.isnan(times[name]) if name in ("tpot", "itl") else False))
     return {"limits_s": limits, **told_of_good(record, good)}
 
 

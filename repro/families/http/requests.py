@@ -21,6 +21,7 @@ from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.families.http.endpoint import EXTRA_HEADERS, Endpoint
 from repro.files import kept
 from repro.runs.cell import Cell
+from repro.runs.family import SYNONYMS
 from repro.runs.http_driver import Ask, Reply
 from repro.tasks.registry import TASKS
 from repro.workloads.draws import ArrivalConfig, arrivals_asked, derive_seed
@@ -31,7 +32,7 @@ from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, know
 from repro.workloads.text import more_text
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload, traced_workload, whole_answer
 
-GOODPUT_TIMES = ("ttft", "tpot", "e2el")
+GOODPUT_TIMES = ("ttft", "tpot", "itl", "e2el")
 LONGEST_PROMPT = 4096
 """Tokens of the longest prompt, where nothing else is asked for."""
 MOST_LIMIT_MS = 1e9
@@ -82,7 +83,8 @@ class HttpKnobs(RequestKnobs, Checked):
     unique_prefix: bool = True
     """Begin each conversation with 16 ids drawn anew in every run, which no cache has seen."""
     goodput: str | None = None
-    """Limits in ms of a good request, like 'ttft:200 tpot:50 e2el:5000'."""
+    """Limits in ms of a good request, like 'ttft:200 itl-request:50 e2el:5000'. itl-request (tpot) is its mean gap between tokens,
+    itl-gap (itl) the P95 of its own gaps."""
     extra: str | None = None
     """A JSON object of further fields for every request."""
 
@@ -108,10 +110,11 @@ class HttpKnobs(RequestKnobs, Checked):
         """Seconds by name of the time; empty without ``goodput``."""
         found: dict[str, float] = {}
         for word in (self.goodput or "").split():
-            match = re.fullmatch(r"([a-z0-9]+):(\d+(?:\.\d+)?)", word)
-            if match is None or match[1] not in GOODPUT_TIMES or match[1] in found:
+            match = re.fullmatch(r"([a-z0-9-]+):(\d+(?:\.\d+)?)", word)
+            name = "" if match is None else SYNONYMS.get(match[1], match[1])
+            if match is None or name not in GOODPUT_TIMES or name in found:
                 raise UserError(
-                    f"goodput={self.goodput!r} is no list of limits: write each of {', '.join(GOODPUT_TIMES)} once, in ms, "
+                    f"goodput={self.goodput!r} is no list of limits: write each of {', '.join((*GOODPUT_TIMES, *SYNONYMS))} once, in ms, "
                     f"like 'ttft:200 tpot:50'"
                 )
             limit_ms = float(match[2])
@@ -119,7 +122,7 @@ class HttpKnobs(RequestKnobs, Checked):
                 0 < limit_ms <= MOST_LIMIT_MS,
                 f"goodput={self.goodput!r} is no list of limits: each is above 0 ms and at most {MOST_LIMIT_MS:g}",
             )
-            found[match[1]] = limit_ms / 1e3
+            found[name] = limit_ms / 1e3
         return found
 
     @property

@@ -1,6 +1,7 @@
 """Objectives of a capacity: how they are read, and what pooled percentiles say of them."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,13 @@ def test_what_is_read():
     assert tightest(found, "ttft", "e2el") == 2.0
     assert tightest(found, "e2el") is None
     assert [each.fewest for each in found] == [20, 200, 1]
+
+
+def test_itl_has_a_name_by_request_and_one_by_gap():
+    found = parse_objectives("itl-request:p95:50 itl-gap:p95:80")
+    assert [str(each) for each in found] == ["tpot:p95:50", "itl:p95:80"]
+    with refuses("tpot at p95 is given twice"):
+        parse_objectives("tpot:p95:50 itl-request:p95:60")
 
 
 def test_a_metric_that_a_system_lacks_is_refused():
@@ -55,6 +63,8 @@ def sample(seconds: list[float], load: float = 0.5) -> Sample:
         times={"ttft": times},
         num_rounds=len(seconds),
         num_good=good,
+        num_sessions=len(seconds),
+        num_good_sessions=good,
         longest_s=max(seconds),
         load=load,
         span_s=6.0,
@@ -66,12 +76,13 @@ HALF = (Objective(metric="ttft", percentile=50, limit_s=1.0),)
 
 
 def test_seeds_are_judged_together():
-    slow, quick = sample([0.5, 2.0, 2.0]), sample([0.1, 0.1, 0.8])
+    slow, quick = sample([0.5, 2.0, 2.0]), replace(sample([0.1, 0.1, 0.8]), num_sessions=2, num_good_sessions=2)
     both = judged([slow, quick], HALF)
     assert both.values == {"ttft:p50:1000": pytest.approx(0.65)}
     assert both.serves
     assert not judged([slow], HALF).serves
     assert both.attainment == pytest.approx(4 / 6)
+    assert both.session_attainment == pytest.approx(3 / 5)
     assert both.longest_s == 2.0
     assert both.stays == 3.0
     assert both.binds == "ttft:p50:1000"

@@ -50,6 +50,24 @@ def test_json_has_every_answer_and_the_cell_that_makes_it_again(own):
         assert dict(row["cell"]["knobs"])["deployment"] == row["plan"]
 
 
+def test_sessions_that_miss_are_said_and_only_good_ones_are_paid_for(own):
+    options = ("--json", "--gpu-price", "h200=3", "--system", "vllm-sim")
+    found = json.loads(asked("toolbench", *options, slo="itl-gap:p90:30").out)
+    (row,) = found["answers"]
+    assert 0 < row["session_attainment"] < row["attainment"] < 0.9
+    assert row["goodput"] == row["rate"] * row["session_attainment"]
+    assert row["dollars_per_1000_good"] == pytest.approx(3 * 4 * 1000 / 3600 / row["goodput"])
+    (note,) = [each for each in found["notes"] if "keep every limit themselves" in each]
+    assert f"{100 * row['session_attainment']:.3g} % of vLLM on 4 x h200" in note
+    assert not any("keep every limit" in each for each in json.loads(asked(own, "--json").out)["notes"])
+
+
+@pytest.mark.parametrize("price", ["cheap", "-1", "nan", "h20=3"])
+def test_a_price_that_is_none_is_refused(own, price):
+    result = asked(own, "--gpu-price", price)
+    assert (result.code, "gpu_price=" in result.err) == (2, True)
+
+
 def test_a_rate_asks_for_the_fewest_gpus(own):
     found = json.loads(asked(own, "--json", "--rate", "4", gpus="1..16").out)["answers"]
     gpus = [row["gpus"] for row in found]

@@ -17,7 +17,7 @@ from baselines.servers.checkpoint import write_tiny
 from engines.errors import UserError
 from repro.families.http.endpoint import Endpoint
 from repro.families.http.record import CHUNKS, HTTP, tables_of, warnings
-from repro.families.http.requests import HttpWorkload, resolve, tokenizer_of
+from repro.families.http.requests import HttpKnobs, HttpWorkload, resolve, tokenizer_of
 from repro.families.platforms import platform
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
@@ -100,6 +100,20 @@ def test_golden_times():
     assert (summary["goodput_http"]["num_good"], summary["goodput_http"]["attainment"]) == (0, 0.0)
     good = HTTP.summarize(record_of(steady(), goodput={"ttft": 0.25, "tpot": 0.125, "e2el": 1.375}))["goodput_http"]
     assert (good["num_good"], good["requests_s"]) == (12, 12 / 12.375)
+
+
+def test_a_request_with_two_slow_gaps_keeps_a_mean_and_not_its_own_p95():
+    slow = exchange(0.0, [0.25, 1.25, 2.25, *(2.25 + 0.01 * k for k in range(1, 18))], 20)
+
+    def num_good(words, reply=slow):
+        limits = HttpKnobs(endpoint=Endpoint(url="http://127.0.0.1:1"), goodput=words).limits
+        return HTTP.summarize(record_of([reply], goodput=limits))["goodput_http"]["num_good"]
+
+    assert num_good("itl-request:200") == num_good("tpot:200") == num_good("itl-gap:1000") == 1
+    assert num_good("itl-gap:200") == num_good("itl:200") == 0
+    assert num_good("itl-gap:200", exchange(0.0, [0.25], 1)) == 1
+    with refuses("goodput='tpot:1 itl-request:1'"):
+        num_good("tpot:1 itl-request:1")
 
 
 @pytest.mark.parametrize(
