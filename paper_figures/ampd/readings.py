@@ -194,8 +194,8 @@ def against_printed(runs: Runs, baseline: str) -> Panel:
     return Panel(
         title=f"gain over {'Dynamo' if baseline == 'dynamo' else 'vLLM'}",
         layers=[*points, diagonal, Guide(value=1.0, linestyle=":")],
-        x=Axis(label="printed ratio of attainments", scale="log"),
-        y=Axis(label="simulated ratio", scale="log"),
+        x=Axis(label="printed ratio of attainments", scale="plain log"),
+        y=Axis(label="simulated ratio", scale="plain log"),
     )
 
 

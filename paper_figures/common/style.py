@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from repro.files import replace_all, replace_bytes
 from repro.runs.system import ENTRIES, SYSTEMS
 
@@ -336,10 +338,10 @@ def label_beside(axes: Axes, text: str, place: float, value: float, color: str) 
 
 
 def _move_labels(figure: Figure, axes: Axes) -> None:
-    """Moves each text beside a point to the first place in the panel where it lies on no marker and no other text; one that finds
-    none is left out."""
+    """Moves each text beside a point to the first place in the panel where it lies on no marker, line or other text; one that
+    finds none is left out."""
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    taken = _marker_boxes(axes, figure.dpi)
+    taken = _marker_boxes(axes, figure.dpi) + _line_boxes(axes)
     for text in axes.texts:
         if text.get_gid() != BESIDE:
             continue
@@ -374,6 +376,22 @@ def _marker_boxes(axes: Axes, dpi: float) -> list[Any]:
             for x, y in line.get_transform().transform(line.get_xydata()):
                 boxes.append(Bbox.from_extents(x - half, y - half, x + half, y + half))
     return boxes
+
+
+def _line_boxes(axes: Axes) -> list[Any]:
+    """Small boxes along all pieces of the lines that join markers."""
+    from matplotlib.transforms import Bbox
+
+    boxes = []
+    for line in axes.get_lines():
+        if "None" in (line.get_linestyle(), line.get_marker()):
+            continue
+        for start, end in itertools.pairwise(line.get_transform().transform(line.get_xydata())):
+            boxes += [Bbox([at, at + 1]) for at in np.linspace(start, end, BOXES_A_PIECE)]
+    return boxes
+
+
+BOXES_A_PIECE = 12
 
 
 def publish(
