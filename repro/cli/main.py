@@ -199,12 +199,13 @@ def _streams() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[list[int]]:
-    """SIGTERM ends as Ctrl-C does. Yields what fills once it came."""
+    """The first SIGTERM ends as Ctrl-C does. Yields what fills once it came."""
     received: list[int] = []
 
     def interrupt(number: int, _: FrameType | None) -> None:
         received.append(number)
-        raise KeyboardInterrupt
+        if len(received) == 1:  # `timeout` sends it to the process and to its group
+            raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield received

@@ -13,7 +13,7 @@ from support.processes import ends
 
 from engines.machine import usable_cores
 from repro.cli.endings import Ending
-from repro.cli.main import _say
+from repro.cli.main import _say, _sigterm_as_interrupt
 from repro.files import replace_text
 from repro.paths import REPO
 
@@ -277,3 +277,12 @@ def test_weights_that_are_not_finite(tmp_path):
         "generate", "--model", tmp_path, "--prompt-ids", tmp_path / "ids.json", "--gen-length", 8, "--block-length", 4
     )
     refused(result, "logits were not finite", code=1)
+
+
+def test_a_second_sigterm_does_not_cut_the_ending_off():
+    """``timeout`` sends one to the process, and one to its group."""
+    with _sigterm_as_interrupt() as received:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert received == [signal.SIGTERM, signal.SIGTERM]
