@@ -39,16 +39,18 @@ from repro.runs.family import column
 from repro.runs.record import Obtained
 from repro.runs.system import SYSTEMS
 from repro.workloads.card import Provenance
+from repro.workloads.draws import ArrivalConfig
 
 _SEARCHED = "is for the search to set: leave it out"
 SET_HERE: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("deployment", "num_gpus", "num_instances", "planning_rate", "transient", "arrivals", "tune"), _SEARCHED
-    ),
+    **dict.fromkeys(("deployment", "num_gpus", "num_instances", "planning_rate", "transient", "tune"), _SEARCHED),
     "num_prompts": "is for --num-prompts to set, or the search: leave it out",
     **dict.fromkeys(("slo_ttft_s", "slo_itl_s"), "is for --slo to set: leave it out"),
     **dict.fromkeys(("workload", "dataset_path", "dataset_source"), "is for --workload to set: leave it out"),
-    **{name: f"is for --{name.replace('_', '-')} to set: leave it out" for name in ("columns", "time_unit", "sort")},
+    **{
+        name: f"is for --{name.replace('_', '-')} to set: leave it out"
+        for name in ("columns", "time_unit", "sort", "arrivals")
+    },
 }
 """Knobs that the question or the search sets, or that would make its rates others, and what is said of each."""
 
@@ -117,6 +119,8 @@ class Site(ABC):
 
     def of_size(self, gpus: int, rate: float | None, num_prompts: int | None) -> Self:
         """With as many requests as are asked for, or as so many GPUs, or the rate, make worth it."""
+        if num_prompts is None and self.is_replayed:
+            num_prompts = self.most_prompts
         if num_prompts is None:
             num_prompts = self._num_prompts(self.ranked(gpus, None).start if rate is None else rate)
         return replace(self, cell=self._cell([("num_prompts", num_prompts)]))
@@ -131,8 +135,15 @@ class Site(ABC):
 
     @property
     def most_prompts(self) -> int:
-        """Most sessions, or turns, of a run where no number is asked for."""
+        """Most sessions, or turns, of a run where no number is asked for; all of a file that is replayed."""
+        if self.is_replayed:
+            return round(sum(len(each.rounds) for each in self.sessions) / self.rounds_per_prompt)
         return self._num_prompts(math.inf)
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether arrivals are a file's own, at its times stretched to the rate."""
+        return self.cell.knob_values.get("arrivals") == "trace"
 
     def _cell(self, knobs: Iterable[tuple[str, Scalar]], **changes: Any) -> Cell:
         return replace(self.cell, knobs=tuple((self.cell.knob_values | dict(knobs)).items()), **changes)
@@ -229,6 +240,8 @@ _BUSY = 0.7
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSite(Site):
+    window_s: tuple[float, float] | None = None
+    """Only sessions that arrive from one time until before the other are served; None: all."""
     unit = "sessions/s"
     least_prompts = 2
 
@@ -256,6 +269,11 @@ class ClusterSite(Site):
     @cached_property
     def sessions(self) -> tuple[Session, ...]:
         return sessions_of(self._settings.workload).sessions
+
+    @property
+    def own_times(self) -> tuple[Session, ...]:
+        """Sessions at the times of their file, in seconds from the first one."""
+        return sessions_of(replace(self._settings.workload, arrivals=ArrivalConfig(kind="trace"))).sessions
 
     @cached_property
     def alone_s(self) -> float:
@@ -419,22 +437,27 @@ class ClusterSite(Site):
     def run(self, plan: Plan, rate: float, seed: int) -> Sample:
         deployment = self._prepared(plan.knobs, rate, seed)
         sessions = sessions_of(deployment.settings.workload).sessions
+        if self.window_s is not None:
+            begin_s, end_s = self.window_s
+            sessions = tuple(each for each in sessions if begin_s <= each.arrival_s < end_s)
         cluster: Cluster = deployment.cluster()
         run = cluster.simulate(OpenLoop(sessions=sessions), seed=seed, stop=StopRule(max_live_sessions=_MOST_LIVE))
-        return sample_of(run, self.objectives)
+        return sample_of(run, self.objectives, is_whole=self.is_replayed)
 
 
 def _knobs(deployment: Deployment) -> Knobs:
     return (("num_gpus", deployment.gpus), ("deployment", str(deployment)))
 
 
-def sample_of(run: ClusterRun, objectives: Sequence[Objective]) -> Sample:
-    """By round, of those that are ready in the second half of the arrivals: the first fills the workers. A run that was given up, or
-    whose prefills had less time than they took, is none that could go on."""
+def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: bool = False) -> Sample:
+    """By round, of those that are ready in the second half of the arrivals: the first fills the workers; of all where ``is_whole``. A
+    run that was given up, or whose prefills had less time than they took, is none that could go on."""
     seen = observe(run)
     ready_s, finished_s = (np.asarray(run.rounds[name], dtype=np.float64) for name in ("ready_s", "finished_s"))
     first_s, last_s = run.sessions["arrival_s"][0], run.sessions["arrival_s"][-1]
     counts = (ready_s >= first_s + WARM_UP * (last_s - first_s)) & (ready_s <= last_s)
+    if is_whole:
+        counts = np.ones(len(ready_s), dtype=np.bool_)
     row, gap_s, tokens = run.gaps
     by_round: Mapping[str, Floats] = {
         "ttft": seen.ttft_s,

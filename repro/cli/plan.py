@@ -6,16 +6,16 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import typer
 
 from engines.cost.roofline import Gpu
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.errors import UserError, require
-from engines.knobs import Checked, Memory, Range, given_to
+from engines.knobs import Checked, Memory, Needs, Range, given_to
 from engines.models.shape import DIFFUSION, LLADA_8B, ModelShape
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, of_platform
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from engines.policies.views import Slo
     from repro.capacity.answers import Answer
     from repro.capacity.objectives import Objective
+    from repro.capacity.question import Question, Sizes
+    from repro.capacity.sites import Site
     from repro.reports.memory import PlanCase
     from repro.workloads.sessions import SessionCard, SessionWorkloadConfig
 
@@ -320,6 +322,17 @@ CapacityPlot = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
+class Searched(Checked):
+    panel: ClassVar[str] = opt.ENGINE
+    num_prompts: Annotated[int, Range(1, 10**5)] | None = None
+    """Sessions, or turns, of a run [default: more for more GPUs]."""
+    seeds: Annotated[int, Range(1, 20)] | None = None
+    """Seeds whose rounds are judged together; all rates and plans have the same [default: 3, of --arrivals trace 1]."""
+    resolution: Annotated[float, Range(0.005, 0.5)] = 0.05
+    """A rate is served where this much more is not."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CapacityGoal(Checked):
     panel: ClassVar[str] = opt.WHAT
     workload: str
@@ -331,6 +344,10 @@ class CapacityGoal(Checked):
     """Unit of the file's times, where its columns do not say it: s, ms, us or ns."""
     sort: bool = False
     """Sort the file's rows by their times."""
+    arrivals: Literal["poisson", "trace"] = "poisson"
+    """poisson, or trace: the file's own times, stretched to the rate."""
+    autoscale: Annotated[float, Range(above=0, most=168), Needs(arrivals="trace")] | None = None
+    """Hours of a step: says the fewest GPUs that serve the file at its own times, and those that each step needs."""
     slo: str
     """Objectives: metric, percentile and limit in ms, like 'ttft:p95:2000 itl:p95:50'. Metrics are ttft and e2el of a round, itl-request
     (or tpot), its mean gap between tokens, and itl-gap (or itl), every gap."""
@@ -366,16 +383,26 @@ class CapacityGoal(Checked):
             found |= dict.fromkeys([where] if where else platforms, price)
         return found
 
+    def question(self, charged: opt.Charged, searched: Searched, knobs: Sequence[str]) -> Question:
+        from repro.capacity.question import Question
 
-@dataclass(frozen=True, kw_only=True)
-class Searched(Checked):
-    panel: ClassVar[str] = opt.ENGINE
-    num_prompts: Annotated[int, Range(1, 10**5)] | None = None
-    """Sessions, or turns, of a run [default: more for more GPUs]."""
-    seeds: Annotated[int, Range(1, 20)] = 3
-    """Seeds whose rounds are judged together; all rates and plans have the same."""
-    resolution: Annotated[float, Range(0.005, 0.5)] = 0.05
-    """A rate is served where this much more is not."""
+        given = opt.given(model=self.model) | charged.charged
+        return Question(
+            systems=self.system or ["dynamo-sim", "vllm-sim"],
+            platforms=self.platform or ["h200"],
+            workload=self.workload,
+            dataset=self.dataset_name,
+            file_knobs={
+                "columns": self.columns,
+                "time_unit": self.time_unit,
+                "sort": self.sort or None,
+                "arrivals": "trace" if self.arrivals == "trace" else None,
+            },
+            slo=self.slo,
+            knobs=given | opt.parse_knobs(knobs, given),
+            num_prompts=searched.num_prompts,
+            num_seeds=searched.seeds or (1 if self.arrivals == "trace" else 3),
+        )
 
 
 def capacity(
@@ -389,52 +416,96 @@ def capacity(
 ) -> None:
     """The largest rate that deployments serve under objectives, or the fewest GPUs for a rate. Simulated."""
     from repro.capacity.answers import Search
-    from repro.capacity.question import Question, parse_sizes
+    from repro.capacity.question import parse_sizes
 
-    sizes = parse_sizes(options.gpus)
-    given = opt.given(model=options.model) | charged.charged
-    platforms = options.platform or ["h200"]
-    prices = {platform_of(name).name: price for name, price in options.prices(platforms).items()}
-    question = Question(
-        systems=options.system or ["dynamo-sim", "vllm-sim"],
-        platforms=platforms,
-        workload=options.workload,
-        dataset=options.dataset_name,
-        file_knobs={"columns": options.columns, "time_unit": options.time_unit, "sort": options.sort or None},
-        slo=options.slo,
-        knobs=given | opt.parse_knobs(knob or (), given),
-        num_prompts=searched.num_prompts,
-        num_seeds=searched.seeds,
-    )
+    sizes, question = parse_sizes(options.gpus), options.question(charged, searched, knob or ())
+    prices = {platform_of(name).name: price for name, price in options.prices(question.platforms).items()}
     objectives = question.objectives()
     if plot is not None:
         check_plot(plot, options.workload, *(options.platform or ()))
     check_regular("workload", Path(options.workload))
     with readable("workload", question.path, [] if options.dataset_name is None else [options.dataset_name]):
         sites = question.sites(sizes)
-    search = Search(question=question, sizes=sizes, rate=options.rate, resolution=searched.resolution)
+    rate = options.rate if options.autoscale is None else _own_rate(sites, options)
+    search = Search(question=question, sizes=sizes, rate=rate, resolution=searched.resolution)
     with counting("deployments") as advance:
         answers = search.answers(sites, advance)
     if question.is_given:
-        say(answers[0].site.provenance.description, file=sys.stderr)
+        site = answers[0].site
+        as_served = replace(site, cell=replace(site.cell, rate=answers[0].rate or site.cell.rate))
+        say(as_served.provenance.description, file=sys.stderr)
     rows = [_answer_row(answer, objectives, prices.get(answer.site.cell.platform)) for answer in answers]
     about = {
         "workload": options.workload,
         "slo": " ".join(map(str, objectives)),
         "unit": sites[0].unit,
-        "seeds": searched.seeds,
+        "seeds": question.num_seeds,
+        "arrivals": options.arrivals,
         "resolution": searched.resolution,
     }
     notes = _capacity_notes(answers, rows, options)
+    steps = _stepped(answers, rows, sizes, options.autoscale, notes) if options.autoscale is not None else []
     if json:
         print_json({**about, "answers": rows, "notes": notes})
     else:
         _print_answers(rows, about, sites[0].hardware()[0].name, objectives)
+        if steps:
+            print_table("GPUs by step", tuple(steps[0]), [tuple(each.values()) for each in steps])
         for line in notes:
             say(line)
     if plot is not None and rows:
         drawn = save_capacity_plot(plot, f"{Path(options.workload).name}: {about['slo']}", rows, sites[0].unit)
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+
+
+def _own_rate(sites: Sequence[Site], options: CapacityGoal) -> float:
+    """Sessions/s of the file's own times."""
+    from repro.capacity.sites import ClusterSite
+
+    require(
+        options.rate is None,
+        f"rate={options.rate} has no effect with autoscale, which serves a file at its own times: leave it out",
+    )
+    site = sites[0]
+    if not isinstance(site, ClusterSite):
+        raise UserError(f"autoscale={options.autoscale:g} is for sessions, not for turns: leave it out")
+    times = [each.arrival_s for each in site.own_times]
+    require(
+        len(times) > 1 and times[-1] > 0,
+        f"autoscale={options.autoscale:g} needs times that differ: give a file of a day",
+    )
+    return (len(times) - 1) / times[-1]
+
+
+def _stepped(
+    answers: Sequence[Answer], rows: Sequence[dict[str, Any]], sizes: Sizes, hours: float, notes: list[str]
+) -> list[dict[str, str]]:
+    """Adds what each step needs to the rows, and what that spares to the notes; rows of a table by step."""
+    from repro.capacity.readings import stepped
+
+    table: dict[float, dict[str, str]] = {}
+    for answer, row in zip(answers, rows, strict=True):
+        if answer.plan is None:
+            continue
+        found = stepped(answer, sizes.fitting(answer.site), hours)
+        where = f"{row['system']}, {row['platform']}"
+        fixed, in_steps = found.gpu_hours
+        row |= {"steps": found.steps, "fixed_gpu_hours": fixed, "stepped_gpu_hours": in_steps}
+        spared = 100 * (1 - in_steps / fixed)
+        notes.append(
+            f"{where}: {answer.gpus} GPUs all the time take {fixed:.4g} GPU h, steps of {hours:g} h {in_steps:.4g} ({spared:.0f} % fewer)"
+        )
+        for step in found.steps:
+            line = table.setdefault(
+                step["begin_h"],
+                {
+                    "from h": f"{step['begin_h']:g}",
+                    "sessions": str(step["sessions"]),
+                    "sessions/s": f"{step['rate']:.3g}",
+                },
+            )
+            line[where] = "-" if step["gpus"] is None else str(step["gpus"])
+    return list(table.values())
 
 
 def _answer_row(answer: Answer, objectives: Sequence[Objective], price: float | None) -> dict[str, Any]:
@@ -538,8 +609,9 @@ def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]]
         )
     if bursts:
         told = ", ".join(f"{where} {times:.1f}" for where, (times, _) in bursts.items())
+        most = max(num for _, num in bursts.values())
+        mend = "" if options.arrivals == "trace" else f": --num-prompts {most} mends it"
         said.append(
-            f"arrivals last fewer than {LASTING} times as long as a session ({told}), so these rates are bursts' and too "
-            f"high: --num-prompts {max(num for _, num in bursts.values())} mends it"
+            f"arrivals last fewer than {LASTING} times as long as a session ({told}), so these rates are bursts' and too high{mend}"
         )
     return said

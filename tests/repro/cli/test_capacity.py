@@ -68,6 +68,49 @@ def test_a_price_that_is_none_is_refused(own, price):
     assert (result.code, "gpu_price=" in result.err) == (2, True)
 
 
+@pytest.fixture
+def bursty(tmp_path):
+    """A hundred seconds with one session a second, but ten a second in the middle fifth."""
+    times = [*range(40), *(40 + n / 10 for n in range(200)), *range(60, 100)]
+    path = tmp_path / "bursty.jsonl"
+    path.write_text("".join(json.dumps({"arrival_s": at, "rounds": [[3000, 60]]}) + "\n" for at in times))
+    return path
+
+
+def of_times(workload, *options, gpus="2"):
+    found = repro(
+        *("capacity", "--workload", workload, "--slo", "ttft:p95:2000 itl-request:p95:50", "--gpus", gpus, "--json"),
+        *("--resolution", "0.2", "--system", "vllm-sim", *options),
+    )
+    assert found.code == 0, found.err
+    return json.loads(found.out)
+
+
+def test_a_file_s_own_bursts_take_more_than_their_mean(bursty):
+    (own,), (poisson,) = (of_times(bursty, "--arrivals", kind)["answers"] for kind in ("trace", "poisson"))
+    assert own["rate"] < 0.7 * poisson["rate"]
+    assert own["num_prompts"] == 280
+
+
+def test_steps_need_what_their_own_arrivals_do(bursty):
+    found = of_times(bursty, "--arrivals", "trace", "--autoscale", str(20 / 3600), gpus="1..16")
+    (row,) = found["answers"]
+    assert row["rate"] == pytest.approx(279 / 99)
+    steps = row["steps"]
+    assert [each["sessions"] for each in steps] == [20, 20, 200, 20, 20]
+    assert [each["rate"] for each in steps[:4]] == pytest.approx([1, 1, 10, 1])
+    assert steps[2]["gpus"] == row["gpus"] > steps[0]["gpus"] == steps[4]["gpus"]
+    assert row["fixed_gpu_hours"] == pytest.approx(row["gpus"] * 99 / 3600)
+    assert row["stepped_gpu_hours"] == pytest.approx(sum(each["gpus"] * each["hours"] for each in steps))
+    assert any("% fewer" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("options", [(), ("--arrivals", "trace", "--rate", "3"), ("--system", "laps")])
+def test_steps_are_of_a_file_s_own_times_of_sessions(bursty, options):
+    result = asked(bursty, "--autoscale", "1", *options, slo="ttft:p95:2000")
+    assert (result.code, "autoscale" in result.err) == (2, True)
+
+
 def test_a_rate_asks_for_the_fewest_gpus(own):
     found = json.loads(asked(own, "--json", "--rate", "4", gpus="1..16").out)["answers"]
     gpus = [row["gpus"] for row in found]
