@@ -6,10 +6,11 @@ the committed rows of ``FITTED_ON``, and all other rows are predictions.
 """
 
 import csv
+import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -20,9 +21,11 @@ import numpy as np
 import pandas as pd
 
 from engines.cluster.sessions import Prefix
+from engines.cost.kernels import Composed, kernels_of
+from engines.cost.roofline import Gpu, Roofline, StepWork, gpu
 from engines.errors import UserError, require
 from engines.knobs import Checked, Count, Tokens
-from engines.models.shape import CATALOGUE, ModelShape, Precision
+from engines.models.shape import CATALOGUE, LLADA_8B, ModelShape, Precision, ReadShape
 from repro.families.cluster.system import shape_named
 from repro.files import replace_text
 from repro.paths import COMMITTED
@@ -348,8 +351,123 @@ def peers(folder: Path | None = None) -> dict[str, dict[str, Error]]:
     }
 
 
-def save(held: Sequence[Held], groups: Mapping[str, Mapping[str, Error]], folder: Path) -> list[Path]:
-    """Writes ``truth.csv``, a row an experiment, and ``errors.csv``, a row a simulator and metric."""
+# -- numbers that others state ----------------------------------------------------------------------------
+
+STATED_BY = ("vllm", "trtllm")
+"""Frameworks whose tabled kernels a stated number is held against."""
+_NEAR = 1.15
+"""Times our speed that a stated one may be: prompts and lengths are not all stated."""
+
+
+def _gemma(precision: str) -> list[tuple[int, ModelShape]]:
+    """Sliding and full layers of DiffusionGemma 26B-A4B: tokens before a canvas that they see, and their shape."""
+    told = json.loads((MEASURED / "diffusion-gemma.json").read_text(encoding="utf-8"))
+    shared = told["all"] | {"precision": precision}
+    return [(each.pop("sees"), ReadShape(**shared, **each)) for each in told["layers"]]
+
+
+def _forwards(row: Mapping[str, str]) -> Iterator[tuple[float, ModelShape, StepWork]]:
+    """How often each forward runs on a card, and what it asks of the layers of one shape."""
+    names = ("gpus", "answers", "requests", "prompt", "canvas", "canvases", "forwards")
+    gpus, answers, requests, prompt, canvas, canvases, forwards = (int(row[name]) for name in names)
+    if row["model"] == "llada":
+        # No cache: every forward has all rows, and logits of each.
+        rows = prompt + canvas
+        yield answers / gpus * forwards, LLADA_8B, _packed(requests, rows, 0, 1.0, heads=1)
+        return
+    for place, (window, shape) in enumerate(_gemma(row["precision"])):
+        yield 1, shape, _packed(1, prompt, 0, min(0.5, window / max(1, prompt)))
+        for done in range(canvases):
+            seen = min(prompt + done * canvas, window)
+            # Logits, and the embedding of what they say, which is a product as large.
+            yield forwards, shape, _packed(1, canvas, seen, 1.0, heads=0 if place else 2)
+            yield 1, shape, _packed(1, canvas, seen, 0.5)
+
+
+def _packed(requests: int, rows: int, seen: int, share: float, heads: int = 0) -> StepWork:
+    """``rows`` of each request attend to ``seen`` cached ones and to a ``share`` of each other."""
+    return StepWork(
+        query_rows=requests * rows,
+        attention_pairs=round(requests * rows * (seen + share * rows)),
+        logit_rows=heads * requests * rows,
+        logit_chunks=max(1, heads),
+        kv_read_rows=requests * (seen + rows),
+        kv_written_rows=requests * rows,
+        num_sequences=requests,
+    )
+
+
+def _kernels_s(shape: ModelShape, card: Gpu, framework: str, work: StepWork) -> float:
+    """Attention of heads that no table has takes what the datasheet says."""
+    untabled_s = 0.0
+    if shape.head_dim > 128:
+        untabled_s = work.attention_pairs * shape.attention_flops_per_pair / card.peak_flops
+        work = work._replace(attention_pairs=0)
+    return math.fsum(Composed(kernels_of(shape, card, framework)).parts(work)) + untabled_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stated:
+    """A number that somebody states: at the datasheet's peaks, and by each framework's tabled kernels."""
+
+    row: Mapping[str, str]
+    datasheet: float
+    kernels: Mapping[str, float]
+
+    def speed_over(self, ours: float) -> float:
+        """The stated speed over ours; times are slower where they are longer."""
+        value = float(self.row["value"])
+        return value / ours if self.row["unit"] == "tok/s" else ours / value
+
+    @property
+    def of_kernels(self) -> float:
+        """The stated speed over that of the fastest kernels."""
+        return min(map(self.speed_over, self.kernels.values()))
+
+    @property
+    def shown(self) -> dict[str, object]:
+        """A row of ``stated.csv``."""
+        told = {name: self.row[name] for name in ("claim", "source", "condition", "value", "unit")}
+        ours = {name: f"{each:.4g}" for name, each in {"datasheet": self.datasheet, **self.kernels}.items()}
+        judged = {"of_kernels": f"{self.of_kernels:.2f}", "role": self.row["role"], "verdict": self.verdict}
+        return told | ours | judged
+
+    @property
+    def verdict(self) -> str:
+        if self.speed_over(self.datasheet) > 1:
+            return "cannot be"
+        return "can be" if self.of_kernels <= _NEAR else "not by these kernels"
+
+
+def stated() -> list[Stated]:
+    """Every committed claim; nothing of ours was fitted to one."""
+    return [_stated(row) for row in _rows(MEASURED, "claims.csv")]
+
+
+def _stated(row: Mapping[str, str]) -> Stated:
+    card, forwards = gpu(row["gpu"]), [each for each in _forwards(row) if each[2].query_rows]
+    # In FP8 arithmetic is twice as fast.
+    fastest = card if row["precision"] == "bf16" else replace(card, bf16_tflops=2 * card.bf16_tflops)
+    tokens = int(row["requests"]) * int(row["canvas"]) * int(row["canvases"])
+
+    def value(seconds: Iterable[float]) -> float:
+        total_s = math.fsum(seconds)
+        return {"tok/s": tokens / total_s, "h": total_s / 3600, "ms": 1e3 * total_s}[row["unit"]]
+
+    return Stated(
+        row=row,
+        datasheet=value(num * Roofline(shape, fastest).lower_bound_s(work) for num, shape, work in forwards),
+        kernels={
+            name: value(num * _kernels_s(shape, card, name, work) for num, shape, work in forwards)
+            for name in STATED_BY
+        },
+    )
+
+
+def save(
+    held: Sequence[Held], groups: Mapping[str, Mapping[str, Error]], claims: Sequence[Stated], folder: Path
+) -> list[Path]:
+    """Writes ``truth.csv``, a row an experiment, ``errors.csv``, a row a simulator and metric, and ``stated.csv``, a row a claim."""
     rows = []
     for each in held:
         role = "fitted" if each.is_fitted else "predicted"
@@ -371,4 +489,6 @@ def save(held: Sequence[Held], groups: Mapping[str, Mapping[str, Error]], folder
         for metric, each in found.items()
     ]
     contents = {folder / "truth.csv": rows, folder / "errors.csv": sums}
+    if claims:
+        contents[folder / "stated.csv"] = [each.shown for each in claims]
     return [replace_text(path, pd.DataFrame(each).to_csv(index=False)) for path, each in contents.items()]

@@ -263,14 +263,15 @@ TRUTH = "truth"
 
 
 def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
-    from repro.truth import METRICS, by_group, hold, peers, save
+    from repro.truth import METRICS, by_group, hold, peers, save, stated
 
     writable_folder("out_dir", out)
     others = peers(folder)
     with counting("simulating measured experiments:") as advance:
         held = hold(folder, advance)
     groups = {**by_group(held), **others}
-    files = save(held, groups, out)
+    claims = stated() if folder is None else []
+    files = save(held, groups, claims, out)
     if json:
         rows = [
             {
@@ -283,7 +284,8 @@ def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
             for each in held
         ]
         errors = {name: {metric: each._asdict() for metric, each in found.items()} for name, found in groups.items()}
-        print_json({"experiments": rows, "errors": errors, "files": [str(file) for file in files]})
+        found = {"experiments": rows, "errors": errors, "stated": [each.shown for each in claims]}
+        print_json({**found, "files": [str(file) for file in files]})
         return
     print_table(
         "Simulated latencies beside measured ones: errors of means, %",
@@ -312,6 +314,10 @@ def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
             for name, found in groups.items()
         ],
     )
+    if claims:
+        columns = ("claim", "value", "unit", "datasheet", "vllm", "trtllm", "of_kernels", "role", "verdict")
+        rows_of = [tuple(str(each.shown[name]) for name in columns) for each in claims]
+        print_table("Numbers that others state, beside ours", columns, rows_of)
     say(f"files: {', '.join(map(str, files))}", "  ")
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 from random import Random
 
+import pandas as pd
 import pytest
 import yaml
 from support.command import refused, repro
@@ -177,6 +178,76 @@ def test_errors_of_other_simulators_are_numbers(tmp_path):
     (tmp_path / "peers.csv").write_text("simulator,metric,error_pct\nother,e2e_mean,large\n")
     with refuses("error_pct='large'"):
         truth.peers(tmp_path)
+
+
+def test_committed_claims_are_judged_as_today():
+    stored = (truth.MEASURED / "stated.csv").read_text()
+    assert pd.DataFrame([each.shown for each in truth.stated()]).to_csv(index=False) == stored
+
+
+def test_claims_are_held_with_the_committed_experiments_alone(tmp_path, monkeypatch):
+    held = truth.hold(folder(tmp_path, ROW))
+    monkeypatch.setattr(truth, "hold", lambda *_: held)
+    own, usual = tmp_path / "own", tmp_path / "usual"
+    shown = json.loads(repro("reproduce truth --json --measured", tmp_path, "--out-dir", own).out)
+    assert shown["stated"] == []
+    assert not (own / "stated.csv").exists()
+    printed = repro("reproduce truth", "--out-dir", usual).out
+    assert (usual / "stated.csv").read_text() == (truth.MEASURED / "stated.csv").read_text()
+    assert "DiffusionGemma, 4,096 in, decode alone" in printed
+
+
+def claim(name):
+    return next(row for row in truth._rows(truth.MEASURED, "claims.csv") if row["claim"] == name)
+
+
+@pytest.mark.parametrize(("name", "faster"), [("DiffusionGemma on H100", 1), ("LLaDA on GSM8K, 256 steps", -1)])
+def test_a_claim_cannot_be_faster_than_the_card(name, faster):
+    """Times are faster where they are shorter."""
+    row = claim(name)
+    found = truth._stated(row)
+    kernels = max(found.kernels.values()) if faster > 0 else min(found.kernels.values())
+    for value, verdict in (
+        (found.datasheet * 1.01**faster, "cannot be"),
+        (found.datasheet * 0.99**faster, "not by these kernels"),
+        (kernels * 1.16**faster, "not by these kernels"),
+        (kernels * 1.14**faster, "can be"),
+        (kernels * 0.5**faster, "can be"),
+    ):
+        assert truth._stated({**row, "value": str(value)}).verdict == verdict
+
+
+def test_a_claim_on_llada_takes_the_steps_of_the_plain_sampler(tmp_path):
+    run = json.loads(
+        repro(
+            "bench --system llada --platform a100 --dataset-name gsm8k --num-prompts 1 --json --result-dir", tmp_path
+        ).out
+    )["runs"][0]
+    row = {**claim("LLaDA on GSM8K, 256 steps"), "gpus": "1", "answers": "1", "unit": "ms"}
+    found = truth._stated({**row, "prompt": f"{run['mean_prompt_tokens']:.0f}"})
+    # The sampler also copies logits.
+    assert found.kernels["vllm"] == pytest.approx(1e3 * run["summary"]["busy_s"], rel=0.01)
+
+
+def test_diffusion_gemma_has_its_published_parameters():
+    layers = [shape for _, shape in truth._gemma("fp8")]
+    embedding = layers[0].vocab_rows * layers[0].d_model
+    stored = sum(shape.streamed_weight_bytes_layers() for shape in layers) + embedding
+    active = sum(shape.linear_flops_per_token for shape in layers) / 2 + embedding
+    assert (stored, active) == (pytest.approx(25.2e9, rel=0.005), pytest.approx(3.8e9, rel=0.01))
+    # K/V of a token: 204,800 bytes on sliding layers, 20,480 on full ones.
+    assert [shape.kv_bytes_per_token for shape in layers] == [204_800, 20_480]
+
+
+def test_each_canvas_is_stored_and_reads_what_came_before():
+    row = {**claim("DiffusionGemma on H100"), "canvases": "2"}
+    full = [work for _, shape, work in truth._forwards(row) if shape.n_layers == 5]
+    assert [work.query_rows for work in full] == [1024, 256, 256, 256, 256]
+    assert [work.kv_read_rows for work in full] == [1024, 1280, 1280, 1536, 1536]
+    assert all(work.logit_rows == 0 for work in full)
+    sliding = [(num, work) for num, shape, work in truth._forwards(row) if shape.n_layers == 25]
+    assert [(num, work.logit_rows) for num, work in sliding] == [(1, 0), (16, 512), (1, 0), (16, 512), (1, 0)]
+    assert {work.kv_read_rows for _, work in sliding[1:]} == {1023 + 256}
 
 
 def test_a_folder_is_of_truth_alone():
