@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from engines.errors import require
-from engines.knobs import Checked, Needs, Range
+from engines.errors import UserError, require
+from engines.knobs import Checked, Needs, Range, knobs_of
 from engines.runtime.step_timer import STEP_PARTS
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, engine_knobs, of_platform
@@ -24,6 +24,7 @@ from repro.families.dllm.settings import default_profile_every
 from repro.families.platforms import DllmPart, Platform
 from repro.families.platforms import platform as platform_of
 from repro.runs.cell import Cell
+from repro.runs.system import settings_of
 from repro.workbench.grid import Grid, grid_of_file, in_turns
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 CPU = "cpu-tiny"
 PROFILE_COLUMNS = {"with a Refresh": ("refresh", "mixed"), "Reuse only": ("reuse",), "all": ("all",)}
 """Title -> the kinds of step in it, as the metric ``profile`` has them."""
+NEEDED = "needed"
 LATENCIES = {"mean": "mean", "longest": "max", "p50": "p50", "p99": "p99"}
 """Name in a plot's CSV -> the part of the latency."""
 
@@ -127,6 +129,63 @@ class Profiled(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Audited:
+    panel: ClassVar[str] = opt.RUNS
+    audit: bool = False
+    """Run each simulated cell once more without each option given for it, and tell which options changed no number."""
+
+    def without_each(self, cells: Sequence[Cell], options: Mapping[str, Any]) -> Mapping[tuple[Cell, str], Cell | str]:
+        """By cell of the first seed and option: the cell as it would be without, or why there is none."""
+        found: dict[tuple[Cell, str], Cell | str] = {}
+        for cell in cells if self.audit else ():
+            require(
+                cell.executor == "roofline",
+                f"audit compares numbers exactly, and executor={cell.executor!r} measures: use --executor roofline",
+            )
+            for name in options if cell.seed == cells[0].seed else ():
+                found[cell, name] = _without(cell, name, options)
+        return found
+
+
+def _without(cell: Cell, name: str, options: Mapping[str, Any]) -> Cell | str:
+    from repro.runs.experiment import prepare
+
+    values = {each: value for each, value in cell.knob_values.items() if each in options}
+    if name not in values:
+        return "not read by this system"
+    if values.pop(name) in _usual_values(cell, name):
+        return "equal to the default"
+    fields = {each: (getattr(cell, each),) for each in ("system", "platform", "executor", "rate", "seed")}
+    dataset = () if "workload" in values else (cell.dataset,)
+    try:
+        grid = Grid(**fields, dataset=dataset, knobs={each: (value,) for each, value in values.items()})
+        return prepare(grid.cells()[0]).cell
+    except UserError as error:
+        return f"{NEEDED}: {error}"
+
+
+def _usual_values(cell: Cell, name: str) -> list[Any]:
+    """Values that an option has by default: its field's, and the platform's."""
+    own = [knobs_of(kind)[name].default for kind in settings_of(cell.system) if name in knobs_of(kind)]
+    return [*own, *(getattr(part, name, None) for part in platform_of(cell.platform).parts)]
+
+
+def _audit_rows(runs: Sequence[StoredRun], less: Mapping[tuple[Cell, str], Cell | str]) -> list[dict[str, str]]:
+    """One for each option that changed no number of any of a system's cells, with the reason."""
+    from repro.runs.experiment import prepare
+
+    summaries = {run.cell.key: run.summary for run in runs}
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for (cell, name), other in less.items():
+        if isinstance(other, Cell):
+            with_it, without = (summaries.get(each.key) for each in (prepare(cell).cell, other))
+            other = "same numbers without it" if with_it is not None and with_it == without else NEEDED
+        reasons.setdefault((name, cell.system), []).append(other)
+    found = {key: told[0] for key, told in reasons.items() if not any(each.startswith(NEEDED) for each in told)}
+    return [{"option": name, "system": system, "why": why} for (name, system), why in found.items()]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Repeated(Checked):
     panel: ClassVar[str] = opt.RUNS
     repeats: Annotated[int, Range(1, 1000)] | None = None
@@ -147,6 +206,7 @@ def bench(
     stored: opt.Stored,
     placement: opt.Placement,
     profiled: Profiled,
+    audited: Audited,
     output: opt.Output,
 ) -> None:
     """Run systems on a workload; the same command again continues, and reuses what is done."""
@@ -163,8 +223,13 @@ def bench(
     if output.plot is not None:
         check_plot(output.plot, *grid.files)
 
-    def show(runs: Sequence[StoredRun]) -> list[Path]:
-        _print_or_json(runs, grid.varied, json=output.json)
+    asked = grid.cells()
+    less = audited.without_each(asked, options)
+
+    def show(every: Sequence[StoredRun]) -> list[Path]:
+        others = {each.key for each in less.values() if isinstance(each, Cell)}
+        runs = [run for run in every if run.cell.key not in others] if less else every
+        _print_or_json(runs, grid.varied, _audit_rows(every, less) if audited.audit else None, json=output.json)
         for run in runs if profiled.profile and not output.json else ():
             _print_profile(run)
         if output.plot is None:
@@ -172,7 +237,8 @@ def bench(
         title = f"repro bench on {', '.join(each.title for each in where)}"
         return _save_plot(output.plot, title, runs, grid.varied)
 
-    make_and_show(grid.cells(), stored.store, show, opened, stored, placement, output)
+    cells_to_run = [*asked, *(each for each in less.values() if isinstance(each, Cell))]
+    make_and_show(cells_to_run, stored.store, show, opened, stored, placement, output)
 
 
 def sweep(
@@ -263,11 +329,18 @@ def _readable_data(cells: Sequence[Cell]) -> Iterator[None]:
         yield
 
 
-def _print_or_json(runs: Sequence[StoredRun], varied: Sequence[str], *, json: bool) -> None:
+def _print_or_json(
+    runs: Sequence[StoredRun], varied: Sequence[str], idle: Sequence[Mapping[str, str]] | None = None, *, json: bool
+) -> None:
+    """``idle`` are options that changed no number, where that was asked."""
     if json:
-        print_json({"runs": [run_json(run) for run in runs]})
-    else:
-        print_runs(by_setting(runs), varied)
+        print_json({"runs": [run_json(run) for run in runs]} | ({} if idle is None else {"audit": idle}))
+        return
+    print_runs(by_setting(runs), varied)
+    if idle:
+        print_table("Options that changed no number", tuple(idle[0]), [tuple(each.values()) for each in idle])
+    elif idle is not None:
+        say("every option changed some number")
 
 
 def _save_plot(path: Path, title: str, runs: Sequence[StoredRun], varied: Sequence[str]) -> list[Path]:

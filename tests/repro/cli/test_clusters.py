@@ -61,3 +61,17 @@ def test_bench_takes_clusters_by_name_and_their_own_trace(tmp_path):
     assert all(each["valid"] and each["obtained"] == "composed" for each in runs)
     assert {each["facts"]["attainment_reading"] for each in runs} == {"round/every/p95"}
     assert all(0 <= each["summary"]["slo_attainment"] <= 1 for each in runs)
+
+
+def test_an_audit_tells_the_options_that_changed_no_number_and_why(tmp_path):
+    knobs = ("precision=bf16", "num_gpus=8", "deployment=TP4x2", "slo_scope=session", "max_num_batched_tokens=256")
+    asked = [part for each in (*knobs, "scheduling=chunked") for part in ("--knob", each)]
+    asked += ["--system", "vllm-sim", "--platform", "h20", "--num-prompts", "12", "--request-rate", "2"]
+    found = json.loads(repro("bench", *asked, "--result-dir", str(tmp_path), "--audit", "--json").out)
+    assert len(found["runs"]) == 1
+    assert {each["option"]: each["why"] for each in found["audit"]} == {
+        "precision": "equal to the default",
+        "num_gpus": "same numbers without it",
+    }
+    measured = repro("bench", "--audit", "--executor", "torch", "--num-prompts", "2", "--result-dir", str(tmp_path))
+    assert (measured.code, "audit" in measured.err) == (2, True)
