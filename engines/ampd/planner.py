@@ -11,11 +11,10 @@ Decode is a fixed point: the batch is what the rate of tokens and the time of a 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.cluster.simulation import DecodeSimulation
 from engines.cluster.worker import PrefillWorker
 from engines.cost.roofline import DecodeLine
-from engines.errors import UserError, require
+from engines.errors import require
 from engines.knobs import Checked
 from engines.least_squares import Floats
 from engines.policies.routing import FewestSessions, RemoteOnly
@@ -334,7 +333,6 @@ def _between(points: dict[int, PhaseLatency], k: int) -> PhaseLatency:
 
 Objective = Literal["max", "sum"]
 """max: Z bounds the worst phase, eq. (5). sum: both phases count, as they do for one round end to end."""
-SolverName = Literal["scip", "highs", "enumeration"]
 
 TIE = 1e-4
 """Plans whose objective differs by less than this share are equal to the tie-break."""
@@ -368,13 +366,10 @@ class PlanCounts(NamedTuple):
     decode: Key
 
 
-Solver = Callable[[Program, Sequence[PlanCounts]], PlanCounts | None]
-"""The best choice that is not among those excluded; None where there is none."""
-
-
 def by_enumeration(program: Program, excluded: Sequence[PlanCounts] = ()) -> PlanCounts | None:
-    """Every decode pool that the GPUs left by a prefill pool hold: exact, and the yardstick of the solvers.
+    """The best choice that is not among those excluded; None where there is none.
 
+    Tries every decode pool that the GPUs left by a prefill pool hold, which is as exact as the paper's integer programming.
     Where no GPU idles these are at most as many as there are degrees.
     """
     decodes = list(program.decode)
@@ -417,112 +412,6 @@ def by_enumeration(program: Program, excluded: Sequence[PlanCounts] = ()) -> Pla
     return choice
 
 
-def by_scip(program: Program, excluded: Sequence[PlanCounts] = ()) -> PlanCounts | None:
-    """SCIP through PySCIPOpt (AMPD §6)."""
-    try:
-        from pyscipopt import Model, quicksum
-    except ImportError as error:
-        raise _missing("scip", "pyscipopt") from error
-
-    model = Model()
-    model.hideOutput()
-    z_pre = {key: model.addVar(vtype="B", name=f"pre{key}") for key in program.prefill}
-    z_dec = {key: model.addVar(vtype="B", name=f"dec{key}") for key in program.decode}
-    bound = model.addVar(vtype="C", lb=0, name="Z")
-    tau_pre = quicksum(program.prefill[key] * var for key, var in z_pre.items())
-    tau_dec = quicksum(program.decode[key] * var for key, var in z_dec.items())
-    gpus = quicksum(n * k * var for (n, k), var in (*z_pre.items(), *z_dec.items()))
-    model.addCons(quicksum(z_pre.values()) == 1)
-    model.addCons(quicksum(z_dec.values()) == 1)
-    model.addCons(gpus == program.num_gpus if program.uses_all else gpus <= program.num_gpus)  # C3
-    if program.objective == "max":
-        model.addCons(bound >= tau_pre)  # C1
-        model.addCons(bound >= tau_dec)  # C2
-    else:
-        model.addCons(bound >= tau_pre + tau_dec)
-    for prefill, decode in excluded:
-        if prefill in z_pre and decode in z_dec:
-            model.addCons(z_pre[prefill] + z_dec[decode] <= 1)  # no-good cut
-    model.setObjective(bound)
-    model.optimize()
-    if model.getStatus() != "optimal":
-        return None
-    least = model.getVal(bound)
-    model.freeTransform()
-    model.addCons(bound <= least * (1 + TIE))
-    model.setObjective(
-        quicksum(program.tie_break(key, is_prefill=True, least=least) * var for key, var in z_pre.items())
-        + quicksum(program.tie_break(key, is_prefill=False, least=least) * var for key, var in z_dec.items())
-    )
-    model.optimize()
-    prefill, decode = (max(each, key=lambda key: model.getVal(each[key])) for each in (z_pre, z_dec))
-    return PlanCounts(prefill, decode)
-
-
-def by_highs(program: Program, excluded: Sequence[PlanCounts] = ()) -> PlanCounts | None:
-    """HiGHS through scipy (the solver that AMPD §5 cites). Variables: z_pre, z_dec, Z."""
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-    except ImportError as error:
-        raise _missing("highs", "scipy") from error
-
-    pre, dec = list(program.prefill), list(program.decode)
-    tau_pre = np.array([program.prefill[key] for key in pre])
-    tau_dec = np.array([program.decode[key] for key in dec])
-    gpus = np.array([n * k for n, k in (*pre, *dec)])
-    no_pre, no_dec, of_z = np.zeros(len(pre)), np.zeros(len(dec)), np.ones(1)
-
-    def row(left: Floats, right: Floats, z: float = 0.0) -> Floats:
-        return np.concatenate([left, right, z * of_z])
-
-    rows = [row(no_pre + 1, no_dec), row(no_pre, no_dec + 1), row(gpus[: len(pre)], gpus[len(pre) :])]  # C3
-    low = [1.0, 1.0, program.num_gpus if program.uses_all else 0.0]
-    high = [1.0, 1.0, program.num_gpus]
-    bounds = [row(tau_pre, no_dec, -1), row(no_pre, tau_dec, -1)] if program.objective == "max" else []  # C1, C2
-    for bound in bounds or [row(tau_pre, tau_dec, -1)]:
-        rows.append(bound)
-        low.append(-np.inf)
-        high.append(0.0)
-    for prefill, decode in excluded:
-        if prefill in program.prefill and decode in program.decode:  # no-good cut
-            rows.append(row(np.array([key == prefill for key in pre]), np.array([key == decode for key in dec])))
-            low.append(-np.inf)
-            high.append(1.0)
-
-    def solve(objective: Floats, z_limit: float) -> Floats | None:
-        result = milp(
-            objective,
-            constraints=LinearConstraint(np.array(rows, dtype=np.float64), low, high),
-            integrality=row(no_pre + 1, no_dec + 1),
-            bounds=Bounds(np.zeros(len(objective)), row(no_pre + 1, no_dec + 1, z_limit)),
-        )
-        return result.x if result.success else None
-
-    first = solve(row(no_pre, no_dec, 1), np.inf)
-    if first is None:
-        return None
-    least = float(first[-1])
-    ties = row(
-        np.array([program.tie_break(key, is_prefill=True, least=least) for key in pre]),
-        np.array([program.tie_break(key, is_prefill=False, least=least) for key in dec]),
-    )
-    second = solve(ties, least * (1 + TIE))
-    if second is None:
-        return None
-    return PlanCounts(pre[int(np.argmax(second[: len(pre)]))], dec[int(np.argmax(second[len(pre) : -1]))])
-
-
-SOLVERS: Mapping[SolverName, Solver] = MappingProxyType(
-    {"scip": by_scip, "highs": by_highs, "enumeration": by_enumeration}
-)
-
-
-def _missing(solver: str, package: str) -> UserError:
-    return UserError(
-        f"solver={solver!r}: {package} is not installed: pip install '.[planner]', or use solver='enumeration', which is as exact"
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlannerConfig(Checked):
     """What the paper leaves open, and our choices; none was chosen by Table 2 or Figure 4."""
@@ -533,8 +422,6 @@ class PlannerConfig(Checked):
     uses_all: bool = True
     method: Method | None = None
     """None: direct simulation for small clusters, closed forms for large ones."""
-    solver: SolverName = "enumeration"
-    """All are exact. Enumeration needs nothing installed, so that every machine plans alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -544,7 +431,6 @@ class Plan:
     """Z."""
     prefill: PhaseLatency
     decode: PhaseLatency
-    solver: SolverName
 
 
 def plan(
@@ -575,7 +461,7 @@ def solve(table: Coefficients, num_gpus: int, *, top: int = 1, config: PlannerCo
     )
     found: list[PlanCounts] = []
     while len(found) < top:
-        choice = SOLVERS[config.solver](program, found)
+        choice = by_enumeration(program, found)
         if choice is None:
             break
         found.append(choice)
@@ -585,7 +471,6 @@ def solve(table: Coefficients, num_gpus: int, *, top: int = 1, config: PlannerCo
             value=program.value(prefill, decode),
             prefill=table.prefill[prefill],
             decode=table.decode[decode],
-            solver=config.solver,
         )
         for prefill, decode in found
     )

@@ -32,7 +32,6 @@ DECISIONS = {
 }
 METHODS = {"direct": "direct simulation", "cached": "interpolated", "closed": "closed forms"}
 MARKERS = ("o", "s", "^", "v")
-SOLVERS = {"enumeration": "enumeration of all plans", "scip": "SCIP", "highs": "HiGHS"}
 COLUMNS: Columns[StoredRun] = {
     "seed": lambda run: run.cell.seed,
     "coefficients_s": Measure(path="coefficients_s"),
@@ -73,7 +72,6 @@ def page(runs: Runs) -> Page:
     paper, mark = printed(), Look(color="black", marker="D")
     marks = [Mark(label="paper", place=num, value=paper[num], look=mark) for num in GPUS]
     repeats = f"{len(runs.view.seeds)} samples of sessions: geometric mean, and bars for its 95 % interval (Student's t of the logarithms)."
-    solvers = " and ".join(sorted({SOLVERS[run.facts["solver"]] for run in runs.all}))
     return Page(
         csv=Table(
             columns=("gpus", *COLUMNS, "paper_s", "obtained", "valid"),
@@ -94,7 +92,7 @@ def page(runs: Runs) -> Page:
             ],
             caption=[
                 f"Measured: processor seconds of one process on {machines(runs)}, for the coefficients and for the integer program, solved by "
-                f"{solvers}. {runs.view.obtained.capitalize()}: the cluster and its sessions.",
+                f"enumeration of all plans. {runs.view.obtained.capitalize()}: the cluster and its sessions.",
                 "Direct simulation of every pool up to 32 GPUs, interpolated up to 64, closed forms beyond.",
                 repeats,
                 "The paper names neither its processor nor its simulator.",

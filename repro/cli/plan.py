@@ -198,8 +198,6 @@ class SolverOptions(Checked):
     panel: ClassVar[str] = opt.ENGINE
     method: str | None = None
     """Coefficients: direct, cached or closed [default: by the number of GPUs]."""
-    solver: str = "enumeration"
-    """enumeration, or scip or highs where '.[planner]' is installed; all are exact."""
     top: int = 3
     """Plans to show."""
 
@@ -250,7 +248,7 @@ def plan_cluster(
     if json:
         how = {
             "constants": found.constants,
-            "solver": found.plans[0].solver,
+            "solver": "enumeration",
             "performance_model_error": found.performance.max_error,
             "profile_seconds": found.profile_s,
             "plan_seconds": found.plan_s,
@@ -270,7 +268,7 @@ def plan_cluster(
             f"no split meets both objectives at P95: the best is {best.value:.3g} times over; lower the rate or add GPUs"
         )
     say(
-        f"planned in {found.plan_s:.2f} s ({best.solver}), after {found.profile_s:.2f} s of profiling (worst fit error "
+        f"planned in {found.plan_s:.2f} s, after {found.profile_s:.2f} s of profiling (worst fit error "
         f"{100 * found.performance.max_error:.1f} %)"
     )
 
@@ -288,7 +286,7 @@ def _planned(
     from repro.families.cluster.ampd_settings import hardware_of, performance_of, profiled_context, sessions_of
     from repro.workloads.sessions import load_session_card
 
-    config = PlannerConfig(method=solved.method, solver=solved.solver)  # type: ignore[arg-type]
+    config = PlannerConfig(method=solved.method)  # type: ignore[arg-type]
     workload, gpus = sample.workload(load_session_card(options.trace), options.gpus, rate), options.gpus
     with readable("trace-path", sample.trace_path, [options.trace]):
         drawn = sessions_of(workload)

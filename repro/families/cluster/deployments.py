@@ -2,7 +2,7 @@
 
 import re
 
-from engines.ampd.planner import Plan, PlannerConfig, PlanningWorkload, coefficients, plan, solve
+from engines.ampd.planner import Plan, PlanningWorkload, coefficients, plan, solve
 from engines.cluster.hardware import Deployment, Pool, replications
 from engines.errors import UserError, require
 from repro.families.cluster.ampd_settings import Ground
@@ -54,7 +54,7 @@ def splits(ground: Ground, most: int) -> tuple[Deployment, ...]:
     workload = PlanningWorkload(sessions=ground.sampled(rate=rate).sessions, rate=rate, slo=ground.slo)
     degrees = ground.hardware.degrees(min_kv_tokens=ground.sampled().longest_tokens)
     table = coefficients(ground.performance, workload, degrees, ground.num_gpus, "closed")
-    found = _some(solve(table, ground.num_gpus, top=most, config=PlannerConfig(solver="enumeration")), ground)
+    found = _some(solve(table, ground.num_gpus, top=most), ground)
     likely = tuple(each.deployment for each in found)
     even = even_split(ground.num_gpus, degrees)
     return likely if even is None or even in likely else (*likely[: most - 1], even)

@@ -109,7 +109,7 @@ class Planning:
                     "plans": plans,
                     "num_gpus": ground.num_gpus,
                     "method": self.method or default_method(ground.num_gpus),
-                    "solver": found[0].solver if found else None,
+                    "solver": "enumeration" if found else None,
                     "performance_model_error": model.max_error,
                 },
             },

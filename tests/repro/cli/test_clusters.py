@@ -11,7 +11,7 @@ PLAN = ("plan-cluster", "--model", "Llama-3.1-70B", "--trace", "dureader", "--gp
 
 
 def test_plan_cluster_shows_three_plans_their_latencies_and_its_time():
-    answer = json.loads(repro(*PLAN, "--solver", "enumeration", "--json").out)
+    answer = json.loads(repro(*PLAN, "--json").out)
     assert [plan["rank"] for plan in answer["plans"]] == [1, 2, 3]
     assert answer["rate"] == 0.6
     assert answer["slo"] == {"ttft_s": 5.0, "itl_s": 0.05}
@@ -22,13 +22,13 @@ def test_plan_cluster_shows_three_plans_their_latencies_and_its_time():
         assert plan["worst_of_slo"] == pytest.approx(max(plan["ttft_p95_of_slo"], plan["itl_p95_of_slo"]))
     assert answer["plan_seconds"] > 0
     assert answer["obtained"] == "composed"
-    said = repro(*PLAN, "--solver", "enumeration", "--top", "1").out
+    said = repro(*PLAN, "--top", "1").out
     assert "planned in" in said
     assert answer["plans"][0]["deployment"].split()[0] in said
 
 
 def test_a_plan_that_misses_its_objectives_says_so():
-    done = repro(*PLAN, "--rate", "12", "--method", "closed", "--solver", "enumeration")
+    done = repro(*PLAN, "--rate", "12", "--method", "closed")
     assert "no split meets both objectives" in done.out
 
 
@@ -36,7 +36,7 @@ def own_sessions(folder: Path, prefill_tokens: int) -> tuple[str, ...]:
     """Options for sessions of one long prompt and a short one."""
     path = folder / f"{prefill_tokens}.jsonl"
     path.write_text("".join(json.dumps({"rounds": [[prefill_tokens + n, 30], [200, 30]]}) + "\n" for n in range(30)))
-    how = ("--rate", "0.01", "--method", "closed", "--solver", "enumeration", "--json")
+    how = ("--rate", "0.01", "--method", "closed", "--json")
     return ("--trace-path", str(path), "--num-sessions", "30", *how)
 
 
