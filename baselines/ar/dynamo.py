@@ -13,7 +13,8 @@ from baselines.ar.vllm import SharedPrefixes
 from engines.cluster.hardware import Deployment, Hardware
 from engines.cluster.simulation import Cluster, HistoryRead, Policies
 from engines.errors import require
-from engines.knobs import Fixed, Only, Range
+from engines.knobs import Only, Range, Tokens
+from engines.policies.batching import ONE_BY_ONE, Chunked
 from engines.policies.routing import Decision, Dispatch, Estimator, KvCost, LeastKvMemory, RemoteOnly, Router
 from engines.policies.views import DecodeView, PrefillTask, PrefillView
 
@@ -47,8 +48,11 @@ class DynamoConfig(SharedPrefixes):
     """Batches of prefill tokens at the chosen prefill worker above which a prefill stays; never by default."""
     decode_busy_threshold: Annotated[Level | None, _CONDITIONAL] = None
     """Share of the decode worker's K/V memory above which nothing stays; no such gate by default."""
-    max_num_batched_tokens: Annotated[int, Fixed] = 8192
-    """What counts as one batch of prefill tokens."""
+    scheduling: Literal["one-by-one", "chunked"] = "one-by-one"
+    """How prefill workers fill a step. chunked: with as many prompts, the last in part, as its token budget holds; vLLM 0.15's, on which
+    Dynamo runs, and the default on a card. one-by-one: a whole prompt, the default on h20x32 and h200x32."""
+    max_num_batched_tokens: Annotated[Tokens, Only(scheduling="chunked")] = 8192
+    """Tokens of a step of chunked prefills, and what counts as one batch of prefill tokens; 2048 on cards below 70 GiB and A100."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,6 +125,8 @@ def dynamo(
         f"deployment={deployment}: Dynamo needs prefill workers here, see vllm for co-location",
     )
     is_shared = config.dispatch == "shared"
+    is_chunked = config.scheduling == "chunked"
+    batching = Chunked(max_num_batched_tokens=config.max_num_batched_tokens) if is_chunked else ONE_BY_ONE
     return Cluster(
         name="dynamo" if config.conditional is None else "dynamo-conditional",
         hardware=hardware,
@@ -128,6 +134,8 @@ def dynamo(
         policies=Policies(
             make_router=lambda seed: _router(config, seed),
             make_binder=partial(KvCost, overlap_weight=0.0) if config.dispatch == "kv-aware" else LeastKvMemory,
+            prefill_batching=batching,
+            local_batching=batching,
             estimator=estimator,
             shares_prefill_queue=is_shared,
             # A task in a shared queue belongs to nobody until a worker is free.

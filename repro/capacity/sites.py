@@ -317,9 +317,13 @@ class ClusterSite(Site):
         """Knobs of each, as far as the system has them and the question leaves them free."""
         if "scheduling" not in knobs_of(self.system.own):
             return ((),)
-        given = self.cell.knob_values
-        allowed = [each for each in SCHEDULES if given.get("scheduling") in (None, dict(each)["scheduling"])]
-        return tuple(dict.fromkeys(tuple(pair for pair in each if pair[0] not in given) for each in allowed))
+        given, words = self.cell.knob_values, knobs_of(self.system.own)["scheduling"].words
+        allowed = [
+            each
+            for each in SCHEDULES
+            if dict(each)["scheduling"] in words and given.get("scheduling") in (None, dict(each)["scheduling"])
+        ]
+        return tuple(dict.fromkeys(tuple(pair for pair in each if pair[0] not in given) for each in allowed)) or ((),)
 
     def _deployments(self, gpus: int) -> Iterator[Deployment]:
         degrees = self._degrees
@@ -333,12 +337,17 @@ class ClusterSite(Site):
             gpus=deployment.gpus,
             knobs=(*_knobs(deployment), *schedule),
             most=math.inf
-            if prefill is None or not self._is_remote
+            if prefill is None or not self._is_remote or self._is_chunked(schedule)
             else self._kept_up(prefill.degree, prefill.replicas),
             prefill=None if prefill is None else (prefill.degree, prefill.replicas),
             decode=(decode.degree, decode.replicas),
             schedule=self._said(schedule),
         )
+
+    def _is_chunked(self, schedule: Knobs) -> bool:
+        """Whether a step holds several prompts, for which no closed form is a bound."""
+        usual = getattr(self._settings.own, "scheduling", None)
+        return (self.cell.knob_values | dict(schedule)).get("scheduling", usual) == "chunked"
 
     def _said(self, schedule: Knobs) -> str:
         """A schedule that was searched, with what the question sets of it; nothing where it sets all."""

@@ -106,6 +106,8 @@ class ArPart(Checked):
     """The data set where none is named."""
     constants: str
     """A reading of the cost model (engines.cluster.hardware)."""
+    schedules: Literal["vllm-0.15", "paper"] = "vllm-0.15"
+    """Whose steps systems take where nothing says: vLLM 0.15's, or those of AMPD's paper, which are not in chunks."""
     rates: tuple[float, ...]
     """Arrival rates of Figure 4, sessions/s."""
     num_sessions: Requests

@@ -13,7 +13,7 @@ from engines.cluster.record import ItlStat, Reading, Scope, TtftRule
 from engines.cost.kernels import check_kernels
 from engines.cost.roofline import Gpu, gpu
 from engines.errors import UserError, require
-from engines.knobs import SOMETHING, Checked, Count, Needs, Only, Range, Seconds, given_to, no_effect
+from engines.knobs import SOMETHING, Checked, Count, Needs, Only, Range, Seconds, given_to, knobs_of, made, no_effect
 from engines.knobs import resolve as resolve_knobs
 from engines.models.shape import ModelShape, Precision, model_shape
 from engines.policies.own import Plugin
@@ -247,7 +247,7 @@ def resolve(
     workload = sessions_asked(
         cell, knobs, num_sessions=part.num_sessions, meets_totals=knobs.meets_totals, counted=knobs.counted
     )
-    settings = given_to(own(), asked)
+    settings = given_to(made(own, _usual_steps(part, gpu(where.gpu), own, asked)), asked)
     workload, unused = _sharing(workload, knobs, settings, system, asked)
     reading = Reading(scope=knobs.slo_scope, ttft=knobs.ttft_rule, itl=knobs.itl_stat)
     slo = _objectives(shape.name, None if card is None else card.name, part, knobs)
@@ -270,6 +270,18 @@ def resolve(
         charged=charged,
         basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
     )
+
+
+def _usual_steps(part: ArPart, card: Gpu, own: type, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM 0.15's defaults of its API server, as ``EngineArgs.get_batch_defaults`` (vllm/engine/arg_utils.py) takes them from the card,
+    as far as a system has such knobs."""
+    if part.schedules == "paper" or asked.get("scheduling", "chunked") != "chunked":
+        return {}
+    is_large = card.memory_bytes >= 70 * 2**30 and "a100" not in card.name
+    tokens, seqs = (8192, 1024) if is_large else (2048, 256)
+    usual = {"scheduling": "chunked", "max_num_batched_tokens": tokens, "max_num_seqs": seqs}
+    known = knobs_of(own)
+    return {name: value for name, value in usual.items() if name in known} if "scheduling" in known else {}
 
 
 def _num_gpus(asked: int | None, where: Platform, card: SessionCard | None, most: int | None) -> int:

@@ -138,7 +138,7 @@ def test_a_run_is_long_enough_for_its_percentile(tmp_path, num_seeds):
 
 def test_no_run_serves_more_than_its_bound(tmp_path):
     """The load of remote prefills is what the bound says: no more, and right below it no less."""
-    place = PLACES["remote prefills"]
+    place = replace(PLACES["remote prefills"], knobs={"scheduling": "one-by-one"})
     question = place.question(tmp_path)
     (site,) = question.sites(parse_sizes("8"))
     site = site.of_size(8, None, place.num_prompts)

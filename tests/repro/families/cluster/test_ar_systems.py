@@ -14,6 +14,7 @@ from support.tables import data_beside
 from engines.cluster.record import READINGS, attainments, observe
 from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
+from engines.policies.batching import Chunked, PrefillFirst
 from repro.families.cluster.ampd import ClusterDeployment
 from repro.families.cluster.ampd_record import AR, observed_of
 from repro.families.cluster.ampd_settings import profiled_context
@@ -160,6 +161,25 @@ def test_the_likeliest_splits_hold_the_best_of_all():
     shares = {each: AR.summarize(ran(on(str(each)))[1])["slo_attainment"] for each in every}
     assert min(shares.values()) < 0.9
     assert max(shares[each] for each in few) == pytest.approx(max(shares.values()), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("platform", "knobs", "steps"),
+    [
+        ("h100", {}, Chunked(max_num_batched_tokens=8192, max_num_seqs=1024)),
+        ("a100", {}, Chunked(max_num_batched_tokens=2048, max_num_seqs=256)),
+        ("l40s", {"max_num_batched_tokens": 512}, Chunked(max_num_batched_tokens=512, max_num_seqs=256)),
+        ("h100", {"scheduling": "prefill-first"}, PrefillFirst(max_num_batched_tokens=8192, max_num_seqs=256)),
+        ("h20x32", {}, PrefillFirst(max_num_batched_tokens=8192, max_num_seqs=256)),
+        ("h200x32", {"scheduling": "chunked"}, Chunked(max_num_batched_tokens=2048, max_num_seqs=256)),
+    ],
+)
+def test_steps_are_those_of_vllm_on_a_card_and_of_the_paper_on_its_cluster(platform, knobs, steps):
+    asked = replace(cell("vllm-sim", num_gpus=8, model="Qwen3-32B", deployment="TP4x2", **knobs), platform=platform)
+    assert prepare(asked).deployment.cluster().policies.local_batching == steps
+    asked = replace(cell("dynamo-sim", num_gpus=16, model="Qwen3-32B"), platform=platform)
+    found = prepare(asked).deployment.cluster().policies.prefill_batching
+    assert isinstance(found, Chunked) is ("x32" not in platform)
 
 
 def test_a_search_is_for_the_rate_that_it_is_told():
