@@ -206,7 +206,7 @@ def train_tiny(
     given: Annotated[Given, Knobs(lambda: {opt.WORKLOAD: (TRAINED,)})],
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in --out.")] = True,
 ) -> None:
-    """Train a tiny LLaDA, or block-diffusion model, on generated problems, and evaluate it on held-out ones."""
+    """Train a tiny LLaDA, or block-diffusion model, on generated problems; 'repro eval --model OUT' tells what it solves."""
     from repro.training.loop import train_tiny as train
 
     config = TrainConfig() if not task else TrainConfig(tasks=tuple(task))

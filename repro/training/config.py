@@ -110,11 +110,6 @@ class TrainConfig(Checked):
     """More threads change the order of sums, hence the weights; on two cores the gain is small."""
     log_every: int = 50
     save_every: int = 200
-    final_problems: int = 500
-
-    @property
-    def own_block_lengths(self) -> tuple[int, ...]:
-        return self.block_lengths if self.block_diffusion is None else (self.block_diffusion,)
 
     def __post_init__(self) -> None:
         super().__post_init__()

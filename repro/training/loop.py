@@ -326,11 +326,9 @@ def train_tiny(
     _train(trainer, last, state_path)
     if trainer.step < config.steps:
         return {"step": trainer.step, "history": trainer.history}
-    with _progress() as bar:
-        bar.add_task("evaluating on held-out problems", total=None)
-        return export_checkpoint(
-            trainer.model, config, out_dir, step=trainer.step, wall_s=trainer.wall_s, history=trainer.history
-        )
+    return export_checkpoint(
+        trainer.model, config, out_dir, step=trainer.step, wall_s=trainer.wall_s, history=trainer.history
+    )
 
 
 def _train(trainer: Trainer, last: int, state_path: Path) -> None:

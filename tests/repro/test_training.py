@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.reference_samplers import Dims, llada
 from support.refusals import refuses
 
 from engines.errors import UserError
@@ -18,7 +19,7 @@ from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
 from repro.training.config import Stage, TrainConfig
-from repro.training.export import batched_attention, load_model, masked_attention, sample_dense
+from repro.training.export import batched_attention, load_model, masked_attention
 from repro.training.loop import build_trainer, new_model, rate_share, train_tiny
 from repro.training.objective import TOKENIZER_FILES, double_batch, encode_problems, make_batch, mask_batch, masked_loss
 
@@ -34,7 +35,6 @@ SMALL = TrainConfig(
     warmup_steps=4,
     log_every=4,
     save_every=8,
-    final_problems=2,
     bfloat16=False,
     curriculum=(Stage(until=1.0, num_facts=(1, 3), num_distractors=0, num_used=(1, 2), num_operations=(1, 2)),),
 )
@@ -125,14 +125,11 @@ def test_loss_is_a_weighted_mean():
     assert masked_loss(logits, torch.tensor([0, 0, 1]), weights).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_attention_forms_agree_and_ignore_padding():
+def test_attention_ignores_padding():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2 * 16, 2, 4, generator=generator) for _ in range(3))
     attend = batched_attention(torch.tensor([16, 11]), 16)
     plain = attend(0, q, k, v)
-    with torch.no_grad():
-        fused = attend(0, q, k, v)
-    assert torch.allclose(plain, fused, atol=1e-5)
     k[16 + 11 :], v[16 + 11 :] = 99.0, 99.0
     assert torch.allclose(attend(0, q, k, v), plain, atol=1e-5)
 
@@ -245,8 +242,7 @@ def test_training_lowers_the_loss_and_resuming_changes_nothing(tmp_path, block):
 
 def test_a_model_is_trained_on_the_tasks_it_is_asked_for(tmp_path):
     asked = dataclasses.replace(SMALL, tasks=("mini-chain",), steps=2, gen_length=96)
-    report = train_tiny(asked, tmp_path)
-    assert {(each["task"], each["n"]) for each in report["accuracy"]} == {("mini-chain", 2)}
+    assert train_tiny(asked, tmp_path)["config"]["tasks"] == ("mini-chain",)
     tokenizer = load_tokenizer(tmp_path)
     batch = make_batch(dataclasses.replace(TrainConfig(), tasks=tuple(GENERATORS), gen_length=96), tokenizer, 2300)
     texts = [tokenizer.decode(row) for row in batch.ids.tolist()]
@@ -294,14 +290,24 @@ def test_bad_settings_are_refused(settings, names):
 )
 def test_embedded_checkpoints_answer_heldout_problems(name, tasks, gen_length):
     model, tokenizer = load_model(EMBEDDED[name]), load_tokenizer(EMBEDDED[name])
-    assert model.config.vocab_size == tokenizer.vocab_size
-    assert (model.config.mask_token_id, model.config.eos_token_id) == (tokenizer.mask_token_id, tokenizer.eos_token_id)
+    config = model.config
+    assert config.vocab_size == tokenizer.vocab_size
+    assert (config.mask_token_id, config.eos_token_id) == (tokenizer.mask_token_id, tokenizer.eos_token_id)
+    dims = Dims(
+        heads=config.n_heads,
+        kv_heads=config.n_kv_heads,
+        layers=config.n_layers,
+        mask_id=config.mask_token_id,
+        theta=config.rope_theta,
+    )
+    how = {"gen_length": gen_length, "block_length": 32, "steps": gen_length}
     for task in tasks:
         used = 6 if task == "mini-chain" else 3
         problems = GENERATORS[task](11, 3, "heldout", num_facts=8, num_distractors=6, num_used=used)
         prompts = tokenizer.encode_batch([problem.prompt for problem in problems])
-        answers = sample_dense(model, prompts, gen_length=gen_length, block_length=32)
-        assert all(grade(p, tokenizer.decode(a)).exact for p, a in zip(problems, answers, strict=True))
+        for problem, prompt in zip(problems, prompts, strict=True):
+            answer = llada(model.state_dict(), dims, tuple(prompt), **how).token_ids
+            assert grade(problem, tokenizer.decode(answer)).exact
 
 
 def test_embedded_files_fit_the_repository():

@@ -27,7 +27,6 @@ from repro.runs.system import SYSTEMS
 from repro.serving import answer_alone
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
-from repro.training.export import load_model, sample_dense
 
 SYSTEM = SYSTEMS.get("block-diffusion")
 LENGTH = 64
@@ -137,15 +136,6 @@ def test_the_engine_is_the_plain_loop_under_every_rule(monkeypatch):
     results = verify_blocks(cases)
     assert [result.difference for result in results] == [None] * len(cases)
     assert Counter(case.method for case in cases) == dict.fromkeys({case.method for case in cases}, 4)
-
-
-def test_a_training_run_grades_the_same_answers(model, text):
-    """One token a step, the most confident one."""
-    prompts = [text.encode(each.prompt) for each in problems(1)]
-    dense = sample_dense(load_model(EMBEDDED_DIR), prompts, gen_length=LENGTH, block_length=16)
-    answers = served(model, prompts, [LowConfidence(threshold=1.0)] * len(prompts), text)
-    for i, ids in enumerate(dense):
-        assert answer_of(answers[i].ids, text) == answer_of(ids, text)
 
 
 # --- behind the harness
