@@ -58,7 +58,7 @@ def parse_objectives(text: str, metrics: Sequence[str] = METRICS) -> tuple[Objec
         )
         require(
             metric in metrics,
-            f"slo={text!r}: {metric} has no value here, where rounds end with their first token: use {', '.join(metrics)}",
+            f"slo={text!r}: {metric} has no value here, where gaps between tokens are not timed: use {', '.join(metrics)}",
         )
         require(
             0 < percentile <= 100,

@@ -2,23 +2,43 @@
 user can get wrong, before any run."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines.errors import UserError, require
 from repro.capacity.objectives import METRICS, Objective, parse_objectives, tightest
-from repro.capacity.sites import ClusterSite, InstanceSite, Site, refuse_set_here
+from repro.capacity.sites import ClusterSite, InstanceSite, RequestSite, Site, refuse_set_here
 from repro.families.cluster.ampd import ArSystem
 from repro.families.cluster.laps import PrefillSystemEntry
 from repro.families.platforms import ArPart, PrefillPart, platform
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
 from repro.workloads.conversations import known_conversation_cards
+from repro.workloads.dataset import known_datasets
 from repro.workloads.knobs import named_after, place_of
 from repro.workloads.sessions import known_session_cards
 
-_NAMES = "ampd, dynamo-sim, vllm-sim, continuum-sim, or for prefill laps, reserve, srpt, sglang-pd, vllm-pd"
+_NAMES = (
+    "ampd, dynamo-sim, vllm-sim, continuum-sim, for prefill laps, reserve, srpt, sglang-pd, vllm-pd, or for diffusion dllm-serve, "
+    "block-diffusion"
+)
+KNOWN: Mapping[type[Site], Callable[[], Sequence[str]]] = {
+    ClusterSite: known_session_cards,
+    InstanceSite: known_conversation_cards,
+    RequestSite: known_datasets,
+}
+PARTS: Mapping[type[Site], type] = {ClusterSite: ArPart, InstanceSite: PrefillPart}
+METRICS_OF: Mapping[str, Sequence[str]] = {InstanceSite.unit: ("ttft",), RequestSite.unit: ("ttft", "e2el")}
+
+
+def _kind_of(name: str) -> type[ClusterSite | InstanceSite | RequestSite] | None:
+    system = SYSTEMS.get(name)
+    if isinstance(system, ArSystem):
+        return ClusterSite
+    if isinstance(system, PrefillSystemEntry):
+        return InstanceSite
+    return RequestSite if system.family.name in ("dllm", "block") else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +100,17 @@ class Question:
     num_seeds: int
 
     def objectives(self) -> tuple[Objective, ...]:
-        systems = [SYSTEMS.get(name) for name in self.systems]
-        for name, system in zip(self.systems, systems, strict=True):
-            require(
-                isinstance(system, ArSystem | PrefillSystemEntry),
-                f"system={name!r} is no simulated cluster: use {_NAMES}",
-            )
-        of_turns = [isinstance(system, PrefillSystemEntry) for system in systems]
+        units = []
+        for name in self.systems:
+            kind = _kind_of(name)
+            require(kind is not None, f"system={name!r} is no simulated cluster: use {_NAMES}")
+            units.append(kind.unit if kind is not None else "")
         require(
-            len({*of_turns}) == 1,
-            f"system={self.systems[of_turns.index(True)] if True in of_turns else ''!r} serves turns and the others sessions, "
-            "whose rates are not one thing: ask for one kind at a time",
+            len({*units}) == 1,
+            f"system={self.systems[-1]!r} serves {units[-1]} and others {units[0]}, whose rates are not one thing: ask for one kind at a "
+            "time",
         )
-        return parse_objectives(self.slo, ("ttft",) if of_turns[0] else METRICS)
+        return parse_objectives(self.slo, METRICS_OF.get(units[0], METRICS))
 
     def sites(self, sizes: Sizes) -> list[Site]:
         refuse_set_here(self.knobs)
@@ -112,20 +130,15 @@ class Question:
         return found
 
     def _site(self, name: str, where: str, objectives: tuple[Objective, ...]) -> Site:
-        system = SYSTEMS.get(name)
-        is_cluster = isinstance(system, ArSystem)
-        on = platform(where)
-        if is_cluster:
-            on.part(ArPart)
-        else:
-            require(
-                on.part(PrefillPart).gpu is not None,
-                f"platform={where!r} is measured and a capacity is searched by simulation: use h200",
-            )
-        dataset, file = self._data(is_cluster)
+        made, on = _kind_of(name), platform(where)
+        assert made is not None, "refused before"
+        part = PARTS.get(made)
+        gpu = on.gpu if part is None else getattr(on.part(part), "gpu", on.gpu)
+        require(gpu is not None, f"platform={where!r} is measured and a capacity is searched by simulation: use h200")
+        dataset, file = self._data(made)
         knobs: dict[str, Scalar] = {**self.knobs, **file}
-        limits = {"slo_ttft_s": tightest(objectives, "ttft", "e2el")}
-        if is_cluster:
+        limits = {} if made is RequestSite else {"slo_ttft_s": tightest(objectives, "ttft", "e2el")}
+        if made is ClusterSite:
             # Policies heed both; what no objective limits has all the time that a limit may be.
             limits |= {"slo_itl_s": tightest(objectives, "itl", "tpot")}
         knobs |= {each: min(limit or 1e6, 1e6) for each, limit in limits.items()}
@@ -138,12 +151,11 @@ class Question:
             seed=0,
             knobs=tuple(knobs.items()),
         )
-        made = ClusterSite if is_cluster else InstanceSite
         return made(cell=cell, objectives=objectives, num_seeds=self.num_seeds)
 
-    def _data(self, is_cluster: bool) -> tuple[str, dict[str, Scalar]]:
+    def _data(self, kind: type[Site]) -> tuple[str, dict[str, Scalar]]:
         """The data set by name, and the knobs that say its file where there is one."""
-        known = known_session_cards() if is_cluster else known_conversation_cards()
+        known = KNOWN[kind]()
         name, path, own = self.workload.lower(), self.path, place_of(self.workload)
         if path is None and own is None:
             require(

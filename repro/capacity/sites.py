@@ -1,10 +1,12 @@
-"""The systems whose capacity is searched: AMPD's family, and LAPS's.
+"""The systems whose capacity is searched: AMPD's family, LAPS's, and diffusion LLMs.
 
 AMPD's serves sessions of several rounds on co-located or disaggregated workers. Splits are ranked by the planner's closed forms at the
 rate where the best of them just meets its objectives, as P95 whatever the percentile, and the first ``CANDIDATES`` are simulated. Where
 all prefills are remote none is left out that could serve more by what its prefill workers have time for alone.
 
 LAPS's serves turns of conversations on prefill instances, a GPU each. Answers are decoded elsewhere, so a turn has a TTFT and nothing else.
+
+Diffusion LLMs serve requests, a GPU each.
 """
 
 import math
@@ -33,10 +35,10 @@ from repro.families.cluster.ampd_settings import ClusterSettings, resolve, sessi
 from repro.families.cluster.laps import PrefillDeployment, PrefillSystemEntry
 from repro.families.cluster.laps_record import PREFILL, busy_share, counted
 from repro.families.cluster.laps_settings import PrefillWorkload
-from repro.families.platforms import ArPart
+from repro.families.platforms import ArPart, platform
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import column
-from repro.runs.record import Obtained
+from repro.runs.record import Obtained, RunRecord
 from repro.runs.system import SYSTEMS
 from repro.workloads.card import Provenance
 from repro.workloads.draws import ArrivalConfig
@@ -575,4 +577,96 @@ class InstanceSite(Site):
             load=(busy_share(record) or 0.0) if is_sound else math.inf,
             span_s=float(arrival_s.max() - arrival_s.min()),
             stay_s=float(np.nanmean(late_s)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestSite(Site):
+    """A diffusion LLM on engines of a GPU each, among which requests part at random: each is simulated at its share of the rate."""
+
+    unit = "requests/s"
+    least_gpus = 1
+    least_prompts = 20
+    rounds_per_prompt = 1.0
+
+    @cached_property
+    def _prepared(self) -> tuple[Any, Any]:
+        return SYSTEMS.get(self.cell.system).prepare(self.cell)
+
+    @property
+    def most_gpus(self) -> int:
+        """1 at a file's own times, which are of all its requests."""
+        return 1 if self.is_replayed else 4096
+
+    @property
+    def obtained(self) -> Obtained:
+        return self._prepared[0].obtained
+
+    @property
+    def provenance(self) -> Provenance:
+        return self._prepared[1].provenance
+
+    @property
+    def most_prompts(self) -> int:
+        return len(self._prepared[1].requests) if self.is_replayed else super().most_prompts
+
+    def fits(self, gpus: int) -> bool:
+        return gpus <= self.most_gpus
+
+    def check(self, gpus: int) -> None:
+        self.run(self.plans(gpus)[0], 1.0, 0)
+
+    def hardware(self) -> tuple[ModelShape, str]:
+        settings = self._prepared[0].settings
+        return settings.shape, str(platform(self.cell.platform).gpu)
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        raise AssertionError("requests are no sessions")
+
+    @cached_property
+    def alone_s(self) -> float:
+        record = self._record(replace(self._cell([("num_prompts", 1)]), rate=None))
+        return float(column(record, "finished_s")[0])
+
+    def plans(self, gpus: int) -> tuple[Plan, ...]:
+        return (Plan(f"TP1x{gpus}", gpus, (), math.inf, None, (1, gpus)),)
+
+    def ranked(self, gpus: int, rate: float | None) -> Ranked:
+        return Ranked(self.plans(gpus), 1, gpus / self.alone_s)
+
+    def of_run(self, plan: Plan, rate: float, seed: int) -> Cell:
+        return self._cell(plan.knobs, rate=rate / plan.gpus, seed=seed)
+
+    def of_size(self, gpus: int, rate: float | None, num_prompts: int | None) -> Self:
+        return super().of_size(1, None if rate is None else rate / gpus, num_prompts)
+
+    def _record(self, cell: Cell) -> RunRecord:
+        deployment, workload = SYSTEMS.get(cell.system).prepare(cell)
+        return deployment.run(workload)
+
+    def run(self, plan: Plan, rate: float, seed: int) -> Sample:
+        """Judged are requests that come in the second half of the arrivals. A run is none that could go on where arrivals do not last
+        ``LASTING`` times as long as a request, as of any number that comes at once."""
+        record = self._record(self.of_run(plan, rate, seed))
+        arrival_s = column(record, "arrival_s")
+        span_s = float(arrival_s.max() - arrival_s.min())
+        late = {
+            name: column(record, stamp) - arrival_s
+            for name, stamp in (("ttft", "first_output_s"), ("e2el", "finished_s"))
+        }
+        stay_s = float(np.nanmean(late["e2el"]))
+        counts = arrival_s >= arrival_s.min() + (0 if self.is_replayed else WARM_UP * span_s)
+        times = {name: Times.of(each[counts]) for name, each in late.items()}
+        good = np.all([times[each.metric].values <= each.limit_s for each in self.objectives], axis=0)
+        return Sample(
+            times=times,
+            num_rounds=len(good),
+            num_good=int(good.sum()),
+            num_sessions=len(good),
+            num_good_sessions=int(good.sum()),
+            longest_s=float(np.max(times["ttft"].values)),
+            load=LASTING * stay_s / span_s if span_s else math.inf,
+            span_s=span_s,
+            stay_s=stay_s,
         )

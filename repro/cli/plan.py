@@ -335,7 +335,7 @@ class CapacityGoal(Checked):
     panel: ClassVar[str] = opt.WHAT
     workload: str
     """Your requests, sessions or conversations, a file or module:NAME as repro bench takes it; or a trace by name: toolbench, gaia,
-    hotpotqa, dureader."""
+    hotpotqa, dureader, of diffusion osc, livebench, burst."""
     columns: str | None = None
     """Which of the file's columns is what, as repro bench takes it."""
     time_unit: TimeUnit | None = None
@@ -354,7 +354,8 @@ class CapacityGoal(Checked):
     rate: Annotated[float, Range(1e-4, 1e6)] | None = None
     """Sessions/s, of prefill systems turns/s: asks for the fewest GPUs that serve them."""
     system: list[str] | None = None
-    """Several times: ampd, dynamo-sim, vllm-sim, continuum-sim; or laps and what it is compared with [default: dynamo-sim, vllm-sim]."""
+    """Several times: ampd, dynamo-sim, vllm-sim, continuum-sim; laps and what it is compared with; or dllm-serve, block-diffusion and
+    others of diffusion [default: dynamo-sim, vllm-sim]."""
     platform: list[str] | None = None
     """Several times: a card (h20, h100, h200, a100, b200, l40s), h20x32, h200x32, the YAML file of a card of yours,
     or module:NAME [default: h200]."""

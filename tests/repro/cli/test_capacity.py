@@ -141,6 +141,18 @@ def test_prefill_systems_serve_turns():
     assert all(row["rate"] > 10 for row in found["answers"])
 
 
+def test_diffusion_systems_serve_requests_on_engines_that_share_them(own):
+    options = ("--json", "--platform", "h200", "--system", "dllm-serve", "--knob", "gen_length=32")
+    rows = [json.loads(asked("osc", *options, slo="e2el:p95:4000", gpus=gpus).out)["answers"][0] for gpus in ("1", "4")]
+    for row in rows:
+        assert row["e2el_p95_s"] <= 4
+        assert row["cell"]["rate"] == row["rate"] / row["gpus"]
+    assert 4 / 1.2 < rows[1]["rate"] / rows[0]["rate"] < 4 * 1.2
+    for options, said in ((("--system", "vllm-sim"), "one kind at a time"), ((), "itl has no value here")):
+        refused = asked("osc", "--system", "dllm-serve", *options, slo="e2el:p95:4000 itl:p95:50")
+        assert (refused.code, said in refused.err) == (2, True)
+
+
 def test_the_plot_has_a_csv_with_the_pareto_front(own, tmp_path):
     plot = tmp_path / "front.pdf"
     result = asked(own, "--plot", plot, gpus="2..8")
