@@ -58,7 +58,8 @@ class Slo(Checked):
 
 @dataclass(slots=True, eq=False)
 class PrefillQueue:
-    """First come, first served. How a queue is ordered, and whether a task may leave out of turn, is a policy: a subclass."""
+    """First come, first served, but for a sequence that lost its K/V, which goes first (as in vLLM). How a queue is ordered, and whether
+    a task may leave out of turn, is a policy: a subclass."""
 
     backlog_s: float = 0.0
     """Sum of the estimates of the waiting tasks: the queuing time of AMPD eqs. (1) and (2)."""
@@ -72,7 +73,10 @@ class PrefillQueue:
         return iter(self._tasks)
 
     def push(self, task: PrefillTask) -> None:
-        self._tasks.append(task)
+        if task.kind == "recompute":
+            self._tasks.appendleft(task)
+        else:
+            self._tasks.append(task)
         self._count(task)
 
     def peek(self, now: float) -> PrefillTask:

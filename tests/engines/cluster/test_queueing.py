@@ -258,6 +258,21 @@ def test_a_recomputation_in_chunks_is_no_longer_than_what_its_own_cache_lacks():
     check_conserved(*run_on(cluster, sessions, kv_capacity=capacity, keep_s=0.0, own_cache=capacity), sessions)
 
 
+def test_who_lost_its_memory_goes_before_who_has_not_begun():
+    """vLLM puts a preempted request in front of its queue."""
+    sessions = [session(0, 0.0, (40, 60)), session(1, 0.001, (40, 60)), session(2, 0.002, (50, 5))]
+    cluster = {
+        "prefills": 0,
+        "router": Local(),
+        "batching": Chunked(max_num_batched_tokens=48, max_num_seqs=8),
+        "cost": LinearCost(token_s=0.0001, decode_s=0.005, slope_s=2e-06, floor_s=0.006),
+    }
+    built, run = run_on(cluster, sessions, kv_capacity=120, keep_s=0.0)
+    check_conserved(built, run, sessions)
+    tasks = sorted(zip(run.tasks["started_s"], run.tasks["session_id"], run.tasks["kind"], strict=True))
+    assert [each[1:] for each in tasks[2:]] == [(1, "recompute"), (2, "initial")]
+
+
 @settings(max_examples=40)
 @given(clusters(), session_lists())
 def test_macro_steps_equal_micro_steps(cluster, sessions):
