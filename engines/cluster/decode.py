@@ -421,6 +421,7 @@ class Sink:
     server: int = 0
     num_sessions: int = 0
     coming_tokens: int = 0
+    expected_tokens: int = 0
     backlog_s: float = 0.0
     backlog_tokens: int = 0
     kv_tokens: int = 0
@@ -444,6 +445,9 @@ class Sink:
 
     def row(self) -> WorkerRow:
         return WorkerRow(self.worker_id, "sink", self.degree, self.server)
+
+    def cached_tokens(self, order: int) -> int:
+        return 0
 
     def enqueue(self, task: PrefillTask) -> None:
         raise AssertionError("a sink prefills nothing: route every task to a prefill worker")

@@ -245,10 +245,17 @@ class DecodeSimulation(Simulation):
             live.context,
             prefill,
         )
-        if self._engine.request_s:
-            self.loop.at(self.loop.now + self._engine.request_s, self._route, *route)
-        else:
+        if not self._engine.request_s:
             self._route(*route)
+            return
+        # Who is bound next sees it already, as a router that counts what it has sent.
+        expected = live.context + prefill - live.home.cached_tokens(live.order)
+        live.home.expected_tokens += expected
+        self.loop.at(self.loop.now + self._engine.request_s, self._received, expected, *route)
+
+    def _received(self, expected: int, live: Live, kind: TaskKind, history: int, tokens: int) -> None:
+        live.home.expected_tokens -= expected
+        self._route(live, kind, history, tokens)
 
     def _route(self, live: Live, kind: TaskKind, history: int, tokens: int) -> None:
         now, home = self.loop.now, live.home

@@ -257,12 +257,16 @@ class Home(DecodeView, Protocol):
     num_sessions: int
     coming_tokens: int
     """Tokens of prompts that prefill workers have for it."""
+    expected_tokens: int
+    """Tokens of prompts that are bound to it and on their way to a queue, without those that its cache spares."""
     log: TokenLog
 
     @property
     def server(self) -> int: ...
 
     def enqueue(self, task: PrefillTask) -> None: ...
+
+    def cached_tokens(self, order: int) -> int: ...
 
     def join(self, live: Live) -> None:
         """A prefill that ran here is done: decode the rest of the round."""
@@ -321,7 +325,7 @@ class Parts(TypedDict):
 
 class Worker:
     role: ClassVar[str] = "prefill"
-    coming_tokens = 0
+    coming_tokens = expected_tokens = 0
     kv: WorkerKv | None = None
     """The K/V of its sessions, where it decodes."""
     kv_capacity: int | None = None
@@ -373,12 +377,18 @@ class Worker:
     def _kv_in_use(self) -> int:
         return 0 if self.kv is None else self.kv.held
 
+    def cached_tokens(self, order: int) -> int:
+        """Tokens from the start of the session, the so-manieth to arrive, that it keeps itself; a prefill worker without a cache has read
+        and computed them for the decode worker alone."""
+        return 0 if self.kv is None else self.kv.cached(order)
+
     def load_with(self, order: int, tokens: int) -> Load:
         """Its load, if it got the prompt of the session that is the so-manieth to arrive; in a round it has so many tokens."""
-        kv, now = self.kv, self._loop.now
-        cached, in_use = (0, 0) if kv is None else (kv.cached(order), kv.protected(order, now))
-        to_prefill = self.backlog_tokens + sum([task.left for task in self.begun]) + tokens - cached
-        awaited = self.queue.backlog_tokens + self.coming_tokens
+        cached = self.cached_tokens(order)
+        in_use = 0 if self.kv is None else self.kv.protected(order, self._loop.now)
+        waiting = self.backlog_tokens + self.expected_tokens
+        to_prefill = waiting + sum([task.left for task in self.begun]) + tokens - cached
+        awaited = self.queue.backlog_tokens + self.coming_tokens + self.expected_tokens
         return Load(to_prefill, self._kv_in_use + awaited + tokens - in_use)
 
     def busy_s(self, now: float) -> float:
@@ -529,10 +539,6 @@ class PrefillWorker(Worker):
         chosen = sum(share.tokens for share in self._next.shares) if self._next else 0
         return super().backlog_tokens + chosen
 
-    def cached_tokens(self, order: int) -> int:
-        """None: what it has read and computed is the decode worker's alone."""
-        return 0
-
     # ---- steps -----------------------------------------------------------------------------------------
 
     def poke(self) -> None:
@@ -597,9 +603,6 @@ class CachingPrefillWorker(PrefillWorker):
         super().__init__(hub, overlaps=False, window_s=window_s, **parts)
         self.kv, self.kv_capacity = kv or WorkerKv(kv_capacity), kv_capacity
         self._keeps = keeps
-
-    def cached_tokens(self, order: int) -> int:
-        return self.kv.cached(order)
 
     def sent(self, task: PrefillTask) -> None:
         """The home has the K/V: it may be evicted here, the least recently used session's first."""

@@ -66,9 +66,17 @@ def test_what_a_worker_has_is_spared(system, knobs, num_caches, tmp_path):
     assert "hash_ids not used" not in record.manifest["dataset"]["description"]
 
 
-def test_decode_workers_share_what_comes_at_once(tmp_path):
-    knobs = {"deployment": "P:TP4x1 D:TP4x2", "arrivals": "burst", "prefix_cache": False, "dispatch": "kv-aware"}
-    _, record = served(written(tmp_path / "t.jsonl"), "dynamo-sim", **knobs)
+@pytest.mark.parametrize("platform", ["h20x32", "h200"])  # The second takes time before its queues.
+@pytest.mark.parametrize(
+    ("system", "knobs"),
+    [
+        ("dynamo-sim", {"deployment": "P:TP4x1 D:TP4x2", "dispatch": "kv-aware"}),
+        ("vllm-sim", {"deployment": "TP4x2", "balance": "kv-aware"}),
+    ],
+)
+def test_workers_share_what_comes_at_once(system, knobs, platform, tmp_path):
+    knobs = {"arrivals": "burst", "prefix_cache": False, "model": "Qwen3-32B", "num_gpus": 12, **knobs}
+    _, record = served(written(tmp_path / "t.jsonl"), system, platform=platform, **knobs)
     assert sorted(record.requests["worker_id"]) == [0] * 6 + [1] * 6
 
 
