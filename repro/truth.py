@@ -425,7 +425,7 @@ class Stated:
         return min(map(self.speed_over, self.kernels.values()))
 
     @property
-    def shown(self) -> dict[str, object]:
+    def shown(self) -> dict[str, str]:
         """A row of ``stated.csv``."""
         told = {name: self.row[name] for name in ("claim", "source", "condition", "value", "unit")}
         ours = {name: f"{each:.4g}" for name, each in {"datasheet": self.datasheet, **self.kernels}.items()}
@@ -488,7 +488,7 @@ def save(
         for name, found in groups.items()
         for metric, each in found.items()
     ]
-    contents = {folder / "truth.csv": rows, folder / "errors.csv": sums}
+    contents: dict[Path, Sequence[Mapping[str, object]]] = {folder / "truth.csv": rows, folder / "errors.csv": sums}
     if claims:
         contents[folder / "stated.csv"] = [each.shown for each in claims]
     return [replace_text(path, pd.DataFrame(each).to_csv(index=False)) for path, each in contents.items()]
