@@ -8,7 +8,7 @@ otherwise. It reads its variable once, at its first product, and not when torch 
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -45,7 +45,6 @@ _SPELT: Mapping[str, str] = {
     ),
 }
 """What oneDNN takes, as one of those."""
-_MADE_BY = re.compile(r"\b(?:sse41|avx\w*)\b")
 
 _NUMERIC = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|ONEDNN|DNNL|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|ATEN|CUBLAS|CUBLASLT|CUDNN|NCCL|MALLOC)_\w+"
@@ -59,7 +58,7 @@ _CONFIGURED = "OMP_NUM_THREADS"
 """Told apart, as a machine's threads."""
 
 _at_start: tuple[str, bool] | None = None
-"""The limit that oneDNN was given, and whether torch had been imported by then."""
+"""The limit that oneDNN was given, and whether torch was there before we set it."""
 
 
 def settle() -> None:
@@ -67,12 +66,14 @@ def settle() -> None:
     user's. A card's memory comes in segments that grow: what steps of other sizes freed otherwise lies in pieces that fit
     nothing."""
     global _at_start
+    is_late = False
     if not any(os.environ.get(name) for name in VARIABLES):
+        is_late = "torch" in sys.modules
         _set(VARIABLES[0], WITHOUT_AMX)
     if not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & os.environ.keys():
         _set("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if _at_start is None:
-        _at_start = limit(), "torch" in sys.modules
+        _at_start = limit(), is_late
 
 
 def _set(name: str, value: str) -> None:
@@ -161,8 +162,8 @@ def _siblings(cpu: int) -> str:
 
 
 def check_settled() -> None:
-    """Refuses a measured run on the CPU where oneDNN computes by other instructions than the environment says: it had
-    computed before that was set."""
+    """Refuses a measured run on the CPU where oneDNN may compute by other instructions than the environment says: torch was
+    there before that was set."""
     told = limit()
     if told.upper() not in _SPELT:
         raise UserError(
@@ -171,66 +172,13 @@ def check_settled() -> None:
         )
     if "torch" not in sys.modules or _at_start is None:
         return
-    at_start, was_loaded = _at_start
-    # Otherwise oneDNN began under the limit that there is now.
-    is_in_doubt = at_start != told or (was_loaded and "amx_tile" in processor_flags())
-    if not is_in_doubt or not (found := set(implementations())):
-        return
-    claimed = instructions()
-    used = max(found, key=_ORDER.index)
-    too_much = claimed is not None and _ORDER.index(used) > _ORDER.index(claimed)
-    if too_much or ("AMX" in str(claimed)) != ("AMX" in used):
+    at_start, may_use_amx = _at_start
+    if at_start != told or (may_use_amx and "amx_tile" in processor_flags()):
         raise UserError(
-            f"{_name()}={told} came too late: torch has computed in this process before, and goes on with {used}. Begin "
-            f"Python anew and import repro before torch computes, or start Python with {VARIABLES[0]}={told}"
+            f"{_name()}={told} may have come too late: torch was imported in this process before it was set. Begin Python anew "
+            f"and import repro before torch, or start Python with {VARIABLES[0]}={told}"
         )
 
 
 def _name() -> str:
     return next((name for name in VARIABLES if os.environ.get(name)), VARIABLES[0])
-
-
-def implementations() -> Iterator[str]:
-    """Instruction sets that a product of bfloat16 is computed by in this process, as oneDNN reports it; none where torch does not
-    ask oneDNN."""
-    for line in _reported().splitlines():
-        fields = line.split(",")
-        if "exec" in fields and len(fields) > fields.index("exec") + 3:
-            for name in _MADE_BY.findall(fields[fields.index("exec") + 3]):
-                if (spelt := _SPELT.get(name.upper())) is not None:
-                    yield spelt
-
-
-def _reported() -> str:
-    """oneDNN's lines about a small product. It writes them to the process's standard output, past Python."""
-    import ctypes
-    import tempfile
-
-    import torch
-
-    if not torch.backends.mkldnn.is_available():
-        return ""
-    square = torch.ones(256, 256, dtype=torch.bfloat16)
-    flush = getattr(ctypes.CDLL(None), "fflush", lambda _: None)
-    if sys.stdout is not None:
-        sys.stdout.flush()
-    flush(None)
-    kept = os.dup(1)
-    try:
-        with tempfile.TemporaryFile() as file:
-            os.dup2(file.fileno(), 1)
-            try:
-                with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
-                    square @ square
-                flush(None)
-            finally:
-                os.dup2(kept, 1)
-            file.seek(0)
-            written = file.read()
-    finally:
-        os.close(kept)
-    lines = written.splitlines(keepends=True)
-    ours = [line for line in lines if line.startswith(b"onednn_verbose")]
-    # Of another thread, meanwhile.
-    os.write(1, b"".join(line for line in lines if not line.startswith(b"onednn_verbose")))
-    return b"".join(ours).decode(errors="replace")
