@@ -1,12 +1,59 @@
-"""Readings of a capacity: the GPUs that each hour of a file needs."""
+"""Readings of a capacity: the GPUs that each hour of a file needs, and what changes with a knob, all else held."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from repro.capacity.answers import Answer, Trials, fewest
-from repro.capacity.sites import ClusterSite, Plan
+from repro.capacity.answers import Answer, Search, Trials, fewest
+from repro.capacity.question import Question, parse_sizes
+from repro.capacity.sites import SET_HERE, ClusterSite, Plan
+from repro.runs.cell import Scalar
+
+AS_ASKED = "as asked"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Another value of a knob, or platform; None leaves the knob out."""
+
+    name: str
+    value: Scalar | None
+
+    def __str__(self) -> str:
+        return f"without {self.name}" if self.value is None else f"{self.name}={self.value}"
+
+    def of(self, question: Question) -> Question:
+        if self.name == "platform":
+            return replace(question, platforms=[str(self.value)])
+        knobs = {name: value for name, value in question.knobs.items() if name != self.name}
+        return replace(question, knobs=knobs if self.value is None else knobs | {self.name: self.value})
+
+
+def varied(
+    question: Question, answer: Answer, changes: Sequence[Change], resolution: float, advance: Callable[[], object]
+) -> list[Answer]:
+    """The largest rates of an answer's plan as it is, then with each change, all else held, the requests too. A plan that does not
+    fit with a change is sought anew."""
+    site, plan = answer.site, answer.plan
+    assert plan is not None
+    sizes = parse_sizes(str(answer.gpus))
+    schedule = {name: value for name, value in plan.knobs if name not in SET_HERE}
+    own = replace(
+        question,
+        systems=[site.cell.system],
+        platforms=[site.cell.platform],
+        knobs={**schedule, **question.knobs},
+        num_prompts=int(str(site.cell.knob_values["num_prompts"])),
+    )
+    sites = []
+    for label, asked in ((AS_ASKED, own), *((str(each), each.of(own)) for each in changes)):
+        (changed,) = asked.sites(sizes)
+        if isinstance(changed, ClusterSite) and replace(changed, held=plan.name).fits(answer.gpus):
+            changed = replace(changed, held=plan.name)
+        sites.append(replace(changed, label=label))
+    found = Search(question=own, sizes=sizes, rate=None, resolution=resolution).answers(sites, advance)
+    return sorted(found, key=lambda each: [site.label for site in sites].index(each.site.label))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -103,6 +103,8 @@ class Site(ABC):
     """Its seed is not read, nor is its rate where sessions are counted."""
     objectives: tuple[Objective, ...]
     num_seeds: int
+    label: str = ""
+    """What it changes of the question's own, where it is a variant."""
     unit: ClassVar[str]
     """The unit of a rate, such as sessions/s."""
     least_prompts: ClassVar[int]
@@ -242,6 +244,8 @@ _BUSY = 0.7
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSite(Site):
+    held: str = ""
+    """The one deployment that is looked at; every one by default."""
     window_s: tuple[float, float] | None = None
     """Only sessions that arrive from one time until before the other are served; None: all."""
     unit = "sessions/s"
@@ -329,7 +333,8 @@ class ClusterSite(Site):
 
     def _deployments(self, gpus: int) -> Iterator[Deployment]:
         degrees = self._degrees
-        return splits(gpus, degrees, degrees) if self.system.is_disaggregated else replications(gpus, degrees)
+        every = splits(gpus, degrees, degrees) if self.system.is_disaggregated else replications(gpus, degrees)
+        return (each for each in every if self.held in ("", str(each)))
 
     def _plan(self, deployment: Deployment, schedule: Knobs) -> Plan:
         (decode,) = deployment.decode

@@ -20,7 +20,7 @@ from engines.models.shape import DIFFUSION, LLADA_8B, ModelShape
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, of_platform
 from repro.cli.output import counted, counting, number, print_json, print_table, say
-from repro.cli.plots import check_plot, save_capacity_plot
+from repro.cli.plots import check_plot, save_capacity_plot, save_plot
 from repro.cli.sweep import check_regular, readable
 from repro.families.cost import CostKnobs
 from repro.families.platforms import DllmPart, Platform, paper_objectives
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from repro.capacity.answers import Answer
     from repro.capacity.objectives import Objective
     from repro.capacity.question import Question, Sizes
+    from repro.capacity.readings import Change
     from repro.capacity.sites import Site
     from repro.reports.memory import PlanCase
     from repro.workloads.sessions import SessionCard, SessionWorkloadConfig
@@ -363,6 +364,10 @@ class CapacityGoal(Checked):
     """Whose card says what a file of its own format is, and draws what it lacks [default: none]."""
     model: str | None = None
     """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..., or a folder with a config.json [default: the platform's]."""
+    vary: list[str] | None = None
+    """NAME=VALUE,VALUE of a knob, of model or of platform: rates with each, all else held as the answer has it; several times."""
+    audit: bool = False
+    """Tell the knobs given that change no rate, by leaving each out."""
     gpu_price: list[str] | None = None
     """Dollars for an hour of a GPU, as 2.5 for all, or PLATFORM=2.5; several times."""
 
@@ -381,6 +386,19 @@ class CapacityGoal(Checked):
             )
             found |= dict.fromkeys([where] if where else platforms, price)
         return found
+
+    def changes(self, given: Mapping[str, Any]) -> list[Change]:
+        """Those of ``vary``, and the knobs ``given`` left out where that is asked."""
+        from repro.capacity.readings import Change
+
+        found = []
+        for word in self.vary or ():
+            name, equals, values = word.partition("=")
+            require(bool(name and equals and values), f"vary={word!r} is no change: write NAME=VALUE,VALUE")
+            for text in values.split(","):
+                value = text if name == "platform" else opt.parse_knobs([f"{name}={text}"], {})[name]
+                found.append(Change(name=name, value=value))
+        return found + [Change(name=name, value=None) for name in (given if self.audit else ())]
 
     def question(self, charged: opt.Charged, searched: Searched, knobs: Sequence[str]) -> Question:
         from repro.capacity.question import Question
@@ -425,6 +443,9 @@ def capacity(
     check_regular("workload", Path(options.workload))
     with readable("workload", question.path, [] if options.dataset_name is None else [options.dataset_name]):
         sites = question.sites(sizes)
+    changes = options.changes(question.knobs)
+    for change in changes:
+        change.of(question).sites(sizes)
     rate = options.rate if options.autoscale is None else _own_rate(sites, options)
     search = Search(question=question, sizes=sizes, rate=rate, resolution=searched.resolution)
     with counting("deployments") as advance:
@@ -444,17 +465,36 @@ def capacity(
     }
     notes = _capacity_notes(answers, rows, options)
     steps = _stepped(answers, rows, sizes, options.autoscale, notes) if options.autoscale is not None else []
+    effects = _effects(question, answers, changes, searched.resolution, notes) if changes else []
     if json:
-        print_json({**about, "answers": rows, "notes": notes})
+        print_json({**about, "answers": rows, "effects": effects, "notes": notes})
     else:
         _print_answers(rows, about, sites[0].hardware()[0].name, objectives)
-        if steps:
-            print_table("GPUs by step", tuple(steps[0]), [tuple(each.values()) for each in steps])
+        _print_readings(steps, effects)
         for line in notes:
             say(line)
     if plot is not None and rows:
-        drawn = save_capacity_plot(plot, f"{Path(options.workload).name}: {about['slo']}", rows, sites[0].unit)
+        title = f"{Path(options.workload).name}: {about['slo']}"
+        drawn = _drawn_effects(plot, title, effects) or save_capacity_plot(plot, title, rows, sites[0].unit)
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+
+
+def _print_readings(steps: Sequence[Mapping[str, str]], effects: Sequence[Mapping[str, Any]]) -> None:
+    if steps:
+        print_table("GPUs by step", tuple(steps[0]), [tuple(each.values()) for each in steps])
+    if effects:
+        shown = [
+            (*[str(row[name]) for name in EFFECT], number(row["rate"], 3), number(row["percent"])) for row in effects
+        ]
+        print_table("With one change, all else held", (*EFFECT, "rate /s", "% of as asked"), shown)
+
+
+def _drawn_effects(plot: Path, title: str, effects: Sequence[Mapping[str, Any]]) -> tuple[Path, Path] | None:
+    """A tornado: a point for each change, about a line at the rate as asked; None where nothing was changed."""
+    if not effects:
+        return None
+    bars = [{"label": " ".join(str(row[name]) for name in EFFECT[:4]), **row, "valid": True} for row in effects]
+    return save_plot(plot, title, bars, {"percent": "% of the rate as asked"}, {"percent": 100})
 
 
 def _own_rate(sites: Sequence[Site], options: CapacityGoal) -> float:
@@ -505,6 +545,44 @@ def _stepped(
             )
             line[where] = "-" if step["gpus"] is None else str(step["gpus"])
     return list(table.values())
+
+
+EFFECT = ("system", "platform", "gpus", "change", "plan")
+
+
+def _effects(
+    question: Question, answers: Sequence[Answer], changes: Sequence[Change], resolution: float, notes: list[str]
+) -> list[dict[str, Any]]:
+    """A row for each change of each answer; adds to the notes which knobs changed nothing."""
+    from repro.capacity.readings import varied
+
+    found = []
+    for answer in answers:
+        if answer.plan is None:
+            continue
+        with counting("changes") as advance:
+            own, *others = varied(question, answer, changes, resolution, advance)
+        rows = []
+        for change, each in zip((None, *changes), (own, *others), strict=True):
+            plan, rate, where = each.plan, each.rate, each.site.cell.platform.rpartition(":")[2].lower()
+            rows.append(
+                {
+                    "system": each.site.title,
+                    "platform": where,
+                    "gpus": each.gpus,
+                    "change": each.site.label,
+                    "plan": "none" if plan is None else " ".join(filter(None, (plan.name, plan.schedule))),
+                    "rate": rate,
+                    "percent": 100 * (rate or 0.0) / own.rate if own.rate else None,
+                    "obtained": each.site.obtained,
+                }
+            )
+            if change is not None and change.value is None and (rate, each.at) == (own.rate, own.at):
+                notes.append(
+                    f"{each.site.title} on {where}: {change.name} changed no number, without it the rate is the same"
+                )
+        found += sorted(rows, key=lambda row: -abs((row["percent"] or 0) - 100))
+    return found
 
 
 def _answer_row(answer: Answer, objectives: Sequence[Objective], price: float | None) -> dict[str, Any]:

@@ -153,6 +153,25 @@ def test_diffusion_systems_serve_requests_on_engines_that_share_them(own):
         assert (refused.code, said in refused.err) == (2, True)
 
 
+def test_changes_are_made_one_at_a_time_on_the_answers_own_plan(own, tmp_path):
+    options = ("--system", "vllm-sim", "--knob", "max_num_seqs=100", "--audit", "--plot", tmp_path / "effects.png")
+    vary = ("--vary", "platform=h20,h200", "--vary", "max_num_batched_tokens=16", "--vary", "kv_tokens=900000000")
+    found = json.loads(asked(own, *options, *vary, "--json").out)
+    (row,) = found["answers"]
+    percent = {each["change"]: each["percent"] for each in found["effects"]}
+    assert percent["platform=h20"] < 60
+    assert percent["max_num_batched_tokens=16"] < 100
+    same = ("as asked", "platform=h200", "kv_tokens=900000000", "without max_num_seqs")
+    assert {name: percent[name] for name in same} == dict.fromkeys(same, 100)
+    assert {each["plan"].split()[0] for each in found["effects"]} == {row["plan"]}
+    assert {each["rate"] for each in found["effects"] if each["change"] in same} == {row["rate"]}
+    assert any("max_num_seqs changed no number" in each for each in found["notes"])
+    assert not any("scheduling" in each for each in found["notes"])
+    assert "platform=h20" in (tmp_path / "effects.csv").read_text()
+    for word in ("precision", "nosuch=1", "platform=nosuch", "num_gpus=2"):
+        assert asked(own, "--system", "vllm-sim", "--vary", word).code == 2
+
+
 def test_the_plot_has_a_csv_with_the_pareto_front(own, tmp_path):
     plot = tmp_path / "front.pdf"
     result = asked(own, "--plot", plot, gpus="2..8")
