@@ -37,11 +37,9 @@ from engines.attention.flash import (
     torch_varlen_kernels,
 )
 from engines.attention.registry import Example, probe
-from engines.cost.peaks import Peaks
 from engines.errors import UserError
 from engines.kernels import host
 from engines.kernels import probe as kernel_probe
-from repro.bench import attention as benchmark
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 EMULATED = FlashAttnKernel(flash_attn_varlen_forward, takes_used_k=True)
@@ -426,39 +424,3 @@ def test_a_forced_backend_is_taken_or_refused():
     with pytest.raises(UserError, match="'flash' is not known: give auto or one of flash-attn, torch-varlen"):
         attention_backend("flash", CPU, torch.float32, 16, 4, 4)
     assert attention_backend("sdpa", CUDA, torch.float32, 16, 4, 4) == Sdpa()
-
-
-# ---- the benchmark ------------------------------------------------------------------------
-
-
-def test_the_floor_counts_products_and_bytes():
-    heads = benchmark.Heads(n_heads=4, n_kv_heads=2, head_dim=8, longest=20, window=2)
-    flops, moved_bytes = heads.work([2, 3], [10, 20], 2)
-    assert flops == 4 * (2 * 10 + 3 * 20) * 4 * 8
-    assert moved_bytes == 2 * (2 * 5 * 4 * 8 + 2 * 30 * 2 * 8)
-
-
-@pytest.mark.parametrize(("rates", "bound"), [((1.0, 1e9), "compute"), ((1e12, 1.0), "memory")])
-def test_the_floor_is_the_larger_of_two_times(rates, bound):
-    batch = benchmark.AttentionBatch.make(benchmark.MODELS["tiny"], "reuse", 2, CPU, torch.float32)
-    peaks = Peaks(*rates, how="told")
-    row = benchmark.row("tiny", "reuse", 2, "sdpa", batch, peaks, 1)
-    floor_s = batch.flops if bound == "compute" else batch.moved_bytes
-    assert (row["bound"], row["floor_us"]) == (bound, 1e6 * floor_s)
-
-
-@pytest.mark.parametrize("phase", benchmark.PHASES)
-def test_the_benchmark_times_what_it_counts(phase):
-    heads = benchmark.MODELS["tiny"]
-    batch = benchmark.AttentionBatch.make(heads, phase, 3, CPU, torch.float32)
-    taken: set[int] = set()
-    products = 0
-    for (q0, q1), (k0, k1) in zip(batch.spans.q_runs or (), batch.spans.k_runs or (), strict=True):
-        assert not taken & set(range(k0, k1)), "requests do not share rows"
-        taken |= set(range(k0, k1))
-        products += (q1 - q0) * (k1 - k0)
-    assert batch.flops == 4 * products * heads.n_heads * heads.head_dim
-    assert max(taken) < batch.k.shape[0]
-    assert (len(taken) < batch.k.shape[0]) == (phase == "reuse"), "a pool has gaps, packed rows have none"
-    for backend in (Sdpa(), SdpaPadded()):
-        assert benchmark.time_backend(backend, batch, 2) > 0

@@ -1,7 +1,6 @@
 """The CUDA path's kernels: their references against what the CPU path computes, the kernels against their
 references in triton's interpreter, and their compilation for GPUs that are not here."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -9,7 +8,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -31,7 +29,6 @@ from engines.kernels.pack import Building, pack_reference
 from engines.kernels.rowwise import rms_norm_reference, rotate_reference, swiglu_reference
 from engines.kernels.scores import scores_reference
 from engines.models.layers import RMSNorm, inverse_frequencies, rotary_tables, rotate_halves, rotate_in_float32
-from repro.bench import kernels as benchmark
 
 dtypes = st.sampled_from(sorted(DTYPES))
 seeds = st.integers(0, 2**31)
@@ -294,26 +291,6 @@ def test_available(monkeypatch):
     assert available(torch.device("cuda")) == installed
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert available(torch.device("cpu")) == installed
-
-
-# ---- the benchmark --------------------------------------------------------------------------
-
-
-def test_the_benchmark_times_references_where_kernels_cannot_run(tmp_path, monkeypatch, capsys):
-    peaks = SimpleNamespace(flops_per_s=1e10, bytes_per_s=1e9)
-    monkeypatch.setattr(benchmark, "measured_peaks", lambda device, dtype: peaks)
-    out = tmp_path / "kernels.json"
-    sizes = "--rows 24 --requests 2 --length 96 --width 64 --vocabulary 300"
-    asked = [*sizes.split(), "--device", "cpu", "--repeats", "1", "--json", str(out)]
-    monkeypatch.setattr(sys, "argv", ["kernels.py", *asked])
-    benchmark.main()
-    rows = json.loads(out.read_text())["rows"]
-    assert {row["kernel"] for row in rows} == set(benchmark.CASES)
-    for row in rows:
-        assert row["kernel_ms"] is None
-        assert row["reference_ms"] > 0
-        assert row["floor_ms"] == pytest.approx(row["mib"] * 2**20 / 1e9 * 1e3)
-    assert "references only" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))

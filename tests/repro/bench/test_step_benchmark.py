@@ -1,22 +1,19 @@
-"""The step and head benchmarks time what the engine runs."""
+"""The step benchmark times what the engine runs."""
 
 from dataclasses import replace
 
 import pytest
-import torch
 from support.tiny_models import GQA, network
 
 from engines.cost.roofline import L40S, Roofline, StepWork
 from engines.dllm.config import DelayedCache, EngineConfig, Phase
-from engines.dllm.denoise import FusedReduction
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.plan import StepPlan
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.simulated import step_work
-from engines.kernels.probe import TritonKernels
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import STEP_PARTS
-from repro.bench import logits, step
+from repro.bench import step
 from repro.bench.common import table
 from repro.bench.step import KINDS, StepBatch, run_round, time_steps
 
@@ -80,28 +77,6 @@ def test_a_row_of_the_table(kind):
     assert 0 < row["outside"] < 1
     assert row["graph"] == 0
     assert kind in table([row])
-
-
-def test_chunks_of_logits_bound_memory_and_cost_streams_of_the_head():
-    hidden = torch.randn((64, GQA.width), generator=torch.Generator().manual_seed(0))
-    rows = [logits.time_head(GQA.name, network(GQA), hidden, size, L40S, repeats=1) for size in (8, 64)]
-    assert [row["chunks"] for row in rows] == [8, 1]
-    assert all(row["peak_bytes"] >= row["max_num_logits"] * GQA.vocab * 4 for row in rows)
-    assert rows[0]["peak_bytes"] < rows[1]["peak_bytes"]
-    weights, whole = SHAPE.streamed_weight_bytes_head, 64 * SHAPE.logits_bytes_per_row
-    assert [row["chunked_ms"] for row in rows] == pytest.approx(
-        [1e3 * (chunks * weights + whole) / L40S.bandwidth for chunks in (8, 1)]
-    )
-    assert [row["whole_ms"] for row in rows] == pytest.approx([1e3 * weights / L40S.bandwidth] * 2)
-    assert GQA.name in table(rows)
-    assert not any(row["fused"] for row in rows)
-
-
-def test_the_head_is_timed_with_the_reduction_that_serves(monkeypatch):
-    config = EngineConfig(max_num_logits=8)
-    assert logits.serving_reduction(network(GQA), 8) == packed_executor(network(GQA), config, 8).kernels.reduction
-    monkeypatch.setattr(TritonKernels, "serve", lambda self, *names: "confidence" in names)
-    assert isinstance(logits.serving_reduction(network(GQA), 8), FusedReduction)
 
 
 @pytest.mark.gpu

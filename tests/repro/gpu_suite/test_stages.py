@@ -32,7 +32,7 @@ LARGE = ("mixing", "prefill")
 """Stages of cards that hold Qwen2.5-7B with its K/V and graphs."""
 ALL = (
     *("tests", "mixing", "throughput", "step", "small-card", "goldens", "profile", "shapes", "block"),
-    *("prefill", "paper-length", "burst", "kernels", "agreement", "figures"),
+    *("prefill", "paper-length", "burst", "agreement", "figures"),
 )
 
 
@@ -179,7 +179,7 @@ def test_every_benchmark_is_a_script(h200):
     from repro.paths import REPO
 
     scripts = {job.experiment.cell.knob_values.get("script") for job in h200} - {None}
-    assert scripts == {"step", "peaks", "host", "attention", "kernels", "logits", "prefill", "prefill_loops"}
+    assert scripts == {"step", "peaks", "host", "prefill", "prefill_loops"}
     assert all((REPO / "repro" / "bench" / f"{script}.py").is_file() for script in scripts)
 
 
