@@ -23,10 +23,10 @@ from repro.cli.output import counted, counting, number, print_json, print_table,
 from repro.cli.plots import check_plot, save_capacity_plot, save_plot
 from repro.cli.sweep import check_regular, readable
 from repro.families.cost import CostKnobs
-from repro.families.platforms import DllmPart, Platform, paper_objectives
+from repro.families.platforms import PLATFORMS, DllmPart, Platform, paper_objectives
 from repro.families.platforms import card as card_named
 from repro.families.platforms import platform as platform_of
-from repro.workloads.knobs import TimeUnit
+from repro.workloads.knobs import TimeUnit, named_after, place_of
 
 if TYPE_CHECKING:
     from engines.ampd.performance import PerformanceModel
@@ -134,11 +134,11 @@ class PlanClusterOptions(CostKnobs, Checked):
     model: str
     """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..., or a folder with a config.json."""
     trace: str
-    """toolbench, gaia, hotpotqa or dureader."""
+    """toolbench, gaia, hotpotqa or dureader; or sessions of yours, a file or module:NAME as repro capacity takes it."""
     gpus: int
     """GPUs to split."""
     hardware: str = "h20"
-    """The kind of GPU: h20, b200, h200, h100, a100, l40s or rtx4090, a card's YAML file, or module:NAME."""
+    """The kind of GPU: h20, b200, h200, h100, a100, l40s or rtx4090, a card's YAML file, module:NAME, or h20x32 and h200x32."""
     constants: str = "physical"
     """Constants of the cost model, of a composed one its overheads: physical, trial-r2, ..."""
 
@@ -157,6 +157,8 @@ class SessionOptions(Checked):
     panel: ClassVar[str] = opt.WORKLOAD
     rate: Annotated[float, Range(1e-6, 1e6)] | None = None
     """Sessions/s to plan for [default: 0.6 for the GPUs of the trace's card]."""
+    slo: str | None = None
+    """Objectives in place of the next two, as repro capacity takes them: 'ttft:p95:2000 itl:p95:50'."""
     slo_ttft_s: ObjectiveSeconds | None = None
     """TTFT objective [default: the paper's]."""
     slo_itl_s: ObjectiveSeconds | None = None
@@ -166,9 +168,20 @@ class SessionOptions(Checked):
     num_sessions: Annotated[int, Range(1, 10**5)] | None = None
     """Sessions of the sample [default: 99, more for more GPUs]."""
 
-    def slo(self, model: str, trace: str) -> Slo:
+    def objectives(self, model: str, trace: str) -> Slo:
         from engines.policies.views import Slo
+        from repro.capacity.objectives import parse_objectives, tightest
 
+        if self.slo is not None:
+            found = parse_objectives(self.slo, ("ttft", "tpot", "itl"))
+            limits = tightest(found, "ttft"), tightest(found, "tpot", "itl")
+            require(
+                (self.slo_ttft_s, self.slo_itl_s) == (None, None)
+                and None not in limits
+                and {each.percentile for each in found} == {95},
+                f"slo={self.slo!r} must be all the objectives, one of ttft and one of itl at p95: plans are made for these",
+            )
+            return Slo(ttft_s=limits[0], itl_s=limits[1])  # type: ignore[arg-type]
         printed = paper_objectives().get((model, trace))
         ttft_s = self.slo_ttft_s or (printed and printed.ttft_ms / 1e3)
         itl_s = self.slo_itl_s or (printed and printed.itl_ms / 1e3)
@@ -177,10 +190,28 @@ class SessionOptions(Checked):
             require(False, f"{model} on {trace} has no published objective: give {missing}, in seconds")
         return Slo(ttft_s=ttft_s, itl_s=itl_s)  # type: ignore[arg-type]
 
-    def workload(self, card: SessionCard, gpus: int, rate: float) -> SessionWorkloadConfig:
+    def workload(self, trace: str, card: SessionCard | None, gpus: int, rate: float) -> SessionWorkloadConfig:
+        """The sessions of a card, or those of ``trace``, a file or workload of a user's own."""
+        from repro.families.cluster.ampd_settings import SessionKnobs
         from repro.workloads.draws import ArrivalConfig
+        from repro.workloads.served import trace_asked, trace_of
         from repro.workloads.sessions import SessionWorkloadConfig
 
+        if card is None:
+            require(
+                self.trace_path is None,
+                f"trace_path={str(self.trace_path)!r} has no effect with trace={trace!r}: leave one out",
+            )
+            file = trace_asked(named_after(trace), SessionKnobs(workload=trace), {"workload": trace})
+            assert file is not None
+            return SessionWorkloadConfig(
+                trace=named_after(trace),
+                num_sessions=self.num_sessions or len(trace_of(file, PLAN_SEED).sessions),
+                seed=PLAN_SEED,
+                arrivals=ArrivalConfig(kind="poisson", rate=rate),
+                meets_totals=False,
+                file=file,
+            )
         usual = max(card.paper_sessions, card.paper_sessions * gpus // card.num_gpus)
         path = self.trace_path
         return SessionWorkloadConfig(
@@ -225,27 +256,22 @@ def plan_cluster(
     from repro.families.cluster.system import shape_named
     from repro.workloads.sessions import load_session_card
 
-    card, shape, gpu = load_session_card(options.trace), shape_named(options.model), card_named(options.hardware)
+    is_own = Path(options.trace).is_file() or place_of(options.trace) is not None
+    card, shape = None if is_own else load_session_card(options.trace), shape_named(options.model)
+    gpu = card_named(platform_of(options.hardware).gpu if options.hardware in PLATFORMS else options.hardware)
+    name = named_after(options.trace) if card is None else card.name
+    require(
+        card is not None or sample.rate is not None, f"trace={options.trace!r} is planned for at a rate: give --rate"
+    )
     require(
         shape not in DIFFUSION,
         f"model={shape.name!r} is a diffusion model and has no prefill and decode workers: use an autoregressive one",
     )
-    rate, slo = sample.rate or PLANNING_RATE * options.gpus / card.num_gpus, sample.slo(shape.name, card.name)
-    options = options.on(gpu, shape)
-    found = _planned(options, sample, solved, shape, gpu, rate, slo)
-    rows = [
-        {
-            "rank": rank,
-            "deployment": str(plan.deployment),
-            "worst_of_slo": plan.value,
-            "ttft_p95_s": plan.prefill.seconds,
-            "ttft_p95_of_slo": plan.prefill.of_slo,
-            "round_decode_p95_s": plan.decode.seconds,
-            "itl_p95_of_slo": plan.decode.of_slo,
-            "itl_p95_s": plan.decode.of_slo * slo.itl_s,
-        }
-        for rank, plan in enumerate(found.plans, start=1)
-    ]
+    rate = sample.rate or PLANNING_RATE * options.gpus / (1 if card is None else card.num_gpus)
+    options, slo = options.on(gpu, shape), sample.objectives(shape.name, name)
+    workload = sample.workload(options.trace, card, options.gpus, rate)
+    found = _planned(options, workload, solved, shape, gpu, rate, slo)
+    rows = _planned_rows(found.plans, slo)
     if json:
         how = {
             "constants": found.constants,
@@ -255,11 +281,11 @@ def plan_cluster(
             "plan_seconds": found.plan_s,
             "obtained": options.obtained,
         }
-        about = {"model": shape.name, "trace": card.name, "gpus": options.gpus, "hardware": gpu.name, "rate": rate}
+        about = {"model": shape.name, "trace": name, "gpus": options.gpus, "hardware": gpu.name, "rate": rate}
         print_json({**about, "slo": {"ttft_s": slo.ttft_s, "itl_s": slo.itl_s}, **how, "plans": rows})
         return
     print_table(
-        f"{shape.name}, {card.title}, {options.gpus} x {gpu}, {rate:g} sessions/s ({options.obtained})",
+        f"{shape.name}, {name if card is None else card.title}, {options.gpus} x {gpu}, {rate:g} sessions/s ({options.obtained})",
         tuple(CLUSTER_COLUMNS),
         [tuple(said(row) for said in CLUSTER_COLUMNS.values()) for row in rows],
     )
@@ -274,9 +300,25 @@ def plan_cluster(
     )
 
 
+def _planned_rows(plans: Sequence[Plan], slo: Slo) -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": rank,
+            "deployment": str(plan.deployment),
+            "worst_of_slo": plan.value,
+            "ttft_p95_s": plan.prefill.seconds,
+            "ttft_p95_of_slo": plan.prefill.of_slo,
+            "round_decode_p95_s": plan.decode.seconds,
+            "itl_p95_of_slo": plan.decode.of_slo,
+            "itl_p95_s": plan.decode.of_slo * slo.itl_s,
+        }
+        for rank, plan in enumerate(plans, start=1)
+    ]
+
+
 def _planned(
     options: PlanClusterOptions,
-    sample: SessionOptions,
+    workload: SessionWorkloadConfig,
     solved: SolverOptions,
     shape: ModelShape,
     card: Gpu,
@@ -285,13 +327,12 @@ def _planned(
 ) -> PlannedCluster:
     from engines.ampd.planner import PlannerConfig, PlanningWorkload, coefficients, solve
     from repro.families.cluster.ampd_settings import hardware_of, performance_of, profiled_context, sessions_of
-    from repro.workloads.sessions import load_session_card
 
     config = PlannerConfig(method=solved.method)  # type: ignore[arg-type]
-    workload, gpus = sample.workload(load_session_card(options.trace), options.gpus, rate), options.gpus
-    with readable("trace-path", sample.trace_path, [options.trace]):
+    path, gpus = workload.trace_path, options.gpus
+    with readable("trace-path", None if path is None else Path(path), [options.trace]):
         drawn = sessions_of(workload)
-    if sample.trace_path is not None:
+    if path is not None or workload.file is not None:
         say(drawn.provenance.description, file=sys.stderr)
     ground = hardware_of(shape, card, options.constants, options.framework)
     degrees = ground.degrees(min_kv_tokens=max(session.context_tokens for session in drawn.sessions))

@@ -47,6 +47,25 @@ def test_sessions_of_ones_own_are_planned_for_as_they_are(tmp_path):
     assert 7 < long[0]["ttft_p95_s"] / short[0]["ttft_p95_s"] < 15
 
 
+def test_a_file_and_objectives_as_a_capacity_takes_them_are_planned_for(tmp_path):
+    """As the same sessions by --trace-path."""
+    asked = own_sessions(tmp_path, 800)
+    plan = ("plan-cluster", "--model", "Llama-3.1-70B", "--gpus", "16")
+    found, same = (
+        json.loads(repro(*plan, *options).out)
+        for options in (
+            ("--trace", asked[1], "--slo", "ttft:p95:5000 itl-gap:p95:50", "--hardware", "h20x32", *asked[4:]),
+            ("--trace", "dureader", *asked),
+        )
+    )
+    assert (found["slo"], found["hardware"]) == (same["slo"], same["hardware"])
+    assert [each["deployment"] for each in found["plans"]] == [each["deployment"] for each in same["plans"]]
+    assert found["plans"][0]["ttft_p95_s"] == pytest.approx(same["plans"][0]["ttft_p95_s"], rel=0.05)
+    for options in (("--slo", "ttft:p90:1 itl:p95:1"), ("--slo", "ttft:p95:1"), ()):
+        refused = repro(*plan, "--trace", asked[1], *options, *(asked[4:6] if options else ()))
+        assert (refused.code, ("slo=" if options else "--rate") in refused.err) == (2, True)
+
+
 def test_a_session_that_no_worker_holds_is_refused(tmp_path):
     done = repro(*PLAN, *own_sessions(tmp_path, 20_000_000))
     assert done.code == 2
@@ -72,6 +91,7 @@ def test_an_audit_tells_the_options_that_changed_no_number_and_why(tmp_path):
     assert {each["option"]: each["why"] for each in found["audit"]} == {
         "precision": "equal to the default",
         "num_gpus": "same numbers without it",
+        "scheduling": "same numbers without it",
     }
     measured = repro("bench", "--audit", "--executor", "torch", "--num-prompts", "2", "--result-dir", str(tmp_path))
     assert (measured.code, "audit" in measured.err) == (2, True)
