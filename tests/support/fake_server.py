@@ -57,7 +57,7 @@ class _Frontend(MockOpenAI):
 
 
 async def _serve(port: int, how: str, kind: type[MockOpenAI]) -> None:
-    mock = (_Dying if how == "die" else kind)(model="served", counter="vllm:generation_tokens")
+    mock = (_Dying if how == "die" else kind)(model="served")
     if isinstance(mock, _Frontend):
         mock.health = mock.listed
     server = await asyncio.start_server(mock.handle, "127.0.0.1", port)

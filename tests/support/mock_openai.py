@@ -35,9 +35,6 @@ class MockOpenAI:
     num_silent: int = 0
     """Last tokens of every answer that have no text, and no id."""
     model: str = "mock"
-    counter: str | None = None
-    """Name under which /metrics counts the tokens of answers; None: it has no metrics."""
-    uncounted_tokens: int = 0
     """That somebody else seems to have had, a request."""
     health: Callable[[], Any] = dict
     """What /health says."""
@@ -79,10 +76,6 @@ class MockOpenAI:
                     )
                 elif head.startswith(("get /health", "get /ready")):
                     await self._say(writer, 200, self.health())
-                elif head.startswith("get /metrics") and self.counter is not None:
-                    count = sum(body["max_tokens"] + self.uncounted_tokens for body in self.bodies)
-                    page = f"# TYPE {self.counter} counter\n{self.counter}_total {count}\n# TYPE open gauge\nopen 0\n"
-                    await self._say_bytes(writer, 200, page.encode())
                 elif head.startswith("post /v1/") and self._next_post() in self.drops:
                     writer.write(self.dropped)
                     if self.dropped:

@@ -9,7 +9,6 @@ import numpy as np
 
 from repro.families.http.endpoint import count_tokens
 from repro.families.http.requests import prompt_bounds
-from repro.families.http.server_metrics import tokens_generated
 from repro.runs.family import (
     Floats,
     Mask,
@@ -32,8 +31,6 @@ MIN_RATE_SHARE = 0.95
 MAX_DRIFT, MIN_DRIFT_S = 2.0, 0.1
 """A run drifts whose last quarter waits this many times as long for its first output as its first quarter, and this much
 longer: the rate is above what the endpoint can serve, and latencies say how long the run was."""
-MAX_OTHERS = 0.01
-"""Share of tokens that others may have had of the server."""
 BUNCH, MAX_BUNCHED = 4, 0.01
 """Pieces of one answer in one network read, and the share of bunched pieces of all, that are told: two may meet by chance."""
 
@@ -348,19 +345,6 @@ def no_drift(record: RunRecord) -> Iterator[str]:
         )
 
 
-def nobody_else(record: RunRecord) -> Iterator[str]:
-    """By the server's own count of tokens, where it tells one. Of failed requests nobody knows how many they had."""
-    counted = tokens_generated(record.facts.get("server_metrics"))
-    if counted is None or not is_ok(record).all():
-        return
-    own = sum(record.requests["output_len"])
-    if counted > (1 + MAX_OTHERS) * own:
-        yield (
-            f"the server generated {counted:.0f} tokens during the run, of which {own} were asked for here: measure it while "
-            f"nobody else uses it"
-        )
-
-
 SHOW_IDS = "let the endpoint tell ids, as with --knob extra='{\"return_token_ids\": true}'"
 
 
@@ -422,6 +406,5 @@ HTTP = family_in(
         answers_sent,
         cold_cache,
         no_drift,
-        nobody_else,
     ),
 )

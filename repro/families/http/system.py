@@ -14,7 +14,6 @@ from engines.errors import RunError, require
 from repro.families.http.endpoint import require_client
 from repro.families.http.record import HTTP, tables_of, warnings
 from repro.families.http.requests import HttpKnobs, HttpWorkload, resolve, tokenizer_of, workload_of
-from repro.families.http.server_metrics import Page, change, fetch
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.http_driver import Exchange, drive_http
@@ -55,24 +54,20 @@ class HttpDeployment:
     def run(self, workload: HttpWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         nonce = token_hex(8) if self.knobs.unique_prefix else None
         sent = workload if nonce is None else workload.with_prefixes(nonce)
-        exchanges, told = asyncio.run(self._drive(sent, on_progress))
+        exchanges = asyncio.run(self._drive(sent, on_progress))
         # Tokens are counted behind the run: it would make the clock late.
         encode = None if self.knobs.tokenizer is None else tokenizer_of(self.knobs.tokenizer).encode
-        counted, faults = change(*told)
-        facts = {**self.facts, "prefix_nonce": nonce, "history": _history(exchanges), "server_metrics": counted}
+        facts = {**self.facts, "prefix_nonce": nonce, "history": _history(exchanges)}
         record = RunRecord(
             tables=tables_of(exchanges, encode),
             manifest={"obtained": self.obtained, "dataset": asdict(workload.provenance), "facts": facts},
         )
         # The manifest holds these very facts.
         facts["tokens_counted_by"] = dict(Counter(by for by in record.requests["counted_by"] if by is not None))
-        facts["warnings"] = [*faults, *warnings(record)]
+        facts["warnings"] = [*warnings(record)]
         return record
 
-    async def _drive(
-        self, workload: HttpWorkload, on_progress: OnProgress | None
-    ) -> tuple[list[Exchange], tuple[Page, Page]]:
-        """Every exchange, and what the server's page of metrics said before them and after them."""
+    async def _drive(self, workload: HttpWorkload, on_progress: OnProgress | None) -> list[Exchange]:
         endpoint = self.knobs.endpoint
         async with endpoint.sending(needs_count=self.knobs.tokenizer is None) as send:
             for number in range(self.knobs.num_warmups):
@@ -80,11 +75,9 @@ class HttpDeployment:
                 reply = await send(warming.ask(0, ()).body, time.perf_counter)
                 if reply.error is not None:
                     raise RunError(f"warm-up request {number} failed: {reply.error}")
-            before = fetch(endpoint.base, endpoint.headers)
-            exchanges = await drive_http(
+            return await drive_http(
                 workload.conversations, send, max_concurrency=self.knobs.max_concurrency, on_progress=on_progress
             )
-            return exchanges, (before, fetch(endpoint.base, endpoint.headers))
 
 
 def _history(exchanges: Sequence[Exchange]) -> str | None:

@@ -19,7 +19,6 @@ from baselines.servers.asking import NoPage, ask
 from engines.errors import RunError, UserError
 from repro.families.http import endpoint
 from repro.families.http.record import HTTP
-from repro.families.http.server_metrics import Page, change
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
@@ -58,7 +57,7 @@ def cell(url: str, **knobs: Any) -> Cell:
 
 # -- redirects --------------------------------------------------------------------------------------------------
 
-PATHS = {"get /v1/models": "answers /v1/models with", "post /v1/": "", "get /metrics": "/metrics is not used:"}
+PATHS = {"get /v1/models": "answers /v1/models with", "post /v1/": ""}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -138,12 +137,11 @@ def test_a_page_that_is_not_whole_is_none(what, monkeypatch):
     pieces, sentence = PAGES[what]
     monkeypatch.setattr(asking, "MOST_BYTES", 10**6)
     monkeypatch.setattr(asking, "ASK_S", 0.3 if "within" in sentence else 30.0)
-    raw = {"get /v1/models": pieces, "get /metrics": pieces}
-    with mock_server(MockOpenAI(raw=raw)) as url:
+    with mock_server(MockOpenAI(raw={"get /v1/models": pieces})) as url:
         with pytest.raises(UserError) as refused:
             prepare(cell(url))
         with pytest.raises(NoPage):
-            ask(f"{url}/metrics")
+            ask(f"{url}/v1/models")
     assert sentence in str(refused.value)
 
 
@@ -299,38 +297,11 @@ def test_tokens_that_nothing_shows_are_told_and_no_fault():
     assert not any(unseen in each for each in reasons(MockOpenAI(has_ids=False))[1].facts["warnings"])
 
 
-# -- /metrics ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "counted", "warning"),
-    [
-        *DATA["metrics"],
-        ("", "a{" + "x" * 20000 + "} 5\n", None, "is not used: it has a line of more than 16384 characters"),
-        ("", "a 5\n" * (1 << 20) + "b 5\n", None, "is not used: it has more than 4194304 characters"),
-    ],
-)
-def test_what_a_server_counts(before, after, counted, warning):
-    found, warnings = change(Page(text=before), Page(text=after))
-    assert found == counted
-    assert (warning in warnings[0]) if warning else not warnings
-
-
-def test_pages_that_are_none_are_told_apart():
-    assert change(Page(), Page()) == (None, [])
-    whole = Page(text="a_total 1\n")
-    for faulty in ((Page(fault="it broke off"), whole), (whole, Page(fault="it broke off"))):
-        assert change(*faulty) == (None, ["the server's /metrics is not used: it broke off"])
-
-
-def test_a_page_of_metrics_that_is_cut_is_told_and_not_used(tmp_path, monkeypatch):
-    cut = says(sized(b"vllm:generation_tokens_total 12\n", 5))
-    with mock_server(MockOpenAI(raw={"get /metrics": cut}, gap_s=0.002)) as url:
+def test_a_table_of_a_server_fits_a_narrow_terminal(tmp_path, monkeypatch):
+    with mock_server(MockOpenAI(gap_s=0.002)) as url:
         words = f"bench --url {url} --num-prompts 12 --gen-length 3 --input-len 8 --goodput ttft:60000"
         monkeypatch.setenv("COLUMNS", "80")
         said = repro(words, "--result-dir", tmp_path)
-    told = " ".join(said.err.split())
-    assert "the server's /metrics is not used: its body broke off, 5 bytes before its Content-Length" in told
     lines = said.out.splitlines()
     assert max(map(len, lines)) <= 80
     table = dict(line.replace(",", "").split(":", 1) for line in lines if ":" in line)

@@ -38,6 +38,3 @@ def test_a_small_workload_is_completed(system, settings, workload):
     assert len(record.requests["request_id"]) == experiment.workload.num_turns
     assert set(record.requests["status"]) == {"ok"}
     assert record.requests["output_len"] == record.requests["asked_tokens"]
-    told = record.facts["server_metrics"]
-    counter = "dynamo_frontend_output_sequence_tokens_sum" if system == "dynamo" else "vllm:generation_tokens_total"
-    assert sum(value for name, value in told.items() if name.startswith(counter)) == sum(record.requests["output_len"])

