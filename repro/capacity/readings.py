@@ -38,12 +38,11 @@ def varied(
     site, plan = answer.site, answer.plan
     assert plan is not None
     sizes = parse_sizes(str(answer.gpus))
-    schedule = {name: value for name, value in plan.knobs if name not in SET_HERE}
     own = replace(
         question,
         systems=[site.cell.system],
         platforms=[site.cell.platform],
-        knobs={**schedule, **question.knobs},
+        knobs={**searched_knobs(plan), **question.knobs},
         num_prompts=int(str(site.cell.knob_values["num_prompts"])),
     )
     sites = []
@@ -63,7 +62,7 @@ class Stepped:
     answer: Answer
     """The fewest GPUs that serve the whole file."""
     steps: Sequence[Mapping[str, Any]]
-    """Each with begin_h, hours, sessions, rate, gpus and plan; gpus and plan None where no number of the answer's serves it."""
+    """Each with begin_h, hours, sessions, rate, gpus and plan; gpus and plan None where no number serves it."""
 
     @property
     def gpu_hours(self) -> tuple[float, float]:
@@ -74,27 +73,31 @@ class Stepped:
         )
 
 
+ALIKE = 3
+"""Splits of a number of GPUs that a step tries: those whose share of prefill workers is nearest to the answer's."""
+
+
 def stepped(answer: Answer, sizes: Sequence[int], hours: float) -> Stepped:
     """Each step serves its own arrivals from empty workers, so it begins with no sessions of the step before."""
     site, plan, rate = answer.site, answer.plan, answer.rate
     assert isinstance(site, ClusterSite), "turns are refused"
     assert plan is not None
     assert rate is not None
+    knobs = site.cell.knob_values | searched_knobs(plan)
+    site = replace(site, cell=replace(site.cell, knobs=tuple(knobs.items())))
     arrivals_s = [each.arrival_s for each in site.own_times]
-    fewer = [gpus for gpus in sizes if gpus <= answer.gpus]
     steps = []
     for place in range(math.floor(arrivals_s[-1] / 3600 / hours) + 1):
         begin_s, end_s = 3600 * hours * place, 3600 * hours * (place + 1)
         num = sum(begin_s <= each < end_s for each in arrivals_s)
         length_s = min(end_s, arrivals_s[-1]) - begin_s or 1.0
-        own = replace(site, window_s=(begin_s, end_s))
-        trials = Trials(site=own)
+        trials = Trials(site=replace(site, window_s=(begin_s, end_s)))
 
-        def serving(gpus: int, trials: Trials = trials, local: float = num / length_s) -> Plan | None:
-            alike = [each for each in site.ranked(gpus, local).plans if _kind_of(each) == _kind_of(plan)]
+        def serving(gpus: int, trials: Trials = trials) -> Plan | None:
+            alike = _alike(trials.site.plans(gpus), plan)
             return next((each for each in alike if trials.seen(each, rate, True).serves), None)
 
-        found = fewest(fewer, serving) if num else (fewer[0], None)
+        found = fewest(sizes, serving) if num else (sizes[0], None)
         steps.append(
             {
                 "begin_h": begin_s / 3600,
@@ -108,6 +111,19 @@ def stepped(answer: Answer, sizes: Sequence[int], hours: float) -> Stepped:
     return Stepped(answer=answer, steps=steps)
 
 
-def _kind_of(plan: Plan) -> tuple[object, ...]:
-    """Degrees of its workers, and how they fill their steps."""
-    return plan.prefill and plan.prefill[0], plan.decode[0], plan.schedule
+def searched_knobs(plan: Plan) -> dict[str, Scalar]:
+    """What the search chose besides the deployment."""
+    return {name: value for name, value in plan.knobs if name not in SET_HERE}
+
+
+def _alike(plans: Sequence[Plan], plan: Plan) -> list[Plan]:
+    """Those with the plan's degrees, the nearest in their share of prefill workers first."""
+
+    def share(each: Plan) -> float:
+        return 0.0 if each.prefill is None else each.prefill[1] / (each.prefill[1] + each.decode[1])
+
+    def degrees(each: Plan) -> tuple[object, int]:
+        return each.prefill and each.prefill[0], each.decode[0]
+
+    found = [each for each in plans if degrees(each) == degrees(plan)]
+    return sorted(found, key=lambda each: abs(share(each) - share(plan)))[:ALIKE]

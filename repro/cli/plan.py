@@ -571,9 +571,10 @@ def _stepped(
         where = f"{row['system']}, {row['platform']}"
         fixed, in_steps = found.gpu_hours
         row |= {"steps": found.steps, "fixed_gpu_hours": fixed, "stepped_gpu_hours": in_steps}
-        spared = 100 * (1 - in_steps / fixed)
+        most = max(each["gpus"] or answer.gpus for each in found.steps)
         notes.append(
-            f"{where}: {answer.gpus} GPUs all the time take {fixed:.4g} GPU h, steps of {hours:g} h {in_steps:.4g} ({spared:.0f} % fewer)"
+            f"{where}: {answer.gpus} GPUs all the time take {fixed:.4g} GPU h, steps of {hours:g} h, each within the objectives by itself, "
+            f"{in_steps:.4g} ({100 * (1 - in_steps / fixed):.0f} % fewer), with {most} GPUs in the largest"
         )
         for step in found.steps:
             line = table.setdefault(
@@ -603,7 +604,7 @@ def _effects(
             continue
         with counting("changes") as advance:
             own, *others = varied(question, answer, changes, resolution, advance)
-        rows = []
+        rows: list[dict[str, Any]] = []
         for change, each in zip((None, *changes), (own, *others), strict=True):
             plan, rate, where = each.plan, each.rate, each.site.cell.platform.rpartition(":")[2].lower()
             rows.append(
