@@ -10,7 +10,7 @@ from paper_figures.common.caption import device_text
 from paper_figures.common.figure import Columns, Page, Picture, Table, cell_by_cell
 from paper_figures.common.panel import Axis, Layer, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
-from paper_figures.common.style import WIDE_INCHES, Look, system_look
+from paper_figures.common.style import Look, system_look
 from paper_figures.common.words import number
 from repro.families.cluster.ampd_settings import PLANNING_RATE
 from repro.families.cluster.planning import PLANNER_SYSTEM
@@ -98,7 +98,6 @@ def page(runs: Runs) -> Page:
                 "The paper names neither its processor nor its simulator.",
             ],
             repeats=f"Geometric mean of {len(runs.view.seeds)} samples with its 95 % interval.",
-            width_inches=WIDE_INCHES,
         ),
         notes=[
             f"One decision, {what}: {1e6 * slowest(runs, name):.0f} us, measured." for name, what in DECISIONS.items()

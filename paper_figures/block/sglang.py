@@ -12,7 +12,7 @@ from paper_figures.common.contender import Contender, contenders_beside
 from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Mark, Panel
 from paper_figures.common.runs import Measure, Of, Runs
-from paper_figures.common.style import WIDE_INCHES, Look
+from paper_figures.common.style import Look
 from paper_figures.common.words import shown
 from repro.families.block.settings import MAX_NUM_LOGITS, resolve
 from repro.families.block.system import cost_on
@@ -92,9 +92,7 @@ def page(runs: Runs) -> Page:
         f"{fit(runs)} ({shown(taken, '.2f')} with blocks' ends and the forward that ends them). Assumed: prompts of {PROMPT} tokens, {SHARED} of them shared, "
         f"answers of {TOKENS}, whole; no time of the host.",
     ]
-    return Page(
-        csv=csv_of(runs), picture=Picture(panels=[panel(runs)], caption=about, width_inches=WIDE_INCHES), notes=about
-    )
+    return Page(csv=csv_of(runs), picture=Picture(panels=[panel(runs)], caption=about), notes=about)
 
 
 def csv_of(runs: Runs) -> Table:

@@ -15,7 +15,6 @@ from paper_figures.common.caption import basis, basis_of
 from paper_figures.common.figure import Columns, Page, Picture, table
 from paper_figures.common.panel import Axis, Guide, Layer, Panel, Stack
 from paper_figures.common.runs import Runs
-from paper_figures.common.style import WIDE_INCHES
 from paper_figures.dllm_serve.layout import PAPER, dllm_figure, generation_of, shape_of
 from repro.families.platforms import DllmPart, Platform
 from repro.reports.claims import Finding
@@ -80,7 +79,7 @@ def page(runs: Runs) -> Page:
     }
     return Page(
         table=table(splits, columns),
-        picture=Picture(panels=[panel(splits, scale, unit)], caption=caption, repeats="", width_inches=WIDE_INCHES),
+        picture=Picture(panels=[panel(splits, scale, unit)], caption=caption, repeats=""),
         notes=caption,
     )
 

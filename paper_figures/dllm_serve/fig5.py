@@ -7,7 +7,6 @@ from paper_figures.common.caption import dataset_title, obtained_text, prompt_so
 from paper_figures.common.figure import Columns, Page, Picture, Table, table
 from paper_figures.common.panel import Axis, Bars, Guide, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs, paired
-from paper_figures.common.style import WIDE_INCHES
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, look_of, ours_of, rate_cells
 from paper_figures.dllm_serve.curve import Curves, batch_sentence, curves_of
 from paper_figures.dllm_serve.layout import CARD, PAPER, PRINTED, all_valid, comparison_figure, printed_in
@@ -110,11 +109,7 @@ def page(runs: Runs) -> Page:
         rows.append((name, None, dataset, OURS, measure.column, *[None] * 3, value, *[None] * 2, "paper", None))
     return Page(
         table=Table(columns=measured.columns, rows=rows),
-        picture=Picture(
-            panels=[panel(gains, max(curve.last_rate for curve in curves.all))],
-            caption=caption,
-            width_inches=WIDE_INCHES,
-        ),
+        picture=Picture(panels=[panel(gains, max(curve.last_rate for curve in curves.all))], caption=caption),
     )
 
 

@@ -63,7 +63,6 @@ def page(runs: Runs) -> Page:
         columns=len(LOADS),
         conclusions=[conclusion(runs)],
         about=f"Qwen2.5-14B on one instance, Poisson, {GRAPH_MB[MIDDLE]} MB a graph as printed: memory and time of a capture are the paper's and await a GPU run.",
-        width_inches=7.6,
         notes=notes,
     )
 

@@ -35,7 +35,6 @@ def page(runs: Runs) -> Page:
         ),
         conclusions=[f"{shorts} clients with short prompts change the P90 TTFT of long ones {'; '.join(texts)}."],
         about=asked.sentence + about,
-        width_inches=8,
     )
 
 

@@ -87,7 +87,6 @@ def page(runs: Runs) -> Page:
                 "Log-normal through the printed share and an assumed one of 7 and 3 % above 1,000 tokens; the paper's histogram is not in its text.",
                 f"{NUM_TURNS:,} turns.",
             ],
-            width_inches=7,
         ),
     )
 

@@ -33,7 +33,6 @@ def page(runs: Runs) -> Page:
             f"Short prompts of {shorts} clients wait {alone} alone, {one} beside {first} client with long prompts and {many} beside {last} ({where})."
         ],
         about=f"{asked.sentence} Runs of Figure 1.",
-        width_inches=8,
     )
 
 

@@ -106,7 +106,6 @@ def page(runs: Runs) -> Page:
         ],
         about=f"Qwen2.5-14B, LMSYS-Chat-1M's shares. Load 1 is {CAPACITY[MIDDLE]:g} turns/s an instance. The paper names neither load nor model: its values for "
         f"eight instances are dotted lines; of one instance it prints differences alone. {CUT}",
-        width_inches=8,
     )
 
 

@@ -67,7 +67,6 @@ def page(runs: Runs) -> Page:
         conclusions=[f"Mixing decoding in changes turns/s by {' and '.join(texts)}: it costs either system alike."],
         about="Qwen2.5-14B, ShareGPT's turns; the next turn comes after the whole answer. Apart: as many other GPUs decode, at the pace of a batch of all clients. "
         "Mixed in: prefills go first and decode steps run between them. The paper's text states no value of this figure.",
-        width_inches=8,
     )
 
 

@@ -75,7 +75,6 @@ def page(runs: Runs) -> Page:
         conclusions=[conclusion(runs)],
         about="kappa: how much longer a step takes that holds short and long prompts than by its matrices and attention. A roofline gives 0. Policies do not know "
         "it; the short end of a long prompt counts as short. Closed loop of 64 clients.",
-        width_inches=7.6,
     )
 
 
