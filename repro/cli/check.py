@@ -204,13 +204,12 @@ def train_tiny(
         list[str] | None, typer.Option(help="Tasks it is trained on. By default mini-gsm and mini-code.")
     ] = None,
     given: Annotated[Given, Knobs(lambda: {opt.WORKLOAD: (TRAINED,)})],
-    resume: Annotated[bool, typer.Option(help="Continue an interrupted run in --out.")] = True,
 ) -> None:
     """Train a tiny LLaDA, or block-diffusion model, on generated problems; 'repro eval --model OUT' tells what it solves."""
     from repro.training.loop import train_tiny as train
 
     config = TrainConfig() if not task else TrainConfig(tasks=tuple(task))
-    print_json(train(given_to(config, given), out, resume=resume))
+    print_json(train(given_to(config, given), out))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,6 @@ class TrainConfig(Checked):
     threads: int = 1
     """More threads change the order of sums, hence the weights; on two cores the gain is small."""
     log_every: int = 50
-    save_every: int = 200
 
     def __post_init__(self) -> None:
         super().__post_init__()

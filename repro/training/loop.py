@@ -1,4 +1,4 @@
-"""The training loop: seeded, resumable, logged; and initial weights that already lean towards recall from context.
+"""The training loop: seeded, logged; and initial weights that already lean towards recall from context.
 
 Recall ("Mia has 4 ... Mia has _") needs two things at once: positions that know their neighbours, and
 a match of that knowledge across the text. Neither pays without the other, so from plain random
@@ -7,14 +7,12 @@ mimetic initialisation, Trockman and Kolter 2023) it recalls within a few hundre
 frozen: training changes every weight.
 """
 
-import io
 import logging
 import math
-import pickle
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -23,7 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
-from engines.errors import UserError, require
+from engines.errors import require
 from engines.models.block_config import BlockConfig
 from engines.models.checkpoint import checkpoint_dir, config_of
 from engines.models.config import LLaDAConfig, Rope
@@ -153,12 +151,10 @@ def _find_same_neighbour(first: _Layer, second: _Layer, mask: Tensor, theta: flo
 
 log = logging.getLogger(__name__)
 
-STATE_FILE = "state.pt"
-
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Everything a resumed run needs; batches and masks are functions of the step and need nothing."""
+    """A model in training; batches and masks are functions of the step."""
 
     config: TrainConfig
     tokenizer: TextTokenizer
@@ -167,7 +163,7 @@ class Trainer:
     """Muon for the matrices of the blocks, AdamW for the rest."""
     step: int = 0
     wall_s: float = 0.0
-    """Seconds spent so far, over all resumed parts."""
+    """Seconds spent so far."""
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def loss(self) -> Tensor:
@@ -206,36 +202,6 @@ class Trainer:
 
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast("cpu", dtype=torch.bfloat16) if self.config.bfloat16 else nullcontext()
-
-    def save(self, path: Path) -> None:
-        state = {
-            "config": asdict(self.config),
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "step": self.step,
-            "wall_s": self.wall_s,
-            "history": self.history,
-        }
-        # Written by torch itself, a full disk would be a RuntimeError that names no file.
-        content = io.BytesIO()
-        torch.save(state, content)
-        replace_bytes(path, content.getvalue())
-
-    def restore(self, path: Path) -> None:
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            is_other = state["config"] != asdict(self.config)
-            if not is_other:
-                self.model.load_state_dict(state["model"])
-                for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-                    optimizer.load_state_dict(saved)
-                self.step, self.wall_s, self.history = state["step"], state["wall_s"], state["history"]
-        except (RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
-            raise UserError(
-                f"{path} cannot be resumed from ({type(error).__name__}): give another --out, or --no-resume"
-            ) from error
-        if is_other:
-            raise UserError(f"{path} was written with other settings: give another --out, or --no-resume")
 
 
 def new_model(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAModelLM | BlockModel:
@@ -304,52 +270,36 @@ def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
     return Trainer(config=config, tokenizer=tokenizer, model=model, optimizers=(muon, adamw))
 
 
-def train_tiny(
-    config: TrainConfig, out_dir: Path, resume: bool = True, *, stop_after: int | None = None
-) -> dict[str, Any]:
-    """Train into ``out_dir`` and return the report written there as ``training_report.json``.
-
-    A folder holding an interrupted run of the same config is continued when ``resume``, and ends
-    with the very weights of an uninterrupted run. ``stop_after`` leaves after that many steps with
-    the state saved and nothing exported; the report then holds only the progress.
-    """
+def train_tiny(config: TrainConfig, out_dir: Path, *, stop_after: int | None = None) -> dict[str, Any]:
+    """Train into ``out_dir``, and return the report written there as ``training_report.json``. ``stop_after`` exports the model
+    after that many steps."""
     torch.set_num_threads(config.threads)
     writable_folder("out", out_dir)
-    for name in (STATE_FILE, *TOKENIZER_FILES, *MADE):
+    for name in (*TOKENIZER_FILES, *MADE):
         writable_file("out", out_dir / name)
     trainer = build_trainer(config, out_dir)
-    state_path = out_dir / STATE_FILE
-    if resume and state_path.exists():
-        trainer.restore(state_path)
-        log.info("resumed %s at step %d", state_path, trainer.step)
-    last = config.steps if stop_after is None else min(stop_after, config.steps)
-    _train(trainer, last, state_path)
-    if trainer.step < config.steps:
-        return {"step": trainer.step, "history": trainer.history}
+    _train(trainer, config.steps if stop_after is None else min(stop_after, config.steps))
     return export_checkpoint(
         trainer.model, config, out_dir, step=trainer.step, wall_s=trainer.wall_s, history=trainer.history
     )
 
 
-def _train(trainer: Trainer, last: int, state_path: Path) -> None:
+def _train(trainer: Trainer, last: int) -> None:
     config = trainer.config
-    before, began = trainer.wall_s, time.perf_counter()
+    began = time.perf_counter()
     losses: list[float] = []
     with _progress() as bar:
-        task = bar.add_task("training", total=config.steps, completed=trainer.step)
+        task = bar.add_task("training", total=last)
         while trainer.step < last:
             losses.append(trainer.advance())
-            trainer.wall_s = before + time.perf_counter() - began
+            trainer.wall_s = time.perf_counter() - began
             step = trainer.step
-            at_end = step == last
             bar.update(task, completed=step)
-            if step % config.log_every == 0 or at_end:
+            if step % config.log_every == 0 or step == last:
                 entry = {"step": step, "loss": sum(losses) / len(losses), "wall_s": trainer.wall_s}
                 losses.clear()
                 trainer.history.append(entry)
                 log.info("step %d  loss %.4g  wall_s %.4g", *entry.values())
-            if step % config.save_every == 0 or at_end:
-                trainer.save(state_path)
 
 
 def _progress() -> Progress:
