@@ -1,11 +1,13 @@
-"""Readings of a capacity: the GPUs that each hour of a file needs, and what changes with a knob, all else held."""
+"""Readings of a capacity: the GPUs that each hour of a file needs, what changes with a knob, all else held, and by how
+much answers differ, seed by seed."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from repro.capacity.answers import Answer, Search, Trials, fewest
+from repro.capacity.answers import Answer, Lattice, Search, Trials, climb, fewest
+from repro.capacity.objectives import judged
 from repro.capacity.question import Question, parse_sizes
 from repro.capacity.sites import SET_HERE, ClusterSite, Plan
 from repro.runs.cell import Scalar
@@ -71,6 +73,27 @@ class Stepped:
         return self.answer.gpus * math.fsum(hours), math.fsum(
             (each["gpus"] or self.answer.gpus) * each["hours"] for each in self.steps
         )
+
+
+FINER = 5
+"""Steps of a seed's own rates to one of the question's."""
+
+
+def rates_by_seed(answer: Answer, resolution: float) -> dict[int, float]:
+    """The largest rates of the answer's plan by the rounds of each seed alone; a seed by which it serves none is left out."""
+    site, plan, rate = answer.site, answer.plan, answer.rate
+    assert plan is not None
+    assert rate is not None
+    lattice, found = Lattice(resolution=resolution / FINER), {}
+    for seed in range(site.num_seeds):
+
+        def margin(step: int, seed: int = seed) -> float:
+            return -lattice.steps(judged([site.run(plan, lattice.rate(step), seed)], site.objectives).worst)
+
+        step = climb(margin, lattice.step(rate), lattice.ends(rate))
+        if step is not None:
+            found[seed] = lattice.rate(step)
+    return found
 
 
 ALIKE = 3

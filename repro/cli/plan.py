@@ -367,7 +367,8 @@ class Searched(Checked):
     num_prompts: Annotated[int, Range(1, 10**5)] | None = None
     """Sessions, or turns, of a run [default: more for more GPUs]."""
     seeds: Annotated[int, Range(1, 20)] | None = None
-    """Seeds whose rounds are judged together; all rates and plans have the same [default: 3, of --arrivals trace 1]."""
+    """Seeds whose rounds are judged together; all rates and plans have the same [default: 3, of --arrivals trace 1]. 3 or
+    more that are given tell by how much answers differ, seed by seed, too."""
     resolution: Annotated[float, Range(0.005, 0.5)] = 0.05
     """A rate is served where this much more is not."""
 
@@ -506,6 +507,8 @@ def capacity(
     }
     notes = _capacity_notes(answers, rows, options)
     steps = _stepped(answers, rows, sizes, options.autoscale, notes) if options.autoscale is not None else []
+    if (searched.seeds or 0) >= FEWEST_SEEDS and rate is None:
+        notes += _margins(answers, rows, searched.resolution)
     effects = _effects(question, answers, changes, searched.resolution, notes) if changes else []
     if json:
         print_json({**about, "answers": rows, "effects": effects, "notes": notes})
@@ -587,6 +590,32 @@ def _stepped(
             )
             line[where] = "-" if step["gpus"] is None else str(step["gpus"])
     return list(table.values())
+
+
+FEWEST_SEEDS = 3
+"""Seeds that an interval takes."""
+
+
+def _margins(answers: Sequence[Answer], rows: Sequence[dict[str, Any]], resolution: float) -> list[str]:
+    """How many times another's rate the best of each number of GPUs serves, with the interval over seeds; adds a seed's rates to rows."""
+    from repro.capacity.readings import rates_by_seed
+    from repro.runs.statistics import paired_ratio
+
+    best: dict[int, dict[str, Any]] = {}
+    said = []
+    for answer, row in zip(answers, rows, strict=True):
+        if answer.plan is None:
+            continue
+        row["rate_by_seed"] = rates_by_seed(answer, resolution)
+        first = best.setdefault(answer.gpus, row)
+        found = paired_ratio(first["rate_by_seed"], row["rate_by_seed"])
+        if first is not row and found.mean is not None:
+            ends = "" if found.low is None or found.high is None else f" [{found.low:.3g}, {found.high:.3g}]"
+            who = [f"{each['system']} on {each['gpus']} x {each['platform']}" for each in (first, row)]
+            said.append(
+                f"{who[0]} serves {found.mean:.3g}{ends} times what {who[1]} does (95 %, {counted(found.n, 'seed')})"
+            )
+    return said
 
 
 EFFECT = ("system", "platform", "gpus", "change", "plan")

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+import re
 
 import pytest
 from support.command import repro
@@ -170,6 +172,24 @@ def test_changes_are_made_one_at_a_time_on_the_answers_own_plan(own, tmp_path):
     assert "platform=h20" in (tmp_path / "effects.csv").read_text()
     for word in ("precision", "nosuch=1", "platform=nosuch", "num_gpus=2"):
         assert asked(own, "--system", "vllm-sim", "--vary", word).code == 2
+
+
+def test_answers_differ_by_a_margin_with_an_interval_over_the_seeds_given(own):
+    seeds = ("capacity", "--workload", own, "--slo", SLO, "--gpus", "4", *FAST[:2], *FAST[4:], "--seeds", "3", "--json")
+    found = json.loads(repro(*seeds).out)
+    best, other = found["answers"]
+    ratios = [
+        mine / best_rate
+        for mine, best_rate in zip(*(row["rate_by_seed"].values() for row in (best, other)), strict=True)
+    ]
+    assert len(ratios) == 3
+    (note,) = [each for each in found["notes"] if "(95 %, 3 seeds)" in each]
+    mean, low, high = map(
+        float, re.match(rf"{best['system']} on 4 x h200 serves (\S+) \[(\S+), (\S+)\] times", note).groups()
+    )
+    assert mean == pytest.approx(math.prod(ratios) ** (1 / 3), rel=0.01)
+    assert low < mean < high
+    assert "rate_by_seed" not in json.loads(asked(own, "--json").out)["answers"][0]
 
 
 def test_the_plot_has_a_csv_with_the_pareto_front(own, tmp_path):
