@@ -175,7 +175,21 @@ def test_changes_are_made_one_at_a_time_on_the_answers_own_plan(own, tmp_path):
 
 
 def test_answers_differ_by_a_margin_with_an_interval_over_the_seeds_given(own):
-    seeds = ("capacity", "--workload", own, "--slo", SLO, "--gpus", "4", *FAST[:2], *FAST[4:], "--seeds", "3", "--json")
+    seeds = (
+        "capacity",
+        "--workload",
+        own,
+        "--slo",
+        SLO,
+        "--gpus",
+        "4",
+        *FAST[:2],
+        "--resolution",
+        "0.05",
+        "--seeds",
+        "3",
+        "--json",
+    )
     found = json.loads(repro(*seeds).out)
     best, other = found["answers"]
     ratios = [
