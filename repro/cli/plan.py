@@ -192,37 +192,25 @@ class SessionOptions(Checked):
 
     def workload(self, trace: str, card: SessionCard | None, gpus: int, rate: float) -> SessionWorkloadConfig:
         """The sessions of a card, or those of ``trace``, a file or workload of a user's own."""
-        from repro.families.cluster.ampd_settings import SessionKnobs
-        from repro.workloads.draws import ArrivalConfig
-        from repro.workloads.served import trace_asked, trace_of
-        from repro.workloads.sessions import SessionWorkloadConfig
+        from repro.families.cluster.ampd_settings import SessionKnobs, sessions_asked
+        from repro.runs.cell import Cell
 
+        given = {} if self.trace_path is None else {"dataset_path": str(self.trace_path)}
+        name, usual = named_after(trace), 0
         if card is None:
-            require(
-                self.trace_path is None,
-                f"trace_path={str(self.trace_path)!r} has no effect with trace={trace!r}: leave one out",
-            )
-            file = trace_asked(named_after(trace), SessionKnobs(workload=trace), {"workload": trace})
-            assert file is not None
-            return SessionWorkloadConfig(
-                trace=named_after(trace),
-                num_sessions=self.num_sessions or len(trace_of(file, PLAN_SEED).sessions),
-                seed=PLAN_SEED,
-                arrivals=ArrivalConfig(kind="poisson", rate=rate),
-                meets_totals=False,
-                file=file,
-            )
-        usual = max(card.paper_sessions, card.paper_sessions * gpus // card.num_gpus)
-        path = self.trace_path
-        return SessionWorkloadConfig(
-            trace=card.name,
-            num_sessions=self.num_sessions or usual,
+            given["workload"] = trace
+        else:
+            name, usual = card.name, max(card.paper_sessions, card.paper_sessions * gpus // card.num_gpus)
+        cell = Cell(
+            system="ampd",
+            dataset=name,
+            platform="h20x32",
+            executor="roofline",
+            rate=rate,
             seed=PLAN_SEED,
-            arrivals=ArrivalConfig(kind="poisson", rate=rate),
-            source="embedded" if path is None else "local",
-            trace_path=None if path is None else str(path),
-            meets_totals=path is None,
+            knobs=tuple(given.items()),
         )
+        return sessions_asked(cell, SessionKnobs(num_prompts=self.num_sessions, **given), num_sessions=usual)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -519,7 +507,7 @@ def capacity(
             say(line)
     if plot is not None and rows:
         title = f"{Path(options.workload).name}: {about['slo']}"
-        drawn = _drawn_effects(plot, title, effects) or save_capacity_plot(plot, title, rows, sites[0].unit)
+        drawn = _drawn_readings(plot, title, steps, effects) or save_capacity_plot(plot, title, rows, sites[0].unit)
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
 
 
@@ -533,12 +521,22 @@ def _print_readings(steps: Sequence[Mapping[str, str]], effects: Sequence[Mappin
         print_table("With one change, all else held", (*EFFECT, "rate /s", "% of as asked"), shown)
 
 
-def _drawn_effects(plot: Path, title: str, effects: Sequence[Mapping[str, Any]]) -> tuple[Path, Path] | None:
-    """A tornado: a point for each change, about a line at the rate as asked; None where nothing was changed."""
-    if not effects:
+def _drawn_readings(
+    plot: Path, title: str, steps: Sequence[Mapping[str, str]], effects: Sequence[Mapping[str, Any]]
+) -> tuple[Path, Path] | None:
+    """A tornado, points for each change about a line at the rate as asked, or bars of the GPUs in steps; None without either."""
+    if effects:
+        bars = [{"label": " ".join(str(row[name]) for name in EFFECT[:4]), **row, "valid": True} for row in effects]
+        return save_plot(plot, title, bars, {"percent": "% of the rate as asked"}, {"percent": 100})
+    if not steps:
         return None
-    bars = [{"label": " ".join(str(row[name]) for name in EFFECT[:4]), **row, "valid": True} for row in effects]
-    return save_plot(plot, title, bars, {"percent": "% of the rate as asked"}, {"percent": 100})
+    where = list(steps[0])[3:]
+    hours = [
+        {"label": f"from {row['from h']} h", **{name: int(row[name]) if row[name] != "-" else None for name in where}}
+        for row in steps
+    ]
+    drawn = [{**row, "obtained": "simulated", "valid": True} for row in hours]
+    return save_plot(plot, title, drawn, {name: f"GPUs: {name}" for name in where})
 
 
 def _own_rate(sites: Sequence[Site], options: CapacityGoal) -> float:
@@ -748,7 +746,7 @@ def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]]
     missed = {
         f"{100 * row['session_attainment']:.3g} % of {row['system']} on {row['gpus']} x {row['platform']}"
         for row in rows
-        if row["session_attainment"] is not None and 100 * row["session_attainment"] < least
+        if row["session_attainment"] is not None and round(100 * row["session_attainment"], 1) < least
     }
     if missed:
         said.append(
