@@ -1,6 +1,8 @@
 """What this machine can run, and why not the rest. Looks only: installs, downloads and runs nothing."""
 
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +10,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from engines.cost.kernels import tables_of
+from engines.cost.roofline import GPUS, gpu_of_device
 from engines.errors import UserError
 from engines.models.checkpoint import EMBEDDED
 from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE, ModelShape
 from repro import paths
 from repro.families.cost import CostKnobs, describe_calibration, load_calibration
-from repro.families.platforms import PLATFORMS, Platform
+from repro.families.platforms import MIB, PLATFORMS, Platform, platform
 from repro.runs.provenance import Timing, collect, utc_now, version_of
 from repro.tasks.registry import TASKS, TaskEntry
 from repro.tasks.sandbox.client import CONSENT_OPTION, jail_refusal
@@ -329,3 +332,51 @@ def torch_and_cards() -> tuple[Any, str | None, tuple[FoundGpu, ...]]:
         return torch, None, ()
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return torch, None, tuple(FoundGpu(name=each.name, memory_bytes=each.total_memory) for each in devices)
+
+
+_ASK_S = 30.0
+
+
+def driver_card() -> FoundGpu | None:
+    """The first card that this process may use, asked of nvidia-smi; None where that cannot tell."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    command = ["nvidia-smi", "-i", visible, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASK_S)
+        name, _, mebibytes = done.stdout.splitlines()[0].rpartition(",")
+        return FoundGpu(name=name.strip(), memory_bytes=int(mebibytes) * MIB) if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
+        return None
+
+
+def torch_card() -> FoundGpu | str:
+    """The card that torch runs on, or why there is none. It knows of parts of a card that nvidia-smi does not."""
+    torch, error, cards = torch_and_cards()
+    if torch is None:
+        return f"torch cannot be loaded ({error})"
+    return cards[0] if cards else "torch sees no CUDA device"
+
+
+def platform_on(card: FoundGpu | None, asked: str | None) -> str:
+    """The platform that is measured: that of the card, which ``asked`` has to be where it is given. Refuses a card that no
+    platform stands for, and another platform than the card's."""
+    known = None if card is None else gpu_of_device(card.name)
+    able = [each.name for each in GPUS if each.name in PLATFORMS and platform(each.name).default_system == "dllm-serve"]
+    if asked is None:
+        if card is None:
+            raise UserError("platform is not given and this machine has no NVIDIA card that tells it: give --platform")
+        if known is None or known.name not in able:
+            raise UserError(
+                f"this machine's card {card.name!r} is none that a platform stands for ({', '.join(able)}): give --platform "
+                "module:NAME"
+            )
+        return known.name
+    where = platform(asked)
+    if card is None or where.gpu is None or (known is None and where.name not in PLATFORMS):
+        return asked
+    if known is None or known.name != str(where.gpu):
+        fix = "module:NAME of your own" if known is None or known.name not in able else known.name
+        raise UserError(
+            f"platform={asked!r} is a {where.title}, and this machine has {card.name!r}: give --platform {fix}"
+        )
+    return asked

@@ -285,7 +285,7 @@ def gpu_suite(*, options: SuiteOptions, json: opt.Json = False) -> None:
 
 def _card_and_platform(options: SuiteOptions) -> tuple[FoundGpu | None, str]:
     """The card, if there is one, and the platform that it is; ends the command where a card is missing."""
-    from repro.gpu_suite.card import driver_card, platform_on, torch_card
+    from repro.checks.doctor import driver_card, platform_on, torch_card
 
     card, platform = driver_card(), options.platform
     if options.dry_run:

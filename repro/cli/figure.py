@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -111,6 +112,8 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
 class ReproduceOptions(FigureOptions):
     measured: Path | None = None
     """With truth: a folder with experiments.csv and workloads.csv [default: results/truth]."""
+    aisimulate: Path | None = None
+    """With truth: a Python with ai-dynamo-runtime, whose simulator serves what ours does (docs/truth.md). Nothing is stored."""
 
 
 Name = Annotated[
@@ -128,10 +131,13 @@ def reproduce(
     simulated servers against latencies that others measured (docs/truth.md)."""
     if name == TRUTH:
         check_truth(options, placement, force=force)
-        _hold(options.measured, options.out("truth/truth"), json=json)
+        if options.aisimulate is None:
+            _hold(options.measured, options.out("truth/truth"), json=json)
+        else:
+            _serve_both(options.aisimulate, json=json)
         return
-    given = options.measured
-    require(given is None, f"measured={str(given)!r} has no effect on {name}: leave it out, or reproduce {TRUTH}")
+    for option, given in (("measured", options.measured), ("aisimulate", options.aisimulate)):
+        require(given is None, f"{option}={str(given)!r} has no effect on {name}: leave it out, or reproduce {TRUTH}")
     _make(name, options, placement, force=force, draw_only=False, json=json)
 
 
@@ -149,8 +155,8 @@ def check_truth(options: ReproduceOptions, placement: opt.Placement, *, force: b
         if getattr(group, each.name) != each.default
     } | ({"force": True} if force else {})
     for option, value in asked.items():
-        if option not in ("measured", "out_dir", "result_dir"):
-            raise UserError(f"{option}={value!r} has no effect on {TRUTH}: leave it out")
+        if option not in (("measured", "out_dir", "result_dir") if options.aisimulate is None else ("aisimulate",)):
+            raise UserError(f"{option}={value!r} has no effect on {TRUTH} here: leave it out")
 
 
 def check_rates(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None:
@@ -319,6 +325,38 @@ def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
         rows_of = [tuple(str(each.shown[name]) for name in columns) for each in claims]
         print_table("Numbers that others state, beside ours", columns, rows_of)
     say(f"files: {', '.join(map(str, files))}", "  ")
+
+
+def _serve_both(python: Path, *, json: bool) -> None:
+    from repro.aisimulate import CASES, compare
+
+    found = []
+    with TemporaryDirectory() as folder, counting("cases, by both:") as advance:
+        for each in compare(python, Path(folder)):
+            found.append(each)
+            advance()
+    if left := len(CASES) - len(found):
+        say(f"{left} cases left out, which need REPRO_DATA_DIR/mooncake/conversation_trace.jsonl.gz", file=sys.stderr)
+    if json:
+        print_json({"cases": found})
+        return
+
+    def told(each: Mapping[str, Any], name: str, scale: float = 1.0) -> str:
+        return " / ".join(f"{scale * each[side][name]:,.1f}" for side in ("ours", "repriced", "aisimulate"))
+
+    print_table(
+        "Simulated latencies and reuse beside AISimulate's: ours / ours with its prices of a step / its own",
+        ("case", "TTFT ms", "TPOT ms", "E2E ms", "reuse %", "CPU s, ours / its"),
+        [
+            (
+                each["case"],
+                *(told(each, name) for name in ("ttft_ms", "tpot_ms", "e2e_ms")),
+                told(each, "reuse", 100),
+                f"{each['ours']['cpu_s']:.2f} / {each['aisimulate']['cpu_s']:.2f}",
+            )
+            for each in found
+        ],
+    )
 
 
 def _show(title: str, runs: Sequence[StoredRun], drawn: Rendered) -> None:

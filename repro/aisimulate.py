@@ -1,0 +1,179 @@
+"""``repro reproduce truth --aisimulate PYTHON``: our cluster beside AISimulate's core, on the same files of requests.
+
+The core is in the wheel of ai-dynamo-runtime, which another Python has installed (docs/truth.md). ``aisimulate.yaml`` has the cases.
+"""
+
+import gzip
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from engines.cluster.hardware import Hardware, StepCost
+from engines.cost.kernels import ELEMENTWISE_S, ELEMENTWISE_SHARE
+from engines.cost.roofline import DecodeLine
+from engines.errors import UserError, require
+from engines.policies.views import Chunk
+from repro.runs.cell import Cell
+from repro.runs.experiment import Experiment, prepare
+from repro.workloads.card import find_data_dir
+
+_DATA: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+Case = Mapping[str, Any]
+CASES: Sequence[Case] = _DATA["cases"]
+
+
+class Means(NamedTuple):
+    """Over requests, of a run or of several."""
+
+    ttft_ms: float
+    tpot_ms: float
+    e2e_ms: float
+    reuse: float
+    """Share of the prompts' tokens that prefix caches spare."""
+    cpu_s: float
+
+
+def compare(python: Path, folder: Path) -> Iterator[dict[str, Any]]:
+    """Serves each case, whose file it writes to the folder, by ours, by ours with AISimulate's prices of a step, and by AISimulate; leaves
+    out what a data directory lacks."""
+    found = shutil.which(python)
+    require(found is not None, f"aisimulate={str(python)!r} is no program: give a Python (docs/truth.md)")
+    for index, case in enumerate(CASES):
+        path = folder / f"case-{index}.jsonl"
+        rows = requests(case) if "rate" in case else conversations(case)
+        if not rows:
+            continue
+        path.write_text("\n".join(rows), encoding="utf-8")
+        runs = []
+        for speed in case.get("speeds", (1.0,)):
+            began = time.process_time()
+            asked = experiment(case, path, speed)
+            ours = means(asked, began)
+            theirs = replayed(str(found), case, path, speed)
+            runs.append((ours, means(repriced(asked), time.process_time()), theirs))
+        sides = [Means(*map(fmean, zip(*side, strict=True)))._asdict() for side in zip(*runs, strict=True)]
+        yield {"case": case["name"], **dict(zip(("ours", "repriced", "aisimulate"), sides, strict=True))}
+
+
+def requests(case: Case) -> list[str]:
+    """Poisson arrivals, rows of Mooncake's format."""
+    rng, at_s, block, rows = Random(1), 0.0, 0, []
+    for _ in range(case["num"]):
+        at_s += rng.expovariate(case["rate"])
+        prompt, answer = rng.randint(200, 3400), rng.randint(20, 260)
+        blocks = range(block, block + -(-prompt // 512))
+        block = blocks.stop
+        times = {"timestamp": round(1000 * at_s), "input_length": prompt, "output_length": answer}
+        rows.append(json.dumps({**times, "hash_ids": [*blocks]}))
+    return rows
+
+
+def conversations(case: Case) -> list[str]:
+    """The first rows of Mooncake's, none where no data directory has them."""
+    published = (find_data_dir(None) or Path()) / "mooncake" / "conversation_trace.jsonl.gz"
+    if not published.is_file():
+        return []
+    with gzip.open(published, "rt", encoding="utf-8") as lines:
+        return [line.strip() for line in islice(lines, case["num"])]
+
+
+def experiment(case: Case, path: Path, speed: float) -> Experiment:
+    own = {"workload": str(path), "num_prompts": case["num"], "time_scale": speed}
+    where = {"system": case["system"], "dataset": path.stem, "platform": "h200", "executor": "roofline"}
+    knobs = {**_DATA["knobs"], **case["knobs"], **own}
+    return prepare(Cell(**where, rate=None, seed=0, knobs=tuple(knobs.items())))
+
+
+def means(asked: Experiment, began: float) -> Means:
+    """``began`` is the process's time when its preparation began."""
+    record = asked.run()
+    cpu_s = time.process_time() - began
+    names = ("arrival_s", "first_output_s", "finished_s", "output_len")
+    arrival_s, first_s, end_s, tokens = (np.array(record.requests[name], dtype=float) for name in names)
+    tpot_s = (end_s - first_s)[tokens > 1] / (tokens - 1)[tokens > 1]
+    return Means(
+        ttft_ms=1e3 * float((first_s - arrival_s).mean()),
+        tpot_ms=1e3 * float(tpot_s.mean()),
+        e2e_ms=1e3 * float((end_s - arrival_s).mean()),
+        reuse=record.facts.get("prefix_cache", {}).get("reuse") or 0.0,
+        cpu_s=cpu_s,
+    )
+
+
+def replayed(python: str, case: Case, path: Path, speed: float) -> Means:
+    replay = {**case["replay"], "arrival_speedup_ratio": speed}
+    asked = {"file": str(path), "engine": {**_DATA["engine"], **case.get("engine", {})}, "replay": replay}
+    command = [python, "-c", _DATA["script"]]
+    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=False)
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+        return Means(*(float(answer[name]) for name in Means._fields))
+    except (LookupError, TypeError, ValueError):
+        last = (done.stderr.splitlines() or ["it says nothing"])[-1]
+        raise UserError(
+            f"aisimulate={python!r} replays no file ({last:.200}): give a Python with ai-dynamo-runtime (docs/truth.md)"
+        ) from None
+
+
+def repriced(asked: Experiment) -> Experiment:
+    deployment: Any = asked.deployment
+    hardware = deployment.settings.ground.hardware
+    given = {each.name: getattr(hardware, each.name) for each in fields(hardware) if each.init}
+    ground = replace(deployment.settings.ground, hardware=RepricedHardware(**given))
+    return replace(asked, deployment=replace(deployment, settings=replace(deployment.settings, ground=ground)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepricedHardware(Hardware):
+    """Hardware whose steps take what they take in AISimulate."""
+
+    def run_cost(self, degree: int, *, is_remote: bool = False) -> StepCost:
+        return RepricedCost(super().run_cost(degree, is_remote=is_remote), self, degree, decodes=not is_remote)
+
+
+_ROTATION_S = 13.2e-6
+"""AISimulate adds it to a layer's attention over prompts of any length, three times where queries and keys have norms."""
+
+
+class RepricedCost:
+    """AISimulate's choices. A step that prefills and decodes takes as long as a prefill and then a decode, in which prompts that have
+    ended decode too. Its prompts are as long as their mean. Elementwise kernels are two norms and the activation, and ``_ROTATION_S`` in
+    place of the others of a prefill."""
+
+    def __init__(self, cost: StepCost, hardware: Hardware, degree: int, *, decodes: bool) -> None:
+        shape = hardware.shape.on_rank(degree)
+        rotations = 2 if shape.qk_norm else 1
+        values = 2 * rotations * (shape.q_width + shape.kv_width) + 4 * shape.kv_width
+        self._cost, self._decodes = cost, decodes
+        self._less_s = shape.n_layers * ELEMENTWISE_S * (rotations + 1)
+        self._less_row_s = shape.n_layers * values * shape.dtype_bytes / (ELEMENTWISE_SHARE * hardware.gpu.bandwidth)
+        self._prompts_s = shape.n_layers * _ROTATION_S * (2 * rotations - 1)
+
+    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
+        step_s, num, tokens = 0.0, len(chunks), sum(each.tokens for each in chunks)
+        if chunks:
+            mean = Chunk(sum(each.history for each in chunks) // num, -(-tokens // num))
+            step_s = self._cost.step_s([mean] * num, 0, 0, mode) - self._less(tokens) + self._prompts_s
+        if self._decodes:
+            ended = chunks if tokens + decoding < _DATA["engine"]["max_num_batched_tokens"] else chunks[:-1]
+            decoding += len(ended)
+            context += sum(each.history + each.tokens for each in ended)
+        return step_s + (self._cost.step_s((), decoding, context, mode) - self._less(decoding) if decoding else 0.0)
+
+    def decode_line(self, decoding: int) -> DecodeLine:
+        base_s, slope_s, floor_s = self._cost.decode_line(decoding)
+        return DecodeLine(base_s - self._less(decoding), slope_s, floor_s - self._less(decoding))
+
+    def _less(self, rows: int) -> float:
+        return self._less_s + rows * self._less_row_s
