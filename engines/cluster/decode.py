@@ -446,7 +446,7 @@ class Sink:
     def row(self) -> WorkerRow:
         return WorkerRow(self.worker_id, "sink", self.degree, self.server)
 
-    def cached_tokens(self, order: int) -> int:
+    def cached_of(self, order: int) -> int:
         return 0
 
     def enqueue(self, task: PrefillTask) -> None:

@@ -249,7 +249,7 @@ class DecodeSimulation(Simulation):
             self._route(*route)
             return
         # Who is bound next sees it already, as a router that counts what it has sent.
-        expected = live.context + prefill - live.home.cached_tokens(live.order)
+        expected = live.context + prefill - live.home.cached_of(live.order)
         live.home.expected_tokens += expected
         self.loop.at(self.loop.now + self._engine.request_s, self._received, expected, *route)
 

@@ -266,7 +266,7 @@ class Home(DecodeView, Protocol):
 
     def enqueue(self, task: PrefillTask) -> None: ...
 
-    def cached_tokens(self, order: int) -> int: ...
+    def cached_of(self, order: int) -> int: ...
 
     def join(self, live: Live) -> None:
         """A prefill that ran here is done: decode the rest of the round."""
@@ -377,14 +377,14 @@ class Worker:
     def _kv_in_use(self) -> int:
         return 0 if self.kv is None else self.kv.held
 
-    def cached_tokens(self, order: int) -> int:
+    def cached_of(self, order: int) -> int:
         """Tokens from the start of the session, the so-manieth to arrive, that it keeps itself; a prefill worker without a cache has read
         and computed them for the decode worker alone."""
         return 0 if self.kv is None else self.kv.cached(order)
 
     def load_with(self, order: int, tokens: int) -> Load:
         """Its load, if it got the prompt of the session that is the so-manieth to arrive; in a round it has so many tokens."""
-        cached = self.cached_tokens(order)
+        cached = self.cached_of(order)
         in_use = 0 if self.kv is None else self.kv.protected(order, self._loop.now)
         waiting = self.backlog_tokens + self.expected_tokens
         to_prefill = waiting + sum([task.left for task in self.begun]) + tokens - cached
@@ -538,6 +538,8 @@ class PrefillWorker(Worker):
     def backlog_tokens(self) -> int:
         chosen = sum(share.tokens for share in self._next.shares) if self._next else 0
         return super().backlog_tokens + chosen
+
+    cached_tokens = Worker.cached_of
 
     # ---- steps -----------------------------------------------------------------------------------------
 
