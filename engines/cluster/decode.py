@@ -18,6 +18,7 @@ from typing import ClassVar, NamedTuple, Unpack
 from engines.cluster.record import Stay, TokenLog, WorkerRow
 from engines.cluster.worker import WINDOW_S, Hub, Live, Parts, TokenRun, TokenWindow, Worker, WorkerKv
 from engines.cost.roofline import DecodeLine
+from engines.data import asked
 from engines.policies.views import IDLE, Load, NextStep, PrefillTask, Share, Situation
 
 
@@ -174,10 +175,12 @@ class DecodeWorker(Worker):
         keep_s: float = 0.0,
         window_s: float = WINDOW_S,
         max_run_steps: int = sys.maxsize,
+        schedules_ahead: bool = False,
         **parts: Unpack[Parts],
     ) -> None:
         """``kv`` is a memory of so many tokens whose sessions share. Nothing is kept after a round unless it ``keeps``, and ``keep_s``
-        protects a session's K/V from eviction that long after each round (Continuum's time-to-live)."""
+        protects a session's K/V from eviction that long after each round (Continuum's time-to-live). One that ``schedules_ahead``
+        has planned the next step when a request comes, which waits for the step after (vLLM's asynchronous scheduling)."""
         super().__init__(hub, **parts)
         self.kv, self.kv_capacity = kv or WorkerKv(kv_capacity), kv_capacity
         self._keeps = keeps
@@ -189,6 +192,9 @@ class DecodeWorker(Worker):
         self._keep_s, self._max_run_steps = keep_s, max_run_steps
         self._itl = TokenWindow(window_s)
         self._landed: list[tuple[Live, int]] = []
+        self._schedules_ahead = schedules_ahead
+        self._unseen: list[PrefillTask] = []
+        """Came after the next step was planned."""
         self._run: Run | None = None
         """The decode run in progress, without prefills."""
         self._ran: Run | None = None
@@ -222,6 +228,14 @@ class DecodeWorker(Worker):
         return now - (run.start_s + run.after_s(done) if run is not None and done else self.batch.token_s)
 
     # ---- what the hub tells it ---------------------------------------------------------------------
+
+    def enqueue(self, task: PrefillTask) -> None:
+        if self._schedules_ahead and (self.is_busy or self._run is not None):
+            self._unseen.append(task)
+            self.expected_tokens += task.tokens
+            self.poke()
+        else:
+            super().enqueue(task)
 
     def lend(self, live: Live) -> int:
         """Hold the session's cached history for a prefill elsewhere; how many tokens are left of it."""
@@ -260,15 +274,29 @@ class DecodeWorker(Worker):
             plan = self._planned(now) if self.queue or self.begun else IDLE
             if plan.shares:
                 self._start(plan)
+                self._see()
                 return
-            if not self.batch.size:
+            if not self.batch.size and not self._unseen:
                 break
-            steps = self._reserve(min(self.batch.next_finish(), self._max_run_steps))
+            if not self.batch.size:
+                self._see()
+                continue
+            most = 1 if self._unseen else self._max_run_steps
+            steps = self._reserve(min(self.batch.next_finish(), most))
             if steps:
                 self._schedule_run(self.batch.run(now, steps, self._decode_line(self.batch.size)), steps)
                 break
+        self._see()
         self.is_busy = False
         self._wait(plan)
+
+    def _see(self) -> None:
+        """What came meanwhile can be part of the next plan."""
+        unseen, self._unseen = self._unseen, []
+        for task in unseen:
+            self.expected_tokens -= task.tokens
+            asked(self.queue.push, task)
+            self._recount(task)
 
     def _situation(self, start_s: float) -> Situation:
         if self.batch.size or self.begun:

@@ -36,8 +36,14 @@ class EngineTimes(Checked):
 
     host_s: Seconds = 0.0
     """Host time of a step. An engine that schedules ahead hides it behind kernels that take longer."""
+    schedules_ahead: bool = False
+    """Whether a step is planned when the one before it starts, so that a request waits for the step after."""
     sequence_s: Seconds = 0.0
     """Added to a step for each of its sequences: sampling and what else does not overlap."""
+    draw_s: Seconds = 0.0
+    """Added to each step where draws by ``top_p`` or ``top_k`` sort logits."""
+    logit_s: Seconds = 0.0
+    """Added to a step for each logit of its sequences, as ``draw_s`` is."""
     request_s: Seconds = 0.0
     """From a request at the server to its place in the scheduler's queue: HTTP and tokenizer."""
     response_s: Seconds = 0.0
@@ -151,7 +157,8 @@ class WorkerCost:
         self._least_s = max(shape.n_layers * constants.layer_launch_s, self._engine.host_s)
         is_tabled_slow = shape.num_experts > 1 and shape.precision == "bf16"
         self._products_share = self._engine.experts_share if is_tabled_slow else 1.0
-        self._fixed_s = constants.step_overhead_s
+        self._fixed_s = constants.step_overhead_s + self._engine.draw_s
+        self._sequence_s = self._engine.sequence_s + self._engine.logit_s * shape.vocab_rows
         self._prefill_overhead_s = constants.prefill_overhead_s
         if is_remote:
             self._prefill_overhead_s += constants.remote_prefill_overhead_s
@@ -175,39 +182,53 @@ class WorkerCost:
         linear_s, attention_s, logits_s = self.price.parts(work)
         sequences = decoding + len(chunks)
         device_s = self._products_share * linear_s + attention_s + logits_s
-        busy_s = max(device_s, self._least_s) + sequences * self._engine.sequence_s
+        busy_s = max(device_s, self._least_s) + sequences * self._sequence_s
         rows = decoding + sum([tokens for _, tokens in chunks]) if self._row_s else 0
         return busy_s + self._fixed_s + rows * self._row_s + len(chunks) * self._prefill_overhead_s
 
     def decode_line(self, decoding: int) -> DecodeLine:
         else_s = besides_attention_s(self.price, decoding, self._products_share)
-        fixed_s = self._fixed_s + decoding * (self._row_s + self._engine.sequence_s)
+        fixed_s = self._fixed_s + decoding * (self._row_s + self._sequence_s)
         attention = self.price.decode_line(decoding)
         floor_s = max(else_s + attention.floor_s, self._least_s)
         return DecodeLine(else_s + attention.base_s + fixed_s, attention.slope_s, floor_s + fixed_s)
 
 
-_KERNEL_ROWS = 512, 1024, 1536, 2048, 3072, 4096
-"""Rows that vLLM's tuned kernels of experts are for; smaller steps run from graphs that are captured before a server answers."""
+_KERNEL_ROWS = 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096
+"""Rows that vLLM's tuned kernels of experts are for; a step takes the kernel whose rows are nearest."""
+_MOST_GRAPH_ROWS = 512
 
 
 class FreshCost:
-    """A worker's cost after its start. Triton compiles a kernel of experts when a prefill first needs it. Which one a step needs
-    depends on its rows: the size that they are nearest to, and the power of two up to 8 that divides them."""
+    """A worker's cost after its start. Triton compiles a kernel of experts when a step first needs it: for the rows that it is tuned
+    for, and for whether 16 divides the rows that experts get, with their padding and without.
 
-    def __init__(self, cost: StepCost, compile_s: float) -> None:
-        self._cost, self._compile_s = cost, compile_s
-        self._compiled: set[tuple[int, int]] = set()
+    vLLM runs steps of up to twice ``max_num_seqs`` rows from graphs, captured before it answers, as is a step of
+    ``max_num_batched_tokens``."""
+
+    def __init__(
+        self, cost: StepCost, shape: ModelShape, compile_s: float, *, max_num_seqs: int, max_num_batched_tokens: int
+    ) -> None:
+        self._cost, self._shape, self._compile_s = cost, shape, compile_s
+        self._graph_rows = min(2 * max_num_seqs, _MOST_GRAPH_ROWS, max_num_batched_tokens)
+        captured = *range(8, self._graph_rows + 1, 8), max_num_batched_tokens
+        self._compiled = {self._kernel(rows) for rows in captured}
         self.decode_line = cost.decode_line
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         step_s = self._cost.step_s(chunks, decoding, context, mode)
         rows = decoding + sum([tokens for _, tokens in chunks])
-        kernel = min(_KERNEL_ROWS, key=lambda each: abs(each - rows)), math.gcd(rows, 8)
-        if rows <= _KERNEL_ROWS[0] or kernel in self._compiled:
+        kernel = self._kernel(rows)
+        if rows <= self._graph_rows or kernel in self._compiled:
             return step_s
         self._compiled.add(kernel)
         return step_s + self._compile_s
+
+    def _kernel(self, rows: int) -> tuple[int, bool, bool]:
+        """Blocks of experts have a multiple of 16 rows, and each expert fills all but one row with padding at most."""
+        nearest = min(_KERNEL_ROWS, key=lambda each: abs(each - rows))
+        of_experts = rows * self._shape.experts_per_token
+        return nearest, of_experts % 16 == 0, (of_experts - self._shape.num_experts) % 16 == 0
 
 
 def besides_attention_s(price: StepPrice, rows: int, share: float = 1.0) -> float:
@@ -356,10 +377,13 @@ class Hardware:
             )
         return self._costs[key]
 
-    def run_cost(self, degree: int, *, is_remote: bool = False) -> StepCost:
-        """The cost of one worker of one run."""
-        cost, compile_s = self.cost(degree, is_remote=is_remote), self.constants.engine.compile_s
-        return FreshCost(cost, compile_s) if compile_s and self.shape.num_experts > 1 else cost
+    def run_cost(self, degree: int, batching: object = None, *, is_remote: bool = False) -> StepCost:
+        """The cost of one worker of one run; the limits of its ``batching`` say what a fresh server has compiled."""
+        cost, compile_s, shape = self.cost(degree, is_remote=is_remote), self.constants.engine.compile_s, self.shape
+        if not (compile_s and shape.num_experts > 1 and shape.precision == "bf16"):
+            return cost
+        limits = {name: getattr(batching, name, 0) for name in ("max_num_seqs", "max_num_batched_tokens")}
+        return FreshCost(cost, shape, compile_s, **limits)
 
     @property
     def links(self) -> KvLinks:

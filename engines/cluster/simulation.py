@@ -458,7 +458,7 @@ class Cluster:
                     worker_id=index,
                     degree=degree,
                     server=decode_servers[index],
-                    cost=self.hardware.run_cost(degree),
+                    cost=self.hardware.run_cost(degree, policies.local_batching),
                     queue=policies.make_local_queue(),
                     batching=policies.local_batching,
                     kv_capacity=self.hardware.kv_capacity(degree),
@@ -467,6 +467,7 @@ class Cluster:
                     keep_s=policies.keep_s,
                     window_s=policies.window_s,
                     max_run_steps=max_run_steps,
+                    schedules_ahead=self.hardware.constants.engine.schedules_ahead,
                 )
             )
         queue = policies.make_prefill_queue() if policies.shares_prefill_queue else None
@@ -475,7 +476,7 @@ class Cluster:
                 worker_id=len(decode) + index,
                 degree=degree,
                 server=prefill_servers[index],
-                cost=self.hardware.run_cost(degree, is_remote=True),
+                cost=self.hardware.run_cost(degree, policies.prefill_batching, is_remote=True),
                 queue=policies.make_prefill_queue() if queue is None else queue,
                 batching=policies.prefill_batching,
             )

@@ -1,5 +1,6 @@
 """The cost of a worker's step: against the roofline of one GPU, by hand, and of each degree from kernels."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from engines.cluster.hardware import (
 from engines.cluster.sessions import OpenLoop
 from engines.cost.roofline import H20, H200, Calibration, Gpu, Roofline, StepWork
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, ModelShape
+from engines.policies.batching import Chunked
 from engines.policies.views import Chunk
 
 BARE = replace(PHYSICAL, step_overhead_s=0.0)
@@ -200,23 +202,63 @@ def test_products_alone_of_mixtures_alone_take_a_share():
         assert spared_s == pytest.approx(linear_s / 2 if shape is MIXTRAL_8X7B else 0.0)
 
 
+def test_draws_from_a_part_of_the_vocabulary_sort_logits():
+    bare, drawn = engine_cost(), engine_cost(draw_s=3e-3, logit_s=1e-9)
+    step_s, line = bare.step_s(CHUNKS, DECODING, 4000), bare.decode_line(DECODING)
+    logits_s = 1e-9 * LLAMA_3_1_70B.vocab_rows
+    assert drawn.step_s(CHUNKS, DECODING, 4000) == pytest.approx(step_s + 3e-3 + 7 * logits_s)
+    assert drawn.decode_line(DECODING).base_s == pytest.approx(line.base_s + 3e-3 + 5 * logits_s)
+
+
 def test_a_fresh_server_compiles_each_kernel_of_experts_once():
     cost, compiled = TimedCost(MIXTRAL_8X7B, H20, 4, BARE), 0
-    fresh = FreshCost(cost, 10.0)
+    fresh = FreshCost(cost, MIXTRAL_8X7B, 10.0, max_num_seqs=128, max_num_batched_tokens=2048)
     for rows, is_new in (
-        (512, False),
-        (600, True),
-        (600, False),
-        (601, True),
-        (603, False),
-        (1000, True),
-        (1024, False),
+        (256, False),  # from a graph
+        (257, True),
+        (264, False),  # as graphs of 8, 16, ... 256 rows
+        (260, True),
+        (571, True),
+        (573, False),
+        (576, True),
+        (580, True),
+        (640, False),
+        (780, True),  # the next size, of four rows
+        (2048, False),  # as the step before it answers
+        (2044, True),
     ):
-        chunks = (Chunk(0, rows),)
-        waited_s = fresh.step_s(chunks, 0, 0) - cost.step_s(chunks, 0, 0)
+        chunks = (Chunk(0, rows - 3),)
+        waited_s = fresh.step_s(chunks, 3, 900) - cost.step_s(chunks, 3, 900)
         assert waited_s == pytest.approx(10.0 if is_new else 0.0), rows
         compiled += is_new
-    assert compiled == 3
+    assert compiled == 7
+
+
+@pytest.mark.parametrize(("precision", "compiles"), [("bf16", True), ("fp8-block", False)])
+def test_experts_in_bfloat16_alone_are_compiled(precision, compiles):
+    constants = replace(PHYSICAL, engine=EngineTimes(compile_s=1.0))
+    fresh = replace(hardware(constants=constants), shape=replace(MIXTRAL_8X7B, precision=precision))
+    assert isinstance(fresh.run_cost(4, Chunked()), FreshCost) == compiles
+
+
+@pytest.mark.parametrize("at_s", [0.02, 0.3])
+def test_an_engine_that_plans_ahead_lets_a_request_wait_for_the_step_after(at_s):
+    def first_s(*, max_run_steps: int = sys.maxsize, **times: bool) -> list[float]:
+        constants = replace(PHYSICAL, engine=EngineTimes(**times))
+        cluster = vllm(hardware(constants=constants), Deployment.colocated(4, 1))
+        sessions = [session(0, 0.0, (3000, 400)), session(1, at_s, (500, 20)), session(2, 60.0, (500, 20))]
+        run = cluster.simulate(OpenLoop(sessions=sessions), max_run_steps=max_run_steps)
+        assert run.rounds["finished_s"][0] > at_s
+        return run.rounds["first_token_s"]
+
+    at_once, ahead = first_s(), first_s(schedules_ahead=True)
+    cost = hardware(constants=PHYSICAL).cost(4)
+    step_s = cost.decode_line(1).floor_s
+    # Neither the first nor one that comes to an idle engine waits.
+    assert ahead[0] == at_once[0]
+    assert ahead[2] - 60.0 == pytest.approx(at_once[2] - 60.0)
+    assert ahead[1] - at_once[1] == pytest.approx(step_s, rel=0.1)
+    assert first_s(schedules_ahead=True, max_run_steps=1) == pytest.approx(ahead)
 
 
 def test_a_client_is_away_from_the_workers_by_what_its_engine_says():
