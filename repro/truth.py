@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ from engines.cluster.sessions import Prefix
 from engines.cost.kernels import Composed, kernels_of
 from engines.cost.roofline import Gpu, Roofline, StepWork, gpu
 from engines.errors import UserError, require
-from engines.knobs import Checked, Count, Tokens
+from engines.knobs import Checked, Count, Range, Tokens
 from engines.models.shape import CATALOGUE, LLADA_8B, ModelShape, Precision, ReadShape
 from repro.families.cluster.system import shape_named
 from repro.files import replace_text
@@ -78,15 +78,18 @@ class SharedPrefix(Checked):
     """System prompts."""
     output_tokens: Tokens = 248
     """Tokens of each answer."""
+    num_questions: Annotated[int, Range(0, 2**20)] = 0
+    """Questions that users ask in turns, again and again; 0: each is a new one."""
 
     def sessions(self, seed: int) -> Iterator[TracedSession]:
         prompt = self.system_prompt_tokens + self.question_tokens
         shared, names = self.system_prompt_tokens // _BLOCK_TOKENS, prompt // _BLOCK_TOKENS
         request = (RecordedRound(prompt, self.output_tokens),)
         for index, arrival_s in enumerate(self._arrivals(Random(seed))):
+            question = index % self.num_questions if self.num_questions else index
             # Names below are those of system prompts, each of which has as many.
-            first = index % self.num_system_prompts * shared
-            own = self.num_system_prompts * shared + index * (names - shared)
+            first = question % self.num_system_prompts * shared
+            own = self.num_system_prompts * shared + question * (names - shared)
             blocks = *range(first, first + shared), *range(own, own + names - shared)
             yield TracedSession(request, arrival_s, prefix=Prefix(_BLOCK_TOKENS, (blocks,)))
 
@@ -109,21 +112,12 @@ def stages_of(text: str) -> list[tuple[float, float]]:
     return stages
 
 
-class Campaign(NamedTuple):
-    """How rows of one scope were measured."""
-
-    constants: str
-    """Readings of the server's step cost (engines/cluster/constants.json)."""
-    first_text: float = 0.0
-    """Tokens after the first until the client sees some text."""
-    tokens_per_text: float = 1.0
-    """Tokens of a piece of text, between which the client measures."""
-
-
-CAMPAIGNS: Mapping[str, Campaign] = {
-    "all": Campaign("vllm-0.15"),
-    f"first {_NUM_FIRST}": Campaign("vllm-0.15-fresh", first_text=1.4, tokens_per_text=1.075),
-}
+CAMPAIGNS: Mapping[str, str] = {"all": "vllm-0.15", f"first {_NUM_FIRST}": "vllm-0.15-fresh"}
+"""By scope, what the server's steps cost besides their kernels (engines/cluster/constants.json)."""
+_NUM_QUESTIONS = 120
+"""Requests after which questions come again, as measured first tokens say."""
+_TOKENS_OF_TEXT = 1.044
+"""Tokens that a server reads in the text of one random token (docs/truth.md)."""
 PRECISIONS: Mapping[str, tuple[Precision, Precision]] = {
     "FP16": ("bf16", "bf16"),
     "BF16": ("bf16", "bf16"),
@@ -193,13 +187,14 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
     where = f"{folder / 'experiments.csv'}, exp={row['exp']!r}"
     for name, known in (("workload", loads), ("scope", CAMPAIGNS), ("precision", PRECISIONS)):
         require(row[name] in known, f"{where}: {name}={row[name]!r} is none of {', '.join(known)}")
-    load, model = loads[row["workload"]], _shape_of(row["model"])
+    load, checkpoint = loads[row["workload"]], Checkpoint.of(row["model"])
+    model = checkpoint.model
     for name in _TIMES:
         _number(where, row, name)
     knobs: dict[str, Any] = {
         "workload": "repro.truth:SharedPrefix",
         "arrivals": "trace",
-        "constants": CAMPAIGNS[row["scope"]].constants,
+        "constants": CAMPAIGNS[row["scope"]] + ("-top-p" if checkpoint.cuts_draws else ""),
         "model": model,
         "deployment": f"TP{_count(where, row, 'tp')}x1",
         "num_gpus": _count(where, row, "tp"),
@@ -214,11 +209,17 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
     of_load = f"{folder / 'workloads.csv'}, workload={row['workload']!r}"
     for name in ("question_tokens", "system_prompt_tokens", "num_system_prompts", "output_tokens"):
         knobs[name] = _count(of_load, load, name.removeprefix("num_"))
+        if name in ("question_tokens", "system_prompt_tokens"):
+            knobs[name] = round(_TOKENS_OF_TEXT * knobs[name])
     require(knobs["output_tokens"] > 1, f"{of_load}: output_tokens=1 leaves no time between tokens: give 2 or more")
     if row.get("kv_blocks_of_16"):
         knobs["kv_tokens"] = 16 * _count(where, row, "kv_blocks_of_16")
     stages = load["stages_rate_x_seconds"]
-    rate, length_s = stages_of(stages)[0]
+    (rate, length_s), *others = stages_of(stages)
+    if row["scope"] == "all" or not others:
+        knobs["num_questions"] = _NUM_QUESTIONS
+    else:
+        knobs["prefix_cache"] = False
     if row["scope"] != "all":
         require(
             rate * length_s >= _NUM_FIRST,
@@ -236,18 +237,34 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
     )
 
 
-def _shape_of(checkpoint: str) -> str:
-    """A name of ours: as it is listed, or as both are called; else the text itself, which may be a folder."""
-    parts = checkpoint.rpartition("/")[2].lower().split("-")
-    called = "-".join(part for part in parts if part not in _OF_NO_SIZE)
-    known = {each.name.lower(): each.name for each in CATALOGUE}
-    return _listed().get(checkpoint) or known.get(called) or checkpoint
+class Checkpoint(NamedTuple):
+    """What ``models.csv`` says of a checkpoint."""
+
+    model: str
+    """A name of ours, or the checkpoint itself, which may be a folder."""
+    cuts_draws: bool = False
+    """Whether its ``generation_config.json`` has a ``top_p`` or a ``top_k``."""
+    tokens_per_text: float = 1.0
+    """Tokens of a piece of text, between which the client of the first requests measures."""
+
+    @staticmethod
+    def of(name: str) -> "Checkpoint":
+        """As it is listed, else by the name that it shares with one of ours."""
+        if name in _listed():
+            return _listed()[name]
+        parts = name.rpartition("/")[2].lower().split("-")
+        called = "-".join(part for part in parts if part not in _OF_NO_SIZE)
+        known = {each.name.lower(): each.name for each in CATALOGUE}
+        return Checkpoint(known.get(called, name))
 
 
 @cache
-def _listed() -> Mapping[str, str]:
-    """Names of ours, by checkpoint."""
-    return {row["checkpoint"]: row["model"] for row in _rows(MEASURED, "models.csv")}
+def _listed() -> Mapping[str, Checkpoint]:
+    rows = _rows(MEASURED, "models.csv")
+    return {
+        row["checkpoint"]: Checkpoint(row["model"], bool(row["cuts_draws"]), float(row["tokens_per_text"] or 1))
+        for row in rows
+    }
 
 
 def _named(where: str, model: str) -> ModelShape:
@@ -281,27 +298,25 @@ def _count(where: str, row: Mapping[str, str], name: str) -> int:
 
 
 def _held(row: Mapping[str, str], cell: Cell, *, is_fitted: bool) -> Held:
-    seeds = 1 if row["scope"] == "all" else _SEEDS
-    runs = [_times(row["scope"], cell.with_seed(seed)) for seed in range(seeds)]
+    num = None if row["scope"] == "all" else _NUM_FIRST
+    runs = [_times(cell.with_seed(seed), num) for seed in range(1 if num is None else _SEEDS)]
+    predicted = {name: fmean(run[name] for run in runs) for name in METRICS}
+    if num is not None:
+        predicted["itl_mean"] *= Checkpoint.of(row["model"]).tokens_per_text
     return Held(
-        row=row,
-        measured={name: float(row[f"{name}_ms"]) for name in METRICS},
-        predicted={name: fmean(run[name] for run in runs) for name in METRICS},
-        is_fitted=is_fitted,
+        row=row, measured={name: float(row[f"{name}_ms"]) for name in METRICS}, predicted=predicted, is_fitted=is_fitted
     )
 
 
-def _times(scope: str, cell: Cell) -> dict[str, float]:
+def _times(cell: Cell, num: int | None) -> dict[str, float]:
     requests = prepare(cell).run().requests
-    num, campaign = None if scope == "all" else _NUM_FIRST, CAMPAIGNS[scope]
     arrival_s, first_s, end_s, tokens = (
         np.array(requests[name][:num], dtype=float)
         for name in ("arrival_s", "first_output_s", "finished_s", "output_len")
     )
-    itl_s = (end_s - first_s) / (tokens - 1)
     found = {
-        "ttft_mean": first_s - arrival_s + campaign.first_text * itl_s,
-        "itl_mean": itl_s * campaign.tokens_per_text,
+        "ttft_mean": first_s - arrival_s,
+        "itl_mean": (end_s - first_s) / (tokens - 1),
         "e2e_mean": end_s - arrival_s,
     }
     return {name: 1e3 * float(times_s.mean()) for name, times_s in found.items()}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from random import Random
 
 import pandas as pd
@@ -75,15 +76,26 @@ def test_errors_are_of_what_was_measured(tmp_path):
     ]
 
 
-def test_a_client_that_sees_text_waits_longer_for_it(tmp_path):
-    whole, first = truth.hold(folder(tmp_path, ROW, {**ROW, "scope": "first 300"}))
-    campaign = truth.CAMPAIGNS["first 300"]
-    assert campaign.first_text > 0
-    assert campaign.tokens_per_text > 1
-    ttft, itl, e2e = (first.predicted[name] for name in truth.METRICS)
-    gap = itl / campaign.tokens_per_text
-    assert e2e == pytest.approx(ttft - campaign.first_text * gap + 39 * gap, rel=1e-6)
-    assert ttft > whole.predicted["ttft_mean"] + gap
+def test_a_client_measures_between_pieces_of_text(tmp_path):
+    first = {**ROW, "scope": "first 300"}
+    listed, other = truth.hold(folder(tmp_path, first, {**first, "model": "Llama-3.1-8B"}))
+    gap = listed.predicted["itl_mean"] / truth.Checkpoint.of(ROW["model"]).tokens_per_text
+    assert gap < listed.predicted["itl_mean"]
+    for each, between in ((listed, gap), (other, other.predicted["itl_mean"])):
+        assert each.predicted["e2e_mean"] == pytest.approx(each.predicted["ttft_mean"] + 39 * between, rel=1e-6)
+    # Its draws by top_p sort logits.
+    assert gap > other.predicted["itl_mean"]
+
+
+@pytest.mark.parametrize("scope", truth.CAMPAIGNS)
+@pytest.mark.parametrize("stages", ["4x80", "4x80+8x5"])
+def test_questions_come_again_but_in_the_first_of_two_stages(tmp_path, scope, stages):
+    load = {**LOAD, "stages_rate_x_seconds": stages}
+    knobs = truth._cell({**ROW, "scope": scope}, {"chat": load}, tmp_path).knob_values
+    is_new = scope != "all" and "+" in stages
+    assert (knobs.get("prefix_cache", True), "num_questions" in knobs) == (not is_new, not is_new)
+    # Text of random tokens has more of them.
+    assert (knobs["question_tokens"], knobs["system_prompt_tokens"]) == (209, 104)
 
 
 def test_published_errors_of_other_simulators_are_beside_ours():
@@ -111,6 +123,12 @@ def test_checkpoints_are_of_shapes(tmp_path, checkpoint, model):
     row = {**ROW, "model": checkpoint, "tp": 4, "precision": "FP8"}
     knobs = truth._cell(row, {"chat": LOAD}, tmp_path).knob_values
     assert (knobs["model"], knobs["precision"]) == (model, "fp8-block" if "Mixtral" in model else "fp8")
+
+
+def test_a_checkpoint_says_whether_its_draws_are_cut(tmp_path):
+    for checkpoint, expected in ((ROW["model"], "vllm-0.15-top-p"), ("mistralai/Mixtral-8x7B-v0.1", "vllm-0.15")):
+        cell = truth._cell({**ROW, "model": checkpoint, "tp": 4}, {"chat": LOAD}, tmp_path)
+        assert cell.knob_values["constants"] == expected
 
 
 def test_precision_follows_from_the_shape_in_a_folder(tmp_path):
@@ -276,6 +294,9 @@ def test_requests_share_their_system_prompts_alone(system, question):
         for place, name in enumerate(names):
             seen.setdefault(name, set()).add(index % 3 if place < system // 16 else -index - 1)
     assert all(len(users) == 1 for users in seen.values())
+    again = list(replace(load, num_questions=5).sessions(1))
+    assert [each.prefix for each in again[:5]] == [each.prefix for each in sessions[:5]]
+    assert [each.prefix for each in again[5:]] == [each.prefix for each in again[:-5]]
     assert list(load.sessions(1)) == sessions
     assert [each.arrival_s for each in load.sessions(2)] != times
     assert Random(1).random() * 10 in times

@@ -185,7 +185,7 @@ def test_answers_differ_by_a_margin_with_an_interval_over_the_seeds_given(own):
         "4",
         *FAST[:2],
         "--resolution",
-        "0.05",
+        "0.02",
         "--seeds",
         "3",
         "--json",
