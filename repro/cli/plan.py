@@ -195,7 +195,7 @@ class SessionOptions(Checked):
         from repro.families.cluster.ampd_settings import SessionKnobs, sessions_asked
         from repro.runs.cell import Cell
 
-        given = {} if self.trace_path is None else {"dataset_path": str(self.trace_path)}
+        given: dict[str, Any] = {} if self.trace_path is None else {"dataset_path": str(self.trace_path)}
         name, usual = named_after(trace), 0
         if card is None:
             given["workload"] = trace
