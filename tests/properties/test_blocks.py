@@ -74,6 +74,8 @@ def test_blocks_run(page, tmp_path, monkeypatch):
     (tmp_path / "tests").symlink_to(REPO / "tests")
     rounds = re.findall(r"`(\[\[.*?\]\])`", (REPO / page).read_text(encoding="utf-8"))
     (tmp_path / "mine.jsonl").write_text("".join(f'{{"rounds": {each}}}\n' for each in rounds * 40))
+    comes = "".join(f'{{"arrival_s": {60 * n}, "rounds": [[792, 233]]}}\n' for n in range(120))
+    (tmp_path / "morning.jsonl").write_text(comes)
     for unit in filter(is_run, units(page)):
         if used := of(unit, USED):
             USED[used[0]](unit.text, tmp_path)
