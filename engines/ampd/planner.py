@@ -39,7 +39,7 @@ from engines.policies.views import Chunk, Slo
 class PlanningWorkload:
     """``sessions`` arrive at ``rate`` a second; their own arrival times give the pattern, not the rate."""
 
-    sessions: tuple[Session, ...]
+    sessions: Sequence[Session]
     rate: float
     slo: Slo
 

@@ -186,6 +186,13 @@ class WorkerCost:
         rows = decoding + sum([tokens for _, tokens in chunks]) if self._row_s else 0
         return busy_s + self._fixed_s + rows * self._row_s + len(chunks) * self._prefill_overhead_s
 
+    @property
+    def terms(self) -> tuple[float, ...]:
+        """The constants of ``step_s``: a share of linear_s, least_s, and seconds of a sequence, a step, a row and a prefill."""
+        engine = self._engine
+        overheads = engine.sequence_s, self._fixed_s, self._row_s, self._prefill_overhead_s
+        return self._products_share, self._least_s, *overheads
+
     def decode_line(self, decoding: int) -> DecodeLine:
         else_s = besides_attention_s(self.price, decoding, self._products_share)
         fixed_s = self._fixed_s + decoding * (self._row_s + self._sequence_s)

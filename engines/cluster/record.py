@@ -19,9 +19,10 @@ A round without gaps meets any ITL objective. What did not finish meets none and
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from itertools import product
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,77 @@ import numpy.typing as npt
 from engines.knobs import Checked
 from engines.policies.views import Slo
 
-Table = dict[str, list[Any]]
+
+class Values(Sequence[Any]):
+    """Values of a column as an array [n], which numpy takes whole. Who reads them one by one has None where ``missing`` stands, and
+    ``names[i]`` for i."""
+
+    __slots__ = ("missing", "names", "values")
+
+    def __init__(self, values: npt.NDArray[Any], *, missing: float | None = None, names: Sequence[Any] = ()) -> None:
+        self.values, self.missing, self.names = values, missing, names
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._plain(self.values[place]) if isinstance(place, slice) else self._plain(self.values[[place]])[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self), 1 << 16):
+            yield from self._plain(self.values[start : start + (1 << 16)])
+
+    def __contains__(self, value: object) -> bool:
+        if value is None and not self.names:
+            return bool(self.is_missing.any())
+        return any(each == value for each in self)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if self.names:
+            return np.array(list(self), dtype=dtype)
+        values = self.values
+        if self.missing is not None and not math.isnan(self.missing):
+            values = np.where(self.is_missing, np.nan, values)
+        return np.asarray(values, dtype=dtype)
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    @property
+    def is_missing(self) -> npt.NDArray[np.bool_]:
+        if self.missing is None:
+            return np.zeros(len(self), dtype=bool)
+        return np.isnan(self.values) if math.isnan(self.missing) else self.values == self.missing
+
+    def _plain(self, values: npt.NDArray[Any]) -> list[Any]:
+        found: list[Any] = values.tolist()
+        if self.names:
+            return [self.names[each] for each in found]
+        if self.missing is not None:
+            for place in np.flatnonzero(Values(values, missing=self.missing).is_missing).tolist():
+                found[place] = None
+        return found
+
+
+def times_of(values: npt.NDArray[np.float64]) -> Values:
+    """Seconds, NaN where it never came."""
+    return Values(values, missing=math.nan)
+
+
+def same(value: Any, num: int) -> Values:
+    """One value ``num`` times."""
+    return Values(np.broadcast_to(np.int8(0), num), names=(value,))
+
+
+Table = dict[str, Sequence[Any]]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+ItlStat = Literal["mean", "p95", "p99", "max", "p95-lower", "p95-higher"]
 
 
 def table_of(kind: type, rows: Sequence[Any]) -> Table:
@@ -161,6 +232,80 @@ class Gaps(NamedTuple):
     tokens: npt.NDArray[np.int64]
 
 
+_BLOCK = 1 << 16
+"""Groups whose gaps are looked at together: those of all would take some gigabytes."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GapLog:
+    """Gaps as workers log them, for all who decode there at the time. Stay i of a round is its own first gap, and those of the log from
+    ``start[i]`` to ``end[i]``."""
+
+    log_gap_s: Floats
+    log_tokens: Ints
+    stay_row: Ints
+    start: Ints
+    end: Ints
+    first_gap_s: Floats
+
+    @classmethod
+    def of(
+        cls, logs: Sequence[tuple[Floats, Ints]], worker: Ints, row: Ints, start: Ints, end: Ints, first: Floats
+    ) -> Self:
+        """Joins workers' logs; each stay is in one of them."""
+        lengths = np.array([len(gaps) for gaps, _ in logs])
+        offset = (np.cumsum(lengths) - lengths)[worker]
+        gap_s, tokens = (np.concatenate(each) for each in zip(*logs, strict=True))
+        return cls(
+            log_gap_s=gap_s, log_tokens=tokens, stay_row=row, start=start + offset, end=end + offset, first_gap_s=first
+        )
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        return iter(self.whole)
+
+    @property
+    def row(self) -> Ints:
+        return self.whole.row
+
+    @property
+    def gap_s(self) -> Floats:
+        return self.whole.gap_s
+
+    @property
+    def tokens(self) -> Ints:
+        return self.whole.tokens
+
+    @cached_property
+    def whole(self) -> Gaps:
+        return self._of_stays(np.arange(len(self.stay_row)))
+
+    def stats(self, group: Ints, num_groups: int) -> dict[ItlStat, Floats]:
+        """As ``grouped_stats`` of all gaps, by the group of each round."""
+        stay_group = group[self.stay_row]
+        order = np.argsort(stay_group, kind="stable")
+        found = list[dict[ItlStat, Floats]]()
+        for low in range(0, max(1, num_groups), _BLOCK):
+            high = min(low + _BLOCK, num_groups)
+            first, last = np.searchsorted(stay_group, (low, high), sorter=order)
+            gaps = self._of_stays(order[first:last])
+            found.append(grouped_stats(group[gaps.row] - low, gaps.gap_s, gaps.tokens, high - low))
+        return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+
+    def _of_stays(self, stays: Ints) -> Gaps:
+        row, start = self.stay_row[stays], self.start[stays]
+        length = self.end[stays] - start
+        # Of the slices, one index after the other: start[i] + 0..length[i].
+        within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
+        index = np.repeat(start, length) + within
+        rows = np.concatenate([row, np.repeat(row, length)])
+        order = np.argsort(rows, kind="stable")
+        return Gaps(
+            rows[order],
+            np.concatenate([self.first_gap_s[stays], self.log_gap_s[index]])[order],
+            np.concatenate([np.ones(len(row), dtype=np.int64), self.log_tokens[index]])[order],
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClusterRun:
     sessions: Table
@@ -168,7 +313,7 @@ class ClusterRun:
     tasks: Table
     transfers: Table
     workers: Table
-    gaps: Gaps
+    gaps: Gaps | GapLog
     facts: Mapping[str, Any]
     """num_events, end_s; ``stop_reason`` where a run was given up, and
     ``overload_reason`` where its arrivals asked for more prefill than the workers can do (``prefill_load`` above 1)."""
@@ -178,29 +323,14 @@ class ClusterRun:
         return len(self.sessions["session_id"])
 
 
-def gaps_of(logs: Sequence[TokenLog]) -> Gaps:
-    """Each stay is its own first gap and a slice of its worker's log."""
-    stays = [stay for log in logs for stay in log.stays]
-    if not stays:
-        return Gaps(np.empty(0, np.int64), np.empty(0, np.float64), np.empty(0, np.int64))
-    log_gap = np.concatenate([np.asarray(log.gaps, dtype=np.float64) for log in logs])
-    log_count = np.concatenate([np.asarray(log.counts, dtype=np.int64) for log in logs])
-    lengths = [len(log.gaps) for log in logs]
-    offsets = np.repeat(np.cumsum(lengths) - lengths, [len(log.stays) for log in logs])
-    row = np.array([stay.row for stay in stays], dtype=np.int64)
-    first = np.array([stay.first_gap_s for stay in stays], dtype=np.float64)
-    start = offsets + np.array([stay.start for stay in stays], dtype=np.int64)
-    length = np.array([stay.end - stay.start for stay in stays], dtype=np.int64)
-    # Of the slices, one index after the other: start[i] + 0..length[i].
-    within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-    index = np.repeat(start, length) + within
-    rows = np.concatenate([row, np.repeat(row, length)])
-    order = np.argsort(rows, kind="stable")
-    return Gaps(
-        rows[order],
-        np.concatenate([first, log_gap[index]])[order],
-        np.concatenate([np.ones(len(row), dtype=np.int64), log_count[index]])[order],
-    )
+def logged(logs: Sequence[TokenLog]) -> GapLog:
+    """The gaps of the logs of workers."""
+    stays = [(index, stay) for index, log in enumerate(logs) for stay in log.stays]
+    place = np.array([(index, stay.row, stay.start, stay.end) for index, stay in stays], dtype=np.int64)
+    worker, row, start, end = place.reshape(-1, 4).T
+    first_gap_s = np.array([stay.first_gap_s for _, stay in stays], dtype=np.float64)
+    runs = [(np.array(log.gaps, dtype=np.float64), np.array(log.counts, dtype=np.int64)) for log in logs]
+    return GapLog.of(runs, worker, row, start, end, first_gap_s)
 
 
 def prefill_load(workers: Iterable[tuple[str, float]], span_s: float) -> dict[str, Any]:
@@ -219,9 +349,6 @@ def prefill_load(workers: Iterable[tuple[str, float]], span_s: float) -> dict[st
     return {"prefill_load": load, "overload_reason": reason}
 
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-ItlStat = Literal["mean", "p95", "p99", "max", "p95-lower", "p95-higher"]
 Scope = Literal["round", "session"]
 TtftRule = Literal["every", "mean"]
 _QUANTILES: dict[ItlStat, float] = {"p95": 0.95, "p99": 0.99}
@@ -248,13 +375,19 @@ class Observed:
 
 
 def observe(run: ClusterRun) -> Observed:
-    row, gap_s, tokens = run.gaps
     ids = run.sessions["session_id"]
     session = sessions_of_rounds(ids, run.rounds)
-    round_itl_s = grouped_stats(row, gap_s, tokens, len(session))
-    return observed(
-        run.sessions, run.rounds, session, round_itl_s, grouped_stats(session[row], gap_s, tokens, len(ids))
-    )
+    rows = np.arange(len(session))
+    round_itl_s = session_itl_s = _stats(run.gaps, rows, len(rows))
+    if len(rows) != len(ids) or (session != rows).any():
+        session_itl_s = _stats(run.gaps, session, len(ids))
+    return observed(run.sessions, run.rounds, session, round_itl_s, session_itl_s)
+
+
+def _stats(gaps: Gaps | GapLog, group: Ints, num_groups: int) -> dict[ItlStat, Floats]:
+    if isinstance(gaps, GapLog):
+        return gaps.stats(group, num_groups)
+    return grouped_stats(group[gaps.row], gaps.gap_s, gaps.tokens, num_groups)
 
 
 def observed(

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from engines.errors import UserError, require
 
 
@@ -96,6 +99,35 @@ class Session:
     def context_tokens(self) -> int:
         """Tokens of K/V at its end, the most it ever holds."""
         return self.prefill_tokens + self.decode_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionColumns(Sequence[Session]):
+    """Sessions of one round each, numbered from 0, as arrays [n]: a million objects take a gigabyte."""
+
+    arrival_s: npt.NDArray[np.float64]
+    """Finite, not negative."""
+    prefill: npt.NDArray[np.int64]
+    """At least 1, as ``decode``."""
+    decode: npt.NDArray[np.int64]
+    prefix_of: Callable[[int], Prefix | None] = lambda place: None
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return tuple(self[each] for each in range(len(self))[place])
+        index = range(len(self))[place]
+        rounds = (Round(int(self.prefill[index]), int(self.decode[index])),)
+        return Session(index, float(self.arrival_s[index]), rounds, self.prefix_of(index))
+
+
+def contexts_of(sessions: Sequence[Session]) -> npt.NDArray[np.int64]:
+    """[n] tokens of K/V of each at its end."""
+    if isinstance(sessions, SessionColumns):
+        return sessions.prefill + sessions.decode
+    return np.array([each.context_tokens for each in sessions], dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

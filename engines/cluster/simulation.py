@@ -7,11 +7,12 @@ run of it has, and by which policies they decide.
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
+from engines.cluster.core import CoreRun, CoreWorker
 from engines.cluster.decode import DecodeWorker
 from engines.cluster.hardware import NO_TIMES, Deployment, EngineTimes, Hardware, KvLinks, place
 from engines.cluster.prefix import BlockKv, Prompt, prompt_of
@@ -23,7 +24,7 @@ from engines.cluster.record import (
     TaskRow,
     TransferRow,
     WorkerRow,
-    gaps_of,
+    logged,
     prefill_load,
     table_of,
 )
@@ -195,7 +196,7 @@ class DecodeSimulation(Simulation):
             tasks=table_of(TaskRow, self.tasks),
             transfers=table_of(TransferRow, self._transfers),
             workers=table_of(WorkerRow, workers),
-            gaps=gaps_of([home.log for home in self._homes]),
+            gaps=logged([home.log for home in self._homes]),
             facts={
                 "num_events": self.loop.num_events,
                 "end_s": self.loop.now,
@@ -441,16 +442,22 @@ class Cluster:
         policies = self.policies
         decode = [pool.degree for pool in self.deployment.decode for _ in range(pool.replicas)]
         prefill = [pool.degree for pool in self.deployment.prefill for _ in range(pool.replicas)]
+        decode_servers, prefill_servers = place(decode, prefill)
+        binder, router = policies.make_binder(), policies.make_router(seed)
+        if isinstance(arrivals, OpenLoop) and isinstance(arrivals.sessions, Sequence) and not prefill:
+            pools = zip(decode, decode_servers, strict=True)
+            found = self._in_core(pools, binder, router, stop, max_run_steps, arrivals.sessions)
+            if found is not None:
+                return found
         simulation = DecodeSimulation(
-            binder=policies.make_binder(),
-            router=policies.make_router(seed),
+            binder=binder,
+            router=router,
             estimator=policies.estimator,
             links=self.hardware.links,
             stop=stop,
             most_tokens=min(self.hardware.kv_capacity(degree) for degree in (*decode, *prefill)),
             engine=self.hardware.constants.engine,
         )
-        decode_servers, prefill_servers = place(decode, prefill)
         for index, degree in enumerate(decode):
             simulation.add(
                 DecodeWorker(
@@ -484,6 +491,38 @@ class Cluster:
         run = simulation.run(arrivals)
         simulation.let_go()
         return run
+
+    def _in_core(
+        self,
+        workers: Iterable[tuple[int, int]],
+        binder: Binder | PromptBinder,
+        router: Router,
+        stop: StopRule,
+        max_run_steps: int,
+        sessions: Sequence[Session],
+    ) -> ClusterRun | None:
+        """A run of our own policies, compiled; None of any other. ``workers`` are their degrees and servers."""
+        policies, engine = self.policies, self.hardware.constants.engine
+        is_ours = type(router) is Local and type(policies.make_local_queue()) is PrefillQueue
+        if not is_ours or policies.estimator is not None or policies.block_size is not None:
+            return None
+        run = CoreRun(
+            workers=[
+                CoreWorker(degree, server, self.hardware.run_cost(degree), self.hardware.kv_capacity(degree))
+                for degree, server in workers
+            ],
+            batching=policies.local_batching,
+            binder=binder,
+            reason=Local().reason,
+            keeps=policies.keeps,
+            keep_s=policies.keep_s,
+            request_s=engine.request_s,
+            response_s=engine.response_s,
+            until_s=stop.until_s,
+            max_live_sessions=stop.max_live_sessions,
+            max_run_steps=max_run_steps,
+        )
+        return run.simulate(sessions)
 
     def _shared_kv(self, simulation: DecodeSimulation, degree: int) -> BlockKv | None:
         size = self.policies.block_size

@@ -449,7 +449,7 @@ class Kernels:
         """Everything but attention by rows: products or experts, norms, rotation, activations, and the all-reduces of a group."""
         self.head_s: Callable[[float], float] = cache(self._head_s)
         """Logits by rows in one pass, written and read once more by what reduces them."""
-        self.prompts_s: Callable[[int], Callable[[float], float]] = cache(self._prompts_s)
+        self.prompts_s: Callable[[int], PowerLaws] = cache(self._prompts_s)
         """By the number of prompts of one step: attention of one of them over all layers, as long as a causal prompt takes that
         has as many pairs."""
         self.decode_line: Callable[[int], DecodeLine] = cache(self._fitted_line)
@@ -484,7 +484,7 @@ class Kernels:
         return kernels * ELEMENTWISE_S + num_bytes / (ELEMENTWISE_SHARE * self.card.bandwidth)
 
     def prompt_s(self, pairs: float, batch: int = 1) -> float:
-        return self.prompts_s(batch)(pairs)
+        return self.prompts_s(batch).at(pairs)
 
     def _layer_curve(self, products: Sequence[MatrixProduct], degree: int, *, has_experts: bool) -> _Line:
         shape = self.shape
@@ -604,7 +604,7 @@ class Kernels:
     def _attention_rows(self, kernel: Kernel) -> Mapping[float, Curve]:
         return self.tables.attention(self.framework, kernel, self.shape)
 
-    def _prompts_s(self, batch: int) -> Callable[[float], float]:
+    def _prompts_s(self, batch: int) -> PowerLaws:
         heads, kv_heads = heads_of(self.shape)
         dim, size_bytes = self.shape.head_dim, self.shape.dtype_bytes
 
@@ -615,7 +615,7 @@ class Kernels:
         moved = self._moved(work)
         each = self.shape.n_layers / batch
         times = _at_batch(self._attention_rows("prompt"), batch)
-        return _power_laws(
+        return PowerLaws(
             [_causal(length) for length in times], [each * moved(length, t) for length, t in times.items()]
         )
 
@@ -690,22 +690,24 @@ class _Line:
         return low + (high - low) * (size - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
 
 
-def _power_laws(sizes: Sequence[float], times: Sequence[float]) -> Callable[[float], float]:
+class PowerLaws:
     """Power laws between points; before the first its time, beyond the last in proportion."""
-    powers = [
-        math.log(times[i] / times[i - 1]) / math.log(sizes[i] / sizes[i - 1]) if i else 0.0 for i in range(len(sizes))
-    ]
-    num, first, last, last_size = len(sizes), times[0], times[-1], sizes[-1]
 
-    def at(size: float) -> float:
+    def __init__(self, sizes: Sequence[float], times: Sequence[float]) -> None:
+        self.sizes, self.times = list(sizes), list(times)
+        self.powers = [
+            math.log(times[i] / times[i - 1]) / math.log(sizes[i] / sizes[i - 1]) if i else 0.0
+            for i in range(len(sizes))
+        ]
+
+    def at(self, size: float) -> float:
+        sizes, times = self.sizes, self.times
         place = bisect_left(sizes, size)
-        if place == num:
-            return last * size / last_size
+        if place == len(sizes):
+            return times[-1] * size / sizes[-1]
         if not place:
-            return first
-        return times[place - 1] * (size / sizes[place - 1]) ** powers[place]
-
-    return at
+            return times[0]
+        return times[place - 1] * (size / sizes[place - 1]) ** self.powers[place]
 
 
 class Composed(StepPrice):
@@ -732,7 +734,7 @@ class Composed(StepPrice):
             count, tokens = work.padding
             num += count
             rows += count * tokens
-            prompt_s = kernels.prompts_s(num)
+            prompt_s = kernels.prompts_s(num).at
             if count:
                 attention_s = count * prompt_s(0.5 * tokens * (tokens + 1))
             for history, tokens in prompts:

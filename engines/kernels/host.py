@@ -5,27 +5,20 @@ their references' numbers within rounding, and a row the same alone and in compa
 makes is wrong on an example (``engines.kernels.probe``), torch's operators serve.
 """
 
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from ctypes import CDLL, c_bool, c_float, c_long, c_void_p
+from collections.abc import Callable, Mapping
+from ctypes import c_bool, c_float, c_long, c_void_p
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from engines.compiled import Library, loaded
 from engines.models.layers import rotate_halves
 from engines.runtime.device import store_by_index
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("host.cpp", "spans.cpp"))
-_READ = (*SOURCES, SOURCES[0].with_name("lanes.hpp"))
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.bfloat16: "bfloat16"})
 
 
@@ -49,63 +42,21 @@ _ARGUMENTS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "spans": (_P, _P, _P, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, _N, _N, _N, _N, _N),
     }
 )
-_OPTIONS = ("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread", "-w")
-CPU_FACTS = Path("/proc/cpuinfo")
 MOST_WIDTH = 256
 """The widest head that is taken."""
 
 
-class CompilerError(Exception):
-    """Nothing was made; ``str`` says why in a sentence."""
-
-
-@lru_cache(maxsize=1)
-def library() -> CDLL:
-    """Raises CompilerError. Takes some seconds, once a machine: what was made is kept in the user's cache."""
-    compiler = os.environ.get("CXX") or shutil.which("c++")
-    if not compiler:
-        raise CompilerError("there is no C++ compiler")
-    command = [compiler, *_OPTIONS]
-    kept = _kept(command)
-    try:
-        if kept.is_file():
-            return CDLL(str(kept))
-    except OSError:
-        pass  # it is made again
-    try:
-        # Beside the place that it is moved to, whole: several processes may be making it.
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        where: Path | None = kept.parent
-    except OSError:
-        where = None  # in a folder that goes when the process ends
-    with TemporaryDirectory(dir=where) as folder:
-        made = Path(folder, "host.so")
-        try:
-            subprocess.run([*command, "-o", str(made), *map(str, SOURCES)], check=True, capture_output=True, text=True)
-            found = CDLL(str(made))
-        except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", "") or str(error)
-            raise CompilerError(f"{compiler}: {said.strip().splitlines()[0]}") from error
-        if where is not None:
-            made.replace(kept)
-    return found
-
-
-def _kept(command: Sequence[str]) -> Path:
-    """Where what ``command`` makes of the source on this processor is kept."""
-    processor = platform.machine()
-    if CPU_FACTS.is_file():
-        lines = CPU_FACTS.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
-        processor += "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features")))
-    sources = (path.read_text(encoding="utf-8") for path in _READ)
-    name = hashlib.sha256("\n".join([*command, processor, *sources]).encode()).hexdigest()
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache, "dllm-serve-repro", f"host-{name[:32]}.so")
+LIBRARY = Library(
+    "host",
+    tuple(Path(__file__).with_name(name) for name in ("host.cpp", "spans.cpp")),
+    ("-O3", "-march=native", "-pthread"),
+    headers=(Path(__file__).with_name("lanes.hpp"),),
+)
 
 
 @lru_cache(maxsize=64)
 def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
-    found = library()[f"{name}_{DTYPES[dtype]}"]
+    found = loaded(LIBRARY)[f"{name}_{DTYPES[dtype]}"]
     found.argtypes, found.restype = _ARGUMENTS[name], None
     return found
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from engines.compiled import CompilerError, loaded
 from engines.kernels import available, host
 from engines.kernels.confidence import (
     Partial,
@@ -159,8 +160,8 @@ def host_fault(dtype: torch.dtype) -> str | None:
     if dtype not in host.DTYPES:
         return f"they are not made for {dtype}"
     try:
-        host.library()
-    except host.CompilerError as error:
+        loaded(host.LIBRARY)
+    except CompilerError as error:
         return str(error)
     examples = Examples(torch.device("cpu"), dtype)
     found = {name: _fault(*pair, examples) for name, pair in _HOST_PAIRS.items()}

@@ -185,7 +185,7 @@ class Site(ABC):
 
     @property
     @abstractmethod
-    def sessions(self) -> tuple[Session, ...]:
+    def sessions(self) -> Sequence[Session]:
         """Those of the first seed."""
 
     @abstractmethod
@@ -273,11 +273,11 @@ class ClusterSite(Site):
         return self._settings.ground.hardware.degrees(min_kv_tokens=longest)
 
     @cached_property
-    def sessions(self) -> tuple[Session, ...]:
+    def sessions(self) -> Sequence[Session]:
         return sessions_of(self._settings.workload).sessions
 
     @property
-    def own_times(self) -> tuple[Session, ...]:
+    def own_times(self) -> Sequence[Session]:
         """Sessions at the times of their file, in seconds from the first one."""
         return sessions_of(replace(self._settings.workload, arrivals=ArrivalConfig(kind="trace"))).sessions
 
@@ -538,7 +538,7 @@ class InstanceSite(Site):
         return settings.simulated_shape, str(settings.part.gpu)
 
     @property
-    def sessions(self) -> tuple[Session, ...]:
+    def sessions(self) -> Sequence[Session]:
         (stream,) = self._prepared[1].streams
         return stream.sessions
 
@@ -626,7 +626,7 @@ class RequestSite(Site):
         return settings.shape, str(platform(self.cell.platform).gpu)
 
     @property
-    def sessions(self) -> tuple[Session, ...]:
+    def sessions(self) -> Sequence[Session]:
         raise AssertionError("requests are no sessions")
 
     @cached_property

@@ -19,7 +19,8 @@ SCHEMA_VERSION = 8
 Obtained = Literal["measured", "composed", "simulated"]
 """Timed in this run; simulated with steps composed of kernels that others timed; simulated with modelled steps."""
 ColumnKind = Literal["int", "float", "str", "bool"]
-Table = dict[str, list[Any]]
+Table = dict[str, Any]
+"""Columns by name: lists, or other sequences of plain values."""
 
 REQUESTS = "requests"
 """The table that every run has."""

@@ -1,10 +1,14 @@
 """Sessions of rounds, recorded or yielded: a set of them, and what is said of a wrong one."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
-from engines.cluster.sessions import Prefix
+import numpy as np
+import numpy.typing as npt
+
+from engines.cluster.sessions import Prefix, PrefixNames
 from engines.errors import UserError
 from repro.workloads.card import Origin
 from repro.workloads.knobs import TimeUnit
@@ -43,11 +47,62 @@ class TracedSession(NamedTuple):
     """Which of its tokens others have too: the file's hash_ids."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlainSessions(Sequence[TracedSession]):
+    """Requests of a file as arrays [n]: as objects, a million of them take a gigabyte."""
+
+    where: str
+    """The file, and what ``numbers`` count in it."""
+    numbers: npt.NDArray[np.int64]
+    prefill: npt.NDArray[np.int64]
+    decode: npt.NDArray[np.int64]
+    arrival_s: npt.NDArray[np.float64] | None
+    block: int | None = None
+    """Tokens of the blocks whose names ``hash_ids`` are, if any."""
+    hash_ids: Sequence[list[int]] = field(default=(), repr=False)
+    has_prefix: npt.NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.prefill)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return tuple(self[each] for each in range(len(self))[place])
+        index = range(len(self))[place]
+        rounds = (RecordedRound(int(self.prefill[index]), int(self.decode[index])),)
+        arrival_s = None if self.arrival_s is None else float(self.arrival_s[index])
+        return TracedSession(rounds, arrival_s, None, f"{self.where} {self.numbers[index]}", self.prefix_of(index))
+
+    def first(self, num: int) -> "PlainSessions":
+        cut = {name: getattr(self, name)[:num] for name in ("numbers", "prefill", "decode")}
+        return replace(self, **cut, arrival_s=None if self.arrival_s is None else self.arrival_s[:num])
+
+    def bare(self) -> "PlainSessions":
+        """Sessions that share nothing."""
+        return replace(self, block=None)
+
+    def prefix_of(self, index: int) -> Prefix | None:
+        if self.block is None or self.has_prefix is None or not self.has_prefix[index]:
+            return None
+        return Prefix(self.block, (self._names[index],))
+
+    @cached_property
+    def _names(self) -> list[tuple[int, ...]]:
+        return list(map(PrefixNames().of, self.hash_ids))
+
+
+def block_of(sessions: Sequence[TracedSession]) -> int | None:
+    """Tokens of the blocks that the sessions have names of; None where they have none."""
+    if isinstance(sessions, PlainSessions):
+        return sessions.block
+    return next((each.prefix.block_tokens for each in sessions if each.prefix is not None), None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     name: str
     origin: Origin
-    sessions: tuple[TracedSession, ...]
+    sessions: Sequence[TracedSession]
     columns: Mapping[str, str]
     num_dropped: int = 0
     """Rows left out, without a prompt or an answer: failed calls."""
@@ -75,7 +130,8 @@ class Trace:
 
     @property
     def num_rounds(self) -> int:
-        return sum(len(each.rounds) for each in self.sessions)
+        is_plain = isinstance(self.sessions, PlainSessions)
+        return len(self.sessions) if is_plain else sum(len(each.rounds) for each in self.sessions)
 
 
 @dataclass(frozen=True, kw_only=True)

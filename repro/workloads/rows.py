@@ -28,7 +28,7 @@ _CHUNK = 1 << 20
 _LONGEST_LINE = 64 << 20
 """Characters."""
 _WHOLE = re.compile(r"\s*[+-]?\d{1,18}\s*", re.ASCII)
-_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?\s*", re.ASCII)
+NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?\s*", re.ASCII)
 _GROUPED = re.compile(r"\s*\d{1,3}(,\d{3})+(\.\d+)?\s*", re.ASCII)
 _SEPARATORS = (",", ";", "\t")
 _BLANKS = re.compile(r"\s*")
@@ -127,7 +127,7 @@ def _number(value: object) -> int | float | None:
             return int(value)
         if _WHOLE.fullmatch(value):
             return int(value)
-        if _NUMBER.fullmatch(value) is None:
+        if NUMBER.fullmatch(value) is None:
             return None
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:

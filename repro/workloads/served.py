@@ -25,11 +25,13 @@ from repro.workloads.rounds import (
     MOST_ROWS,
     MOST_SECONDS,
     MOST_TOKENS,
+    PlainSessions,
     RecordedRound,
     Trace,
     TracedSession,
     TraceFile,
     bad_field,
+    block_of,
 )
 
 # -- one's own ----------------------------------------------------------------------------------------------
@@ -216,7 +218,7 @@ def _own(given: Mapping[str, Any]) -> Plugin | None:
 
 # -- which of them come, and when ---------------------------------------------------------------------------
 
-MOST_SERVED = 10**5
+MOST_SERVED = 10**6
 PREFIXES_UNUSED = "hash_ids not used: every prompt counts as its own"
 
 
@@ -225,7 +227,7 @@ class Served:
     """Sessions of a recorded set with their times in seconds from the first one."""
 
     trace: Trace
-    sessions: tuple[TracedSession, ...]
+    sessions: Sequence[TracedSession]
     arrival_s: tuple[float, ...]
     description: str
     """What is said of the set, and of what came of it."""
@@ -267,16 +269,19 @@ def served(
         f"workload={source.where!r} has {has:,}, more than the {MOST_SERVED:,} that a run may have: give num_prompts",
     )
     found = taken(trace, arrivals, seed, num=has if num is None else num, in_rounds=in_rounds, keep=keep)
-    if all(each.prefix is None for each in found.sessions):
+    if block_of(found.sessions) is None:
         return found
     if with_prefixes:
         return replace(found, sessions=_told_apart(found.sessions, len(trace.sessions)))
-    bare = tuple(each._replace(prefix=None) for each in found.sessions)
+    plain = found.sessions
+    bare = plain.bare() if isinstance(plain, PlainSessions) else tuple(each._replace(prefix=None) for each in plain)
     return replace(found, sessions=bare, description=f"{found.description}; {PREFIXES_UNUSED}")
 
 
-def _told_apart(sessions: Sequence[TracedSession], num: int) -> tuple[TracedSession, ...]:
+def _told_apart(sessions: Sequence[TracedSession], num: int) -> Sequence[TracedSession]:
     """Gives those that come again, after each ``num``, names of their own: a repeat is no prompt that a cache has seen."""
+    if len(sessions) <= num:
+        return sessions
     prefixes = [each.prefix for each in sessions if each.prefix is not None]
     beyond = 1 + max((max(own, default=0) for prefix in prefixes for own in prefix.rounds), default=0)
     found = list(sessions[:num])
@@ -286,7 +291,7 @@ def _told_apart(sessions: Sequence[TracedSession], num: int) -> tuple[TracedSess
             rounds = tuple(tuple(name + shift for name in own) for own in prefix.rounds)
             session = session._replace(prefix=prefix._replace(rounds=rounds))
         found.append(session)
-    return tuple(found)
+    return found
 
 
 def taken(
@@ -316,8 +321,12 @@ def taken(
         f"{has} (--num-prompts {has}), or for other arrivals",
     )
     stamps = _stamps(trace, held) if is_replayed else None
-    order = cycle(range(len(held))) if is_replayed else shuffled(len(held), seed, *stream, step=step)
-    sessions = tuple(_up_to((held[index] for index in order), num, in_rounds=in_rounds))
+    sessions: Sequence[TracedSession]
+    if is_replayed and comes_once and isinstance(held, PlainSessions):
+        sessions = held.first(num)
+    else:
+        order = cycle(range(len(held))) if is_replayed else shuffled(len(held), seed, *stream, step=step)
+        sessions = tuple(_up_to((held[index] for index in order), num, in_rounds=in_rounds))
     times = [0.0] * len(sessions)
     if arrivals is not None:
         times = arrival_times(arrivals, len(sessions), seed, trace_s=stamps).tolist()
@@ -362,6 +371,8 @@ def _stamps(trace: Trace, held: Sequence[TracedSession]) -> Floats:
             f"arrivals='trace': {where} has no column of times among {', '.join(trace.columns.values())}: name one "
             "with --columns arrival_s=..., or use other arrivals"
         )
+    if isinstance(held, PlainSessions) and held.arrival_s is not None:
+        return held.arrival_s
     bare = next((each for each in held if each.arrival_s is None), None)
     if bare is not None:
         raise bad_field(

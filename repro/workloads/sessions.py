@@ -18,7 +18,7 @@ from typing import Annotated, Generic, Literal
 
 import numpy as np
 
-from engines.cluster.sessions import Prefix, PrefixNames, Round, Session
+from engines.cluster.sessions import Prefix, PrefixNames, Round, Session, SessionColumns, contexts_of
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, Seed
 from repro.paths import DATASETS
@@ -35,7 +35,7 @@ from repro.workloads.card import (
     local_file,
 )
 from repro.workloads.draws import ArrivalConfig, Floats, Ints, arrival_times, derive_seed
-from repro.workloads.rounds import MOST_DELAY_S, RecordedRound, SessionFormat, Trace, TracedSession
+from repro.workloads.rounds import MOST_DELAY_S, PlainSessions, RecordedRound, SessionFormat, Trace, TracedSession
 from repro.workloads.served import Traced, served, taken
 
 CARDS_DIR = DATASETS / "sessions"
@@ -155,7 +155,7 @@ class SessionWorkload(Generic[ProvenanceOf]):
     """Sessions to serve. Those of conversations have ``arrival_s`` 0, but of a file that is replayed: a family says when they come."""
 
     name: str
-    sessions: tuple[Session, ...]
+    sessions: Sequence[Session]
     provenance: ProvenanceOf
 
     @property
@@ -165,7 +165,7 @@ class SessionWorkload(Generic[ProvenanceOf]):
 
     @cached_property
     def longest_tokens(self) -> int:
-        return max(session.context_tokens for session in self.sessions)
+        return int(contexts_of(self.sessions).max())
 
 
 def build_sessions(
@@ -213,7 +213,13 @@ def build_sessions(
         description += (
             f"; each begins with one of {config.system_prompts} system prompts of {config.system_tokens} tokens"
         )
-    return _workload(card.name, arrival_s, each_has, prefixes, origin, description)
+    return _workload(card.name, _objects(arrival_s, each_has, prefixes), origin, description)
+
+
+def _objects(
+    arrival_s: Sequence[float], rounds: Sequence[tuple[Round, ...]], prefixes: Sequence[Prefix | None]
+) -> tuple[Session, ...]:
+    return tuple(map(Session, range(len(rounds)), arrival_s, rounds, prefixes))
 
 
 SYSTEM_BLOCK = 16
@@ -240,36 +246,45 @@ def _with_system_prompts(
 
 
 def _workload(
-    name: str,
-    arrival_s: Sequence[float],
-    rounds: Sequence[tuple[Round, ...]],
-    prefixes: Sequence[Prefix | None],
-    origin: Origin,
-    description: str,
+    name: str, sessions: Sequence[Session], origin: Origin, description: str
 ) -> SessionWorkload[SessionProvenance]:
-    num = len(rounds)
-    sessions = tuple(map(Session, range(num), arrival_s, rounds, prefixes))
-
-    def lines() -> Iterator[str]:
-        for each in sessions:
-            yield f"{each.session_id}|{each.arrival_s:.6f}|{each.rounds}"
-            if each.prefix is not None:
-                yield repr(tuple(each.prefix))
-
+    num = len(sessions)
+    if isinstance(sessions, SessionColumns):
+        means = 1.0, int(sessions.prefill.sum()) / num, int(sessions.decode.sum()) / num
+    else:
+        rounds = [each.rounds for each in sessions]
+        every = [entry for own in rounds for entry in own]
+        means = (
+            len(every) / num,
+            sum(entry.prefill_tokens for entry in every) / num,
+            sum(entry.decode_tokens for entry in every) / num,
+        )
     return SessionWorkload(
         name=name,
         sessions=sessions,
         provenance=SessionProvenance(
             **vars(origin),
             description=description,
-            checksum=checksum(lines()),
-            means={
-                "rounds": sum(len(each.rounds) for each in sessions) / num,
-                "prefill_tokens": sum(each.prefill_tokens for each in sessions) / num,
-                "decode_tokens": sum(each.decode_tokens for each in sessions) / num,
-            },
+            checksum=checksum(_lines(sessions)),
+            means=dict(zip(("rounds", "prefill_tokens", "decode_tokens"), means, strict=True)),
         ),
     )
+
+
+def _lines(sessions: Sequence[Session]) -> Iterator[str]:
+    """What a workload's checksum is of."""
+    if isinstance(sessions, SessionColumns):
+        columns = sessions.arrival_s.tolist(), sessions.prefill.tolist(), sessions.decode.tolist()
+        for place, (arrival_s, prefill, decode) in enumerate(zip(*columns, strict=True)):
+            yield f"{place}|{arrival_s:.6f}|(Round(prefill_tokens={prefill}, decode_tokens={decode}, delay_s=0.0),)"
+            prefix = sessions.prefix_of(place)
+            if prefix is not None:
+                yield repr(tuple(prefix))
+        return
+    for each in sessions:
+        yield f"{each.session_id}|{each.arrival_s:.6f}|{each.rounds}"
+        if each.prefix is not None:
+            yield repr(tuple(each.prefix))
 
 
 def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[SessionProvenance]:
@@ -282,7 +297,12 @@ def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[Sess
         is_sample=config.is_sample,
         with_prefixes=config.with_prefixes,
     )
-    mean_s, drawn = config.delay_mean_s, iter([0.0])
+    mean_s, drawn, plain = config.delay_mean_s, iter([0.0]), found.sessions
+    if isinstance(plain, PlainSessions) and mean_s is None:
+        times = np.array(found.arrival_s)
+        columns = SessionColumns(times, plain.prefill, plain.decode, plain.prefix_of)
+        said = f"{found.description}; {found.trace.how} sessions, lengths as {found.trace.how}"
+        return _workload(found.trace.name, columns, found.trace.origin, said)
     if mean_s is not None:
         num = sum(len(each.rounds) for each in found.sessions)
         drawn = iter(_exponential(mean_s, num, config.seed).tolist())
@@ -302,7 +322,7 @@ def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[Sess
     how = found.trace.how
     description = f"{found.description}; {how} sessions, lengths as {how}{delays}"
     prefixes = [each.prefix for each in found.sessions]
-    return _workload(found.trace.name, found.arrival_s, rounds, prefixes, found.trace.origin, description)
+    return _workload(found.trace.name, _objects(found.arrival_s, rounds, prefixes), found.trace.origin, description)
 
 
 def _held(card: SessionCard, config: SessionWorkloadConfig, data_dir: Path | None) -> Trace:

@@ -25,23 +25,46 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import chain, compress, islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from engines.cluster.sessions import Prefix, PrefixNames
 from engines.errors import UserError, require
 from engines.machine import without_collection
 from repro.files import kept
 from repro.workloads.card import Origin, file_digest
-from repro.workloads.columns import PER_SECOND, Columns, columns_of
+from repro.workloads.columns import PER_SECOND, TIMES, Columns, columns_of
+from repro.workloads.draws import Floats, Ints
 from repro.workloads.knobs import TimeUnit, named_after
 from repro.workloads.recorded import chat_of, counted_rounds, text_tokens
-from repro.workloads.rounds import MESSAGES, MOST_ROWS, MOST_SECONDS, RecordedRound, Trace, TracedSession, TraceFile
-from repro.workloads.rows import Row, csv_rows, header_of, is_json, is_parquet, object_rows, parquet_names, parquet_rows
+from repro.workloads.rounds import (
+    MESSAGES,
+    MOST_ROWS,
+    MOST_SECONDS,
+    MOST_TOKENS,
+    PlainSessions,
+    RecordedRound,
+    Trace,
+    TracedSession,
+    TraceFile,
+)
+from repro.workloads.rows import (
+    NUMBER,
+    Row,
+    csv_rows,
+    header_of,
+    is_json,
+    is_parquet,
+    object_rows,
+    parquet_names,
+    parquet_rows,
+)
 
 CHARS_PER_TOKEN = 4
 """Length of a text that nobody tokenized. Off by some 20-30 % for English and code."""
@@ -71,6 +94,8 @@ def read_trace(file: TraceFile) -> Trace:
     """Raises UserError for a file that is no table of requests or sessions, or whose times cannot be in the unit that they are read in."""
     path = Path(file.where)
     columns = columns_of(names_in(path), path.name, file.columns, file.time_unit, needs_answers=file.gen_length is None)
+    if (plain := _plain_trace(path, columns, file)) is not None:
+        return plain
     entries = read_entries(path, columns, file.gen_length)
     num_answered = sum(each.num_answered for each in entries)
     require(
@@ -120,6 +145,140 @@ def read_trace(file: TraceFile) -> Trace:
             if holds
         ),
     )
+
+
+_PLAIN = {*TIMES, "prompt_len", "gen_length", "hash_ids"}
+_PLAIN_ROWS = 1 << 14
+"""As many rows are objects at a time."""
+
+
+def _plain_trace(path: Path, columns: Columns, file: TraceFile) -> Trace | None:
+    """A file of requests alone with a number in each cell and times that do not fall, read without keeping its rows. None of any other,
+    and where there is anything to say of a row."""
+    named = columns.named
+    is_plain = named.keys() <= _PLAIN and "prompt_len" in named and not file.sort
+    is_clear = columns.time is None or (columns.unit is not None and not columns.has_dates)
+    if not (is_plain and is_clear) or file.gen_length is not None or is_parquet(path):
+        return None
+    rows = _objects(path) if is_json(path) else csv_rows(path, *named.values())
+    parts = list[_PlainRows]()
+    while own := list(islice(rows, _PLAIN_ROWS)):
+        if (part := _PlainRows.of(own, columns)) is None:
+            return None
+        parts.append(part)
+    if not 0 < sum(len(each.prefill) for each in parts) <= MOST_ROWS:
+        return None
+    numbers, prefill, decode, stamps = (np.concatenate(each) for each in list(zip(*parts, strict=True))[:4])
+    hash_ids = [ids for each in parts for ids in each.hash_ids]
+    is_usable = (prefill > 0) & (decode > 0)
+    clock, arrival_s = TimeColumn(), None
+    if columns.time is not None:
+        nothing = Row("", dict.fromkeys(named.values(), ""))
+        span = _Span(rows=[nothing] * len(stamps), stamps=stamps.tolist(), tokens=int((prefill + decode).sum()))
+        if (np.diff(stamps[is_usable]) < 0).any() or span.problem(columns) is not None:
+            return None
+        clock = TimeColumn.of_span(columns, span)
+        arrival_s = ((stamps - clock.start) / clock.per_second)[is_usable]
+    remarks = list[str]()
+    sessions = PlainSessions(
+        where=parts[0].where,
+        numbers=numbers[is_usable],
+        prefill=prefill[is_usable],
+        decode=decode[is_usable],
+        arrival_s=arrival_s,
+    )
+    if not len(sessions):
+        return None
+    if "hash_ids" in named:
+        sessions, remarks = _fit_names(sessions, list(compress(hash_ids, is_usable)), columns)
+    return Trace(
+        name=named_after(file.where),
+        origin=Origin(source="local", location=path.name, revision=file_digest(path)),
+        sessions=sessions,
+        columns=named,
+        num_dropped=len(prefill) - len(sessions),
+        time=columns.time,
+        time_unit=clock.said,
+        span_s=clock.span_s,
+        remarks=tuple(remarks),
+    )
+
+
+class _PlainRows(NamedTuple):
+    """Rows as arrays [n]; ``stamps`` has none of a file without times."""
+
+    numbers: Ints
+    """Their lines."""
+    prefill: Ints
+    decode: Ints
+    stamps: Ints | Floats
+    hash_ids: list[list[int]]
+    where: str
+    """What ``numbers`` count."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], columns: Columns) -> _PlainRows | None:
+        """None where a row has anything but a number, or a list of whole numbers for ``hash_ids``."""
+        named = columns.named
+
+        def cells(name: str) -> list[Any]:
+            column = named[name]
+            return [values.get(column) for _, values in rows]
+
+        prefill, decode = _whole(cells("prompt_len")), _whole(cells("gen_length"))
+        stamps = np.empty(0) if columns.time is None else _numbers([values.get(columns.time) for _, values in rows])
+        ids = cells("hash_ids") if "hash_ids" in named else []
+        are_ids = not ids or (set(map(type, ids)) == {list} and set(map(type, chain.from_iterable(ids))) <= {int})
+        if prefill is None or decode is None or stamps is None or not are_ids:
+            return None
+        split = [where.rpartition(" ") for where, _ in rows]
+        numbers = np.array([int(number) for _, _, number in split])
+        return cls(numbers, prefill, decode, stamps, ids, split[0][0])
+
+
+def _whole(cells: Sequence[Any]) -> Ints | None:
+    """Numbers of tokens; None where a cell is no whole number, written with digits alone."""
+    kinds = set(map(type, cells))
+    if kinds != {int} and not (kinds == {str} and all(map(str.isdigit, cells)) and all(map(str.isascii, cells))):
+        return None
+    try:
+        found = np.array(list(map(int, cells)), dtype=np.int64)
+    except (OverflowError, ValueError):
+        return None
+    return found if found.min() >= 0 and found.max() <= MOST_TOKENS else None
+
+
+def _numbers(cells: Sequence[Any]) -> Ints | Floats | None:
+    """Times; None where a cell is no number that is finite and not negative."""
+    kinds = set(map(type, cells))
+    if kinds == {str} and all(map(NUMBER.fullmatch, cells)):
+        cells = [int(each) if each.isdigit() else float(each) for each in cells]
+        kinds = set(map(type, cells))
+    if not kinds or not kinds <= {int, float}:
+        return None
+    found = np.array(cells) if max(cells) < 2**53 else np.empty(0)
+    return found if found.size and found.min() >= 0 else None
+
+
+def _fit_names(sessions: PlainSessions, hash_ids: list[list[int]], columns: Columns) -> tuple[PlainSessions, list[str]]:
+    """As ``_with_prefixes``."""
+    num, prefill = np.array(list(map(len, hash_ids))), sessions.prefill
+
+    def fits(size: int) -> Any:
+        return (num == prefill // size) | (num == -(-prefill // size))
+
+    block = None if columns.format is None else columns.format.block
+    if block is None:
+        fitting = [size for size in _BLOCKS if fits(size).all()]
+        if len(fitting) != 1:
+            return sessions, [_NO_BLOCK]
+        (block,) = fitting
+    has_prefix = fits(block)
+    num_unfit = len(sessions) - int(has_prefix.sum())
+    if num_unfit == len(sessions):
+        return sessions, [_unfit(num_unfit, block)]
+    named = replace(sessions, block=block, hash_ids=hash_ids, has_prefix=has_prefix)
+    return named, [_unfit(num_unfit, block)] * bool(num_unfit)
 
 
 @without_collection()
@@ -322,7 +481,10 @@ class TimeColumn:
         stamped = [each for each in entries if each.stamp is not None]
         if columns.time is None or not stamped:
             return cls()
-        found = _Span.of(stamped)
+        stamps = [each.stamp for each in stamped if each.stamp is not None]
+        found = _Span(
+            rows=[each.row for each in stamped], stamps=stamps, tokens=sum(each.num_tokens for each in stamped)
+        )
         if any(each.is_date for each in stamped):
             other = next((each for each in stamped if not each.is_date), None)
             if other is not None:
@@ -340,12 +502,17 @@ class TimeColumn:
             fitting = [f"--time-unit {unit} ({found.told(unit)})" for unit in found.fitting(columns.unit)]
             fix = f"{' or '.join(fitting)} would fit" if fitting else "check the column"
             raise found.last.bad(columns.time, found.last.values[columns.time], f"{problem}: {fix}")
-        per_second = PER_SECOND[columns.unit]
+        return cls.of_span(columns, found)
+
+    @classmethod
+    def of_span(cls, columns: Columns, found: _Span) -> TimeColumn:
+        """The unit is said, and the times can be in it."""
+        assert columns.unit is not None
         is_long = found.low > 10**11
         return cls(
             column=columns.time,
             said=columns.unit,
-            per_second=per_second,
+            per_second=PER_SECOND[columns.unit],
             start=found.low if is_long else 0,
             span_s=found.seconds(columns.unit),
         )
@@ -362,18 +529,19 @@ class TimeColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class _Span:
-    """From the first to the last of a file's times, as they are written."""
+    """A file's times, as they are written, of rows with so many tokens."""
 
-    entries: Sequence[TraceRow]
+    rows: Sequence[Row]
     stamps: Sequence[float]
-    low: float
-    high: float
+    tokens: int
 
-    @classmethod
-    def of(cls, entries: Sequence[TraceRow]) -> _Span:
-        """All of the entries have a stamp."""
-        stamps = [each.stamp for each in entries if each.stamp is not None]
-        return cls(entries=entries, stamps=stamps, low=min(stamps), high=max(stamps))
+    @cached_property
+    def low(self) -> float:
+        return min(self.stamps)
+
+    @cached_property
+    def high(self) -> float:
+        return max(self.stamps)
 
     @property
     def num(self) -> int:
@@ -381,17 +549,13 @@ class _Span:
 
     @property
     def last(self) -> Row:
-        return self.entries[self.stamps.index(self.high)].row
-
-    @cached_property
-    def tokens(self) -> int:
-        return sum(each.num_tokens for each in self.entries)
+        return self.rows[self.stamps.index(self.high)]
 
     @cached_property
     def broken(self) -> Row | None:
         """The first row whose time is no whole number."""
-        pairs = zip(self.entries, self.stamps, strict=True)
-        return next((each.row for each, stamp in pairs if stamp != math.floor(stamp)), None)
+        pairs = zip(self.rows, self.stamps, strict=True)
+        return next((row for row, stamp in pairs if stamp != math.floor(stamp)), None)
 
     def seconds(self, unit: TimeUnit) -> float:
         return (self.high - self.low) / PER_SECOND[unit]
@@ -570,7 +734,7 @@ def _with_prefixes(
             size for size in _BLOCKS if all(ids is None or Prefix(size, (ids,)).fits(lengths) for ids, lengths in alone)
         ]
         if len(fitting) != 1 or all(ids is None for ids, _ in alone):
-            return tuple(sessions), ["hash_ids left out: the tokens of their blocks do not follow from the lengths"]
+            return tuple(sessions), [_NO_BLOCK]
         (block,) = fitting
     names, found, num_unfit = PrefixNames(), [], 0
     for session, own in zip(sessions, groups, strict=True):
@@ -579,8 +743,14 @@ def _with_prefixes(
         is_fit = len(ids) == len(own) and prefix.fits(session.rounds)
         num_unfit += bool(ids) and not is_fit
         found.append(session._replace(prefix=prefix) if is_fit else session)
-    unfit = f"hash_ids of {num_unfit} sessions left out: they are not those of blocks of {block} tokens"
-    return tuple(found), [unfit] * bool(num_unfit)
+    return tuple(found), [_unfit(num_unfit, block)] * bool(num_unfit)
+
+
+_NO_BLOCK = "hash_ids left out: the tokens of their blocks do not follow from the lengths"
+
+
+def _unfit(num: int, block: int) -> str:
+    return f"hash_ids of {num} sessions left out: they are not those of blocks of {block} tokens"
 
 
 def _delays(own: Sequence[TraceRow], columns: Columns, clock: TimeColumn | None) -> list[float | None]:

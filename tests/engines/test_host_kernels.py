@@ -1,7 +1,5 @@
 """The kernels for CPUs: what they give, that company changes no bit of it, and that torch serves where they cannot."""
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +8,13 @@ import torch
 from support.causal import executor, generate, prompt, run, small_model, start
 from torch import Tensor
 
+from engines.compiled import CompilerError, loaded
 from engines.kernels import host, probe
 from engines.kernels.rowwise import rms_norm_reference, rotate_reference, swiglu_reference
 
 try:
-    host.library()
-except host.CompilerError as error:
+    loaded(host.LIBRARY)
+except CompilerError as error:
     pytest.skip(f"no kernels for this CPU: {error}", allow_module_level=True)
 
 dtypes = pytest.mark.parametrize("dtype", list(host.DTYPES), ids=str)
@@ -27,7 +26,7 @@ def afresh() -> Iterator[None]:
     """What was found out is forgotten, before and after."""
     for _ in range(2):
         probe.host_fault.cache_clear()
-        host.library.cache_clear()
+        loaded.cache_clear()
         host._kernel.cache_clear()
         if _ == 0:
             yield
@@ -35,9 +34,7 @@ def afresh() -> Iterator[None]:
 
 def compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     """One that has made the kernels already: its own takes four seconds."""
-    own = os.environ.get("CXX") or shutil.which("c++")
-    assert own
-    made = host._kept([own, *host._OPTIONS])
+    made = host.LIBRARY.kept(host.LIBRARY.command())
     if not made.is_file():
         pytest.skip("the kernels of this machine cannot be kept")
     tool = folder / "c++"
@@ -288,19 +285,19 @@ def test_what_was_made_is_kept_and_made_again_where_it_is_broken(monkeypatch, af
     """A second compiler of the same name that can make nothing is not asked."""
     tool = compiler(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kept = host._kept([str(tool), *host._OPTIONS])
+    kept = host.LIBRARY.kept(host.LIBRARY.command())
     kept.parent.mkdir(parents=True, mode=0o700)
     kept.write_text("not a library")
-    host.library()
+    loaded(host.LIBRARY)
     assert [each.name for each in kept.parent.iterdir()] == [kept.name]
     assert kept.read_bytes()[:4] == b"\x7fELF"
     tool.write_text("#!/bin/sh\nexit 1\n")
-    host.library.cache_clear()
-    assert host.library() is not None
+    loaded.cache_clear()
+    assert loaded(host.LIBRARY) is not None
 
 
 def test_where_nothing_can_be_kept_it_is_made_for_the_process(monkeypatch, afresh, tmp_path):
     (tmp_path / "file").write_text("")
     compiler(monkeypatch, tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert host.library() is not None
+    assert loaded(host.LIBRARY) is not None

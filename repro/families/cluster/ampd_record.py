@@ -6,9 +6,9 @@ a round was ready. A run's reading of SLO attainment and its objectives are amon
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -18,11 +18,13 @@ from engines.cluster.record import (
     Floats,
     ItlStat,
     Observed,
+    Values,
     attainments,
     observe,
     observed,
     rows_of,
     sessions_of_rounds,
+    times_of,
 )
 from engines.policies.views import NO_OBJECTIVE_S, Slo
 from repro.families.cluster.system import request_table
@@ -40,16 +42,11 @@ def _itl_column(stat: ItlStat) -> str:
 def tables_of(run: ClusterRun) -> dict[str, Table]:
     seen, sessions = observe(run), run.sessions
     ids = sessions["session_id"]
-    initial: dict[str, dict[int, Any]] = {"started_s": {}, "first_token_s": {}}
-    for name, table in (("started_s", run.tasks), ("first_token_s", run.rounds)):
-        for session, index, value in rows_of(table, "session_id", "round", name):
-            if index == 0:
-                initial[name].setdefault(session, value)
     requests = request_table(
         request_id=ids,
         arrival_s=sessions["arrival_s"],
-        admitted_s=[initial["started_s"].get(each) for each in ids],
-        first_output_s=[initial["first_token_s"].get(each) for each in ids],
+        admitted_s=_initial(ids, run.tasks, "started_s"),
+        first_output_s=_initial(ids, run.rounds, "first_token_s"),
         finished_s=sessions["finished_s"],
         prompt_len=sessions["prefill_tokens"],
         output_len=sessions["decode_tokens"],
@@ -63,6 +60,18 @@ def tables_of(run: ClusterRun) -> dict[str, Table]:
     return {REQUESTS: requests, ROUNDS: rounds, TASKS: run.tasks, TRANSFERS: run.transfers, WORKERS: run.workers}
 
 
+def _initial(ids: Sequence[int], table: Table, name: str) -> Values:
+    """Each session's value in the first row of its first round, if it has one."""
+    is_first = np.flatnonzero(np.asarray(table["round"]) == 0)
+    values = np.asarray(table[name], dtype=np.float64)[is_first]
+    found, places = np.unique(np.asarray(table["session_id"], dtype=np.int64)[is_first], return_index=True)
+    wanted = np.asarray(ids, dtype=np.int64)
+    at = np.minimum(np.searchsorted(found, wanted), max(0, len(found) - 1))
+    if not len(found):
+        return times_of(np.full(len(wanted), np.nan))
+    return times_of(np.where(found[at] == wanted, values[places[at]], np.nan))
+
+
 def observed_of(record: RunRecord) -> Observed:
     """As ``engines.cluster.record.observe`` of the run behind the record."""
     sessions, rounds = record.requests, record.tables[ROUNDS]
@@ -73,11 +82,8 @@ def observed_of(record: RunRecord) -> Observed:
     return observed(sessions, rounds, session, round_itl_s, session_itl_s)
 
 
-def _itl(stats: Mapping[ItlStat, Floats]) -> dict[str, list[Any]]:
-    return {
-        _itl_column(name): [None if math.isnan(value) else value for value in values.tolist()]
-        for name, values in stats.items()
-    }
+def _itl(stats: Mapping[ItlStat, Floats]) -> dict[str, Values]:
+    return {_itl_column(name): times_of(values) for name, values in stats.items()}
 
 
 # ---- metrics, each under the name that it has in metrics.csv ----------------------------------------------
@@ -164,9 +170,8 @@ def _drained(record: RunRecord) -> Iterator[str]:
 def _rounds_are_whole(record: RunRecord) -> Iterator[str]:
     """Finished sessions have all their rounds and tokens."""
     rounds, sessions = record.tables[ROUNDS], record.requests
-    ids = np.asarray(sessions["request_id"], dtype=np.int64)
-    place = {session: row for row, session in enumerate(ids.tolist())}
-    rows = np.array([place[session] for session in rounds["session_id"]], dtype=np.int64)
+    ids = sessions["request_id"]
+    rows = sessions_of_rounds(ids, rounds)
     ok = np.array([status == "ok" for status in sessions["status"]], dtype=np.bool_)
     for what, given, due in (
         ("rounds", None, "num_rounds"),

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from engines.ampd.performance import PerformanceModel, profile_hardware
 from engines.cluster.hardware import PHYSICAL, CostConstants, Hardware, cost_constants
 from engines.cluster.record import ItlStat, Reading, Scope, TtftRule
+from engines.cluster.sessions import contexts_of
 from engines.cost.kernels import check_kernels
 from engines.cost.roofline import Gpu, gpu
 from engines.errors import UserError, require
@@ -25,6 +26,7 @@ from repro.files import kept
 from repro.runs.cell import Cell
 from repro.workloads.draws import ArrivalConfig, arrivals_asked
 from repro.workloads.knobs import Rate, TraceKnobs, UntoldAnswers
+from repro.workloads.rounds import TraceFile, block_of
 from repro.workloads.served import trace_asked, trace_of, workload_knobs
 from repro.workloads.sessions import (
     SYSTEM_BLOCK,
@@ -45,7 +47,7 @@ Objective = Annotated[float, Range(1e-6, 1e6)]
 class SessionKnobs(TraceKnobs, UntoldAnswers):
     """What the sessions are, and what they are held to."""
 
-    num_prompts: Annotated[int, Range(1, 10**5)] | None = None
+    num_prompts: Annotated[int, Range(1, 10**6)] | None = None
     """Sessions."""
     dataset_source: Source | None = None
     """embedded or local; local where there is a file."""
@@ -197,8 +199,15 @@ def performance_of(hardware: Hardware, num_gpus: int, context: int) -> Performan
     return profile_hardware(hardware, num_gpus=num_gpus, decode_context=context)
 
 
-sessions_of = kept(maxsize=512)(build_sessions)
-"""The systems of a comparison serve the same sessions."""
+_kept_sessions = kept(maxsize=512)(build_sessions)
+
+
+def sessions_of(config: SessionWorkloadConfig) -> SessionWorkload:
+    """The systems of a comparison serve the same sessions. A file's are those of every seed where nothing is drawn."""
+    is_drawn = config.arrivals.kind != "trace" or config.delay_mean_s is not None
+    if isinstance(config.file, TraceFile) and not is_drawn:
+        config = replace(config, seed=0)
+    return _kept_sessions(config)
 
 
 @kept(maxsize=512)
@@ -207,8 +216,8 @@ def profiled_context(config: SessionWorkloadConfig) -> int:
     if config.meets_totals:
         lengths = load_session_card(config.trace).lengths
         return round((lengths.prefill_tokens + lengths.decode_tokens + config.system_tokens) / 2)
-    sessions = sessions_of(config).sessions
-    return max(1, round(sum(session.context_tokens for session in sessions) / len(sessions) / 2))
+    contexts = contexts_of(sessions_of(config).sessions)
+    return max(1, round(int(contexts.sum()) / len(contexts) / 2))
 
 
 def resolve(
@@ -323,16 +332,16 @@ def own_block(workload: SessionWorkloadConfig) -> int | None:
     """Tokens of the blocks that the sessions have names of; None where they have none."""
     if workload.file is None:
         return None if workload.system_prompts is None else SYSTEM_BLOCK
-    sessions = trace_of(workload.file, workload.seed).sessions
-    return next((each.prefix.block_tokens for each in sessions if each.prefix is not None), None)
+    return block_of(trace_of(workload.file, workload.seed).sessions)
 
 
 def replayed_rate(workload: SessionWorkloadConfig) -> float | None:
     """Sessions/s that a file's own times come at; None at other arrivals, or where all are one."""
     if workload.file is None or workload.arrivals.kind != "trace":
         return None
-    times = [each.arrival_s for each in sessions_of(workload).sessions]
-    return (len(times) - 1) / times[-1] if times[-1] > 0 else None
+    sessions = sessions_of(workload).sessions
+    last_s = sessions[-1].arrival_s
+    return (len(sessions) - 1) / last_s if last_s > 0 else None
 
 
 def _objectives(model: str, trace: str | None, part: ArPart, knobs: ClusterKnobs) -> Slo:

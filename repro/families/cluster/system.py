@@ -5,6 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
+from engines.cluster.record import Values, same
 from engines.errors import UserError, require
 from engines.knobs import Knob, knobs_of
 from engines.models.shape import CATALOGUE, DIFFUSION, ModelShape, Precision, model_shape
@@ -121,19 +124,21 @@ def request_table(
     prompt_len: Sequence[int],
     output_len: Sequence[int],
     status: Sequence[str],
-    **own: list[Any],
+    **own: Sequence[Any],
 ) -> Table:
     """Requests that were submitted when they were due, and of which none failed; ``own`` are the family's columns."""
+    num = len(request_id)
+    is_ok = np.array([each == "ok" for each in status], dtype=bool)
     return {
-        "request_id": list(request_id),
-        "arrival_s": list(arrival_s),
-        "submit_lag_s": [0.0] * len(request_id),
-        "admitted_s": list(admitted_s),
-        "first_output_s": list(first_output_s),
-        "finished_s": list(finished_s),
-        "prompt_len": list(prompt_len),
-        "output_len": [tokens if each == "ok" else None for tokens, each in zip(output_len, status, strict=True)],
-        "status": list(status),
-        "error": [None] * len(request_id),
+        "request_id": request_id,
+        "arrival_s": arrival_s,
+        "submit_lag_s": Values(np.broadcast_to(0.0, num)),
+        "admitted_s": admitted_s,
+        "first_output_s": first_output_s,
+        "finished_s": finished_s,
+        "prompt_len": prompt_len,
+        "output_len": Values(np.where(is_ok, np.asarray(output_len), -1), missing=-1),
+        "status": status,
+        "error": same(None, num),
         **own,
     }

@@ -16,9 +16,10 @@ from support.tables import data_beside
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
+from repro.workloads import table as table_module
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.knobs import TraceKnobs, named_after
-from repro.workloads.rounds import TraceFile
+from repro.workloads.rounds import PlainSessions, TraceFile
 from repro.workloads.served import served, trace_asked
 from repro.workloads.table import read_trace
 from repro.workloads.workload import generation_of_length, traced_workload
@@ -234,3 +235,54 @@ def test_reading_leaves_the_collector_of_garbage_as_it_was(tmp_path):
     assert gc.isenabled()
     refusal(write(tmp_path / "bad.csv", f"{HEAD}0,x,5\n"))
     assert gc.isenabled()
+
+
+# ---- files without anything but numbers -------------------------------------------------------------------
+
+BLOCKS = st.lists(st.integers(0, 5), max_size=4)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 3000), st.integers(0, 40), st.integers(0, 9), BLOCKS), min_size=1, max_size=6
+    ),
+    form=st.sampled_from(["csv", "jsonl", "fractions.jsonl", "json"]),
+    has_ids=st.booleans(),
+)
+def test_rows_of_numbers_read_as_arrays_are_what_they_are_as_objects(tmp_path_factory, rows, form, has_ids):
+    """Rows without a prompt or an answer are left out, and times may fall: then both read objects."""
+    step = 4 if "fractions" in form else 1
+    names = ("arrival_ms", "prompt_len", "gen_length", *(["hash_ids"] if has_ids else []))
+    table = [
+        (stamp / step if step > 1 else stamp, prompt, answer, ids)[: len(names)] for stamp, prompt, answer, ids in rows
+    ]
+    lines = json_lines(*names, rows=table)
+    text = csv_text(",".join(names), table) if form == "csv" else lines
+    text = f"[{','.join(lines.splitlines())}]" if form == "json" else text
+    file = write(tmp_path_factory.mktemp("plain") / f"a.{form}", text)
+
+    def found() -> object:
+        read_trace.cache_clear()
+        try:
+            trace = read_trace(file)
+        except UserError as error:
+            return str(error)
+        return {**vars(trace), "sessions": list(trace.sessions)}
+
+    as_arrays = found()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_module, "_plain_trace", lambda *_: None)
+        as_objects = found()
+    assert repr(as_arrays) == repr(as_objects)
+
+
+def test_a_part_of_a_file_read_as_arrays_has_its_lines_and_names(tmp_path):
+    rows = [(10 * place, 1100 + place, 5, [0, 1, place + 2]) for place in range(4)]
+    text = json_lines("timestamp", "input_length", "output_length", "hash_ids", rows=rows[:1])
+    text += "\n" + json_lines("timestamp", "input_length", "output_length", "hash_ids", rows=rows[1:])
+    sessions = read_trace(write(tmp_path / "mooncake.jsonl", text)).sessions
+    assert isinstance(sessions, PlainSessions)
+    assert [each.where for each in sessions.first(2)] == ["mooncake.jsonl line 1", "mooncake.jsonl line 3"]
+    assert [each.prefix.rounds for each in sessions[:2]] == [((0, 1, 2),), ((0, 1, 3),)]
+    assert sessions[-1].arrival_s == 0.03
+    assert all(each.prefix is None for each in sessions.bare())
