@@ -2,7 +2,7 @@
 much answers differ, seed by seed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,24 +57,6 @@ def varied(
     return sorted(found, key=lambda each: [site.label for site in sites].index(each.site.label))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stepped:
-    """GPUs by the hour, of the fixed answer's workers in other numbers."""
-
-    answer: Answer
-    """The fewest GPUs that serve the whole file."""
-    steps: Sequence[Mapping[str, Any]]
-    """Each with begin_h, hours, sessions, rate, gpus and plan; gpus and plan None where no number serves it."""
-
-    @property
-    def gpu_hours(self) -> tuple[float, float]:
-        """GPU hours of the fixed answer, and in steps."""
-        hours = [each["hours"] for each in self.steps]
-        return self.answer.gpus * math.fsum(hours), math.fsum(
-            (each["gpus"] or self.answer.gpus) * each["hours"] for each in self.steps
-        )
-
-
 FINER = 5
 """Steps of a seed's own rates to one of the question's."""
 
@@ -100,8 +82,9 @@ ALIKE = 3
 """Splits of a number of GPUs that a step tries: those whose share of prefill workers is nearest to the answer's."""
 
 
-def stepped(answer: Answer, sizes: Sequence[int], hours: float) -> Stepped:
-    """Each step serves its own arrivals from empty workers, so it begins with no sessions of the step before."""
+def stepped(answer: Answer, sizes: Sequence[int], hours: float) -> list[dict[str, Any]]:
+    """What each step of an answer's file needs, with begin_h, hours, sessions, rate, gpus and plan; the last two None where no number
+    of the answer's workers serves it. Each step serves its own arrivals from empty workers."""
     site, plan, rate = answer.site, answer.plan, answer.rate
     assert isinstance(site, ClusterSite), "turns are refused"
     assert plan is not None
@@ -131,7 +114,7 @@ def stepped(answer: Answer, sizes: Sequence[int], hours: float) -> Stepped:
                 "plan": found and found[1] and found[1].name,
             }
         )
-    return Stepped(answer=answer, steps=steps)
+    return steps
 
 
 def searched_knobs(plan: Plan) -> dict[str, Scalar]:

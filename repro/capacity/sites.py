@@ -31,7 +31,7 @@ from engines.policies.routing import RemoteOnly
 from engines.policies.views import Chunk, StepTimes
 from repro.capacity.objectives import Objective, Sample, Times
 from repro.families.cluster.ampd import ArSystem, ClusterDeployment
-from repro.families.cluster.ampd_settings import ClusterSettings, resolve, sessions_of
+from repro.families.cluster.ampd_settings import ClusterSettings, replayed_rate, resolve, sessions_of
 from repro.families.cluster.laps import PrefillDeployment, PrefillSystemEntry
 from repro.families.cluster.laps_record import PREFILL, busy_share, counted
 from repro.families.cluster.laps_settings import PrefillWorkload
@@ -42,6 +42,7 @@ from repro.runs.record import Obtained, RunRecord
 from repro.runs.system import SYSTEMS
 from repro.workloads.card import Provenance
 from repro.workloads.draws import ArrivalConfig
+from repro.workloads.sessions import SessionWorkloadConfig
 
 _SEARCHED = "is for the search to set: leave it out"
 SET_HERE: Mapping[str, str] = {
@@ -279,7 +280,16 @@ class ClusterSite(Site):
     @property
     def own_times(self) -> Sequence[Session]:
         """Sessions at the times of their file, in seconds from the first one."""
-        return sessions_of(replace(self._settings.workload, arrivals=ArrivalConfig(kind="trace"))).sessions
+        return sessions_of(self._at_own_times).sessions
+
+    @property
+    def own_rate(self) -> float | None:
+        """Sessions/s of these; None where all come at one time."""
+        return replayed_rate(self._at_own_times)
+
+    @property
+    def _at_own_times(self) -> SessionWorkloadConfig:
+        return replace(self._settings.workload, arrivals=ArrivalConfig(kind="trace"))
 
     @cached_property
     def alone_s(self) -> float:

@@ -375,7 +375,7 @@ class CapacityGoal(Checked):
     """Sort the file's rows by their times."""
     arrivals: Literal["poisson", "trace"] = "poisson"
     """poisson, or trace: the file's own times, stretched to the rate."""
-    autoscale: Annotated[float, Range(above=0, most=168), Needs(arrivals="trace")] | None = None
+    autoscale: Annotated[float, Range(above=0, most=168), Needs(arrivals="trace", rate=None)] | None = None
     """Hours of a step: says the fewest GPUs that serve the file at its own times, and those that each step needs."""
     slo: str
     """Objectives: metric, percentile and limit in ms, like 'ttft:p95:2000 itl:p95:50'. Metrics are ttft and e2el of a round, itl-request
@@ -476,7 +476,7 @@ def capacity(
     changes = options.changes(question.knobs)
     for change in changes:
         change.of(question).sites(sizes)
-    rate = options.rate if options.autoscale is None else _own_rate(sites, options)
+    rate = options.rate if options.autoscale is None else _own_rate(sites[0], options.autoscale)
     search = Search(question=question, sizes=sizes, rate=rate, resolution=searched.resolution)
     with counting("deployments") as advance:
         answers = search.answers(sites, advance)
@@ -539,23 +539,14 @@ def _drawn_readings(
     return save_plot(plot, title, drawn, {name: f"GPUs: {name}" for name in where})
 
 
-def _own_rate(sites: Sequence[Site], options: CapacityGoal) -> float:
+def _own_rate(site: Site, hours: float) -> float:
     """Sessions/s of the file's own times."""
     from repro.capacity.sites import ClusterSite
 
-    require(
-        options.rate is None,
-        f"rate={options.rate} has no effect with autoscale, which serves a file at its own times: leave it out",
-    )
-    site = sites[0]
-    if not isinstance(site, ClusterSite):
-        raise UserError(f"autoscale={options.autoscale:g} is for sessions, not for turns: leave it out")
-    times = [each.arrival_s for each in site.own_times]
-    require(
-        len(times) > 1 and times[-1] > 0,
-        f"autoscale={options.autoscale:g} needs times that differ: give a file of a day",
-    )
-    return (len(times) - 1) / times[-1]
+    rate = site.own_rate if isinstance(site, ClusterSite) else None
+    if rate is None:
+        raise UserError(f"autoscale={hours:g} needs sessions of a file whose times differ: leave it out, or give one")
+    return rate
 
 
 def _stepped(
@@ -568,16 +559,17 @@ def _stepped(
     for answer, row in zip(answers, rows, strict=True):
         if answer.plan is None:
             continue
-        found = stepped(answer, sizes.fitting(answer.site), hours)
+        steps = stepped(answer, sizes.fitting(answer.site), hours)
         where = f"{row['system']}, {row['platform']}"
-        fixed, in_steps = found.gpu_hours
-        row |= {"steps": found.steps, "fixed_gpu_hours": fixed, "stepped_gpu_hours": in_steps}
-        most = max(each["gpus"] or answer.gpus for each in found.steps)
+        fixed = answer.gpus * math.fsum(each["hours"] for each in steps)
+        in_steps = math.fsum((each["gpus"] or answer.gpus) * each["hours"] for each in steps)
+        row |= {"steps": steps, "fixed_gpu_hours": fixed, "stepped_gpu_hours": in_steps}
+        most = max(each["gpus"] or answer.gpus for each in steps)
         notes.append(
             f"{where}: {answer.gpus} GPUs all the time take {fixed:.4g} GPU h, steps of {hours:g} h, each within the objectives by itself, "
             f"{in_steps:.4g} ({100 * (1 - in_steps / fixed):.0f} % fewer), with {most} GPUs in the largest"
         )
-        for step in found.steps:
+        for step in steps:
             line = table.setdefault(
                 step["begin_h"],
                 {
