@@ -16,7 +16,6 @@ from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import numpy as np
 import yaml
 
 from engines.cluster.hardware import Hardware, StepCost
@@ -67,15 +66,13 @@ def compare(python: Path, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def requests(case: Case) -> list[str]:
-    """Poisson arrivals, rows of Mooncake's format."""
-    rng, at_s, block, rows = Random(1), 0.0, 0, []
+    """Poisson arrivals, rows of Mooncake's format. No cache is there to share blocks of one name."""
+    rng, at_s, rows = Random(1), 0.0, []
     for _ in range(case["num"]):
         at_s += rng.expovariate(case["rate"])
         prompt, answer = rng.randint(200, 3400), rng.randint(20, 260)
-        blocks = range(block, block + -(-prompt // 512))
-        block = blocks.stop
-        times = {"timestamp": round(1000 * at_s), "input_length": prompt, "output_length": answer}
-        rows.append(json.dumps({**times, "hash_ids": [*blocks]}))
+        row = {"timestamp": round(1000 * at_s), "input_length": prompt, "output_length": answer}
+        rows.append(json.dumps({**row, "hash_ids": [*range(-(-prompt // 512))]}))
     return rows
 
 
@@ -99,13 +96,11 @@ def means(asked: Experiment, began: float) -> Means:
     """``began`` is the process's time when its preparation began."""
     record = asked.run()
     cpu_s = time.process_time() - began
-    names = ("arrival_s", "first_output_s", "finished_s", "output_len")
-    arrival_s, first_s, end_s, tokens = (np.array(record.requests[name], dtype=float) for name in names)
-    tpot_s = (end_s - first_s)[tokens > 1] / (tokens - 1)[tokens > 1]
+    summary = asked.family.summarize(record)
     return Means(
-        ttft_ms=1e3 * float((first_s - arrival_s).mean()),
-        tpot_ms=1e3 * float(tpot_s.mean()),
-        e2e_ms=1e3 * float((end_s - arrival_s).mean()),
+        ttft_ms=1e3 * summary["ttft_rounds_s"]["mean"],
+        tpot_ms=1e3 * summary["itl_s"]["mean"],
+        e2e_ms=1e3 * summary["e2el_s"]["mean"],
         reuse=record.facts.get("prefix_cache", {}).get("reuse") or 0.0,
         cpu_s=cpu_s,
     )
@@ -138,8 +133,8 @@ def repriced(asked: Experiment) -> Experiment:
 class RepricedHardware(Hardware):
     """Hardware whose steps take what they take in AISimulate."""
 
-    def run_cost(self, degree: int, *, is_remote: bool = False) -> StepCost:
-        return RepricedCost(super().run_cost(degree, is_remote=is_remote), self, degree, decodes=not is_remote)
+    def cost(self, degree: int, *, is_remote: bool = False) -> StepCost:
+        return RepricedCost(super().cost(degree, is_remote=is_remote), self, degree, decodes=not is_remote)
 
 
 _ROTATION_S = 13.2e-6

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
@@ -328,7 +328,7 @@ def _hold(folder: Path | None, out: Path, *, json: bool) -> None:
 
 
 def _serve_both(python: Path, *, json: bool) -> None:
-    from repro.aisimulate import CASES, compare
+    from repro.aisimulate import CASES, Means, compare
 
     found = []
     with TemporaryDirectory() as folder, counting("cases, by both:") as advance:
@@ -341,22 +341,12 @@ def _serve_both(python: Path, *, json: bool) -> None:
         print_json({"cases": found})
         return
 
-    def told(each: Mapping[str, Any], name: str, scale: float = 1.0) -> str:
-        return " / ".join(f"{scale * each[side][name]:,.1f}" for side in ("ours", "repriced", "aisimulate"))
-
-    print_table(
-        "Simulated latencies and reuse beside AISimulate's: ours / ours with its prices of a step / its own",
-        ("case", "TTFT ms", "TPOT ms", "E2E ms", "reuse %", "CPU s, ours / its"),
-        [
-            (
-                each["case"],
-                *(told(each, name) for name in ("ttft_ms", "tpot_ms", "e2e_ms")),
-                told(each, "reuse", 100),
-                f"{each['ours']['cpu_s']:.2f} / {each['aisimulate']['cpu_s']:.2f}",
-            )
-            for each in found
-        ],
-    )
+    names = [name for name in found[0] if name != "case"]
+    rows = [
+        (each["case"], *(" / ".join(f"{each[side][name]:,.2f}" for side in names) for name in Means._fields))
+        for each in found
+    ]
+    print_table(f"Simulated here and by AISimulate: {' / '.join(names)}", ("case", *Means._fields), rows)
 
 
 def _show(title: str, runs: Sequence[StoredRun], drawn: Rendered) -> None:
