@@ -6,11 +6,9 @@ from typing import Any, ClassVar
 from unittest import SkipTest
 
 from engines.policies.views import OpenQueue
-from repro.testing.batchers import BATCHER, BatchingPolicy
+from repro.testing.batchers import BATCHER, ROUTER, BatchingPolicy, Routing
 from repro.testing.properties import EXAMPLES, Ahead, Bound, Kind, verdict, verdicts
-from repro.testing.routers import ROUTER, Routing
-from repro.testing.rules import REFRESH_RULE, Refreshing
-from repro.testing.schedulers import SCHEDULER, Scheduling
+from repro.testing.schedulers import REFRESH_RULE, SCHEDULER, Refreshing, Scheduling
 
 __all__ = [
     "Ahead",

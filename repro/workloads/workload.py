@@ -1,14 +1,17 @@
 """A workload: requests with arrival times, prompt lengths and seeds, and where they came from.
 
 Streams are independent: lengths do not depend on the arrivals, and the first n requests of a longer
-workload are the same requests.
+workload are the same requests. Prompt text made from our templates (``text.yaml``) has the form and length of what it stands for and
+means nothing: no quality score may be read from it.
 """
 
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -16,12 +19,95 @@ from engines.dllm.config import GenerationConfig
 from engines.dllm.plan import Request
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, Seed
+from repro.files import read_yaml
 from repro.workloads.card import Origin, Provenance, checksum
 from repro.workloads.dataset import DatasetCard, hub_origin, load_card, local_rows
 from repro.workloads.draws import ArrivalConfig, Ints, arrival_times, derive_seed
 from repro.workloads.knobs import SourceKind, TextStyle, TimeUnit
 from repro.workloads.rounds import RecordedRound, Trace, TracedSession
 from repro.workloads.served import PREFIXES_UNUSED, Traced, served, taken
+
+# -- text -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptText:
+    """``closing`` is kept whole when the body is cut to length: it asks for the answer."""
+
+    body: str
+    closing: str
+
+    @property
+    def text(self) -> str:
+        return self.body + self.closing
+
+
+def prompt_text(style: TextStyle, rng: random.Random, num_words: int) -> PromptText:
+    """Makes a prompt of at least ``num_words`` words, at most one sentence more (a short one is all opening)."""
+    form = _templates()["styles"][style]
+    opening, closing = _fill(rng.choice(form["openings"]), rng), form["closing"]
+    wanted = num_words - len(opening.split()) - len(closing.split())
+    return PromptText(body=opening + more_text(style, rng, wanted), closing=closing)
+
+
+def more_text(style: TextStyle, rng: random.Random, num_words: int) -> str:
+    """Makes sentences until there are ``num_words`` words; none for 0 or less."""
+    parts: list[str] = []
+    have = 0
+    sentences = _sentences(style, rng)
+    while have < num_words:
+        sentence = next(sentences)
+        parts.append(sentence)
+        have += len(sentence.split())
+    return " ".join(parts)
+
+
+def _sentences(style: TextStyle, rng: random.Random) -> Iterator[str]:
+    """Yields every template once in random order, then again in another."""
+    while True:
+        templates = list(_templates()["styles"][style]["sentences"])
+        rng.shuffle(templates)
+        for template in templates:
+            sentence = _fill(template, rng)
+            yield sentence[0].upper() + sentence[1:]
+
+
+def _fill(template: str, rng: random.Random) -> str:
+    slots = _templates()["slots"]
+    return re.sub(r"\{(\w+)\}", lambda match: rng.choice(slots[match[1]]), template)
+
+
+@cache
+def _templates() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = read_yaml(Path(__file__).with_name("text.yaml"))
+    return found
+
+
+def prompt_ids(
+    encode: Callable[[str], list[int]], style: TextStyle, rng: random.Random, prompt_len: int, own_ids: list[int] | None
+) -> tuple[int, ...]:
+    """Makes exactly ``prompt_len`` ids: of the row's own text, cut at its end or continued by the generator,
+    else of a generated prompt, whose closing words stay where they take no more than half."""
+    closing_ids: list[int] = []
+    if own_ids is not None:
+        body_ids = list(own_ids)
+    else:
+        prompt = prompt_text(style, rng, prompt_len)
+        body_ids = list(encode(prompt.body))
+        if prompt.closing:
+            closing_ids = list(encode(prompt.closing))
+        if 2 * len(closing_ids) > prompt_len:
+            closing_ids = []
+    body_len = prompt_len - len(closing_ids)
+    while len(body_ids) < body_len:
+        added = encode(" " + more_text(style, rng, body_len - len(body_ids)))
+        if not added:
+            raise UserError("the tokenizer returned no ids for English text: use the model's own tokenizer")
+        body_ids.extend(added)
+    return tuple(body_ids[:body_len] + closing_ids)
+
+
+# -- workloads --------------------------------------------------------------------------------------------
 
 Encode = Callable[[str], list[int]]
 """Text to token ids, without adding special tokens: a text may be encoded in pieces."""
@@ -340,7 +426,7 @@ def _prompts(
     """Makes each prompt's ids, with a random stream of its own; None of each without a tokenizer."""
     if encode is None:
         return [None] * len(lengths)
-    from repro.workloads.text import prompt_ids
+    from repro.workloads.workload import prompt_ids
 
     return [
         prompt_ids(encode, style, random.Random(derive_seed(seed, "text", index)), length, own)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from paper_figures.dllm_serve.row_policies import FAST_DLLM, THRESHOLD, followed
+from paper_figures.dllm_serve.frontier import FAST_DLLM, THRESHOLD, followed
 from repro.paths import REPO
 
 SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")

@@ -30,8 +30,8 @@ from support.virtual_time import run_virtually
 
 from baselines.servers import process
 from baselines.servers.admission import Admission, AdmissionConfig
-from baselines.servers.checkpoint import MAX_MODEL_LEN, tiny_config, write_tiny
 from baselines.servers.dynamo_worker import KnownTimes
+from baselines.servers.launch import MAX_MODEL_LEN, tiny_config, write_tiny
 from baselines.servers.process import WARDEN, Address, Command, free_port, running
 from engines.errors import RunError, UserError
 from engines.laps.cluster import PrefillCluster

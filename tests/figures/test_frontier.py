@@ -7,8 +7,8 @@ from support.cells import CPU_TINY, H200
 from support.stored_runs import caption_of, changed, runs_of
 
 from paper_figures.common.runs import Runs
-from paper_figures.dllm_serve import frontier, row_policies
-from paper_figures.dllm_serve.row_policies import (
+from paper_figures.dllm_serve import frontier
+from paper_figures.dllm_serve.frontier import (
     BLOCK_DIFFUSION,
     FAST_DLLM,
     FIXED,
@@ -42,7 +42,7 @@ def speed(cell: Cell) -> float:
 def test_policies_are_asked_the_same(view):
     own = {name for policy in POLICIES for name, _ in policy.knobs} | {"replay"}
     asked: dict[str, set[tuple[object, ...]]] = {}
-    for setting, pace, policy in row_policies.asked(view.platform):
+    for setting, pace, policy in frontier.asked(view.platform):
         if policy not in (BLOCK_DIFFUSION, POLICIES[-1]):  # another model, and a preset that has its threshold
             cell = cell_of(view, setting, pace, policy)
             rest = tuple((name, value) for name, value in cell.knobs if name not in own)
@@ -55,9 +55,9 @@ def test_policies_are_asked_the_same(view):
 
 def test_every_policy_has_every_pace_that_it_knows():
     for policy in POLICIES:
-        places = {(setting, pace) for setting, pace, each in row_policies.asked(CPU_TINY) if each is policy}
+        places = {(setting, pace) for setting, pace, each in frontier.asked(CPU_TINY) if each is policy}
         assert places == {(setting, pace) for setting in SETTINGS for pace in paces_of(policy)}
-        on_card = {(setting, pace) for setting, pace, each in row_policies.asked(H200) if each is policy}
+        on_card = {(setting, pace) for setting, pace, each in frontier.asked(H200) if each is policy}
         assert places == {place for place in on_card if place[0] != FIXED}
         assert (len(on_card) - len(places)) == (3 if policy.is_fixed else 0)
 
@@ -81,9 +81,9 @@ def test_presets_are_the_policies_that_they_are_drawn_on():
 
 def test_block_diffusion_is_asked_what_its_embedded_model_knows():
     """The same problems, as many tokens and rows a step at most."""
-    settings = {setting for setting, _, policy in row_policies.asked(CPU_TINY) if policy is BLOCK_DIFFUSION}
+    settings = {setting for setting, _, policy in frontier.asked(CPU_TINY) if policy is BLOCK_DIFFUSION}
     assert settings == set(SETTINGS) - {"mini-chain in blocks of 16"}
-    assert all(policy is not BLOCK_DIFFUSION for _, _, policy in row_policies.asked(H200))
+    assert all(policy is not BLOCK_DIFFUSION for _, _, policy in frontier.asked(H200))
     for setting in settings:
         full = cell_of(CPU, setting, ONE, FAST_DLLM)
         for pace in paces_of(BLOCK_DIFFUSION):
@@ -124,16 +124,16 @@ def test_speed_ups_are_of_pairs_and_rows_of_a_request(tmp_path, drawn):
 
 
 def test_cards_follow_the_committed_runs_whose_accuracy_they_have():
-    kept = set((COMMITTED / row_policies.RUNS).glob("*.jsonl.gz"))
-    for setting, pace, policy in row_policies.followed_points():
-        rows = row_policies.measured()[setting, pace, policy.name]
-        file = COMMITTED / row_policies.followed(setting, pace, policy)
+    kept = set((COMMITTED / frontier.RUNS).glob("*.jsonl.gz"))
+    for setting, pace, policy in frontier.followed_points():
+        rows = frontier.measured()[setting, pace, policy.name]
+        file = COMMITTED / frontier.followed(setting, pace, policy)
         kept.remove(file)
         run = read_run(file)
         assert run.cell.system == policy.system
         assert dict(policy.knobs).items() <= run.cell.knob_values.items()
         assert run.summary["accuracy"]["value"] == pytest.approx(float(rows[0]["accuracy"]))
-        solved = row_policies.solved_on_cpu(setting, pace, policy)
+        solved = frontier.solved_on_cpu(setting, pace, policy)
         assert solved is not None
         assert solved.n == 50 * len(rows)
         assert solved.share == pytest.approx(sum(float(row["accuracy"]) for row in rows) / len(rows))
@@ -143,8 +143,8 @@ def test_cards_follow_the_committed_runs_whose_accuracy_they_have():
 def test_a_card_commits_in_a_block_what_the_measured_run_did():
     setting, policy = "mini-gsm in blocks of 32", FAST_DLLM
     cell = cell_of(CARD, setting, THRESHOLD, policy)
-    assert cell.knob_values["replay"] == row_policies.followed(setting, THRESHOLD, policy)
+    assert cell.knob_values["replay"] == frontier.followed(setting, THRESHOLD, policy)
     steps = {len(block.committed) for path in prepare(cell).deployment.replayed.paths.values() for block in path}
-    run = read_run(COMMITTED / row_policies.followed(setting, THRESHOLD, policy))
+    run = read_run(COMMITTED / frontier.followed(setting, THRESHOLD, policy))
     assert steps <= {len(committed.split()) for committed in run.table("blocks")["committed"]}
     assert max(steps) < 32

@@ -14,13 +14,20 @@ from engines.errors import UserError
 from engines.models.block_config import read_block_config
 from engines.models.checkpoint import EMBEDDED, TINY_DIR
 from engines.models.tokenizer import NO_ID, TextTokenizer, load_tokenizer
-from repro.checks.plain_blocks import masked_logits
+from repro.checks.blocks import masked_logits
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
 from repro.training.config import Stage, TrainConfig
-from repro.training.export import batched_attention, load_model, masked_attention
-from repro.training.loop import build_trainer, new_model, rate_share, train_tiny
+from repro.training.loop import (
+    batched_attention,
+    build_trainer,
+    load_model,
+    masked_attention,
+    new_model,
+    rate_share,
+    train_tiny,
+)
 from repro.training.objective import TOKENIZER_FILES, double_batch, encode_problems, make_batch, mask_batch, masked_loss
 
 SMALL = TrainConfig(

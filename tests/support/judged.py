@@ -3,11 +3,9 @@
 from typing import Any
 from unittest import mock
 
-from repro.testing.batchers import BATCHER, BatchingPolicy
+from repro.testing.batchers import BATCHER, ROUTER, BatchingPolicy, Routing
 from repro.testing.properties import PropertyResult, verdict
-from repro.testing.routers import ROUTER, Routing
-from repro.testing.rules import REFRESH_RULE, Refreshing
-from repro.testing.schedulers import SCHEDULER, Scheduling
+from repro.testing.schedulers import REFRESH_RULE, SCHEDULER, Refreshing, Scheduling
 
 SUITES = {
     "scheduler": (SCHEDULER, Scheduling),

@@ -22,12 +22,11 @@ from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig
 from engines.dllm.denoise import reduce_in_chunks
 from engines.dllm.engine import Engine
 from engines.dllm.executor.graphs import PackedForward, StepGraphs
-from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.executor.layout import Layouts, PackedLayout, RowLayout
 from engines.dllm.executor.output import CandidateChoice, Commit, PackedHead, RankedSpan, forwarded_span
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forward, Head, StepRows
-from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.executor.torch import KernelChoice, TorchExecutor
 from engines.dllm.memory import logit_rows_at_once
 from engines.dllm.plan import PlanItem, Request, check_request
 from engines.dllm.scheduling import KvPool, PhaseScheduler

@@ -11,25 +11,106 @@ all ranks decide them from the same numbers.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from traceback import clear_frames
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import nn
 
-from engines.dllm.config import EngineConfig, Phase
+from engines.attention import VarlenAttention, attention_backend, availability
+from engines.attention.flash import FlashVarlen
+from engines.dllm.config import EngineConfig, Phase, SparsityConfig
+from engines.dllm.denoise import FusedReduction, Reduction, VocabularyReduction, vocabulary_reduction
 from engines.dllm.executor.graphs import StepGraphs, mixed_keys, reuse_keys
-from engines.dllm.executor.kernel_choice import KernelChoice
-from engines.dllm.executor.layout import Layouts
+from engines.dllm.executor.layout import Layouts, SelectingLayers
 from engines.dllm.executor.output import CandidateChoice, Commit
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import Forward, GraphRows, Head
+from engines.dllm.executor.step import Forward, GraphRows, Head, SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
 from engines.dllm.plan import DelegatingExecutor, Executor, ExecutorError, Request, StepOutcome, StepPlan
 from engines.errors import is_out_of_memory
+from engines.kernels.probe import HostKernels, TritonKernels
+from engines.models.layers import FusedOps, fuse
+from engines.models.protocol import DiffusionModel, Ranks
 from engines.parallel.group import TensorParallel
 from engines.runtime.device import PoolTensors
+from engines.runtime.graphs import CudaRecorder, Recorder
 from engines.runtime.step_timer import DeviceTimes, StepTimer
+
+
+class KernelChoice:
+    """For one model and configuration. ``attention`` is the backend of a system that has no choice of one."""
+
+    def __init__(
+        self, model: DiffusionModel, config: EngineConfig, *, attention: VarlenAttention | None = None
+    ) -> None:
+        weight, shape, kv_heads = next(model.parameters()), model.config, model.kv_heads_here
+        self._config = config
+        self._device, self._dtype = weight.device, weight.dtype
+        self.triton = TritonKernels(device=self._device, dtype=self._dtype, is_wanted=config.fused_kernels)
+        self._host = HostKernels(device=self._device, dtype=self._dtype)
+        self._heads = shape.head_dim, shape.n_heads * kv_heads // shape.n_kv_heads, kv_heads
+        self.attention = attention or attention_backend(
+            config.attention_backend, self._device, self._dtype, *self._heads
+        )
+        decode, kind = config.decode, FusedReduction if self.triton.serve("confidence") else Reduction
+        self.reduction = kind(
+            confidence=decode.confidence,
+            confidence_of=decode.confidence_of,
+            dtype=decode.confidence_dtype,
+            suppress_id=shape.mask_token_id if config.suppress_mask_token else None,
+        )
+        self.local: VocabularyReduction | None = vocabulary_reduction(
+            self.reduction, model, is_fused=self.triton.serve("partial")
+        )
+        """Reduction over this rank's vocabulary shard; None without tensor parallelism."""
+        sparsity, ranks = config.sparsity, model.tensor_parallel
+        self.selection = self._select_and_pack(config, ranks)
+        self.selecting: SelectingLayers | None = None
+        """How layers select where one keeps every row, which ``selection`` then packs."""
+        if sparsity.whole_layer is not None:
+            self.selecting = SelectingLayers(sparsity, self.selection)
+            dense = SparsityConfig(selection="dense", refresh_delay=sparsity.refresh_delay)
+            self.selection = self._select_and_pack(replace(config, sparsity=dense), ranks)
+        self.store = self._host.store(self.triton.store)
+
+    def _select_and_pack(self, config: EngineConfig, ranks: Ranks | None) -> SelectAndPack:
+        # Kernels sum in another order, and of a rank's heads alone; none scores attention probabilities.
+        selection = config.sparsity.selection
+        needs_torch = config.tie_policy == "parity" or selection == "attended" or (ranks and selection == "uniform")
+        if not needs_torch and self.triton.serve("pack", "scores"):
+            return TritonSelectAndPack(config)
+        return TorchSelectAndPack(config, ranks)
+
+    def fuse_layers(self, model: DiffusionModel, *, host_norms: bool = True) -> None:
+        """Have the model's layers use the kernels that serve; one that another executor used may have others.
+        ``host_norms`` says that a CPU's may normalise."""
+        assert isinstance(model, nn.Module)
+        # A CPU's copies of weights, for its products, are of one layer each.
+        ops = self._host.ops(FusedOps())._replace(joins=False)
+        fuse(model, self.triton.ops(ops if host_norms else ops._replace(rms_norm=None)))
+
+    def recorder(self) -> Recorder | None:
+        """How forwards are captured; None where they are not: a graph's layers all read the same runs."""
+        if self.selecting is not None:
+            return None
+        if self._device.type != "cuda" or not self._config.cuda_graphs or not isinstance(self.attention, FlashVarlen):
+            return None
+        return CudaRecorder(self._device)
+
+    def report(self) -> dict[str, Any]:
+        """What serves, and what was passed over and why, as JSON."""
+        if self._device.type == "cpu":
+            return {"attention_backend": self.attention.name, "host_kernels_unavailable": self._host.fault}
+        found = availability(self._device, self._dtype, *self._heads)
+        return {
+            "attention_backend": self.attention.name,
+            "attention_unavailable": {name: why for name, why in found.items() if why is not None},
+            "fused_kernels": self.triton.serve(),
+            "kernel_faults": dict(self.triton.faults()),
+        }
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from baselines.servers.asking import NoPage, ask, redirect, unread
+from baselines.servers.process import NoPage, ask, redirect, unread
 from engines.data import DECODER
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range

@@ -29,8 +29,7 @@ from repro.workloads.knobs import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, RequestKnobs
 from repro.workloads.rounds import MOST_TOKENS
 from repro.workloads.served import Traced, trace_asked, trace_of, workload_knobs
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
-from repro.workloads.text import more_text
-from repro.workloads.workload import Workload, WorkloadConfig, build_workload, traced_workload, whole_answer
+from repro.workloads.workload import Workload, WorkloadConfig, build_workload, more_text, traced_workload, whole_answer
 
 GOODPUT_TIMES = ("ttft", "tpot", "itl", "e2el")
 LONGEST_PROMPT = 4096

@@ -19,7 +19,7 @@ from engines.blockdiffusion.rules import Dynamic, JointThreshold, LowConfidence,
 from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
 from engines.dllm.denoise import Reduction
 from engines.errors import UserError
-from repro.checks.plain_blocks import plain_run
+from repro.checks.blocks import plain_run
 
 B = 8
 RULES = (

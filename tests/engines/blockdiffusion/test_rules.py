@@ -29,8 +29,7 @@ from engines.blockdiffusion.rules import (
 from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
 from engines.errors import UserError
 from engines.models.loader import load_block
-from repro.checks.blocks import FOLDER_VARIABLE, NEAR, BlockCase, recorded_cases, verify_blocks
-from repro.checks.plain_blocks import plain_run, plain_take
+from repro.checks.blocks import FOLDER_VARIABLE, NEAR, BlockCase, plain_run, plain_take, recorded_cases, verify_blocks
 
 B = 8
 RULES = (

@@ -28,7 +28,7 @@ from engines.models.llada2 import ExpertRouter
 from engines.models.shape import LLADA2_FLASH, ModelShape
 from engines.models.shape import LLADA2_MINI as MINI
 from engines.models.shape import SDAR_8B as SDAR
-from repro.checks.plain_blocks import masked_logits, plain_run
+from repro.checks.blocks import masked_logits, plain_run
 
 B = 8
 SIZES = {"num_slots": 5, "max_len": 160, "num_tokens": 30 * B}

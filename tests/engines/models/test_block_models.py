@@ -25,7 +25,7 @@ from engines.models.config import Rope
 from engines.models.layers import RMSNorm
 from engines.models.llada2 import ExpertLayers, ExpertRouter, LLaDA2Attention
 from engines.models.loader import build_block, load_block
-from repro.checks.plain_blocks import masked_logits
+from repro.checks.blocks import masked_logits
 
 REFUSED = data_beside(__file__, "refused_configs")
 

@@ -8,9 +8,8 @@ import pytest
 from support.command import commands, repro
 from support.documents import parsed
 
-from repro.cli.help import ARGUMENTS, FIRST, NEEDED, OTHERS, examples_of
 from repro.cli.list_command import entries_of
-from repro.cli.main import COMMANDS, GROUPS
+from repro.cli.main import ARGUMENTS, COMMANDS, FIRST, GROUPS, NEEDED, OTHERS, examples_of
 from repro.cli.options import PANELS
 from repro.runs.system import SYSTEMS
 

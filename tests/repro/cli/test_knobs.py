@@ -14,8 +14,8 @@ from typer.main import get_command
 
 from engines.errors import UserError
 from engines.knobs import Checked, Memory, Only, Range, knobs_of
-from repro.cli.help import PanelCommand
 from repro.cli.list_command import entries_of
+from repro.cli.main import PanelCommand
 from repro.cli.options import Given, Knobs, spread
 from repro.paths import REPO
 from repro.runs.system import SYSTEMS, settings_of

@@ -14,8 +14,8 @@ from support.mock_openai import MockOpenAI, mock_server
 from support.stored_runs import parts
 from support.tables import data_beside
 
-from baselines.servers import asking
-from baselines.servers.asking import NoPage, ask
+from baselines.servers import process
+from baselines.servers.process import NoPage, ask
 from engines.errors import RunError, UserError
 from repro.families.http import endpoint
 from repro.families.http.record import HTTP
@@ -24,7 +24,6 @@ from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
-pytest.importorskip("prometheus_client", reason="needs the extra http: prometheus_client is not installed")
 
 DATA = data_beside(__file__, "hostile")
 CARDS = b'{"data": [{"id": "mock"}]}'
@@ -96,7 +95,7 @@ def test_no_redirect_is_followed(path, status, monkeypatch):
     ],
 )
 def test_where_a_redirect_leads_is_told_without_passwords(location, told):
-    said = asking.redirect(302, location)
+    said = process.redirect(302, location)
     assert f"a redirect to {told}" in said
     assert len(said) < 200
     assert "word" not in said
@@ -135,8 +134,8 @@ PAGES: dict[str, tuple[Callable[[], Iterable[bytes | float]], str]] = {
 @pytest.mark.parametrize("what", PAGES)
 def test_a_page_that_is_not_whole_is_none(what, monkeypatch):
     pieces, sentence = PAGES[what]
-    monkeypatch.setattr(asking, "MOST_BYTES", 10**6)
-    monkeypatch.setattr(asking, "ASK_S", 0.3 if "within" in sentence else 30.0)
+    monkeypatch.setattr(process, "MOST_BYTES", 10**6)
+    monkeypatch.setattr(process, "ASK_S", 0.3 if "within" in sentence else 30.0)
     with mock_server(MockOpenAI(raw={"get /v1/models": pieces})) as url:
         with pytest.raises(UserError) as refused:
             prepare(cell(url))

@@ -13,7 +13,7 @@ from support.mock_openai import MockOpenAI, mock_server
 from support.refusals import refuses
 from support.tables import data_beside
 
-from baselines.servers.checkpoint import write_tiny
+from baselines.servers.launch import write_tiny
 from engines.errors import UserError
 from repro.families.http.endpoint import Endpoint
 from repro.families.http.record import CHUNKS, HTTP, tables_of, warnings

@@ -27,8 +27,7 @@ from repro.runs import pool
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.pool import LocalPool
-from repro.runs.ray_cluster import check_address, gather, passed_on
-from repro.runs.ray_pool import Node, RayPool, RayWorker, died, measuring, nodes_of
+from repro.runs.ray_pool import Node, RayPool, RayWorker, check_address, died, gather, measuring, nodes_of, passed_on
 from repro.runs.runner import Assignment, Hooks, by_repeats, run_by_workers
 from repro.runs.sitting import UnitLocks, locked
 from repro.runs.store import PROVENANCE, Packed, Store, parts_of
@@ -469,7 +468,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_without_ray_one_line_names_the_extra(command, monkeypatch):
-    monkeypatch.setattr("repro.runs.ray_cluster.find_spec", lambda _: None)
+    monkeypatch.setattr("repro.runs.ray_pool.find_spec", lambda _: None)
     monkeypatch.setattr("repro.runs.experiment.prepare", lambda _: pytest.fail("cells were prepared"))
     said = refused(repro(*COMMANDS[command], "--pool", "ray"), "pip install 'dllm-serve-repro[ray]'")
     assert said == "error: pool='ray': package 'ray' is not installed: pip install 'dllm-serve-repro[ray]'"

@@ -15,8 +15,7 @@ from engines.dllm.scheduling import KvPool, PhaseScheduler, Scheduler
 from engines.errors import UserError
 from repro.testing import Ahead, check_batcher, check_refresh_rule, check_router, check_scheduler, properties
 from repro.testing.properties import verdicts
-from repro.testing.rules import REFRESH_RULE, Refreshing
-from repro.testing.schedulers import SCHEDULER, Scheduling
+from repro.testing.schedulers import REFRESH_RULE, SCHEDULER, Refreshing, Scheduling
 
 MODULES = {"broken": broken, "liars": liars}
 with Path(__file__).with_name("broken.csv").open(encoding="utf-8", newline="") as file:

@@ -22,8 +22,7 @@ from repro.workloads.dataset import CARDS_DIR, HubReference, known_datasets, loa
 from repro.workloads.dataset_rows import load_hub_columns
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.table import estimate_tokens
-from repro.workloads.text import prompt_text
-from repro.workloads.workload import WorkloadConfig, build_workload, generation_of_length
+from repro.workloads.workload import WorkloadConfig, build_workload, generation_of_length, prompt_text
 
 REFUSED = data_beside(__file__, "refused")
 

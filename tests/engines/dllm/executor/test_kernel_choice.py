@@ -10,8 +10,8 @@ from engines.attention import HostVarlen, Sdpa
 from engines.attention.backends import SdpaPadded
 from engines.dllm.config import DecodeConfig, EngineConfig, SparsityConfig
 from engines.dllm.denoise import FusedReduction, Reduction
-from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.executor.step import TorchSelectAndPack, TritonSelectAndPack
+from engines.dllm.executor.torch import KernelChoice
 from engines.kernels import probe
 from engines.models.layers import FusedOps
 from engines.models.llada import LLaDAModelLM

@@ -19,8 +19,7 @@ from engines.blockdiffusion.sequence import BlockRequest
 from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR
 from engines.models.loader import load_block
-from repro.checks.blocks import block_cases, embedded_cases, verify_blocks
-from repro.checks.plain_blocks import masked_logits
+from repro.checks.blocks import block_cases, embedded_cases, masked_logits, verify_blocks
 from repro.families.block.settings import EMBEDDED, EMBEDDED_DIR, EMBEDDED_TASKS, settings_of_requests
 from repro.families.block.text import answer_of, encoded, text_of
 from repro.runs.system import SYSTEMS

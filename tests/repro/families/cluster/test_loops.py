@@ -7,10 +7,10 @@ import pytest
 from support.exact_instance import ExactInstance
 from support.refusals import refuses
 
+from repro.bench.prefill_loops import LEAST_TURNS, MOST_TOKENS, LoopGrid, part_of, run_cell
 from repro.families.cluster import on_torch
 from repro.families.cluster.instance import TINY, setting_of
 from repro.families.cluster.laps_record import PREFILL
-from repro.families.cluster.loops import LEAST_TURNS, MOST_TOKENS, LoopGrid, part_of, run_cell
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 

@@ -8,7 +8,7 @@ import pytest
 from engines.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow, observe, table_of
 from engines.cluster.sessions import Round, Session
 from engines.errors import RunError
-from repro.families.live.http_client import HttpClient, SessionConversation
+from repro.families.live.over_dynamo import HttpClient, SessionConversation
 from repro.runs.http_driver import Exchange, Reply
 
 SESSION = Session(4, 1.0, (Round(3, 3, 0.5), Round(2, 1)))

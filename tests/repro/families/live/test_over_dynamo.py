@@ -33,8 +33,7 @@ from engines.errors import RunError, UserError
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.routing import LeastKvMemory
 from engines.policies.views import PrefillQueue, Slo
-from repro.families.live.http_client import body_of
-from repro.families.live.over_dynamo import Direct, OverDynamo
+from repro.families.live.over_dynamo import Direct, OverDynamo, body_of
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 
