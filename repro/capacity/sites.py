@@ -24,7 +24,7 @@ from engines.cluster.hardware import Deployment, replications, splits
 from engines.cluster.record import ClusterRun, Floats, observe
 from engines.cluster.sessions import OpenLoop, Session
 from engines.cluster.simulation import Cluster, StopRule
-from engines.errors import UserError
+from engines.errors import UserError, require
 from engines.knobs import knobs_of
 from engines.models.shape import ModelShape
 from engines.policies.routing import RemoteOnly
@@ -601,17 +601,13 @@ class RequestSite(Site):
 
     unit = "requests/s"
     least_gpus = 1
+    most_gpus = 4096
     least_prompts = 20
     rounds_per_prompt = 1.0
 
     @cached_property
     def _prepared(self) -> tuple[Any, Any]:
         return SYSTEMS.get(self.cell.system).prepare(self.cell)
-
-    @property
-    def most_gpus(self) -> int:
-        """1 at a file's own times, which are of all its requests."""
-        return 1 if self.is_replayed else 4096
 
     @property
     def obtained(self) -> Obtained:
@@ -626,6 +622,10 @@ class RequestSite(Site):
         return len(self._prepared[1].requests) if self.is_replayed else super().most_prompts
 
     def fits(self, gpus: int) -> bool:
+        require(
+            gpus == 1 or not self.is_replayed,
+            f"gpus={gpus}: the times of arrivals='trace' are of all requests, which part among several GPUs here: use --gpus 1",
+        )
         return gpus <= self.most_gpus
 
     def check(self, gpus: int) -> None:

@@ -107,6 +107,13 @@ def test_steps_need_what_their_own_arrivals_do(bursty):
     assert any("% fewer" in note for note in found["notes"])
 
 
+def test_one_engine_replays_a_file_s_times(bursty):
+    options = ("--arrivals", "trace", "--system", "dllm-serve", "--platform", "h200")
+    for gpus, code in (("1", 0), ("2", 2)):
+        result = asked(bursty, *options, slo="e2el:p95:60000", gpus=gpus)
+        assert (result.code, "use --gpus 1" in result.err) == (code, code == 2), result.err
+
+
 @pytest.mark.parametrize("options", [(), ("--arrivals", "trace", "--rate", "3"), ("--system", "laps")])
 def test_steps_are_of_a_file_s_own_times_of_sessions(bursty, options):
     result = asked(bursty, "--autoscale", "1", *options, slo="ttft:p95:2000")
