@@ -452,6 +452,10 @@ class CapacityGoal(Checked):
         )
 
 
+Served = Sequence[tuple["Answer", dict[str, Any]]]
+"""Answers with a plan, each with its row."""
+
+
 def capacity(
     *,
     options: CapacityGoal,
@@ -494,10 +498,11 @@ def capacity(
         "resolution": searched.resolution,
     }
     notes = _capacity_notes(answers, rows, options)
-    steps = _stepped(answers, rows, sizes, options.autoscale, notes) if options.autoscale is not None else []
+    served = [pair for pair in zip(answers, rows, strict=True) if pair[0].plan is not None]
+    steps = _stepped(served, sizes, options.autoscale, notes) if options.autoscale is not None else []
     if (searched.seeds or 0) >= FEWEST_SEEDS and rate is None:
-        notes += _margins(answers, rows, searched.resolution)
-    effects = _effects(question, answers, changes, searched.resolution, notes) if changes else []
+        notes += _margins(served, searched.resolution)
+    effects = _effects(question, served, changes, searched.resolution, notes) if changes else []
     if json:
         print_json({**about, "answers": rows, "effects": effects, "notes": notes})
     else:
@@ -516,9 +521,10 @@ def _print_readings(steps: Sequence[Mapping[str, str]], effects: Sequence[Mappin
         print_table("GPUs by step", tuple(steps[0]), [tuple(each.values()) for each in steps])
     if effects:
         shown = [
-            (*[str(row[name]) for name in EFFECT], number(row["rate"], 3), number(row["percent"])) for row in effects
+            (*[str(row[name]) for name in EFFECT], _plan_said(row), number(row["rate"], 3), number(row["percent"]))
+            for row in effects
         ]
-        print_table("With one change, all else held", (*EFFECT, "rate /s", "% of as asked"), shown)
+        print_table("With one change, all else held", (*EFFECT, "plan", "rate /s", "% of as asked"), shown)
 
 
 def _drawn_readings(
@@ -526,7 +532,8 @@ def _drawn_readings(
 ) -> tuple[Path, Path] | None:
     """A tornado, points for each change about a line at the rate as asked, or bars of the GPUs in steps; None without either."""
     if effects:
-        bars = [{"label": " ".join(str(row[name]) for name in EFFECT[:4]), **row, "valid": True} for row in effects]
+        told = [{name: value for name, value in row.items() if name != "cell"} for row in effects]
+        bars = [{"label": " ".join(str(row[name]) for name in EFFECT), **row, "valid": True} for row in told]
         return save_plot(plot, title, bars, {"percent": "% of the rate as asked"}, {"percent": 100})
     if not steps:
         return None
@@ -549,16 +556,12 @@ def _own_rate(site: Site, hours: float) -> float:
     return rate
 
 
-def _stepped(
-    answers: Sequence[Answer], rows: Sequence[dict[str, Any]], sizes: Sizes, hours: float, notes: list[str]
-) -> list[dict[str, str]]:
+def _stepped(served: Served, sizes: Sizes, hours: float, notes: list[str]) -> list[dict[str, str]]:
     """Adds what each step needs to the rows, and what that spares to the notes; rows of a table by step."""
     from repro.capacity.readings import stepped
 
     table: dict[float, dict[str, str]] = {}
-    for answer, row in zip(answers, rows, strict=True):
-        if answer.plan is None:
-            continue
+    for answer, row in served:
         steps = stepped(answer, sizes.fitting(answer.site), hours)
         where = f"{row['system']}, {row['platform']}"
         fixed = answer.gpus * math.fsum(each["hours"] for each in steps)
@@ -586,16 +589,14 @@ FEWEST_SEEDS = 3
 """Seeds that an interval takes."""
 
 
-def _margins(answers: Sequence[Answer], rows: Sequence[dict[str, Any]], resolution: float) -> list[str]:
+def _margins(served: Served, resolution: float) -> list[str]:
     """How many times another's rate the best of each number of GPUs serves, with the interval over seeds; adds a seed's rates to rows."""
     from repro.capacity.readings import rates_by_seed
     from repro.runs.statistics import paired_ratio
 
     best: dict[int, dict[str, Any]] = {}
     said = []
-    for answer, row in zip(answers, rows, strict=True):
-        if answer.plan is None:
-            continue
+    for answer, row in served:
         row["rate_by_seed"] = rates_by_seed(answer, resolution)
         first = best.setdefault(answer.gpus, row)
         found = paired_ratio(first["rate_by_seed"], row["rate_by_seed"])
@@ -608,42 +609,34 @@ def _margins(answers: Sequence[Answer], rows: Sequence[dict[str, Any]], resoluti
     return said
 
 
-EFFECT = ("system", "platform", "gpus", "change", "plan")
+EFFECT = ("system", "platform", "gpus", "change")
 
 
 def _effects(
-    question: Question, answers: Sequence[Answer], changes: Sequence[Change], resolution: float, notes: list[str]
+    question: Question, served: Served, changes: Sequence[Change], resolution: float, notes: list[str]
 ) -> list[dict[str, Any]]:
     """A row for each change of each answer; adds to the notes which knobs changed nothing."""
     from repro.capacity.readings import varied
 
     found = []
-    for answer in answers:
-        if answer.plan is None:
-            continue
+    for answer, _ in served:
         with counting("changes") as advance:
             own, *others = varied(question, answer, changes, resolution, advance)
         rows: list[dict[str, Any]] = []
         for change, each in zip((None, *changes), (own, *others), strict=True):
-            plan, rate, where = each.plan, each.rate, each.site.cell.platform.rpartition(":")[2].lower()
+            percent = 100 * (each.rate or 0.0) / own.rate if own.rate else None
             rows.append(
-                {
-                    "system": each.site.title,
-                    "platform": where,
-                    "gpus": each.gpus,
-                    "change": each.site.label,
-                    "plan": "none" if plan is None else " ".join(filter(None, (plan.name, plan.schedule))),
-                    "rate": rate,
-                    "percent": 100 * (rate or 0.0) / own.rate if own.rate else None,
-                    "obtained": each.site.obtained,
-                }
+                {"change": each.site.label, "percent": percent, **_answer_row(each, question.objectives(), None)}
             )
-            if change is not None and change.value is None and (rate, each.at) == (own.rate, own.at):
-                notes.append(
-                    f"{each.site.title} on {where}: {change.name} changed no number, without it the rate is the same"
-                )
+            if change is not None and change.value is None and (each.rate, each.at) == (own.rate, own.at):
+                where = f"{rows[-1]['system']} on {rows[-1]['platform']}"
+                notes.append(f"{where}: {change.name} changed no number, without it the rate is the same")
         found += sorted(rows, key=lambda row: -abs((row["percent"] or 0) - 100))
     return found
+
+
+def _plan_said(row: Mapping[str, Any]) -> str:
+    return " ".join(filter(None, (row["plan"] or "none", row["schedule"])))
 
 
 def _answer_row(answer: Answer, objectives: Sequence[Objective], price: float | None) -> dict[str, Any]:
@@ -688,7 +681,7 @@ def _print_answers(
         "system": [row["system"] for row in rows],
         "card": [row["platform"] for row in rows],
         "GPUs": [str(row["gpus"]) for row in rows],
-        "plan": [" ".join(filter(None, (row["plan"] or "none", row["schedule"]))) for row in rows],
+        "plan": [_plan_said(row) for row in rows],
         "rate /s": ["-" if row["rate"] is None else f"{row['rate']:.4g}" for row in rows],
         "met %": [number(row["session_attainment"], scale=100) for row in rows],
         "good /s": ["-" if row["goodput"] is None else f"{row['goodput']:.4g}" for row in rows],
