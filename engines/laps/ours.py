@@ -232,7 +232,7 @@ _PACE_WEIGHT = 0.1
 """Weight of the newest step in the mean of how long steps take."""
 _MOST_PACE = 4.0
 """And its inverse: what is beyond is no step's."""
-_HALVINGS = 3
+HALVINGS = 3
 """Shorter steps that are tried where prefills would be given up."""
 
 
@@ -255,34 +255,6 @@ class OnTimeConfig(LateShare):
     @property
     def unit_s(self) -> float:
         return 0.4 if self.slo_s is None else self.slo_s
-
-
-def longest_on_time_s(config: OnTimeConfig, ahead_s: float, num_ahead: int, model: StepModel) -> float:
-    """Upper bound on the TTFT of a request behind ``ahead_s`` of work and ``num_ahead`` requests (its own included) that arrived no later.
-
-    A step of budget b takes at most b + o, where o is its overhead, so that first come, first served it would wait F = ahead (1 + o
-    / b_min) + o at most once it is seen. By max(objective, patience max(objective, F)) it is late, so given up, and the share is
-    paid; the step running then ends within T_max = b_max + o. The share goes by arrival: before it are at most ``ahead_s``. A step
-    does at least share b of that work, or finishes as many requests as it has places, ``max_num_seqs``, or all of them; so the work
-    takes at most ahead / share (1 + o / b_min), a step for every so many requests, and one last step:
-
-        max(objective, patience max(objective, F)) + ahead / share (1 + o / b_min) + (2 + n_ahead / max_num_seqs) T_max
-
-    Budgets are no less than the floor below which a step takes as long, so that b + o is what it takes. Work counts as the model's,
-    whose steps are true; the rest of a step leaves room for the token that the share is rounded up to. Where one of the share finds no K/V, nobody is admitted until it does.
-    """
-    assert config.slo_s is not None
-    if not config.share:
-        return math.inf
-    overhead_s = model.base_s + model.request_s * config.max_num_seqs
-    least_s = max(config.min_step * config.slo_s / 2**_HALVINGS, model.floor_s)
-    most_s = max(config.max_step * config.slo_s, model.floor_s)
-    step_s, work_s = most_s + overhead_s, ahead_s * (1 + overhead_s / least_s)
-    return (
-        config.from_s(config.slo_s, work_s + overhead_s)
-        + work_s / config.share
-        + (2 + num_ahead / config.max_num_seqs) * step_s
-    )
 
 
 class OnTime:
@@ -367,7 +339,7 @@ class OnTime:
                 # What is on time with the share paid.
                 found = split(budget_s, 1 - share)
         rate, shorter_s = 1 - share, budget_s
-        least_s = max(config.min_step * unit_s / 2**_HALVINGS, model.floor_s)
+        least_s = max(config.min_step * unit_s / 2**HALVINGS, model.floor_s)
         while share < 1 and found.given_up and shorter_s > least_s:
             shorter_s = max(shorter_s / 2, least_s)
             other = split(shorter_s, rate)

@@ -1,5 +1,6 @@
 """Prefill instances: tasks, turns, systems and the metrics of their runs."""
 
+import math
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from engines.cost.roofline import H200, DecodeLine
 from engines.laps.batching import shapes_of
 from engines.laps.cluster import OpenTurns, PrefillConstants, PrefillCost, PrefillRun, Turn
 from engines.laps.latency import StepModel
+from engines.laps.ours import HALVINGS, OnTimeConfig
 from engines.models.shape import QWEN2_5_14B
 from engines.policies.views import Batching, Chunk, NextStep, OpenQueue, PrefillQueue, PrefillTask, Situation
 from repro.families.cluster.laps_record import BUCKETS, PREFILL
@@ -221,3 +223,31 @@ def prefill_run(
 
 def prefill_runs(cells: Sequence[Cell], shape: Callable[[Cell], dict[str, float]]) -> list[StoredRun]:
     return [prefill_run(cell, **shape(cell)) for cell in cells]
+
+
+def longest_on_time_s(config: OnTimeConfig, ahead_s: float, num_ahead: int, model: StepModel) -> float:
+    """Upper bound on the TTFT of a request behind ``ahead_s`` of work and ``num_ahead`` requests (its own included) that arrived no later.
+
+    A step of budget b takes at most b + o, where o is its overhead, so that first come, first served it would wait F = ahead (1 + o
+    / b_min) + o at most once it is seen. By max(objective, patience max(objective, F)) it is late, so given up, and the share is
+    paid; the step running then ends within T_max = b_max + o. The share goes by arrival: before it are at most ``ahead_s``. A step
+    does at least share b of that work, or finishes as many requests as it has places, ``max_num_seqs``, or all of them; so the work
+    takes at most ahead / share (1 + o / b_min), a step for every so many requests, and one last step:
+
+        max(objective, patience max(objective, F)) + ahead / share (1 + o / b_min) + (2 + n_ahead / max_num_seqs) T_max
+
+    Budgets are no less than the floor below which a step takes as long, so that b + o is what it takes. Work counts as the model's,
+    whose steps are true; the rest of a step leaves room for the token that the share is rounded up to. Where one of the share finds no K/V, nobody is admitted until it does.
+    """
+    assert config.slo_s is not None
+    if not config.share:
+        return math.inf
+    overhead_s = model.base_s + model.request_s * config.max_num_seqs
+    least_s = max(config.min_step * config.slo_s / 2**HALVINGS, model.floor_s)
+    most_s = max(config.max_step * config.slo_s, model.floor_s)
+    step_s, work_s = most_s + overhead_s, ahead_s * (1 + overhead_s / least_s)
+    return (
+        config.from_s(config.slo_s, work_s + overhead_s)
+        + work_s / config.share
+        + (2 + num_ahead / config.max_num_seqs) * step_s
+    )

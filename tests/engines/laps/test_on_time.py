@@ -14,6 +14,7 @@ from support.prefill import (
     ask,
     given_tokens,
     hostile,
+    longest_on_time_s,
     queue_of,
     summarise,
     task,
@@ -26,7 +27,7 @@ from support.tables import data_beside
 from engines.errors import UserError
 from engines.laps.cluster import OpenTurns, PrefillCluster
 from engines.laps.latency import StepModel
-from engines.laps.ours import OnTime, OnTimeConfig, ReserveConfig, longest_on_time_s
+from engines.laps.ours import OnTime, OnTimeConfig, ReserveConfig
 from engines.laps.system import on_time, reserve
 from engines.policies.batching import kept, work_by
 from engines.policies.views import PrefillQueue

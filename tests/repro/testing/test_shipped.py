@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 from support.judged import judged
+from support.prefill import longest_on_time_s
 
 from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, KvAware
 from baselines.ar.sglang import CacheAware, TokenBudget, graphs_only
@@ -18,7 +19,7 @@ from engines.dllm.scheduling import SCHEDULERS
 from engines.laps import system
 from engines.laps.batching import ClassQueue, TemporalConfig, WaitConfig, shapes_of
 from engines.laps.latency import StepModel
-from engines.laps.ours import OnTimeConfig, ReserveConfig, longest_on_time_s, longest_wait_s, share_for
+from engines.laps.ours import OnTimeConfig, ReserveConfig, longest_wait_s, share_for
 from engines.laps.system import LapsConfig, PrefillSystem, laps, on_time, reserve, srpt
 from engines.policies import routing
 from engines.policies.batching import Chunked, LateShare, OneByOne, OnTimeQueue, PrefillFirst
