@@ -166,26 +166,11 @@ def test_mooncake_s_conversations_repeat_a_third():
 
 def test_an_answer_is_part_of_what_the_next_round_finds(tmp_path):
     """Qwen-Bailian's second prompt holds the first and its answer: of 70 tokens 48 are whole blocks of 16 of these."""
-    turns = [
-        {
-            "chat_id": 1,
-            "parent_chat_id": -1,
-            "timestamp": 0.5,
-            "input_length": 40,
-            "output_length": 10,
-            "hash_ids": [7, 8, 9],
-        },
-        {
-            "chat_id": 2,
-            "parent_chat_id": 1,
-            "timestamp": 9.5,
-            "input_length": 70,
-            "output_length": 5,
-            "hash_ids": [7, 8, 3, 4, 5],
-        },
-    ]
     path = tmp_path / "t.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in turns))
+    path.write_text(
+        '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 40, "output_length": 10, "hash_ids": [7, 8, 9]}\n'
+        '{"chat_id": 2, "parent_chat_id": 1, "timestamp": 9.5, "input_length": 70, "output_length": 5, "hash_ids": [7, 8, 3, 4, 5]}\n'
+    )
     _, record = served(str(path), "vllm-sim", deployment="TP8x1")
     assert record.tables["tasks"]["computed_tokens"] == [40, 70 - 48]
     assert record.facts["prefix_cache"]["possible_reuse"] == 48 / 110
