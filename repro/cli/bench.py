@@ -24,7 +24,7 @@ from repro.families.dllm.settings import default_profile_every
 from repro.families.platforms import DllmPart, Platform
 from repro.families.platforms import platform as platform_of
 from repro.runs.cell import Cell
-from repro.runs.system import settings_of
+from repro.runs.system import SYSTEMS, settings_of
 from repro.workbench.grid import Grid, grid_of_file, in_turns
 
 if TYPE_CHECKING:
@@ -143,23 +143,23 @@ class Audited:
                 f"audit compares numbers exactly, and executor={cell.executor!r} measures: use --executor roofline",
             )
             for name in options if cell.seed == cells[0].seed else ():
-                found[cell, name] = _without(cell, name, options)
+                found[cell, name] = _without(cell, name)
         return found
 
 
-def _without(cell: Cell, name: str, options: Mapping[str, Any]) -> Cell | str:
+def _without(cell: Cell, name: str) -> Cell | str:
     from repro.runs.experiment import prepare
 
-    values = {each: value for each, value in cell.knob_values.items() if each in options}
-    if name not in values:
+    value = cell.knob_values.get(name)
+    if value is None:
         return "not read by this system"
-    if values.pop(name) in _usual_values(cell, name):
+    if value in _usual_values(cell, name):
         return "equal to the default"
-    fields = {each: (getattr(cell, each),) for each in ("system", "platform", "executor", "rate", "seed")}
-    dataset = () if "workload" in values else (cell.dataset,)
+    implied = getattr(SYSTEMS.get(cell.system), "implied", dict)({name: value})
+    for each in (name, *implied):
+        cell = cell.without(each)
     try:
-        grid = Grid(**fields, dataset=dataset, knobs={each: (value,) for each, value in values.items()})
-        return prepare(grid.cells()[0]).cell
+        return prepare(cell).cell
     except UserError as error:
         return f"{NEEDED}: {error}"
 
