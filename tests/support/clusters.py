@@ -100,6 +100,7 @@ def simulation(
     block_size: int | None = None,
     keep_s: float = 0.0,
     max_run_steps: int = sys.maxsize,
+    schedules_ahead: bool = False,
     stop: StopRule = NEVER,
 ) -> DecodeSimulation:
     """Homes 0, 1, ... and prefill workers 100, 101, ..., which with ``own_cache`` keep so many tokens of K/V themselves, where there
@@ -129,6 +130,7 @@ def simulation(
                 kv=shared(kv_capacity),
                 keep_s=keep_s,
                 max_run_steps=max_run_steps,
+                schedules_ahead=schedules_ahead,
             )
         )
     for index in range(prefills):

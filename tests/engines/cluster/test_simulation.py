@@ -188,3 +188,19 @@ def test_batch_logs_one_worker_for_all_members():
     run = serve(simulation(cost=LinearCost(slope_s=1e-9)), *(session(index, 0.0, (10, 1000)) for index in range(10)))
     assert run.gaps.tokens.sum() == 10 * 999
     assert len(run.gaps.row) < 200
+
+
+def test_a_request_counts_before_its_engine_has_seen_it():
+    seen = []
+
+    class Asking:
+        def bind_prompt(self, order, tokens, decodes):
+            seen.append(decodes[0].load_with(order, tokens).to_prefill)
+            return decodes[0].worker_id
+
+    built = simulation(binder=Asking(), schedules_ahead=True, cost=LinearCost(decode_s=1.0))
+    waited = session(1, 1.2, (500, 2)), session(2, 1.3, (70, 2)), session(3, 5.9, (9, 2))
+    run = serve(built, session(0, 0.0, (100, 9)), *waited)
+    assert seen == [100, 500, 570, 9]
+    # From 0.1 s on a token a second: the second that runs and the one behind it end first.
+    assert run.rounds["first_token_s"] == pytest.approx([0.1, 3.6, 3.67, 7.679])
