@@ -260,7 +260,7 @@ struct Worker {
     Cost* cost = nullptr;
     WorkerKv kv;
     std::deque<Int> queue;
-    std::vector<Int> begun;
+    std::vector<Int> begun, unseen;
     std::vector<Share> shares;
     bool is_busy = false, runs = false, decodes_along = false;
     Run run, ran;
@@ -301,7 +301,7 @@ struct Setup {
     const double* delay_s;
     const Int *worker_cost, *worker_capacity;
     const double* cost_terms;  // seven of each cost: whether it is composed, then its constants
-    Int batching, max_tokens, max_seqs, binding, keeps, max_run_steps, max_live;
+    Int batching, max_tokens, max_seqs, binding, keeps, schedules_ahead, max_run_steps, max_live;
     double keep_s, request_s, response_s, until_s;
     Ask ask;
 };
@@ -477,10 +477,18 @@ struct Simulation {
         task_ready_s.push_back(now);
         task_started_s.push_back(NOT_YET);
         task_finished_s.push_back(NOT_YET);
-        auto& queue = workers[live.worker].queue;
-        if (is_recompute) queue.push_front(id);
-        else queue.push_back(id);
+        Worker& worker = workers[live.worker];
+        worker.unseen.push_back(id);
+        if (!setup.schedules_ahead || (!worker.is_busy && !worker.runs)) see(worker);
         poke(live.worker);
+    }
+
+    void see(Worker& worker) {
+        for (const Int id : worker.unseen) {
+            if (tasks[id].is_recompute) worker.queue.push_front(id);
+            else worker.queue.push_back(id);
+        }
+        worker.unseen.clear();
     }
 
     void end(Int order) {
@@ -512,16 +520,23 @@ struct Simulation {
                 plan(worker, decodes);
                 if (!worker.shares.empty()) {
                     start(w, decodes);
+                    see(worker);
                     return;
                 }
             }
-            if (!worker.size) break;
-            const Int steps = reserve(w, std::min(worker.finish.begin()->first - worker.steps, setup.max_run_steps));
+            if (!worker.size && worker.unseen.empty()) break;
+            if (!worker.size) {
+                see(worker);
+                continue;
+            }
+            const Int most = worker.unseen.empty() ? setup.max_run_steps : 1;
+            const Int steps = reserve(w, std::min(worker.finish.begin()->first - worker.steps, most));
             if (steps) {
                 schedule_run(w, decode_run(worker, steps), steps);
                 break;
             }
         }
+        see(worker);
         worker.is_busy = false;
     }
 

@@ -58,7 +58,7 @@ class _Setup(Structure):
     _fields_ = [
         *_fields("num_sessions num_workers num_costs", c_int64),
         *_fields("arrival_s first_round prefill decode delay_s worker_cost worker_capacity cost_terms", c_void_p),
-        *_fields("batching max_tokens max_seqs binding keeps max_run_steps max_live", c_int64),
+        *_fields("batching max_tokens max_seqs binding keeps schedules_ahead max_run_steps max_live", c_int64),
         *_fields("keep_s request_s response_s until_s", c_double),
         ("ask", _Ask),
     ]
@@ -100,6 +100,7 @@ class CoreRun(NamedTuple):
     """What the router says of each prefill."""
     keeps: bool
     keep_s: float
+    schedules_ahead: bool
     request_s: float
     response_s: float
     until_s: float | None
@@ -143,6 +144,7 @@ class CoreRun(NamedTuple):
             max_seqs=getattr(self.batching, "max_num_seqs", 0),
             binding=_BINDING.index(type(self.binder)),
             keeps=self.keeps,
+            schedules_ahead=self.schedules_ahead,
             max_run_steps=min(self.max_run_steps, largest),
             max_live=-1 if self.max_live_sessions is None else self.max_live_sessions,
             keep_s=self.keep_s,

@@ -189,8 +189,7 @@ class WorkerCost:
     @property
     def terms(self) -> tuple[float, ...]:
         """The constants of ``step_s``: a share of linear_s, least_s, and seconds of a sequence, a step, a row and a prefill."""
-        engine = self._engine
-        overheads = engine.sequence_s, self._fixed_s, self._row_s, self._prefill_overhead_s
+        overheads = self._sequence_s, self._fixed_s, self._row_s, self._prefill_overhead_s
         return self._products_share, self._least_s, *overheads
 
     def decode_line(self, decoding: int) -> DecodeLine:

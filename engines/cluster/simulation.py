@@ -508,7 +508,12 @@ class Cluster:
             return None
         run = CoreRun(
             workers=[
-                CoreWorker(degree, server, self.hardware.run_cost(degree), self.hardware.kv_capacity(degree))
+                CoreWorker(
+                    degree,
+                    server,
+                    self.hardware.run_cost(degree, policies.local_batching),
+                    self.hardware.kv_capacity(degree),
+                )
                 for degree, server in workers
             ],
             batching=policies.local_batching,
@@ -516,6 +521,7 @@ class Cluster:
             reason=Local().reason,
             keeps=policies.keeps,
             keep_s=policies.keep_s,
+            schedules_ahead=engine.schedules_ahead,
             request_s=engine.request_s,
             response_s=engine.response_s,
             until_s=stop.until_s,

@@ -44,6 +44,7 @@ class Guess:
 
 
 TIMES = EngineTimes(host_s=2e-3, sequence_s=1e-5, request_s=3e-3, response_s=1e-3)
+AHEAD = replace(TIMES, schedules_ahead=True, draw_s=1e-4, logit_s=1e-10)
 rounds = st.builds(
     Round, st.sampled_from([1, 5, 100, 1500, 3000]), st.sampled_from([1, 2, 30, 200]), st.sampled_from([0.0, 0.1, 5.0])
 )
@@ -76,7 +77,7 @@ def clusters(draw: st.DrawFn, longest: int) -> Cluster:
     hardware = Hardware(
         shape=model_shape(draw(st.sampled_from(["Qwen2.5-14B", "Llama-3.1-8B"]))),
         gpu=gpu("h100"),
-        constants=replace(constants, engine=draw(st.sampled_from([constants.engine, TIMES]))),
+        constants=replace(constants, engine=draw(st.sampled_from([constants.engine, TIMES, AHEAD]))),
         kernels=draw(st.sampled_from([None, "vllm"])),
         kv_tokens=draw(st.sampled_from([None, longest, longest + longest // 3, 4 * longest])),
     )
@@ -115,8 +116,16 @@ def test_both_make_the_same_run(data: st.DataObject, until_s: float | None, most
 
 
 @settings(max_examples=20)
-@given(batching=batchings, keeps=st.booleans(), keep_s=st.sampled_from([0.0, 0.5]), tokens=st.integers(1000, 2500))
-def test_both_preempt_and_evict_alike(batching: Batching, keeps: bool, keep_s: float, tokens: int) -> None:
+@given(
+    batching=batchings,
+    keeps=st.booleans(),
+    keep_s=st.sampled_from([0.0, 0.5]),
+    tokens=st.integers(1000, 2500),
+    constants=st.sampled_from(["none", "vllm-0.15-top-p"]),
+)
+def test_both_preempt_and_evict_alike(
+    batching: Batching, keeps: bool, keep_s: float, tokens: int, constants: str
+) -> None:
     """Answers that outgrow the memory of a worker, in sessions that come back for more."""
     rng = random.Random(tokens)
     served = tuple(
@@ -126,7 +135,7 @@ def test_both_preempt_and_evict_alike(batching: Batching, keeps: bool, keep_s: f
     hardware = Hardware(
         shape=model_shape("Qwen2.5-14B"),
         gpu=gpu("h100"),
-        constants=cost_constants("none"),
+        constants=cost_constants(constants),
         kernels="vllm",
         kv_tokens=tokens,
     )
@@ -147,7 +156,7 @@ def test_policies_that_the_core_does_not_know_are_served_in_python(change: dict[
 
 def test_what_a_cost_raises_ends_the_run() -> None:
     class Broken(Hardware):
-        def run_cost(self, degree: int, *, is_remote: bool = False) -> Any:
+        def run_cost(self, degree: int, batching: object = None, *, is_remote: bool = False) -> Any:
             return self
 
         def decode_line(self, decoding: int) -> Any:
