@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from repro.tasks import mini_chain, mini_code, mini_gsm
+from repro.tasks import mini_code, mini_gsm
 from repro.tasks.problem import Problem, grade
 from repro.tasks.sandbox.client import passes
 from repro.tasks.task import Grade, Grader, Task, TaskOptions, TaskProblem
@@ -14,7 +14,7 @@ NUM_PROBLEMS = 500
 GENERATORS: dict[str, Callable[..., list[Problem]]] = {
     mini_gsm.TASK: mini_gsm.generate,
     mini_code.TASK: mini_code.generate,
-    mini_chain.TASK: mini_chain.generate,
+    mini_gsm.CHAIN: mini_gsm.generate_chain,
 }
 """The seeded problem generators that embedded models are trained on, by name."""
 
@@ -34,7 +34,7 @@ def _sums(name: str, options: TaskOptions) -> Task:
     return _task(name, problems, options, grader)
 
 
-mini_gsm_task, mini_chain_task = partial(_sums, mini_gsm.TASK), partial(_sums, mini_chain.TASK)
+mini_gsm_task, mini_chain_task = partial(_sums, mini_gsm.TASK), partial(_sums, mini_gsm.CHAIN)
 
 
 def mini_code_task(options: TaskOptions) -> Task:

@@ -1,10 +1,12 @@
 """Grade-school-style word problems: several facts are recalled from a story, then added or subtracted."""
 
 import random
+from functools import partial
 
 from repro.tasks.problem import Problem, Span, Split, check_span, draw, generate_split
 
-TASK = "mini-gsm"
+TASK, CHAIN = "mini-gsm", "mini-chain"
+"""The second: sums of many terms, whose answer spans several blocks, each line of which needs the total of the line before."""
 
 NAMES = (
     *("Mia", "Tom", "Zoe", "Ben", "Ann", "Sam", "Leo", "Eva"),
@@ -105,3 +107,7 @@ def _drill(numbers: list[int]) -> tuple[str, str, str, str]:
 
 def _enumerate(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+generate_chain = partial(generate, num_used=(5, 8), drill_terms=(4, 8), difference_share=0.0, task=CHAIN)
+"""``generate`` of totals alone."""

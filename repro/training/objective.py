@@ -38,7 +38,7 @@ from torch import Tensor
 
 from engines.models.tokenizer import TextTokenizer
 from repro.files import replace_text
-from repro.tasks import mini_chain, mini_code
+from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import Problem
 from repro.training.config import Stage, TrainConfig
@@ -150,7 +150,7 @@ def _settings_of(task: str, stage: Stage) -> dict[str, Any]:
     if task == mini_code.TASK:
         return {"num_used": stage.num_operations, "num_words": stage.num_names}
     sums = {"drill_share": stage.drill_share, "num_names": stage.num_names}
-    if task == mini_chain.TASK:
+    if task == mini_gsm.CHAIN:
         return {"num_used": stage.num_terms, **sums}
     return {"num_used": stage.num_used, "listing_share": stage.listing_share, **sums}
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from engines.errors import UserError
 from repro.lm_eval.tasks import LocalTask
-from repro.tasks import gsm8k, mini_chain, mini_code, mini_gsm
+from repro.tasks import gsm8k, mini_code, mini_gsm
 from repro.tasks.registry import TaskOptions, load_task
 from repro.tasks.task import Task
 from repro.workloads.card import DATA_DIR_VARIABLE
@@ -40,7 +40,7 @@ class MiniCode(_Named):
 
 
 class MiniChain(_Named):
-    name = mini_chain.TASK
+    name = mini_gsm.CHAIN
 
 
 class Gsm8k(_Named):

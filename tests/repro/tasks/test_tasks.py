@@ -6,7 +6,7 @@ from support.refusals import refuses
 from engines.errors import UserError
 from engines.models.checkpoint import checkpoint_dir
 from engines.models.tokenizer import load_tokenizer
-from repro.tasks import mini_chain, mini_code, mini_gsm
+from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import Problem, extract_flexible, extract_strict, grade, split_of
 
@@ -70,7 +70,7 @@ def test_mini_gsm_answers_are_right():
 
 def test_mini_chain_takes_up_the_total_of_the_step_before():
     drilled = 0
-    for problem in mini_chain.generate(1, 300, drill_share=0.1):
+    for problem in mini_gsm.generate_chain(1, 300, drill_share=0.1):
         question = problem.prompt.split("Question:")[1]
         counts = {name: int(value) for name, value in re.findall(r"(\w+) has (\d) \w+\.", problem.prompt)}
         drilled += problem.kind.startswith("drill")
@@ -97,7 +97,7 @@ def one_more(problem: Problem) -> str:
 @pytest.mark.parametrize("block", [8, 16, 32])
 def test_every_block_of_a_mini_chain_answer_hangs_on_the_first(block):
     tokenizer = load_tokenizer(checkpoint_dir("tiny-long"))
-    for problem in mini_chain.generate(4, 200, "heldout"):
+    for problem in mini_gsm.generate_chain(4, 200, "heldout"):
         one, other = tokenizer.encode_batch([problem.answer, one_more(problem)])
         assert len(one) == len(other)
         starts = range(0, len(one), block)
