@@ -241,7 +241,7 @@ def _text(value: float | tuple[float, ...] | None) -> str:
 def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bool, json: bool) -> None:
     """Fit, say how far each step is from what is fitted, and store both beside the card's file, or in ``out``."""
     from engines.cost.fit import fit_steps
-    from repro.families.timed_steps import read_steps
+    from repro.families.dllm.replay import read_steps
 
     card, model = card_of(where)
     check_regular("measured", measured)

@@ -45,9 +45,7 @@ from engines.models.config import DREAM_7B, LLADA_8B, check_division, span
 from engines.models.loader import load_model
 from engines.models.shape import ModelShape
 from engines.models.tokenizer import load_tokenizer
-from engines.parallel import launch
-from engines.parallel.group import TensorParallel, rank_device
-from engines.parallel.launch import RankFailed, local_ranks
+from engines.parallel.group import RankFailed, TensorParallel, local_ranks, rank_device
 from engines.parallel.shard import PartialLinear, load_shard, shard_model
 
 ODD = replace(MHA, name="odd", vocab=97)
@@ -398,7 +396,7 @@ def wait_for_the_others() -> None:
 @pytest.fixture
 def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks on the CPU begin with everything imported. ``test_ranks_die_with_rank_0`` spawns them, as users do."""
-    monkeypatch.setattr(launch, "get_context", lambda method: forks())
+    monkeypatch.setattr("engines.parallel.group.get_context", lambda method: forks())
 
 
 @pytest.mark.usefixtures("_forked")
@@ -485,7 +483,7 @@ def test_ranks_die_with_rank_0():
     """However it dies."""
     script = (
         "import multiprocessing, os, signal, sys\n"
-        "from engines.parallel.launch import local_ranks\n"
+        "from engines.parallel.group import local_ranks\n"
         "from support.ranks import wait_for_ever\n"
         "if __name__ == '__main__':\n"
         "    with local_ranks(2, 'cpu', wait_for_ever):\n"

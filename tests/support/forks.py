@@ -23,7 +23,7 @@ IMPORTED = (
     "torch.distributed",
     "torch.fx.experimental.symbolic_shapes",  # a model that is moved off the meta device imports it
     *("engines.dllm.executor.compose", "engines.dllm.executor.torch", "engines.models.loader"),
-    *("engines.models.tokenizer", "engines.parallel.launch", "engines.parallel.shard"),
+    *("engines.models.tokenizer", "engines.parallel.group", "engines.parallel.shard"),
 )
 
 

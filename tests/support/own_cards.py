@@ -8,7 +8,7 @@ from pathlib import Path
 from engines.cost.fit import TimedStep
 from engines.cost.roofline import Calibration, Gpu, Roofline, StepWork
 from engines.models.shape import LLADA_8B
-from repro.families.timed_steps import shape_of
+from repro.families.dllm.replay import shape_of
 
 CARD = """\
 name: l4

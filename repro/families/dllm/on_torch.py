@@ -29,8 +29,7 @@ from engines.models.chat import stop_token_ids
 from engines.models.checkpoint import checkpoint_dir, config_of
 from engines.models.loader import check_device, check_weights, load_model, parse_dtype
 from engines.models.protocol import DiffusionModel
-from engines.parallel.group import TensorParallel, rank_device
-from engines.parallel.launch import local_ranks
+from engines.parallel.group import TensorParallel, local_ranks, rank_device
 from engines.parallel.shard import load_shard
 from engines.runtime.device import check_memory, limit_memory
 from repro.families.dllm.deployment import DllmDeployment, found_facts, member_tokens, most_members, pool_rows, sized

@@ -10,7 +10,7 @@ import repro
 from engines.cost.roofline import CardCalibration
 from repro.families.cost import save_calibration
 from repro.families.dllm.record import BLOCKS, STEPS
-from repro.families.timed_steps import steps_of_run
+from repro.families.dllm.replay import steps_of_run
 from repro.files import forget
 
 CARD = """\
