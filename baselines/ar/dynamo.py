@@ -4,18 +4,18 @@ The paper's Dynamo always separates the phases (§7.1). Since then Dynamo can it
 worker; the rules below are those its documentation of version 1.6 describes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
-from baselines.ar.vllm import SharedPrefixes
+from baselines.ar.vllm import BINDERS, Balance, SharedPrefixes
 from engines.cluster.hardware import Deployment, Hardware
 from engines.cluster.simulation import Cluster, HistoryRead, Policies
 from engines.errors import require
 from engines.knobs import Only, Range, Tokens
 from engines.policies.batching import ONE_BY_ONE, Chunked
-from engines.policies.routing import Decision, Dispatch, Estimator, KvCost, LeastKvMemory, RemoteOnly, Router
+from engines.policies.routing import Decision, Dispatch, Estimator, KvCost, RemoteOnly, Router
 from engines.policies.views import DecodeView, PrefillTask, PrefillView
 
 _BypassPolicy = Literal["isl_bounding", "prefill_load", "isl_or_load"]
@@ -28,6 +28,10 @@ Level = Annotated[float, Range(0, 1e6)]
 class DynamoConfig(SharedPrefixes):
     """``--router-conditional-disagg-config`` with its defaults, and off by default."""
 
+    on_cards: ClassVar[Mapping[str, str]] = {"scheduling": "chunked", "balance": "round-robin"}
+    """vLLM 0.15's steps, and the frontend's usual ``--router-mode``."""
+    balance: Annotated[Balance, Only(dispatch=get_args(Dispatch))] = "memory"
+    """Which decode worker a new session goes to, for life; on a card round-robin by default, as of Dynamo's frontend."""
     dispatch: Literal[Dispatch, "kv-aware"] = "shortest"
     """Which prefill worker gets a prefill. kv-aware is Dynamo's cost of workers that only prefill: the fewest tokens queued, running and
     its own, those that the worker's cache spares left out. Its decode worker is then the one with the fewest tokens in use or to come."""
@@ -133,7 +137,9 @@ def dynamo(
         deployment=deployment,
         policies=Policies(
             make_router=lambda seed: _router(config, seed),
-            make_binder=partial(KvCost, overlap_weight=0.0) if config.dispatch == "kv-aware" else LeastKvMemory,
+            make_binder=partial(KvCost, overlap_weight=0.0)
+            if config.dispatch == "kv-aware"
+            else BINDERS[config.balance],
             prefill_batching=batching,
             local_batching=batching,
             estimator=estimator,

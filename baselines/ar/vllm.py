@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from engines.cluster.hardware import Deployment, Hardware
 from engines.cluster.simulation import Cluster, Policies
@@ -22,7 +22,7 @@ from engines.policies.routing import (
 from engines.policies.views import Batching, PrefillQueue, PrefillTask
 
 Scheduling = Literal["prefill-first", "chunked"]
-_Balance = Literal["memory", "sessions", "round-robin"]
+Balance = Literal["memory", "sessions", "round-robin"]
 BLOCK_SIZE = 16
 """Tokens of a block of K/V in vLLM."""
 
@@ -54,6 +54,8 @@ class InFlightFirst(PrefillQueue):
 class Colocated(Checked):
     """How replicas batch."""
 
+    on_cards: ClassVar[Mapping[str, str]] = {"scheduling": "chunked", "balance": "sessions"}
+    """vLLM 0.15's; among data-parallel engines it takes the one with the fewest requests (vllm/v1/engine/core_client.py)."""
     scheduling: Scheduling | None = None
     """chunked: decodes come along in every step, with prompts in pieces of what is left of the token budget; vLLM 0.15's, the default on
     a card. prefill-first: whole prompts go before decoding and hold it up; the default on h20x32 and h200x32."""
@@ -77,17 +79,18 @@ class SharedPrefixes(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class VllmConfig(Colocated, SharedPrefixes):
-    balance: Literal[_Balance, "kv-aware"] = "memory"
-    """Which replica a new session goes to, for life, so that its prefix cache serves all its rounds. kv-aware is Dynamo's cost:
-    overlap_weight x blocks to prefill + blocks in use."""
+    balance: Literal[Balance, "kv-aware"] = "memory"
+    """Which replica a new session goes to, for life, so that its prefix cache serves all its rounds; on a card by default the one with
+    the fewest sessions. kv-aware is Dynamo's cost: overlap_weight x blocks to prefill + blocks in use."""
     overlap_weight: Annotated[OverlapWeight, Only(balance="kv-aware")] = 1.0
     """Weight of the blocks to prefill, those that the cache spares left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuumConfig(Colocated):
-    balance: _Balance = "memory"
-    """Which replica a new session goes to, for life, so that its prefix cache serves all its rounds."""
+    balance: Balance = "memory"
+    """Which replica a new session goes to, for life, so that its prefix cache serves all its rounds; on a card by default the one with
+    the fewest sessions."""
     keep_s: Seconds = 10.0
     """Time-to-live of K/V between the rounds of a session; the paper gives none."""
 
@@ -95,17 +98,17 @@ class ContinuumConfig(Colocated):
 def vllm(hardware: Hardware, deployment: Deployment, config: VllmConfig | None = None) -> Cluster:
     config = config or VllmConfig()
     least_cost = partial(KvCost, overlap_weight=config.overlap_weight)
-    make_binder = _BINDERS.get(config.balance, least_cost)
+    make_binder = BINDERS.get(config.balance, least_cost)
     return _colocated("vllm", hardware, deployment, config, make_binder, keep_s=None, keeps=config.prefix_cache)
 
 
 def continuum(hardware: Hardware, deployment: Deployment, config: ContinuumConfig | None = None) -> Cluster:
     """Sessions in flight first, and their K/V protected from eviction for ``keep_s`` after each round."""
     config = config or ContinuumConfig()
-    return _colocated("vllm-continuum", hardware, deployment, config, _BINDERS[config.balance], keep_s=config.keep_s)
+    return _colocated("vllm-continuum", hardware, deployment, config, BINDERS[config.balance], keep_s=config.keep_s)
 
 
-_BINDERS: Mapping[str, type[Binder]] = {"memory": LeastKvMemory, "sessions": FewestSessions, "round-robin": RoundRobin}
+BINDERS: Mapping[str, type[Binder]] = {"memory": LeastKvMemory, "sessions": FewestSessions, "round-robin": RoundRobin}
 
 
 def _colocated(

@@ -3,7 +3,8 @@
 Those of a site come one after the other, small sizes first, as each search begins where the answer before says. Sites are searched side
 by side, by processes that share nothing, so that no answer hangs on how many there are.
 
-The search: plans that bounds leave are raced at rates of a lattice, (1 + resolution) to whole powers.
+The search (``repro.runs.tuning.settled``): plans that bounds leave are raced at rates of a lattice, (1 + resolution) to whole powers;
+then those that differ from the best in one choice.
 
 Whether a plan serves a rate is asked of simulations with the same sessions, in the same pattern of arrivals, at every rate and on every
 plan, and is taken to be monotone in the rate. Then a plan that fails one step above the best so far cannot be better, which takes one
@@ -26,6 +27,7 @@ from repro.capacity.question import Question, Sizes
 from repro.capacity.sites import LASTING, Plan, Site
 from repro.runs.code import held_here
 from repro.runs.pool import LOST, worker_processes
+from repro.runs.tuning import BEAM, Choices, settled
 
 P = TypeVar("P")
 LEAST_RATE, MOST_RATE = 1e-4, 1e6
@@ -34,6 +36,8 @@ HOPELESS = 0.01
 """Share of the rate where a search begins: a plan that does not serve so much less, at which hardly anything waits, serves nothing."""
 NEAR = 4
 """Steps below a failure within which a search need not ask first whether anything is served at all, nor of another plan."""
+FEW_GPUS = 16
+"""GPUs above which choices are looked for around the best plan alone: a simulation takes as long as there are many."""
 GUARD = 0.8
 """Share of the rate that was found: a plan that does not serve so much less is not monotone, which is said."""
 
@@ -114,15 +118,21 @@ def _crossing(low: int, high: int, known: Mapping[int, float]) -> int:
     return low + math.floor((high - low) * above / (above - below))
 
 
+Race = Callable[[Sequence[P], tuple[P, int] | None], tuple[P, int] | None]
+"""Which of some plans, or the best so far, serves most: with the step that it serves."""
+
+
 def largest(
-    plans: Sequence[P], most: Callable[[P], float], margin: Margin[P], lattice: Lattice, start: float
+    searched: Callable[[Race[P]], tuple[P, int] | None],
+    most: Callable[[P], float],
+    margin: Margin[P],
+    lattice: Lattice,
+    start: float,
 ) -> LeastPlan[P] | None:
-    """The plan that serves the largest rate; the first of equals. ``most`` is a rate that no run of a plan exceeds, ``start`` where
-    it is looked for first. None where no plan serves any rate."""
+    """The plan that serves the largest rate of those that ``searched`` asks a race of; the first of equals. ``most`` is a rate that no
+    run of a plan exceeds, ``start`` where it is looked for first. None where no plan serves any rate."""
     (lowest, highest), begin = lattice.ends(start), lattice.step(start)
-    # Rates above a plan's own bound need no simulation.
-    lasts = {plan: min(highest, lattice.last(most(plan))) for plan in plans}
-    lasts = {plan: last for plan, last in lasts.items() if last >= lowest}
+    lasts: dict[P, int] = {}
 
     def of_one(plan: P, step: int) -> float:
         return margin(plan, step, False)
@@ -130,7 +140,14 @@ def largest(
     def of_all(plan: P, step: int) -> float:
         return margin(plan, step, True)
 
-    best = _raced(lasts, begin, lowest, None, of_one)
+    def race(some: Sequence[P], best: tuple[P, int] | None) -> tuple[P, int] | None:
+        # Rates above a plan's own bound need no simulation.
+        bounds = {plan: min(highest, lattice.last(most(plan))) for plan in some}
+        bounds = {plan: last for plan, last in bounds.items() if last >= lowest}
+        lasts.update(bounds)
+        return _raced(bounds, begin, lowest, best, of_one)
+
+    best = searched(race)
     if best is not None:
         # Of all seeds it may be a little less, or more, whatever margins say, and what lost to it of one seed be more.
         plan, near = best
@@ -149,7 +166,8 @@ def _raced(
 ) -> tuple[P, int] | None:
     """The best so far, or a plan that serves a step more, or stands before it and serves as much. ``lasts`` are the steps of plans
     above which they serve nothing."""
-    known, is_before = None if best is None else best[0], True
+    known = None if best is None else best[0]
+    is_before = known in lasts
     for plan, last in lasts.items():
         if plan is known:
             is_before = False
@@ -198,6 +216,8 @@ class Answer:
     """The objective, or the load, that is beyond its limit a step above, or at the lowest rate where none is served; for a rate that
     was asked for, the one nearest to its limit."""
     is_monotone: bool = True
+    next_best: tuple[Plan, float] | None = None
+    """The likeliest other plan that was simulated, and the rate that it serves; not where a rate was asked for."""
     num_plans: int
     num_simulated: int
     num_runs: int
@@ -207,6 +227,9 @@ class Answer:
 class Trials:
     site: Site
     _made: dict[tuple[Plan, float, int], Sample] = field(default_factory=dict)
+    _lost: dict[Plan, float] = field(default_factory=dict)
+    """A rate of which the first seed alone says that a plan does not serve it, nor more."""
+    _about: dict[Plan, float] = field(default_factory=dict)
 
     def sample(self, plan: Plan, rate: float, seed: int) -> Sample:
         key = plan, rate, seed
@@ -224,14 +247,35 @@ class Trials:
                 break
         return judged(samples, self.site.objectives)
 
+    def margin(self, plan: Plan, step: int, is_whole: bool, lattice: Lattice) -> float:
+        rate = lattice.rate(step)
+        if rate >= self._lost.get(plan, math.inf):
+            return -1.0
+        seen = self.seen(plan, rate, is_whole)
+        margin = -lattice.steps(seen.worst)
+        # Beyond its limit a latency rises some three times as fast as the rate.
+        self._about[plan] = step + (min(margin, 0.0) / 3 if math.isfinite(margin) else -math.inf)
+        if not seen.serves and is_lost([self.sample(plan, rate, 0)], self.site.objectives, 1.5):
+            self._lost[plan] = rate
+        return margin
+
+    def likely(self) -> list[Plan]:
+        """Those that were simulated, by about the step that each serves."""
+        return sorted(self._about, key=lambda plan: -self._about[plan])
+
     def verdict(self, plan: Plan, rate: float) -> Verdict:
         """Judged by the seeds that were run, at least the first."""
         self.sample(plan, rate, 0)
         keys = [(plan, rate, seed) for seed in range(self.site.num_seeds)]
         return judged([self._made[key] for key in keys if key in self._made], self.site.objectives)
 
+    @property
+    def plans(self) -> list[Plan]:
+        """Those that were simulated."""
+        return [*dict.fromkeys(plan for plan, _, _ in self._made)]
+
     def answer(self, gpus: int, num_plans: int, plan: Plan | None, **found: Any) -> Answer:
-        num_simulated, num_runs = len({plan for plan, _, _ in self._made}), len(self._made)
+        num_simulated, num_runs = len(self.plans), len(self._made)
         return Answer(
             site=self.site,
             gpus=gpus,
@@ -248,32 +292,63 @@ def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = 
     trials, ranked = Trials(site=site), site.ranked(gpus, None)
     begin = start or ranked.start
     lowest, highest = lattice.ends(begin)
-    found = largest(
-        ranked.plans,
-        lambda plan: plan.most,
-        lambda plan, step, is_whole: -lattice.steps(trials.seen(plan, lattice.rate(step), is_whole).worst),
-        lattice,
-        begin,
-    )
+
+    def searched(race: Race[Plan]) -> tuple[Plan, int] | None:
+        return settled(
+            ranked.space,
+            site.is_possible,
+            lambda some, best: race([*map(site.planned, some)], best),
+            lambda: [plan.choices for plan in trials.likely()],
+            BEAM if gpus <= FEW_GPUS else 1,
+        )
+
+    found = largest(searched, lambda plan: plan.most, partial(trials.margin, lattice=lattice), lattice, begin)
     if found is None:
-        at = trials.verdict(ranked.plans[0], lattice.rate(lowest))
+        at = trials.verdict(site.planned(ranked.space.first), lattice.rate(lowest))
         return trials.answer(gpus, ranked.num, None, rate=None, at=None, binds=at.binds)
     rate, above = lattice.rate(found.step), lattice.rate(found.step + 1)
     binds = None
     if found.step < highest:
         binds = LOAD if above > found.plan.most else trials.verdict(found.plan, above).binds
     at = trials.verdict(found.plan, rate)
-    return trials.answer(gpus, ranked.num, found.plan, rate=rate, at=at, binds=binds, is_monotone=found.is_monotone)
+    others = [plan for plan in trials.likely() if plan != found.plan]
+    next_best = None
+    if others:
+        margin = partial(trials.margin, others[0], is_whole=True, lattice=lattice)
+        step = climb(margin, found.step - 1, (lowest, found.step))
+        next_best = None if step is None else (others[0], lattice.rate(step))
+    is_monotone = found.is_monotone
+    return trials.answer(
+        gpus, ranked.num, found.plan, rate=rate, at=at, binds=binds, is_monotone=is_monotone, next_best=next_best
+    )
 
 
 def fewest_gpus(site: Site, sizes: Sequence[int], rate: float) -> Answer:
     trials = Trials(site=site)
     seen: dict[int, int] = {}
 
+    def worst(plan: Plan) -> float:
+        return trials.seen(plan, rate, True).worst
+
+    def race(some: Sequence[Choices], best: Plan | None) -> Plan | None:
+        for plan in map(site.planned, some):
+            if best is not None and worst(best) <= 1:
+                break
+            if plan.most >= rate and (best is None or worst(plan) < worst(best)):
+                best = plan
+        return best
+
+    def likely(gpus: int) -> list[Choices]:
+        own = [plan for plan in trials.plans if plan.gpus == gpus]
+        return [plan.choices for plan in sorted(own, key=worst)]
+
     def serving(gpus: int) -> Plan | None:
         ranked = site.ranked(gpus, rate)
         seen[gpus] = ranked.num
-        return next((plan for plan in ranked.plans if trials.seen(plan, rate, True).serves), None)
+        if not ranked.space.num:
+            return None
+        best = settled(ranked.space, site.is_possible, race, lambda: likely(gpus))
+        return best if best is not None and worst(best) <= 1 else None
 
     gpus, plan = fewest(sizes, serving) or (sizes[-1], None)
     at = None if plan is None else trials.verdict(plan, rate)

@@ -195,7 +195,7 @@ SPARE = 1.1
 """Rounds of a seed whose sessions are drawn from a file, over those of another: no more than this."""
 
 
-def is_lost(samples: Sequence[Sample], objectives: Sequence[Objective], num_seeds: int) -> bool:
+def is_lost(samples: Sequence[Sample], objectives: Sequence[Objective], num_seeds: float) -> bool:
     """Whether the seeds that are left can no longer make up for these: more times are beyond a limit than its percentile allows of
     all together. Then these alone do not serve either."""
     if any(sample.load > 1 for sample in samples):

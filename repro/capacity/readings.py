@@ -89,8 +89,6 @@ def stepped(answer: Answer, sizes: Sequence[int], hours: float) -> list[dict[str
     assert isinstance(site, ClusterSite), "turns are refused"
     assert plan is not None
     assert rate is not None
-    knobs = site.cell.knob_values | searched_knobs(plan)
-    site = replace(site, cell=replace(site.cell, knobs=tuple(knobs.items())))
     arrivals_s = [each.arrival_s for each in site.own_times]
     steps = []
     for place in range(math.floor(arrivals_s[-1] / 3600 / hours) + 1):
@@ -100,7 +98,7 @@ def stepped(answer: Answer, sizes: Sequence[int], hours: float) -> list[dict[str
         trials = Trials(site=replace(site, window_s=(begin_s, end_s)))
 
         def serving(gpus: int, trials: Trials = trials) -> Plan | None:
-            alike = _alike(trials.site.plans(gpus), plan)
+            alike = _alike(site.alike(gpus, plan), plan)
             return next((each for each in alike if trials.seen(each, rate, True).serves), None)
 
         found = fewest(sizes, serving) if num else (sizes[0], None)

@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from math import fsum
+from itertools import product
+from math import fsum, prod
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -25,13 +26,13 @@ from engines.cluster.record import ClusterRun, Floats, observe
 from engines.cluster.sessions import OpenLoop, Session
 from engines.cluster.simulation import Cluster, StopRule
 from engines.errors import UserError, require
-from engines.knobs import knobs_of
 from engines.models.shape import ModelShape
 from engines.policies.routing import RemoteOnly
 from engines.policies.views import Chunk, StepTimes
-from repro.capacity.objectives import Objective, Sample, Times
+from repro.capacity.objectives import Objective, Sample, Times, tightest
 from repro.families.cluster.ampd import ArSystem, ClusterDeployment
 from repro.families.cluster.ampd_settings import ClusterSettings, replayed_rate, resolve, sessions_of
+from repro.families.cluster.deployments import parse_deployment
 from repro.families.cluster.laps import PrefillDeployment, PrefillSystemEntry
 from repro.families.cluster.laps_record import PREFILL, busy_share, counted
 from repro.families.cluster.laps_settings import PrefillWorkload
@@ -40,6 +41,7 @@ from repro.runs.cell import Cell, Scalar
 from repro.runs.family import column
 from repro.runs.record import Obtained, RunRecord
 from repro.runs.system import SYSTEMS
+from repro.runs.tuning import Choices, Space, axes_of, flat, is_possible
 from repro.workloads.card import Provenance
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.sessions import SessionWorkloadConfig
@@ -74,14 +76,16 @@ class Plan(NamedTuple):
     decode: tuple[int, int]
     """The same of the others, which decode, or prefill instances."""
     schedule: str = ""
-    """How its workers fill their steps, where the search tries several ways."""
+    """How its workers fill their steps, and what else is not as by default, where the search tries several ways."""
+    choices: Choices = ()
+    """What the search set: the deployment, and of each axis behind it one setting."""
 
 
 class Ranked(NamedTuple):
-    plans: tuple[Plan, ...]
-    """Those that are worth a simulation, likely ones first."""
+    space: Space
+    """Its first axis are the deployments that are worth a simulation, likely ones first."""
     num: int
-    """All that there are."""
+    """All plans that there are."""
     start: float
     """About the rate that the best may serve."""
 
@@ -178,7 +182,7 @@ class Site(ABC):
     @property
     @abstractmethod
     def alone_s(self) -> float:
-        """About the mean time of a session, or a turn, that is alone."""
+        """About the mean time of a session, or a turn, that is alone; under load it takes no longer than ``_SLOWER`` times that."""
 
     @abstractmethod
     def hardware(self) -> tuple[ModelShape, str]:
@@ -202,7 +206,13 @@ class Site(ABC):
 
     @abstractmethod
     def ranked(self, gpus: int, rate: float | None) -> Ranked:
-        """Plans that use all of so many GPUs; for one rate, or for the largest."""
+        """Plans of so many GPUs; for one rate, or for the largest."""
+
+    def is_possible(self, choices: Choices) -> bool:
+        return is_possible(self.cell, flat(choices))
+
+    @abstractmethod
+    def planned(self, choices: Choices) -> Plan: ...
 
     @abstractmethod
     def run(self, plan: Plan, rate: float, seed: int) -> Sample: ...
@@ -229,11 +239,6 @@ def alone_s(cost: StepTimes, sessions: Iterable[Session]) -> float:
 
 CANDIDATES = 8
 """Most deployments of a number of GPUs that are simulated."""
-SCHEDULES: tuple[Knobs, ...] = (
-    *((("scheduling", "chunked"), ("max_num_batched_tokens", tokens)) for tokens in (512, 2048, 8192)),
-    (("scheduling", "prefill-first"),),
-)
-"""Ways to fill the steps of workers that prefill and decode. Knobs of the question are not searched."""
 _MOST_LIVE = 20_000
 """More sessions at once: the run is given up, as one of ``repro bench`` is."""
 WARM_UP = 0.5
@@ -292,11 +297,21 @@ class ClusterSite(Site):
         return replace(self._settings.workload, arrivals=ArrivalConfig(kind="trace"))
 
     @cached_property
+    def _mean_context(self) -> float:
+        return fsum(session.context_tokens for session in self.sessions) / len(self.sessions)
+
+    @cached_property
+    def _held_tokens(self) -> float:
+        """Tokens of K/V that a session has, over all the steps of its decodes."""
+        return fsum(each.context_tokens * each.decode_tokens for each in self.sessions) / len(self.sessions)
+
+    @cached_property
     def alone_s(self) -> float:
         cost, num = self._settings.ground.hardware.cost(min(self._degrees)), len(self.sessions)
         token_s = cost.step_s([], 1, round(fsum(each.context_tokens for each in self.sessions) / num))
         elsewhere_s = fsum(entry.delay_s for each in self.sessions for entry in each.rounds[:-1])
-        decode_s = token_s * sum(each.decode_tokens for each in self.sessions)
+        pace_s = max(token_s, (tightest(self.objectives, "itl", "tpot") or 0.0) / _SLOWER)
+        decode_s = pace_s * sum(each.decode_tokens for each in self.sessions)
         return (alone_s(cost, self.sessions) + decode_s + elsewhere_s) / num
 
     @property
@@ -321,57 +336,56 @@ class ClusterSite(Site):
         hardware = self._settings.ground.hardware
         return hardware.shape, hardware.gpu.name
 
+    @cached_property
+    def axes(self) -> tuple[tuple[Knobs, ...], ...]:
+        """What is searched besides the deployment: of each axis the settings, () being the default."""
+        return () if self.held else axes_of(self.cell, "deployment")
+
     # ---- plans -----------------------------------------------------------------------------------------
 
     def plans(self, gpus: int) -> tuple[Plan, ...]:
-        return tuple(
-            self._plan(deployment, schedule) for deployment in self._deployments(gpus) for schedule in self._schedules
-        )
-
-    @cached_property
-    def _schedules(self) -> tuple[Knobs, ...]:
-        """Knobs of each, as far as the system has them and the question leaves them free."""
-        if "scheduling" not in knobs_of(self.system.own):
-            return ((),)
-        given, words = self.cell.knob_values, knobs_of(self.system.own)["scheduling"].words
-        allowed = [
-            each
-            for each in SCHEDULES
-            if dict(each)["scheduling"] in words and given.get("scheduling") in (None, dict(each)["scheduling"])
-        ]
-        return tuple(dict.fromkeys(tuple(pair for pair in each if pair[0] not in given) for each in allowed)) or ((),)
+        return tuple(map(self.planned, product(map(_knobs, self._deployments(gpus)), *self.axes)))
 
     def _deployments(self, gpus: int) -> Iterator[Deployment]:
         degrees = self._degrees
         every = splits(gpus, degrees, degrees) if self.system.is_disaggregated else replications(gpus, degrees)
         return (each for each in every if self.held in ("", str(each)))
 
-    def _plan(self, deployment: Deployment, schedule: Knobs) -> Plan:
+    def planned(self, choices: Choices) -> Plan:
+        deployment = parse_deployment(str(dict(choices[0])["deployment"]))
+        schedule = flat(choices[1:])
         (decode,) = deployment.decode
         (prefill,) = deployment.prefill or (None,)
         return Plan(
             name=str(deployment),
             gpus=deployment.gpus,
-            knobs=(*_knobs(deployment), *schedule),
+            knobs=flat(choices),
             most=math.inf
-            if prefill is None or not self._is_remote or self._is_chunked(schedule)
+            if prefill is None or not self._is_remote or self._is_unbounded(schedule)
             else self._kept_up(prefill.degree, prefill.replicas),
             prefill=None if prefill is None else (prefill.degree, prefill.replicas),
             decode=(decode.degree, decode.replicas),
             schedule=self._said(schedule),
+            choices=choices,
         )
 
-    def _is_chunked(self, schedule: Knobs) -> bool:
-        """Whether a step holds several prompts, for which no closed form is a bound."""
+    def alike(self, gpus: int, plan: Plan) -> list[Plan]:
+        """Plans of so many GPUs that make all of a plan's choices but the deployment."""
+        return [self.planned((_knobs(each), *plan.choices[1:])) for each in self._deployments(gpus)]
+
+    def _is_unbounded(self, schedule: Knobs) -> bool:
+        """Whether a step holds several prompts, for which no closed form is a bound, or decode workers have prompts too."""
         usual = getattr(self._settings.own, "scheduling", None)
-        return (self.cell.knob_values | dict(schedule)).get("scheduling", usual) == "chunked"
+        knobs = self.cell.knob_values | dict(schedule)
+        return knobs.get("scheduling", usual) == "chunked" or knobs.get("conditional") is not None
 
     def _said(self, schedule: Knobs) -> str:
         """A schedule that was searched, with what the question sets of it; nothing where it sets all."""
-        whole = self.cell.knob_values | dict(schedule)
-        return " ".join(
-            str(whole[name]) for name in ("scheduling", "max_num_batched_tokens") if name in whole and schedule
-        )
+        whole, names = self.cell.knob_values | dict(schedule), ("scheduling", "max_num_batched_tokens")
+        is_searched = any(name in dict(schedule) for name in names)
+        steps = [str(whole[name]) for name in names if name in whole and is_searched]
+        others = [f"{name}={value}" for name, value in schedule if name not in names and value is not None]
+        return " ".join([*steps, *others])
 
     def _kept_up(self, degree: int, replicas: int) -> float:
         """The rate above which so many prefill workers have less time than any run's prompts take of them, one a step."""
@@ -399,31 +413,33 @@ class ClusterSite(Site):
         return found
 
     def ranked(self, gpus: int, rate: float | None) -> Ranked:
-        plans = self.plans(gpus)
-        if not plans:
-            return Ranked((), 0, 0.0)
+        every = [self.planned((_knobs(each), *((),) * len(self.axes))) for each in self._deployments(gpus)]
+        if not every:
+            return Ranked(Space(((),)), 0, 0.0)
         if self.system.is_disaggregated:
-            start = self._start(gpus, plans) if rate is None else rate
-            values = self._values(gpus, plans, start)
+            start = self._start(gpus, every) if rate is None else rate
+            values = self._values(gpus, every, start)
         else:
-            values = {plan: -self._guess(plan) for plan in plans}
+            values = {plan: -self._guess(plan) for plan in every}
             start = -min(values.values())
-        likely = sorted(plans, key=lambda plan: values[plan])
+        likely = sorted(every, key=lambda plan: values[plan])
         keeping_up = [plan for plan in likely if rate is None or plan.most >= rate]
-        return Ranked(tuple(keeping_up[: CANDIDATES * len(self._schedules)]), len(plans), start)
+        space = Space((tuple(plan.choices[0] for plan in keeping_up[:CANDIDATES]), *self.axes))
+        return Ranked(space, len(every) * prod(map(len, self.axes)), start)
 
     def _guess(self, plan: Plan) -> float:
         """A rate at which co-located workers are ``_BUSY``, with as many decodes at once as their objective allows."""
         degree, replicas = plan.decode
         cost, sessions = self._settings.ground.hardware.cost(degree), self.sessions
         limit_s = self._settings.ground.slo.itl_s
-        context = fsum(session.context_tokens for session in sessions) / len(sessions)
+        context = self._mean_context
 
         def step_s(batch: int) -> float:
             base_s, slope_s, floor_s = cost.decode_line(batch)
             return max(base_s + slope_s * batch * context, floor_s)
 
-        batches = [2**power for power in range(9)]
+        most = self._settings.ground.hardware.kv_capacity(degree) / context
+        batches = [2**power for power in range(11) if 2**power <= most]
         batch = max((each for each in batches if step_s(each) <= limit_s), default=1)
         decode_s = sum(session.decode_tokens for session in sessions) * step_s(batch) / batch
         return _BUSY * replicas * len(sessions) / (alone_s(cost, sessions) + decode_s)
@@ -450,8 +466,14 @@ class ClusterSite(Site):
         for plan in plans:
             assert plan.prefill is not None, "co-located workers have no phases apart"
             phases = table.prefill[plan.prefill].of_slo, table.decode[plan.decode].of_slo
-            found[plan] = max(*phases, rate / self._kept_up(*plan.prefill))
+            found[plan] = max(*phases, rate / self._kept_up(*plan.prefill), rate / self._held(*plan.decode))
         return found
+
+    def _held(self, degree: int, replicas: int) -> float:
+        """The rate at which the K/V of sessions fills workers while they decode, at the pace of one that is alone."""
+        hardware = self._settings.ground.hardware
+        token_s = hardware.cost(degree).step_s([], 1, round(self._mean_context))
+        return replicas * hardware.kv_capacity(degree) / (self._held_tokens * token_s)
 
     # ---- runs ------------------------------------------------------------------------------------------
 
@@ -539,8 +561,7 @@ class InstanceSite(Site):
         return gpus <= self.most_gpus
 
     def check(self, gpus: int) -> None:
-        (plan,) = self.plans(gpus)
-        self.system.prepare(self.of_run(plan, 1.0, 0))
+        self.system.prepare(self.of_run(self.plans(gpus)[0], 1.0, 0))
 
     def hardware(self) -> tuple[ModelShape, str]:
         settings = self._prepared[0].settings
@@ -565,12 +586,21 @@ class InstanceSite(Site):
         num = sum(len(each.rounds) for each in self.sessions)
         return alone_s(self._prepared[0].settings.cost, self.sessions) / num
 
+    def _axes_on(self, gpus: int) -> tuple[tuple[Knobs, ...], ...]:
+        """Those of so many instances, a deployment of which is one."""
+        instances = (("num_instances", gpus),)
+        return (instances,), *axes_of(self._cell(instances))
+
+    def planned(self, choices: Choices) -> Plan:
+        gpus = int(str(dict(choices[0])["num_instances"]))
+        return Plan(f"TP1x{gpus}", gpus, flat(choices), math.inf, None, (1, gpus), choices=choices)
+
     def plans(self, gpus: int) -> tuple[Plan, ...]:
-        return (Plan(f"TP1x{gpus}", gpus, (("num_instances", gpus),), math.inf, None, (1, gpus)),)
+        return tuple(map(self.planned, product(*self._axes_on(gpus))))
 
     def ranked(self, gpus: int, rate: float | None) -> Ranked:
-        plans = self.plans(gpus)
-        return Ranked(plans, len(plans), gpus / self.alone_s)
+        space = Space(self._axes_on(gpus))
+        return Ranked(space, space.num, gpus / self.alone_s)
 
     def run(self, plan: Plan, rate: float, seed: int) -> Sample:
         deployment, workload = self.system.prepare(self.of_run(plan, rate, seed))
@@ -644,11 +674,18 @@ class RequestSite(Site):
         record = self._record(replace(self._cell([("num_prompts", 1)]), rate=None))
         return float(column(record, "finished_s")[0])
 
+    def planned(self, choices: Choices) -> Plan:
+        gpus = int(str(dict(choices[0])["gpus"]))
+        return Plan(f"TP1x{gpus}", gpus, (), math.inf, None, (1, gpus), choices=choices)
+
+    def is_possible(self, choices: Choices) -> bool:
+        return True
+
     def plans(self, gpus: int) -> tuple[Plan, ...]:
-        return (Plan(f"TP1x{gpus}", gpus, (), math.inf, None, (1, gpus)),)
+        return (self.planned(((("gpus", gpus),),)),)
 
     def ranked(self, gpus: int, rate: float | None) -> Ranked:
-        return Ranked(self.plans(gpus), 1, gpus / self.alone_s)
+        return Ranked(Space((((("gpus", gpus),),),)), 1, gpus / self.alone_s)
 
     def of_run(self, plan: Plan, rate: float, seed: int) -> Cell:
         return self._cell(plan.knobs, rate=rate / plan.gpus, seed=seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,12 +21,13 @@ Tune = Literal["off", "search"]
 TUNE = "tune"
 Setting = tuple[tuple[str, Scalar], ...]
 """Knobs by name, in order."""
+PAPER, CARDS = "paper", "cards"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneKnobs(Checked):
     tune: Tune = "off"
-    """search: set the knobs that no source prints (docs/tuning.md) to the best of 64 simulated trials on other seeds."""
+    """search: set the knobs that no source prints (docs/tuning.md) to the best of simulated trials on other seeds."""
 
 
 class FreeSetting(NamedTuple):
@@ -40,11 +41,15 @@ class FreeSetting(NamedTuple):
     """More of them, where they depend on what a cell asks for; its docstring says which."""
     has_default: bool = True
     """False: one of them is taken, the first of all candidates the first."""
+    where: str = ""
+    """paper: on the clusters of AMPD's figures alone; cards: everywhere else."""
 
     def among(self, cell: Cell) -> tuple[Setting, ...]:
         """What it may be in a cell; nothing where the cell says what it is."""
         more = () if self.settings_of is None else self.settings_of(cell)
         settings = (*self.settings, *more)
+        if self.where == CARDS:
+            return _left_free(settings, cell.asked)
         if {name for setting in settings for name in setting} & set(cell.asked):
             return ()
         return tuple(tuple(setting.items()) for setting in settings)
@@ -57,6 +62,16 @@ class FreeSetting(NamedTuple):
             *(" ".join(f"{name}={_written(value)}" for name, value in each.items()) for each in self.settings),
             *more,
         )
+
+
+def _left_free(settings: Sequence[Mapping[str, Scalar]], given: Mapping[str, Scalar]) -> tuple[Setting, ...]:
+    """What a user has not given of them. The first knob of a setting says what it is: one with another value there is left out."""
+    found: dict[Setting, None] = {}
+    for setting in settings:
+        kind, value = next(iter(setting.items()))
+        if given.get(kind, value) == value:
+            found[tuple(pair for pair in setting.items() if pair[0] not in given)] = None
+    return tuple(each for each in found if each)
 
 
 def _written(value: Scalar) -> str:
@@ -75,6 +90,7 @@ def free_settings(of: str) -> tuple[FreeSetting, ...]:
             row["why"],
             load_named("free setting", row["more"]) if row["more"] else None,
             has_default=row["default"] != "none",
+            where=row["where"],
         )
         for row in rows
     )
@@ -225,9 +241,9 @@ def settings_of(name: str) -> tuple[type, ...]:
     return (*getattr(SYSTEMS.get(name), "knobs", ()), *((TuneKnobs,) if free_of(name) else ()))
 
 
-def free_of(name: str) -> tuple[FreeSetting, ...]:
-    """What no source prints of a system; nothing where it does not say."""
-    return getattr(SYSTEMS.get(name), "free", ())
+def free_of(name: str, where: str = PAPER) -> tuple[FreeSetting, ...]:
+    """What no source prints of a system, or on ``CARDS`` what a user may choose; nothing where it does not say."""
+    return tuple(each for each in getattr(SYSTEMS.get(name), "free", ()) if each.where in ("", where))
 
 
 def default_dataset(name: str, platform: Any) -> str:

@@ -1,17 +1,22 @@
-"""Equal tuning: what a paper does not print is a free knob, and one search of the same size sets those of every system.
+"""Equal tuning: what a paper does not print is a free knob, and one search sets those of every system.
 
-A system declares in ``free`` which settings no source prints, and what each may be. With ``tune=search`` a run sets them by
-successive halving: up to ``CANDIDATES`` of the combinations, the defaults first and the others drawn at random, and ``TRIALS``
-simulated trials in all, whatever the system; half of the candidates are dropped after each round. Samples are of seeds that no
-comparison has, so the best of many is not picked on the very runs that are reported. What a cell itself sets is not free.
+A system declares in ``free`` which settings no source prints, and on cards what a user may choose, and what each may be. What a cell
+itself sets is not free. The search (``settled``) races what has no default, such as deployments with their steps; then whatever
+differs from the best in one choice, until none is better. ``repro capacity`` races by the rate that a plan serves, ``tune=search`` by
+successive halving of scores on common samples. Their seeds are those that no comparison has, so that the best of many is not picked
+on the very runs that are reported.
+
+Cells of papers' figures keep the search that they were made with: one halving of up to ``CANDIDATES`` combinations, the defaults
+first and the others drawn at random, of a power of two, in ``TRIALS`` trials.
 """
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice, product
-from math import fsum
+from math import fsum, prod
 from typing import Any, NamedTuple, TypeVar
 
 from engines.errors import UserError, require
@@ -20,7 +25,7 @@ from repro.files import kept
 from repro.runs.cell import Cell
 from repro.runs.family import Score
 from repro.runs.record import Obtained, OnProgress, RunRecord
-from repro.runs.system import SYSTEMS, TUNE, Deployment, Setting, System, Tune, free_of
+from repro.runs.system import CARDS, PAPER, SYSTEMS, TUNE, Deployment, Setting, System, Tune, free_of
 
 CANDIDATES, TRIALS = 16, 64
 """Most combinations that are tried, and how often one is in all: powers of two."""
@@ -44,7 +49,7 @@ class Tuned:
 
     @property
     def basis(self) -> str:
-        free = [(each.what, each.said) for each in free_of(self.cell.system)]
+        free = [(each.what, each.said) for each in free_of(self.cell.system, place_of(self.cell))]
         text = repr((self.default.basis, free, CANDIDATES, TRIALS, TUNING_SEED))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -68,17 +73,93 @@ class Tuned:
         deployment, _ = _with(self.cell, found.chosen)
         record = deployment.run(workload, on_progress)
         told = {"chosen": dict(found.chosen), "candidates": found.num_candidates, "trials": found.num_trials}
+        if found.next_best is not None:
+            told["next_best"] = {"setting": dict(found.next_best), "scores": [*map(list, found.scores)]}
         return record.with_manifest(facts={**record.facts, "tuned": told})
 
 
 class SearchResult(NamedTuple):
     chosen: Setting
     num_candidates: int
+    num_trials: int
+    next_best: Setting | None = None
+    scores: tuple[Score, ...] = ()
+    """Mean scores of the best and the next best, on the samples that both had."""
+
+
+BEAM = 3
+"""The best of those that were raced, around which others are looked for."""
+Choices = tuple[Setting, ...]
+"""One setting of each axis of a space, () being what it is by default."""
+
+
+class Space(NamedTuple):
+    axes: tuple[tuple[Setting, ...], ...]
 
     @property
-    def num_trials(self) -> int:
-        """None where nothing can be set otherwise."""
-        return TRIALS if self.num_candidates > 1 else 0
+    def num(self) -> int:
+        return prod(map(len, self.axes))
+
+    @property
+    def first(self) -> Choices:
+        """The defaults, and of what has none the first."""
+        return tuple(axis[0] for axis in self.axes)
+
+    def joint(self, choices: Choices) -> Iterator[Choices]:
+        """All combinations of what has no default, such as deployments with their steps."""
+        return product(*((chosen,) if () in axis else axis for chosen, axis in zip(choices, self.axes, strict=True)))
+
+    def around(self, choices: Choices) -> Iterator[Choices]:
+        """Those that differ in one choice."""
+        for place, axis in enumerate(self.axes):
+            for setting in axis:
+                if setting != choices[place]:
+                    yield (*choices[:place], setting, *choices[place + 1 :])
+
+
+def flat(choices: Choices) -> Setting:
+    return tuple(pair for setting in choices for pair in setting)
+
+
+def axes_of(cell: Cell, *without: str) -> tuple[tuple[Setting, ...], ...]:
+    """What a user may choose in a cell, but for axes of these names."""
+    axes = []
+    for each in free_of(cell.system, CARDS):
+        settings = () if each.what in without else each.among(cell)
+        if settings:
+            axes.append(((), *settings) if each.has_default else settings)
+    return tuple(axes)
+
+
+def place_of(cell: Cell) -> str:
+    told = getattr(SYSTEMS.get(cell.system), "place_of", None)
+    return PAPER if told is None else str(told(cell))
+
+
+def settled(
+    space: Space,
+    is_possible: Callable[[Choices], bool],
+    race: Callable[[Sequence[Choices], T | None], T | None],
+    likely: Callable[[], Sequence[Choices]],
+    beam: int = BEAM,
+) -> T | None:
+    """The best combination of what has no default; then of what differs from one of the best in one choice, until nothing of that is
+    better. ``race`` says which of some, or the best so far, is best, and None where none is; ``likely`` are those that were raced,
+    best first."""
+    tried: set[Choices] = set()
+
+    def better(some: Iterable[Choices], best: T | None) -> T | None:
+        new = [each for each in dict.fromkeys(some) if each not in tried and is_possible(each)]
+        tried.update(new)
+        return race(new, best) if new else best
+
+    best = better(space.joint(space.first), None)
+    while best is not None:
+        found = better([each for base in likely()[:beam] for each in space.around(base)], best)
+        if found == best:
+            break
+        best = found
+    return best
 
 
 def tuned(system: System, cell: Cell) -> tuple[Any, Any]:
@@ -106,25 +187,52 @@ def searched(cell: Cell) -> SearchResult:
     family = SYSTEMS.get(cell.system).family
     score = family.score
     assert score is not None
-    tried = candidates(cell)
 
+    @cache
     def trial(setting: Setting, sample: int) -> Score:
         deployment, workload = _with(cell.with_seed(TUNING_SEED + sample), setting)
         return score(deployment.run(workload))
 
-    return SearchResult(halved(tried, trial), len(tried))
+    if place_of(cell) == PAPER:
+        tried = candidates(cell)
+        return SearchResult(halved(tried, trial), len(tried), trial.cache_info().currsize)
+    made: dict[Choices, list[Score]] = {}
+
+    def noted(choices: Choices, sample: int) -> Score:
+        found = trial(flat(choices), sample)
+        if sample == len(of := made.setdefault(choices, [])):
+            of.append(found)
+        return found
+
+    def likely() -> list[Choices]:
+        return sorted(made, key=lambda each: (-len(made[each]), _mean(made[each])))
+
+    space = Space(axes_of(cell))
+
+    def race(some: Sequence[Choices], best: Choices | None) -> Choices:
+        return halved(some if best is None else [best, *some], noted)
+
+    best = settled(space, lambda each: is_possible(cell, flat(each)), race, likely)
+    require(best is not None, f"tune: no setting of system={cell.system!r} is possible here, give deployment=...")
+    assert best is not None
+    others = [each for each in likely() if each != best]
+    if not others:
+        return SearchResult(flat(best), 1, 0)
+    both = made[best], made[others[0]]
+    scores = tuple(_mean(each[: min(map(len, both))]) for each in both)
+    return SearchResult(flat(best), len(made), trial.cache_info().currsize, flat(others[0]), scores)
 
 
 def candidates(cell: Cell) -> list[Setting]:
     """A power of two of them: the defaults, then combinations of what is free in this cell and can be set in it."""
     axes = [
-        [*([()] if each.has_default else []), *(setting for setting in each.among(cell) if _is_possible(cell, setting))]
+        [*([()] if each.has_default else []), *(setting for setting in each.among(cell) if is_possible(cell, setting))]
         or [()]
         for each in free_of(cell.system)
     ]
     default, *others = (tuple(pair for part in parts for pair in part) for parts in product(*axes))
     random.Random(0).shuffle(others)
-    drawn = islice((each for each in others if _is_possible(cell, each)), CANDIDATES - 1)
+    drawn = islice((each for each in others if is_possible(cell, each)), CANDIDATES - 1)
     found = [default, *drawn]
     return found[: 1 << len(found).bit_length() - 1]
 
@@ -156,7 +264,7 @@ def _with(cell: Cell, setting: Setting) -> tuple[Any, Any]:
     return SYSTEMS.get(cell.system).prepare(asked)
 
 
-def _is_possible(cell: Cell, setting: Setting) -> bool:
+def is_possible(cell: Cell, setting: Setting) -> bool:
     """What has no effect in a cell, as pools have none on one instance, is refused."""
     try:
         _with(cell, setting)

@@ -27,11 +27,11 @@ from repro.families.cluster.ampd_settings import ClusterKnobs, ClusterSettings, 
 from repro.families.cluster.deployments import PLANNER, SEARCH, parse_deployment, planned, replicated, splits
 from repro.families.cluster.system import PolicyDeployment, PolicySystem
 from repro.families.cost import DECODES, PREFILLS, Phase
-from repro.families.platforms import ArPart, Platform
+from repro.families.platforms import ArPart, Platform, platform
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import Family
 from repro.runs.record import OnProgress, RunRecord
-from repro.runs.system import SYSTEMS
+from repro.runs.system import CARDS, PAPER, SYSTEMS
 from repro.runs.tuning import CANDIDATES, Tuned
 from repro.workloads.card import remarked
 from repro.workloads.sessions import SessionWorkload
@@ -216,6 +216,10 @@ class ArSystem(PolicySystem[Build]):
     @property
     def knobs(self) -> tuple[type, ...]:
         return ClusterKnobs, self.own
+
+    def place_of(self, cell: Cell) -> str:
+        """Whose table of free settings holds (repro.runs.tuning)."""
+        return PAPER if platform(cell.platform).part(ArPart).schedules == "paper" else CARDS
 
     def default_dataset(self, where: Platform) -> str:
         return where.part(ArPart).trace

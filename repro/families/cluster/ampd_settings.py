@@ -282,15 +282,17 @@ def resolve(
 
 
 def _usual_steps(part: ArPart, card: Gpu, own: type, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """vLLM 0.15's defaults of its API server, as ``EngineArgs.get_batch_defaults`` (vllm/engine/arg_utils.py) takes them from the card,
-    as far as a system has such knobs."""
-    if part.schedules == "paper" or asked.get("scheduling", "chunked") != "chunked":
+    """What a real system does by default, on a card: tokens and requests are vLLM 0.15's of its API server, which
+    ``EngineArgs.get_batch_defaults`` (vllm/engine/arg_utils.py) takes from the card."""
+    usual: dict[str, Any] = dict(getattr(own, "on_cards", {}))
+    if part.schedules == "paper" or not usual:
         return {}
     is_large = card.memory_bytes >= 70 * 2**30 and "a100" not in card.name
-    tokens, seqs = (8192, 1024) if is_large else (2048, 256)
-    usual = {"scheduling": "chunked", "max_num_batched_tokens": tokens, "max_num_seqs": seqs}
-    known = knobs_of(own)
-    return {name: value for name, value in usual.items() if name in known} if "scheduling" in known else {}
+    if asked.get("scheduling", "chunked") == "chunked":
+        usual |= (
+            {"max_num_batched_tokens": 8192, "max_num_seqs": 1024} if is_large else {"max_num_batched_tokens": 2048}
+        )
+    return {name: value for name, value in usual.items() if name in knobs_of(own)}
 
 
 def _num_gpus(asked: int | None, where: Platform, card: SessionCard | None, most: int | None) -> int:

@@ -6,9 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repro.capacity.answers import MOST_RATE, Lattice, climb, fewest, largest
+from repro.capacity import answers
+from repro.capacity.answers import MOST_RATE, Lattice, climb, fewest
+from repro.runs.tuning import Space, settled
 
 LATTICE = Lattice(resolution=0.05)
+
+
+def largest(plans, *given):
+    return answers.largest(lambda race: race(plans, None), *given)
 
 
 def test_rates_of_a_lattice_are_a_step_apart():
@@ -203,3 +209,35 @@ def test_the_fewest_gpus_are_found(sizes, needed):
 
 def test_no_sizes_hold_nothing():
     assert fewest([], lambda _: "plan") is None
+
+
+@given(st.data())
+def test_a_search_finds_the_best_where_choices_do_not_hang_together_and_races_none_twice(data):
+    """Of 3 x 4 combinations without a default and 5 x 2 settings with one: each worth its own, and some impossible."""
+    sizes, defaults = (3, 4, 5, 2), (False, False, True, True)
+    axes = tuple(
+        tuple(() if has_default and not n else ((f"k{place}", n),) for n in range(size))
+        for place, (size, has_default) in enumerate(zip(sizes, defaults, strict=True))
+    )
+    worth = {setting: data.draw(st.integers(0, 50)) for axis in axes for setting in axis if setting}
+    space = Space(axes)
+    bad = (axes[0][2], axes[1][1])
+    raced = []
+
+    def value(choices):
+        return sum(worth.get(each, 7) for each in choices)
+
+    def race(some, best):
+        raced.extend(some)
+        return max([*([best] if best else []), *some], key=value)
+
+    def is_possible(choices):
+        return choices[:2] != bad
+
+    found = settled(space, is_possible, race, lambda: sorted(raced, key=value, reverse=True))
+    every = [each for first in space.joint(space.first) for each in (first, *space.around(first))]
+    assert space.num == 120
+    assert len(raced) == len({*raced}) < 60
+    assert not any(each[:2] == bad for each in raced)
+    assert value(found) >= max(value(each) for each in every if is_possible(each))
+    assert all(value(each) <= value(found) for each in space.around(found) if is_possible(each))

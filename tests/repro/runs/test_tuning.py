@@ -80,7 +80,7 @@ def test_whatever_a_table_says_can_be_set_and_changes_a_run(system):
         for asked in asked_for:
             plain = prepare(asked).run()
             settings = [dict(setting) for setting in each.among(asked)]
-            possible = [setting for setting in settings if tuning._is_possible(asked, tuple(setting.items()))]
+            possible = [setting for setting in settings if tuning.is_possible(asked, tuple(setting.items()))]
             changed = [
                 prepare(Cell.from_dict({**asked.to_dict(), "knobs": {**asked.knob_values, **setting}})).run()
                 for setting in possible
