@@ -33,9 +33,7 @@ from repro.capacity.objectives import Objective, Sample, Times, tightest
 from repro.families.cluster.ampd import ArSystem, ClusterDeployment
 from repro.families.cluster.ampd_settings import ClusterSettings, replayed_rate, resolve, sessions_of
 from repro.families.cluster.deployments import parse_deployment
-from repro.families.cluster.laps import PrefillDeployment, PrefillSystemEntry
 from repro.families.cluster.laps_record import PREFILL, busy_share, counted
-from repro.families.cluster.laps_settings import PrefillWorkload
 from repro.families.platforms import ArPart, platform
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import column
@@ -537,31 +535,60 @@ def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: boo
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstanceSite(Site):
-    unit = "turns/s"
+class RecordSite(Site):
+    """Serves turns or requests, of one round each, on a GPU each; a run is judged by its record."""
+
     least_gpus = 1
     least_prompts = 20
     rounds_per_prompt = 1.0
 
     @cached_property
-    def system(self) -> PrefillSystemEntry:
-        system = SYSTEMS.get(self.cell.system)
-        assert isinstance(system, PrefillSystemEntry)
-        return system
+    def _prepared(self) -> tuple[Any, Any]:
+        return SYSTEMS.get(self.cell.system).prepare(self.cell)
 
     @property
-    def most_gpus(self) -> int:
-        return self._prepared[0].settings.part.most_instances
+    def obtained(self) -> Obtained:
+        found: Obtained = self._prepared[0].obtained
+        return found
 
     @property
     def provenance(self) -> Provenance:
-        return self._prepared[1].provenance
+        found: Provenance = self._prepared[1].provenance
+        return found
 
     def fits(self, gpus: int) -> bool:
         return gpus <= self.most_gpus
 
+    def _record(self, cell: Cell) -> RunRecord:
+        deployment, workload = SYSTEMS.get(cell.system).prepare(cell)
+        found: RunRecord = deployment.run(workload)
+        return found
+
+    def _sample(self, times: Mapping[str, Times], load: float, span_s: float, stay_s: float) -> Sample:
+        good = np.all([times[each.metric].values <= each.limit_s for each in self.objectives], axis=0)
+        return Sample(
+            times=times,
+            num_rounds=len(good),
+            num_good=int(good.sum()),
+            num_sessions=len(good),
+            num_good_sessions=int(good.sum()),
+            longest_s=float(np.max(times["ttft"].values, initial=0.0)),
+            load=load,
+            span_s=span_s,
+            stay_s=stay_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceSite(RecordSite):
+    unit = "turns/s"
+
+    @property
+    def most_gpus(self) -> int:
+        return int(self._prepared[0].settings.part.most_instances)
+
     def check(self, gpus: int) -> None:
-        self.system.prepare(self.of_run(self.plans(gpus)[0], 1.0, 0))
+        SYSTEMS.get(self.cell.system).prepare(self.of_run(self.plans(gpus)[0], 1.0, 0))
 
     def hardware(self) -> tuple[ModelShape, str]:
         settings = self._prepared[0].settings
@@ -571,15 +598,8 @@ class InstanceSite(Site):
     @property
     def sessions(self) -> Sequence[Session]:
         (stream,) = self._prepared[1].streams
-        return stream.sessions
-
-    @cached_property
-    def _prepared(self) -> tuple[PrefillDeployment, PrefillWorkload]:
-        return self.system.prepare(self.cell)
-
-    @property
-    def obtained(self) -> Obtained:
-        return self._prepared[0].obtained
+        found: Sequence[Session] = stream.sessions
+        return found
 
     @property
     def alone_s(self) -> float:
@@ -603,49 +623,21 @@ class InstanceSite(Site):
         return Ranked(space, space.num, gpus / self.alone_s)
 
     def run(self, plan: Plan, rate: float, seed: int) -> Sample:
-        deployment, workload = self.system.prepare(self.of_run(plan, rate, seed))
-        record = deployment.run(workload)
+        record = self._record(self.of_run(plan, rate, seed))
         arrival_s = column(record, "arrival_s")
         late_s = column(record, "finished_s") - arrival_s
-        ttft = Times.of(late_s[counted(record)])
-        good = np.ones(len(ttft.values), dtype=np.bool_)
-        for each in self.objectives:
-            good &= ttft.values <= each.limit_s
         is_sound = not any(reason for check in PREFILL.checks for reason in check(record))
-        return Sample(
-            times={"ttft": ttft},
-            num_rounds=len(good),
-            num_good=int(good.sum()),
-            num_sessions=len(good),
-            num_good_sessions=int(good.sum()),
-            longest_s=float(np.max(ttft.values, initial=0.0)),
-            load=(busy_share(record) or 0.0) if is_sound else math.inf,
-            span_s=float(arrival_s.max() - arrival_s.min()),
-            stay_s=float(np.nanmean(late_s)),
-        )
+        load = (busy_share(record) or 0.0) if is_sound else math.inf
+        span_s = float(arrival_s.max() - arrival_s.min())
+        return self._sample({"ttft": Times.of(late_s[counted(record)])}, load, span_s, float(np.nanmean(late_s)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestSite(Site):
+class RequestSite(RecordSite):
     """A diffusion LLM on engines of a GPU each, among which requests part at random: each is simulated at its share of the rate."""
 
     unit = "requests/s"
-    least_gpus = 1
     most_gpus = 4096
-    least_prompts = 20
-    rounds_per_prompt = 1.0
-
-    @cached_property
-    def _prepared(self) -> tuple[Any, Any]:
-        return SYSTEMS.get(self.cell.system).prepare(self.cell)
-
-    @property
-    def obtained(self) -> Obtained:
-        return self._prepared[0].obtained
-
-    @property
-    def provenance(self) -> Provenance:
-        return self._prepared[1].provenance
 
     @property
     def most_prompts(self) -> int:
@@ -656,7 +648,7 @@ class RequestSite(Site):
             gpus == 1 or not self.is_replayed,
             f"gpus={gpus}: the times of arrivals='trace' are of all requests, which part among several GPUs here: use --gpus 1",
         )
-        return gpus <= self.most_gpus
+        return super().fits(gpus)
 
     def check(self, gpus: int) -> None:
         self.run(self.plans(gpus)[0], 1.0, 0)
@@ -693,10 +685,6 @@ class RequestSite(Site):
     def of_size(self, gpus: int, rate: float | None, num_prompts: int | None) -> Self:
         return super().of_size(1, None if rate is None else rate / gpus, num_prompts)
 
-    def _record(self, cell: Cell) -> RunRecord:
-        deployment, workload = SYSTEMS.get(cell.system).prepare(cell)
-        return deployment.run(workload)
-
     def run(self, plan: Plan, rate: float, seed: int) -> Sample:
         """Judged are requests that come in the second half of the arrivals. A run is none that could go on where arrivals do not last
         ``LASTING`` times as long as a request, as of any number that comes at once."""
@@ -710,15 +698,5 @@ class RequestSite(Site):
         stay_s = float(np.nanmean(late["e2el"]))
         counts = arrival_s >= arrival_s.min() + (0 if self.is_replayed else WARM_UP * span_s)
         times = {name: Times.of(each[counts]) for name, each in late.items()}
-        good = np.all([times[each.metric].values <= each.limit_s for each in self.objectives], axis=0)
-        return Sample(
-            times=times,
-            num_rounds=len(good),
-            num_good=int(good.sum()),
-            num_sessions=len(good),
-            num_good_sessions=int(good.sum()),
-            longest_s=float(np.max(times["ttft"].values)),
-            load=LASTING * stay_s / span_s if span_s else math.inf,
-            span_s=span_s,
-            stay_s=stay_s,
-        )
+        load = LASTING * stay_s / span_s if span_s else math.inf
+        return self._sample(times, load, span_s, stay_s)
