@@ -164,7 +164,7 @@ def test_composed_steps_are_theirs_where_both_count_the_same_kernels():
 
 def test_the_page_prints_the_ratios_of_today():
     """Each row of the page's table is what the script finds, as it rounds it."""
-    page = (Path(__file__).parents[3] / "docs" / "silicon.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "results" / "README.md").read_text(encoding="utf-8")
     section = page.split("## Held against AIConfigurator's own estimates", 1)[1]
     lines = [line for line in section.split("Medians on the H200")[0].splitlines() if line.startswith("|")][2:]
     printed, card = {}, ""

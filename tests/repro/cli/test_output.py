@@ -158,7 +158,7 @@ def test_every_option_of_a_path_is_known_as_one():
     found = {f"--{path.replace('_', '-')}" for command in commands().values() for path in command.callback.paths}
     assert found == {
         *("--dataset-path", "--export", "--golden", "--out", "--out-dir", "--plot", "--prompt-ids", "--result-dir"),
-        *("--results", "--trace-path", "--file", "--folder", "--grid", "--measured"),
+        *("--results", "--trace-path", "--file", "--folder", "--grid", "--measured", "--aisimulate"),
     }
 
 
