@@ -13,7 +13,7 @@ from repro.cli import options as opt
 from repro.cli.output import number, print_json, print_table, ratio, say
 from repro.cli.plots import check_plot, save_plot
 from repro.cli.run_table import lengths_json, lengths_line, provenance_of
-from repro.cli.sweep import require_alike, run_sweep, say_what_ran, say_what_runs, sweep_of
+from repro.cli.sweep import held_alike, require_alike, run_sweep, say_what_ran, say_what_runs, sweep_of
 from repro.families.platforms import DllmPart, Platform, PrefillPart
 from repro.families.platforms import platform as platform_of
 from repro.reports.figures import View, default_reading
@@ -133,7 +133,8 @@ def ablate(
     if plot is not None:
         check_plot(plot)
     with opened as pool:
-        cells = [cell for cells in study.cells.values() for cell in cells]
+        varied = dict.fromkeys(name for _, variant in study.cells for name, _ in variant.knobs)
+        cells = held_alike([cell for cells in study.cells.values() for cell in cells], [*varied])
         sweep = sweep_of(cells, store, force=stored.force, pool=pool)
         say_what_runs(sweep)
         outcomes = run_sweep(sweep, jobs=placement.jobs)

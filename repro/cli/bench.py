@@ -19,7 +19,17 @@ from repro.cli.options import Given, Knobs, engine_knobs, of_platform
 from repro.cli.output import number, percent, print_json, print_table, say
 from repro.cli.plots import check_plot, save_plot
 from repro.cli.run_table import by_setting, print_runs, rate_of, run_json
-from repro.cli.sweep import check_regular, data_of, is_failure, readable, run_sweep, say_what_ran, sweep_of
+from repro.cli.sweep import (
+    check_regular,
+    data_of,
+    held_alike,
+    is_failure,
+    readable,
+    run_sweep,
+    say_what_ran,
+    say_what_runs,
+    sweep_of,
+)
 from repro.families.dllm.settings import default_profile_every
 from repro.families.platforms import DllmPart, Platform
 from repro.families.platforms import platform as platform_of
@@ -238,7 +248,8 @@ def bench(
         return _save_plot(output.plot, title, runs, grid.varied)
 
     cells_to_run = [*asked, *(each for each in less.values() if isinstance(each, Cell))]
-    make_and_show(cells_to_run, stored.store, show, opened, stored, placement, output)
+    varied = () if audited.audit else grid.varied
+    make_and_show(cells_to_run, stored.store, show, opened, stored, placement, output, varied)
 
 
 def sweep(
@@ -277,7 +288,7 @@ def sweep(
         return _save_plot(output.plot, f"repro sweep {grid.name}", runs, found.varied)
 
     ordered = in_turns(cells) if repeated.interleave else cells
-    make_and_show(ordered, stored.store, show, opened, stored, placement, output)
+    make_and_show(ordered, stored.store, show, opened, stored, placement, output, found.varied)
 
 
 # -- runs of a grid ---------------------------------------------------------------------------------------
@@ -291,10 +302,13 @@ def make_and_show(
     stored: opt.Stored,
     placement: opt.Placement,
     output: opt.Output,
+    varied: Sequence[str] = (),
 ) -> None:
-    """Ends with code 1 where a run failed, or is INVALID. ``show`` gives the files that it draws. A dry run tells what would run instead."""
+    """``varied`` are knobs that a table is about. Ends with code 1 where a run failed, or is INVALID. ``show`` gives the files that it draws. A dry run tells what would run instead."""
     with opened as pool:
         with _readable_data(cells):
+            if varied and not output.dry_run:
+                cells = held_alike(cells, varied)
             sweep = sweep_of(cells, store, force=stored.force, pool=pool)
         if output.dry_run:
             pool.check(sweep.experiments)
@@ -306,6 +320,7 @@ def make_and_show(
             return
         for line in data_of(sweep.experiments):
             say(line, file=sys.stderr)
+        say_what_runs(sweep)
         outcomes = run_sweep(sweep, continue_on_error=output.continue_on_error, jobs=placement.jobs)
     if drawn := show(sweep.runs):
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)

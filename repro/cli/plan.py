@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from repro.capacity.objectives import Objective
     from repro.capacity.question import Question, Sizes
     from repro.capacity.readings import Change
+    from repro.capacity.sites import Plan as CapacityPlan
     from repro.capacity.sites import Site
     from repro.reports.memory import PlanCase
+    from repro.runs.cell import Cell
     from repro.workloads.sessions import SessionCard, SessionWorkloadConfig
 
 PLAN_COLUMNS = (
@@ -659,7 +661,7 @@ def _answer_row(answer: Answer, objectives: Sequence[Objective], price: float | 
     }
     for each in objectives:
         row[f"{each.metric}_p{each.percentile:g}_s"] = None if at is None else at.values[str(each)]
-    cell = None if plan is None or answer.rate is None else site.of_run(plan, answer.rate, 0).written()
+    cell = None if plan is None or answer.rate is None else site.of_run(plan, answer.rate, 0)
     return row | {
         "longest_ttft_s": None if at is None else at.longest_s,
         "binds": answer.binds,
@@ -670,8 +672,23 @@ def _answer_row(answer: Answer, objectives: Sequence[Objective], price: float | 
         "simulated_plans": answer.num_simulated,
         "runs": answer.num_runs,
         "obtained": site.obtained,
-        "cell": cell,
+        "ran": None if cell is None else _ran(cell),
+        "next_best": answer.next_best and {"plan": _named(answer.next_best[0]), "rate": answer.next_best[1]},
+        "cell": cell and cell.written(),
     }
+
+
+def _named(plan: CapacityPlan) -> str:
+    return " ".join(filter(None, (plan.name, plan.schedule)))
+
+
+def _ran(cell: Cell) -> str:
+    """A cell's settings as options, but for those of the question."""
+    from repro.capacity.sites import SET_HERE
+    from repro.runs.system import options_said
+
+    ours = {"deployment", "num_gpus", "num_instances"}
+    return options_said({name: value for name, value in cell.asked.items() if name in ours or name not in SET_HERE})
 
 
 def _print_answers(
@@ -705,6 +722,9 @@ def _print_answers(
         f"{counted(about['seeds'], 'seed')} ({obtained})"
     )
     print_table(title, tuple(columns), list(zip(*columns.values(), strict=True)))
+    for row in rows:
+        if row["ran"]:
+            say(f"{row['system']} on {row['gpus']} x {row['platform']} ran: {row['ran']}")
 
 
 def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]], options: CapacityGoal) -> list[str]:
@@ -725,6 +745,9 @@ def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]]
                 row["arrivals_over_stay"],
                 math.ceil(row["num_prompts"] * LASTING / row["arrivals_over_stay"]),
             )
+        if answer.next_best is not None and answer.plan is not None:
+            told = f"next best {_named(answer.next_best[0])} {answer.next_best[1]:.4g} /s"
+            said.append(f"{where}: {told}")
         if not answer.is_monotone:
             said.append(f"{where}: a fifth less is not served, so the rate is no capacity: add seeds or requests")
     least = min(each.percentile for each in answers[0].site.objectives)

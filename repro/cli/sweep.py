@@ -71,8 +71,20 @@ def run_sweep(
             raise
 
 
+def held_alike(cells: Sequence[Cell], varied: Sequence[str]) -> list[Cell]:
+    """The cells with one search for those that differ in ``varied`` knobs alone; each is told on stderr."""
+    from repro.runs.tuning import held
+
+    return held(cells, varied, lambda text: say(text, file=sys.stderr))
+
+
 def say_what_runs(sweep: Sweep) -> None:
-    """Before several measured runs begin: how many there are."""
+    """Before several measured runs begin: how many there are; and before searches do, how long they take."""
+    from repro.runs.tuning import Tuned, search_said
+
+    searches = [each.deployment.cell.with_seed(0) for each in sweep.to_run if isinstance(each.deployment, Tuned)]
+    for cell in dict.fromkeys(searches):
+        say(search_said(cell), file=sys.stderr)
     measured = [experiment for experiment in sweep.to_run if experiment.is_measured]
     if len(measured) < 2:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -76,6 +77,14 @@ def _left_free(settings: Sequence[Mapping[str, Scalar]], given: Mapping[str, Sca
 
 def _written(value: Scalar) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def options_said(settings: Mapping[str, Scalar]) -> str:
+    """Settings by name as options of ``repro bench``, for a shell."""
+    named = {name: _written(settings[name]) for name in sorted(settings)}
+    model = named.pop("model", None)
+    words = [] if model is None else ["--model", shlex.quote(model)]
+    return " ".join([*words, *(f"--knob {shlex.quote(f'{name}={value}')}" for name, value in named.items())])
 
 
 @cache

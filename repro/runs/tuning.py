@@ -12,7 +12,8 @@ first and the others drawn at random, of a power of two, in ``TRIALS`` trials.
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice, product
@@ -87,6 +88,9 @@ class SearchResult(NamedTuple):
     """Mean scores of the best and the next best, on the samples that both had."""
 
 
+SEARCH, LAYOUT = "search", "deployment"
+ROUNDS = 3
+"""About so many races of a search's halvings."""
 BEAM = 3
 """The best of those that were raced, around which others are looked for."""
 Choices = tuple[Setting, ...]
@@ -179,6 +183,48 @@ def tuned(system: System, cell: Cell) -> tuple[Any, Any]:
         f"tune={tune!r} takes {TRIALS} trials, which are simulated ones: leave it out where runs are measured",
     )
     return Tuned(cell=replace(plain, figure=None), default=deployment), workload
+
+
+def held(cells: Sequence[Cell], varied: Collection[str], say: Callable[[str], object]) -> list[Cell]:
+    """Cells that search, and differ in ``varied`` knobs alone, with what one search chose for all of them: a table about a knob then
+    varies it alone. ``say`` hears of each search before it starts."""
+    found: dict[Cell, Setting] = {}
+    made = []
+    for cell in cells:
+        bare = replace(cell.with_seed(0), figure=None)
+        for name in varied:
+            bare = bare.without(name)
+        search = search_of(bare) if len(bare.knobs) < len(cell.knobs) else None
+        if search is not None and bare not in found:
+            say(f"{search_said(search)}, once for all values of {', '.join(varied)}")
+            found[bare] = searched(search).chosen
+        given = {name: value for name, value in cell.knobs if value not in (SEARCH, None) or name not in (TUNE, LAYOUT)}
+        knobs = {name: value for name, value in found.get(bare, ()) if name not in varied} | given
+        again = replace(cell, knobs=tuple(knobs.items()))
+        made.append(again if bare in found and is_possible(again, ()) else cell)
+    return made
+
+
+def search_of(cell: Cell) -> Cell | None:
+    """The cell that a cell's search is made of; None where it searches nothing."""
+    system = SYSTEMS.get(cell.system)
+    try:
+        deployment, _ = system.prepare(cell) if cell.knob_values.get(TUNE) is None else tuned(system, cell)
+    except UserError:
+        return None
+    return deployment.cell.with_seed(0) if isinstance(deployment, Tuned) else None
+
+
+def search_said(cell: Cell) -> str:
+    """How many settings a search has to choose from, and about how long it takes, by one trial."""
+    began = time.perf_counter()
+    setting = flat(Space(axes_of(cell)).first) if place_of(cell) == CARDS else candidates(cell)[0]
+    deployment, workload = _with(cell.with_seed(TUNING_SEED), setting)
+    deployment.run(workload)
+    num = Space(axes_of(cell)).num if place_of(cell) == CARDS else len(candidates(cell))
+    trials = TRIALS * (ROUNDS if place_of(cell) == CARDS else 1)
+    seconds = trials * (time.perf_counter() - began)
+    return f"{cell.system}: a search of {num} settings, about {trials} trials and {seconds:.0f} s"
 
 
 @kept(maxsize=1024)

@@ -26,7 +26,7 @@ from repro.files import readable_folder, rewriting
 from repro.runs.cell import COMPARISON, Scalar, plain
 from repro.runs.statistics import Interval, paired_ratio
 from repro.runs.store import SUFFIX, UNREADABLE, StoredRun, read_run
-from repro.runs.system import settings_of
+from repro.runs.system import options_said, settings_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,7 +110,8 @@ def _row(run: StoredRun) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]
     how = {"obtained": run.obtained, "valid": run.validity.valid, "commit": commit_of(run), "code": run.code_digest}
     # Rows of unlike machines are told apart by it.
     machine = {} if run.machine is None else {"machine": json.dumps(run.machine, sort_keys=True)}
-    made = {**how, **machine, **numbers_of(run)}
+    ran = {} if "ran" not in run.facts else {"ran": options_said(run.facts["ran"])}
+    made = {**how, **machine, **ran, **numbers_of(run)}
     # Knobs and metrics are named apart from each other; those of a plug-in may be named as anything.
     knobs = {f"knob.{name}" if name in asked or name in made else name: cell["knobs"][name] for name in run.cell.asked}
     return asked, knobs, made

@@ -18,7 +18,7 @@ from engines.cluster.record import ClusterRun, rows_of
 from engines.cluster.sessions import OpenLoop
 from engines.cluster.simulation import Cluster, StopRule
 from engines.errors import require
-from engines.knobs import knobs_of
+from engines.knobs import conditions_of, knobs_of
 from engines.policies.batching import LateShare
 from engines.policies.own import BINDER, QUEUE, ROUTER, Kind, Plugin, check_beside, named_in
 from engines.policies.views import NO_OBJECTIVE_S
@@ -37,6 +37,8 @@ from repro.workloads.card import remarked
 from repro.workloads.sessions import SessionWorkload
 
 POLICIES = (ROUTER, BINDER, QUEUE)
+RAN = ("scheduling", "max_num_batched_tokens", "max_num_seqs", "balance", "dispatch", "conditional", "prefix_cache")
+"""Knobs of systems that tables tell of each run."""
 _REPLACED = {
     "router": (*knobs_of(RoutingConfig), "adaptive_routing", "dispatch"),
     "queue": ("prefill_reordering", "queue_order", "w", *knobs_of(LateShare)),
@@ -138,6 +140,7 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
             OpenLoop(sessions=workload.sessions), seed=self.seed, stop=StopRule(max_live_sessions=_MOST_LIVE_SESSIONS)
         )
         facts = {
+            "ran": {"model": settings.model, "deployment": str(cluster.deployment), **_steps_of(settings)},
             "deployment": str(cluster.deployment),
             "planned_for": settings.planning_rate if self.how == PLANNER else None,
             "options": dict(self.options),
@@ -163,6 +166,14 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
             provenance=workload.provenance,
             facts=facts,
         )
+
+
+def _steps_of(settings: ClusterSettings) -> dict[str, Scalar]:
+    """How workers fill their steps, and sessions find them, as knobs; those without an effect are left out."""
+    values = vars(settings.own)
+    idle = {name for name, each in conditions_of(type(settings.own)) if each.unmet(values) is not None}
+    own = {name: values[name] for name in RAN if values.get(name) is not None and name not in idle}
+    return {"precision": settings.ground.hardware.shape.precision, **own}
 
 
 def _estimates(settings: ClusterSettings, run: ClusterRun) -> dict[str, Any]:

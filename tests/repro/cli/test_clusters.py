@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,33 @@ def test_an_audit_tells_the_options_that_changed_no_number_and_why(tmp_path):
     }
     measured = repro("bench", "--audit", "--executor", "torch", "--num-prompts", "2", "--result-dir", str(tmp_path))
     assert (measured.code, "audit" in measured.err) == (2, True)
+
+
+def test_a_table_of_a_knob_is_of_one_search_and_says_what_ran(tmp_path):
+    """Options of a row are those of a run with the same numbers."""
+    own = tmp_path / "mine.jsonl"
+    own.write_text("".join(json.dumps({"rounds": [[800 + 50 * n, 60]]}) + "\n" for n in range(12)))
+    asked = ("bench", "--system", "vllm-sim", "--platform", "h100", "--workload", own, "--request-rate", "9")
+    asked = (*asked, "--model", "Qwen3-32B", "--knob", "num_gpus=4", "--result-dir", tmp_path / "runs")
+    tokens = ("--knob", "max_num_batched_tokens=512", "--knob", "max_num_batched_tokens=8192")
+    done = repro(*asked, *tokens, "--json")
+    assert "a search of" in done.err
+    assert "once for all values of max_num_batched_tokens" in " ".join(done.err.split())
+    runs = json.loads(done.out)["runs"]
+    held = [{**run["facts"]["ran"], "max_num_batched_tokens": 0} for run in runs]
+    assert held[0] == held[1]
+    assert [run["facts"]["ran"]["max_num_batched_tokens"] for run in runs] == [512, 8192]
+    table = " ".join(repro(*asked, *tokens).out.split())
+    assert "--knob scheduling=" in table
+    words = shlex.split(runs[0]["ran"])
+    (again,) = json.loads(
+        repro(*asked[: asked.index("--model")], "--result-dir", tmp_path / "b", *words, "--json").out
+    )["runs"]
+    assert again["summary"] == runs[0]["summary"]
+    assert again["ran"] == runs[0]["ran"]
+    assert runs[0]["ran"] in repro("export", tmp_path / "runs").out.replace('""', '"')
+    searched = repro(*asked, "--json")
+    assert "a search of" in searched.err
+    told = json.loads(searched.out)["runs"][0]["facts"]["tuned"]
+    assert told["next_best"]["setting"] != told["chosen"]
+    assert len(told["next_best"]["scores"]) == 2
