@@ -7,7 +7,6 @@ from baselines.servers.environment import ServerEnvironment, environments_of
 from repro.runs.experiment import prepare
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
-pytest.importorskip("prometheus_client", reason="needs the extra http: prometheus_client is not installed")
 
 GSM8K = ("gsm8k", {"num_prompts": 12, "gen_length": 8})
 SESSIONS = ("hotpotqa", {"num_prompts": 2, "length_scale": 0.05, "delay_mean_s": 0.1})

@@ -21,7 +21,6 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
-pytest.importorskip("prometheus_client", reason="needs the extra http: prometheus_client is not installed")
 
 
 @pytest.fixture(autouse=True)
