@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import typer
 
 from engines.cost.roofline import Gpu
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import EngineConfig, GenerationConfig, LogitRows, SparsityConfig
+from engines.dllm.memory import MemoryPlan, concurrency, divide_memory, logit_rows_at_once
 from engines.errors import UserError, require
 from engines.knobs import Checked, Memory, Needs, Range, given_to
 from engines.models.shape import DIFFUSION, LLADA_8B, ModelShape
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from repro.capacity.readings import Change
     from repro.capacity.sites import Plan as CapacityPlan
     from repro.capacity.sites import Site
-    from repro.reports.memory import PlanCase
     from repro.runs.cell import Cell
     from repro.workloads.sessions import SessionCard, SessionWorkloadConfig
 
@@ -67,9 +67,8 @@ def _memory_knobs() -> dict[str, Sequence[type | Some]]:
     return {opt.ENGINE: (memory, Some(SparsityConfig, ("retention_ratio",)))}
 
 
-def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -> PlanCase:
-    from repro.reports.memory import PlanCase
-
+def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -> tuple[str, int, EngineConfig]:
+    """What it is called, its bytes, and its engine."""
     part = where.part(DllmPart)
     config = EngineConfig(
         max_num_batched_tokens=part.max_num_batched_tokens,
@@ -79,24 +78,50 @@ def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -
         sparsity=given_to(SparsityConfig(), given),
     )
     memory = memory_limit or part.memory_bytes
-    label = f"{where.name} {memory / 1e9:g} GB"
-    return PlanCase(label=label, memory_bytes=memory, config=given_to(config, given))
+    return f"{where.name} {memory / 1e9:g} GB", memory, given_to(config, given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow:
+    """A line of the table; bytes are bytes, never rounded."""
+
+    label: str
+    logits: LogitRows
+    logit_rows: int
+    plan: MemoryPlan
+    requests: int
+    """Requests of the given size that fit at once."""
+    verdict: str
+    obtained: str = "simulated"
+    """Computed from shapes, nothing was run."""
+
+
+def plan_rows(
+    label: str, memory_bytes: int, config: EngineConfig, prompt_len: int, generation: GenerationConfig
+) -> Iterator[PlanRow]:
+    """With and without logit decomposition (Figure 2 in numbers). A plan that does not fit is a row that says so."""
+    total_len = prompt_len + generation.gen_length
+    for mode in get_args(LogitRows):
+        plan = divide_memory(LLADA_8B, memory_bytes, config, logit_rows=mode)
+        requests, rows = concurrency(plan, config, total_len, generation), logit_rows_at_once(config, mode)
+        verdict = "fits" if requests else f"KV too small for one request of {total_len} tokens"
+        if not plan.fits:
+            verdict = f"does not fit: {-plan.kv_bytes} bytes short before any KV"
+        yield PlanRow(label=label, logits=mode, logit_rows=rows, plan=plan, requests=requests, verdict=verdict)
 
 
 def plan(
     *, options: PlanOptions, given: Annotated[Given, Knobs(_memory_knobs, usual=of_platform)], json: opt.Json = False
 ) -> None:
     """The memory plan (dLLM-Serve §4.2-4.3) with and without logit decomposition. Simulated: shapes only."""
-    from repro.reports.memory import compare_logit_budgets
-
     places = [platform_of(name) for name in options.platform or ["rtx4090", "l40s"]]
     cases = [_case(where, options.memory_limit, given) for where in places]
     part = places[0].part(DllmPart)
     generation = GenerationConfig(gen_length=part.gen_length, block_length=part.block_length, steps=part.steps)
-    longest, input_len = min(case.config.max_model_len for case in cases) - part.gen_length, options.input_len
+    longest, input_len = min(config.max_model_len for _, _, config in cases) - part.gen_length, options.input_len
     if not 1 <= input_len <= longest:
         raise UserError(f"input_len={input_len} must be between 1 and {longest}: the model and the token budget set it")
-    rows = compare_logit_budgets(LLADA_8B, cases, prompt_len=input_len, generation=generation)
+    rows = [row for case in cases for row in plan_rows(*case, input_len, generation)]
     if json:
         print_json({"plans": [asdict(row) for row in rows]})
         return
