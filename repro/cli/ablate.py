@@ -75,7 +75,6 @@ class AblationOptions(Checked):
 class Study:
     """A component's variants on data sets, and which numbers of their runs are shown."""
 
-    options: AblationOptions
     platform: Platform
     title: str
     """The platform's name above the table."""
@@ -352,7 +351,6 @@ def _paired_study(
     # One seed is an anecdote.
     seeds, chosen = range(options.num_runs or 10), options.dataset or datasets
     return Study(
-        options=options,
         platform=where,
         cells=paired_cells(options.component, where, chosen, rate, seeds, knobs, options.own_variants()),
         said=at_once if rate is None else f"{rate:g} {unit}{'' if rate == 1 else 's'}/s",
@@ -408,7 +406,6 @@ def _dllm_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
     datasets = dict.fromkeys([*(options.dataset or part.num_requests), *_tasks(options, where)])
     problems = NUM_PROBLEMS if options.limit is None else options.limit
     return Study(
-        options=options,
         platform=where,
         title=where.title,
         cells={
@@ -458,9 +455,9 @@ def _check_varied(component: str, variants: Sequence[Variant], knobs: Mapping[st
 
 def _tasks(options: AblationOptions, where: Platform) -> Sequence[str]:
     """The generated tasks, where variants commit other tokens and are measured."""
-    from repro.reports.ablation import changes_tokens
+    from repro.reports.ablation import CHANGES_TOKENS
 
-    has_tasks = changes_tokens(options.component) and where.executor == "torch"
+    has_tasks = options.component in CHANGES_TOKENS and where.executor == "torch"
     if not has_tasks:
         options.refuse("limit", why=f" of platform={where.name!r}, where nothing is graded")
     return [entry.name for entry in TASKS.values() if entry.is_generated and has_tasks and options.limit != 0]

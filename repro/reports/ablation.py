@@ -1,5 +1,6 @@
 """What can be switched, one component on and off, all else equal, and the paper's cumulative ladder (``components.yaml``)."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,45 +35,22 @@ class Variant:
             knobs += view.together(figure)
         return view.cell(figure, self.system, dataset, rate=rate, seed=seed, knobs=knobs)
 
-    def paired_cell(self, where: Platform, dataset: str, rate: float | None, seed: int, knobs: Knobs = ()) -> Cell:
-        """A cell of a simulated family, whose variants are paired by seed. Arrivals may outrun what serves them: what then
-        becomes of them is part of the answer."""
-        return Cell(
-            system=self.system,
-            dataset=dataset,
-            platform=where.name,
-            executor=where.executor,
-            rate=rate,
-            seed=seed,
-            knobs=tuple({"transient": True, **dict(knobs), **dict(self.knobs)}.items()),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Component:
-    name: str
-    title: str
-    section: str
-    variants: tuple[Variant, ...]
-    """The first is the component switched off."""
-    changes_tokens: bool
-    """Whether its variants commit other tokens, so that accuracy is part of the comparison."""
-
 
 def _variants(rows: Iterable[Mapping[str, Any]], system: str) -> tuple[Variant, ...]:
     """``system`` is that of rows which name none."""
     return tuple(Variant(**{"system": system, **row, "knobs": tuple(row.get("knobs", {}).items())}) for row in rows)
 
 
-def _paired(components: Mapping[str, Any], system: str) -> Mapping[str, tuple[Variant, ...]]:
-    return MappingProxyType({name: _variants(rows, system) for name, rows in components.items()})
-
-
 _STORED = yaml.safe_load(Path(__file__).with_name("components.yaml").read_text(encoding="utf-8"))
-
-COMPONENTS: Mapping[str, Component] = MappingProxyType(
-    {each["name"]: Component(**{**each, "variants": _variants(each["variants"], OURS)}) for each in _STORED[OURS]}
+COMPONENTS: Mapping[str, Mapping[str, tuple[Variant, ...]]] = MappingProxyType(
+    {
+        system: {name: _variants(rows, system) for name, rows in _STORED[system].items()}
+        for system in (OURS, "ampd", "laps")
+    }
 )
+"""By system and component; the first variant is the component switched off."""
+CHANGES_TOKENS = ("engine", "sparsity", "refresh")
+"""Components whose variants commit other tokens, so that accuracy is part of the comparison."""
 LADDER = _variants(_STORED["ladder"], OURS)
 OWN: Mapping[str, str] = MappingProxyType(
     {
@@ -86,22 +64,17 @@ OWN: Mapping[str, str] = MappingProxyType(
     }
 )
 """The knob by which a policy of a user's own is a variant of a component."""
-CLUSTER_COMPONENTS = _paired(_STORED["ampd"], "ampd")
-PREFILL_COMPONENTS = _paired(_STORED["laps"], "laps")
-
-
-def component(name: str) -> Component:
-    """One of dLLM-Serve's."""
-    system_of(name)
-    return COMPONENTS[name]
 
 
 def system_of(component: str) -> str:
     """The system that a component, or the ladder, is of."""
-    for system, names in ((OURS, (*COMPONENTS, "ladder")), ("ampd", CLUSTER_COMPONENTS), ("laps", PREFILL_COMPONENTS)):
-        if component in names:
+    if component == "ladder":
+        return OURS
+    for system, components in COMPONENTS.items():
+        if component in components:
             return system
-    known = (*COMPONENTS, "ladder", *CLUSTER_COMPONENTS, *PREFILL_COMPONENTS)
+    ours, *others = COMPONENTS.values()
+    known = (*ours, "ladder", *itertools.chain(*others))
     raise UserError(f"component={component!r} is unknown: use one of {', '.join(known)}")
 
 
@@ -119,17 +92,13 @@ def own_variant(component: str, policy: str, knobs: Mapping[str, Any]) -> Varian
 
 def variants_of(name: str, view: View) -> tuple[Variant, ...]:
     """A component's, or the ladder's rungs."""
-    return rungs(view) if name == "ladder" else component(name).variants
+    return rungs(view) if name == "ladder" else COMPONENTS[OURS][name]
 
 
 def rungs(view: View) -> tuple[Variant, ...]:
     """The ladder; without static batching where the first rung has batches already."""
     has_batches = view.reading != "published"
     return tuple(each for each in LADDER if not (has_batches and "reading" in dict(each.knobs)))
-
-
-def changes_tokens(name: str) -> bool:
-    return name != "ladder" and component(name).changes_tokens
 
 
 def paired_cells(
@@ -141,10 +110,21 @@ def paired_cells(
     knobs: Mapping[str, Any],
     own: Sequence[Variant] = (),
 ) -> dict[tuple[str, Variant], list[Cell]]:
-    """The cells of a simulated family's component, by data set and variant, ``own`` ones behind the paper's."""
-    variants = (*{**CLUSTER_COMPONENTS, **PREFILL_COMPONENTS}[component], *own)
+    """The cells of a simulated family's component, by data set and variant, ``own`` ones behind the paper's. Arrivals may outrun what
+    serves them: what then becomes of them is part of the answer."""
     return {
-        (dataset, variant): [variant.paired_cell(where, dataset, rate, seed, tuple(knobs.items())) for seed in seeds]
+        (dataset, variant): [
+            Cell(
+                system=variant.system,
+                dataset=dataset,
+                platform=where.name,
+                executor=where.executor,
+                rate=rate,
+                seed=seed,
+                knobs=tuple({"transient": True, **knobs, **dict(variant.knobs)}.items()),
+            )
+            for seed in seeds
+        ]
         for dataset in datasets
-        for variant in variants
+        for variant in (*COMPONENTS[system_of(component)][component], *own)
     }

@@ -19,7 +19,7 @@ from support.hostile import HOSTILE
 from support.tables import data_beside
 
 from repro.families.platforms import PLATFORMS
-from repro.reports.ablation import CLUSTER_COMPONENTS, PREFILL_COMPONENTS
+from repro.reports.ablation import COMPONENTS
 from repro.reports.figures import FIGURES
 from repro.runs.system import SYSTEMS
 from repro.tasks.registry import TASKS
@@ -36,8 +36,8 @@ NAMES = (
     *known_datasets(),
     *known_session_cards(),
     *known_conversation_cards(),
-    *CLUSTER_COMPONENTS,
-    *PREFILL_COMPONENTS,
+    *COMPONENTS["ampd"],
+    *COMPONENTS["laps"],
     *TOLD["words"],
 )
 VALUES = (*HOSTILE, "x" * 300, "x:y", ":", "os:path", "[red]", "\x1b[31m", "a\nb", "\0")

@@ -7,7 +7,7 @@ from support.cells import CPU_TINY, L40S, RTX4090
 from support.stored_runs import FAILED, changed, runs_of
 
 from paper_figures.dllm_serve import fig3, fig7, fig8
-from repro.reports.ablation import COMPONENTS, LADDER, component, rungs
+from repro.reports.ablation import COMPONENTS, LADDER, rungs, system_of
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
@@ -91,15 +91,15 @@ def test_ladder_measured_on_a_card_finds_its_runs(tmp_path):
 
 
 def test_components_start_with_themselves_switched_off():
-    assert {name: each.variants[0].label for name, each in COMPONENTS.items()} == {
+    assert {name: variants[0].label for name, variants in COMPONENTS["dllm-serve"].items()} == {
         "engine": "Sparse-dLLM",
         "scheduler": "request",
         "budgeting": "monolithic",
         "sparsity": "dense",
         "refresh": "two (delay 1)",
     }
-    for each in COMPONENTS.values():
-        keys = {variant.cell(CPU_VIEW, "burst", 1.0, 0).key for variant in each.variants}
-        assert len(keys) == len(each.variants) > 1
+    for variants in COMPONENTS["dllm-serve"].values():
+        keys = {variant.cell(CPU_VIEW, "burst", 1.0, 0).key for variant in variants}
+        assert len(keys) == len(variants) > 1
     with pytest.raises(Exception, match="component='nosuch' is unknown"):
-        component("nosuch")
+        system_of("nosuch")

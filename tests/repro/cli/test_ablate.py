@@ -11,7 +11,7 @@ from support.refusals import refuses
 
 from repro.cli.ablate import AMPD, LAPS, MEASURED_RUNS, AblationOptions, _dllm_study, _speed, difference
 from repro.cli.plots import _arms
-from repro.reports.ablation import CLUSTER_COMPONENTS, COMPONENTS, OWN, PREFILL_COMPONENTS, own_variant
+from repro.reports.ablation import COMPONENTS, OWN, own_variant, system_of
 from repro.runs.family import Validity
 from repro.runs.statistics import mean_interval
 from repro.runs.system import settings_of
@@ -146,15 +146,15 @@ def test_repeats_of_a_measured_ablation_where_none_are_asked_for(tmp_path):
     assert all(len(cells) == MEASURED_RUNS for cells in _dllm_study(options, {}).cells.values())
 
 
-@pytest.mark.parametrize("component", [*PREFILL_COMPONENTS, "reordering"])
+@pytest.mark.parametrize("component", [*COMPONENTS["laps"], "reordering"])
 def test_variants_of_clusters_are_paired_with_the_component_switched_off(component, tmp_path):
-    is_ampd = component in CLUSTER_COMPONENTS
+    is_ampd = component in COMPONENTS["ampd"]
     short = ("--dataset", "dureader") if is_ampd else ("--knob", "num_prompts=150")
     command = ("ablate", "--component", component, *short, "--num-runs", 2, "--result-dir", tmp_path / "runs", "--json")
     done = repro(*command, "--plot", tmp_path / "a.png")
     assert done.code == 0, done.err
     rows = json.loads(done.out)["rows"]
-    variants = (CLUSTER_COMPONENTS if is_ampd else PREFILL_COMPONENTS)[component]
+    variants = COMPONENTS[system_of(component)][component]
     assert [row["variant"] for row in rows] == [variant.label for variant in variants]
     assert rows[0]["added_points"] == 0
     share = "slo_attainment" if is_ampd else "slo_violations"
@@ -169,7 +169,6 @@ def test_variants_of_clusters_are_paired_with_the_component_switched_off(compone
 
 
 def test_each_component_takes_policies_by_a_knob_of_its_system():
-    assert OWN.keys() <= COMPONENTS.keys() | CLUSTER_COMPONENTS.keys() | PREFILL_COMPONENTS.keys()
     for component, knob in OWN.items():
         variant = own_variant(component, "mine:Policy", {"n": 2})
         assert (variant.label, variant.knobs) == ("Policy, n=2", ((knob, "mine:Policy"), ("n", 2)))
