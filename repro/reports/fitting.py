@@ -93,11 +93,7 @@ Simulate = Callable[[FittedCell, Calibration], float]
 
 
 def fit(
-    protocol: CardProtocol,
-    on_run: Callable[[], object] = lambda: None,
-    simulate: Simulate | None = None,
-    *,
-    step_overhead_s: float = STEP_OVERHEAD_S,
+    protocol: CardProtocol, on_run: Callable[[], object] = lambda: None, simulate: Simulate | None = None
 ) -> Calibration:
     """``simulate`` gives a cell's throughput under a calibration; by default it runs the cell. ``on_run`` is
     called after each."""
@@ -105,7 +101,7 @@ def fit(
 
     def bias(share: float) -> float:
         """Mean of log(simulated / stated)."""
-        calibration, logs = calibration_with(protocol, share, step_overhead_s), []
+        calibration, logs = calibration_with(protocol, share), []
         for cell in protocol.targets:
             reached = throughput(protocol, cell, calibration) if simulate is None else simulate(cell, calibration)
             logs.append(math.log(reached / stated[cell.claim]))
@@ -113,7 +109,7 @@ def fit(
         return sum(logs) / len(logs)
 
     root = find_root(lambda x: bias(math.exp(x)), math.log(0.4), high=0.0, slope=1.0, name="share of peak")
-    return calibration_with(protocol, math.exp(root), step_overhead_s)
+    return calibration_with(protocol, math.exp(root))
 
 
 def find_root(f: Callable[[float], float], start: float, *, slope: float, name: str, high: float = math.inf) -> float:
@@ -155,7 +151,7 @@ def _stated(protocol: CardProtocol) -> dict[str, float]:
     return found
 
 
-def calibration_with(protocol: CardProtocol, share: float, step_overhead_s: float = STEP_OVERHEAD_S) -> Calibration:
+def calibration_with(protocol: CardProtocol, share: float) -> Calibration:
     """The card's, with this share of peak and what is assumed."""
     stated = _stated(protocol)
     return Calibration(
@@ -163,11 +159,11 @@ def calibration_with(protocol: CardProtocol, share: float, step_overhead_s: floa
         matmul_efficiency=share,
         attention_efficiency=share,
         bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
-        step_overhead_s=step_overhead_s,
+        step_overhead_s=STEP_OVERHEAD_S,
         fitted_on=tuple(
             f"{cell.name}: {stated[cell.claim]:g} tok/s at {protocol.rate:g} req/s ({protocol.source})"
             for cell in protocol.targets
         ),
         note=f"one constant fitted: matmul = attention share of peak; bandwidth share {BANDWIDTH_EFFICIENCY} and "
-        f"{1e3 * step_overhead_s:g} ms per step of any system are assumed",
+        f"{1e3 * STEP_OVERHEAD_S:g} ms per step of any system are assumed",
     )
