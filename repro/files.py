@@ -1,12 +1,14 @@
 """Files that are whole or absent, folders a user names, checked before any work starts, and what is kept of files that were read once."""
 
+import csv
 import hashlib
+import io
 import json
 import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -58,6 +60,13 @@ def keep_mode(before: Path, after: Path) -> None:
         with suppress(PermissionError):
             os.chown(after, kept.st_uid, kept.st_gid)
         after.chmod(stat.S_IMODE(kept.st_mode))
+
+
+def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A row a line, under the names of its columns; None is an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    return text.getvalue()
 
 
 def replace_text(path: Path, text: str) -> Path:

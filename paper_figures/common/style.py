@@ -7,7 +7,6 @@ invalid run. Every figure carries a caption that says how each series was obtain
 
 from __future__ import annotations
 
-import csv
 import io
 import itertools
 import textwrap
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from repro.files import replace_all, replace_bytes
+from repro.files import csv_text, replace_all, replace_text
 from repro.runs.system import ENTRIES, SYSTEMS
 
 if TYPE_CHECKING:
@@ -341,53 +340,36 @@ def _move_labels(figure: Figure, axes: Axes) -> None:
     """Moves each text beside a point to the first place in the panel where it lies on no marker, line or other text; one that
     finds none is left out."""
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
-    taken = _marker_boxes(axes, figure.dpi) + _line_boxes(axes)
-    for text in axes.texts:
-        if text.get_gid() != BESIDE:
-            continue
+    taken = _boxes(axes, figure.dpi)
+    texts: list[Any] = [text for text in axes.texts if text.get_gid() == BESIDE]
+    for text in texts:
         text.set_visible(False)
         for x, y in OFFSETS:
-            _move(text, x, y)
+            text.xyann = (x, y)
+            text.set_ha("left" if x > 0 else "right" if x < 0 else "center")
+            text.set_va("bottom" if y > 0 else "top" if y < 0 else "center")
             text.set_visible(True)
             box = text.get_window_extent(renderer)
-            if not box.count_overlaps(taken) and _is_in(box, axes.bbox):
+            is_in = axes.bbox.contains(box.x0, box.y0) and axes.bbox.contains(box.x1, box.y1)
+            if is_in and not box.count_overlaps(taken):
                 taken.append(box)
                 break
             text.set_visible(False)
 
 
-def _move(text: Any, x: float, y: float) -> None:
-    text.xyann = (x, y)
-    text.set_ha("left" if x > 0 else "right" if x < 0 else "center")
-    text.set_va("bottom" if y > 0 else "top" if y < 0 else "center")
-
-
-def _is_in(box: Any, outer: Any) -> bool:
-    return bool(outer.x0 <= box.x0 and box.x1 <= outer.x1 and outer.y0 <= box.y0 and box.y1 <= outer.y1)
-
-
-def _marker_boxes(axes: Axes, dpi: float) -> list[Any]:
+def _boxes(axes: Axes, dpi: float) -> list[Any]:
+    """A box around each marker, and small ones along all pieces of the lines that join markers."""
     from matplotlib.transforms import Bbox
 
     boxes = []
     for line in axes.get_lines():
+        points = line.get_transform().transform(line.get_xydata())
         if line.get_marker() not in ("", "None", None, "|", "_"):
             half = line.get_markersize() * dpi / 144
-            for x, y in line.get_transform().transform(line.get_xydata()):
-                boxes.append(Bbox.from_extents(x - half, y - half, x + half, y + half))
-    return boxes
-
-
-def _line_boxes(axes: Axes) -> list[Any]:
-    """Small boxes along all pieces of the lines that join markers."""
-    from matplotlib.transforms import Bbox
-
-    boxes = []
-    for line in axes.get_lines():
-        if "None" in (line.get_linestyle(), line.get_marker()):
-            continue
-        for start, end in itertools.pairwise(line.get_transform().transform(line.get_xydata())):
-            boxes += [Bbox([at, at + 1]) for at in np.linspace(start, end, BOXES_A_PIECE)]
+            boxes += [Bbox([at - half, at + half]) for at in points]
+        if "None" not in (line.get_linestyle(), line.get_marker()):
+            for start, end in itertools.pairwise(points):
+                boxes += [Bbox([at, at + 1]) for at in np.linspace(start, end, BOXES_A_PIECE)]
     return boxes
 
 
@@ -437,12 +419,7 @@ def rendered(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
 
 def save_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
     """None is an empty cell, floats keep every digit, booleans are true and false."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(value) for value in row] for row in rows)
-    replace_bytes(path, text.getvalue().encode())
-    return path
+    return replace_text(path, csv_text(columns, (map(_cell, row) for row in rows)))
 
 
 def save_markdown(
@@ -452,9 +429,8 @@ def save_markdown(
     lines = [f"# {title}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     lines += ["", *(f"{note}\n" for note in notes)]
-    replace_bytes(path, "\n".join(lines).rstrip("\n").encode() + b"\n")
-    return path
+    return replace_text(path, "\n".join(lines).rstrip("\n") + "\n")
 
 
 def _cell(value: object) -> object:
-    return str(value).lower() if isinstance(value, bool) else "" if value is None else value
+    return str(value).lower() if isinstance(value, bool) else value

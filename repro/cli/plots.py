@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from engines.errors import UserError
-from repro.files import replace_all, writable_file
+from repro.files import csv_text, replace_all, writable_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,11 +71,7 @@ def _arms(row: Mapping[str, Any], column: str) -> tuple[float, float]:
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(rows[0], ([row.get(name) for name in rows[0]] for row in rows))
 
 
 def save_drawn(path: Path, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:

@@ -1,7 +1,6 @@
 """Judged claims as rows, which ``repro claims`` writes as CSV and prints as JSON, and the flips of their verdicts."""
 
 import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, fields
 from operator import attrgetter
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from engines.errors import UserError
-from repro.files import replace_text
+from repro.files import csv_text, replace_text
 from repro.paths import RESULTS
 from repro.reports.claims import Finding, Flip, Flips, How, Judged, judge_all
 from repro.reports.paper import Claim
@@ -51,12 +50,7 @@ def as_row(each: Judged) -> dict[str, Any]:
 
 
 def as_csv(judged: Sequence[Judged]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for each in judged:
-        writer.writerow({name: flat(value) for name, value in as_row(each).items()})
-    return text.getvalue()
+    return csv_text(COLUMNS, ([flat(value) for value in as_row(each).values()] for each in judged))
 
 
 def save(path: Path, judged: Sequence[Judged]) -> Path:
@@ -130,11 +124,7 @@ def flips_path(paper: str, root: Path = RESULTS) -> Path:
 
 
 def flips_csv(found: Sequence[Flip]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in fields(Flip)])
-    writer.writerows([astuple(each) for each in found])
-    return text.getvalue()
+    return csv_text([field.name for field in fields(Flip)], map(astuple, found))
 
 
 def read_flips(paper: str, root: Path = RESULTS) -> Flips:

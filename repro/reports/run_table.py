@@ -20,7 +20,7 @@ from typing import Any
 
 from engines.errors import UserError
 from repro.families.platforms import platform
-from repro.files import SEAL, is_whole, keep_mode, replace_bytes, sealed, writable_file
+from repro.files import SEAL, csv_text, is_whole, keep_mode, replace_bytes, sealed, writable_file
 from repro.reports.figures import FigureEntry, Rendered, View, default_reading, figure
 from repro.runs.cell import Cell
 from repro.runs.family import Validity
@@ -219,9 +219,8 @@ def write_table(
     # What was asked for and no run has needs no column.
     kept = [at for at in range(len(FIXED) + len(places)) if at < len(FIXED) or any(row[at] for row in rows)]
     names = [*FIXED, *("/".join(place) for place in places)]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([row[at] for at in kept] for row in (names, *rows))
-    content = with_head(head, text.getvalue()).encode()
+    columns, *lines = ([row[at] for at in kept] for row in (names, *rows))
+    content = with_head(head, csv_text(columns, lines)).encode()
     plain = path.with_name(path.name + SUFFIX)
     packed = plain.with_name(f"{plain.name}.gz")
     if len(content) < PACKED_BYTES:
