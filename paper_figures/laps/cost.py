@@ -7,8 +7,9 @@ from engines.models.shape import model_shape
 from paper_figures.common.figure import Page
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, said
-from paper_figures.laps.contenders import CONTENDERS, GRAPH_SHARE, LATE, LMSYS, MEAN, MIDDLE, MODELS, rate_of
+from paper_figures.laps.contenders import CONTENDERS, LMSYS, MIDDLE, MODELS, rate_of
 from paper_figures.laps.layout import GRAPHS, PRINTED, choices, laps_figure, laps_page
+from paper_figures.laps.measures import GRAPH_SHARE, LATE, MEAN
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import load_claims

@@ -3,9 +3,9 @@
 from paper_figures.common.figure import Page
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, number, said
-from paper_figures.laps.contenders import P90_LONG, P90_SHORT
 from paper_figures.laps.interference import MIXTURES, cell, cells, panels
 from paper_figures.laps.layout import laps_figure, laps_page
+from paper_figures.laps.measures import P90_LONG, P90_SHORT
 from repro.reports.claims import Finding
 from repro.runs.statistics import Interval
 

@@ -8,8 +8,9 @@ from itertools import product
 from paper_figures.common.figure import Page
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, number, said
-from paper_figures.laps.contenders import CONTENDERS, LMSYS, MEAN, MIDDLE, RPS
+from paper_figures.laps.contenders import CONTENDERS, LMSYS, MIDDLE
 from paper_figures.laps.layout import GRAPHS, PRINTED, choices, laps_figure, laps_page
+from paper_figures.laps.measures import MEAN, RPS
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar

@@ -10,19 +10,9 @@ from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Guide, Layer, Line, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import is_above, is_below, number, plural, said
-from paper_figures.laps.contenders import (
-    CONCURRENCY,
-    CONTENDERS,
-    EIGHT,
-    LARGE,
-    MEAN,
-    MODELS,
-    P90,
-    RPS,
-    SHAREGPT,
-    SINGLE,
-)
+from paper_figures.laps.contenders import CONCURRENCY, CONTENDERS, EIGHT, LARGE, MODELS, SHAREGPT, SINGLE
 from paper_figures.laps.layout import doubling, laps_figure, laps_page
+from paper_figures.laps.measures import MEAN, P90, RPS
 from repro.families.platforms import PrefillPart
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View

@@ -14,19 +14,9 @@ from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Guide, Layer, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, plural, said
-from paper_figures.laps.contenders import (
-    CAPACITY,
-    CONCURRENCY,
-    CONTENDERS,
-    CUT,
-    LATE,
-    LATE_1K,
-    LMSYS,
-    LONGEST,
-    MIDDLE,
-    rate_of,
-)
+from paper_figures.laps.contenders import CAPACITY, CONCURRENCY, CONTENDERS, LMSYS, MIDDLE, rate_of
 from paper_figures.laps.layout import doubling, laps_figure, laps_page, line
+from paper_figures.laps.measures import CUT, LATE, LATE_1K, LONGEST
 from repro.families.platforms import PrefillPart
 from repro.reports.claims import Finding
 from repro.reports.figures import View

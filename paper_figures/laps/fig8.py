@@ -4,8 +4,9 @@ from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_below, number, plural, said
-from paper_figures.laps.contenders import CONTENDERS, MIDDLE, RPS, SHAREGPT
+from paper_figures.laps.contenders import CONTENDERS, MIDDLE, SHAREGPT
 from paper_figures.laps.layout import doubling, laps_figure, laps_page, line
+from paper_figures.laps.measures import RPS
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar

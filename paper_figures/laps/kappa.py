@@ -4,9 +4,10 @@ from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Guide, Line, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, plural
-from paper_figures.laps.contenders import CONTENDERS, LARGE, MIDDLE, RPS
+from paper_figures.laps.contenders import CONTENDERS, LARGE, MIDDLE
 from paper_figures.laps.fig6 import CLAIMS, Place, cell
 from paper_figures.laps.layout import crossing, laps_figure, laps_page
+from paper_figures.laps.measures import RPS
 from repro.reports.figures import View
 from repro.reports.paper import stated
 from repro.runs.cell import Cell

@@ -12,7 +12,8 @@ from paper_figures.common.caption import contended_note, device_text, on_a_clust
 from paper_figures.common.figure import Page, Picture, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Panel
 from paper_figures.common.runs import Measure, Of, Runs
-from paper_figures.laps.contenders import CONTENDERS, LATE, PAIRED_SEEDS, bounds, csv_of
+from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS
+from paper_figures.laps.measures import LATE, bounds, csv_of
 from repro.families.platforms import PrefillPart
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar

@@ -6,8 +6,9 @@ from types import MappingProxyType
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, said
-from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LATE, LMSYS, MEAN, MIDDLE, MOVES, csv_of, rate_of
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, rate_of
 from paper_figures.laps.layout import OBTAINED, laps_figure, seeds_sentence
+from paper_figures.laps.measures import LATE, MEAN, MOVES, csv_of
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 

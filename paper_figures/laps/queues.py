@@ -10,8 +10,9 @@ from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Labels, Line, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import is_above, number, said
-from paper_figures.laps.contenders import CAPACITY, CONTENDERS, CUT, LATE, LATE_1K, LMSYS, LONGEST, MIDDLE, P99, rate_of
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, rate_of
 from paper_figures.laps.layout import laps_figure, laps_page, line
+from paper_figures.laps.measures import CUT, LATE, LATE_1K, LONGEST, P99
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 

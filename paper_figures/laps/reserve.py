@@ -7,21 +7,10 @@ from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import is_above, is_below, number, said
-from paper_figures.laps.contenders import (
-    CAPACITY,
-    CONTENDERS,
-    CUT,
-    LATE,
-    LATE_1K,
-    LMSYS,
-    LONGEST,
-    MEAN,
-    MODELS,
-    P90_1K,
-    TOKENS_S,
-)
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MODELS
 from paper_figures.laps.fig7 import by_load
 from paper_figures.laps.layout import knee, laps_figure, laps_page, line
+from paper_figures.laps.measures import CUT, LATE, LATE_1K, LONGEST, MEAN, P90_1K, TOKENS_S
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval

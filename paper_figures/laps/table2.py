@@ -3,8 +3,9 @@
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import number, said
-from paper_figures.laps.contenders import CONTENDERS, MEAN, MODELS, SHAREGPT, WHOLE_S, csv_of
+from paper_figures.laps.contenders import CONTENDERS, MODELS, SHAREGPT
 from paper_figures.laps.layout import laps_figure, seeds_sentence
+from paper_figures.laps.measures import MEAN, WHOLE_S, csv_of
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.reports.paper import stated

@@ -9,21 +9,10 @@ from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import number, plural, said
-from paper_figures.laps.contenders import (
-    CAPACITY,
-    CONTENDERS,
-    CUT,
-    LATE,
-    LATE_1K,
-    LMSYS,
-    LONGEST,
-    MIDDLE,
-    MODELS,
-    rate_of,
-    tuned,
-)
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, MODELS, rate_of, tuned
 from paper_figures.laps.fig7 import EIGHTS_TURNS
 from paper_figures.laps.layout import knee, laps_figure, laps_page, line
+from paper_figures.laps.measures import CUT, LATE, LATE_1K, LONGEST
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.tuning import CANDIDATES, TRIALS

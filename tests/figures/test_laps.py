@@ -9,8 +9,9 @@ from paper_figures.common.figure import seed_by_seed
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, is_below, said
 from paper_figures.laps import fig1, fig3, pools
-from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MEAN, MIDDLE, PAIRED_SEEDS, RPS
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, PAIRED_SEEDS
 from paper_figures.laps.layout import crossing
+from paper_figures.laps.measures import MEAN, RPS
 from repro.families.cluster.laps_record import PREFILL
 from repro.families.platforms import platform
 from repro.reports.figures import PAPERS, View
