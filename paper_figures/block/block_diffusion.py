@@ -170,6 +170,5 @@ FIGURE = figure(
     in_order=seed_by_seed,
     num_runs=5,
     decides_on=(),
-    needs_runs=True,
     origin=origin,
 )

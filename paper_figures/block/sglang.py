@@ -231,5 +231,4 @@ FIGURE = figure(
     in_order=seed_by_seed,
     findings=findings,
     num_runs=3,
-    needs_runs=True,
 )

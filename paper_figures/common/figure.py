@@ -77,7 +77,6 @@ def figure(
     place: Callable[[Platform], str] = lambda where: where.title,
     under_title: Callable[[Runs], str] = basis_of,
     origin: Callable[[Runs], Sequence[str]] = origin_of,
-    needs_runs: bool = False,
 ) -> Figure:
     """``name`` is ``paper/figure``, or where the paper is given the figure's own; its paper lists it with a title, unless one is
     given. ``cells`` are None where arithmetic is enough. ``card`` is the paper's: only there, and only of baselines as published, are its
@@ -91,12 +90,13 @@ def figure(
 
     def render(stored: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         runs = Runs(stored, view)
-        if needs_runs and cells is not None and not stored:
+        wanted = asked(view)
+        if wanted and not stored:
             raise UserError(
                 f"figure {bare} on platform={view.platform.name!r} has no runs: run this first: repro reproduce {bare} "
                 f"--platform {view.platform.name}"
             )
-        shown = _with_origin(page(runs), runs, asked(view), origin)
+        shown = _with_origin(page(runs), runs, wanted, origin)
         return _write(shown, title, lambda: under_title(runs), out / f"{bare}-{view.stem}")
 
     def found(stored: Sequence[StoredRun], view: View) -> list[Finding]:

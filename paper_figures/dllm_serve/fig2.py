@@ -184,7 +184,6 @@ FIGURE = dllm_figure(
     findings=findings,
     card=CARD,
     is_timed=False,
-    needs_runs=False,
     origin=lambda runs: (),
     under_title=lambda runs: basis_of(runs) if runs.all else f"computed: {runs.view.platform.title}",
 )

@@ -62,7 +62,7 @@ def origin_of_compared(runs: Runs) -> list[str]:
     ]
 
 
-dllm_figure = partial(figure, paper="dllm-serve", needs_runs=True, under_title=basis_and_reading)
+dllm_figure = partial(figure, paper="dllm-serve", under_title=basis_and_reading)
 compared_figure = partial(dllm_figure, origin=origin_of_compared)
 CARD = "rtx4090"
 """The card of Figures 3, 4, 5 and 8: their values are comparable there and nowhere else."""
