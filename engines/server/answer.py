@@ -1,10 +1,8 @@
-"""The text of one answer while its ids arrive: cut at its end, at a stop text, and never in the middle of a character.
-
-Log probabilities in the words of OpenAI's API: which text each token adds, and the tokens it was chosen among.
-"""
+"""The text of one answer while its ids arrive, never cut in the middle of a character, and log probabilities as OpenAI's API words them."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -56,7 +54,7 @@ class Answer:
     """
 
     def __init__(self, codec: Codec, stops: Stops = NO_STOPS, *, skip_special: bool = True) -> None:
-        self._decode = _decode_of(codec, skip_special=skip_special)
+        self._decode = partial(codec.decode, skip_special=skip_special)
         self._stops = stops
         self._ends = stops.token_ids | (frozenset() if stops.ignores_eos else codec.end_ids)
         self._unsaid = None if stops.ignores_eos else codec.eos_id
@@ -163,10 +161,6 @@ class Answer:
             else:
                 low = middle + 1
         del self._ids[low:]
-
-
-def _decode_of(codec: Codec, *, skip_special: bool) -> Callable[[Sequence[int]], str]:
-    return codec.decode if skip_special else lambda ids: codec.decode(ids, skip_special=False)
 
 
 class _GrowingText:

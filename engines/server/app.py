@@ -37,7 +37,7 @@ from engines.server.body import (
 )
 from engines.server.completion import LARGE_TEXT, AnswerPiece, Completion, Served, Usage, of_users
 from engines.server.connection import LARGE_BODY, Addressed, Intake, own_names
-from engines.server.errors import ApiError, refused, too_late
+from engines.server.errors import ApiError, refused
 from engines.server.responses import Choice, Format, ResponseFormat, ResponsesBody
 from engines.server.service import Metrics
 from engines.server.settings import ServerSettings
@@ -122,7 +122,12 @@ class Reply:
             async with asyncio.timeout_at(self._arrived_at + self._timeout_s):
                 yield
         except TimeoutError:
-            raise too_late(self._timeout_s) from None
+            raise ApiError(
+                504,
+                f"the answer was not complete after timeout={self._timeout_s:g} s: ask for fewer tokens, or allow more time",
+                kind="timeout_error",
+                code="deadline_exceeded",
+            ) from None
 
     async def _told(self, completion: Completion) -> Mapping[str, Any]:
         parts: list[list[AnswerPiece]] = [[] for _ in range(self._asked.num_choices)]
@@ -148,7 +153,7 @@ class Reply:
         async for part in completion.parts():
             if self._ttft_s is None:
                 self._ttft_s = self._since_arrival()
-                self._metrics.note_first_piece(self._ttft_s)
+                self._metrics.ttft_s.observe(self._ttft_s)
             if content := self._format.part(part, prompt_of(part.choice), counted(part.choice)):
                 await send(_body(content, more=True))
         await send(_body(self._format.ending(completion.usage, is_told=options.include_usage), more=False))
@@ -159,7 +164,7 @@ class Reply:
         self._metrics.tokens.labels("completion").inc(tokens)
         self._metrics.e2el_s.observe(e2el_s)
         if self._ttft_s is not None and tokens > 1 and self._asked.num_choices == 1:
-            self._metrics.note_stream((e2el_s - self._ttft_s) / (tokens - 1))
+            self._metrics.tpot_s.observe((e2el_s - self._ttft_s) / (tokens - 1))
         if completion.has_begun_at is not None:
             self._metrics.queue_s.observe(completion.has_begun_at - self._arrived_at)
 
@@ -198,18 +203,6 @@ async def _until_gone(receive: Receive) -> None:
 logger = logging.getLogger(__name__)
 
 _PAGE_POLICY = "default-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-
-
-def _shared_with(origins: Sequence[str]) -> Middleware:
-    """Lets pages of these origins ask: what they may send, and that they may read the answers, also those of refusals."""
-    return Middleware(
-        CORSMiddleware,
-        allow_origins=origins,
-        allow_methods=["GET", "POST"],
-        allow_headers=["*"],
-        expose_headers=["Retry-After"],
-        allow_private_network=True,
-    )
 
 
 _MOST_ID = 2**32 - 1
@@ -283,8 +276,8 @@ class Server:
         self._intake = Intake(settings)
         own: Mapping[str, tuple[str, Callable[[], float]]] = {
             "uptime_seconds": ("Since the server began.", lambda: time.time() - self._started),
-            "draining": ("1 when no request is taken any more.", lambda: self.is_draining),
-            "requests_receiving": ("Requests whose bodies have not come whole.", lambda: self.num_reading),
+            "draining": ("1 when no request is taken any more.", lambda: self._intake.is_closed),
+            "requests_receiving": ("Requests whose bodies have not come whole.", lambda: self._intake.num_reading),
         }
         self.metrics = Metrics(served.service, served.model.name, own)
         self.num_answering = 0
@@ -297,6 +290,17 @@ class Server:
         )
         tokenize = Schema(TokenizeBody, served.model.name, {}, is_strict=is_strict)
         detokenize = Schema(DetokenizeBody, served.model.name, {}, is_strict=is_strict)
+        middleware = [Middleware(Addressed, names=own_names(settings.host), say=self._say)]
+        if settings.allow_origin:
+            shared = Middleware(
+                CORSMiddleware,
+                allow_origins=settings.allow_origin,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["Retry-After"],
+                allow_private_network=True,
+            )
+            middleware.append(shared)
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", partial(self._answer, completion), methods=["POST"]),
@@ -311,10 +315,7 @@ class Server:
                 Route("/metrics", self._metrics),
                 Route("/", HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY}), methods=["GET"]),
             ],
-            middleware=[
-                Middleware(Addressed, names=own_names(settings.host), say=self._say),
-                *([_shared_with(settings.allow_origin)] if settings.allow_origin else []),
-            ],
+            middleware=middleware,
             exception_handlers={
                 ApiError: self._say,
                 HTTPException: self._say_http,
@@ -325,15 +326,6 @@ class Server:
 
     def drain(self) -> None:
         self._intake.close()
-
-    @property
-    def num_reading(self) -> int:
-        """Requests whose bodies have not come whole."""
-        return self._intake.num_reading
-
-    @property
-    def is_draining(self) -> bool:
-        return self._intake.is_closed
 
     # -- what is told ----------------------------------------------------------------------------------------
 
@@ -349,9 +341,10 @@ class Server:
         return JSONResponse(card)
 
     async def _ready(self, _request: Request) -> Response:
-        is_ready = self._served.service.is_ready and not self.is_draining
-        said = "ready" if is_ready else "draining" if self.is_draining else "loading"
-        return JSONResponse({"status": said}, 200 if is_ready else 503)
+        if self._intake.is_closed:
+            return JSONResponse({"status": "draining"}, 503)
+        is_ready = self._served.service.is_ready
+        return JSONResponse({"status": "ready" if is_ready else "loading"}, 200 if is_ready else 503)
 
     async def _metrics(self, _request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -427,7 +420,7 @@ class Server:
         # A connection is not kept while the server ends, nor where nobody knows what is a body and what the next request.
         has_two_lengths = "transfer-encoding" in request.headers and "content-length" in request.headers
         is_unclear = error.status == 408 or "expect" in request.headers or has_two_lengths
-        close = {"Connection": "close"} if self.is_draining or is_unclear else {}
+        close = {"Connection": "close"} if self._intake.is_closed or is_unclear else {}
         return JSONResponse(error.body, error.status, headers={**error.headers, **close})
 
     async def _say_http(self, request: Request, error: Exception) -> Response:

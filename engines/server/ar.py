@@ -113,7 +113,6 @@ class ServedAr:
         self._worker = TorchWorker(executor, batching, queue, self, estimate_s)
         self._end_ids, self._budget, self._keeps = end_ids, budget, keeps
         self._requests: dict[int, _Request] = {}
-        self._by_order: dict[int, _Request] = {}
         self._events: list[Event] = []
         self._began_s = time.perf_counter()
         self._last: Step | None = None
@@ -144,16 +143,15 @@ class ServedAr:
         sequence = worker.add(Session(request_id, now, (Round(len(prompt), length),)), sampling)
         sequence.left = length
         request = _Request(request_id, prompt, ends, wants_tokens, generation, sequence, length)
-        self._requests[request_id] = self._by_order[sequence.order] = request
+        self._requests[request_id] = request
         if self._keeps and generation.prompt_logprobs is None:  # which are made of all of the prompt's rows
             worker.adopt(sequence, prompt)
         history = sequence.context
         worker.enqueue(sequence, "incremental" if history else "initial", history, len(prompt) - history, now)
 
     def cancel(self, request_id: int) -> None:
-        request = self._requests.get(request_id)
+        request = self._requests.pop(request_id, None)
         if request is not None:
-            self._forget(request)
             self._worker.drop(request.sequence)
 
     def step(self) -> Sequence[Event]:
@@ -172,9 +170,9 @@ class ServedAr:
         return self._events
 
     def give_up(self, sentence: str) -> Sequence[Event]:
-        lost = [self._by_order[sequence.order] for sequence in self._worker.abandon()]
+        lost = [self._request_of(sequence) for sequence in self._worker.abandon()]
         for request in lost:
-            self._forget(request)
+            del self._requests[request.request_id]
         return [Failed(request.request_id, sentence) for request in lost]
 
     def status(self) -> EngineStatus:
@@ -202,12 +200,13 @@ class ServedAr:
     # ---- what the worker asks and tells -------------------------------------------------------------------
 
     def ids(self, sequence: rows.SessionState, start: int) -> Ints:
-        return self._by_order[sequence.order].prompt[start:]
+        return self._request_of(sequence).prompt[start:]
 
     def hear(self, sequence: rows.SessionState, token: int) -> bool:
-        request = self._by_order[sequence.order]
+        request = self._request_of(sequence)
         if not request.token_ids and request.generation.prompt_logprobs is not None:
-            self._tell_prompt(request)
+            parts, sequence.prompt_logprobs = sequence.prompt_logprobs, []
+            self._events.append(PromptScored(request.request_id, Logprobs.joined(parts) if parts else None))
         request.token_ids.append(token)
         if request.generation.logprobs is not None and sequence.logprobs is not None:
             request.logprobs.append(sequence.logprobs)
@@ -219,7 +218,7 @@ class ServedAr:
         return is_over
 
     def began(self, sequence: rows.SessionState, now: float) -> None:
-        request = self._by_order[sequence.order]
+        request = self._request_of(sequence)
         if not request.has_begun:
             request.has_begun = True
             self._events.append(Admitted(request.request_id))
@@ -228,10 +227,10 @@ class ServedAr:
         self._counts["reused_tokens"] += task.history
 
     def done(self, sequence: rows.SessionState, now: float) -> None:
-        request = self._by_order[sequence.order]
+        request = self._request_of(sequence)
         ids = tuple(request.token_ids[request.num_told :])
         self._events.append(Finished(request.request_id, ids, request.take_logprobs()))
-        self._forget(request)
+        del self._requests[request.request_id]
         if self._keeps:
             self._worker.keep(sequence, np.concatenate([request.prompt, request.token_ids]).astype(np.int64))
         else:
@@ -239,13 +238,8 @@ class ServedAr:
 
     # ---- in between -----------------------------------------------------------------------------------------
 
-    def _tell_prompt(self, request: _Request) -> None:
-        parts, request.sequence.prompt_logprobs = request.sequence.prompt_logprobs, []
-        self._events.append(PromptScored(request.request_id, Logprobs.joined(parts) if parts else None))
-
-    def _forget(self, request: _Request) -> None:
-        del self._requests[request.request_id]
-        del self._by_order[request.sequence.order]
+    def _request_of(self, sequence: rows.SessionState) -> _Request:
+        return self._requests[sequence.session.session_id]
 
     def _wait(self, plan: NextStep, now: float) -> None:
         """Nothing runs: the policy waits for company, and says until when."""

@@ -106,7 +106,9 @@ class Intake:
                         size += len(part)
                         self._held += len(part)
                         self._check_body(size)
-                        self._check_held(size)
+                        most = self._settings.max_bytes_in_flight
+                        if size > LARGE_BODY and self._held > most:
+                            raise unavailable(f"the requests under way have {most} bytes, the most that are held")
                         parts.append(part)
                 finally:
                     self._limits.discard(limit)
@@ -141,11 +143,6 @@ class Intake:
         length = headers.get("content-length")
         if length is not None:
             self._check_body(int(length))
-
-    def _check_held(self, size: int) -> None:
-        most = self._settings.max_bytes_in_flight
-        if size > LARGE_BODY and self._held > most:
-            raise unavailable(f"the requests under way have {most} bytes, the most that are held")
 
     def _check_body(self, size: int) -> None:
         most = self._settings.max_body_bytes

@@ -39,27 +39,8 @@ def refused(message: str, param: str | None = None, *, status: int = 400, code: 
     return ApiError(status, message, param=param, code=code)
 
 
-def queue_full(max_waiting: int) -> ApiError:
-    return ApiError(
-        429,
-        f"the queue has no place left of max_queue={max_waiting}: come again later, or start the server with a longer one",
-        kind="rate_limit_error",
-        code="queue_full",
-        retry_after_s=1,
-    )
-
-
 def unavailable(reason: str) -> ApiError:
     return ApiError(503, f"{reason}: come again later", kind="server_error", code="unavailable", retry_after_s=1)
-
-
-def too_late(timeout_s: float) -> ApiError:
-    return ApiError(
-        504,
-        f"the answer was not complete after timeout={timeout_s:g} s: ask for fewer tokens, or allow more time",
-        kind="timeout_error",
-        code="deadline_exceeded",
-    )
 
 
 def _one_line(sentence: str) -> str:

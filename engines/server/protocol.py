@@ -2,9 +2,7 @@
 
 A ``ServedModel`` is made where the server runs and pickled to the engine's process, which makes a ``ServedEngine`` of
 it. ``Submission`` goes there, ``Event`` comes back. The server talks to the process (``service.py``) and never to an engine.
-
-What goes between the server and its engine's process: pickles behind their length, over a socket that both inherit, as the
-engine's end, a ``multiprocessing.connection.Connection``, frames them.
+Pickles go between them behind their length, as ``multiprocessing.connection.Connection``, the engine's end, frames them.
 """
 
 import asyncio
@@ -28,17 +26,10 @@ _OF_CAUSAL_MODELS = (
 """Fields of a request about how each token follows from those before it."""
 
 
-class DiffusionAsked(NamedTuple):
-    settings: tuple[tuple[str, Any], ...]
-    """Fields of the generation, by name."""
-    seed: int
-    ignores_eos: bool
-
-
-def asked_of_diffusion(asked: Mapping[str, Any], vocabulary: int) -> DiffusionAsked:
-    """What a diffusion model's engine heeds of ``ServedModel.generation``'s fields: ``ignores_eos`` stands for all that the server
-    looks after, as it ends an answer at a stop id, and at no end that comes too early. Raise UserError for a field that such a
-    model has no answer to."""
+def asked_of_diffusion(asked: Mapping[str, Any], vocabulary: int) -> tuple[tuple[tuple[str, Any], ...], int, bool]:
+    """(fields of the generation, seed, whether it ignores ends): what a diffusion model's engine heeds of ``ServedModel.generation``'s
+    fields. The last stands for all that the server looks after, as it ends an answer at a stop id, and at no end that comes too
+    early. Raise UserError for a field that such a model has no answer to."""
     name = next((each for each in _OF_CAUSAL_MODELS if each in asked), None)
     require(
         name is None,
@@ -55,7 +46,7 @@ def asked_of_diffusion(asked: Mapping[str, Any], vocabulary: int) -> DiffusionAs
     seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False)
     if "max_tokens" in given:
         given["gen_length"] = given.pop("max_tokens")
-    return DiffusionAsked(tuple(sorted(given.items())), seed, ignores_eos)
+    return tuple(sorted(given.items())), seed, ignores_eos
 
 
 class Submission(NamedTuple):

@@ -1,8 +1,6 @@
-"""``/v1/responses`` for text: its body as a conversation's, its answer, and the events of its stream.
+"""Answers as OpenAI's API words them, whole and in chunks; and ``/v1/responses`` for text, with its body as a conversation's.
 
 Nothing is kept behind an answer, whatever ``store`` says: a request tells its whole conversation.
-
-Answers as OpenAI's API words them, whole and in chunks.
 """
 
 import json

@@ -1,8 +1,6 @@
 """The engine's process as the event loop sees it: starts it, starts it again where it ended, and passes its events on.
 
-Requests that are open when it ends fail.
-
-What ``/metrics`` says, in Prometheus' text format; the status page reads it too.
+Requests that are open when it ends fail. ``/metrics`` says how they and the engine do, and the status page reads it.
 """
 
 import asyncio
@@ -15,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -24,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engines.errors import RunError, UserError
-from engines.server.errors import queue_full, unavailable
+from engines.server.errors import ApiError, unavailable
 from engines.server.protocol import (
     ENDS,
     Able,
@@ -62,14 +59,6 @@ _ENVIRONMENT = {
 Sink = Callable[[Event], None]
 
 
-@dataclass(slots=True)
-class _Open:
-    """A request that has not ended."""
-
-    sink: Sink
-    has_begun: bool = False
-
-
 class EngineProcess:
     """Nothing here waits but ``start`` and ``stop``. ``max_waiting`` bounds the queue, places reserved in it included."""
 
@@ -77,8 +66,9 @@ class EngineProcess:
         self._model = model
         self._max_waiting = max_waiting
         self._ids = count()
-        self._open: dict[int, _Open] = {}
-        self._num_begun = 0
+        self._open: dict[int, Sink] = {}
+        self._begun: set[int] = set()
+        """Those of the open requests that work has begun on."""
         self._num_reserved = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -181,13 +171,20 @@ class EngineProcess:
     @property
     def num_waiting(self) -> int:
         """Requests that work has not begun on, places reserved included."""
-        return len(self._open) - self._num_begun + self._num_reserved
+        return len(self._open) - len(self._begun) + self._num_reserved
 
     def reserve(self, num: int) -> None:
         """Take places in the queue, each to be used by ``submit`` or given back. Raise ApiError where there are none."""
         self._check_ready()
         if self.num_waiting + num > self._max_waiting:
-            raise queue_full(self._max_waiting)
+            raise ApiError(
+                429,
+                f"the queue has no place left of max_queue={self._max_waiting}: come again later, or start the server with a "
+                f"longer one",
+                kind="rate_limit_error",
+                code="queue_full",
+                retry_after_s=1,
+            )
         self._num_reserved += num
 
     def _check_ready(self) -> None:
@@ -205,7 +202,7 @@ class EngineProcess:
         self._check_ready()
         assert self._writer is not None
         request_id = next(self._ids)
-        self._open[request_id] = _Open(sink)
+        self._open[request_id] = sink
         self._num_reserved -= 1
         self._writer.write(frame(Submission(request_id, prompt_ids, generation, wants_tokens)))
         return request_id
@@ -220,27 +217,24 @@ class EngineProcess:
         """Give up every open request; how many they were."""
         lost = list(self._open)
         for request_id in lost:
-            sink = self._open[request_id].sink
+            sink = self._open[request_id]
             self.cancel(request_id)
             sink(Failed(request_id, sentence))
         return len(lost)
 
     def _pass(self, event: Event) -> None:
-        open_ = self._open.get(event.request_id)
-        if open_ is None:
+        sink = self._open.get(event.request_id)
+        if sink is None:
             return  # cancelled while the event was on its way
         if isinstance(event, Admitted):
-            open_.has_begun = True
-            self._num_begun += 1
+            self._begun.add(event.request_id)
         elif isinstance(event, ENDS):
             self._forget(event.request_id)
-        open_.sink(event)
+        sink(event)
 
-    def _forget(self, request_id: int) -> _Open | None:
-        open_ = self._open.pop(request_id, None)
-        if open_ is not None:
-            self._num_begun -= open_.has_begun
-        return open_
+    def _forget(self, request_id: int) -> Sink | None:
+        self._begun.discard(request_id)
+        return self._open.pop(request_id, None)
 
 
 def _spawn(there: socket.socket) -> subprocess.Popen[bytes]:
@@ -306,14 +300,12 @@ class Metrics:
         self._unknown_names: set[str] = set()
         self.tokens = Counter(f"{PREFIX}tokens", "Tokens of prompts and of answers.", ["kind"], registry=registry)
         self.queue_s = self._histogram("queue_seconds", "From arrival until work on a request began.")
-        self.ttft_s = self._histogram("time_to_first_block_seconds", "From arrival to the first piece of a stream.")
-        self.tpot_s = self._histogram(
-            "time_per_output_token_seconds", "From a stream's first piece to its end, by token after the first.", _SHORT
-        )
-        self._recent_ttft_s = _Recent("recent_time_to_first_block_seconds", "Of the streams of the last minute.")
-        self._recent_tpot_s = _Recent("recent_time_per_output_token_seconds", "Of the streams of the last minute.")
-        registry.register(self._recent_ttft_s)
-        registry.register(self._recent_tpot_s)
+        first, later = "time_to_first_block_seconds", "time_per_output_token_seconds"
+        ttft_s = self._histogram(first, "From arrival to the first piece of a stream.")
+        tpot_s = self._histogram(later, "From a stream's first piece to its end, by token after the first.", _SHORT)
+        self.ttft_s, self.tpot_s = _Recent(first, ttft_s), _Recent(later, tpot_s)
+        registry.register(self.ttft_s)
+        registry.register(self.tpot_s)
         self.e2el_s = self._histogram("request_seconds", "From arrival to the end of the answer.")
         for kind in ("prompt", "completion"):
             self.tokens.labels(kind)
@@ -332,32 +324,26 @@ class Metrics:
             self._unknown_names.add(name)
         return name if name in self._unknown_names else "other"
 
-    def note_first_piece(self, ttft_s: float) -> None:
-        self.ttft_s.observe(ttft_s)
-        self._recent_ttft_s.add(ttft_s)
-
-    def note_stream(self, tpot_s: float) -> None:
-        self.tpot_s.observe(tpot_s)
-        self._recent_tpot_s.add(tpot_s)
-
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
 
 class _Recent(Collector):
-    """Quantiles of the last minute's values; none where there was no value."""
+    """Quantiles of the last minute's values of ``whole``; none where there was no value."""
 
-    def __init__(self, name: str, what: str) -> None:
-        self._name, self._what = name, what
+    def __init__(self, name: str, whole: Histogram) -> None:
+        self._name, self._whole = name, whole
         self._values: deque[tuple[float, float]] = deque(maxlen=_MOST_RECENT)
 
-    def add(self, value: float) -> None:
+    def observe(self, value: float) -> None:
+        self._whole.observe(value)
         self._values.append((time.monotonic(), value))
 
     def collect(self) -> Iterator[Metric]:
         since = time.monotonic() - _RECENT_S
         found = sorted(value for at, value in self._values if at >= since)
-        family = GaugeMetricFamily(f"{PREFIX}{self._name}", self._what, labels=["quantile"])
+        what = "Of the streams of the last minute."
+        family = GaugeMetricFamily(f"{PREFIX}recent_{self._name}", what, labels=["quantile"])
         for part in (0.5, 0.9) if found else ():
             family.add_metric([str(part)], found[int(part * len(found))])
         yield family

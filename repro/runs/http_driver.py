@@ -7,6 +7,7 @@ Nothing here knows HTTP: what sends a request is given, and time is the event lo
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -155,7 +156,9 @@ class _Driver:
         loop = asyncio.get_running_loop()
         self._time, self._zero = loop.time, loop.time()
         self._send, self._on_progress = send, on_progress
-        self._places = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+        self._places: AbstractAsyncContextManager[Any] = (
+            nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+        )
         self._num_total = sum(len(conversation.delays_s) for conversation in conversations)
         self._num_sent = 0
         self.exchanges: list[Exchange] = []
@@ -193,15 +196,10 @@ class _Driver:
     ) -> Exchange:
         ask = conversation.ask(turn, replies)
         queued_s = self.now()
-        if self._places is not None:
-            await self._places.acquire()
-        try:
+        async with self._places:
             sent_s = self.now()
             self._num_sent += 1
             reply = await self._send(ask.body, self.now)
-        finally:
-            if self._places is not None:
-                self._places.release()
         return Exchange(
             session_id=conversation.session_id,
             turn=turn,

@@ -2,6 +2,7 @@
 from the due time unless they say otherwise."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ BUNCH, MAX_BUNCHED = 4, 0.01
 """Pieces of one answer in one network read, and the share of bunched pieces of all, that are told: two may meet by chance."""
 
 CHUNKS = "chunks"
+_DISTRIBUTED = ("client_queue_s", "finish_lag_s", "usage_lag_s", "close_lag_s")
+"""Columns of requests of which a metric of that name tells the distribution."""
 
 
 def tables_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]] | None = None) -> dict[str, Table]:
@@ -117,10 +120,6 @@ def schedule_delay_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(column(record, "submit_lag_s") - column(record, "client_queue_s"))
 
 
-def client_queue_s(record: RunRecord) -> dict[str, Any]:
-    return _of_known(column(record, "client_queue_s"))
-
-
 def ttft_sent_s(record: RunRecord) -> dict[str, Any]:
     return _of_known(column(record, "first_output_s") - sent_s(record))
 
@@ -177,25 +176,8 @@ def _bunched(record: RunRecord) -> Mask:
     return np.asarray(table["is_bunched"], dtype=bool) & is_ok(record)[owner]
 
 
-def finish_lag_s(record: RunRecord) -> dict[str, Any]:
-    return _of_known(column(record, "finish_lag_s"))
-
-
-def usage_lag_s(record: RunRecord) -> dict[str, Any]:
-    return _of_known(column(record, "usage_lag_s"))
-
-
-def close_lag_s(record: RunRecord) -> dict[str, Any]:
-    return _of_known(column(record, "close_lag_s"))
-
-
 def num_resent(record: RunRecord) -> int:
     return sum(record.requests["was_resent"])
-
-
-def requested_rate(record: RunRecord) -> float | None:
-    rate: float | None = record.facts.get("requested_rate")
-    return rate
 
 
 def due_rate(record: RunRecord) -> float | None:
@@ -241,6 +223,10 @@ def goodput_http(record: RunRecord) -> dict[str, Any]:
 
 def _of_known(times: Floats) -> dict[str, Any]:
     return distribution(known(times))
+
+
+def _of_column(record: RunRecord, name: str) -> dict[str, Any]:
+    return _of_known(column(record, name))
 
 
 def input_len(record: RunRecord) -> dict[str, Any]:
@@ -396,7 +382,7 @@ def _bunched_pieces(record: RunRecord) -> Iterator[str]:
 HTTP = family_in(
     Path(__file__).parent,
     "http",
-    globals(),
+    {**globals(), **{name: partial(_of_column, name=name) for name in _DISTRIBUTED}},
     checks=(
         enough_requests,
         submissions,

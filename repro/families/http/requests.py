@@ -213,10 +213,6 @@ class HttpWorkload:
     conversations: tuple[HttpConversation, ...]
     provenance: Any
 
-    @property
-    def num_turns(self) -> int:
-        return sum(len(each.turns) for each in self.conversations)
-
     def with_prefixes(self, nonce: str) -> HttpWorkload:
         """Every conversation's prompt begins with ids of its own."""
         made = [each.with_prefix(self._prefix(f"{nonce}/{each.session_id}")) for each in self.conversations]
@@ -235,10 +231,6 @@ class HttpWorkload:
     @cached_property
     def _known(self) -> list[int]:
         return sorted({i for each in self.conversations for i in each.turns[0].new_ids})
-
-
-Make = Callable[..., HttpConversation]
-"""Makes a conversation of what it has of its own."""
 
 
 def prompt_bounds(ask: Ask) -> tuple[int, int]:
@@ -362,7 +354,9 @@ def _traced(cell: Cell, knobs: HttpKnobs, file: Traced, context: int | None, tok
     )
 
 
-def _sessions(cell: Cell, knobs: HttpKnobs, file: Traced | None, tokenizer: TextTokenizer, make: Make) -> HttpWorkload:
+def _sessions(
+    cell: Cell, knobs: HttpKnobs, file: Traced | None, tokenizer: TextTokenizer, make: Callable[..., HttpConversation]
+) -> HttpWorkload:
     require(knobs.input_len is None, f"input_len={knobs.input_len} has no effect on sessions: use length_scale instead")
     workload = build_sessions(
         SessionWorkloadConfig(

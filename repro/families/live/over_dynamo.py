@@ -26,7 +26,7 @@ from engines.errors import RunError
 from repro.families.http.endpoint import EXTRA_HEADERS, Endpoint, require_client
 from repro.families.servers import log_folder
 from repro.runs.family import distribution
-from repro.runs.http_driver import Ask, Clock, Exchange, Reply, Send, drive_http
+from repro.runs.http_driver import Ask, Clock, Exchange, Reply, drive_http
 
 if TYPE_CHECKING:
     from engines.ampd.live.coordinator import Prompts
@@ -85,39 +85,31 @@ def body_of(ids: Sequence[int], max_tokens: int) -> dict[str, Any]:
     }
 
 
-class Driving:
-    def __init__(self, endpoint: Endpoint, sessions: Sequence[Session], prompts: Prompts) -> None:
-        self._endpoint, self._sessions, self._prompts = endpoint, sessions, prompts
-        self.zero_s = 0.0
-        """When the first session could have come, on this machine's monotonic clock."""
+async def _warm_up(endpoint: Endpoint, ids: Sequence[int], check: Callable[[], None]) -> None:
+    """A request of no session: a first one takes longer than any other."""
+    async with endpoint.sending() as send:
+        (reply,) = await _minding(asyncio.gather(send(body_of(ids, 2), time.monotonic)), check)
+    if reply.error is not None:
+        raise RunError(f"frontend='dynamo': the request that warms up failed: {reply.error}")
 
-    async def warm_up(self, check: Callable[[], None]) -> None:
-        """A request of no session: a first one takes longer than any other."""
-        longest = max(self._sessions, key=lambda each: each.rounds[0].prefill_tokens)
-        async with self._endpoint.sending() as send:
-            ids = self._prompts(longest, 0).tolist()
-            (reply,) = await _minding(asyncio.gather(send(body_of(ids, 2), time.monotonic)), check)
-        if reply.error is not None:
-            raise RunError(f"frontend='dynamo': the request that warms up failed: {reply.error}")
 
-    async def run(self, check: Callable[[], None]) -> list[Exchange]:
-        conversations = [SessionConversation(session=each, prompts=self._prompts) for each in self._sessions]
-        async with self._endpoint.sending() as send:
-            exchanges = await _minding(asyncio.ensure_future(drive_http(conversations, self._timed(send))), check)
-        wrong = [each.error for each in exchanges if each.error is not None]
-        if wrong:
-            raise RunError(f"{len(wrong)} of {len(exchanges)} requests failed, the first with: {wrong[0]}")
-        return exchanges
+async def _drive(
+    endpoint: Endpoint, conversations: Sequence[SessionConversation], check: Callable[[], None]
+) -> tuple[list[Exchange], float]:
+    """With when the first session could have come, on this machine's monotonic clock."""
+    zeros_s: list[float] = []
 
-    def _timed(self, send: Send) -> Send:
-        """Finds out where the driver's clock begins."""
+    async with endpoint.sending() as send:
 
         async def sending(body: Mapping[str, Any], clock: Clock) -> Reply:
-            if not self.zero_s:
-                self.zero_s = time.monotonic() - clock()
+            zeros_s.append(time.monotonic() - clock())
             return await send(body, clock)
 
-        return sending
+        exchanges = await _minding(asyncio.ensure_future(drive_http(conversations, sending)), check)
+    wrong = [each.error for each in exchanges if each.error is not None]
+    if wrong:
+        raise RunError(f"{len(wrong)} of {len(exchanges)} requests failed, the first with: {wrong[0]}")
+    return exchanges, zeros_s[0]
 
 
 async def _minding(work: asyncio.Future[Any], check: Callable[[], None]) -> Any:
@@ -131,33 +123,27 @@ async def _minding(work: asyncio.Future[Any], check: Callable[[], None]) -> Any:
         work.cancel()
 
 
-class HttpClient:
-    """Who the answers went to."""
+def seen_by_client(
+    exchanges: Sequence[Exchange], run: ClusterRun, store: Store
+) -> tuple[ClusterRun, Mapping[str, Any]]:
+    """The run at the client's times, and facts of what lies in between. RunError where it got other tokens than the
+    workers made."""
+    from engines.cluster.record import observe
 
-    def __init__(self, exchanges: Sequence[Exchange]) -> None:
-        self._by_round = {(each.session_id, each.turn): each for each in exchanges}
-
-    def saw(self, run: ClusterRun, store: Store) -> tuple[ClusterRun, Mapping[str, Any]]:
-        """The run at the client's times, and facts of what lies in between. RunError where it got other tokens than the
-        workers made."""
-        from engines.cluster.record import observe
-
-        replies = []
-        for row, key in enumerate(self._keys(run)):
-            reply, tokens = self._by_round[key].reply, run.rounds["decode_tokens"][row]
-            assert reply is not None
-            place = run.rounds["history"][row] + run.rounds["prefill_tokens"][row]
-            if reply.token_ids != store.ids(key[0], place, place + tokens):
-                raise RunError(f"session {key[0]}, round {key[1]}: the client got other tokens than the workers made")
-            replies.append(reply)
-        at_client = _at(run, [self._by_round[key].due_s for key in self._keys(run)], replies)
-        seen, inside = observe(at_client), observe(run)
-        added = {"ttft_s": seen.ttft_s - inside.ttft_s, "itl_s": seen.round_itl_s["mean"] - inside.round_itl_s["mean"]}
-        return at_client, {"added": {name: distribution(values[np.isfinite(values)]) for name, values in added.items()}}
-
-    @staticmethod
-    def _keys(run: ClusterRun) -> Iterator[tuple[int, int]]:
-        return zip(run.rounds["session_id"], run.rounds["round"], strict=True)
+    by_round = {(each.session_id, each.turn): each for each in exchanges}
+    due_s, replies = [], []
+    for row, key in enumerate(zip(run.rounds["session_id"], run.rounds["round"], strict=True)):
+        reply, tokens = by_round[key].reply, run.rounds["decode_tokens"][row]
+        assert reply is not None
+        place = run.rounds["history"][row] + run.rounds["prefill_tokens"][row]
+        if reply.token_ids != store.ids(key[0], place, place + tokens):
+            raise RunError(f"session {key[0]}, round {key[1]}: the client got other tokens than the workers made")
+        due_s.append(by_round[key].due_s)
+        replies.append(reply)
+    at_client = _at(run, due_s, replies)
+    seen, inside = observe(at_client), observe(run)
+    added = {"ttft_s": seen.ttft_s - inside.ttft_s, "itl_s": seen.round_itl_s["mean"] - inside.round_itl_s["mean"]}
+    return at_client, {"added": {name: distribution(values[np.isfinite(values)]) for name, values in added.items()}}
 
 
 def _at(run: ClusterRun, due_s: Sequence[float], replies: Sequence[Reply]) -> ClusterRun:
@@ -232,27 +218,29 @@ class OverDynamo:
         with log_folder("ampd-dynamo") as folder, self._started(deciding, folder) as (url, startup_s):
             logger.info("Dynamo's frontend answers after %.1f s; logs are in %s", startup_s, folder)
             before = Mark.of(store, fleet.worker_ids)
-            driving = Driving(Endpoint(url=url, timeout_s=GIVEN_UP_S), sessions, prompts)
+            endpoint = Endpoint(url=url, timeout_s=GIVEN_UP_S)
+            conversations = [SessionConversation(session=each, prompts=prompts) for each in sessions]
+            longest = max(sessions, key=lambda each: each.rounds[0].prefill_tokens)
             try:
-                asyncio.run(driving.warm_up(fleet.check))
+                asyncio.run(_warm_up(endpoint, prompts(longest, 0).tolist(), fleet.check))
                 store.call("forget")
                 # That request's decision drew from the router's random numbers as every other does.
                 mark = replace(Mark.of(store, fleet.worker_ids), decision=before.decision)
-                exchanges = asyncio.run(driving.run(fleet.check))
+                exchanges, zero_s = asyncio.run(_drive(endpoint, conversations, fleet.check))
             except RunError as error:
                 raise RunError(f"{error}; all that Dynamo said: {folder}") from error
-            end_s = time.monotonic() - driving.zero_s
+            end_s = time.monotonic() - zero_s
             began = store.clock.now() - end_s
         lags_s = {}
-        for each in (each for each in exchanges if each.turn == 0):
-            assert each.sent_s is not None
-            lags_s[each.session_id] = max(each.sent_s - each.due_s, 0.0)
+        for each in exchanges:
+            if each.turn == 0 and each.sent_s is not None:
+                lags_s[each.session_id] = max(each.sent_s - each.due_s, 0.0)
         return FrontRun(
             began=began,
             end_s=end_s,
             mark=mark,
             lags_s=[lags_s[each.session_id] for each in sessions],
-            client=HttpClient(exchanges),
+            exchanges=exchanges,
             facts={"name": "dynamo", "packages": dict(self._packages), "startup_s": round(startup_s, 1)},
         )
 
@@ -290,7 +278,7 @@ class FrontRun:
     """What the store held before."""
     lags_s: list[float]
     """How much later than due each session's first round was asked for."""
-    client: HttpClient | None = None
+    exchanges: Sequence[Exchange] | None = None
     """None where rounds are timed in the store alone."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 

@@ -8,7 +8,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.resources import files
@@ -33,7 +33,7 @@ from repro.families.cluster.ampd_record import AR, ROUNDS, slo_attainment, table
 from repro.families.cluster.ampd_record import round_ttft_s as ttft_of
 from repro.families.cluster.ampd_settings import DEFAULT_READING, Objective, SessionKnobs, sessions_asked
 from repro.families.cluster.deployments import parse_deployment
-from repro.families.live.over_dynamo import Direct, Front, OverDynamo
+from repro.families.live.over_dynamo import Direct, Front, OverDynamo, seen_by_client
 from repro.families.platforms import platform
 from repro.runs.cell import Cell
 from repro.runs.code import why_here
@@ -212,7 +212,6 @@ _NUM_SLOTS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class LiveDeployment:
-    system: str
     title: str
     settings: LiveSettings
     seed: int
@@ -280,8 +279,8 @@ class LiveDeployment:
             ids = [answers(store, each) for each in sessions]
             simulated = compared(run, self._simulated(profile, workload))
             seen = None
-            if served.client is not None:
-                run, seen = served.client.saw(run, store)
+            if served.exchanges is not None:
+                run, seen = seen_by_client(served.exchanges, run, store)
             store.clear()
         facts = {
             **self._facts(run, end_s),
@@ -313,16 +312,11 @@ class LiveDeployment:
         from engines.ampd.live.worker import WorkerSpec
 
         settings, prefix = self.settings, f"{{ampd:{uuid.uuid4().hex[:12]}}}"
-
-        @contextmanager
-        def redis_url() -> Iterator[str]:
-            if settings.knobs.redis is not None:
-                yield settings.knobs.redis
-                return
-            with tempfile.TemporaryDirectory(prefix="ampd-redis-") as folder, RedisServer(Path(folder)) as server:
-                yield server.url
-
-        with redis_url() as url:
+        with ExitStack() as stack:
+            url = settings.knobs.redis
+            if url is None:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ampd-redis-"))
+                url = stack.enter_context(RedisServer(Path(folder))).url
             store = Store.connect(url, prefix)
             store.call("create", settings.policies.window_s)
             cores = sorted(os.sched_getaffinity(0))
@@ -445,18 +439,11 @@ _MODULES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class LiveSystem:
-    name: str
-    title: str
-
-    @property
-    def family(self) -> Family:
-        return LIVE
-
-    @property
-    def knobs(self) -> tuple[type, ...]:
-        return LiveKnobs, AmpdConfig
+    name = "ampd-live"
+    title = "AMPD live"
+    knobs = (LiveKnobs, AmpdConfig)
+    family: ClassVar[Family] = LIVE
 
     def prepare(self, cell: Cell) -> tuple[LiveDeployment, SessionWorkload]:
         settings = resolve(cell, self.name)
@@ -474,14 +461,9 @@ class LiveSystem:
                 tokenizer=None if settings.knobs.model == TINY else Path(settings.knobs.model),
             )
         deployment = LiveDeployment(
-            system=self.name,
-            title=self.title,
-            settings=settings,
-            seed=cell.seed,
-            front=front,
-            modules=(*_MODULES, *front.modules),
+            title=self.title, settings=settings, seed=cell.seed, front=front, modules=(*_MODULES, *front.modules)
         )
         return deployment, workload
 
 
-AMPD_LIVE = LiveSystem(name="ampd-live", title="AMPD live")
+AMPD_LIVE = LiveSystem()

@@ -129,7 +129,7 @@ def test_what_does_not_come_in_time_ends_in_a_sentence(hasty, caplog, monkeypatc
         assert said.statuses == statuses, what
         assert len(said.sentences) == sum(status >= 400 for status in statuses), what
         assert sentence in " | ".join(said.sentences), what
-    hasty.wait_until(lambda: hasty.server.num_reading == hasty.server._intake._held == 0)
+    hasty.wait_until(lambda: hasty.server._intake.num_reading == hasty.server._intake._held == 0)
     with socket.create_connection(("127.0.0.1", hasty.port), timeout=WAIT_S) as client:
         with hasty.standing_still():
             client.sendall(head(LAST) + CONTENT)
@@ -163,7 +163,7 @@ def test_what_does_not_come_as_it_should_ends_in_a_sentence(server, parts, statu
     assert said.statuses == statuses
     assert len(said.sentences) == sum(status >= 400 for status in statuses)
     assert sentence in " | ".join(said.sentences)
-    server.wait_until(lambda: server.server.num_reading == server.server._intake._held == 0)
+    server.wait_until(lambda: server.server._intake.num_reading == server.server._intake._held == 0)
     assert ask(server.port, "/v1/completions", CONTENT).status == 200
     assert caplog.records == []
 
@@ -242,7 +242,7 @@ def test_a_draining_server_waits_for_no_body_that_has_not_come(server):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S))
             client.sendall(head())
             clients.append(client)
-        server.wait_until(lambda: server.server.num_reading == 30)
+        server.wait_until(lambda: server.server._intake.num_reading == 30)
         assert server.server.num_answering == 0
         server.call(server.server.drain)
         for client in clients:
@@ -253,8 +253,8 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_no_fault(
     with running_server(EchoModel(), ByteCodec()) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(head() + CONTENT[:8])
-            server.wait_until(lambda: server.server.num_reading == 1)
-        server.wait_until(lambda: server.server.num_reading == 0)
+            server.wait_until(lambda: server.server._intake.num_reading == 1)
+        server.wait_until(lambda: server.server._intake.num_reading == 0)
         assert metrics(server.port)["repro_disconnects_total"] == 1
     assert caplog.records == []
 

@@ -8,7 +8,7 @@ import pytest
 from engines.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow, observe, table_of
 from engines.cluster.sessions import Round, Session
 from engines.errors import RunError
-from repro.families.live.over_dynamo import HttpClient, SessionConversation
+from repro.families.live.over_dynamo import SessionConversation, seen_by_client
 from repro.runs.http_driver import Exchange, Reply
 
 SESSION = Session(4, 1.0, (Round(3, 3, 0.5), Round(2, 1)))
@@ -47,7 +47,7 @@ def exchanges(first: Reply) -> list[Exchange]:
 
 def saw(first: Reply) -> tuple[ClusterRun, Any]:
     store: Any = Ids()
-    return HttpClient(exchanges(first)).saw(run_in_store(), store)
+    return seen_by_client(exchanges(first), run_in_store(), store)
 
 
 def test_a_turn_repeats_what_was_before_in_the_session_s_name():

@@ -33,7 +33,7 @@ from engines.errors import RunError, UserError
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.routing import LeastKvMemory
 from engines.policies.views import PrefillQueue, Slo
-from repro.families.live.over_dynamo import Direct, OverDynamo, body_of
+from repro.families.live.over_dynamo import Direct, OverDynamo, body_of, seen_by_client
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 
@@ -111,8 +111,8 @@ def test_sessions_over_http_are_rounds_of_the_coordinator(redis, pids):
     assert found.mismatches == []
     assert (found.decisions["bind"], found.decisions["route"]) == (len(SESSIONS) + 1, NUM_TURNS + 1), "and one warms up"
     assert True in run.tasks["is_local"]
-    assert served.client is not None
-    at_client, facts = served.client.saw(run, store)
+    assert served.exchanges is not None
+    at_client, facts = seen_by_client(served.exchanges, run, store)
     seen, inside = observe(at_client), observe(run)
     assert (seen.ttft_s > inside.ttft_s).all(), "HTTP takes time"
     assert (seen.e2el_s > inside.e2el_s).all()
