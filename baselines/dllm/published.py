@@ -1,7 +1,5 @@
 """What all published methods have in common: whole blocks, and static batches."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -78,7 +76,7 @@ class PublishedMethod(Method):
         return kv_rows
 
     def static_torch(
-        self, model: DiffusionModel, config: EngineConfig, sampler: Sampler, kv_rows: int, **options: Any
-    ) -> TorchExecutor:
+        self, model: "DiffusionModel", config: EngineConfig, sampler: Sampler, kv_rows: int, **options: Any
+    ) -> "TorchExecutor":
         """``options`` are ``padded_executor``'s."""
         return self.torch_executor("static")(model, config, self.static_cache(sampler, kv_rows), **options)  # type: ignore[no-any-return]

@@ -4,8 +4,6 @@ Nothing here knows the engine: it tells of arrivals, departures and how far the 
 requests the next step is for. The policy objects are those of the simulated and of the torch instances (engines.laps.system).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
@@ -46,7 +44,7 @@ class AdmissionConfig(Checked):
         _ = Admission(self)
 
     @staticmethod
-    def parse(text: str, *, policy: str) -> AdmissionConfig:
+    def parse(text: str, *, policy: str) -> "AdmissionConfig":
         """The settings that a JSON object holds."""
         given = json_object("policy_settings", text, example='{"boundary": 256}')
         check_given(given, AdmissionConfig, who="policy_settings")

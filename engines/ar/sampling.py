@@ -1,7 +1,5 @@
 """How a sequence's next tokens are chosen, and what is told of them: plain data, no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -29,12 +27,12 @@ class Logprobs(NamedTuple):
     """Both [n, k]."""
 
     @classmethod
-    def joined(cls, each: Sequence[Logprobs]) -> Logprobs:
+    def joined(cls, each: "Sequence[Logprobs]") -> "Logprobs":
         """One behind the other; they have one k, and there is at least one."""
         chosen, rank, top_ids, top = zip(*each, strict=True)
         return cls(np.concatenate(chosen), np.concatenate(rank), np.concatenate(top_ids), np.concatenate(top))
 
-    def cut(self, start: int, end: int, most: int) -> Logprobs:
+    def cut(self, start: int, end: int, most: int) -> "Logprobs":
         """Those of the tokens at [start, end), each with its ``most`` likeliest."""
         rows = slice(start, end)
         return Logprobs(self.chosen[rows], self.rank[rows], self.top_ids[rows, :most], self.top[rows, :most])

@@ -6,8 +6,6 @@ keys up to their own block's end: without any mask this is bidirectional within 
 of (seed, which draw of the request, position) alone. Shapes: s segments, N rows, m rows with logits, V vocabulary rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

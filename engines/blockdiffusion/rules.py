@@ -4,8 +4,6 @@ A forward computes a block's rows; a rule sees what was predicted and how surely
 without a token, marked as such: a token that happens to be the mask's id is a token. Shapes: n blocks of B places.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -38,7 +36,7 @@ class Blocks(NamedTuple):
     full: Ints
     """[n] of them those that found no hole."""
 
-    def of(self, which: list[int]) -> Blocks:
+    def of(self, which: list[int]) -> "Blocks":
         return Blocks(self.ids[which], self.holes[which], self.given[which], self.step[which], self.full[which])
 
 

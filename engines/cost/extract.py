@@ -3,8 +3,6 @@
 Those of the models here, whose other products and heads follow from the listed ones (``engines.cost.listed``), and all that are listed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -87,7 +85,7 @@ class Extract:
             "rules": self.rules,
         }
 
-    def read(self, operation: str, framework: str, name: str) -> pd.DataFrame:
+    def read(self, operation: str, framework: str, name: str) -> "pd.DataFrame":
         """The newest table of a framework; none newer than its newest one of attention, which no release has alone."""
         import pandas as pd
 

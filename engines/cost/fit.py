@@ -6,8 +6,6 @@ at one ratio for each part: between two of these, seconds are linear in the cons
 that the best of all constants is found. A share that no step tells, as none is bound by what it is a share of, stays the datasheet's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -192,7 +190,7 @@ class _Timed(NamedTuple):
     seconds: Floats
 
     @classmethod
-    def of(cls, steps: Sequence[TimedStep], card: Gpu) -> _Timed:
+    def of(cls, steps: Sequence[TimedStep], card: Gpu) -> "_Timed":
         floors = np.array([Roofline(step.shape, card).floors(step.work) for step in steps])
         seconds = np.array([step.seconds for step in steps])
         return cls(floors[:, :, 0], floors[:, :, 1], [step.work for step in steps], seconds)

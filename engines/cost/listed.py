@@ -7,8 +7,6 @@ many K/V heads, else those with as many heads to each K/V head. A decode with mo
 sequences with fewer, which read the same bytes.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence

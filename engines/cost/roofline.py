@@ -9,8 +9,6 @@ bandwidth likewise. A card reports up to 7 % more (an RTX 4090 has 24 GiB on boa
 context take some back, and a memory plan adds its own guard band on top.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from abc import ABC, abstractmethod
@@ -55,7 +53,7 @@ class Gpu:
         return self.name
 
     @classmethod
-    def of_peaks(cls, name: str, flops_per_s: float, bytes_per_s: float, source: str = "measured") -> Gpu:
+    def of_peaks(cls, name: str, flops_per_s: float, bytes_per_s: float, source: str = "measured") -> "Gpu":
         """A card with measured peaks, for bounds alone: it knows no memory and no links."""
         return cls(
             name=f"{name} (measured peaks)",
@@ -204,7 +202,7 @@ class Calibration(Checked):
         return f"fitted on {'; '.join(self.fitted_on)}" if self.fitted_on else self.note
 
     @staticmethod
-    def datasheet(gpu: Gpu) -> Calibration:
+    def datasheet(gpu: Gpu) -> "Calibration":
         return Calibration(
             gpu=gpu.name,
             matmul_efficiency=1.0,

@@ -2,8 +2,6 @@
 remasking (LLaDA's sampler and its relatives; dLLM-Serve §4.3). Logits whose columns lie on several ranks are not gathered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial

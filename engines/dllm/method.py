@@ -5,8 +5,6 @@ how it runs. With a model family and options it makes a ``Sampler``: when the ca
 and how tokens are ranked. dLLM-Serve's own (§4.5) is for continuous batching alone.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
@@ -67,7 +65,7 @@ class Sampler:
     """Published code spends one more forward on a block that its first forward completed; ours does
     not, and reports the published count."""
 
-    def checked(self) -> Sampler:
+    def checked(self) -> "Sampler":
         """Itself; refuses rows to be left out that the rule and the cache do not allow."""
         rule = self.rule
         check_settling(self.settling, window=rule.window, selection=self.sparsity.selection, caches=rule.caches)
@@ -203,8 +201,8 @@ class Method(ABC):
         return RooflineExecutor(roofline, config)
 
     def packed_torch(
-        self, model: DiffusionModel, config: EngineConfig, kv_rows: int, *, block_length: int, **options: Any
-    ) -> TorchExecutor:
+        self, model: "DiffusionModel", config: EngineConfig, kv_rows: int, *, block_length: int, **options: Any
+    ) -> "TorchExecutor":
         """``options`` are ``packed_executor``'s."""
         executor = self.torch_executor("packed")(model, config, kv_rows, **options)
         executor.prepare(block_length)
@@ -212,7 +210,7 @@ class Method(ABC):
 
     def alone(
         self,
-        model: DiffusionModel,
+        model: "DiffusionModel",
         config: EngineConfig,
         sampler: Sampler,
         request: Request,

@@ -4,8 +4,6 @@ Plain data: a workload makes ``Request``; a scheduler turns live requests into a
 answers it with a ``StepOutcome``; the engine reports the step as a ``StepRecord``, and a driver stamps the times of requests from it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -34,7 +32,7 @@ class Request:
         return self.prompt_len + self.generation.gen_length
 
 
-def check_request(request: Request, model: ModelConfig) -> None:
+def check_request(request: Request, model: "ModelConfig") -> None:
     """Refuse what a model cannot run, from its config alone."""
     ids = request.prompt_ids
     require(request.prompt_len >= 1, f"prompt of request {request.request_id} is empty: give at least one token")
@@ -159,7 +157,7 @@ class StepChanges(NamedTuple):
     failed: tuple[tuple[int, str], ...] = ()
     """Requests given up, each with one sentence why."""
 
-    def without(self, lost: Mapping[int, str]) -> StepChanges:
+    def without(self, lost: Mapping[int, str]) -> "StepChanges":
         """Requests that finished with an output that may not be used failed; ``lost`` says why of each."""
         return self._replace(
             finished=tuple(i for i in self.finished if i not in lost),

@@ -4,8 +4,6 @@ In Dream's denoising schedule time runs from 1 to EPS, and each step keeps the s
 torch rounds: a quota is a truncated product of these numbers, so their last bit decides tokens.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Collection, Iterator
 from copy import copy, deepcopy

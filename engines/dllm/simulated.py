@@ -7,8 +7,6 @@ A replay (``Replayed``) follows what a measured run did, at the cost of another 
 when a rule refreshes and where a request stops. None of it depends on the batch, so it is the same in whatever company a request runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -91,7 +89,7 @@ class ReplayedRule:
         self._rule, self._replayed, self._path = rule, replayed, path
         self._block = -1
 
-    def of(self, request: Request) -> ReplayedRule:
+    def of(self, request: Request) -> "ReplayedRule":
         self._replayed.check(request)
         return ReplayedRule(self._rule, self._replayed, self._replayed.paths[request.request_id])
 

@@ -7,8 +7,6 @@ fixed, so a row's numbers do not depend on what else is in the launch. Importing
 ``jit`` does not import triton.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from importlib.util import find_spec
@@ -23,7 +21,7 @@ def _installed() -> bool:
     return find_spec("triton") is not None
 
 
-def available(device: torch.device) -> bool:
+def available(device: "torch.device") -> bool:
     """Whether the kernels can run on tensors of ``device``."""
     # In its interpreter triton runs kernels on any device, for tests; it looks at the variable once, when it is imported.
     is_interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")

@@ -8,8 +8,6 @@ Fresh rows of K and V to their places in the pool, both in one launch; M rows of
 Sizes that the wrappers share, and the requests of a step that build their cache (dLLM-Serve §4.5).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -44,7 +42,7 @@ class Building(NamedTuple):
     kv_start: Tensor
 
     @classmethod
-    def of(cls, table: Tensor) -> Building:
+    def of(cls, table: Tensor) -> "Building":
         """Views of a [7, n] table, which one transfer brings to the device."""
         return cls(*table.unbind(0))
 

@@ -8,8 +8,6 @@ timed apart: in a total, beta and gamma_w are one coefficient.
 ``StepModel`` is what the policies believe a step takes, fitted to timed steps of a simulated or a real instance alike.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -261,7 +259,7 @@ class StepModel:
         lengths: Sequence[int] = LENGTHS,
         histories: Sequence[int] = HISTORIES,
         batches: Sequence[tuple[int, int]] = BATCHES,
-    ) -> StepModel:
+    ) -> "StepModel":
         """Time steps of ``timed`` and fit the model; the grid should cover the workload's lengths."""
         steps = [(1, history, length) for history, length in product(histories, lengths)]
         steps += [(batch, 0, length) for batch, length in batches]
@@ -273,7 +271,7 @@ class StepModel:
         fitted = StepModel(**dict(zip(names, coefficients, strict=True)), shapes={}, mean_error=error)
         return fitted.replaying(timed, shapes)
 
-    def replaying(self, timed: StepTimes, shapes: Iterable[Bucket | Rung]) -> StepModel:
+    def replaying(self, timed: StepTimes, shapes: Iterable[Bucket | Rung]) -> "StepModel":
         """The same model with graphs of these shapes captured, timed too."""
         replays: dict[Bucket | Rung, float] = {}
         for shape in shapes:

@@ -3,8 +3,6 @@
 LLaDA2 (2.0 and 2.1, mini and flash), SDAR (dense) and Fast-dLLM v2. Tokens of a block see each other and all blocks before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +151,7 @@ class BlockConfig:
         return self.family != "fast-dllm-v2"
 
     @staticmethod
-    def from_dict(raw: Mapping[str, Any]) -> BlockConfig:
+    def from_dict(raw: Mapping[str, Any]) -> "BlockConfig":
         """Unknown keys are ignored, unsupported values refused."""
         kind = raw.get("model_type")
         published = _FAMILIES.get(kind) if isinstance(kind, str) else None

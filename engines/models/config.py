@@ -6,8 +6,6 @@ A model is divided among ranks by its dimensions alone. Attention is divided by 
 hidden unit; embedding and output head by vocabulary id. Norms are whole on every rank.
 """
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -196,7 +194,7 @@ class Rope:
     """``scaling`` is what a checkpoint says beyond theta, None where it says nothing."""
 
     theta: Positive
-    scaling: LinearScaling | Llama3Scaling | None = None
+    scaling: "LinearScaling | Llama3Scaling | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,7 +336,7 @@ class LLaDAConfig(ModelConfig):
     qkv_bias: ClassVar[bool] = False
 
     @staticmethod
-    def from_dict(raw: Mapping[str, Any]) -> LLaDAConfig:
+    def from_dict(raw: Mapping[str, Any]) -> "LLaDAConfig":
         """Build from a parsed ``config.json``; unknown keys are ignored, unsupported values refused."""
         if raw.get("model_type") != "llada":
             raise UserError(f"model_type {raw.get('model_type')!r} is not 'llada': give a LLaDA checkpoint")
@@ -394,7 +392,7 @@ class DreamConfig(ModelConfig):
     qk_norm: ClassVar[bool] = False
 
     @staticmethod
-    def from_dict(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> DreamConfig:
+    def from_dict(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> "DreamConfig":
         """Build from parsed ``config.json`` and ``generation_config.json``.
 
         Special tokens missing from the first (or null there) are looked up in the second. Unknown

@@ -3,8 +3,6 @@
 Every field that changes what a step takes is read; values that no simulated step knows are refused by name. No weights are read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -8,8 +8,6 @@ fewer inputs than a thousand or so), with any number of threads; and it is torch
 products of a row up in one go, which it does with up to 384 inputs. With more, MKL adds partial sums, and last bits differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from timeit import repeat
@@ -30,7 +28,7 @@ MOST_OUTPUTS = 1024
 REPEATS = 6
 
 
-def product_of(weight: Tensor, bias: Tensor | None = None) -> Product | None:
+def product_of(weight: Tensor, bias: Tensor | None = None) -> "Product | None":
     """None where torch's own has to do: on other devices, in other dtypes, and while it is trained."""
     if weight.device.type != "cpu" or weight.requires_grad or not torch.backends.mkldnn.is_available():
         return None
@@ -54,7 +52,7 @@ class Product:
             self._reorder()
         return _product(x, self._reordered, self.bias)
 
-    def __reduce__(self) -> tuple[type[Product], tuple[Tensor, Tensor | None]]:
+    def __reduce__(self) -> "tuple[type[Product], tuple[Tensor, Tensor | None]]":
         """A copy reorders its own weight: a reordered one cannot be copied."""
         return Product, (self.weight, self.bias)
 
@@ -225,7 +223,7 @@ class RMSNorm(nn.Module):
 class Linear(nn.Linear):
     product: Product | None = None
 
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> Linear:
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "Linear":
         """Weights of another dtype, or elsewhere, are no longer what the product has a copy of."""
         self.product = None
         super()._apply(fn, recurse)

@@ -8,8 +8,6 @@ Rows are sorted by their expert, each expert's are one product, and a row's resu
 expert multiplies fewer rows than its products need for that. Shapes: n rows, E experts, k of them a row, d model width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -35,7 +33,7 @@ class ExpertRouter(nn.Module):
         self.expert_bias = nn.Parameter(torch.zeros(config.num_experts, dtype=torch.float32))
         self._config = config
 
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> ExpertRouter:
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "ExpertRouter":
         """Moved with the model, never rounded with it."""
 
         def moved(held: Tensor) -> Tensor:
@@ -86,7 +84,7 @@ class ExpertLayers(nn.ModuleList):
         super().__init__(Expert(width, config.expert_hidden) for _ in range(config.num_experts))
         self._joined: tuple[Tensor, Tensor] | None = None
 
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> ExpertLayers:
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "ExpertLayers":
         super()._apply(fn, recurse)
         self._joined = None
         return self

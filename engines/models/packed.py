@@ -5,8 +5,6 @@ meet only inside ``attend``, which is also what makes a model causal; everything
 batching is a concatenation.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Generic, TypeVar, cast
@@ -108,7 +106,7 @@ class PackedModel(nn.Module, Generic[Config]):
             return self.head(hidden)
         return F.linear(hidden, self._embedding_weight) if self._tied_head is None else self._tied_head(hidden)
 
-    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> PackedModel[Config]:
+    def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "PackedModel[Config]":
         super()._apply(fn, recurse)
         self._tied_head, self.min_rows = None, MIN_ROWS
         return self

@@ -1,7 +1,5 @@
 """Architecture of a causal decoder of the Qwen2, Qwen3, Llama or Mistral family, read strictly from its published config.json."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +106,7 @@ class CausalConfig:
         )
 
     @staticmethod
-    def from_dict(raw: Mapping[str, Any]) -> CausalConfig:
+    def from_dict(raw: Mapping[str, Any]) -> "CausalConfig":
         """Unknown keys are ignored, unsupported values refused."""
         family = raw.get("model_type")
         if family not in CAUSAL_TYPES:
@@ -147,7 +145,7 @@ class CausalConfig:
         )
 
     @staticmethod
-    def from_shape(shape: ModelShape) -> CausalConfig:
+    def from_shape(shape: ModelShape) -> "CausalConfig":
         """What sizes random weights; a checkpoint's own config.json is what is served."""
         require(shape.num_experts == 1, f"model={shape.name!r} has experts, which the decoder here does not compute")
         return CausalConfig(

@@ -4,8 +4,6 @@ A FLOP is one multiply or one add (a GEMM of m x k by k x n costs 2mkn). Only ma
 counted; norms, rotations, biases and activations are below one percent and are left out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -143,7 +141,7 @@ class ModelShape:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
     @staticmethod
-    def from_config(config: ModelConfig, *, name: str, dtype_bytes: int = 2) -> ModelShape:
+    def from_config(config: ModelConfig, *, name: str, dtype_bytes: int = 2) -> "ModelShape":
         return ModelShape(**_sizes(config), mlp_hidden=config.mlp_hidden_size, name=name, dtype_bytes=dtype_bytes)
 
     def __repr__(self) -> str:
@@ -155,7 +153,7 @@ class ModelShape:
         return f"ModelShape({', '.join(f'{name}={getattr(self, name)!r}' for name in said)})"
 
     @staticmethod
-    def from_block_config(config: BlockConfig, *, name: str, dtype_bytes: int = 2) -> ModelShape:
+    def from_block_config(config: BlockConfig, *, name: str, dtype_bytes: int = 2) -> "ModelShape":
         experts = config.experts
         mixture: dict[str, Any] = {}
         if experts is not None:
@@ -190,7 +188,7 @@ class ModelShape:
         weights = (self.n_layers - (self.dense_layers or 0)) * layer + self.dense_layer_weights + self.d_model
         return round(weights * self.layer_weight_bytes)
 
-    def on_rank(self, size: int) -> ModelShape:
+    def on_rank(self, size: int) -> "ModelShape":
         """What one of ``size`` ranks holds and computes, the largest part where parts differ.
 
         Its logits are the rank's own columns; reductions that need whole rows gather them besides.

@@ -1,7 +1,5 @@
 """dLLM-Cache as a method: its intervals, its memory, what a step asks of the hardware, and its executors."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -220,7 +218,7 @@ class DllmCache(PublishedMethod):
 
     def alone(
         self,
-        model: DiffusionModel,
+        model: "DiffusionModel",
         config: EngineConfig,
         sampler: Sampler,
         request: Request,

@@ -4,8 +4,6 @@ Steps are counted per request from 1, one per forward, and never start over at a
 of a static batch start together, so they share one count.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,7 +91,7 @@ class BatchClock:
         self.t = 0
         self._gen_length = 0
 
-    def tick(self, plan: StepPlan) -> CacheStep:
+    def tick(self, plan: "StepPlan") -> CacheStep:
         assert plan.pad_to is not None, "dLLM-Cache runs static batches only"
         if plan.admitted:
             assert len(plan.admitted) == len(plan.items), "a static batch starts as a whole"
@@ -104,7 +102,7 @@ class BatchClock:
         return self.config.step(self.t, plan.pad_to - self._gen_length, self._gen_length)
 
 
-def refuse_unsupported(request: Request) -> None:
+def refuse_unsupported(request: "Request") -> None:
     generation = request.generation
     require(
         not generation.is_parallel,

@@ -1,7 +1,5 @@
 """Worker processes of a live run: started from a server that has torch loaded already, stopped with their parent."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -116,7 +114,7 @@ class Fleet:
             process.join()
         self._processes.clear()
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> "Fleet":
         return self
 
     def __exit__(

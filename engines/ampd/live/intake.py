@@ -4,8 +4,6 @@ Knows nothing of the frontend but the form of its requests, which is Dynamo's: t
 the session that an ``x-dynamo-session-id`` header names, whose last request says ``x-dynamo-session-final``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 from collections.abc import AsyncGenerator, Mapping
@@ -81,7 +79,7 @@ class RouterSpec:
         path.write_bytes(pickle.dumps(self))
 
     @staticmethod
-    def read(path: Path) -> RouterSpec:
+    def read(path: Path) -> "RouterSpec":
         found = pickle.loads(path.read_bytes())
         assert isinstance(found, RouterSpec)
         return found
@@ -109,7 +107,7 @@ class LiveRequest:
     is_last: bool
 
     @staticmethod
-    def of(request: Mapping[str, Any], limits: Limits) -> LiveRequest:
+    def of(request: Mapping[str, Any], limits: Limits) -> "LiveRequest":
         """UserError where the workers can not do it: they take the likeliest token, ``max_tokens`` times."""
         ids = np.asarray(request["token_ids"], dtype=np.int64)
         stop, sampling, output = (

@@ -1,7 +1,5 @@
 """What a live run leaves in the store, as the tables of a simulated one (``ClusterRun``); times count from its begin."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +25,7 @@ class Mark:
     busy_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
 
     @staticmethod
-    def of(store: Store, workers: Iterable[int]) -> Mark:
+    def of(store: Store, workers: Iterable[int]) -> "Mark":
         return Mark(
             task=int(store.fields("run").get("next_task", 0)),
             decision=len(store.log()),

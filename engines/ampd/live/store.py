@@ -8,8 +8,6 @@ It asks for a password that is made for it and that no file and no command line 
 port, and a script that they run there would be the run's.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import shutil
@@ -98,7 +96,7 @@ class Store:
         self.clock = clock or self.answered(lambda: RedisClock(client))
 
     @staticmethod
-    def connect(url: str, prefix: str, *, outage_s: float = 20.0) -> Store:
+    def connect(url: str, prefix: str, *, outage_s: float = 20.0) -> "Store":
         return Store(client_of(url, ANSWER_S), prefix, outage_s=outage_s)
 
     def key(self, *parts: object) -> str:
@@ -331,7 +329,7 @@ class RedisServer:
             process.terminate()
             process.wait()
 
-    def __enter__(self) -> RedisServer:
+    def __enter__(self) -> "RedisServer":
         return self
 
     def __exit__(

@@ -5,8 +5,6 @@ Shapes: n sequences; N rows the model computes; padding rows belong to the paddi
 Sequences that decode together, as columns: a step advances them by array arithmetic.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,7 +43,7 @@ class PackedWork(NamedTuple):
         return int(self.tokens.sum())
 
     @staticmethod
-    def of(entries: list[tuple[int, int, int, bool]]) -> PackedWork:
+    def of(entries: list[tuple[int, int, int, bool]]) -> "PackedWork":
         columns = np.array(entries, dtype=np.int64).reshape(-1, 4)
         return PackedWork(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3].astype(bool))
 

@@ -4,8 +4,6 @@ The draw is a function of (seed, position) alone, and a row is shaped by its own
 tokens alone, in any batch and after being preempted. Shapes: m sequences, V vocabulary rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -36,7 +34,7 @@ class Draws(NamedTuple):
     """[m] float64; None where no row has one."""
 
     @classmethod
-    def of(cls, each: Sequence[SamplingParams], positions: Ints, staging: Staging) -> Draws | None:
+    def of(cls, each: Sequence[SamplingParams], positions: Ints, staging: Staging) -> "Draws | None":
         """``positions`` [m] are those of the tokens to draw. None where every sequence takes the likeliest token."""
         if all(params.temperature == 0 for params in each):
             return None

@@ -5,8 +5,6 @@ It also measures what the worst packed step allocates, with ``max_num_logits`` e
 the token budget to the last token, building their caches, on the model and device that will serve.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable, Collection, Sequence
@@ -145,7 +143,7 @@ class Shared:
         attention: VarlenAttention | None = None,
         recorder: Recorder | None = None,
         host_norms: bool = True,
-    ) -> Shared:
+    ) -> "Shared":
         """``num_slots`` requests at most are resident, by default ``max_num_seqs``. ``attention`` is the backend of a
         system without a choice of one; ``recorder`` captures forwards in place of the device's own; ``host_norms`` as for
         ``KernelChoice.fuse_layers``."""

@@ -10,8 +10,6 @@ request is run even where that allocation does not fit; ``oom_requests`` counts 
 executor, where our code stands in for the published, only the batch differs from the largest.
 """
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -144,7 +142,7 @@ class DllmDeployment:
         )
 
     @contextmanager
-    def serving(self) -> Iterator[tuple[Engine, DllmDeployment]]:
+    def serving(self) -> "Iterator[tuple[Engine, DllmDeployment]]":
         """In its body there is an engine, and the deployment as it was measured on the way."""
         if not self.settings.is_simulated:
             with import_module(ON_TORCH).serving(self) as (engine, measured):
@@ -158,7 +156,7 @@ class DllmDeployment:
             executor = ReplayingExecutor(executor, self.replayed)
         yield Engine(self.scheduler(), executor), self
 
-    def following(self, replayed: Replayed) -> DllmDeployment:
+    def following(self, replayed: Replayed) -> "DllmDeployment":
         """As it is where simulated steps follow a run's."""
         require(
             self.batching.kind == "packed", "replay follows packed steps alone: use reading='policy', or leave it out"

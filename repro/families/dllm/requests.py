@@ -4,8 +4,6 @@ Problems go through the engine as requests like any others, all at once unless t
 are graded after the run, so that grading is in no measured time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -206,7 +204,7 @@ def _why_not_graded(cell: Cell) -> str:
 
 
 @kept(maxsize=2)
-def _tokenizer(model: str) -> TextTokenizer:
+def _tokenizer(model: str) -> "TextTokenizer":
     from engines.models.tokenizer import load_tokenizer
 
     return load_tokenizer(checkpoint_dir(model, weights=False))
