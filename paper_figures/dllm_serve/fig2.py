@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engines.cost.roofline import GB
-from engines.dllm.config import EngineConfig, SparsityConfig
+from engines.dllm.config import SparsityConfig
 from engines.dllm.memory import MemoryPlan, concurrency, divide_memory
 from engines.dllm.sequence import cache_rows
 from paper_figures.common.caption import basis, basis_of
 from paper_figures.common.figure import Columns, Page, Picture, table
 from paper_figures.common.panel import Axis, Guide, Layer, Panel, Stack
 from paper_figures.common.runs import Runs
-from paper_figures.dllm_serve.layout import PAPER, dllm_figure, generation_of, shape_of
-from repro.families.platforms import DllmPart, Platform
+from paper_figures.dllm_serve.layout import PAPER, dllm_figure, shape_of
+from repro.families.platforms import DllmPart
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell
@@ -104,7 +104,7 @@ def panel(splits: Sequence[Split], scale: int, unit: str) -> Panel:
 def findings(runs: Runs) -> list[Finding]:
     where, shape = runs.view.platform, shape_of(runs.view.platform)
     standard, aware = (split.plan for split in splits_of(runs))
-    generation, logits = generation_of(where), shape.logits_bytes_per_row
+    generation, logits = where.part(DllmPart).generation, shape.logits_bytes_per_row
     total_len = PROMPT_LEN + generation.gen_length
     half, quarter = (
         aware.kv_rows // cache_rows(total_len, generation, SparsityConfig(retention_ratio=ratio))
@@ -131,7 +131,8 @@ def splits_of(runs: Runs) -> list[Split]:
     plans: dict[str, MemoryPlan] = {}
     for run in runs.all:
         plans[str(run.cell.knob_values.get("logit_rows", "decomposed"))] = MemoryPlan(**run.facts["memory_plan"])
-    config, generation, part = _config(where), generation_of(where), where.part(DllmPart)
+    part = where.part(DllmPart)
+    config, generation = part.engine, part.generation
     is_computed = where.executor == "roofline"
     prompt_len, found = max(1, round(PROMPT_LEN * part.length_scale)), []
     for mode in MODES:
@@ -142,16 +143,6 @@ def splits_of(runs: Runs) -> list[Split]:
             obtained = "computed" if is_computed else "measured"
             found.append(Split(mode=mode, plan=plan, requests=requests, obtained=obtained))
     return found
-
-
-def _config(where: Platform) -> EngineConfig:
-    part = where.part(DllmPart)
-    return EngineConfig(
-        max_num_batched_tokens=part.max_num_batched_tokens,
-        max_num_logits=part.max_num_logits,
-        max_num_seqs=part.max_num_seqs,
-        max_model_len=part.max_model_len,
-    )
 
 
 def caption_of(splits: Sequence[Split], runs: Runs) -> list[str]:

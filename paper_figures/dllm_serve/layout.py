@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from engines.dllm.config import GenerationConfig
 from engines.errors import require
 from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
@@ -86,11 +85,6 @@ def printed_in(figure: str) -> Mapping[str, Any]:
     """Values of a figure that the paper's text or labels print."""
     values: Mapping[str, Any] = load_figures()[f"dllm-serve/{figure}"]["values"]
     return values
-
-
-def generation_of(where: Platform) -> GenerationConfig:
-    part = where.part(DllmPart)
-    return GenerationConfig(gen_length=part.gen_length, block_length=part.block_length, steps=part.steps)
 
 
 def shape_of(where: Platform) -> ModelShape:

@@ -10,8 +10,8 @@ from engines.dllm.sequence import cache_rows
 from engines.models.shape import ModelShape
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
-from paper_figures.dllm_serve.layout import PAPER, dllm_figure, generation_of, shape_of
-from repro.families.platforms import Platform
+from paper_figures.dllm_serve.layout import PAPER, dllm_figure, shape_of
+from repro.families.platforms import DllmPart, Platform
 from repro.reports.claims import Finding
 from repro.reports.paper import load_table
 
@@ -78,7 +78,7 @@ IMPLEMENTED: Mapping[str, tuple[str, Footprint | None]] = MappingProxyType(
 
 
 def _request(where: Platform) -> Request:
-    return Request(request_id=0, prompt_len=PROMPT_LEN, generation=generation_of(where))
+    return Request(request_id=0, prompt_len=PROMPT_LEN, generation=where.part(DllmPart).generation)
 
 
 FIGURE = dllm_figure("table1", f"{PAPER}, Table 1, §3", platforms=("rtx4090",), page=page, findings=findings)

@@ -70,14 +70,8 @@ def _memory_knobs() -> dict[str, Sequence[type | Some]]:
 def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -> tuple[str, int, EngineConfig]:
     """What it is called, its bytes, and its engine."""
     part = where.part(DllmPart)
-    config = EngineConfig(
-        max_num_batched_tokens=part.max_num_batched_tokens,
-        max_num_logits=part.max_num_logits,
-        max_num_seqs=part.max_num_seqs,
-        max_model_len=part.max_model_len,
-        sparsity=given_to(SparsityConfig(), given),
-    )
     memory = memory_limit or part.memory_bytes
+    config = replace(part.engine, sparsity=given_to(SparsityConfig(), given))
     return f"{where.name} {memory / 1e9:g} GB", memory, given_to(config, given)
 
 
@@ -117,11 +111,10 @@ def plan(
     places = [platform_of(name) for name in options.platform or ["rtx4090", "l40s"]]
     cases = [_case(where, options.memory_limit, given) for where in places]
     part = places[0].part(DllmPart)
-    generation = GenerationConfig(gen_length=part.gen_length, block_length=part.block_length, steps=part.steps)
     longest, input_len = min(config.max_model_len for _, _, config in cases) - part.gen_length, options.input_len
     if not 1 <= input_len <= longest:
         raise UserError(f"input_len={input_len} must be between 1 and {longest}: the model and the token budget set it")
-    rows = [row for case in cases for row in plan_rows(*case, input_len, generation)]
+    rows = [row for case in cases for row in plan_rows(*case, input_len, part.generation)]
     if json:
         print_json({"plans": [asdict(row) for row in rows]})
         return

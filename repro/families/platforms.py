@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from engines.cost.roofline import Gpu, gpu
 from engines.data import load_named, where_of
+from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.errors import UserError, require
 from engines.knobs import Checked, Count, Memory, Range, Tokens, check_value, knobs_of
 from repro.files import read_yaml, size_of
@@ -56,6 +57,20 @@ class DllmPart(Checked):
     load_s: Annotated[float, Range(above=0, most=1e6)] | None = None
     """Seconds that requests arrive for in a run of Figures 3 to 5, whose number then follows the rate; None for
     ``num_requests`` at every rate."""
+
+    @property
+    def generation(self) -> GenerationConfig:
+        """What a request asks for."""
+        return GenerationConfig(gen_length=self.gen_length, block_length=self.block_length, steps=self.steps)
+
+    @property
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_logits=self.max_num_logits,
+            max_num_seqs=self.max_num_seqs,
+            max_model_len=self.max_model_len,
+        )
 
     def rates_of(self, dataset: str) -> tuple[float, ...]:
         return self.panel_rates.get(dataset, self.rates)
