@@ -19,7 +19,7 @@ TRACES = ("toolbench", "gaia", "hotpotqa", "dureader")
 RATES = (0.8, 1.2, 1.6, 2.0, 2.4)
 DETAIL_MODEL, DETAIL_RATE = "Llama-3.1-70B", 2.0
 """Where Figure 4's bottom row is, Figure 5 and Figure 6."""
-BASELINES = ("dynamo", "vllm", "continuum")
+SAME_BASELINES = ("dynamo", "vllm", "continuum")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +52,7 @@ def panels() -> tuple[TracePanel, ...]:
     gains: dict[tuple[str, str], dict[tuple[float, str], float]] = {}
     for row in load_table("ampd/fig4_improvements.csv"):
         own = gains.setdefault((str(row["model"]), str(row["trace"]).lower()), {})
-        for name in BASELINES:
+        for name in SAME_BASELINES:
             percent = row[f"gain_vs_{name}_pct"]
             own[float(str(row["rate"])), name] = math.nan if percent is None else 1 + float(percent) / 100
     return tuple(
@@ -103,7 +103,6 @@ class OnPlan(Contender):
 CONTENDERS = contenders_beside(__file__, OnPlan)
 ORDERED = tuple(name for name, each in CONTENDERS.items() if ("queue_order", "on-time") in each.knobs)
 DYNAMOS = tuple(name for name, each in CONTENDERS.items() if each.system == "dynamo-sim" and not each.is_tuned)
-SAME_BASELINES = ("dynamo", "vllm", "continuum")
 TUNED_BASELINES = ("dynamo-tuned", "vllm-tuned")
 FIGURE4 = ("ampd", "ours", *SAME_BASELINES, "ampd-tuned", "ours-tuned", *TUNED_BASELINES)
 

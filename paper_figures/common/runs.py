@@ -8,7 +8,7 @@ from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, mean_interval, paired_ratio
-from repro.runs.store import StoredRun
+from repro.runs.store import StoredRun, by_seed
 
 Of = Callable[[StoredRun], float | None]
 Against = Literal["points", "percent", "ratio"]
@@ -48,8 +48,7 @@ class Runs:
         return tuple(self._by_question.get(_question(self.view.applied(cell)), ()))
 
     def values(self, cell: Cell, of: Of) -> dict[int, float]:
-        """By seed, of valid runs that have one."""
-        return {run.cell.seed: value for run in self.of(cell) if run.validity.valid and (value := of(run)) is not None}
+        return by_seed(self.of(cell), of)
 
     def at(self, cell: Cell, of: Of) -> Interval:
         return mean_interval(list(self.values(cell, of).values()))

@@ -9,7 +9,7 @@ from paper_figures.common.runs import Against, Measure, Of, Runs, paired
 from paper_figures.common.style import Look
 from paper_figures.dllm_serve.comparison import BASELINES, CONTENDERS, DATASETS, OURS, SYSTEMS, contender_of, look_of
 from repro.runs.statistics import Interval, mean_interval
-from repro.runs.store import StoredRun
+from repro.runs.store import StoredRun, by_seed
 
 FOLLOWS_LOAD = 0.9
 """A throughput of at least this share of the offered load is not saturated."""
@@ -58,9 +58,7 @@ class Curve:
         return self.by_rate.get(self.last_rate, ())
 
     def values(self, rate: float, of: Of) -> dict[int, float]:
-        """By seed, of the valid repeats that have one."""
-        runs = [run for run in self.by_rate.get(rate, ()) if run.validity.valid]
-        return {run.cell.seed: value for run in runs if (value := of(run)) is not None}
+        return by_seed(self.by_rate.get(rate, ()), of)
 
     def at(self, rate: float, of: Of) -> Interval:
         if (found := self._known.get((rate, of))) is None:

@@ -227,6 +227,14 @@ class PairedShare(NamedTuple):
     words: tuple[str, str]
     """For less of it, and more."""
     numbers: Sequence[Number]
+    rate: float
+    """Where none is given, in the unit a second."""
+    unit: str
+    plotted: Mapping[str, str]
+    """As a study's."""
+    dataset: str = "dataset"
+    facts: Sequence[str] = ()
+    """Those of the runs that rows have besides."""
     uses_invalid: bool = False
     """Whether INVALID runs count too, as some of these show that a policy never ends."""
 
@@ -253,7 +261,7 @@ class PairedShare(NamedTuple):
             values = [run.summary[each.metric] for run in used if run.summary[each.metric] is not None]
             known = [value if each.part is None else value[each.part] for value in values]
             found[each.name] = mean_interval([value for value in known if value is not None]).mean
-        return found
+        return found | {name: runs[0].facts[name] for name in self.facts}
 
     def columns(self) -> Columns:
         def text(each: Number) -> Callable[[Row], str]:
@@ -277,6 +285,11 @@ AMPD = PairedShare(
         Number("itl_s", "ITL ms", "itl_s", "mean", scale=1e3),
         Number("local_share", "local %", "local_share", scale=100),
     ),
+    rate=2.0,  # of the paper's Figure 5
+    unit="session",
+    plotted={"slo_attainment": "SLO attainment", "itl_s": "mean ITL (s)"},
+    dataset="trace",
+    facts=("deployment",),
 )
 LAPS = PairedShare(
     metric="slo_violations",
@@ -290,76 +303,52 @@ LAPS = PairedShare(
         Number("longest_s", "longest s", "ttft_all_s", "max"),
         Number("graph_share", "graphs %", "graph_share", None, 0, 100),
     ),
+    rate=60.0,  # seven tenths of what an instance serves with Qwen2.5-14B
+    unit="turn",
+    plotted={"slo_violations": "TTFT over the objective (share)", "ttft_mean_s": "mean TTFT (s)"},
     uses_invalid=True,
 )
-AMPD_RATE, LAPS_RATE = 2.0, 60.0
-"""The rate of the paper's Figure 5 in sessions/s; turns/s, seven tenths of what an instance serves with Qwen2.5-14B."""
 
 
 def _ampd_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
     where = platform_of(options.platform or "h20x32")
-    return _paired_study(
-        options,
-        knobs,
-        where,
-        title=where.cluster_title,
-        datasets=("dureader", "gaia"),
-        rate=options.rate(AMPD_RATE),
-        unit="session",
-        at_once="all at once",
-        share=AMPD,
-        dataset="trace",
-        facts=("deployment",),
-        plotted={"slo_attainment": "SLO attainment", "itl_s": "mean ITL (s)"},
-    )
+    return _paired_study(AMPD, options, knobs, where, where.cluster_title, ("dureader", "gaia"), "all at once")
 
 
 def _laps_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:
     where = platform_of(options.platform or "h200")
     part = where.part(PrefillPart)
-    return _paired_study(
-        options,
-        knobs,
-        where,
-        title=part.title,
-        datasets=(part.dataset,),
-        rate=options.rate(LAPS_RATE),
-        unit="turn",
-        at_once=f"{part.clients} clients",
-        share=LAPS,
-        plotted={"slo_violations": "TTFT over the objective (share)", "ttft_mean_s": "mean TTFT (s)"},
-    )
+    return _paired_study(LAPS, options, knobs, where, part.title, (part.dataset,), f"{part.clients} clients")
 
 
 def _paired_study(
+    share: PairedShare,
     options: AblationOptions,
     knobs: Mapping[str, Any],
     where: Platform,
-    *,
+    title: str,
     datasets: Sequence[str],
-    rate: float | None,
-    unit: str,
     at_once: str,
-    share: PairedShare,
-    facts: Sequence[str] = (),
-    **shown: Any,
 ) -> Study:
-    """``facts``: those of the runs that rows have besides."""
+    """``at_once`` says who asks where there is no rate."""
     from repro.reports.ablation import paired_cells
 
     options.refuse("reading", "limit")
     # One seed is an anecdote.
     seeds, chosen = range(options.num_runs or 10), options.dataset or datasets
+    rate = options.rate(share.rate)
     return Study(
         platform=where,
+        title=title,
         cells=paired_cells(options.component, where, chosen, rate, seeds, knobs, options.own_variants()),
-        said=at_once if rate is None else f"{rate:g} {unit}{'' if rate == 1 else 's'}/s",
+        dataset=share.dataset,
+        said=at_once if rate is None else f"{rate:g} {share.unit}{'' if rate == 1 else 's'}/s",
         about={"rate": rate},
-        row=lambda runs, base: {**share.row(runs, base), **{name: runs[0].facts[name] for name in facts}},
+        row=share.row,
         columns=share.columns(),
         notes=lambda rows: _paired_notes(rows, "added"),
+        plotted=share.plotted,
         halves={share.metric: "half_width"},
-        **shown,
     )
 
 
@@ -474,11 +463,11 @@ def _cells(variant: Variant, view: View, name: str, rate: float | None, componen
 
 def _dllm_row(runs: Runs, base: Runs) -> Row:
     from repro.runs.statistics import mean_interval
-    from repro.runs.store import over_repeats
+    from repro.runs.store import by_seed, over_repeats
 
     throughput = over_repeats(runs, "throughput_tok_s")
-    speeds, first = (_by_seed(each, lambda run: run.summary["throughput_tok_s"]) for each in (runs, base))
-    per_processor_s, first_s = (_by_seed(each, lambda run: run.tokens_per_processor_s) for each in (runs, base))
+    speeds, first = (by_seed(each, lambda run: run.summary["throughput_tok_s"]) for each in (runs, base))
+    per_processor_s, first_s = (by_seed(each, lambda run: run.tokens_per_processor_s) for each in (runs, base))
     return {
         "throughput_tok_s": throughput.mean,
         "throughput_half_width": throughput.half_width,
@@ -493,10 +482,6 @@ def _dllm_row(runs: Runs, base: Runs) -> Row:
         "kv_rows": runs[0].record.manifest.get("facts", {}).get("kv_rows"),
         "accuracy": over_repeats(runs, "accuracy", "value").mean,
     }
-
-
-def _by_seed(runs: Runs, of: Callable[[StoredRun], float | None]) -> dict[int, float]:
-    return {run.cell.seed: value for run in runs if run.validity.valid and (value := of(run)) is not None}
 
 
 def _against(ours: Mapping[int, float], first: Mapping[int, float], name: str, which: str) -> Row:

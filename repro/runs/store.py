@@ -15,7 +15,7 @@ import stat
 import struct
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -273,6 +273,11 @@ def over_repeats(runs: Sequence[StoredRun], metric: str, part: str | None = None
     found = [run.summary[metric] for run in runs if run.validity.valid]
     values = found if part is None else [None if value is None else value[part] for value in found]
     return mean_interval([value for value in values if value is not None])
+
+
+def by_seed(runs: Iterable[StoredRun], of: Callable[[StoredRun], float | None]) -> dict[int, float]:
+    """Of the valid runs that have such a value."""
+    return {run.cell.seed: value for run in runs if run.validity.valid and (value := of(run)) is not None}
 
 
 @dataclass(frozen=True)
