@@ -9,7 +9,6 @@ from support.session_runs import planner_run, session_run
 from support.stored_runs import calibration_of, changed, charged, run_of, stored
 
 from engines.dllm.memory import divide_memory
-from paper_figures.dllm_serve import fig2
 from paper_figures.dllm_serve.layout import shape_of
 from repro.families.block.system import BLOCK
 from repro.families.cluster.planning import PLANNER_SYSTEM
@@ -94,7 +93,7 @@ def _run(cell: Cell, view: View) -> StoredRun:
     plan = divide_memory(
         shape_of(where),
         where.part(DllmPart).memory_bytes,
-        fig2._config(where),
+        where.part(DllmPart).engine,
         logit_rows=cell.knob_values.get("logit_rows", "decomposed"),
     )
     manifest: dict[str, Any] = {"facts": {**run.facts, "memory_plan": asdict(plan)}}
