@@ -8,7 +8,6 @@ from support.figure_runs import by_claim
 from support.perturbed_runs import unmoved
 from support.session_runs import planner_run, session_run, session_runs
 
-from paper_figures.ampd import attainment as gains_of
 from paper_figures.ampd import fig4, fig6, fig7, knee, table2
 from paper_figures.ampd.attainment import Attainments, gains, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, RATES, grid, panel_of, panels
@@ -106,7 +105,7 @@ def test_cells_in_which_all_are_at_the_ceiling_do_not_count():
 
     def standing(**shares: float) -> tuple[int, int, int]:
         values = {name.replace("_", "-"): np.full((1, 1, 3), share) for name, share in shares.items()}
-        found = gains_of.standing(Attainments(panels=(panel,), rates=(0.8,), values=values), "ampd", ("dynamo", "vllm"))
+        found = fig4.standing(Attainments(panels=(panel,), rates=(0.8,), values=values), "ampd", ("dynamo", "vllm"))
         return found.contested, found.ahead, found.behind
 
     assert standing(ampd=0.98, dynamo=0.97, vllm=0.975) == (0, 0, 0)
