@@ -7,7 +7,6 @@ from paper_figures.common.figure import cell_by_cell
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import Look, system_look
 from paper_figures.dllm_serve.answers import title_of
-from repro.families.dllm.settings import READINGS
 from repro.reports.accuracy import SINGLE_REFRESH, at_dense_accuracy
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
@@ -19,7 +18,6 @@ BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm")
 SYSTEMS = (OURS, *BASELINES)
 CONTENDERS = (OURS, SINGLE_REFRESH, *BASELINES)
 """Systems, and the variant of dLLM-Serve that is compared as one at equal accuracy, where it is ahead."""
-DENSE_SENTENCE = " Every system keeps the least with which the embedded model answers as it does without a cache; the paper's numbers are of its systems' usual retention."
 Throughputs = Mapping[tuple[str, str], float]
 """(data set, system) -> tok/s, saturated."""
 
@@ -77,14 +75,6 @@ def contender_knobs(view: View, contender: str) -> Knobs:
     reading = () if system_of(contender) == OURS else view.baseline_knobs()
     kept = () if view.accuracy == "usual" else at_dense_accuracy(contender).knobs
     return (*single, *reading, *kept)
-
-
-def reading_sentence(view: View) -> str:
-    """What the baselines stand for; upstream's copies can only be simulated."""
-    text = READINGS[view.reading].text.capitalize()
-    if view.reading == "published" and view.platform.executor != "roofline":
-        text += " (here its batches only: our code makes no such copies)"
-    return f"{text}.{DENSE_SENTENCE if view.accuracy == 'dense' else ''}"
 
 
 def labels(view: View) -> dict[str, str]:

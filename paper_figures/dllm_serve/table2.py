@@ -11,16 +11,8 @@ from repro.families.platforms import platform as platform_of
 from repro.reports.paper import TableValue, load_table
 
 COLUMNS = (
-    "GPU (paper)",
-    "CPU (paper)",
-    "RAM GB (paper)",
-    "memory GB",
-    "weights GB",
-    "left GB",
-    "left (paper)",
-    "BF16 TFLOP/s",
-    "GB/s",
-    "simulated as",
+    *("GPU (paper)", "CPU (paper)", "RAM GB (paper)", "memory GB", "weights GB"),
+    *("left GB", "left (paper)", "BF16 TFLOP/s", "GB/s", "simulated as"),
 )
 
 

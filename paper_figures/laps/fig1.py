@@ -25,14 +25,7 @@ def page(runs: Runs) -> Page:
     about = "" if asked.model is None else " kappa: how much longer a mixed step takes than its parts."
     return laps_page(
         runs,
-        panels=panels(
-            runs,
-            P90_LONG,
-            along=asked.longs,
-            each_of=asked.shorts,
-            pair_of=lambda longs, shorts: (longs, shorts),
-            words=("clients with long prompts", "short prompts", "long prompts only"),
-        ),
+        panels=panels(runs, P90_LONG, "long"),
         conclusions=[f"{shorts} clients with short prompts change the P90 TTFT of long ones {'; '.join(texts)}."],
         about=asked.sentence + about,
     )

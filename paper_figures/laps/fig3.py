@@ -21,14 +21,7 @@ def page(runs: Runs) -> Page:
     where = "P90" if asked.model is None else "P90, kappa 0"
     return laps_page(
         runs,
-        panels=panels(
-            runs,
-            P90_SHORT,
-            along=asked.shorts,
-            each_of=asked.longs,
-            pair_of=lambda shorts, longs: (longs, shorts),
-            words=("clients with short prompts", "long prompts", "short prompts only"),
-        ),
+        panels=panels(runs, P90_SHORT, "short"),
         conclusions=[
             f"Short prompts of {shorts} clients wait {alone} alone, {one} beside {first} client with long prompts and {many} beside {last} ({where})."
         ],

@@ -1,7 +1,8 @@
 """The runs behind Figures 1 and 3: a few clients with long prompts, a few with short ones, one instance."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from paper_figures.common.panel import Axis, Panel
 from paper_figures.common.runs import Measure, Runs
@@ -75,25 +76,19 @@ def cells(view: View) -> list[Cell]:
     return [cell(view, *pair, kappa) for kappa in asked.kappas for pair in (*asked.alone, *asked.mixed)]
 
 
-def panels(
-    runs: Runs,
-    of: Measure,
-    *,
-    along: Sequence[int],
-    each_of: Sequence[int],
-    pair_of: Callable[[int, int], tuple[int, int]],
-    words: tuple[str, str, str],
-) -> list[Panel]:
-    """A panel a kappa, all on one scale: lines of mixtures, a shade for each number of other clients, and the alone ones dashed.
-
-    ``pair_of`` (along, other) is (longs, shorts); ``words`` name the axis, a line's clients and the dashed line.
-    """
-    axis, others, alone = words
+def panels(runs: Runs, of: Measure, whose: Literal["long", "short"]) -> list[Panel]:
+    """A panel a kappa, all on one scale, over the clients with long or short prompts: lines of mixtures, a shade for each number of
+    other clients, and the alone ones dashed."""
+    mixtures = MIXTURES[runs.view.platform.executor]
+    along, each_of, other = mixtures.longs, mixtures.shorts, "short"
+    if whose == "short":
+        along, each_of, other = each_of, along, "long"
 
     def asked(count: int, kappa: float) -> list[Cell]:
-        return [cell(runs.view, *pair_of(place, count), kappa) for place in along]
+        pairs = [(place, count) if whose == "long" else (count, place) for place in along]
+        return [cell(runs.view, *pair, kappa) for pair in pairs]
 
-    titles = MIXTURES[runs.view.platform.executor].panels
+    titles = mixtures.panels
     every = [runs.at(each, of) for kappa in titles for count in (0, *each_of) for each in asked(count, kappa)]
     ends = [end for at in every if at.mean for end in (at.mean, at.low, at.high) if end is not None and end > 0]
     limits = (0.8 * min(ends), 1.25 * max(ends)) if ends else None
@@ -109,14 +104,16 @@ def panels(
                         along,
                         asked(count, kappa),
                         of,
-                        f"{plural(count, 'client')} with {others}",
+                        f"{plural(count, 'client')} with {other} prompts",
                         color=shade,
                     )
                     for count, shade in zip(each_of, SHADES, strict=False)
                 ),
-                line(runs, SYSTEM, along, asked(0, kappa), of, alone, color=GUIDE_COLOR, linestyle="--"),
+                line(
+                    runs, SYSTEM, along, asked(0, kappa), of, f"{whose} prompts only", color=GUIDE_COLOR, linestyle="--"
+                ),
             ],
-            x=doubling(along, axis),
+            x=doubling(along, f"clients with {whose} prompts"),
             y=Axis(label=of.label, better=of.better, scale="plain log", limits=limits),
         )
         for kappa, title in titles.items()

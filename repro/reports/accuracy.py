@@ -69,17 +69,8 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
 
 _DECIDING = frozenset(
     (
-        *(
-            "retention_ratio",
-            "refresh_delay",
-            "cache",
-            "selection",
-            "pool_kernel",
-            "whole_layer",
-            "compat",
-            "threshold",
-        ),
-        *("factor", "settle_after", "full_every", "renew_at", "preset", "prompt_interval", "gen_interval"),
+        *("retention_ratio", "refresh_delay", "cache", "selection", "pool_kernel", "whole_layer", "compat"),
+        *("threshold", "factor", "settle_after", "full_every", "renew_at", "preset", "prompt_interval", "gen_interval"),
         *("transfer_ratio", "temperature", "remasking", "cfg_scale"),
     )
 )
