@@ -141,31 +141,7 @@ class DllmModel:
         """Without a number of steps as many a token as the server's own; ends early where there are blocks to end
         after, unless an end may come too early to count: the server then ends the answer at a later one."""
         given, seed, ignores_eos = asked_of_diffusion(asked, config_of(self.settings.model).vocab_size)
-        return replace(_checked(self, given, ignores_eos=ignores_eos), seed=seed)
-
-    def without_seed(self, given: Mapping[str, Any], *, ignores_eos: bool) -> GenerationConfig:
-        base = self.settings.generation
-        knobs = {name: value for name, value in self.cell.knobs if name != "stop_at_eos"}
-        length = given.get("gen_length", base.gen_length)
-        most = self.room(1)
-        require(
-            length <= most,
-            f"max_tokens={length} is more than {most}, which a prompt of one token leaves: ask for fewer",
-        )
-        knobs |= given
-        block_length = given.get("block_length", base.block_length)
-        require(block_length >= 1, f"block_length={block_length} must be at least 1")
-        if "gen_length" in given and "steps" not in given:
-            blocks = -(-length // block_length)
-            knobs["steps"] = max(blocks, round(base.steps * length / base.gen_length))
-        settings = self._system.settings(replace(self.cell, knobs=tuple(knobs.items())))
-        method, family, generation = self._system.method, config_of(settings.model).family, settings.generation
-        if method.sampler(family, settings.options) != method.sampler(family, self.settings.options):
-            # It would change more than the one request.
-            name = next(iter(method.options_in(given)))
-            raise UserError(f"{name}={given[name]!r} is the whole server's to set: leave it out")
-        has_blocks = method.has_blocks(family, settings.options)
-        return replace(generation, stop_at_eos=has_blocks and not ignores_eos and generation.num_blocks > 1)
+        return replace(_without_seed(self, given, ignores_eos=ignores_eos), seed=seed)
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: GenerationConfig) -> None:
         config = config_of(self.settings.model)
@@ -191,9 +167,31 @@ class DllmModel:
 
 
 @lru_cache(maxsize=MOST_SETTINGS)
-def _checked(model: DllmModel, given: tuple[tuple[str, Any], ...], *, ignores_eos: bool) -> GenerationConfig:
+def _without_seed(model: DllmModel, fields: tuple[tuple[str, Any], ...], *, ignores_eos: bool) -> GenerationConfig:
     """Requests of one kind are checked once."""
-    return model.without_seed(dict(given), ignores_eos=ignores_eos)
+    given = dict(fields)
+    system = model._system
+    base = model.settings.generation
+    knobs = {name: value for name, value in model.cell.knobs if name != "stop_at_eos"}
+    length = given.get("gen_length", base.gen_length)
+    most = model.room(1)
+    require(
+        length <= most, f"max_tokens={length} is more than {most}, which a prompt of one token leaves: ask for fewer"
+    )
+    knobs |= given
+    block_length = given.get("block_length", base.block_length)
+    require(block_length >= 1, f"block_length={block_length} must be at least 1")
+    if "gen_length" in given and "steps" not in given:
+        blocks = -(-length // block_length)
+        knobs["steps"] = max(blocks, round(base.steps * length / base.gen_length))
+    settings = system.settings(replace(model.cell, knobs=tuple(knobs.items())))
+    method, family, generation = system.method, config_of(settings.model).family, settings.generation
+    if method.sampler(family, settings.options) != method.sampler(family, model.settings.options):
+        # It would change more than the one request.
+        name = next(iter(method.options_in(given)))
+        raise UserError(f"{name}={given[name]!r} is the whole server's to set: leave it out")
+    has_blocks = method.has_blocks(family, settings.options)
+    return replace(generation, stop_at_eos=has_blocks and not ignores_eos and generation.num_blocks > 1)
 
 
 # -- block diffusion ---------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class Reply:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with self._deadline(), Completion(self._served, self._asked) as completion:
+            async with self._deadline(), Completion(self._served, self._asked).submitted() as completion:
                 self._metrics.tokens.labels("prompt").inc(completion.usage.prompt_tokens)
                 if self._asked.stream:
                     await self._stream(completion, send)

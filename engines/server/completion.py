@@ -4,8 +4,8 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from functools import cached_property, partial
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from engines.ar.sampling import Logprobs
@@ -62,10 +62,7 @@ class AnswerPiece(NamedTuple):
 
 
 class Completion:
-    """``async with`` submits, and returns once the engine has taken every answer; leaving it cancels those that are open.
-
-    Raises ApiError for what cannot be answered.
-    """
+    """Raises ApiError for what cannot be answered."""
 
     def __init__(self, served: Served, asked: AnswerBody) -> None:
         self._served, self._asked = served, asked
@@ -82,18 +79,16 @@ class Completion:
         self.has_begun_at: float | None = None
         """When work on the first of its answers began, on the loop's clock."""
 
-    async def __aenter__(self) -> Self:
+    @asynccontextmanager
+    async def submitted(self) -> AsyncIterator[Self]:
+        """Returns once the engine has taken every answer; leaving it cancels those that are open."""
         try:
             await self._submit()
-        except BaseException:
-            self._cancel_open()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._cancel_open()
+            yield self
+        finally:
+            for request_id in self._ids.values():
+                self._served.service.cancel(request_id)
+            self._ids.clear()
 
     @property
     def usage(self) -> Usage:
@@ -207,7 +202,13 @@ class Completion:
         try:
             checked = await self._worked(self._encoded, lane)
             self._prompts = [prompt_ids for prompt_ids, _ in checked]
-            stops = self._stops
+            stops = Stops(
+                texts=tuple(asked.stop),
+                token_ids=frozenset(asked.stop_token_ids),
+                ignores_eos=asked.ignore_eos,
+                min_tokens=asked.min_tokens,
+                are_shown=asked.include_stop_str_in_output,
+            )
             wants_tokens = asked.stream or bool(stops.texts or stops.token_ids or stops.min_tokens)
             for prompt_ids, generations in checked:
                 for generation in generations:
@@ -220,17 +221,6 @@ class Completion:
         finally:
             served.service.give_back(left)
         await self._wait_until_taken()
-
-    @property
-    def _stops(self) -> Stops:
-        asked = self._asked
-        return Stops(
-            texts=tuple(asked.stop),
-            token_ids=frozenset(asked.stop_token_ids),
-            ignores_eos=asked.ignore_eos,
-            min_tokens=asked.min_tokens,
-            are_shown=asked.include_stop_str_in_output,
-        )
 
     def _generations(self, num: int, room: int | None = None) -> list[object]:
         """Settings of ``num`` answers to a prompt, which differ in their seed; ``room`` is what their prompt leaves them.
@@ -340,11 +330,6 @@ class Completion:
                 missing.discard(choice)
             if not isinstance(event, Accepted):
                 self._early.append((choice, event))
-
-    def _cancel_open(self) -> None:
-        for request_id in self._ids.values():
-            self._served.service.cancel(request_id)
-        self._ids.clear()
 
 
 def _num_bytes(text: str) -> int:

@@ -176,42 +176,34 @@ class _Driver:
         replies: list[Reply] = []
         for turn, delay_s in enumerate(conversation.delays_s):
             await self.sleep_until(due_s)
-            exchange = await self._exchange(conversation, turn, due_s, replies)
-            self._close(exchange)
-            assert exchange.reply is not None
-            assert exchange.ended_s is not None
-            if exchange.error is not None:
-                for later in range(turn + 1, len(conversation.delays_s)):
-                    reason = f"not sent: turn {turn} of its conversation failed"
-                    self._close(
-                        Exchange(session_id=conversation.session_id, turn=later, due_s=exchange.ended_s, error=reason)
-                    )
-                return
-            replies.append(exchange.reply)
-            # Not before the stream has ended: until then nobody knows that the answer is whole.
-            due_s = max(exchange.ended_s + delay_s, self.now())
-
-    async def _exchange(
-        self, conversation: Conversation, turn: int, due_s: float, replies: Sequence[Reply]
-    ) -> Exchange:
-        ask = conversation.ask(turn, replies)
-        queued_s = self.now()
-        async with self._places:
-            sent_s = self.now()
-            self._num_sent += 1
-            reply = await self._send(ask.body, self.now)
-        return Exchange(
-            session_id=conversation.session_id,
-            turn=turn,
-            due_s=due_s,
-            queued_s=queued_s,
-            sent_s=sent_s,
+            ask = conversation.ask(turn, replies)
+            queued_s = self.now()
+            async with self._places:
+                sent_s = self.now()
+                self._num_sent += 1
+                reply = await self._send(ask.body, self.now)
             # Not what the endpoint says behind its answer.
-            ended_s=reply.ended_s if reply.error is None and reply.ended_s is not None else self.now(),
-            ask=ask,
-            reply=reply,
-            error=reply.error,
-        )
+            ended_s = reply.ended_s if reply.error is None and reply.ended_s is not None else self.now()
+            exchange = Exchange(
+                session_id=conversation.session_id,
+                turn=turn,
+                due_s=due_s,
+                queued_s=queued_s,
+                sent_s=sent_s,
+                ended_s=ended_s,
+                ask=ask,
+                reply=reply,
+                error=reply.error,
+            )
+            self._close(exchange)
+            if reply.error is not None:
+                reason = f"not sent: turn {turn} of its conversation failed"
+                for later in range(turn + 1, len(conversation.delays_s)):
+                    self._close(Exchange(session_id=conversation.session_id, turn=later, due_s=ended_s, error=reason))
+                return
+            replies.append(reply)
+            # Not before the stream has ended: until then nobody knows that the answer is whole.
+            due_s = max(ended_s + delay_s, self.now())
 
     def _close(self, exchange: Exchange) -> None:
         self.exchanges.append(exchange)
