@@ -82,7 +82,6 @@ async def _serve(
 
 async def _until_able(service: EngineProcess, signals: _Signals) -> None:
     """Wait until the engine's process has checked this machine, or for a signal. Raises what the machine lacks."""
-    assert service.ended is not None
     while not service.is_able and not signals.count:
         if service.ended.done():
             raise service.ended.result()
@@ -98,7 +97,6 @@ async def _until_over(
     address: str,
 ) -> int:
     """Serve until a signal, then drain; how many requests were given up. Raises what ended the engine for good."""
-    assert service.ended is not None
     is_said = False
     while not signals.count:
         if service.ended.done():

@@ -79,14 +79,13 @@ class EngineProcess:
         self.num_restarts = 0
         self.is_able = False
         """Whether this machine has what the model needs."""
-        self.ended: asyncio.Future[Exception] | None = None
+        self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         """Done, with the reason, when no engine can be had any more."""
 
     # -- life ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the process and return; ``is_ready`` once the model is loaded."""
-        self.ended = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._keep(), name="engine")
 
     async def stop(self) -> None:
@@ -119,7 +118,6 @@ class EngineProcess:
                 self.num_restarts += 1
         except Exception as error:
             self.is_ready = False
-            assert self.ended is not None
             if not self.ended.done():
                 self.ended.set_result(error)
 
@@ -188,7 +186,7 @@ class EngineProcess:
         self._num_reserved += num
 
     def _check_ready(self) -> None:
-        if self.ended is not None and self.ended.done():
+        if self.ended.done():
             raise unavailable("the engine has ended")
         if not self.is_ready:
             raise unavailable("the model is being loaded")

@@ -92,13 +92,13 @@ class Endpoint(Checked):
         )
         return {"Content-Type": "application/json", **({} if key is None else {"Authorization": f"Bearer {key}"})}
 
-    def models(self) -> list[Mapping[str, Any]]:
-        """Cards of what it serves. Raise UserError where it does not answer."""
+    def card(self, model: str | None) -> Mapping[str, Any]:
+        """What of the model's card is lasting; of the only one where none is named. Raise UserError where it does not answer."""
         headers = self.headers
         try:
-            cards = DECODER.decode(ask(f"{self.base}/v1/models", headers).decode())["data"]
-            json.dumps(cards, allow_nan=False, ensure_ascii=False).encode()  # what no file of a run could hold
-            return [card for card in cards if isinstance(card["id"], str)]
+            told = DECODER.decode(ask(f"{self.base}/v1/models", headers).decode())["data"]
+            json.dumps(told, allow_nan=False, ensure_ascii=False).encode()  # what no file of a run could hold
+            told = [card for card in told if isinstance(card["id"], str)]
         except NoPage as error:
             if error.status is None:
                 raise UserError(
@@ -110,11 +110,8 @@ class Endpoint(Checked):
             raise UserError(
                 f"url={self.url!r} does not answer /v1/models as OpenAI's API does: check the url"
             ) from None
-
-    def card(self, model: str | None) -> Mapping[str, Any]:
-        """What of the model's card is lasting; of the only one where none is named."""
         cards: dict[str, Mapping[str, Any]] = {}
-        for card in self.models():
+        for card in told:
             lasting = {name: card[name] for name in _LASTING if name in card}
             require(
                 cards.setdefault(card["id"], lasting) == lasting,

@@ -34,6 +34,6 @@ def test_a_small_workload_is_completed(system, settings, workload):
     cell = a_cell(system, dataset=dataset, rate=5.0, **{**knobs, **settings})
     experiment = prepare(cell)
     record = experiment.run()
-    assert len(record.requests["request_id"]) == experiment.workload.num_turns
+    assert len(record.requests["request_id"]) == sum(len(each.turns) for each in experiment.workload.conversations)
     assert set(record.requests["status"]) == {"ok"}
     assert record.requests["output_len"] == record.requests["asked_tokens"]

@@ -56,7 +56,7 @@ def test_vllm_is_started_driven_and_stopped(dataset, knobs, pids):
     experiment.deployment.check_machine()
     record = experiment.run()
     assert set(record.requests["status"]) == {"ok"}
-    assert len(record.requests["request_id"]) == experiment.workload.num_turns
+    assert len(record.requests["request_id"]) == sum(len(each.turns) for each in experiment.workload.conversations)
     ((pid, words),) = started(pids)
     assert ends(pid)
     assert words[:2] == ["-m", "vllm.entrypoints.openai.api_server"]
