@@ -69,12 +69,6 @@ def test_the_engine_is_told_what_was_given(fields, generation):
     assert read(**fields).generation == read(ChatBody, **fields).generation == generation
 
 
-def test_what_is_not_asked_for():
-    asked = read()
-    assert (asked.n, asked.stop, asked.stream, asked.stream_options.include_usage) == (1, [], False, False)
-    assert (asked.return_token_ids, asked.timeout, asked.ignore_eos) == (False, None, False)
-
-
 def test_the_newer_name_of_an_answer_s_length():
     assert read(ChatBody, max_completion_tokens=4).generation == {"max_tokens": 4}
     assert read(ChatBody, max_completion_tokens=None, max_tokens=3).generation == {"max_tokens": 3}

@@ -153,11 +153,8 @@ def reasons(exchanges: Sequence[Exchange], **facts: Any) -> str:
     return "; ".join(HTTP.assess(record_of(exchanges, **facts)).reasons)
 
 
-def test_a_good_run_is_valid():
-    assert reasons(steady(40), requested_rate=1.0) == ""
-
-
 def test_reasons_not_to_use_a_run():
+    assert reasons(steady(40), requested_rate=1.0) == ""
     late = [replace(e, queued_s=e.due_s + 0.1, sent_s=e.due_s + 0.1) for e in steady()]
     assert "submitted more than" in reasons(late)
     assert "too few" in reasons(steady(9))

@@ -170,11 +170,7 @@ def test_a_reason_or_the_mark_ends_an_answer(has_done, has_reason, is_whole, cha
         assert row(*pieces, **options)["output_len"] == 2
     else:
         assert "broke off" in error(*pieces, **options)
-
-
-@pytest.mark.parametrize("reason", ["", None])
-def test_a_reason_of_nothing_is_none(reason):
-    assert "broke off" in error(piece("a", reason), usage(1))
+        assert "broke off" in error(piece("a", "", chat=chat), usage(1), **options), "a reason of nothing is none"
 
 
 def test_the_answer_ends_with_its_last_content_and_what_is_late_is_told():
