@@ -182,21 +182,25 @@ def _raced(
 
 
 def fewest(sizes: Sequence[int], serving: Callable[[int], P | None]) -> tuple[int, P] | None:
-    """The smallest of ``sizes``, in rising order, that something serves, and what: by halving, the sizes below it taken to be too
-    small and the next smaller one asked. None where the largest has nothing."""
+    """The smallest of ``sizes``, in rising order, that something serves, and what: by halving, first of powers of two, whose workers
+    are as large as may be, then of the sizes below. Smaller ones are taken to be too small. None where the largest has nothing."""
     found: dict[int, P | None] = {}
 
-    def is_served(place: int) -> bool:
-        found[place] = serving(sizes[place])
-        return found[place] is not None
+    def is_served(size: int) -> bool:
+        if size not in found:
+            found[size] = serving(size)
+        return found[size] is not None
 
-    last = len(sizes) - 1
-    if not sizes or not is_served(last):
+    if not sizes or not is_served(sizes[-1]):
         return None
-    place = bisect_left(range(last), True, key=is_served)
-    plan = found[place]
+    powers = [size for size in sizes if size & (size - 1) == 0]
+    above = bisect_left(powers, True, key=is_served)
+    least, most = powers[above - 1] if above else 0, powers[above] if above < len(powers) else sizes[-1]
+    between = [size for size in sizes if least < size <= most]
+    size = between[bisect_left(between[:-1], True, key=is_served)]
+    plan = found[size]
     assert plan is not None
-    return sizes[place], plan
+    return size, plan
 
 
 FEW_SESSIONS = 1000

@@ -91,6 +91,8 @@ class SearchResult(NamedTuple):
 SEARCH, LAYOUT = "search", "deployment"
 ROUNDS = 3
 """About so many races of a search's halvings."""
+JOINT = 3
+"""Most axes all of whose combinations are raced."""
 BEAM = 3
 """The best of those that were raced, around which others are looked for."""
 Choices = tuple[Setting, ...]
@@ -109,9 +111,10 @@ class Space(NamedTuple):
         """The defaults, and of what has none the first."""
         return tuple(axis[0] for axis in self.axes)
 
-    def joint(self, choices: Choices) -> Iterator[Choices]:
-        """All combinations of what has no default, such as deployments with their steps."""
-        return product(*((chosen,) if () in axis else axis for chosen, axis in zip(choices, self.axes, strict=True)))
+    def joint(self, most: int) -> Iterator[Choices]:
+        """All combinations of so many axes without a default, such as deployments with their steps, and the first of the others."""
+        taken = [place for place, axis in enumerate(self.axes) if () not in axis][:most]
+        return product(*(axis if place in taken else axis[:1] for place, axis in enumerate(self.axes)))
 
     def around(self, choices: Choices) -> Iterator[Choices]:
         """Those that differ in one choice."""
@@ -157,7 +160,7 @@ def settled(
         tried.update(new)
         return race(new, best) if new else best
 
-    best = better(space.joint(space.first), None)
+    best = better(space.joint(JOINT if beam > 1 else 2), None)
     while best is not None:
         found = better([each for base in likely()[:beam] for each in space.around(base)], best)
         if found == best:

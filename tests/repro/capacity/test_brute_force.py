@@ -175,3 +175,35 @@ def test_a_run_is_that_of_bench(tmp_path):
     assert sample.times["ttft"].values.tolist() == ttft.values.tolist()
     assert sample.load == record.facts["prefill_load"]
     assert 0 < sample.num_rounds == ttft.num < len(ready_s)
+
+
+RISING = Place(
+    system="vllm-sim",
+    platform="h100",
+    workload="own",
+    slo="ttft:p95:1000 itl:p95:40",
+    gpus=4,
+    num_prompts=60,
+    knobs={"model": "Qwen3-32B", "max_num_seqs": 256, "prefix_cache": True, "balance": "sessions"},
+)
+
+
+@pytest.mark.parametrize(
+    "change", [{"gpus": 8}, {"slo": "ttft:p95:2000 itl:p95:60"}, {"platform": "b200"}, {"slo": "ttft:p95:1000"}]
+)
+def test_more_gpus_a_faster_card_and_looser_objectives_serve_no_less(change, tmp_path):
+    def rate(place: Place) -> float:
+        (site,) = place.question(tmp_path).sites(parse_sizes(str(place.gpus)))
+        return largest_rate(site.of_size(place.gpus, None, place.num_prompts), place.gpus, LATTICE).rate or 0.0
+
+    assert rate(replace(RISING, **change)) >= rate(RISING) > 0
+
+
+def test_the_rate_that_gpus_serve_takes_no_more_of_them(tmp_path):
+    sizes = parse_sizes("2..16")
+    (unsized,) = RISING.question(tmp_path).sites(sizes)
+    site = unsized.of_size(4, None, RISING.num_prompts)
+    rate = largest_rate(site, 4, LATTICE).rate
+    assert fewest_gpus(site, sizes.fitting(site), rate).gpus <= 4
+    found = fewest_gpus(site, sizes.fitting(site), 2 * rate)
+    assert largest_rate(site, found.gpus, LATTICE).rate * (1 + LATTICE.resolution) >= 2 * rate
