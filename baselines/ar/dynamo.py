@@ -98,7 +98,9 @@ class ConditionalRouter:
     def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
         worker = self._remote.pick(prefills, now)
         reason = self._bypass_reason(task, worker)
-        if reason is not None and not self._is_full(home, task):
+        limit = self.config.decode_busy_threshold
+        is_full = limit is not None and home.kv_tokens + task.tokens > limit * home.kv_capacity
+        if reason is not None and not is_full:
             return Decision(home.worker_id, True, reason)
         return Decision(worker.worker_id, False, "remote")
 
@@ -113,10 +115,6 @@ class ConditionalRouter:
         if config.conditional != "isl_bounding" and limit is not None:
             return "prefill-busy" if worker.backlog_tokens > limit * config.max_num_batched_tokens else None
         return None
-
-    def _is_full(self, home: DecodeView, task: PrefillTask) -> bool:
-        limit = self.config.decode_busy_threshold
-        return limit is not None and home.kv_tokens + task.tokens > limit * home.kv_capacity
 
 
 def dynamo(

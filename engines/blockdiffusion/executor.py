@@ -258,7 +258,10 @@ class TorchBlockExecutor:
                 diffusion_block=self.block,
                 caches=prefix_cache,
             )
-            _join_experts(model)
+            # Before the pool takes what is left of the memory: while a layer's experts are joined they are there twice.
+            for module in model.modules():
+                if isinstance(module, ExpertLayers):
+                    module.matrices()
             self.pool = PoolTensors.of_blocks(model, self.tables)
         self._reduction = Reduction(confidence_of="sampler", suppress_id=config.mask_token_id)
         self._tokens = np.zeros((num_slots + 1, max_len), dtype=np.int64)
@@ -339,10 +342,3 @@ class TorchBlockExecutor:
         )
         both = both[:, : len(wanted)]
         return both[0].astype(np.int64), both[1].astype(np.float32)
-
-
-def _join_experts(model: PackedModel[BlockConfig]) -> None:
-    """Before the pool takes what is left of the memory: while a layer's experts are joined they are there twice."""
-    for module in model.modules():
-        if isinstance(module, ExpertLayers):
-            module.matrices()

@@ -3,11 +3,7 @@
 There is neither a prefill nor a commit of its own kind, only final blocks whose K/V is missing: the prompt's when a
 request begins (PREFILL), a generated one after its last denoise (COMMIT). Where nothing reads the K/V it is never made.
 
-What a step computes and what comes of it: plain data between scheduler, executor and engine.
-
-Block tables whose final blocks several sequences may hold: the prefix cache.
-
-A unit of it is a whole number of pool blocks and of diffusion blocks, known by a key of its ids and all before them. A block that
+Several sequences may hold a final block of the block tables: the prefix cache. A unit of it is a whole number of pool blocks and of diffusion blocks, known by a key of its ids and all before them. A block that
 is not final, or only in part wanted, has no key: the K/V of a token depends on all tokens of its block. Plain arrays, no torch.
 """
 
@@ -382,20 +378,16 @@ class BlockExecutor(Protocol):
     @property
     def block(self) -> int:
         """Tokens of a block."""
-        ...
 
     @property
     def shifts(self) -> bool:
         """Whether row i of the logits predicts the token at i + 1."""
-        ...
 
     def open(self, final: Ints) -> int:
         """A slot that holds these ids and no K/V."""
-        ...
 
     def extend(self, slot: int, start: int, ids: Ints) -> None:
         """Final ids behind the first ``start``."""
-        ...
 
     def close_slot(self, slot: int) -> None: ...
 

@@ -267,9 +267,7 @@ class Engine:
 
     def run(self) -> list[StepRecord]:
         """Step until everything submitted is finished."""
-        records = []
-        while (record := self.step()) is not None:
-            records.append(record)
+        records = list(iter(self.step, None))
         late = self.times()
         return [
             record._replace(outcome=record.outcome._replace(**late[record.step]._asdict()))

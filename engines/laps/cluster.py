@@ -125,11 +125,9 @@ class PrefillCost:
         """The GPU's part: matrices, attention and LM head."""
         linear_s, attention_s, logits_s = self.price.parts(work_of(chunks, decoding, context, mode))
         gpu_s = linear_s + attention_s + logits_s
-        kappa = self.constants.kappa
-        return gpu_s * (1 + kappa) if kappa and self._mixes(chunks) else gpu_s
-
-    def _mixes(self, chunks: Sequence[Chunk]) -> bool:
-        return len({chunk.tokens < self.constants.boundary for chunk in chunks}) == 2
+        kappa, boundary = self.constants.kappa, self.constants.boundary
+        is_mixed = kappa and len({chunk.tokens < boundary for chunk in chunks}) == 2
+        return gpu_s * (1 + kappa) if is_mixed else gpu_s
 
     def decode_line(self, decoding: int) -> DecodeLine:
         # Decode steps replay graphs in every system, so no floor of launches.

@@ -39,22 +39,18 @@ class InstanceView(BacklogView, Protocol):
     @property
     def num_requests(self) -> int:
         """Queued and running."""
-        ...
 
     @property
     def pool(self) -> LengthClass | None:
         """The class it serves under spatial disaggregation."""
-        ...
 
     def cached_tokens(self, task: PrefillTask) -> int:
         """Tokens of the task's history whose K/V it holds."""
-        ...
 
 
 class InstanceRouter(Protocol):
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
         """Id of the instance."""
-        ...
 
 
 @dataclass(kw_only=True)

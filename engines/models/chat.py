@@ -310,7 +310,9 @@ def load_causal_text(directory: Path) -> CausalText | None:
     if backend is None:
         return None
     template = load_chat_template(directory, _ANY_FAMILY)
-    eos_id = _text_end(directory, backend)
+    config = directory / "tokenizer_config.json"
+    end = token_content(read_json(config).get("eos_token")) if config.is_file() else None
+    eos_id = None if end is None else backend.token_to_id(end)
     return CausalText(
         backend=backend,
         template=None if template.source is None else template,
@@ -331,12 +333,6 @@ def stored_ends(directory: Path) -> frozenset[int]:
         if ids:
             return frozenset(ids)
     return frozenset()
-
-
-def _text_end(directory: Path, backend: Tokenizer) -> int | None:
-    config = directory / "tokenizer_config.json"
-    content = token_content(read_json(config).get("eos_token")) if config.is_file() else None
-    return None if content is None else backend.token_to_id(content)
 
 
 _MOST_CHARS = 1 << 22

@@ -2,8 +2,6 @@
 
 Shapes as in ``engines.models.packed``. State-dict names are those of the published checkpoints.
 
-A mixture of experts over packed rows (LLaDA2).
-
 Rows are sorted by their expert, each expert's are one product, and a row's result is the same in any company: on a CPU no
 expert multiplies fewer rows than its products need for that. Shapes: n rows, E experts, k of them a row, d model width.
 """
@@ -117,12 +115,12 @@ class ExpertLayers(nn.ModuleList):
 def _sorted_places(expert: Tensor, num_experts: int) -> tuple[Tensor, Tensor, int]:
     """The place each pair of a row and an expert [p] takes among all sorted by expert; the end of each expert's places [E]
     int32; and how many places there are."""
-    counts = (
-        torch.bincount(expert, minlength=num_experts) if expert.device.type == "cpu" else _counts(expert, num_experts)
-    )
-    room = counts
     if expert.device.type == "cpu":
+        counts = torch.bincount(expert, minlength=num_experts)
         room = torch.where(counts > 0, counts.clamp(min=LEAST_ROWS), 0)
+    else:  # ``bincount`` would wait for the device
+        none = torch.zeros(num_experts, dtype=torch.int64, device=expert.device)
+        room = counts = none.index_add_(0, expert, torch.ones_like(expert))
     ends = room.cumsum(0)
     order = expert.argsort(stable=True)
     first = ends - room - (counts.cumsum(0) - counts)
@@ -130,13 +128,6 @@ def _sorted_places(expert: Tensor, num_experts: int) -> tuple[Tensor, Tensor, in
     place[order] = torch.arange(len(expert), device=expert.device) + first[expert[order]]
     size = int(ends[-1]) if expert.device.type == "cpu" else len(expert)
     return place, ends.to(torch.int32), size
-
-
-def _counts(expert: Tensor, num_experts: int) -> Tensor:
-    """``bincount`` without waiting for the device."""
-    return torch.zeros(num_experts, dtype=torch.int64, device=expert.device).index_add_(
-        0, expert, torch.ones_like(expert)
-    )
 
 
 class DenseMLP(GatedMLP):

@@ -78,11 +78,6 @@ def ask(
     return generate(options, prompt)
 
 
-def is_decided(sampled: Sampled) -> bool:
-    margins = sampled.margins
-    return margins.confidence >= MIN_CONFIDENCE and margins.token >= MIN_TOKEN and margins.selection >= MIN_SELECTION
-
-
 class Tally:
     """Compares, and says at the end whether enough was compared for the comparison to mean something."""
 
@@ -90,7 +85,8 @@ class Tally:
         self.compared, self.undecided, self.outputs = 0, 0, set[tuple[int, ...]]()
 
     def check(self, expected: Sampled, found: Generated, label: object) -> None:
-        if not is_decided(expected):
+        least = expected.margins
+        if least.confidence < MIN_CONFIDENCE or least.token < MIN_TOKEN or least.selection < MIN_SELECTION:
             self.undecided += 1
             return
         self.compared += 1

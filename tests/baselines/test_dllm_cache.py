@@ -207,12 +207,6 @@ def test_dream_is_taken_apart_rightly():
 # ---- cost ---------------------------------------------------------------------------------------
 
 
-def total_flops(
-    shape: ModelShape, cache: FeatureCacheConfig, prompt: int, gen: int, steps: int, members: int = 1
-) -> int:
-    return sum(flops_of(shape, cache, t, prompt, gen, members) for t in range(1, steps + 1))
-
-
 def flops_of(shape: ModelShape, cache: FeatureCacheConfig, t: int, prompt: int, gen: int, members: int) -> int:
     """FLOPs of step ``t``."""
     work = step_work(cache.step(t, prompt, gen), members, shape)
@@ -235,7 +229,8 @@ def test_flops_of_a_generation(cache, steps):
     first_layer = steps * (p + g) * (per_row + pair * (p + g))
     later_layers = (layers - 1) * (rows * (per_row + pair * (p + g)) + unselected * 2 * d * d)
     head = steps * g * 2 * d * rows_of_head
-    assert total_flops(LLADA_8B, cache, p, g, steps, members) == members * (first_layer + later_layers + head)
+    total = sum(flops_of(LLADA_8B, cache, t, p, g, members) for t in range(1, steps + 1))
+    assert total == members * (first_layer + later_layers + head)
 
 
 def test_nothing_is_recomputed_past_the_first_layer_without_a_transfer_ratio():

@@ -33,7 +33,9 @@ def choose(
     """
     given = {task.task_id: task for task in tasks}
     queue = make() if last is None else _copied(last)
-    withdrawn = [task for task in queue if not _is_same(task, given.get(task.task_id))]
+    since = {task.task_id: task.enqueued_s for task in given.values()}
+    # One that was queued here again was withdrawn before that.
+    withdrawn = [task for task in queue if since.get(task.task_id) != task.enqueued_s]
     if isinstance(queue, OpenQueue):
         for task in withdrawn:
             asked(queue.pull, task)
@@ -47,11 +49,6 @@ def choose(
     if sorted(given) != sorted(task.task_id for task in (choice.taken, *choice.rest)):
         raise RunError(f"queue {type(queue).__name__} gives back other tasks than it was given: correct it")
     return choice
-
-
-def _is_same(task: PrefillTask, given: PrefillTask | None) -> bool:
-    """False of one that was withdrawn, also where it was queued here again since."""
-    return given is not None and given.enqueued_s == task.enqueued_s
 
 
 def _copied(queue: PrefillQueue) -> PrefillQueue:

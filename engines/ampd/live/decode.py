@@ -1,11 +1,8 @@
 """A decode worker: home of sessions, whose K/V it keeps, lends to prefill workers and decodes over; prefills locally.
 
 The main thread alone runs steps. Answers to prefill workers come from threads of their own: history is lent while a step
-runs, and a landed prefill's token is out at once, its session joins the batch between two steps.
-
-Sessions whose K/V a decode worker holds: held while they decode or are lent, idle between rounds.
-
-Two threads use it at once, the one that steps and the one that lends, hence the lock.
+runs, and a landed prefill's token is out at once, its session joins the batch between two steps. K/V of a session is held while it
+decodes or is lent, and idle between rounds.
 """
 
 import json
@@ -48,6 +45,8 @@ class Resident:
 
 
 class Residents:
+    """Two threads use it at once, the one that steps and the one that lends, hence the lock."""
+
     def __init__(self, executor: PagedExecutor) -> None:
         self.executor = executor
         self.memory = SessionMemory(executor.tables)

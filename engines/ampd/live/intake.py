@@ -90,11 +90,9 @@ class Context(Protocol):
 
     def is_stopped(self) -> bool:
         """Whether its client has left."""
-        ...
 
     def async_killed_or_stopped(self) -> asyncio.Future[bool]:
         """Done once it has."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

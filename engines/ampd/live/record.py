@@ -46,7 +46,9 @@ def collect(
     since: Mark = START,
 ) -> ClusterRun:
     """``roles`` is that of every worker there was."""
-    tasks = _tasks(store, began, since.task)
+    end_task = int(store.fields("run").get("next_task", 0))
+    numbers = range(since.task, end_task)
+    tasks = [_task(store.fields("task", number), number - since.task, began) for number in numbers]
     first = {(task.session_id, task.round): task for task in tasks if task.kind != "recompute"}
     session_rows: list[SessionRow] = []
     round_rows: list[RoundRow] = []
@@ -107,11 +109,6 @@ def answers(store: Store, session: Session) -> list[list[int]]:
         found.append(ids[place : place + decode])
         place += decode
     return found
-
-
-def _tasks(store: Store, began: float, first: int) -> list[TaskRow]:
-    last = int(store.fields("run").get("next_task", 0))
-    return [_task(store.fields("task", number), number - first, began) for number in range(first, last)]
 
 
 def _task(words: Mapping[str, str], number: int, began: float) -> TaskRow:

@@ -57,12 +57,10 @@ class StepAttention(Protocol):
     @property
     def is_captured(self) -> bool:
         """Whether its launches depend on the step's sizes alone, so that a graph may hold them."""
-        ...
 
     @property
     def block_size(self) -> int:
         """Tokens of a block, of the tables and the pool it is given."""
-        ...
 
     def attend(self, rows: CausalRows, tables: BlockTables, pool: PoolTensors) -> Attend: ...
 

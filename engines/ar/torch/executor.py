@@ -3,14 +3,11 @@
 Token ids live on the device in slots. A step's metadata is built once, by array arithmetic over its sequences, and
 sent in one transfer; the model runs one forward; the sampled ids go back into the slots without the host seeing them.
 
-A ``StepCost`` that runs every step on a torch worker and says how long it took.
+CUDA graphs of a step, the grid of buckets (LAPS §3.1) and a ladder of packed sizes, are captured beforehand. A graph holds the layers and
+the head on each sequence's newest row, and nothing that depends on a step's sizes.
 
-It gives the simulated cluster measured steps on a virtual clock: queues, routers and records are those of the simulator,
-the seconds are the device's. It also is what a policy's step model is fitted on.
-
-CUDA graphs of a step: the grid of buckets (LAPS §3.1) and a ladder of packed sizes, captured beforehand.
-
-A graph holds the layers and the head on each sequence's newest row, and nothing that depends on a step's sizes.
+A ``StepCost`` runs every step so, and says how long it took: the simulated cluster gets measured steps on a virtual clock, and a policy's
+step model is fitted on them.
 """
 
 import math

@@ -214,23 +214,18 @@ class Driver(Protocol):
 
     def hear(self, sequence: SessionState, token: int) -> bool:
         """The sequence's next token; True ends its round there."""
-        ...
 
     def ids(self, sequence: SessionState, start: int) -> Ints:
         """The ids of the sequence from ``start`` up to the end of its round's prompt."""
-        ...
 
     def began(self, sequence: SessionState, now: float) -> None:
         """Its prefill has been admitted: that of its round, or one that a preemption made necessary."""
-        ...
 
     def prefilled(self, sequence: SessionState, task: PrefillTask, now: float) -> None:
         """The prefill's own token is out."""
-        ...
 
     def done(self, sequence: SessionState, now: float) -> None:
         """The sequence has the tokens of its round and is in no batch; its slot is the driver's to keep or close."""
-        ...
 
 
 class Step(NamedTuple):

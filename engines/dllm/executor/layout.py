@@ -192,9 +192,8 @@ class PackedLayout:
             if fresh is not None:
                 fresh.write(packed.num_rows, sent[0], sent[1], sent[2], packed.num_refresh_rows)
             runs, others = list(pairwise(packed.base.tolist())), sent[len(arrays) :]
-            first, *rest = (
-                each.on_device(others[slice(*places)]) for each, places in zip(keys, _parts(keys), strict=True)
-            )
+            ends = pairwise(accumulate((len(each.arrays) for each in keys), initial=0))
+            first, *rest = (each.on_device(others[start:end]) for each, (start, end) in zip(keys, ends, strict=True))
             rows = StepRows(
                 num_rows=packed.num_rows,
                 num_refresh_rows=packed.num_refresh_rows,
@@ -248,11 +247,6 @@ class PackedLayout:
             pool_v.index_copy_(0, target, v.index_select(0, source))
 
         return pack
-
-
-def _parts(keys: Sequence[HostKeys]) -> list[tuple[int, int]]:
-    """Where the arrays of each stand, end to end."""
-    return list(pairwise(accumulate((len(each.arrays) for each in keys), initial=0)))
 
 
 def _spans(sent: Tensor, packed: PackedRows, table: ItemTable, key_len: Ints) -> tuple[Spans, Spans]:

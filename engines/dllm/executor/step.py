@@ -1,13 +1,10 @@
 """What the parts of the torch executor hand each other in one step.
 
-Shapes: n requests, those in a Refresh first; N packed rows; B the longest active block.
+Shapes: n requests or plan items, those in a Refresh first; N packed rows; B the longest active block. Row indices are int64. Where the
+rows of a packed step lie is in plain arrays over its items, built once per step.
 
 Select-and-pack (dLLM-Serve §4.5): the retained rows of building requests go densely into the KV pool; the index
 map ends here. Two executions of one rule: torch operators, and Triton kernels that store no index.
-
-Where the rows of one packed step lie: plain arrays over its plan items, built once per step.
-
-Shapes: n items, those in a Refresh first; N packed rows; B the longest active block. Row indices are int64.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -227,8 +226,7 @@ class BlockDiffusion:
         file = trace_asked(cell.dataset, settings.knobs, cell.asked)
         task = _task_of(cell, settings) if file is None else None
         if file is not None:
-            asks_texts = not settings.is_simulated and _has_text(settings)
-            found = _traced(cell, settings, file, asks_texts=asks_texts)
+            found, asks_texts = _traced(cell, settings, file)
         elif task is not None:
             from repro.families.block.text import text_of
 
@@ -285,14 +283,18 @@ def _problems(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
     return found
 
 
-def _traced(cell: Cell, settings: BlockSettings, file: Traced, *, asks_texts: bool) -> Workload:
-    """A request of each row, whose answer is as long as the row's: the last block is cut to it."""
-    knobs = settings.knobs
+def _traced(cell: Cell, settings: BlockSettings, file: Traced) -> tuple[Workload, bool]:
+    """A request of each row, whose answer is as long as the row's: the last block is cut to it. And whether prompts are texts."""
+    knobs, text = settings.knobs, None
+    if not settings.is_simulated:
+        from repro.families.block.text import find_text
+
+        text = find_text(settings)
     require(
-        not asks_texts or "shared_len" not in cell.asked,
+        text is None or "shared_len" not in cell.asked,
         f"shared_len={cell.asked.get('shared_len')!r} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
     )
-    return traced_workload(
+    found = traced_workload(
         file,
         arrivals_asked(cell.rate, knobs),
         cell.seed,
@@ -301,8 +303,9 @@ def _traced(cell: Cell, settings: BlockSettings, file: Traced, *, asks_texts: bo
         num=knobs.num_prompts if "num_prompts" in cell.asked else None,
         length_scale=knobs.length_scale if "length_scale" in cell.asked else 1.0,
         fixed_prompt_len=knobs.input_len,
-        encode=partial(_encoded, settings) if asks_texts else None,
+        encode=None if text is None else lambda prompt: list(text.encode(prompt)),
     )
+    return found, text is not None
 
 
 def room_for_prompt(settings: BlockSettings) -> int:
@@ -342,18 +345,6 @@ def _requests(cell: Cell, settings: BlockSettings) -> Workload:
         fixed_prompt_len=knobs.input_len,
     )
     return build_workload(config, whole_answer(knobs.gen_length))
-
-
-def _has_text(settings: BlockSettings) -> bool:
-    from repro.families.block.text import find_text
-
-    return find_text(settings) is not None
-
-
-def _encoded(settings: BlockSettings, prompt: str) -> list[int]:
-    from repro.families.block.text import text_of
-
-    return list(text_of(settings).encode(prompt))
 
 
 def _prompt(settings: BlockSettings, tokens: int, seed: int, request_id: int) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -278,16 +279,10 @@ def pool_rows(deployment: DllmDeployment, *, activations_measured_bytes: int | N
     return min(plan.kv_bytes // row_bytes, config.max_num_seqs * per_request), plan
 
 
-@dataclass(frozen=True, kw_only=True)
-class Room:
+def _fits(deployment: DllmDeployment, longest: int, members: int) -> bool:
     """Whether requests are a batch that fits in memory, padded to the longest of them."""
-
-    deployment: DllmDeployment
-    is_upstream: bool
-
-    def __call__(self, longest: int, members: int) -> bool:
-        footprint = _footprint(self.deployment, longest, is_upstream=self.is_upstream)
-        return footprint.peak_bytes(members) <= self.deployment.settings.memory_limit
+    footprint = _footprint(deployment, longest, is_upstream=deployment.batching.is_upstream)
+    return footprint.peak_bytes(members) <= deployment.settings.memory_limit
 
 
 def plan_static(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeployment:
@@ -301,8 +296,7 @@ def plan_static(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeplo
     _check_rule(deployment)
     deployment = replace(deployment, longest=max(lengths))
     if settings.baseline.batch_rule == "batch":
-        room = Room(deployment=deployment, is_upstream=deployment.batching.is_upstream)
-        deployment = replace(deployment, room=room)
+        deployment = replace(deployment, room=partial(_fits, deployment))
     most = most_members(deployment)
     check_in_step(settings.generation, deployment.sampler.decode, most)
     facts = dict(_planned(deployment, most) if asked is None else _asked(deployment, most))

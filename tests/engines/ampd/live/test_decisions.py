@@ -6,12 +6,10 @@ The simulated cluster keeps its clock and its steps; where it would ask its own 
 windows, it tells Redis what happened and takes what the live coordinator and the live queues decide.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -173,7 +171,7 @@ class LiveQueue(PrefillQueue):
     """Takes what a live worker would claim: the policy's choice among the tasks that Redis holds."""
 
     make: Callable[[], PrefillQueue]
-    mirror: Mirror
+    mirror: "Mirror"
     worker: PrefillWorker | DecodeWorker
     last: PrefillQueue | None = None
     """The policy's own, as its last choice left it."""
@@ -182,7 +180,7 @@ class LiveQueue(PrefillQueue):
         store, worker_id = self.mirror.store, self.worker.worker_id
         version, _, found, _ = store.call("queue", worker_id, "a")
         tasks = [held(PrefillTask, texts(fields)) for fields in found]
-        before = [{**_plain(task)} for task in tasks]
+        before = [asdict(task) for task in tasks]
         choice = choose(self.make, self.last, tasks, now)
         rest = [part for task in choice.rest for part in (task.task_id, task.postponed)]
         staged = isinstance(self.worker, PrefillWorker) and self.worker.is_busy
@@ -219,7 +217,7 @@ class LiveQueue(PrefillQueue):
 class LivePolicies:
     """Binder and router of the simulation, which ask the live coordinator."""
 
-    def __init__(self, mirror: Mirror) -> None:
+    def __init__(self, mirror: "Mirror") -> None:
         self.mirror, self.num_bound = mirror, 0
 
     def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
@@ -244,7 +242,7 @@ class LivePolicies:
 
 
 class MirroredHome(DecodeWorker):
-    mirror: Mirror
+    mirror: "Mirror"
 
     def _decoded(self, ran: Run) -> None:
         parts = self.batch.token_runs(ran, ran.steps)
@@ -508,7 +506,3 @@ def made_again(lines: Sequence[str], config: RoutingConfig, seed: int, w: int = 
         router=AdaptiveRouter(MODEL, SLO, config, seed=seed),
         make_queue=lambda worker: ReorderingQueue(ttft_s=SLO.ttft_s, w=w),
     )
-
-
-def _plain(task: PrefillTask) -> dict[str, Any]:
-    return {name: getattr(task, name) for name in PrefillTask.__slots__}

@@ -1,7 +1,6 @@
 """Measured steps are steps that were run: their number, their sizes, and what they leave behind."""
 
-from collections.abc import Iterator
-from itertools import count
+from itertools import accumulate, count
 
 import pytest
 from hypothesis import given
@@ -13,21 +12,13 @@ from engines.ar.torch.executor import MeasuredSteps, dealt
 from engines.policies.views import Bucket, Chunk, Rung
 
 
-def ticking(step: float) -> Iterator[float]:
-    """A clock that goes on by one more ``step`` whenever it is read."""
-    total = 0.0
-    for n in count():
-        total += n * step
-        yield total
-
-
 @pytest.fixture(scope="module")
 def worker():
     return executor(small_model())
 
 
 def test_the_shortest_of_the_repeats_counts(worker):
-    clock = ticking(1.0)
+    clock = accumulate(count())
     steps = MeasuredSteps(worker, repeats=3, warmup=2, timer=lambda: next(clock))
     # Readings 0 1 3 6 10 15: the three repeats take 1, 3 and 5.
     assert steps.step_s([Chunk(0, 4)], 0, 0) == 1.0

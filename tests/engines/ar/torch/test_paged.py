@@ -331,17 +331,12 @@ def test_idle_prefixes_go_least_recent_first_and_from_their_tails():
     assert memory.cached(1) == 0
 
 
-def draws(n: int, temperature: float, top_p: float, seed: int = 0) -> Draws:
-    keys = draw_keys(torch.full((n,), seed), torch.arange(n))
-    every = torch.ones(n, dtype=torch.float64)
-    return Draws(every * temperature, every * top_p, keys, top_p == 1)
-
-
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (2.0, 0.6)])
 def test_frequencies(temperature, top_p):
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0])
     n = 40_000
-    found = next_tokens(logits.expand(n, 5), draws(n, temperature, top_p))
+    keys, every = draw_keys(torch.zeros(n, dtype=torch.int64), torch.arange(n)), torch.ones(n, dtype=torch.float64)
+    found = next_tokens(logits.expand(n, 5), Draws(every * temperature, every * top_p, keys, top_p == 1))
     share = torch.softmax(logits.double() / temperature, 0)
     before = share.cumsum(0) - share
     share = torch.where(before < top_p, share, 0.0)

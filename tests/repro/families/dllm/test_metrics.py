@@ -1,12 +1,15 @@
-"""Every metric of a diffusion-LLM run on a record small enough to reckon by hand, and those of its steps."""
+"""Every metric of a diffusion-LLM run on a record small enough to reckon by hand, and what a driver writes down of its steps."""
 
 from typing import Any
 
 import pytest
+from support.driven import FakeEngine, make_requests
 from support.records import record_of, requests_table, stats, steps_table
 
-from engines.runtime.step_timer import STEP_PARTS
-from repro.families.dllm.record import DLLM
+from engines.dllm.plan import StepRecord
+from engines.runtime.step_timer import STEP_PARTS, DeviceTimes
+from repro.families.dllm.record import DLLM, drive_engine
+from repro.runs.step_driver import VirtualClock
 
 
 def step(start_s: int, end_s: int, forward_s: float, sequences: tuple[int, int], **rest: int) -> dict[str, Any]:
@@ -147,3 +150,27 @@ def test_a_graph_counts_where_all_are_in_reuse():
     assert DLLM.summarize(record_of(steps=steps))["graph_hit_rate"] == 1 / 3
     steps = steps_table(*refreshes)
     assert DLLM.summarize(record_of(steps=steps))["graph_hit_rate"] is None
+
+
+class LaggingEngine(FakeEngine):
+    """Its device says what a step took once all are over; every other step is profiled."""
+
+    def step(self, now_s: float = 0.0) -> StepRecord | None:
+        record = super().step()
+        if record is None:
+            return None
+        return record._replace(outcome=record.outcome._replace(forward_s=None, graph=record.step > 0, bound_s=0.25))
+
+    def times(self) -> dict[int, DeviceTimes]:
+        parts = {part: 1.0 + i for i, part in enumerate(STEP_PARTS)}
+        return {step: DeviceTimes(0.5 + step, None if step % 2 else parts) for step in range(self._step)}
+
+
+def test_what_is_known_late_is_in_the_record():
+    clock = VirtualClock()
+    steps = drive_engine(LaggingEngine(clock, service_s=10.0), make_requests([0.0, 1.0, 2.0]), clock).tables["steps"]
+    assert steps["forward_s"] == [0.5, 1.5, 2.5]
+    assert steps["graph"] == [False, True, True]
+    assert steps["bound_s"] == [0.25] * 3
+    for i, part in enumerate(STEP_PARTS):
+        assert steps[f"{part}_s"] == [1.0 + i, None, 1.0 + i]

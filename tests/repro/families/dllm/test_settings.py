@@ -1,13 +1,18 @@
-"""What a platform's measured runs default to, and what is refused before one begins."""
+"""What a platform's measured runs default to, what is refused before one begins, and what runs share."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.cells import H200, L40S, RTX4090, a_cell
 from support.refusals import refuses
 
 from engines.dllm.method import DLLM_SERVE
+from engines.models.checkpoint import TINY_DIR
+from repro.families.dllm.on_torch import load, model_key
 from repro.families.dllm.settings import DllmSettings
 from repro.families.dllm.system import resolve
 from repro.runs.cell import Cell, Scalar
@@ -57,3 +62,20 @@ def test_a_shape_has_no_weights_of_its_own(platform):
         resolved(cell(platform))
     assert resolved(cell(platform, model="tiny")).model == "tiny"
     assert resolved(cell(platform, executor="roofline")).executor == "roofline"
+
+
+def test_a_checkpoint_that_was_written_anew_is_loaded_anew(tmp_path):
+    folder = Path(shutil.copytree(TINY_DIR, tmp_path / "model"))
+    cell = a_cell(model=str(folder), num_prompts=1)
+
+    def weights() -> dict[str, torch.Tensor]:
+        return {
+            name: each.clone()
+            for name, each in load(*model_key(prepare(cell).deployment.settings)).state_dict().items()
+        }
+
+    before = weights()
+    (file,) = folder.glob("*.safetensors")
+    save_file({name: each + 1 for name, each in load_file(file).items()}, file)
+    after = weights()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
