@@ -6,6 +6,7 @@ confidence NaN and its token some id of the vocabulary (torch's would be that of
 in the same TILE pieces, whatever M: its numbers do not depend on its company.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -50,23 +51,8 @@ def confidence_reference(logits: Tensor, suppress_id: int | None = None) -> tupl
 def partial(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
     """Reduce the shard [M, V] whose first column is token ``offset``; ``suppress_id`` is a token of any shard."""
     parts = _tile_parts(logits, suppress_id, offset)
-    from engines.kernels.jit import merge_parts
-
-    rows, count = parts.best.shape
-    merged = _empty((rows,), logits.device)
-    if rows > 0:
-        with on(logits.device):
-            merge_parts[(rows,)](
-                *merged,
-                *parts,
-                count,
-                count,
-                1,
-                WIDTH=power_of_two(count),
-                FINAL=False,
-                num_warps=1,
-                enable_fp_fusion=False,
-            )
+    merged = _empty(parts.best.shape[:1], logits.device)
+    _merge(merged, parts, by_row=True, is_final=False)
     return merged
 
 
@@ -131,28 +117,31 @@ def _tile_parts(logits: Tensor, suppress_id: int | None, offset: int) -> Partial
 
 
 def _combine(parts: Partial, *, by_row: bool) -> tuple[Tensor, Tensor]:
-    """Merge parts [M, count] or [count, M]."""
-    from engines.kernels.jit import merge_parts
-
+    """Token and confidence of parts [M, count] or [count, M]."""
     parts = Partial(*(t.contiguous() for t in parts))
-    rows, count = parts.best.shape if by_row else parts.best.shape[::-1]
+    rows = parts.best.shape[0 if by_row else 1]
     token = torch.empty(rows, dtype=torch.int64, device=parts.best.device)
     probability = torch.empty(rows, dtype=torch.float32, device=parts.best.device)
-    if rows > 0:
-        row_stride, part_stride = (count, 1) if by_row else (1, rows)
-        with on(parts.best.device):
-            merge_parts[(rows,)](
-                probability,
-                token,
-                None,
-                None,
-                *parts,
-                count,
-                row_stride,
-                part_stride,
-                WIDTH=power_of_two(count),
-                FINAL=True,
-                num_warps=1,
-                enable_fp_fusion=False,
-            )
+    _merge((probability, token, None, None), parts, by_row=by_row, is_final=True)
     return token, probability
+
+
+def _merge(outputs: Sequence[Tensor | None], parts: Partial, *, by_row: bool, is_final: bool) -> None:
+    """Write what parts [M, count] or [count, M] are together: a ``Partial``, or the final probability and token."""
+    from engines.kernels.jit import merge_parts
+
+    rows, count = parts.best.shape if by_row else parts.best.shape[::-1]
+    if rows == 0:
+        return
+    strides = (count, 1) if by_row else (1, rows)
+    with on(parts.best.device):
+        merge_parts[(rows,)](
+            *outputs,
+            *parts,
+            count,
+            *strides,
+            WIDTH=power_of_two(count),
+            FINAL=is_final,
+            num_warps=1,
+            enable_fp_fusion=False,
+        )

@@ -47,12 +47,11 @@ class DecoderAttention(RotaryAttention):
 
 
 class DecoderMLP(GatedMLP):
-    def __init__(self, config: DreamConfig | CausalConfig | BlockConfig) -> None:
+    def __init__(self, width: int, hidden: int, *, bias: bool = False) -> None:
         super().__init__()
-        d, hidden = config.d_model, config.mlp_hidden_size
-        self.gate_proj = Linear(d, hidden, bias=config.mlp_bias)
-        self.up_proj = Linear(d, hidden, bias=config.mlp_bias)
-        self.down_proj = Linear(hidden, d, bias=config.mlp_bias)
+        self.gate_proj = Linear(width, hidden, bias=bias)
+        self.up_proj = Linear(width, hidden, bias=bias)
+        self.down_proj = Linear(hidden, width, bias=bias)
         self.gate_and_up = Products(self.gate_proj, self.up_proj)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -67,7 +66,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
         self.self_attn = DecoderAttention(config)
         self.post_attention_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
-        self.mlp = DecoderMLP(config)
+        self.mlp = DecoderMLP(config.d_model, config.mlp_hidden_size, bias=config.mlp_bias)
 
     def forward(
         self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, layer: int, attend: Attend

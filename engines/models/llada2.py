@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines.models.block_config import BlockConfig, ExpertsConfig
-from engines.models.decoder import DecoderModel
-from engines.models.layers import GatedMLP, Linear, Products, RMSNorm, RotaryAttention, one_tensor, rotate_halves
+from engines.models.decoder import DecoderMLP, DecoderModel
+from engines.models.layers import Linear, RMSNorm, RotaryAttention, one_tensor, rotate_halves
 from engines.models.protocol import Attend
 
 LEAST_ROWS = 16
@@ -130,19 +130,6 @@ def _sorted_places(expert: Tensor, num_experts: int) -> tuple[Tensor, Tensor, in
     return place, ends.to(torch.int32), size
 
 
-class DenseMLP(GatedMLP):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj = Linear(width, hidden), Linear(width, hidden)
-        self.down_proj = Linear(hidden, width)
-        self.gate_and_up = Products(self.gate_proj, self.up_proj)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return self.down_proj(self.gated(h))
-
-    __call__ = forward
-
-
 class MixtureMLP(nn.Module):
     """Routed experts and one that every row gets, unweighted."""
 
@@ -150,7 +137,7 @@ class MixtureMLP(nn.Module):
         super().__init__()
         self.gate = ExpertRouter(width, config)
         self.experts = ExpertLayers(width, config)
-        self.shared_experts = DenseMLP(width, config.shared_hidden)
+        self.shared_experts = DecoderMLP(width, config.shared_hidden)
 
     def forward(self, h: Tensor) -> Tensor:
         return self.experts(h, *self.gate(h)) + self.shared_experts(h)
@@ -199,7 +186,9 @@ class LLaDA2Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
         is_dense = layer < config.experts.dense_layers
         self.mlp = (
-            DenseMLP(config.d_model, config.mlp_hidden_size) if is_dense else MixtureMLP(config.d_model, config.experts)
+            DecoderMLP(config.d_model, config.mlp_hidden_size)
+            if is_dense
+            else MixtureMLP(config.d_model, config.experts)
         )
 
     def forward(

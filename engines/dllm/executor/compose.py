@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
-from engines.attention import Spans, VarlenAttention, varlen_attention
+from engines.attention import Run, Spans, VarlenAttention, varlen_attention
 from engines.dllm.config import DelayedCache, EngineConfig, GenerationConfig
 from engines.dllm.denoise import reduce_in_chunks
 from engines.dllm.engine import Engine
@@ -89,34 +89,30 @@ class PackedAttend:
         return attend
 
     def _by_runs(self, rows: StepRows) -> tuple[Part, Part]:
-        def refresh(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
-            varlen_attention(out, q, k, v, rows.refresh_runs, rows.refresh_runs)
-            return out
+        def over(q_runs: Sequence[Run], k_runs: Sequence[Run]) -> Part:
+            def attend(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
+                varlen_attention(out, q, k, v, q_runs, k_runs)
+                return out
 
-        def reuse(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
-            varlen_attention(out, q, k, v, rows.reuse_q_runs, rows.reuse_k_runs)
-            return out
+            return attend
 
-        return refresh, reuse
+        return over(rows.refresh_runs, rows.refresh_runs), over(rows.reuse_q_runs, rows.reuse_k_runs)
 
     def _by_spans(self, rows: StepRows, spans: tuple[Spans, Spans]) -> tuple[Part, Part]:
         """A step of one kind is attended whole, into the backend's own output."""
-        attention = self._attention
+        attention, is_mixed = self._attention, bool(rows.refresh_runs and rows.reuse_q_runs)
         first, own = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
 
-        def refresh(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
-            if not rows.reuse_q_runs:
-                return attention(q, k, v, spans[0])
-            attention(q[first], k[first], v[first], spans[0], out[first])
-            return out
+        def over(queries: slice, keys: slice, where: Spans) -> Part:
+            def attend(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
+                if not is_mixed:
+                    return attention(q, k, v, where)
+                attention(q[queries], k[keys], v[keys], where, out[queries])
+                return out
 
-        def reuse(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
-            if not rows.refresh_runs:
-                return attention(q, k, v, spans[1])
-            attention(q[own], k, v, spans[1], out[own])
-            return out
+            return attend
 
-        return refresh, reuse
+        return over(first, first, spans[0]), over(own, slice(None), spans[1])
 
 
 @dataclass(frozen=True, kw_only=True)
