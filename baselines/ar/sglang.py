@@ -130,7 +130,6 @@ def graphs_only(
     *,
     graphs: Graphs = "cheapest",
     max_num_batched_tokens: int = CHUNKED_PREFILL_SIZE,
-    routing: Routing = "round-robin",
     name: str = "graphs-only",
 ) -> PrefillSystem:
     """LAPS with only its graphs (Figure 6): SGLang's batches, which replay a captured shape where they fit one."""
@@ -138,10 +137,7 @@ def graphs_only(
     choice = graph_choice(graphs, model, tuple(model.shapes))
     require(choice is not None, "graphs='none' leaves plain SGLang: use sglang-pd")
     return PrefillSystem(
-        name=name,
-        make_batching=lambda: WithGraphs(batching, choice),
-        make_router=make_router(routing),
-        work_s=model.work_s,
+        name=name, make_batching=lambda: WithGraphs(batching, choice), make_router=InstancesInTurn, work_s=model.work_s
     )
 
 

@@ -304,13 +304,14 @@ class StepPrice(ABC):
     def step_time(self, work: StepWork) -> PricedStep:
         linear_s, attention_s, logits_s = self.parts(work)
         overhead_s = self.calibration.overhead_s(work)
+        compute_s, memory_s = (fsum(seconds) for seconds in zip(*self.floors(work), strict=True))
         return PricedStep(
             total_s=linear_s + attention_s + logits_s + overhead_s,
             linear_s=linear_s,
             attention_s=attention_s,
             logits_s=logits_s,
             overhead_s=overhead_s,
-            bound=self._bound(work),
+            bound="compute" if compute_s >= memory_s else "memory",
         )
 
     def floors(self, work: StepWork) -> list[tuple[float, float]]:
@@ -326,10 +327,6 @@ class StepPrice(ABC):
         """
         flops, moved = (sum(each) for each in zip(*self.loads(work, logit_passes=1), strict=True))
         return max(flops / self.gpu.peak_flops, moved / self.gpu.bandwidth)
-
-    def _bound(self, work: StepWork) -> Bound:
-        compute_s, memory_s = (fsum(seconds) for seconds in zip(*self.floors(work), strict=True))
-        return "compute" if compute_s >= memory_s else "memory"
 
     def loads(self, work: StepWork, logit_passes: int = LOGIT_PASSES) -> tuple[Load, Load, Load]:
         """FLOPs and bytes of the layers' matrices, of attention (but of decoded tokens) and of the LM head, without copies of logits."""

@@ -263,17 +263,15 @@ def step_work(plan: StepPlan, config: EngineConfig, num_layers: int = 1) -> Step
         if item.phase is Phase.REUSE:
             window = item.window_end - item.block_start
             rows, keys = window - item.settled_rows, padded_keys or kept + window
-            read += keys
             written += rows
         elif item.phase is Phase.PARTIAL:
             rows, keys = item.total_len - item.first_row, item.total_len
-            read += keys
             written += rows
         else:
             rows = keys = plan.pad_to or item.total_len
-            read += keys
             if item.phase is Phase.BUILD:
                 written += kept + (item.block_end - item.block_start if settles else 0)
+        read += keys
         query_rows += rows
         pairs += rows * keys
         wanted += item.masks_left if config.suppress_mask_token else item.block_end - item.block_start

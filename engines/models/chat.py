@@ -269,14 +269,12 @@ class CausalText:
         behind a blank, as vLLM tells bad words."""
         found: list[tuple[int, ...]] = []
         for word in words:
-            first, *others = (self._ids(blank + word.lstrip()) for blank in ("", " "))
+            spelt = [self.backend.encode(blank + word.lstrip(), add_special_tokens=False) for blank in ("", " ")]
+            first, *others = (tuple(each.ids) for each in spelt)
             require(len(first) > 0, f"bad_words has {word!r}, which has no token: leave it out")
             found.append(first)
             found += [ids for ids in others if len(ids) == len(first) and ids[0] != first[0]]
         return tuple(found)
-
-    def _ids(self, text: str) -> tuple[int, ...]:
-        return tuple(self.backend.encode(text, add_special_tokens=False).ids)
 
     def encode_chat(
         self,

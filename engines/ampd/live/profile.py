@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -106,7 +107,8 @@ def profile_live(
             serve(coordinator, sessions[-1:], prompts, until_s=until_s, on_turn=on_turn)
         found[name] = collect(store, sessions, began, roles, {}, since=mark)
     coordinator = Coordinator(store, binder=LeastKvMemory(), router=RemoteOnly("shortest"), estimator=None)
-    num_steps = {worker: _num_steps(store, worker) for worker in roles}
+    logs = {worker: store.key("steps", worker) for worker in roles}
+    num_steps = {worker: store.answered(partial(store.client.llen, log)) for worker, log in logs.items()}
     for context, batch in itertools.product(grid.contexts, grid.batches):
         together = [Session(next(numbers), 0.0, (Round(context, grid.steps),)) for _ in range(batch)]
         serve(coordinator, together, prompts, until_s=until_s, on_turn=on_turn)
@@ -166,11 +168,6 @@ def _medians(points: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndar
     """The median time at every distinct point."""
     unique, index = np.unique(points, axis=0, return_inverse=True)
     return unique, np.array([np.median(times[index.ravel() == place]) for place in range(len(unique))])
-
-
-def _num_steps(store: Store, worker: int) -> int:
-    found: int = store.answered(lambda: store.client.llen(store.key("steps", worker)))
-    return found
 
 
 def _steps(store: Store, worker: int, start: int) -> list[tuple[int, int, float]]:

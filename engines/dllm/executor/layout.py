@@ -122,12 +122,8 @@ class Layouts:
 _FROM = PlanItem._fields.index("step_in_block")
 
 
-RowLengths = Callable[[Sequence[PlanItem], int | None], Ints | None]
-"""Packed rows of each request, from the items and the length they are padded to; None where they are its query tokens."""
-
-
-def query_tokens(items: Sequence[PlanItem], pad_to: int | None) -> None:
-    """Nothing is padded."""
+RowLengths = Callable[[Sequence[PlanItem], int | None], Ints]
+"""Packed rows of each request, from the items and the length they are padded to."""
 
 
 class Keys(TypedDict):
@@ -166,8 +162,9 @@ class PackedLayout:
         sends_spans: bool,
         selecting: SelectingLayers | None = None,
         graphs: StepGraphs | None = None,
-        row_lengths: RowLengths = query_tokens,
+        row_lengths: RowLengths | None = None,
     ) -> None:
+        """Without ``row_lengths`` a request's rows are its query tokens: nothing is padded."""
         self._model, self._state, self._timer = model, state, timer
         self._selection, self._attend = selection, attend
         self._sends_spans, self._selecting = sends_spans, selecting
@@ -175,7 +172,8 @@ class PackedLayout:
         self._row_lengths = row_lengths
 
     def of(self, items: Sequence[PlanItem], table: ItemTable, pad_to: int | None) -> HostRows:
-        packed = PackedRows.of(table, self._row_lengths(items, pad_to), width=self._state.width, least=MIN_ROWS)
+        lengths = None if self._row_lengths is None else self._row_lengths(items, pad_to)
+        packed = PackedRows.of(table, lengths, width=self._state.width, least=MIN_ROWS)
         build = BuildRows.of(table, items, packed.base)
         if self._graphs is not None and build is None and not self._state.guided and not self._timer.detailed:
             key = self._graphs.key_of(table, packed)
