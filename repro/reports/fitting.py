@@ -13,7 +13,7 @@ from types import MappingProxyType
 from engines.cost.roofline import Calibration
 from engines.errors import UserError
 from repro.families.dllm.deployment import DllmDeployment
-from repro.reports.paper import load_claims
+from repro.reports.paper import stated
 from repro.runs.cell import Cell
 from repro.runs.family import served_per_second
 from repro.runs.system import SYSTEMS
@@ -30,35 +30,18 @@ MAX_STEPS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class FittedCell:
-    """A stated throughput of dLLM-Serve, by its claim, and the data set of the run that answers it."""
-
-    claim: str
-    dataset: str
-
-    @property
-    def name(self) -> str:
-        return f"{SYSTEM} on {self.dataset}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class CardProtocol:
-    """``targets`` fix the share of peak: all of the system under test."""
-
     card: str
     rate: float
     source: str
-    targets: tuple[FittedCell, ...]
+    targets: Mapping[str, str]
+    """Claim of a stated throughput of dLLM-Serve -> data set of the run that answers it: all fix the share of peak."""
 
-    @property
-    def claims(self) -> frozenset[str]:
-        return frozenset(cell.claim for cell in self.targets)
-
-    def cell(self, target: FittedCell) -> Cell:
+    def cell(self, claim: str) -> Cell:
         """The run behind a target, as Figure 3 and Table 4 make it."""
         return Cell(
             system=SYSTEM,
-            dataset=target.dataset,
+            dataset=self.targets[claim],
             rate=self.rate,
             platform=self.card,
             executor="roofline",
@@ -67,18 +50,12 @@ class CardProtocol:
         )
 
 
-_DATASETS = ("livebench", "burst", "osc")
-_RTX4090 = CardProtocol(
-    card="rtx4090",
-    rate=0.5,
-    source="dLLM-Serve §6.2",
-    targets=(FittedCell(claim="dllm-4090-burst-peak", dataset="burst"),),
-)
+_RTX4090 = CardProtocol(card="rtx4090", rate=0.5, source="dLLM-Serve §6.2", targets={"dllm-4090-burst-peak": "burst"})
 _L40S = CardProtocol(
     card="l40s",
     rate=1.0,
     source="dLLM-Serve Table 4",
-    targets=tuple(FittedCell(claim=f"dllm-t4-{dataset}-serve-tput", dataset=dataset) for dataset in _DATASETS),
+    targets={f"dllm-t4-{dataset}-serve-tput": dataset for dataset in ("livebench", "burst", "osc")},
 )
 PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType({each.card: each for each in (_RTX4090, _L40S)})
 
@@ -89,22 +66,21 @@ def protocol_of(card: str) -> CardProtocol:
     return PROTOCOLS[card]
 
 
-Simulate = Callable[[FittedCell, Calibration], float]
+Simulate = Callable[[str, Calibration], float]
 
 
 def fit(
     protocol: CardProtocol, on_run: Callable[[], object] = lambda: None, simulate: Simulate | None = None
 ) -> Calibration:
-    """``simulate`` gives a cell's throughput under a calibration; by default it runs the cell. ``on_run`` is
+    """``simulate`` gives the throughput of a claim's cell under a calibration; by default it runs the cell. ``on_run`` is
     called after each."""
-    stated = _stated(protocol)
 
     def bias(share: float) -> float:
         """Mean of log(simulated / stated)."""
         calibration, logs = calibration_with(protocol, share), []
-        for cell in protocol.targets:
-            reached = throughput(protocol, cell, calibration) if simulate is None else simulate(cell, calibration)
-            logs.append(math.log(reached / stated[cell.claim]))
+        for claim in protocol.targets:
+            reached = throughput(protocol, claim, calibration) if simulate is None else simulate(claim, calibration)
+            logs.append(math.log(reached / stated("dllm-serve", claim)))
             on_run()
         return sum(logs) / len(logs)
 
@@ -131,10 +107,10 @@ def find_root(f: Callable[[float], float], start: float, *, slope: float, name: 
     )
 
 
-def throughput(protocol: CardProtocol, fitted: FittedCell, calibration: Calibration) -> float:
+def throughput(protocol: CardProtocol, claim: str, calibration: Calibration) -> float:
     """Tokens per second of the cell with a calibration that is not stored yet."""
     # Not ``prepare``, which reads the stored calibration: one that cannot be read is fitted again here.
-    deployment, workload = SYSTEMS.get(SYSTEM).prepare(protocol.cell(fitted))
+    deployment, workload = SYSTEMS.get(SYSTEM).prepare(protocol.cell(claim))
     assert isinstance(deployment, DllmDeployment)
     assert isinstance(workload, Workload)
     reached = served_per_second(replace(deployment, calibration=calibration).run(workload), "output_len")
@@ -142,18 +118,8 @@ def throughput(protocol: CardProtocol, fitted: FittedCell, calibration: Calibrat
     return reached
 
 
-def _stated(protocol: CardProtocol) -> dict[str, float]:
-    found = {}
-    for claim in load_claims("dllm-serve"):
-        if claim.id in protocol.claims:
-            assert isinstance(claim.expected.value, float | int)
-            found[claim.id] = float(claim.expected.value)
-    return found
-
-
 def calibration_with(protocol: CardProtocol, share: float) -> Calibration:
     """The card's, with this share of peak and what is assumed."""
-    stated = _stated(protocol)
     return Calibration(
         gpu=protocol.card,
         matmul_efficiency=share,
@@ -161,8 +127,8 @@ def calibration_with(protocol: CardProtocol, share: float) -> Calibration:
         bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
         step_overhead_s=STEP_OVERHEAD_S,
         fitted_on=tuple(
-            f"{cell.name}: {stated[cell.claim]:g} tok/s at {protocol.rate:g} req/s ({protocol.source})"
-            for cell in protocol.targets
+            f"{SYSTEM} on {dataset}: {stated('dllm-serve', claim):g} tok/s at {protocol.rate:g} req/s ({protocol.source})"
+            for claim, dataset in protocol.targets.items()
         ),
         note=f"one constant fitted: matmul = attention share of peak; bandwidth share {BANDWIDTH_EFFICIENCY} and "
         f"{1e3 * STEP_OVERHEAD_S:g} ms per step of any system are assumed",

@@ -10,15 +10,7 @@ from hypothesis import strategies as st
 from engines.cost.roofline import Calibration
 from engines.errors import UserError
 from repro.paths import CALIBRATION
-from repro.reports.fitting import (
-    BANDWIDTH_EFFICIENCY,
-    PROTOCOLS,
-    STEP_OVERHEAD_S,
-    FittedCell,
-    find_root,
-    fit,
-    protocol_of,
-)
+from repro.reports.fitting import BANDWIDTH_EFFICIENCY, PROTOCOLS, STEP_OVERHEAD_S, find_root, fit, protocol_of
 from repro.reports.paper import load_claims
 
 STATED = {claim.id: claim.expected.value for claim in load_claims("dllm-serve")}
@@ -44,16 +36,15 @@ def test_what_never_settles_is_refused():
 @pytest.mark.parametrize("card", PROTOCOLS)
 def test_fitted_cells_are_stated_numbers(card):
     protocol = protocol_of(card)
-    assert all(isinstance(STATED[claim], float | int) for claim in protocol.claims)
-    assert all(claim.startswith("dllm-") and "fast" not in claim for claim in protocol.claims)
+    assert all(isinstance(STATED[claim], float | int) for claim in protocol.targets)
+    assert all(claim.startswith("dllm-") and "fast" not in claim for claim in protocol.targets)
 
 
-def made(card: str, share: float) -> Callable[[FittedCell, Calibration], float]:
+def made(card: str, share: float) -> Callable[[str, Calibration], float]:
     """Stated throughput where the share is this, and a smooth response around it."""
 
-    def simulate(cell: FittedCell, calibration: Calibration) -> float:
-        stated = float(STATED[cell.claim])
-        return stated * (calibration.matmul_efficiency / share) ** 0.9
+    def simulate(claim: str, calibration: Calibration) -> float:
+        return float(STATED[claim]) * (calibration.matmul_efficiency / share) ** 0.9
 
     return simulate
 

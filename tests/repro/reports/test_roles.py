@@ -58,7 +58,7 @@ def test_a_wrong_role_is_found(name, role):
 
 
 def test_what_the_roofline_is_fitted_to_is_fitted_there():
-    targets = {target.claim for protocol in PROTOCOLS.values() for target in protocol.targets}
+    targets = {claim for protocol in PROTOCOLS.values() for claim in protocol.targets}
     claims = [claim for paper in PAPERS for claim in load_claims(paper)]
     assert {claim.id for claim in claims if claim.role_by_roofline == "fitted"} == targets
     assert {claim.id for claim in claims if claim.chosen} == {claim.id for claim in claims if claim.role == "fitted"}
