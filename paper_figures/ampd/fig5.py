@@ -99,13 +99,9 @@ def rows_of(runs: Runs) -> list[AblationRow]:
         ]
         for base in BASES:
             for name in LADDER[2:]:
-                gain, value = gain_of(ladder, name, base, trace, floor), paper.get((trace, name))
-                part = f"gain over {CONTENDERS[base].title}"
-                rows.append(
-                    AblationRow(
-                        part=part, trace=trace, contender=name, at=gain, paper=value if base == "none" else None
-                    )
-                )
+                gain, part = gain_of(ladder, name, base, trace, floor), f"gain over {CONTENDERS[base].title}"
+                value = paper.get((trace, name)) if base == "none" else None
+                rows.append(AblationRow(part=part, trace=trace, contender=name, at=gain, paper=value))
     for place, trace in enumerate(TRACES):
         for name in SHARES:
             value = paper.get((trace, "local")) if name == "ampd" else None

@@ -49,7 +49,6 @@ class Plans:
     """The planner's three best for one pair, at one rate."""
 
     panel: TracePanel
-    rate: float
     found: tuple[str, ...]
 
     @property
@@ -71,7 +70,7 @@ class Plans:
 
 def plans_at(runs: Runs, rate: float) -> list[Plans]:
     return [
-        Plans(panel=panel, rate=rate, found=best_of(run))
+        Plans(panel=panel, found=best_of(run))
         for panel in panels()
         for run in runs.of(planning(runs.view, panel, rate))
     ]

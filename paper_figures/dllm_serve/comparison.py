@@ -18,8 +18,6 @@ BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm")
 SYSTEMS = (OURS, *BASELINES)
 CONTENDERS = (OURS, SINGLE_REFRESH, *BASELINES)
 """Systems, and the variant of dLLM-Serve that is compared as one at equal accuracy, where it is ahead."""
-Throughputs = Mapping[tuple[str, str], float]
-"""(data set, system) -> tok/s, saturated."""
 
 
 def contenders_of(view: View) -> tuple[str, ...]:
@@ -82,8 +80,8 @@ def labels(view: View) -> dict[str, str]:
     return {dataset: f"{view.platform.name}/{dataset}" for dataset in DATASETS}
 
 
-def ranks_of(throughput: Throughputs) -> dict[str, float]:
-    """1 where no baseline is faster."""
+def ranks_of(throughput: Mapping[tuple[str, str], float]) -> dict[str, float]:
+    """1 where no baseline is faster, of tok/s by data set and system."""
     return {
         dataset: 1.0 + sum(throughput[dataset, system] > throughput[dataset, OURS] for system in BASELINES)
         for dataset in DATASETS

@@ -358,7 +358,8 @@ def panel(setting: str, complete: Sequence[Point]) -> Panel:
         x, y = Axis(label="rows a request computes", better="lower"), Axis(label="speed-up", better="higher")
         return Panel(title=setting, layers=fixed_lines(own), x=x, y=y)
     best = front(complete, setting)
-    named = [point for point in own if point in best or point.preset or is_base(point)]
+    base = FAST_DLLM, ONE  # what speed-ups are over
+    named = [point for point in own if point in best or point.preset or (point.policy, point.pace) == base]
     least = min(percent(point.solved).mean or 0.0 for point in named) - FEW_POINTS
     layers: list[Layer] = [Guide(value=1.0, is_upright=True)]
     for pace, marker in PACE_MARKERS.items():
@@ -404,11 +405,6 @@ def coordinates(points: Sequence[Point]) -> tuple[list[float], list[float]]:
 
 def solved_percent(point: Point) -> float:
     return percent(point.solved).mean or 0.0
-
-
-def is_base(point: Point) -> bool:
-    """What speed-ups are over."""
-    return point.policy is FAST_DLLM and point.pace == ONE
 
 
 def labels_of(points: Sequence[Point]) -> Labels:

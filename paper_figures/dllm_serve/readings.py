@@ -259,8 +259,7 @@ def batch_sizes(runs: Sequence[StoredRun]) -> str:
 def csv_row(runs: Runs, dataset: str, system: str, how: Setting) -> tuple[object, ...]:
     view, asked = runs.view, cell(runs.view, dataset, system, how)
     own, value = runs.of(asked), runs.at(asked, THROUGHPUT).mean
-    beside = DENSE_ENGINES if how is DENSE or how in DENSE_ENGINES else ENGINES
-    ratios = [as_ours(over(runs, dataset, engine, system, how)) for engine in beside]
+    ratios = [as_ours(over(runs, dataset, engine, system, how)) for engine in engines_beside(how)]
     return (
         *(view.platform.name, dataset, system, how.label, batch_sizes(own), max(view.dllm.rates), value),
         runs.at(asked, MEAN_LATENCY).mean,

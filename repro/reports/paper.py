@@ -97,18 +97,15 @@ def load_claims(paper: str | None = None, root: Path = PAPER) -> tuple[Claim, ..
 
 def stated(paper: str, claim: str) -> float:
     """The number that a claim states."""
-    value = next(each.expected.value for each in load_claims(paper) if each.id == claim)
-    if not isinstance(value, int | float):
-        raise ValueError(f"claim {claim} states no single number")
-    return float(value)
+    (value,) = stated_together(paper, claim)
+    return value
 
 
 def stated_together(paper: str, claim: str) -> tuple[float, ...]:
-    """The numbers that a claim states of several things."""
+    """The numbers that a claim states of several things, or of one."""
     value = next(each.expected.value for each in load_claims(paper) if each.id == claim)
-    if not isinstance(value, tuple):
-        raise ValueError(f"claim {claim} states no several numbers")
-    return tuple(map(float, value))
+    assert value is not None, "it states an order alone"
+    return tuple(map(float, value)) if isinstance(value, tuple) else (float(value),)
 
 
 def load_figures(root: Path = PAPER) -> dict[str, dict[str, Any]]:

@@ -80,10 +80,6 @@ def read_report(card: str) -> dict[str, Any] | None:
     return value
 
 
-PREDICTIONS_OF = "Predictions of"
-"""How a note that quotes a report begins."""
-
-
 def predictions_note(card: str) -> str:
     """Errors of the card's predictions, without the numbers it was fitted on and those that follow from them."""
     report = read_report(card)
@@ -98,7 +94,7 @@ def predictions_note(card: str) -> str:
         return f"No stated number but those that {card} was fitted on, or that follow from them, can be compared with."
     worst = max(errors, key=lambda claim: abs(errors[claim]))
     return (
-        f"{PREDICTIONS_OF} {card} against {report.get('against', 'stated numbers')}, median absolute error: {medians_sentence(report['medians'])}; "
+        f"Predictions of {card} against {report.get('against', 'stated numbers')}, median absolute error: {medians_sentence(report['medians'])}; "
         f"worst {worst} {errors[worst]:+.0f} % (results/calibration/{report_path(card).name})."
     )
 
