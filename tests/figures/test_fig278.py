@@ -10,7 +10,6 @@ from paper_figures.dllm_serve import fig3, fig7, fig8
 from repro.reports.ablation import COMPONENTS, LADDER, rungs, system_of
 from repro.reports.figures import View
 from repro.runs.cell import Cell
-from repro.runs.store import StoredRun
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 
@@ -66,11 +65,8 @@ def test_a_simulated_ladder_shares_its_ends_with_figure_3():
 
 
 def test_ladder_with_a_missing_rung(tmp_path):
-    runs: list[StoredRun] = [
-        run
-        for run in runs_of(fig8.FIGURE.cells(CARD_VIEW), climb)
-        if run.cell.knob_values.get("logit_rows") != "monolithic"
-    ]
+    cells = [cell for cell in fig8.FIGURE.cells(CARD_VIEW) if cell.knob_values.get("logit_rows") != "monolithic"]
+    runs = runs_of(cells, climb)
     rendered = fig8.FIGURE.render(runs, CARD_VIEW, tmp_path)
     assert any(note.startswith("6 of 21 points are missing: dllm-serve livebench at 0.5/s") for note in rendered.notes)
     assert fig8.FIGURE.findings(runs, CARD_VIEW) == []

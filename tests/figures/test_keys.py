@@ -3,9 +3,7 @@
 Keys that are meant to change are stored anew by ``python tests/figures/test_keys.py``.
 """
 
-import csv
 import hashlib
-import io
 import sys
 from pathlib import Path
 
@@ -15,6 +13,7 @@ if __name__ == "__main__":
 from support.cells import a_cell
 
 from repro.families.platforms import platform
+from repro.files import csv_text
 from repro.reports.figures import FIGURES, View, default_reading
 from repro.runs.experiment import prepare
 
@@ -38,21 +37,19 @@ MEASURED = dict.fromkeys(("laps/fig1", "laps/fig5", "laps/fig6"), ("cpu-tiny",))
 
 def table() -> str:
     """One row for each figure on each of its platforms: how many cells it has, and a digest of their keys in order."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("figure", "platform", "cells", "keys"))
+    rows = []
     for name, entry in FIGURES.items():
         figure = entry.load()
         for where in map(platform, (*figure.platforms, *MEASURED.get(name, ()))):
             view = View(platform=where, reading=default_reading(where), num_runs=min(3, figure.default_num_runs(where)))
             keys = [view.applied(cell).key for cell in figure.cells(view)]
             digest = hashlib.sha256(" ".join(keys).encode()).hexdigest()[:12]
-            rows.writerow((name, where.name, len(keys), digest))
+            rows.append((name, where.name, len(keys), digest))
     for system, dataset, name in PREPARED:
         where = platform(name)
         cell = a_cell(system, dataset=dataset, platform=name, executor=where.executor, num_prompts=60)
-        rows.writerow((system, name, 1, prepare(cell).cell.key))
-    return text.getvalue()
+        rows.append((system, name, 1, prepare(cell).cell.key))
+    return csv_text(("figure", "platform", "cells", "keys"), rows)
 
 
 def test_the_cells_of_every_figure_have_the_keys_that_they_had() -> None:

@@ -12,6 +12,7 @@ from support.command import refused, repro
 from support.refusals import refuses
 
 from repro import truth
+from repro.files import csv_text
 from repro.paths import REPO
 from repro.truth import SharedPrefix
 
@@ -42,10 +43,7 @@ ROW = {
 
 def folder(tmp_path, *rows, load=LOAD):
     for name, given in (("experiments.csv", rows), ("workloads.csv", [load])):
-        with (tmp_path / name).open("w", newline="") as file:
-            writer = csv.DictWriter(file, given[0])
-            writer.writeheader()
-            writer.writerows(given)
+        (tmp_path / name).write_text(csv_text(given[0], (row.values() for row in given)))
     return tmp_path
 
 

@@ -1,6 +1,5 @@
 """A card of a user's own, as the file that docs/cards.md shows, and steps that were timed on it."""
 
-import csv
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from engines.cost.fit import TimedStep
 from engines.cost.roofline import Calibration, Gpu, Roofline, StepWork
 from engines.models.shape import LLADA_8B
 from repro.families.dllm.replay import shape_of
+from repro.files import csv_text, replace_text
 
 CARD = """\
 name: l4
@@ -57,8 +57,5 @@ def timed_steps(card: Gpu, noise: float = 0.0, constants: Mapping[str, float] = 
 
 def write_steps(path: Path, steps: Sequence[TimedStep]) -> Path:
     columns = StepWork._fields[:6]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow((*columns, "seconds"))
-        writer.writerows((*step.work[:6], repr(step.seconds)) for step in steps)
-    return path
+    rows = ((*step.work[:6], step.seconds) for step in steps)
+    return replace_text(path, csv_text((*columns, "seconds"), rows))

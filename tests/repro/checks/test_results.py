@@ -20,7 +20,7 @@ from repro.checks import results as checks
 from repro.checks.results import WITHOUT_RUNS, Checked, check_reports, check_results, judged_text, make_again, redraw
 from repro.cli.main import app
 from repro.families.cost import load_calibration
-from repro.files import sealed
+from repro.files import csv_text, sealed
 from repro.paths import RESULTS
 from repro.reports.claims import Finding, judge_all
 from repro.reports.figures import BLOCK, PAPERS
@@ -88,9 +88,7 @@ def change_column(path: Path, column: str, change: Callable[[str], str], rows: i
     at = names.index(column)
     for row in found[:rows]:
         row[at] = change(row[at])
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([names, *found])
-    path.write_text(f"{head}\n{text.getvalue()}", encoding="utf-8")
+    path.write_text(f"{head}\n{csv_text(names, found)}", encoding="utf-8")
 
 
 def change_run(column: str, change: Callable[[str], str]) -> Callable[[Path], None]:
@@ -259,7 +257,7 @@ def test_other_constants_behind_the_runs_are_found(root, monkeypatch):
 
 # -- calibration reports ------------------------------------------------------------------------------------
 
-TARGET = PROTOCOLS["l40s"].targets[0].claim
+TARGET = next(iter(PROTOCOLS["l40s"].targets))
 
 
 def reported(*findings: Finding) -> dict[str, Any]:

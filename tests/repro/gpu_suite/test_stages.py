@@ -1,7 +1,5 @@
 """What the GPU suite measures, in which order, and how long it expects that to take."""
 
-import csv
-import io
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +16,7 @@ from paper_figures.dllm_serve.fig7 import FIXED_INPUT, OUTPUTS
 from repro.families.cluster.instance import setting_of
 from repro.families.dllm.deployment import DllmDeployment
 from repro.families.platforms import MIB
+from repro.files import csv_text
 from repro.gpu_suite.checks import CHECK
 from repro.gpu_suite.stages import FIRST, PREPARATION_S, Planned, figures, scale_of, stages, title_of
 from repro.gpu_suite.suite import Job, Suite, jobs_of
@@ -45,15 +44,13 @@ def h200(tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
 
 def planned() -> str:
     """One row for each cell of the suite on each card, but for those of figures, and on one with less memory than it is sold with."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(("card", "stage", "what", "dataset", "seconds", "knobs"))
+    rows = []
     for name, memory_bytes in (*((name, None) for name in (*CARDS, "cpu-tiny")), ("h100", 70 * GB)):
         for each in stages(scale_of(name, memory_bytes)):
             knobs = " ".join(f"{knob}={value}" for knob, value in each.cell.knobs)
             if each.stage != "figures":
-                rows.writerow((name, each.stage, title_of(each.cell), each.cell.dataset, each.estimate_s, knobs))
-    return text.getvalue()
+                rows.append((name, each.stage, title_of(each.cell), each.cell.dataset, each.estimate_s, knobs))
+    return csv_text(("card", "stage", "what", "dataset", "seconds", "knobs"), rows)
 
 
 def test_the_suite_asks_for_what_it_asked_for():

@@ -3,7 +3,6 @@
 import csv
 import gc
 import gzip
-import io
 import json
 import sys
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ from support.tables import data_beside
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
+from repro.files import csv_text
 from repro.workloads import table as table_module
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.knobs import TraceKnobs, named_after
@@ -35,12 +35,6 @@ MINE = "arrival_s=when,prompt_len=in,gen_length=out"
 def write(path: Path, text: str) -> TraceFile:
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return TraceFile(where=str(path))
-
-
-def csv_text(header: str, rows: list[tuple]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header.split(","), *rows])
-    return text.getvalue()
 
 
 def json_lines(*names: str, rows: list[tuple] = ROWS) -> str:
@@ -71,8 +65,8 @@ def test_the_same_rows_in_every_form(tmp_path):
     names = ("when", "in", "out")
     lines = json_lines(*names)
     forms = {
-        "a.csv": csv_text("when,in,out", ROWS),
-        "a.csv.gz": csv_text("when,in,out", ROWS),
+        "a.csv": csv_text(("when", "in", "out"), ROWS),
+        "a.csv.gz": csv_text(("when", "in", "out"), ROWS),
         "a.jsonl": lines,
         "a.jsonl.gz": lines,
         "a.json": f"[{','.join(lines.splitlines())}]",
@@ -115,7 +109,7 @@ def test_columns_may_have_any_name_and_any_place(rows, order, extra, names, tmp_
 
 
 def test_failed_calls_are_left_out_and_said(tmp_path):
-    file = write(tmp_path / "f.csv", csv_text("prompt_len,gen_length", [(5, 5), (0, 5), (5, 0)]))
+    file = write(tmp_path / "f.csv", csv_text(("prompt_len", "gen_length"), [(5, 5), (0, 5), (5, 0)]))
     assert read_trace(file).num_dropped == 2
     assert "2 rows without a prompt or an answer left out" in served(file, None, 0).description
 
@@ -139,7 +133,7 @@ def test_what_cannot_be_read_is_said_with_its_line(text, says, tmp_path):
 
 @pytest.mark.parametrize(("columns", "says"), REFUSED["columns"])
 def test_columns_that_cannot_be_are_refused(columns, says, tmp_path):
-    path = write(tmp_path / "t.csv", csv_text("when,in,out", ROWS)).where
+    path = write(tmp_path / "t.csv", csv_text(("when", "in", "out"), ROWS)).where
     assert says in refusal(TraceFile(where=path, columns=columns))
 
 
@@ -154,7 +148,7 @@ def test_a_file_takes_the_place_of_a_data_set(dataset, knobs, says):
 
 @pytest.fixture
 def mine(tmp_path):
-    path = write(tmp_path / "mine.csv", csv_text("when,in,out", ROWS)).where
+    path = write(tmp_path / "mine.csv", csv_text(("when", "in", "out"), ROWS)).where
     return TraceFile(where=path, columns=MINE)
 
 
@@ -178,13 +172,13 @@ def test_other_arrivals_have_the_file_s_lengths_in_any_order(mine):
 def test_a_trace_comes_once_and_sorted(mine, tmp_path):
     with pytest.raises(UserError, match=r"num_prompts=5 is more than the 4 of mine.csv, which come once"):
         served(mine, TRACE, 0, num=5)
-    back = TraceFile(where=write(tmp_path / "b.csv", csv_text("when,in,out", ROWS[::-1])).where, columns=MINE)
+    back = TraceFile(where=write(tmp_path / "b.csv", csv_text(("when", "in", "out"), ROWS[::-1])).where, columns=MINE)
     with pytest.raises(
         UserError, match=r"b.csv line 3: field 'when' is 4.25: earlier than 10.0 before it: sort the file"
     ):
         served(back, TRACE, 0)
     assert len(served(back, ArrivalConfig(kind="burst"), 0).sessions) == 4
-    plain = write(tmp_path / "p.csv", csv_text("prompt_len,gen_length", [(5, 5)]))
+    plain = write(tmp_path / "p.csv", csv_text(("prompt_len", "gen_length"), [(5, 5)]))
     with pytest.raises(UserError, match=r"p.csv has no column of times among prompt_len, gen_length"):
         served(plain, TRACE, 0)
 
@@ -257,7 +251,7 @@ def test_rows_of_numbers_read_as_arrays_are_what_they_are_as_objects(tmp_path_fa
         (stamp / step if step > 1 else stamp, prompt, answer, ids)[: len(names)] for stamp, prompt, answer, ids in rows
     ]
     lines = json_lines(*names, rows=table)
-    text = csv_text(",".join(names), table) if form == "csv" else lines
+    text = csv_text(names, table) if form == "csv" else lines
     text = f"[{','.join(lines.splitlines())}]" if form == "json" else text
     file = write(tmp_path_factory.mktemp("plain") / f"a.{form}", text)
 
