@@ -1,13 +1,11 @@
 """Models behind ``repro serve``, each a ``ServedModel``: of diffusion LLMs, of block diffusion, and causal ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from baselines.dllm.published import PublishedMethod
 from engines.blockdiffusion.sequence import BlockAnswer, BlockRequest
@@ -63,7 +61,7 @@ class DllmModel:
     name: str
 
     @classmethod
-    def of(cls, *, system: str, platform: str, knobs: Mapping[str, Any], name: str | None) -> DllmModel:
+    def of(cls, *, system: str, platform: str, knobs: Mapping[str, Any], name: str | None) -> Self:
         """Raise UserError for what cannot be served."""
         chosen = dllm_system(system)
         own = {"num_prompts": 1, **knobs}
@@ -215,7 +213,7 @@ class BlockModel:
     name: str
 
     @classmethod
-    def of(cls, *, platform: str, knobs: Mapping[str, Any], name: str | None) -> BlockModel:
+    def of(cls, *, platform: str, knobs: Mapping[str, Any], name: str | None) -> Self:
         """Raise UserError for what cannot be served."""
         settings = settings_of_requests(knobs, platform)
         return cls(knobs=tuple(knobs.items()), platform=platform, name=name or settings.model)
@@ -336,7 +334,7 @@ class ArModel:
     name: str
 
     @classmethod
-    def of(cls, settings: ArSettings, name: str | None) -> ArModel:
+    def of(cls, settings: ArSettings, name: str | None) -> Self:
         """Raise UserError for what cannot be served."""
         own = settings.model
         is_shape = own.lower() in SHAPES
@@ -487,7 +485,7 @@ class ArModel:
         finally:
             executor.close()
 
-    def _executor(self, model: CausalModel) -> PagedExecutor:
+    def _executor(self, model: "CausalModel") -> "PagedExecutor":
         from engines.ar.torch.executor import PagedExecutor
         from repro.ar_schedulers import LONGEST_BUCKET, card_kv_tokens, decode_sizes
 

@@ -5,8 +5,6 @@ answer (``ignored_in``), not supported (``refused_in``, refused unless its value
 (let pass and counted, or refused by a strict server).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

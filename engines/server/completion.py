@@ -44,7 +44,6 @@ class Served(NamedTuple):
     service: EngineProcess
     work: Executor
     slow_work: Executor
-    max_queue: int
 
 
 class Usage(NamedTuple):
@@ -183,11 +182,11 @@ class Completion:
 
     async def _submit(self) -> None:
         served, asked = self._served, self._asked
-        left, most = asked.num_choices, min(MOST_CHOICES, served.max_queue)
+        left, most = asked.num_choices, min(MOST_CHOICES, served.service.max_waiting)
         if left > most:
             raise refused(
                 f"n={asked.n} for {left // asked.n} prompts makes {left} answers, more than {most}, the most that is taken "
-                f"(max_queue={served.max_queue}): send several requests",
+                f"(max_queue={served.service.max_waiting}): send several requests",
                 "n",
             )
         size = self._check_texts()

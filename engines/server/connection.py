@@ -3,8 +3,6 @@
 ``Addressed`` says whose requests are read, and ``Intake`` of which form, how many bytes of them at once, and for how long.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """``ServedEngine`` over the two diffusion engines: tells a block's ids once the block is final."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -128,7 +126,7 @@ class ServedDllm(_Served):
         )
 
 
-def _state_of(executor: Any) -> RequestState:
+def _state_of(executor: Any) -> "RequestState":
     """The torch executor's, whatever is around it."""
     while not hasattr(executor, "state"):
         executor = executor.executor
@@ -136,7 +134,7 @@ def _state_of(executor: Any) -> RequestState:
     return state
 
 
-def _read(state: RequestState, spans: Sequence[tuple[PlanItem, int, int]]) -> list[int]:
+def _read(state: "RequestState", spans: Sequence[tuple[PlanItem, int, int]]) -> list[int]:
     """The ids at these positions, one span behind the other."""
     import torch
 

@@ -1,7 +1,5 @@
 """Runs a server from its socket to its end: the engine beside it, SIGTERM and Ctrl-C as a request to finish."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import signal
@@ -52,9 +50,7 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     with _lane() as work, _lane() as slow_work:
-        served = Served(
-            model=model, codec=codec, service=service, work=work, slow_work=slow_work, max_queue=settings.max_queue
-        )
+        served = Served(model=model, codec=codec, service=service, work=work, slow_work=slow_work)
         server = Server(served, settings)
         http = HttpServer(http_config(server, settings))
         signals = _Signals()
@@ -80,7 +76,7 @@ async def _serve(
         raise RunError(f"{lost} requests were given up at the end: allow them more with --drain-timeout")
 
 
-async def _until_able(service: EngineProcess, signals: _Signals) -> None:
+async def _until_able(service: EngineProcess, signals: "_Signals") -> None:
     """Wait until the engine's process has checked this machine, or for a signal. Raises what the machine lacks."""
     while not service.is_able and not signals.count:
         if service.ended.done():
@@ -91,7 +87,7 @@ async def _until_able(service: EngineProcess, signals: _Signals) -> None:
 async def _until_over(
     service: EngineProcess,
     server: Server,
-    signals: _Signals,
+    signals: "_Signals",
     settings: ServerSettings,
     say: Callable[[str], None],
     address: str,

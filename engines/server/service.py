@@ -64,7 +64,7 @@ class EngineProcess:
 
     def __init__(self, model: ServedModel, *, max_waiting: int) -> None:
         self._model = model
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._ids = count()
         self._open: dict[int, Sink] = {}
         self._begun: set[int] = set()
@@ -105,10 +105,6 @@ class EngineProcess:
             self._writer.close()
         self._process = self._writer = None
         self.is_ready = False
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
 
     async def _keep(self) -> None:
         """Run one process after the other, until one cannot start."""
@@ -174,10 +170,10 @@ class EngineProcess:
     def reserve(self, num: int) -> None:
         """Take places in the queue, each to be used by ``submit`` or given back. Raise ApiError where there are none."""
         self._check_ready()
-        if self.num_waiting + num > self._max_waiting:
+        if self.num_waiting + num > self.max_waiting:
             raise ApiError(
                 429,
-                f"the queue has no place left of max_queue={self._max_waiting}: come again later, or start the server with a "
+                f"the queue has no place left of max_queue={self.max_waiting}: come again later, or start the server with a "
                 f"longer one",
                 kind="rate_limit_error",
                 code="queue_full",

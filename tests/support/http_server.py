@@ -71,9 +71,7 @@ def running_server(
     async def serve() -> None:
         service = EngineProcess(model, max_waiting=settings.max_queue)
         with ThreadPoolExecutor(max_workers=1) as work, ThreadPoolExecutor(max_workers=1) as slow_work:
-            served = Served(
-                model=model, codec=codec, service=service, work=work, slow_work=slow_work, max_queue=settings.max_queue
-            )
+            served = Served(model=model, codec=codec, service=service, work=work, slow_work=slow_work)
             server = Server(served, settings)
             http = HttpServer(http_config(server, settings))
             service.start()

@@ -4,8 +4,6 @@ A *piece* is an event of the answer's stream that brings tokens: text, ids, or a
 piece and ends with its last. An empty opening is none, and a late reason, usage or ``[DONE]`` is timed apart.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -157,7 +155,7 @@ class Endpoint(Checked):
             yield send
 
     async def _send(
-        self, session: ClientSession, body: Mapping[str, Any], clock: Clock, reply: Reply, needs_count: bool
+        self, session: "ClientSession", body: Mapping[str, Any], clock: Clock, reply: Reply, needs_count: bool
     ) -> bool:
         """Fill in the reply, and tell whether its connection was lost."""
         import aiohttp
@@ -208,7 +206,7 @@ class Events:
     """Server-sent events of a body, as the standard divides them: lines end with CR, LF or both; lines of data of one event are joined by
     LF; an event without data is none. The last one needs no empty line behind it."""
 
-    def __init__(self, content: StreamReader, clock: Clock) -> None:
+    def __init__(self, content: "StreamReader", clock: Clock) -> None:
         self._content, self._clock = content, clock
         self.first = b""
         """The beginning of the body, as long as no event has come."""
@@ -266,7 +264,7 @@ class Events:
 
 
 async def _read(
-    content: StreamReader, reply: Reply, clock: Clock, *, is_chat: bool, most: int | None, needs_count: bool
+    content: "StreamReader", reply: Reply, clock: Clock, *, is_chat: bool, most: int | None, needs_count: bool
 ) -> None:
     """Fill in the reply. ``most`` is how many tokens were asked for, and so pieces: an answer that goes on behind them may have no end.
     With ``needs_count`` an answer whose tokens the endpoint does not tell is an error."""

@@ -1,8 +1,6 @@
 """A cell's knobs on an endpoint, and its requests and sessions as bodies of an OpenAI-compatible API, each with a prefix that no cache
 has seen."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -202,7 +200,7 @@ class HttpConversation:
         wanted, ids = reply.completion_tokens, ids or list(self.turns[0].new_ids)
         return (ids * (wanted // len(ids) + 1))[:wanted]
 
-    def with_prefix(self, prefix: Ids) -> HttpConversation:
+    def with_prefix(self, prefix: Ids) -> "HttpConversation":
         first = self.turns[0]
         ids = prefix[: len(first.new_ids)]
         return replace(self, turns=(replace(first, new_ids=ids + first.new_ids[len(ids) :]), *self.turns[1:]))
@@ -213,7 +211,7 @@ class HttpWorkload:
     conversations: tuple[HttpConversation, ...]
     provenance: Any
 
-    def with_prefixes(self, nonce: str) -> HttpWorkload:
+    def with_prefixes(self, nonce: str) -> "HttpWorkload":
         """Every conversation's prompt begins with ids of its own."""
         made = [each.with_prefix(self._prefix(f"{nonce}/{each.session_id}")) for each in self.conversations]
         return replace(self, conversations=tuple(made))

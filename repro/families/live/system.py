@@ -283,7 +283,14 @@ class LiveDeployment:
                 run, seen = seen_by_client(served.exchanges, run, store)
             store.clear()
         facts = {
-            **self._facts(run, end_s),
+            "deployment": str(settings.deployment),
+            "roles": {str(worker): role for worker, role in settings.roles.items()},
+            "slo": {"ttft_s": settings.slo.ttft_s, "itl_s": settings.slo.itl_s},
+            "attainment_reading": str(DEFAULT_READING),
+            "is_transient": settings.knobs.transient,
+            "end_s": end_s,
+            "stop_reason": None,
+            **prefill_load(rows_of(run.workers, "role", "busy_prefill_s"), max(run.sessions["arrival_s"])),
             "decisions": {**found.decisions, "not_made_again": len(found.mismatches)},
             "answers": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12],
             # One that died within a lease of the end is not yet missed.
@@ -375,19 +382,6 @@ class LiveDeployment:
             kv_capacity=settings.knobs.kv_tokens,
             window_s=settings.policies.window_s,
         )
-
-    def _facts(self, run: ClusterRun, end_s: float) -> dict[str, Any]:
-        settings = self.settings
-        return {
-            "deployment": str(settings.deployment),
-            "roles": {str(worker): role for worker, role in settings.roles.items()},
-            "slo": {"ttft_s": settings.slo.ttft_s, "itl_s": settings.slo.itl_s},
-            "attainment_reading": str(DEFAULT_READING),
-            "is_transient": settings.knobs.transient,
-            "end_s": end_s,
-            "stop_reason": None,
-            **prefill_load(rows_of(run.workers, "role", "busy_prefill_s"), max(run.sessions["arrival_s"])),
-        }
 
 
 def _facts_of_profile(profile: LiveProfile) -> dict[str, Any]:

@@ -406,7 +406,7 @@ def test_a_deadline_ends_a_request_that_waits_or_runs(stream):
 
 def test_an_engine_that_dies_costs_what_is_open(caplog):
     with running_server(EchoModel(max_running=1, step_s=0.05, max_model_len=LONG_LEN), ByteCodec()) as server:
-        first = server.service.pid
+        first = server.service._process.pid
         with ThreadPoolExecutor(2) as pool:
             taken = [pool.submit(ask, server.port, COMPLETIONS, body(max_tokens=LONG_ANSWER)) for _ in range(2)]
             server.wait_until(lambda: server.service.status.running == 1 and server.service.num_open == 2)
@@ -417,7 +417,7 @@ def test_an_engine_that_dies_costs_what_is_open(caplog):
         assert server.call(lambda: (server.service.num_waiting, server.service.status.running)) == (0, 0)
         server.wait_until(lambda: server.service.is_ready)
         assert ask(server.port, COMPLETIONS, body("w", max_tokens=4)).body["choices"][0]["text"] == text_of("w", 4)
-        assert server.service.pid != first
+        assert server.service._process.pid != first
         assert server.call(lambda: server.service.num_restarts) == 1
     died, back = (re.sub(r"[\d.]+ s", "N s", record.getMessage()) for record in caplog.records)
     assert died == f"engine {first} was lost (its process ended: killed by signal 9): 2 requests fail"

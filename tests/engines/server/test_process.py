@@ -41,7 +41,7 @@ async def main():
         await asyncio.sleep(0.01)
     service.reserve(1)
     service.submit((5,), EchoGeneration(400, 0), lambda event: None, wants_tokens=False)
-    print(service.pid, flush=True)
+    print(service._process.pid, flush=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())
