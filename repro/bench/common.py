@@ -1,4 +1,4 @@
-"""What the scripts here share: options, the device and the model, rows with their table and file, captured calls, and how
+"""What the scripts here share: options, the device, rows with their table and file, captured calls, and how
 a refusal is said."""
 
 import argparse
@@ -8,18 +8,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
 
 from engines.ar.torch.executor import PagedExecutor
-from engines.cost.peaks import datasheet_gpu, measured_gpu
-from engines.cost.roofline import Gpu
 from engines.errors import UserError
-from engines.models.checkpoint import PUBLISHED_CONFIGS
-from engines.models.loader import Weights, check_device, load_model, parse_dtype
-from engines.models.protocol import DiffusionModel
+from engines.models.loader import check_device, parse_dtype
 from engines.models.qwen2_config import CAUSAL_SHAPES
 from repro.files import replace_text
 
@@ -52,13 +48,6 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", help="float32, float16 or bfloat16 [default: bfloat16 on CUDA, else float32]")
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", default="tiny", choices=("tiny", *PUBLISHED_CONFIGS), help="the embedded one, or random weights"
-    )
-    add_device(parser)
-
-
 def run(main: Callable[[], None]) -> None:
     """Says what is refused in one line, and exits with 2."""
     try:
@@ -68,7 +57,7 @@ def run(main: Callable[[], None]) -> None:
         raise SystemExit(2) from None
 
 
-# -- device and model ---------------------------------------------------------------------------------------
+# -- device ---------------------------------------------------------------------------------------
 
 
 def device_of(options: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
@@ -95,26 +84,6 @@ def facts_of(device: torch.device, dtype: torch.dtype | str) -> dict[str, Any]:
         "dtype": str(dtype),
         "threads": torch.get_num_threads(),
     }
-
-
-class Subject(NamedTuple):
-    model: DiffusionModel
-    device: torch.device
-    dtype: torch.dtype
-    card: Gpu
-    """Whose peaks bound what is timed: the datasheet's, or measured ones where there is none."""
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        peaks = {"flops_per_s": self.card.peak_flops, "bytes_per_s": self.card.bandwidth}
-        return {**facts_of(self.device, self.dtype), "card": self.card.name, "source": self.card.source, **peaks}
-
-
-def subject_of(options: argparse.Namespace) -> Subject:
-    device, dtype = device_of(options)
-    weights: Weights = "checkpoint" if options.model == "tiny" else "random"
-    model = load_model(options.model, dtype=dtype, device=options.device, weights=weights)
-    return Subject(model, device, dtype, datasheet_gpu(device) or measured_gpu(device, dtype))
 
 
 # -- causal models ------------------------------------------------------------------------------------------

@@ -111,32 +111,29 @@ Row = dict[str, Any]
 """A row of a table, by column."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    length: int
-    batch: int = 1
-    history: int = 0
+Shape = tuple[int, int, int]
+"""Prompts of a step, the tokens of each, and those of its history."""
 
 
 def step_shapes(
     lengths: Sequence[int], batches: Iterable[tuple[int, int]], histories: Sequence[int]
 ) -> tuple[Shape, ...]:
     """Lone prompts of every length over every history, and ``batches`` (prompts, tokens of each) of equal ones."""
-    lone = [Shape(length=length, history=history) for history, length in product(histories, lengths)]
-    return (*lone, *(Shape(length=length, batch=batch) for batch, length in batches))
+    lone = [(1, length, history) for history, length in product(histories, lengths)]
+    return (*lone, *((batch, length, 0) for batch, length in batches))
 
 
 def step_times(steps: MeasuredSteps, shapes: Sequence[Shape], *, repeats: int) -> Iterator[Row]:
     """Yield the seconds of steps of ``batch`` prompts of ``length`` tokens over ``history`` each, as they are measured."""
-    for shape in shapes:
-        parts = [(shape.history, shape.length)] * shape.batch
+    for batch, length, history in shapes:
+        parts = [(history, length)] * batch
         for _ in range(WARMUP):
             steps.timed(parts)
         times = np.array([steps.timed(parts)[0] for _ in range(repeats)])
         yield {
-            "length": shape.length,
-            "batch": shape.batch,
-            "history": shape.history,
+            "length": length,
+            "batch": batch,
+            "history": history,
             "min_s": float(times.min()),
             "median_s": float(np.median(times)),
             "p90_s": float(np.quantile(times, 0.9)),

@@ -186,12 +186,6 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
 # -- our costs ----------------------------------------------------------------------------------------------
 
 
-def _step_s(cost: Any, point: SiliconPoint) -> float:
-    if point.phase == "decode":
-        return cost.step_s([], point.batch, point.batch * point.history)
-    return cost.step_s([Chunk(point.history, point.tokens)] * point.batch, 0, 0)
-
-
 def refresh_work(point: SiliconPoint) -> StepWork:
     """All tokens anew, of which the head sees one row a sequence as it does in a prefill."""
     rows = point.batch * point.tokens
@@ -211,10 +205,10 @@ def composed_ms(point: SiliconPoint, framework: str) -> float:
     if point.phase == "refresh":
         price = Composed(kernels_of(shape.on_rank(degree), card, framework, degree))
         return 1e3 * price.step_time(refresh_work(point)).total_s
-    return 1e3 * _step_s(WorkerCost(shape, card, degree, _NO_OVERHEAD, kernels=framework), point)
-
-
-_NO_OVERHEAD = replace(PHYSICAL, step_overhead_s=0.0)
+    cost = WorkerCost(shape, card, degree, replace(PHYSICAL, step_overhead_s=0.0), kernels=framework)
+    if point.phase == "decode":
+        return 1e3 * cost.step_s([], point.batch, point.batch * point.history)
+    return 1e3 * cost.step_s([Chunk(point.history, point.tokens)] * point.batch, 0, 0)
 
 
 # -- ratios -------------------------------------------------------------------------------------------------

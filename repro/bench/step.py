@@ -25,16 +25,19 @@ from typing import Any
 
 import numpy as np
 
+from engines.cost.peaks import datasheet_gpu, measured_gpu
 from engines.cost.roofline import Gpu, Roofline
 from engines.dllm.config import EngineConfig, GenerationConfig, Phase
 from engines.dllm.executor.compose import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan
 from engines.dllm.simulated import step_work
+from engines.models.checkpoint import PUBLISHED_CONFIGS
+from engines.models.loader import load_model
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import DeviceTimes
-from repro.bench.common import Rows, add_counts, add_model, parser_of, run, subject_of, table
+from repro.bench.common import Rows, add_counts, add_device, device_of, facts_of, parser_of, run, table
 
 KINDS = ("refresh", "reuse", "mixed")
 REFRESHES = 2
@@ -189,7 +192,9 @@ def host_share(model: DiffusionModel, batch: StepBatch, kind: str, requests: tup
 
 def main() -> None:
     parser = parser_of(__doc__)
-    add_model(parser)
+    models = ("tiny", *PUBLISHED_CONFIGS)
+    parser.add_argument("--model", default="tiny", choices=models, help="the embedded one, or random weights")
+    add_device(parser)
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--warmup", type=int, default=2, help="blocks before those that are timed")
     add_counts(
@@ -203,13 +208,17 @@ def main() -> None:
     options = parser.parse_args()
     if options.block <= REFRESHES or min(options.length) <= options.block:
         parser.error(f"--block must exceed {REFRESHES} steps, and --length the block")
-    subject = subject_of(options)
-    model, card = subject.model, subject.card
+    device, dtype = device_of(options)
+    weights = "checkpoint" if options.model == "tiny" else "random"
+    model = load_model(options.model, dtype=dtype, device=options.device, weights=weights)  # type: ignore[arg-type]
+    card = datasheet_gpu(device) or measured_gpu(device, dtype)
     if max(options.length) > model.config.max_sequence_length:
         parser.error(f"--length must be at most {model.config.max_sequence_length} on this model")
 
-    shape = ModelShape.from_config(model.config, name=options.model, dtype_bytes=subject.dtype.itemsize)
-    rows = Rows(options.json, {**subject.facts, "block": options.block, "shape": shape.dimensions})
+    shape = ModelShape.from_config(model.config, name=options.model, dtype_bytes=dtype.itemsize)
+    peaks = {"flops_per_s": card.peak_flops, "bytes_per_s": card.bandwidth}
+    facts = {**facts_of(device, dtype), "card": card.name, "source": card.source, **peaks}
+    rows = Rows(options.json, {**facts, "block": options.block, "shape": shape.dimensions})
     asked = [(size, length, kind) for size in options.batch for length in options.length for kind in options.kind]
     for size, length, kind in asked:
         if kind == "mixed" and size < 2:

@@ -30,33 +30,6 @@ if TYPE_CHECKING:
     from engines.models.protocol import DiffusionModel
 
 
-@dataclass(frozen=True, kw_only=True)
-class Agreement:
-    """Over all masked positions of all prompts, one forward each."""
-
-    num_prompts: int
-    num_positions: int
-    num_agreeing: int
-    median_margin: float
-    """Median lead of float32's best logit over its second: how near the decisions are."""
-
-    @property
-    def share(self) -> float:
-        return self.num_agreeing / self.num_positions
-
-    def to_dict(self) -> dict[str, Any]:
-        low, high = wilson_interval(self.num_agreeing, self.num_positions)
-        return {
-            "num_prompts": self.num_prompts,
-            "n": self.num_positions,
-            "agreeing": self.num_agreeing,
-            "share": self.share,
-            "low": low,
-            "high": high,
-            "median_margin": self.median_margin,
-        }
-
-
 def load_pair(model: str, *, weights: Weights, device: str) -> tuple[DiffusionModel, DiffusionModel]:
     """(float32, bfloat16). A checkpoint is loaded in both, so that rounding its weights counts; random weights are
     drawn in bfloat16 and widened, as published 16-bit checkpoints are: there only the arithmetic differs."""
@@ -71,25 +44,30 @@ def load_pair(model: str, *, weights: Weights, device: str) -> tuple[DiffusionMo
     return load_model(model, dtype=torch.float32, device=device, weights=weights), rounded
 
 
-def top1_agreement(exact: DiffusionModel, rounded: DiffusionModel, requests: Sequence[Request]) -> Agreement:
-    """Each prompt is followed by its whole generated region, all of it masked; raw argmax, the lowest id of equals."""
+def top1_agreement(exact: DiffusionModel, rounded: DiffusionModel, requests: Sequence[Request]) -> dict[str, Any]:
+    """Over all masked positions of all prompts, one forward each: each prompt is followed by its whole generated region, all of it
+    masked; raw argmax, the lowest id of equals. ``median_margin`` is the median lead of float32's best logit over its second."""
     import torch
 
-    num_positions = num_agreeing = 0
+    num_positions = agreeing = 0
     margins = []
     with torch.inference_mode():
         for request in requests:
             wanted, found = (_masked_logits(model, request) for model in (exact, rounded))
             num_positions += request.generation.gen_length
-            num_agreeing += int((wanted.argmax(dim=-1) == found.argmax(dim=-1)).sum())
+            agreeing += int((wanted.argmax(dim=-1) == found.argmax(dim=-1)).sum())
             best = wanted.topk(2, dim=-1).values
             margins.append((best[:, 0] - best[:, 1]).float().cpu())
-    return Agreement(
-        num_prompts=len(requests),
-        num_positions=num_positions,
-        num_agreeing=num_agreeing,
-        median_margin=float(torch.cat(margins).median()),
-    )
+    low, high = wilson_interval(agreeing, num_positions)
+    return {
+        "num_prompts": len(requests),
+        "n": num_positions,
+        "agreeing": agreeing,
+        "share": agreeing / num_positions,
+        "low": low,
+        "high": high,
+        "median_margin": float(torch.cat(margins).median()),
+    }
 
 
 def _masked_logits(model: DiffusionModel, request: Request) -> Tensor:
@@ -279,7 +257,7 @@ class AgreementCheck(Check):
         )
         requests = prepare(cell).workload.requests
         exact, rounded = load_pair(self.model, weights=self.weights, device=self.device)  # type: ignore[arg-type]
-        found = top1_agreement(exact, rounded, requests).to_dict()
+        found = top1_agreement(exact, rounded, requests)
         return {
             "model": self.model,
             "weights": self.weights,

@@ -82,7 +82,6 @@ class JobOutcome:
     ran: int
     failed: tuple[str, ...]
     left: tuple[str, ...]
-    """Jobs neither done nor failed, in order."""
     left_s: float
     stopped: str
     """Why nothing more was run, in one sentence."""
@@ -91,18 +90,10 @@ class JobOutcome:
 def jobs_of(asked: Sequence[Planned], simulations: Store) -> list[Job]:
     """Prepared: what cannot run is refused here, before anything does. What is not known to take long is what
     its simulated run says."""
-    experiments = [prepare(each.cell) for each in asked]
-    unknown = [each.cell for each in asked if each.estimate_s is None]
-    simulated = dict(zip((cell.key for cell in unknown), expected(unknown, simulations), strict=True))
-    jobs = []
-    for each, experiment in zip(asked, experiments, strict=True):
-        if each.estimate_s is not None:
-            jobs.append(Job(stage=each.stage, experiment=experiment, estimate_s=each.estimate_s))
-            continue
-        told = simulated[each.cell.key]
-        jobs.append(
-            Job(stage=each.stage, experiment=experiment, estimate_s=told.seconds, predicted_tok_s=told.throughput_tok_s)
-        )
+    jobs = [Job(stage=each.stage, experiment=prepare(each.cell), estimate_s=each.estimate_s or 0.0) for each in asked]
+    unknown = [place for place, each in enumerate(asked) if each.estimate_s is None]
+    for place, told in zip(unknown, expected([asked[place].cell for place in unknown], simulations), strict=True):
+        jobs[place] = replace(jobs[place], estimate_s=told.seconds, predicted_tok_s=told.throughput_tok_s)
     return jobs
 
 
@@ -154,6 +145,11 @@ class Suite:
     def chosen(self) -> list[Job]:
         return [job for job in self.jobs if self.stages is None or job.stage in self.stages]
 
+    @property
+    def left(self) -> list[Job]:
+        """Those neither done nor failed, in order."""
+        return [job for job in self.chosen if self.entries[job.name].status in ("new", "started")]
+
     def expected_s(self, job: Job) -> float:
         """The estimate, as far off as the worst of the system's finished jobs was; twice that for every attempt cut off."""
         ratios = [
@@ -194,7 +190,14 @@ class Suite:
         if stopped is None:
             stopped = skipped[0] if skipped else "every job was tried" if failed else "everything is done"
             stopped += f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
-        return self._outcome(ran, tuple(failed), stopped)
+        left = self.left
+        return JobOutcome(
+            ran=ran,
+            failed=tuple(failed),
+            left=tuple(job.name for job in left),
+            left_s=sum(map(self.expected_s, left)),
+            stopped=stopped,
+        )
 
     def _run_one(self, job: Job, left_s: float) -> str | None:
         """Runs one job; returns why it failed, or None."""
@@ -233,11 +236,6 @@ class Suite:
             f"[{job.stage}] {job.name}: {entry.status} in {elapsed:.1f} s{f', {entry.note}' if entry.note else ''}"
         )
         return reason
-
-    def _outcome(self, ran: int, failed: tuple[str, ...], stopped: str) -> JobOutcome:
-        left = [job for job in self.chosen if self.entries[job.name].status in ("new", "started")]
-        left_s = sum(self.expected_s(job) for job in left)
-        return JobOutcome(ran=ran, failed=failed, left=tuple(job.name for job in left), left_s=left_s, stopped=stopped)
 
     def _close(self) -> None:
         """Saves the state, tells the caller, and writes the archive where one is asked for."""
@@ -338,8 +336,6 @@ def _lines(suite: Suite) -> list[str]:
         counts = [sum(entry.status in names for entry in own) for names in (("done",), ("failed",), ("new", "started"))]
         seconds = sum(entry.elapsed_s or 0 for entry in own)
         lines.append(f"| {stage} | {' | '.join(map(str, counts))} | {seconds:.0f} |")
-    left = [job for job in suite.chosen if suite.entries[job.name].status in ("new", "started")]
-    left_s = sum(suite.expected_s(job) for job in left)
     # What checks said, and every job that failed.
     said = [
         f"- {job.stage}: {entry.status}, {entry.note}"
@@ -355,7 +351,7 @@ def _lines(suite: Suite) -> list[str]:
         "",
         "Throughput and steps are in verdict.md.",
         "",
-        f"Left: {len(left)} jobs, about {left_s:.0f} s. To go on:",
+        f"Left: {len(suite.left)} jobs, about {sum(map(suite.expected_s, suite.left)):.0f} s. To go on:",
         "",
         f"    {suite.command}",
         "",

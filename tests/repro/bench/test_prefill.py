@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.refusals import refuses
 
-from repro.bench.prefill import Shape, interval, mixes, penalties, step_shapes, step_times
+from repro.bench.prefill import interval, mixes, penalties, step_shapes, step_times
 
 FLOOR_S, TOKEN_S = 5e-3, 1e-4
 
@@ -28,12 +28,8 @@ class Planted:
 
 def test_mixes_are_every_combination():
     found = mixes((256, 512), (8, 32), (4,))
-    assert [(mix.long, mix.short, mix.shorts) for mix in found] == [
-        (256, 8, 4),
-        (256, 32, 4),
-        (512, 8, 4),
-        (512, 32, 4),
-    ]
+    longs_and_shorts = [(256, 8, 4), (256, 32, 4), (512, 8, 4), (512, 32, 4)]
+    assert [(mix.long, mix.short, mix.shorts) for mix in found] == longs_and_shorts
     assert found[0].parts == [(0, 256), (0, 8), (0, 8), (0, 8), (0, 8)]
 
 
@@ -77,15 +73,9 @@ class Timed:
 
 def test_step_times_are_summed_up():
     shapes = step_shapes((1, 8), ((4, 16),), (0, 100))
-    assert [(s.length, s.batch, s.history) for s in shapes] == [
-        (1, 1, 0),
-        (8, 1, 0),
-        (1, 1, 100),
-        (8, 1, 100),
-        (16, 4, 0),
-    ]
+    assert shapes == ((1, 1, 0), (1, 8, 0), (1, 1, 100), (1, 8, 100), (4, 16, 0))
     timed = Timed()
-    (row,) = step_times(timed, [Shape(length=16, batch=2, history=9)], repeats=5)
+    (row,) = step_times(timed, [(2, 16, 9)], repeats=5)
     # Three runs to warm up, then 4 to 8 ms.
     assert (row["min_s"], row["median_s"]) == pytest.approx((4e-3, 6e-3))
     assert timed.calls == [((9, 16), (9, 16))] * 8
