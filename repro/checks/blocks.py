@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,17 +29,12 @@ from engines.blockdiffusion.rules import (
     Static,
     SubBlocks,
 )
-from engines.blockdiffusion.sequence import BlockRequest, BlockSampling
+from engines.blockdiffusion.sequence import BlockAnswer, BlockRequest, BlockSampling
 from engines.errors import UserError
 from engines.models.block_config import BlockConfig
 from engines.models.packed import PackedModel
 from repro.checks.goldens import other_ids
 from repro.families.block.settings import EMBEDDED_DIR
-
-if TYPE_CHECKING:
-    from engines.blockdiffusion.sequence import BlockAnswer
-    from engines.models.block_config import BlockConfig
-    from engines.models.packed import PackedModel
 
 # -- the plain loop ---------------------------------------------------------------------------------------
 
@@ -273,7 +268,6 @@ _RULES: Mapping[str, DecodeRule] = {
 
 def embedded_cases(count: int = 2) -> Iterator[BlockCase]:
     """Yields ``count`` held-out problems of each task under each rule, with what a loop without cache, batch or packing makes of them."""
-    from repro.checks.blocks import plain_run
     from repro.families.block.settings import EMBEDDED_TASKS, settings_of_requests
     from repro.families.block.text import text_of
     from repro.tasks.mini import GENERATORS

@@ -1,5 +1,6 @@
 """What this machine can run, and why not the rest. Looks only: installs, downloads and runs nothing."""
 
+import csv
 import os
 import shutil
 import subprocess
@@ -25,22 +26,10 @@ from repro.workloads.dataset import known_datasets, load_card
 
 Status = Literal["ok", "no", "info"]
 
-OPTIONAL: Mapping[str, str] = {
-    "huggingface_hub": "models by hub id",
-    "jinja2": "chat templates of checkpoints",
-    "datasets": "data sets from the hub (source=hub)",
-    "transformers": "what tests hold causal models against",
-    "lm_eval": "evaluation by the LM Evaluation Harness (repro.lm_eval.run)",
-    "flash_attn": "an attention backend on a GPU (extra cuda); torch's own serves otherwise",
-    "triton": "fused kernels on a GPU; their tests on a CPU",
-    "starlette": "the server (extra server)",
-    "aiohttp": "measuring a server (extra http)",
-    "redis": "AMPD on live workers (extra redis, and redis-server)",
-    "ray": "runs on a cluster (--pool ray, extra ray)",
-}
+with Path(__file__).with_name("packages.csv").open(newline="", encoding="utf-8") as _listed:
+    OPTIONAL: Mapping[str, str] = {row["package"]: row["adds"] for row in csv.DictReader(_listed)}
 """Packages that are never required -> what they add."""
 
-OLDEST_PYTHON = (3, 11)
 MIN_DISK_BYTES = 10**9
 """Runs and figures take less; below it a sweep may stop half-way."""
 CARD_TOLERANCE = 0.93
@@ -130,7 +119,7 @@ def rows_for(machine: Machine) -> tuple[Item, ...]:
     memory = "unknown" if machine.memory_bytes is None else _gigabytes(machine.memory_bytes)
     build = "CPU build" if machine.cuda is None else f"CUDA {machine.cuda}"
     return (
-        _item("python", ".".join(map(str, machine.python)), _python_reason(machine)),
+        Item("python", "ok", ".".join(map(str, machine.python))),
         _item("torch", f"{machine.torch}, {build}", _torch_reason(machine)),
         _gpu_row(machine),
         Item("CPU", "info", f"{machine.cpu or 'unknown model'}, {machine.cores or 'unknown number of'} cores usable"),
@@ -156,12 +145,6 @@ def rows_for(machine: Machine) -> tuple[Item, ...]:
 
 def _item(item: str, detail: str, why_not: str | None) -> Item:
     return Item(item, "ok", detail) if why_not is None else Item(item, "no", why_not)
-
-
-def _python_reason(machine: Machine) -> str | None:
-    if machine.python[:2] >= OLDEST_PYTHON:
-        return None
-    return f"{'.'.join(map(str, machine.python))} is too old: install {'.'.join(map(str, OLDEST_PYTHON))} or newer"
 
 
 def _torch_reason(machine: Machine) -> str | None:

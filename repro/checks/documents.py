@@ -63,8 +63,7 @@ class TableCell:
     """Column whose mean divides the mean of ``column``."""
     low: str = ""
     high: str = ""
-    half: str = ""
-    """Columns with the interval of a ``value``: its ends, or half its length."""
+    """Columns with the ends of a ``value``'s interval."""
     times: float = 1
     format: str = ""
     """Python's for a number; ``%`` shows the excess over 1 in percent, ``+`` before it the sign."""
@@ -98,12 +97,10 @@ class TableCell:
 
     def _value(self, rows: Sequence[Row]) -> Number:
         (value,) = {self.times * float(row[self.column]) for row in rows}
-        if not self.low and not self.half:
+        if not self.low:
             return value
-        ends = [self.times * float(rows[0][name]) for name in (self.low, self.high, self.half) if name]
-        half = ends[0] if self.half else (ends[1] - ends[0]) / 2
-        bounds = None if self.half else (ends[0], ends[1])
-        return Interval(mean=value, half_width=half, n=0, confidence=0.95, bounds=bounds)
+        low, high = (self.times * float(rows[0][name]) for name in (self.low, self.high))
+        return Interval(mean=value, half_width=(high - low) / 2, n=0, confidence=0.95, bounds=(low, high))
 
     def _sides(self, rows: Sequence[Row]) -> tuple[Mapping[str, float], Mapping[str, float]]:
         one, other = (_chosen(rows, side) for side in (self.one, self.other))

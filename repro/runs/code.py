@@ -23,32 +23,13 @@ from engines.data import installed
 from engines.errors import RunError, UserError, require
 from repro.runs.cell import Cell
 from repro.runs.clean import is_secret
+from repro.runs.record import EVERY, rows_in
 from repro.runs.system import SYSTEMS
 
 PACKAGES = frozenset({"engines", "baselines", "repro"})
 """Packages of this repository that decide numbers; figures only draw them."""
-SHARED = (
-    *("baselines/*", "engines/*", "engines/attention", "engines/cost", "engines/kernels", "engines/models"),
-    *("engines/cluster/__init__.py", "engines/cluster/sessions.py"),
-    *("engines/parallel", "engines/policies", "engines/runtime", "repro/families/*", "repro/workloads"),
-    *("repro/files.py", "repro/generation.py", "repro/paths.py", "repro/prompt.py", "repro/runs/cell.py"),
-    *("repro/runs/family.py", "repro/runs/http_driver.py", "repro/runs/record.py", "repro/runs/statistics.py"),
-    *("repro/runs/step_driver.py", "repro/runs/system.py", "repro/runs/tuning.py"),
-    *("repro/runs/columns.csv", "repro/runs/free.csv", "repro/runs/metrics.csv", "repro/runs/systems.csv"),
-)
-"""Folders and files that decide the numbers of every family; ``/*`` stands for a folder's own files."""
-_CLUSTER = ("engines/ar", "engines/cluster", "baselines/ar", "repro/families/cluster")
-_AMPD = ("engines/ampd", *_CLUSTER)
-_DLLM = ("engines/dllm", "repro/families/dllm", "repro/tasks")
-OF_FAMILY: Mapping[str, tuple[str, ...]] = {
-    "dllm": ("baselines/dllm", *_DLLM),
-    "block": ("engines/ar", "engines/blockdiffusion", "repro/families/block", *_DLLM),
-    "ar": _AMPD,
-    "planning": _AMPD,
-    "prefill": ("engines/laps", *_CLUSTER),
-    "http": ("baselines/servers", "engines/cluster", "repro/families/http", "repro/tasks"),
-}
-"""What else decides the numbers of a family, by its name. All packages decide those of any other family."""
+_PLACES = Path(__file__).with_name("code.csv")
+"""The folders and files that decide the numbers of every family, and of each; ``/*`` stands for a folder's own files."""
 IN_NO_FILE = "in no file"
 """In place of a digest."""
 MOST_BYTES = 10**7
@@ -95,7 +76,9 @@ class Code:
 def code_of(family: str, modules: tuple[str, ...], plug_ins: tuple[str, ...] = ()) -> Code:
     """Identity of a family's code with these modules, and with plug-ins named as ``module:NAME``. It stays what it is for as
     long as the process lives, as the modules do."""
-    rooms = {*SHARED, *OF_FAMILY.get(family, ("engines", "baselines", "repro/families", "repro/tasks"))}
+    shared, own = ([row["place"] for row in rows_in(_PLACES, name)] for name in (EVERY, family))
+    # All packages decide the numbers of a family that is none of ours.
+    rooms = {*shared, *(own or ("engines", "baselines", "repro/families", "repro/tasks"))}
     found: dict[str, str] = {}
     for each in (*modules, *plug_ins):
         module, _, name = each.partition(":")

@@ -5,6 +5,7 @@ With AMX a row of a bfloat16 product hangs on how many rows stand beside it. one
 otherwise. It reads its variable once, at its first product, and not when torch is imported.
 """
 
+import csv
 import os
 import re
 import sys
@@ -19,31 +20,12 @@ VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """oneDNN reads the first that is not empty."""
 WITHOUT_AMX = "AVX512_CORE_FP16"
 
-_ADDED: Mapping[str, tuple[str, ...]] = {
-    "SSE41": ("sse4_1",),
-    "AVX": ("avx",),
-    "AVX2": ("avx2",),
-    "AVX512_CORE": ("avx512f", "avx512bw", "avx512vl", "avx512dq"),
-    "AVX512_CORE_VNNI": ("avx512_vnni",),
-    "AVX512_CORE_BF16": ("avx512_bf16",),
-    "AVX512_CORE_FP16": ("avx512_fp16",),
-    "AVX512_CORE_AMX": ("amx_tile", "amx_int8", "amx_bf16"),
-    "AVX512_CORE_AMX_FP16": ("amx_fp16",),
-}
+with Path(__file__).with_name("instructions.csv").open(newline="", encoding="utf-8") as _listed:
+    _ROWS = tuple(csv.DictReader(_listed))
+_ADDED = {row["name"]: row["flags"].split() for row in _ROWS if row["flags"]}
 """Instruction sets by oneDNN's names, each with the processor's flags that it needs beside those above it."""
 _ORDER = tuple(_ADDED)
-_SPELT: Mapping[str, str] = {
-    **{name: name for name in _ORDER},
-    "AVX2_VNNI": "AVX2",
-    "AVX2_VNNI_2": "AVX2",
-    "AVX10_1": "AVX512_CORE_FP16",
-    "AVX10_1_512": "AVX512_CORE_FP16",
-    "AVX10_1_512_AMX": "AVX512_CORE_AMX",
-    "AVX10_1_512_AMX_FP16": "AVX512_CORE_AMX_FP16",
-    **dict.fromkeys(
-        ("AVX10_2", "AVX10_2_512", "AVX10_2_512_AMX_2", "AVX10_2_AMX_2", "ALL", "DEFAULT"), "AVX512_CORE_AMX_FP16"
-    ),
-}
+_SPELT = {row["name"]: row["is"] for row in _ROWS}
 """What oneDNN takes, as one of those."""
 
 _NUMERIC = re.compile(
