@@ -8,8 +8,7 @@
 A model of LLaDA-8B's depth whose width and vocabulary are next to nothing.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import median, quantiles
 from time import perf_counter
@@ -67,18 +66,13 @@ class Launches(TorchDispatchMode):
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             self.names.append(name)
-            with self._paused():
+            self._is_paused = True
+            try:
                 return function(*args, **kwargs)
+            finally:
+                self._is_paused = False
 
         return call
-
-    @contextmanager
-    def _paused(self) -> Iterator[None]:
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
 
 
 def _is_view(func: Any) -> bool:

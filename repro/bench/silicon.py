@@ -21,7 +21,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -224,17 +224,16 @@ def ratios(estimates: Estimates) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(ratio=lambda found: found.ours_ms / found.theirs_ms)
 
 
-def grouped(found: pd.DataFrame, by: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The middle and the ends of the ratios of each card and phase, and of each value of ``by``."""
+def grouped(found: pd.DataFrame) -> list[dict[str, Any]]:
+    """The middle and the ends of the ratios of each card and phase."""
     rows = []
-    for (card, phase, *values), members in found.groupby(["card", "phase", *by], sort=False):
+    for (card, phase), members in found.groupby(["card", "phase"], sort=False):
         ratio, distance = members.ratio, (members.ratio - 1).abs()
         low, high = members.loc[ratio.idxmin()], members.loc[ratio.idxmax()]
         rows.append(
             {
                 "card": card,
                 "phase": phase,
-                "by": " ".join(map(str, values)) or "all",
                 "points": len(members),
                 "median": ratio.median(),
                 "off": distance.median(),
@@ -352,17 +351,11 @@ def main() -> None:
 
 
 def hold_against_peer(options: argparse.Namespace) -> None:
-    asked = {point for card in options.cards for name in options.models for point in points_of(card, model_shape(name))}
     if options.again:
-        # In the order of the file.
-        every = (p for card in SYSTEMS for name in MODELS for p in points_of(card, model_shape(name)) if p in asked)
-        estimates = made_again(every)
-        write(options.estimates, estimates)
-    else:
-        estimates = {point: times for point, times in read(options.estimates).items() if point in asked}
-    require(bool(estimates), f"estimates={options.estimates} hold none of these cards and models: add --again")
-    found = ratios(estimates)
-    print(table(grouped(found, options.by)))
+        every = (point for card in SYSTEMS for name in MODELS for point in points_of(card, model_shape(name)))
+        write(ESTIMATES, made_again(every))
+    found = ratios(read(ESTIMATES))
+    print(table(grouped(found)))
     rows = Rows(options.json, {"package": PACKAGE, "version": VERSION})
     rows.rows = found.to_dict("records")
     rows.save()
@@ -387,11 +380,6 @@ def _options() -> argparse.Namespace:
     parser = parser_of(__doc__)
     commands = parser.add_subparsers(dest="against", required=True)
     peer = commands.add_parser("peer", help="AIConfigurator's own estimates")
-    peer.add_argument("--cards", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
-    peer.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    columns = ("model", "degree", "batch", "tokens", "history", "framework")
-    peer.add_argument("--by", nargs="+", default=[], choices=columns, help="a line for each, besides card and phase")
-    peer.add_argument("--estimates", type=Path, default=ESTIMATES, help="the file read, or written by --again")
     peer.add_argument("--again", action="store_true", help=f"make the estimates with {PACKAGE} {VERSION}, a minute")
     card = commands.add_parser("card", help="what a card served")
     card.add_argument("runs", type=Path, help="folder of a card's runs, such as results/h200/runs")

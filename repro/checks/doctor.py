@@ -3,7 +3,6 @@
 import csv
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE, ModelShape
 from repro import paths
 from repro.families.cost import CostKnobs, describe_calibration, load_calibration
 from repro.families.platforms import MIB, PLATFORMS, Platform, platform
-from repro.runs.provenance import Timing, collect, utc_now, version_of
+from repro.runs.provenance import Timing, collect, nvidia_smi, utc_now, version_of
 from repro.tasks.registry import TASKS, TaskEntry
 from repro.tasks.sandbox.client import CONSENT_OPTION, jail_refusal
 from repro.workloads.card import DATA_DIR_VARIABLE, find_data_dir
@@ -317,19 +316,12 @@ def torch_and_cards() -> tuple[Any, str | None, tuple[FoundGpu, ...]]:
     return torch, None, tuple(FoundGpu(name=each.name, memory_bytes=each.total_memory) for each in devices)
 
 
-_ASK_S = 30.0
-
-
 def driver_card() -> FoundGpu | None:
     """The first card that this process may use, asked of nvidia-smi; None where that cannot tell."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    command = ["nvidia-smi", "-i", visible, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASK_S)
-        name, _, mebibytes = done.stdout.splitlines()[0].rpartition(",")
-        return FoundGpu(name=name.strip(), memory_bytes=int(mebibytes) * MIB) if done.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
-        return None
+    name, _, mebibytes = (nvidia_smi("name,memory.total", "-i", visible) or "").rpartition(",")
+    is_told = mebibytes.strip().isdecimal()
+    return FoundGpu(name=name.strip(), memory_bytes=int(mebibytes) * MIB) if is_told else None
 
 
 def torch_card() -> FoundGpu | str:

@@ -81,9 +81,6 @@ ONE_REFRESH: Mapping[str, Scalar] = {"refresh_delay": 0}
 SAME_ENGINE: Mapping[str, Scalar] = {"reading": "policy"}
 """A baseline's rule on dLLM-Serve's engine: what is left of a gain without the baseline's static batches."""
 BLOCK = "block-diffusion"
-ONE_BY_ONE: Mapping[str, Scalar] = {"autoregressive": True}
-FIRST_DONE: Mapping[str, Scalar] = {"batching": "first-done"}
-"""Block diffusion's engine with the same matrices one token at a time, and on SGLang's schedule."""
 ON_OUR_ENGINE = "fast-dllm"
 """The system that is measured so too, the nearest by the simulator."""
 
@@ -101,8 +98,8 @@ def title_of(cell: Cell) -> str:
         for own, said in (
             (ONE_REFRESH, "one refresh"),
             (SAME_ENGINE, "on our engine"),
-            (ONE_BY_ONE, "autoregressive"),
-            (FIRST_DONE, "first done"),
+            ({"autoregressive": True}, "autoregressive"),
+            ({"batching": "first-done"}, "first done"),
         )
         if own.items() <= knobs
     ]

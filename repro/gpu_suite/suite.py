@@ -190,12 +190,12 @@ class Suite:
         if stopped is None:
             stopped = skipped[0] if skipped else "every job was tried" if failed else "everything is done"
             stopped += f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
-        left = self.left
+        rest = self.left
         return JobOutcome(
             ran=ran,
             failed=tuple(failed),
-            left=tuple(job.name for job in left),
-            left_s=sum(map(self.expected_s, left)),
+            left=tuple(job.name for job in rest),
+            left_s=sum(map(self.expected_s, rest)),
             stopped=stopped,
         )
 

@@ -69,12 +69,8 @@ class Cell:
             _check_text("figure", self.figure)
         _check_seed(self.seed)
         if self.rate is not None:
-            rate = self.rate
-            # Compared, not asked whether it is finite: an integer may be too large for a float.
-            if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
-                raise UserError(f"rate={rate!r} must be a positive number of requests per second, or null")
-            check_value(Rate, "rate", rate)
-            object.__setattr__(self, "rate", float(rate))
+            check_value(Rate, "rate", self.rate)
+            object.__setattr__(self, "rate", float(self.rate))
         object.__setattr__(self, "knobs", _sorted_knobs(self.knobs))
 
     @classmethod
@@ -87,15 +83,8 @@ class Cell:
             raise UserError(f"cell key {unknown[0]!r} is unknown: use {', '.join(allowed)}")
         if missing := [name for name in allowed if name not in values and name not in ("figure", "knobs")]:
             raise UserError(f"cell key {missing[0]!r} is missing: give it a value")
-        given = dict(values)
-        knobs = given.pop("knobs", ())
-        if isinstance(knobs, Mapping):
-            pairs = tuple(knobs.items())
-        elif isinstance(knobs, list | tuple) and all(isinstance(k, list | tuple) and len(k) == 2 for k in knobs):
-            pairs = tuple((name, value) for name, value in knobs)
-        else:
-            raise UserError(f"knobs={knobs!r} must be a mapping of knob names to values")
-        return cls(**given, knobs=pairs)
+        knobs = values.get("knobs", ())
+        return cls(**{**values, "knobs": tuple(knobs.items()) if isinstance(knobs, Mapping) else knobs})
 
     def to_dict(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(self)} | {"knobs": dict(self.knobs)}

@@ -56,16 +56,10 @@ def _end_with_parent(parent_pid: int) -> None:
 
 @contextmanager
 def worker_processes(num: int) -> Iterator[ProcessPoolExecutor]:
-    """At most so many, which start as they are needed and end with the body."""
+    """At most so many, which start as they are needed and end with the body; after an error (Ctrl-C, SIGTERM) they are killed, whatever
+    they do."""
     # Spawned, not forked: forking a process that runs threads (torch, pyarrow) can deadlock.
     pool = ProcessPoolExecutor(num, mp_context=get_context("spawn"), initializer=begin_worker, initargs=(os.getpid(),))
-    with ending_with_its_workers(pool):
-        yield pool
-
-
-@contextmanager
-def ending_with_its_workers(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
-    """The pool, shut down at the end; after an error (Ctrl-C, SIGTERM) its workers are killed, whatever they do."""
     before = {child.pid for child in active_children()}
     try:
         yield pool

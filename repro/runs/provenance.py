@@ -192,7 +192,12 @@ def _gpu(torch: Any) -> dict[str, Any] | None:
 @cache
 def _driver() -> str | None:
     """Version of the NVIDIA driver."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return nvidia_smi("driver_version")
+
+
+def nvidia_smi(fields: str, *options: str) -> str | None:
+    """What the driver says of its first card, with commas between, sizes in MiB; None where it cannot tell."""
+    command = ["nvidia-smi", *options, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

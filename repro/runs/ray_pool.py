@@ -196,11 +196,6 @@ class Node:
         """As messages have it (``node_name``)."""
         return f"node {self.address} ({self.machine})"
 
-    @property
-    def threads(self) -> str:
-        """Those of a measured run: as many as the node has CPUs, which it takes."""
-        return str(int(self.num_cpus))
-
 
 def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
     """Those that are alive of what ``ray.nodes()`` tells."""
@@ -450,7 +445,8 @@ class RayPool:
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": node.threads}},
+            # A measured run takes all CPUs of its node.
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(int(node.num_cpus))}},
         }
 
     def _pickled(self, value: object) -> bytes:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from engines.errors import RunError, UserError, require
@@ -105,8 +106,7 @@ def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
 def _row(run: StoredRun) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """What was asked, by field and by knob; how it came about, and every metric."""
     cell = run.cell.written()
-    names = ("system", "dataset", "platform", "executor", "rate", "seed")
-    asked = {"run": name_of(run), **{name: cell[name] for name in names}}
+    asked = {"run": name_of(run), **{name: cell[name] for name in FIELDS}}
     how = {"obtained": run.obtained, "valid": run.validity.valid, "commit": commit_of(run), "code": run.code_digest}
     # Rows of unlike machines are told apart by it.
     machine = {} if run.machine is None else {"machine": json.dumps(run.machine, sort_keys=True)}
@@ -450,6 +450,4 @@ def _overall(rows: Sequence[Mapping[int, tuple[float, float]]], tolerance: float
 
 def _mean(values: Sequence[float]) -> float:
     """Geometric, where all are positive."""
-    if min(values) <= 0:
-        return math.fsum(values) / len(values)
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
+    return fmean(values) if min(values) <= 0 else geometric_mean(values)
