@@ -88,9 +88,8 @@ def main() -> None:
     where = causal_of(options)
     setting = setting_of(options.model)
     setting = replace(setting, max_len=part_of(setting).most_tokens)
-    if where["device"].startswith(
-        "cuda"
-    ):  # a quarter of the grid: capturing all of it would take longer than the loops
+    if where["device"].startswith("cuda"):
+        # A quarter of the grid: capturing all of it would take longer than the loops.
         setting = replace(setting, lengths=setting.lengths[1::2], batches=setting.batches[::2])
     instance = measured_instance(setting, **where, repeats=options.repeats)
     given = {"clients": options.concurrency, "system": options.systems}

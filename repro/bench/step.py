@@ -80,23 +80,23 @@ class StepBatch:
         )
 
     def plan(self, phases: Sequence[Phase], step: int, admitted: tuple[Request, ...] = ()) -> StepPlan:
-        items = tuple(self._item(i, phase, step) for i, phase in enumerate(phases))
-        return StepPlan(items=items, admitted=admitted, scheduled_tokens=sum(item.query_tokens for item in items))
-
-    def _item(self, i: int, phase: Phase, step: int) -> PlanItem:
-        return PlanItem(
-            request_id=i,
-            phase=phase,
-            total_len=self.total_len,
-            block_start=self.total_len - self.block_length,
-            block_end=self.total_len,
-            window_end=self.total_len,
-            commit=1,
-            masks_left=self.block_length - step,
-            kept_rows=self.kept_rows,
-            kv_start=i * (self.kept_rows + self.block_length),
-            step_in_block=step,
+        items = tuple(
+            PlanItem(
+                request_id=i,
+                phase=phase,
+                total_len=self.total_len,
+                block_start=self.total_len - self.block_length,
+                block_end=self.total_len,
+                window_end=self.total_len,
+                commit=1,
+                masks_left=self.block_length - step,
+                kept_rows=self.kept_rows,
+                kv_start=i * (self.kept_rows + self.block_length),
+                step_in_block=step,
+            )
+            for i, phase in enumerate(phases)
         )
+        return StepPlan(items=items, admitted=admitted, scheduled_tokens=sum(item.query_tokens for item in items))
 
     def prologue(self, requests: tuple[Request, ...]) -> list[StepPlan]:
         """Admission and the block's Refreshes."""

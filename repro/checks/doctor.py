@@ -13,7 +13,7 @@ from engines.cost.kernels import tables_of
 from engines.cost.roofline import GPUS, gpu_of_device
 from engines.errors import UserError
 from engines.models.checkpoint import EMBEDDED
-from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE, ModelShape
+from engines.models.shape import BLOCK_DIFFUSION, CATALOGUE
 from repro import paths
 from repro.families.cost import CostKnobs, describe_calibration, load_calibration
 from repro.families.platforms import MIB, PLATFORMS, Platform, platform
@@ -248,7 +248,9 @@ def _not_measurable(machine: Machine, platform: Platform) -> str | None:
     if platform.executor == "http":
         has_client = dict(machine.packages).get("aiohttp")
         return None if has_client else "aiohttp is not installed: pip install 'dllm-serve-repro[http]'"
-    needed = _planned_bytes(platform)
+    # What the engine of one card plans with; nothing of a cluster.
+    planned = (getattr(part, name, None) for part in platform.parts for name in ("memory_bytes", "memory_limit"))
+    needed = next((each for each in planned if each is not None), None)
     if needed is None:
         return "clusters are simulated only"
     if (reason := _torch_reason(machine)) is not None:
@@ -271,7 +273,8 @@ def _simulated_row(platform: Platform) -> Item:
     if platform.gpu is None:
         return Item(item, "no", "the platform names no GPU to simulate: measure instead")
     by_roofline = f"roofline of {describe_calibration(load_calibration(platform.gpu))}"
-    shape = _shape_of(platform)
+    names = {str(getattr(part, "model", "")).lower() for part in platform.parts}
+    shape = next((shape for shape in (*CATALOGUE, *BLOCK_DIFFUSION) if shape.name.lower() in names), None)
     charged = CostKnobs().on(platform.gpu, shape)
     if charged.framework is None:
         return Item(item, "ok", f"yes, {by_roofline}")
@@ -282,18 +285,6 @@ def _simulated_row(platform: Platform) -> Item:
         "ok",
         f"yes, composed of {charged.framework} kernels measured on the {card}{moved}; with cost=roofline, {by_roofline}",
     )
-
-
-def _planned_bytes(platform: Platform) -> int | None:
-    """Memory of the card that its engine, which runs on one, plans with; None of a cluster."""
-    found = (getattr(part, name, None) for part in platform.parts for name in ("memory_bytes", "memory_limit"))
-    return next((each for each in found if each is not None), None)
-
-
-def _shape_of(platform: Platform) -> ModelShape | None:
-    """The shape of the model that runs there; None where it is none."""
-    names = {str(getattr(part, "model", "")).lower() for part in platform.parts}
-    return next((shape for shape in (*CATALOGUE, *BLOCK_DIFFUSION) if shape.name.lower() in names), None)
 
 
 def _largest(machine: Machine) -> FoundGpu:

@@ -153,7 +153,10 @@ def command_of(table: RunTable) -> str:
 
 def _check_digests(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
     """Tables that no runs are behind: those that are listed are as they were made, others are none of ours."""
-    listed = read_digests(root / WITHOUT_RUNS)
+    listed: dict[str, str] = {}
+    if (path := root / WITHOUT_RUNS).is_file():
+        _, *rows = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
+        listed = dict(rows)
     of_tables = {path for table in tables for path in (table.path, *_files_of(table.stem))}
     for path in sorted(path for path in root.glob("*/*") if path.suffix in WORDS):
         is_result = path.parent.name not in OTHER_FOLDERS and path.name not in PAGES
@@ -175,15 +178,6 @@ def _check_digests(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
 
 def _digest(path: Path) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
-
-
-def read_digests(path: Path) -> dict[str, str]:
-    """The digests that a file lists, by its first column; none where there is no such file."""
-    if not path.is_file():
-        return {}
-    with path.open(encoding="utf-8", newline="") as file:
-        _, *rows = csv.reader(file)
-    return dict(rows)
 
 
 def redraw(table: RunTable) -> list[Path]:

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from engines.dllm.plan import Request
@@ -107,14 +108,8 @@ CHECK = Family(
 )
 
 
-class Nothing:
-    """The workload of a check, which serves no requests."""
-
-    checksum = ""
-
-    @property
-    def provenance(self) -> Nothing:
-        return self
+NO_REQUESTS = SimpleNamespace(provenance=SimpleNamespace(checksum=""))
+"""The workload of a check."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +135,7 @@ class Check(ABC):
 
         check_device(self.device)
 
-    def run(self, workload: Nothing, on_progress: OnProgress | None = None) -> RunRecord:
+    def run(self, workload: SimpleNamespace, on_progress: OnProgress | None = None) -> RunRecord:
         from repro.families.dllm.on_torch import release
 
         # Another process, or a larger model, has to find room.
@@ -167,10 +162,10 @@ class CheckSystem:
     def title(self) -> str:
         return self.name
 
-    def prepare(self, cell: Cell) -> tuple[Check, Nothing]:
+    def prepare(self, cell: Cell) -> tuple[Check, SimpleNamespace]:
         knobs = {name: value for name, value in cell.knobs if name != "basis"}
         try:
-            return self.check(device=platform(cell.platform).part(DllmPart).device, **knobs), Nothing()  # type: ignore[arg-type]
+            return self.check(device=platform(cell.platform).part(DllmPart).device, **knobs), NO_REQUESTS  # type: ignore[arg-type]
         except TypeError as error:
             raise UserError(f"check {self.name!r}: {error}") from None
 

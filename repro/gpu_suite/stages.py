@@ -21,7 +21,7 @@ from repro.gpu_suite.checks import check_cell
 from repro.reports.figures import View, default_reading, figure
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.store import Store, StoredRun
+from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS
 
@@ -62,12 +62,12 @@ def expected(cells: Sequence[Cell], store: Store) -> list[Prediction]:
     """What the simulator expects of each cell. ``store`` holds the runs that the same code simulated before."""
     sweep = Sweep([simulated(cell) for cell in cells], store)
     sweep.run()
-    return [Prediction(_seconds(run), run.summary["throughput_tok_s"]) for run in sweep.runs]
-
-
-def _seconds(run: StoredRun) -> float:
-    busy_s = SLOWER * run.summary["busy_s"] + STEP_OVERHEAD_S * run.summary["num_steps"]
-    return round(PREPARATION_S + max(*run.record.requests["arrival_s"], busy_s), 1)
+    found = []
+    for run in sweep.runs:
+        busy_s = SLOWER * run.summary["busy_s"] + STEP_OVERHEAD_S * run.summary["num_steps"]
+        seconds = round(PREPARATION_S + max(*run.record.requests["arrival_s"], busy_s), 1)
+        found.append(Prediction(seconds, run.summary["throughput_tok_s"]))
+    return found
 
 
 STEP_BATCHES, STEP_LENGTH = (1, 16, 64, 128), 256

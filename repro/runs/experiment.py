@@ -14,7 +14,7 @@ from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.environment import check_settled
 from repro.runs.family import Family, request_times
 from repro.runs.record import OnProgress, RunRecord
-from repro.runs.system import SYSTEMS, TUNE, Deployment, System, settings_of
+from repro.runs.system import SYSTEMS, TUNE, Deployment, settings_of
 
 if TYPE_CHECKING:
     from repro.runs.code import Code
@@ -130,7 +130,13 @@ def prepare(cell: Cell) -> Experiment:
         system = SYSTEMS.get(cell.system)
         if not isinstance(system.family, Family) or not isinstance(system.title, str):
             raise TypeError("its family is no Family, or its title no text")
-        deployment, workload = _deployed(system, cell.without(COMPARISON))
+        asked = cell.without(COMPARISON)
+        if asked.knob_values.get(TUNE) is None:
+            deployment, workload = system.prepare(asked)
+        else:
+            from repro.runs.tuning import tuned
+
+            deployment, workload = tuned(system, asked)
         digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
     except BaseException as error:
         from repro.runs.code import fault_of
@@ -140,14 +146,6 @@ def prepare(cell: Cell) -> Experiment:
         raise said from error
     knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), BASIS: digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
-
-
-def _deployed(system: System, cell: Cell) -> tuple[Deployment, Any]:
-    if cell.knob_values.get(TUNE) is None:
-        return system.prepare(cell)
-    from repro.runs.tuning import tuned
-
-    return tuned(system, cell)
 
 
 def prepare_all(

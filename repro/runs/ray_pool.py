@@ -66,7 +66,12 @@ def connected(address: str | None, experiments: Iterable[Experiment]) -> Iterato
     with ExitStack() as stack:
         code = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="repro-code-")))
         gather(experiments, code)
-        stack.enter_context(_environment(_settings(is_started_here=address is None)))
+        # In a job that has an environment of its own, this one counts.
+        settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
+        if address is None:
+            # Nobody else is to hand it work: it listens on the loopback device alone, and asks for a token that is in no file.
+            settings |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
+        stack.enter_context(_environment(settings))
         how = {} if address is not None else _started_here(stack)
         import ray
 
@@ -110,18 +115,6 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: str(Path(value).resolve()) if name.endswith("_DIR") and value else value for name, value in found.items()
     }
-
-
-def _settings(*, is_started_here: bool) -> dict[str, str]:
-    settings = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # In a job that has an environment of its own, this one counts.
-        "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
-    }
-    if is_started_here:
-        # Nobody else is to hand it work: it listens on the loopback device alone, and asks for a token that is in no file.
-        settings |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
-    return settings
 
 
 @cache
@@ -273,7 +266,10 @@ class RayWorker:
         try:
             experiment: Experiment = pickle.loads(pickled)
             self._check_code(experiment, digest, modules)
-            self._check_machine(experiment)
+            if experiment.place is not None and machine_identity(experiment.device) != experiment.place:
+                raise RunError(
+                    f"{self._where} is not the machine that the run was to be measured on: run the command again"
+                )
             return self._packing.make(experiment, sitting=self._sitting)
         except Exception as error:
             return _sendable(error, self._where)
@@ -287,12 +283,6 @@ class RayWorker:
             raise RunError(
                 f"{self._where} has other code than this sweep (first: {changed[0]}): its workers import another checkout "
                 f"first, take that out of their PYTHONPATH, or a plug-in reads what is not in its package, put it there"
-            )
-
-    def _check_machine(self, experiment: Experiment) -> None:
-        if experiment.place is not None and machine_identity(experiment.device) != experiment.place:
-            raise RunError(
-                f"{self._where} is not the machine that the run was to be measured on: run the command again"
             )
 
 

@@ -154,12 +154,11 @@ def interleaved(experiments: Sequence[Experiment]) -> list[Experiment]:
 
 def together(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
     """Neighbours of one unit in a list; a run without one by itself."""
-    return [
-        group
-        for unit, neighbours in groupby(experiments, unit_of)
-        for members in [list(neighbours)]
-        for group in ([[member] for member in members] if unit is None else [members])
-    ]
+    found: list[list[Experiment]] = []
+    for unit, neighbours in groupby(experiments, unit_of):
+        members = list(neighbours)
+        found += [[each] for each in members] if unit is None else [members]
+    return found
 
 
 def _load(experiment: Experiment) -> Hashable:

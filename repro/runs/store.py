@@ -253,8 +253,8 @@ def _whole(run: StoredRun, parts: Mapping[str, bytes]) -> StoredRun:
 class State:
     """What the store has of a cell. ``reason`` is one sentence: why it counts as done, or why it has to run."""
 
-    run: StoredRun | None
     reason: str
+    run: StoredRun | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,14 +314,14 @@ class Store:
         file = self.file(experiment.cell)
         try:
             if not stat.S_ISREG(file.lstat().st_mode):
-                return State(run=None, reason="incomplete: it is no plain file")
+                return State(reason="incomplete: it is no plain file")
             return self._checked(experiment, file, file.read_bytes())
         except FileNotFoundError:
-            return State(run=None, reason="not stored")
+            return State(reason="not stored")
         except Damaged as error:
-            return State(run=None, reason=f"incomplete: {error}")
+            return State(reason=f"incomplete: {error}")
         except UNREADABLE as error:
-            return State(run=None, reason=f"incomplete: it cannot be read ({type(error).__name__}: {error})")
+            return State(reason=f"incomplete: it cannot be read ({type(error).__name__}: {error})")
 
     def load(self, experiment: Experiment) -> StoredRun:
         state = self.find(experiment)
@@ -351,24 +351,20 @@ class Store:
 
     def _checked(self, experiment: Experiment, file: Path, content: bytes) -> State:
         cell, code = experiment.cell, experiment.code
-
-        def unusable(reason: str) -> State:
-            return State(run=None, reason=reason)
-
         parts = parts_of(content)
         manifest, provenance = part_of(parts, MANIFEST), part_of(parts, PROVENANCE)
         if (stored := manifest["schema_version"]) != SCHEMA_VERSION:
-            return unusable(f"schema {stored} -> {SCHEMA_VERSION}")
+            return State(reason=f"schema {stored} -> {SCHEMA_VERSION}")
         if manifest["key"] != cell.key:
-            return unusable(f"another cell: the file holds {manifest['key']}, not {cell.key}")
+            return State(reason=f"another cell: the file holds {manifest['key']}, not {cell.key}")
         changed = () if manifest["code"]["digest"] == code.digest else code.changed_from(manifest["code"]["modules"])
         if changed and not self.accept_other_code:
-            return unusable(f"code changed: {_named(changed)}")
+            return State(reason=f"code changed: {_named(changed)}")
         if code.in_no_file and not self.accept_other_code:
-            return unusable(f"{_named(code.in_no_file)} is in no file: such a run is made again each time")
+            return State(reason=f"{_named(code.in_no_file)} is in no file: such a run is made again each time")
         elsewhere = _unlike(manifest.get("machine"), experiment.machine)
         if elsewhere and not self.accept_other_machine:
-            return unusable(f"another machine: {elsewhere}")
+            return State(reason=f"another machine: {elsewhere}")
         run = _whole(StoredRun(cell, file, manifest, provenance, changed, elsewhere, content), parts)
         return State(run=run, reason=run.why_reused)
 
