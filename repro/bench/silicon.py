@@ -40,7 +40,7 @@ from repro.families.dllm.deployment import DllmDeployment, sized
 from repro.families.platforms import PLATFORMS
 from repro.files import replace_text
 from repro.gpu_suite.stages import BLOCK, simulated, title_of
-from repro.runs.cell import Cell
+from repro.runs.cell import BASIS, Cell
 from repro.runs.experiment import prepare
 from repro.runs.family import served_per_second
 from repro.runs.store import SUFFIX, part_of, parts_of
@@ -258,11 +258,10 @@ def _place(one: pd.Series) -> str:
 
 def served(parts: Mapping[str, bytes]) -> dict[str, Any] | None:
     """The run's row, if it is one of a load, valid and not taken apart."""
-    told, manifest, summary = (part_of(parts, name) for name in ("cell", "manifest", "summary"))
-    knobs = {name: value for name, value in told["knobs"].items() if name != "basis"}
-    if told["figure"] != "saturation" or not manifest["validity"]["valid"] or "profile_every" in knobs:
+    cell = Cell.from_written(part_of(parts, "cell")).without(BASIS)
+    manifest, summary = part_of(parts, "manifest"), part_of(parts, "summary")
+    if cell.figure != "saturation" or not manifest["validity"]["valid"] or "profile_every" in cell.knob_values:
         return None
-    cell = Cell(**{**told, "knobs": tuple(knobs.items())})
     facts, measured = manifest["facts"], summary["throughput_tok_s"]
     if cell.system == BLOCK:
         return served_blocks(cell, facts, measured, len(part_of(parts, "steps")["step"]))
