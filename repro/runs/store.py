@@ -276,7 +276,7 @@ def over_repeats(runs: Sequence[StoredRun], metric: str, part: str | None = None
 
 
 def by_seed(runs: Iterable[StoredRun], of: Callable[[StoredRun], float | None]) -> dict[int, float]:
-    """Of the valid runs that have such a value."""
+    """The value of each valid run that has one, by its seed."""
     return {run.cell.seed: value for run in runs if run.validity.valid and (value := of(run)) is not None}
 
 
