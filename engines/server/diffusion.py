@@ -106,17 +106,13 @@ class ServedDllm(_Served):
         return events
 
     def status(self) -> EngineStatus:
-        engine, last = self._engine, self._last
-        pool = engine.scheduler.pool
-        is_idle = last is None or engine.num_running == 0
+        engine, pool = self._engine, self._engine.scheduler.pool
+        plan = None if self._last is None or engine.num_running == 0 else self._last.plan
         return EngineStatus(
             waiting=engine.num_waiting,
             running=engine.num_running,
-            phases={
-                "refresh": 0 if is_idle or last is None else last.plan.num_refresh,
-                "reuse": 0 if is_idle or last is None else last.plan.num_reuse,
-            },
-            budget_used=0 if is_idle or last is None else last.plan.scheduled_tokens,
+            phases={"refresh": plan.num_refresh if plan else 0, "reuse": plan.num_reuse if plan else 0},
+            budget_used=plan.scheduled_tokens if plan else 0,
             budget=engine.scheduler.config.max_num_batched_tokens,
             pool_used=pool.used_rows,
             pool=pool.num_rows,
@@ -193,14 +189,14 @@ class ServedBlocks(_Served):
         return events
 
     def status(self) -> EngineStatus:
-        engine, last, tables = self._engine, self._last, self._engine.executor.tables
-        is_idle = last is None or engine.num_running == 0
-        phases = (0, 0, 0) if is_idle or last is None else (last.prefilled, last.denoised, last.committed)
+        engine, tables = self._engine, self._engine.executor.tables
+        last = self._last if engine.num_running else None
+        phases = (0, 0, 0) if last is None else (last.prefilled, last.denoised, last.committed)
         return EngineStatus(
             waiting=engine.num_waiting,
             running=engine.num_running,
             phases=dict(zip(("prefill", "denoise", "commit"), phases, strict=True)),
-            budget_used=0 if is_idle or last is None else last.num_rows,
+            budget_used=0 if last is None else last.num_rows,
             budget=engine.scheduler.config.max_num_batched_tokens,
             pool_used=(tables.num_blocks - tables.room) * tables.block_size,
             pool_idle=(tables.room - tables.num_free) * tables.block_size,

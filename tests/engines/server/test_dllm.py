@@ -49,6 +49,13 @@ def test_blocks_are_told_in_order_and_are_the_whole_answer(scheduler):
         assert [len(part) for part in parts] == ([4, 4, 4] if request_id % 2 == 0 else [12])
 
 
+def finished(engine: ServedDllm) -> list[int]:
+    found = []
+    while engine.has_work:
+        found += [event.request_id for event in engine.step() if isinstance(event, Finished)]
+    return found
+
+
 def test_rows_and_slots_are_free_again_after_a_cancellation():
     engine = served()
     for round_ in range(3):
@@ -63,10 +70,7 @@ def test_rows_and_slots_are_free_again_after_a_cancellation():
         assert (status.waiting, status.running, status.pool_used) == (0, 0, 0)
         assert status.phases == {"refresh": 0, "reuse": 0}
     engine.submit(submission(30, wants_tokens=False))
-    ends = [
-        event for _ in iter(lambda: engine.has_work, False) for event in engine.step() if isinstance(event, Finished)
-    ]
-    assert [end.request_id for end in ends] == [30]
+    assert finished(engine) == [30]
 
 
 def test_giving_up_costs_what_runs_and_leaves_what_waits():
@@ -78,10 +82,7 @@ def test_giving_up_costs_what_runs_and_leaves_what_waits():
     assert 0 < running < 6
     lost = engine.give_up("a fault")
     assert lost == [Failed(i, "a fault") for i in range(running)]
-    finished = [
-        e.request_id for _ in iter(lambda: engine.has_work, False) for e in engine.step() if isinstance(e, Finished)
-    ]
-    assert finished == list(range(running, 6))
+    assert finished(engine) == list(range(running, 6))
     assert engine.status().pool_used == 0
 
 

@@ -42,8 +42,6 @@ def test_a_text_and_its_tokens_are_told_there_and_back(server, codec):
     assert said == {"count": len(ids), "max_model_len": 512, "tokens": ids, "token_strs": None}
     assert told(server, "/detokenize", {"model": "echo", "tokens": ids}).body == {"prompt": TEXT}
 
-
-def test_token_strings_are_the_vocabulary_s(server, codec):
     said = told(server, "/tokenize", {"model": "echo", "prompt": TEXT, "return_token_strs": True}).body
     assert [codec.backend.token_to_id(each) for each in said["token_strs"]] == said["tokens"]
 
