@@ -16,7 +16,7 @@ from engines.cost.roofline import Gpu
 from engines.dllm.config import EngineConfig, GenerationConfig, LogitRows, SparsityConfig
 from engines.dllm.memory import MemoryPlan, concurrency, divide_memory, logit_rows_at_once
 from engines.errors import UserError, require
-from engines.knobs import Checked, Memory, Needs, Range, given_to
+from engines.knobs import Checked, Memory, Needs, Range, given_to, knobs_of
 from engines.models.shape import DIFFUSION, LLADA_8B, ModelShape
 from repro.cli import options as opt
 from repro.cli.options import Given, Knobs, Some, of_platform
@@ -690,7 +690,7 @@ def _answer_row(answer: Answer, objectives: Sequence[Objective], price: float | 
         "simulated_plans": answer.num_simulated,
         "runs": answer.num_runs,
         "obtained": site.obtained,
-        "ran": None if cell is None else _ran(cell),
+        "ran": None if cell is None else _ran(cell, site.hardware()[0]),
         "next_best": answer.next_best and {"plan": _named(answer.next_best[0]), "rate": answer.next_best[1]},
         "cell": cell and cell.written(),
     }
@@ -700,13 +700,16 @@ def _named(plan: CapacityPlan) -> str:
     return " ".join(filter(None, (plan.name, plan.schedule)))
 
 
-def _ran(cell: Cell) -> str:
+def _ran(cell: Cell, shape: ModelShape) -> str:
     """A cell's settings as options, but for those of the question."""
     from repro.capacity.sites import SET_HERE
-    from repro.runs.system import options_said
+    from repro.runs.system import options_said, settings_of
 
     ours = {"deployment", "num_gpus", "num_instances"}
-    return options_said({name: value for name, value in cell.asked.items() if name in ours or name not in SET_HERE})
+    known = {name for kind in settings_of(cell.system) for name in knobs_of(kind)}
+    usual = {"model": shape.name, "precision": shape.precision} if "precision" in known else {}
+    asked = {name: value for name, value in cell.asked.items() if name in ours or name not in SET_HERE}
+    return options_said(usual | asked)
 
 
 def _print_answers(
