@@ -7,15 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from engines.cost.roofline import Gpu, gpu
 from engines.data import load_named, where_of
-from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.errors import UserError, require
 from engines.knobs import Checked, Count, Memory, Range, Tokens, check_value, knobs_of
 from repro.files import read_yaml, size_of
 from repro.runs.system import Registry
+
+if TYPE_CHECKING:
+    from engines.dllm.config import EngineConfig, GenerationConfig
 
 MIB = 2**20
 STORED = Path(__file__).with_name("platforms.yaml")
@@ -61,10 +63,15 @@ class DllmPart(Checked):
     @property
     def generation(self) -> GenerationConfig:
         """What a request asks for."""
+        from engines.dllm.config import GenerationConfig
+
         return GenerationConfig(gen_length=self.gen_length, block_length=self.block_length, steps=self.steps)
 
     @property
     def engine(self) -> EngineConfig:
+        # Runs of other families load no engine of this one.
+        from engines.dllm.config import EngineConfig
+
         return EngineConfig(
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_logits=self.max_num_logits,
