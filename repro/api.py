@@ -1,7 +1,5 @@
 """The same from Python: ``repro.run``, ``sweep``, ``load`` and ``compare``. Bad input is a UserError, as on the command line."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -101,10 +99,10 @@ def load(cell: Cell, *, result_dir: str | Path = LOCAL) -> StoredRun: ...
 
 
 @overload
-def load(cell: str | Path, *, result_dir: str | Path = LOCAL) -> pd.DataFrame: ...
+def load(cell: str | Path, *, result_dir: str | Path = LOCAL) -> "pd.DataFrame": ...
 
 
-def load(cell: Cell | str | Path, *, result_dir: str | Path = LOCAL) -> StoredRun | pd.DataFrame:
+def load(cell: Cell | str | Path, *, result_dir: str | Path = LOCAL) -> "StoredRun | pd.DataFrame":
     """A run that is stored, by this code; raises StoreError where there is none. Of a folder, all runs in it as a tidy table, a
     row a run, whatever code made them."""
     if isinstance(plain(cell), str):

@@ -11,8 +11,6 @@ copy of the keys per group: ``enable_gqa`` would have the fused kernel that take
 Where the sequences of a packed batch lie, and what every attention backend makes of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -43,7 +41,7 @@ class SpanMetadata(NamedTuple):
         k_len: np.ndarray | None = None,
         *,
         size: int | None = None,
-    ) -> SpanMetadata:
+    ) -> "SpanMetadata":
         """For n sequences, padded to ``size`` by ones of length zero; without keys, each over its own packed rows."""
         assert (k_start is None) == (k_len is None), "k_start and k_len go together"
         n = len(q_len)
@@ -103,7 +101,7 @@ class Spans:
         *,
         device: torch.device | str,
         size: int | None = None,
-    ) -> Spans:
+    ) -> "Spans":
         """From host arrays, in one transfer, host runs included; see ``SpanMetadata.of_lengths``."""
         host = SpanMetadata.of_lengths(q_len, k_start, k_len, size=size)
         sizes = [len(array) for array in host]

@@ -6,8 +6,6 @@ Three sequences of unequal lengths, one longer than a kernel's tile, whose runs 
 gaps between them; a fourth is padding, as are the last query rows. Gaps hold NaN: a kernel that reads them shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -37,7 +35,7 @@ class Example(NamedTuple):
     """float32, of the rows that belong to a sequence."""
 
     @staticmethod
-    def make(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> Example:
+    def make(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> "Example":
         """Two key-value heads, ``group`` query heads each."""
         random = torch.Generator().manual_seed(0)
 

@@ -6,8 +6,6 @@ events: a run of them is charged at once. A member leaves at a known step, and t
 which are logged once, from its second token on.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import dataclass, field
@@ -48,7 +46,7 @@ class Run(NamedTuple):
             guess -= 1
         return min(guess, self.steps)
 
-    def cut_at(self, now: float) -> Run:
+    def cut_at(self, now: float) -> "Run":
         """The same run up to the next token boundary: a step that has begun is finished."""
         done = self.steps_by(now)
         if done == 0 or self.start_s + self.after_s(done) < now:

@@ -6,8 +6,6 @@ paper states. They are named readings: ``physical`` is what a well-built engine 
 single constants until one printed figure is met. None of them meets all figures at once (``repro reproduce ampd/readings``).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,7 +124,6 @@ class StepCost(Protocol):
 
         ``mode`` is what the batching policy asked for (``StepPlan.mode``), where a worker has several ways.
         """
-        ...
 
     def decode_line(self, decoding: int) -> DecodeLine: ...
 
@@ -277,7 +274,7 @@ class Deployment:
         require(bool(self.decode), "decode=(): a deployment needs at least one worker that decodes")
 
     @staticmethod
-    def disaggregated(prefill_degree: int, prefill_replicas: int, degree: int, replicas: int) -> Deployment:
+    def disaggregated(prefill_degree: int, prefill_replicas: int, degree: int, replicas: int) -> "Deployment":
         """In the order of Table 2: P:<TP, DP>, D:<TP, DP>."""
         return Deployment(
             prefill=(Pool(degree=prefill_degree, replicas=prefill_replicas),),
@@ -285,7 +282,7 @@ class Deployment:
         )
 
     @staticmethod
-    def colocated(degree: int, replicas: int) -> Deployment:
+    def colocated(degree: int, replicas: int) -> "Deployment":
         return Deployment(decode=(Pool(degree=degree, replicas=replicas),))
 
     @property

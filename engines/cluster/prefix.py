@@ -5,8 +5,6 @@ A block that nobody uses stays until its room is needed, and the least recently 
 before its beginning. So the cached blocks of a prompt are always its first ones, and a search by halves finds how many there are.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence

@@ -8,8 +8,6 @@ in their environment. Idle K/V is evicted when room is needed, the least recentl
 left of it is still a prefix. Means are over a window (AMPD §3: 10 s by default). An empty window counts as 0: no evidence of load.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections import OrderedDict, deque
@@ -232,7 +230,7 @@ class Live:
     """Rank by arrival."""
     stream: int = 0
     """Index of the arrivals it is one of."""
-    home: Home = field(init=False)
+    home: "Home" = field(init=False)
     """Where it decodes."""
     round_index: int = 0
     row: int = -1
@@ -270,15 +268,12 @@ class Home(DecodeView, Protocol):
 
     def join(self, live: Live) -> None:
         """A prefill that ran here is done: decode the rest of the round."""
-        ...
 
     def lend(self, live: Live) -> int:
         """Hold the session's history for a prefill elsewhere; how many tokens are left of it."""
-        ...
 
     def land(self, live: Live, tokens: int) -> None:
         """K/V of ``tokens`` tokens arrived behind the lent history."""
-        ...
 
     def row(self) -> WorkerRow: ...
 
@@ -293,7 +288,6 @@ class Host(Protocol):
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> None:
         """The task's last token is computed."""
-        ...
 
 
 class Hub(Host, Protocol):
@@ -301,15 +295,12 @@ class Hub(Host, Protocol):
 
     def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> float:
         """When the history of a prefill away from its home is there, seconds."""
-        ...
 
     def round_done(self, live: Live) -> bool:
         """All tokens are out; whether the session goes on, so that its K/V is worth keeping."""
-        ...
 
     def preempted(self, live: Live) -> None:
         """Its K/V is gone: it needs a prefill of all its tokens."""
-        ...
 
 
 class Parts(TypedDict):

@@ -8,8 +8,6 @@ The most jobs that end by their due times, one after the other, are Moore's and 
 1 || sum U_j): by due time, and where one would be late the longest so far is given up.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -277,7 +275,7 @@ class Split(NamedTuple):
     """By arrival."""
 
     @staticmethod
-    def of(tasks: Sequence[PrefillTask], works_s: Sequence[float], limits_s: Sequence[float]) -> Split:
+    def of(tasks: Sequence[PrefillTask], works_s: Sequence[float], limits_s: Sequence[float]) -> "Split":
         flags = kept(works_s, limits_s)
         pairs = list(zip(tasks, flags, strict=True))
         return Split([task for task, is_kept in pairs if is_kept], [task for task, is_kept in pairs if not is_kept])

@@ -26,7 +26,6 @@ class Decision(NamedTuple):
 class Router(Protocol):
     def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
         """``home`` is the decode worker the session is bound to."""
-        ...
 
 
 class Estimator(Protocol):
@@ -72,7 +71,6 @@ class RemoteOnly:
 class Binder(Protocol):
     def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
         """Id of the decode worker a new session belongs to, for life."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +106,6 @@ class PromptBinder(Protocol):
 
     def bind_prompt(self, order: int, tokens: int, decodes: Sequence[QueueView]) -> int:
         """As ``Binder.bind``, of a session, the so-manieth to arrive, whose first prompt has so many tokens."""
-        ...
 
 
 OverlapWeight = Annotated[float, Range(0, 100)]

@@ -212,7 +212,6 @@ class Situation(NamedTuple):
 class Batching(Protocol):
     def next_step(self, at: Situation, now: float) -> NextStep:
         """New prefills are taken from ``at.queue``; what is left in ``at.begun`` comes again."""
-        ...
 
 
 class BacklogView(Protocol):
@@ -223,7 +222,6 @@ class BacklogView(Protocol):
     @property
     def backlog_tokens(self) -> int:
         """Tokens left of the queued and of the running prefills."""
-        ...
 
 
 class Load(NamedTuple):
@@ -241,24 +239,19 @@ class QueueView(BacklogView, Protocol):
     @property
     def degree(self) -> int:
         """theta: the tensor-parallel degree."""
-        ...
 
     @property
     def backlog_s(self) -> float:
         """Estimated time of the queued prefills, the running one left out (second term of AMPD eq. 1)."""
-        ...
 
     def busy_s(self, now: float) -> float:
         """Estimated time left of the prefill that runs."""
-        ...
 
     def oldest_wait_s(self, now: float) -> float:
         """Since the oldest queued prefill was ready."""
-        ...
 
     def load_with(self, order: int, tokens: int) -> Load:
         """Its load, if it got a prompt of so many tokens of the session that is the so-manieth to arrive."""
-        ...
 
 
 class PrefillView(QueueView, Protocol):
@@ -266,7 +259,6 @@ class PrefillView(QueueView, Protocol):
 
     def cached_tokens(self, order: int) -> int:
         """Tokens from the start of the session, the so-manieth to arrive, whose K/V it keeps itself."""
-        ...
 
 
 class DecodeView(QueueView, Protocol):
@@ -274,12 +266,10 @@ class DecodeView(QueueView, Protocol):
 
     def token_age_s(self, now: float) -> float:
         """How long the decode batch has waited for its next token; 0 without a batch."""
-        ...
 
     @property
     def kv_tokens(self) -> int:
         """K/V in use, prefix caches of waiting sessions included."""
-        ...
 
     @property
     def kv_capacity(self) -> int: ...
@@ -287,7 +277,6 @@ class DecodeView(QueueView, Protocol):
     @property
     def num_sessions(self) -> int:
         """Sessions bound to it that have not ended."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,5 @@
 """What both token engines do on a device: make it the current one, hold the pool's K and V there, and send a step's arrays to it."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -44,7 +42,7 @@ class PoolTensors:
         self._rows = [(k[layer].flatten(0, -3), v[layer].flatten(0, -3)) for layer in range(len(k))]
 
     @classmethod
-    def of(cls, model: Model, *places: int) -> PoolTensors:
+    def of(cls, model: Model, *places: int) -> "PoolTensors":
         """In the dtype and on the device of the model; unwritten."""
         shape, weight = model.config, next(model.parameters())
         size = (shape.n_layers, *places, model.kv_heads_here, shape.head_dim)
@@ -52,7 +50,7 @@ class PoolTensors:
         return cls(k, v)
 
     @classmethod
-    def of_blocks(cls, model: Model, tables: BlockTables) -> PoolTensors:
+    def of_blocks(cls, model: Model, tables: BlockTables) -> "PoolTensors":
         """Memory of every block, nobody's included; zeros at first. Raise UserError where it does not fit.
 
         Not unwritten: padding attends to nobody's block, and a NaN there would spread to no token but to its own next layer,

@@ -1,7 +1,5 @@
 """How long the parts of a step take, by the clock of what runs them."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -72,7 +70,7 @@ class StepTimer:
 class CudaTimer(StepTimer):
     """Events in the stream; ``begin`` waits until at most one step is under way, and reads those that are over."""
 
-    def __init__(self, new_event: Callable[[], torch.cuda.Event]) -> None:
+    def __init__(self, new_event: "Callable[[], torch.cuda.Event]") -> None:
         self._new_event = new_event
         self._num_ended = 0
         self._under_way: deque[tuple[int, bool, list[tuple[str, torch.cuda.Event]]]] = deque()
@@ -133,7 +131,7 @@ class CudaTimer(StepTimer):
         self._previous_end = last
 
 
-def timer_of(device: torch.device) -> StepTimer:
+def timer_of(device: "torch.device") -> StepTimer:
     import torch
 
     return CudaTimer(partial(torch.cuda.Event, enable_timing=True)) if device.type == "cuda" else StepTimer()

@@ -145,19 +145,15 @@ class ServedEngine(Protocol):
 
     def submit(self, submission: Submission) -> None:
         """Raise UserError for what it cannot run."""
-        ...
 
     def cancel(self, request_id: int) -> None:
         """Forget the request and free what it holds; nothing happens where it has ended already."""
-        ...
 
     def step(self) -> Sequence[Event]:
         """Run one iteration."""
-        ...
 
     def give_up(self, sentence: str) -> Sequence[Event]:
         """Fail the requests that work had begun on, after a step that raised; the others stay."""
-        ...
 
     def status(self) -> EngineStatus: ...
 
@@ -171,26 +167,21 @@ class ServedModel(Protocol):
     @property
     def options(self) -> Mapping[str, Kind]:
         """Fields of a request that OpenAI's API lacks and this engine heeds."""
-        ...
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of a prompt and its answer together."""
-        ...
 
     @property
     def default_tokens(self) -> int:
         """Most tokens of an answer where a request says no number."""
-        ...
 
     def room(self, prompt_tokens: int) -> int:
         """Most tokens of an answer behind so many of a prompt; none where it is not above 0."""
-        ...
 
     @property
     def facts(self) -> Mapping[str, Any]:
         """What ``/v1/models`` says of it besides."""
-        ...
 
     def generation(self, asked: Mapping[str, Any]) -> Any:
         """The engine's settings of a request. ``asked`` has the fields of its body that say how tokens are chosen or told, such as
@@ -199,19 +190,15 @@ class ServedModel(Protocol):
 
         The server cuts an answer at its end and cancels it: an engine that runs on behind one wastes work and no more.
         """
-        ...
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: Any) -> None:
         """Raise UserError for a prompt that cannot be run, as far as that is known without the engine."""
-        ...
 
     def check_machine(self) -> None:
         """Raise UserError for what this machine lacks; called in the engine's process before anything is loaded."""
-        ...
 
     def serving(self) -> AbstractContextManager[ServedEngine]:
         """Load the model; called in the engine's process."""
-        ...
 
 
 _LENGTH = struct.Struct("!i")

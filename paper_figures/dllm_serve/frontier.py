@@ -1,7 +1,5 @@
 """dLLM-Serve frontier: what leaving rows out saves."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import shutil
@@ -233,7 +231,7 @@ class Point:
         """Which of ours it is, at the pace that this sets."""
         return self.policy.preset if self.pace == next(iter(paces_of(self.policy))) else None
 
-    def is_behind(self, other: Point) -> bool:
+    def is_behind(self, other: "Point") -> bool:
         """Whether the other is as fast and as accurate, and better in one of both."""
         own, theirs = ((each.speedup.mean or 0.0, each.solved.share if each.solved else 0.0) for each in (self, other))
         return theirs != own and all(a <= b for a, b in zip(own, theirs, strict=True))

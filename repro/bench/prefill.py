@@ -17,8 +17,6 @@ behind the other, so that a slow moment of the machine hits all alike:
 Exclusive steps pay where kappa_sum is above 0.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,7 +50,7 @@ def main() -> None:
             print(part, said(values), flush=True)
 
 
-def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
+def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argparse.Namespace) -> "Iterator[Row]":
     repeats = options.repeats
     if part == "times":
         shapes = step_shapes(setting.profile_lengths, setting.profile_batches, setting.profile_histories)
@@ -62,7 +60,7 @@ def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argpars
     return captures(steps, setting, repeats)
 
 
-def _mixes(setting: Setting, which: str) -> tuple[Mix, ...]:
+def _mixes(setting: Setting, which: str) -> "tuple[Mix, ...]":
     """Each long prompt with each number of each short one; the corners are the extremes of all three, the least one the
     smallest of all three."""
     longs = (setting.longs[0], round((setting.longs[0] * setting.longs[1]) ** 0.5), setting.longs[1])
@@ -72,7 +70,7 @@ def _mixes(setting: Setting, which: str) -> tuple[Mix, ...]:
     return found[:1] if which == "least" else found
 
 
-def captures(steps: MeasuredSteps, setting: Setting, repeats: int) -> Iterator[Row]:
+def captures(steps: MeasuredSteps, setting: Setting, repeats: int) -> "Iterator[Row]":
     """Yield what a graph costs before it serves, and what it saves: ten buckets from corner to corner of the grid, and four rungs, the
     largest first."""
     lengths, batches = setting.lengths, setting.batches

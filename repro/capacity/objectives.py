@@ -5,8 +5,6 @@ last. ITL has two names: ``itl-gap`` (or ``itl``) is every gap between tokens of
 each round.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -88,11 +86,11 @@ class Times(NamedTuple):
     counts: Ints
 
     @classmethod
-    def of(cls, values: Floats) -> Times:
+    def of(cls, values: Floats) -> "Times":
         return cls(np.where(np.isnan(values), np.inf, values), np.ones(len(values), dtype=np.int64))
 
     @classmethod
-    def joined(cls, parts: Sequence[Times]) -> Times:
+    def joined(cls, parts: "Sequence[Times]") -> "Times":
         return cls(np.concatenate([each.values for each in parts]), np.concatenate([each.counts for each in parts]))
 
     @property

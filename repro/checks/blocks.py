@@ -6,8 +6,6 @@ were made with. Two kinds are not to be reproduced: a prompt of exactly a block 
 those whose script failed or wrote over the prompt.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping

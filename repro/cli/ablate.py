@@ -1,7 +1,5 @@
 """``repro ablate``: one component on and off, all else equal."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,7 +56,7 @@ class AblationOptions(Checked):
             value = getattr(self, name)
             require(value is None, f"{name}={value!r} has no effect on component={self.component!r}{why}: leave it out")
 
-    def own_variants(self) -> list[Variant]:
+    def own_variants(self) -> "list[Variant]":
         from repro.reports.ablation import own_variant
 
         policies = [text.partition("@") for text in dict.fromkeys(self.variant or ())]
@@ -78,7 +76,7 @@ class Study:
     platform: Platform
     title: str
     """The platform's name above the table."""
-    cells: Mapping[tuple[str, Variant], Sequence[Cell]]
+    cells: "Mapping[tuple[str, Variant], Sequence[Cell]]"
     """By data set and variant; the first variant of a data set is the one that the others are held against."""
     dataset: str = "dataset"
     """The family's word for a data set."""
@@ -426,7 +424,7 @@ STUDIES: Mapping[str, Callable[[AblationOptions, Mapping[str, Any]], Study]] = {
 }
 
 
-def _check_varied(component: str, variants: Sequence[Variant], knobs: Mapping[str, Any]) -> None:
+def _check_varied(component: str, variants: "Sequence[Variant]", knobs: Mapping[str, Any]) -> None:
     """Refuse a knob, or a preset of one, that a component varies: a variant that is without it would be labelled so and have it."""
     from engines.dllm.method import PRESETS
 
@@ -452,7 +450,7 @@ def _tasks(options: AblationOptions, where: Platform) -> Sequence[str]:
     return [entry.name for entry in TASKS.values() if entry.is_generated and has_tasks and options.limit != 0]
 
 
-def _cells(variant: Variant, view: View, name: str, rate: float | None, component: str, problems: int) -> list[Cell]:
+def _cells(variant: "Variant", view: View, name: str, rate: float | None, component: str, problems: int) -> list[Cell]:
     if name in TASKS and TASKS[name].is_generated:
         cells = [variant.cell(view, name, None, seed) for seed in view.seeds]
         cells = [replace(cell, knobs=(*cell.knobs, ("num_prompts", problems))) for cell in cells]

@@ -1,7 +1,5 @@
 """``repro calibrate``: fit a card's constants and say what they predict."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -209,7 +207,7 @@ def _adopt(card: str, folder: Path, *, write: bool, json: bool) -> None:
     say(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
 
 
-def _fit(protocol: CardProtocol) -> Any:
+def _fit(protocol: "CardProtocol") -> Any:
     from repro.reports.fitting import fit
 
     with counting(f"fitting {protocol.card}, runs:") as advance:
@@ -298,12 +296,12 @@ def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: b
 KINDS = {"layout_s": "one whose rows lie otherwise than the last one's", "build_s": "one that builds a cache"}
 
 
-def _share(share: float, bound: str, found: Fit) -> str:
+def _share(share: float, bound: str, found: "Fit") -> str:
     return "1, the datasheet's: the steps do not tell it" if bound in found.untold else f"{share:.4f}"
 
 
 def _card_rows(
-    steps: Sequence[TimedStep], card: Card, fitted: Calibration, others: Sequence[float | None]
+    steps: "Sequence[TimedStep]", card: Card, fitted: Calibration, others: Sequence[float | None]
 ) -> list[dict[str, Any]]:
     def error(seconds: float | None, measured: float) -> float | None:
         return None if seconds is None else 100 * (seconds / measured - 1)

@@ -1,7 +1,5 @@
 """``repro generate``: one prompt through one system."""
 
-from __future__ import annotations
-
 import os
 import stat
 import sys
@@ -159,7 +157,7 @@ def _generate_blocks(knobs: Mapping[str, Any], prompted: PromptOptions, *, seed:
     _print(answer.ids, said, counts, json=json)
 
 
-def _print(token_ids: Sequence[int], answer: TextAnswer | None, counts: Mapping[str, int], *, json: bool) -> None:
+def _print(token_ids: Sequence[int], answer: "TextAnswer | None", counts: Mapping[str, int], *, json: bool) -> None:
     if answer is not None and not answer.text.strip():
         say(ENDED_AT_ONCE if answer.finish_reason == "stop" else "the model generated no text", file=sys.stderr)
     if json:

@@ -1,7 +1,5 @@
 """``repro list`` and ``repro doctor``: what there is, and what this machine can run."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import MISSING
 from typing import Annotated, NamedTuple

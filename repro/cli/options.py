@@ -1,7 +1,5 @@
 """Options of commands: how a field of settings becomes one, those that several commands share, and what a text given for one means."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,7 +92,7 @@ class Reused:
         return self.result_dir or LOCAL
 
     @property
-    def store(self) -> Store:
+    def store(self) -> "Store":
         from repro.runs.store import Store
 
         return Store(self.root, accept_other_code=self.accept_other_code)
@@ -116,7 +114,7 @@ class Place:
     address: str | None = None
     """With --pool ray: a cluster that is there, auto or host:port [default: one started for the command]."""
 
-    def opened(self) -> AbstractContextManager[Pool]:
+    def opened(self) -> "AbstractContextManager[Pool]":
         from repro.runs.sweep import pool_of
 
         return pool_of(self.pool, self.address, getattr(self, "jobs", None))
@@ -227,7 +225,7 @@ class Knobs:
         self._panels, self._without, self._usual, self._several = panels, without, usual, several
 
     @cached_property
-    def _found(self) -> Mapping[str, _Placed]:
+    def _found(self) -> "Mapping[str, _Placed]":
         found: dict[str, _Placed] = {}
         for panel, settings in self._panels().items():
             for each in settings:

@@ -1,7 +1,5 @@
 """``repro serve`` and ``repro install``: a language model, or another project's server, behind OpenAI's API."""
 
-from __future__ import annotations
-
 import logging
 import shlex
 import subprocess
@@ -115,7 +113,7 @@ def serve(
 
 def _served_model(
     options: ServeOptions, given: Mapping[str, Any], name: str | None
-) -> DllmModel | BlockModel | ArModel:
+) -> "DllmModel | BlockModel | ArModel":
     from repro.families.block.settings import NAME
     from repro.serving import ArModel, BlockModel, DllmModel
 

@@ -1,7 +1,5 @@
 """``repro trace``: what a file of requests or sessions holds, before anything serves it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

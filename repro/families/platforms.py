@@ -1,7 +1,5 @@
 """Platforms: hardware, and what each family of systems runs on it by default, as ``platforms.yaml`` says it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -61,14 +59,14 @@ class DllmPart(Checked):
     ``num_requests`` at every rate."""
 
     @property
-    def generation(self) -> GenerationConfig:
+    def generation(self) -> "GenerationConfig":
         """What a request asks for."""
         from engines.dllm.config import GenerationConfig
 
         return GenerationConfig(gen_length=self.gen_length, block_length=self.block_length, steps=self.steps)
 
     @property
-    def engine(self) -> EngineConfig:
+    def engine(self) -> "EngineConfig":
         # Runs of other families load no engine of this one.
         from engines.dllm.config import EngineConfig
 
@@ -210,7 +208,7 @@ class Platform:
             f"platform={self.name!r} has no settings for this kind of system: use {', '.join(able) or 'a platform of your own'}"
         )
 
-    def with_part(self, kind: type[Any], **changes: Any) -> Platform:
+    def with_part(self, kind: type[Any], **changes: Any) -> "Platform":
         """The platform with some of a family's defaults replaced."""
         parts = [replace(part, **changes) if isinstance(part, kind) else part for part in self.parts]
         return replace(self, parts=tuple(parts))

@@ -6,8 +6,6 @@ found. After every job the folder is as it would be at the end, and ``export`` h
 One page on what the GPU suite did: the machine, what the checks said, and what is left.
 """
 
-from __future__ import annotations
-
 import json
 import tarfile
 import time
@@ -108,7 +106,7 @@ class Suite:
     """Command that resumes the suite."""
     export: Path | None = None
     on_line: Callable[[str], object] = print
-    on_done: Callable[[Suite], object] = lambda suite: None
+    on_done: "Callable[[Suite], object]" = lambda suite: None
     now: Callable[[], float] = time.monotonic
     stages: frozenset[str] | None = None
     """Stages whose jobs are run; None for all. The others are known, for what is said of the whole."""

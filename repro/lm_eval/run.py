@@ -7,8 +7,6 @@
 ``--allow-code-execution`` also runs programs where bubblewrap cannot confine them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from lm_eval.api.model import LM
 
 
-def evaluate(task: str, model: LM | Mapping[str, Any], *, options: TaskOptions | None = None) -> dict[str, Any]:
+def evaluate(task: str, model: "LM | Mapping[str, Any]", *, options: TaskOptions | None = None) -> dict[str, Any]:
     """lm-eval's results, with every prompt and answer under ``samples``; ``model`` is one, or its ``--model_args``.
 
     The problems are those of ``repro eval`` with the same options. A conversation (``options.chat``) goes through the

@@ -1,8 +1,6 @@
 """Figures and tables by name. The harness never imports ``paper_figures``: a module is looked up and
 imported when its figure is asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -70,7 +68,7 @@ class View(Checked):
         return replace(part, rates=self.rates, panel_rates={}) if self.rates else part
 
     @property
-    def obtained(self) -> Obtained:
+    def obtained(self) -> "Obtained":
         return self.charged.obtained if self.is_simulated else "measured"
 
     @property
@@ -172,9 +170,9 @@ class Figure:
     """Platforms drawn by default, each its own figure file."""
     cells: Callable[[View], list[Cell]]
     """The grid of runs behind it; empty where arithmetic is enough."""
-    render: Callable[[Sequence[StoredRun], View, Path], Rendered]
+    render: "Callable[[Sequence[StoredRun], View, Path], Rendered]"
     """Draws stored runs into a folder: <name>-<stem>.png, .pdf and the .csv behind them."""
-    findings: Callable[[Sequence[StoredRun], View], list[Finding]] = lambda runs, view: []
+    findings: "Callable[[Sequence[StoredRun], View], list[Finding]]" = lambda runs, view: []
     num_runs: int = 1
     """Repeats that answer claims: more than one where one seed is an anecdote."""
     is_timed: bool = True

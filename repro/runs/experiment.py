@@ -1,7 +1,5 @@
 """A cell made concrete: a deployment, its requests, and the code that will decide its numbers."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +33,7 @@ class Experiment:
         return SYSTEMS.get(self.cell.system).family
 
     @property
-    def code(self) -> Code:
+    def code(self) -> "Code":
         from repro.runs.code import code_of, plugged_in
 
         plug_ins = tuple(plugged_in(self.cell).values())

@@ -94,11 +94,9 @@ class Conversation(Protocol):
     @property
     def delays_s(self) -> Sequence[float]:
         """After each turn; their number is that of the turns."""
-        ...
 
     def ask(self, turn: int, replies: Sequence[Reply]) -> Ask:
         """The next turn, after these answers."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

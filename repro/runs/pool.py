@@ -1,7 +1,5 @@
 """Where a sweep's runs are made and packed: in this process and others of this machine, or on a cluster (repro.runs.ray_pool)."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import multiprocessing
@@ -222,7 +220,7 @@ def _leave_unguarded_script() -> None:
 
 
 @contextmanager
-def local_process(packing: Packing) -> Iterator[_Process]:
+def local_process(packing: Packing) -> "Iterator[_Process]":
     """A fresh process of this machine, for simulated runs only: measured ones would disturb each other."""
     with worker_processes(1) as pool:
         yield _Process(pool, packing)

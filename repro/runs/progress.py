@@ -1,7 +1,5 @@
 """How far a sweep is: bars on a terminal, log lines elsewhere."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time
@@ -40,7 +38,7 @@ class SweepProgress:
     on_step: OnStep | None = None
 
 
-def preparing(cells: Sequence[Cell], console: Console | None = None) -> Iterable[Cell]:
+def preparing(cells: Sequence[Cell], console: "Console | None" = None) -> Iterable[Cell]:
     """The cells, each to be prepared; a bar on a terminal where they are many, since each of them draws its workload."""
     if len(cells) < MANY_CELLS:
         return cells
@@ -56,7 +54,7 @@ def preparing(cells: Sequence[Cell], console: Console | None = None) -> Iterable
 
 
 @contextmanager
-def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[SweepProgress]:
+def sweep_progress(num_total: int, console: "Console | None" = None) -> Iterator[SweepProgress]:
     """Yields what ``Sweep.run`` is to tell. Failed and interrupted cells are told in words on both, reused ones
     where what is reused is logged."""
     from rich.console import Console as RichConsole
@@ -104,7 +102,7 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
         yield SweepProgress(on_event=draw, on_step=draw_step)
 
 
-def bars(console: Console, *, is_counted: bool = True, pace_over_s: float = 30.0) -> Progress:
+def bars(console: "Console", *, is_counted: bool = True, pace_over_s: float = 30.0) -> "Progress":
     """A description, how far and how long; without a count of all only what is done. ``pace_over_s`` is the time whose pace is
     expected to go on."""
     from rich.progress import (

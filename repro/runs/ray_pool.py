@@ -1,8 +1,6 @@
 """A sweep's runs by workers on a Ray cluster. They come back packed; this process alone writes the store. The
 cluster is there, or of this machine alone, started for a sweep; workers without a checkout are sent the code in one folder."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os
@@ -330,7 +328,7 @@ class RayPool:
         self._machines: dict[tuple[Node, str], Mapping[str, Any]] = {}
         """What nodes are, by device."""
 
-    def __enter__(self) -> RayPool:
+    def __enter__(self) -> "RayPool":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -446,7 +444,7 @@ class RayPool:
     @contextmanager
     def _worker(
         self, options: Mapping[str, Any], packing: Packing, nodes: Sequence[Node], *, is_measuring: bool
-    ) -> Iterator[_Actor]:
+    ) -> "Iterator[_Actor]":
         """On one of the nodes, or of such as join later where it is bound to none."""
 
         def hopeless() -> str | None:

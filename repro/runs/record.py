@@ -4,8 +4,6 @@ Tables are plain ``dict[column, list]``: nothing heavy is imported to make or re
 seconds on the driver's clock since the run began.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -112,10 +110,10 @@ class RunRecord:
         facts: Mapping[str, Any] = self.manifest.get("facts", {})
         return facts
 
-    def with_manifest(self, **facts: Any) -> RunRecord:
+    def with_manifest(self, **facts: Any) -> "RunRecord":
         return replace(self, manifest={**self.manifest, **facts})
 
-    def with_columns(self, table: str, **columns: list[Any]) -> RunRecord:
+    def with_columns(self, table: str, **columns: list[Any]) -> "RunRecord":
         return replace(self, tables={**self.tables, table: {**self.tables[table], **columns}})
 
 

@@ -1,8 +1,6 @@
 """Intervals: of means over repeats, of ratios paired by seed, of shares of right answers, and whether two runs on the same
 problems differ."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -54,7 +52,7 @@ def discordance(first: Sequence[bool], second: Sequence[bool]) -> Discordance:
     )
 
 
-def points_apart(pair: Discordance) -> Interval:
+def points_apart(pair: Discordance) -> "Interval":
     """By how many points the first solves more, with the 95 % interval of a paired difference of shares (Agresti and Min, 2005: half
     a problem is added to each of the four cells)."""
     more, fewer, n = pair.only_first + 0.5, pair.only_second + 0.5, pair.n + 2

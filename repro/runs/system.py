@@ -1,7 +1,5 @@
 """What the harness asks of a system, the one seam between them; and where systems are found by name."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shlex
@@ -133,7 +131,7 @@ class Deployment(Protocol):
     drive servers or start processes beside this one, so that no other machine can make them."""
 
     @property
-    def obtained(self) -> Obtained:
+    def obtained(self) -> "Obtained":
         """Measured runs are made alone, simulated ones in parallel."""
 
     @property
@@ -151,7 +149,7 @@ class Deployment(Protocol):
     def check_machine(self) -> None:
         """Raise UserError where this machine lacks something that the run needs."""
 
-    def run(self, workload: Any, on_progress: OnProgress | None = None) -> RunRecord:
+    def run(self, workload: Any, on_progress: "OnProgress | None" = None) -> "RunRecord":
         """Serve the workload."""
 
 
@@ -168,7 +166,7 @@ class System(Protocol):
     def title(self) -> str: ...
 
     @property
-    def family(self) -> Family: ...
+    def family(self) -> "Family": ...
 
     def prepare(self, cell: Cell) -> tuple[Deployment, PreparedWorkload]:
         """Raise UserError for whatever a user can get wrong, before any run."""

@@ -1,7 +1,5 @@
 """GSM8K as lm-eval asks and grades it (its task ``gsm8k``, version 3): few-shot, two ways of finding the number."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

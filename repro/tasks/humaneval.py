@@ -1,7 +1,5 @@
 """HumanEval as lm-eval asks it (its tasks ``humaneval`` and, in a conversation, ``humaneval_instruct``): pass@1."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Runs that routers and batching policies of autoregressive systems are judged by: the simulated clusters with their ledger, where a
 step takes a base and so much a token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
@@ -178,10 +176,10 @@ class PrefillExample(PrefillCase):
     def arrivals(self) -> tuple[Turn, ...]:
         return self.turns
 
-    def of(self, arrivals: Iterable[Turn]) -> PrefillExample:
+    def of(self, arrivals: Iterable[Turn]) -> "PrefillExample":
         return replace(self, turns=tuple(arrivals))
 
-    def named_otherwise(self, factor: int) -> PrefillExample:
+    def named_otherwise(self, factor: int) -> "PrefillExample":
         return self.of(turn._replace(session_id=other_name(turn.session_id, factor)) for turn in self.turns)
 
 
@@ -260,10 +258,10 @@ class Sessions(PrefillCase):
     def arrivals(self) -> tuple[Session, ...]:
         return self.sessions
 
-    def of(self, arrivals: Iterable[Session]) -> Sessions:
+    def of(self, arrivals: Iterable[Session]) -> "Sessions":
         return replace(self, sessions=tuple(arrivals))
 
-    def named_otherwise(self, factor: int) -> Sessions:
+    def named_otherwise(self, factor: int) -> "Sessions":
         return self.of(replace(each, session_id=other_name(each.session_id, factor)) for each in self.sessions)
 
 

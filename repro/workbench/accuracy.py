@@ -1,7 +1,5 @@
 """What settings solve of tasks, each against a reference that was asked the same problems; and what it costs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -50,7 +48,7 @@ class Point:
     def _problems(self) -> list[str]:
         return [run.manifest["facts"]["dataset"]["checksum"] for run in self.valid_runs]
 
-    def against(self, other: Point) -> Discordance | None:
+    def against(self, other: "Point") -> Discordance | None:
         """Problem by problem; None where the two were not asked the same ones."""
         if not self.verdicts() or self._problems != other._problems or not other.verdicts():
             return None

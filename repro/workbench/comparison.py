@@ -7,8 +7,6 @@ both sides would take belongs to the side that says more: ``laps@seed=0 laps`` a
 A side is of all runs that lie in a folder, by whatever code, as they are; and they can be written as a tidy table.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -117,7 +115,7 @@ def _row(run: StoredRun) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]
     return asked, knobs, made
 
 
-def frame_of(runs: Sequence[StoredRun]) -> pd.DataFrame:
+def frame_of(runs: Sequence[StoredRun]) -> "pd.DataFrame":
     """A row a run: what was asked, knobs by name, then the rest as it comes. What a run has no value of is missing there."""
     import pandas as pd
 
@@ -126,7 +124,7 @@ def frame_of(runs: Sequence[StoredRun]) -> pd.DataFrame:
     return pd.DataFrame([{**a, **b, **c} for a, b, c in zip(asked, knobs, made, strict=True)], columns=names)
 
 
-def write_frame(frame: pd.DataFrame, kind: str, out: Path) -> None:
+def write_frame(frame: "pd.DataFrame", kind: str, out: Path) -> None:
     """A knob whose values are of several kinds is written as text: a column of parquet has one kind."""
     from pandas.api.types import infer_dtype
 

@@ -3,8 +3,6 @@
 ``repro bench`` makes one of its options, ``repro sweep`` of a file, ``repro.sweep`` of a mapping: the same grid is the same cells.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +38,7 @@ class Grid:
     knobs: Mapping[str, tuple[Scalar, ...]]
 
     @classmethod
-    def from_dict(cls, given: object) -> Grid:
+    def from_dict(cls, given: object) -> "Grid":
         """A mapping of fields to a value, or a list of them; of ``knobs``, to a mapping of names to such."""
         if not isinstance(given, Mapping) or not given:
             raise UserError(
@@ -64,7 +62,7 @@ class Grid:
             **own, knobs={name: tuple(map(knob_value, _values(f"knob {name}", value))) for name, value in knobs.items()}
         )
 
-    def repeated(self, num: int | None) -> Grid:
+    def repeated(self, num: int | None) -> "Grid":
         """With the seeds 0 to ``num`` - 1; itself where that is None."""
         num = plain(num)
         check_value(Repeats | None, "repeats", num)

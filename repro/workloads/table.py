@@ -20,8 +20,6 @@
 Files are CSV, JSON lines, one JSON array, all of which may be gzipped, or parquet; which one is read off the first line.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -217,7 +215,7 @@ class _PlainRows(NamedTuple):
     """What ``numbers`` count."""
 
     @classmethod
-    def of(cls, rows: Sequence[Row], columns: Columns) -> _PlainRows | None:
+    def of(cls, rows: Sequence[Row], columns: Columns) -> "_PlainRows | None":
         """None where a row has anything but a number, or a list of whole numbers for ``hash_ids``."""
         named = columns.named
 
@@ -477,7 +475,7 @@ class TimeColumn:
     """From the first to the last."""
 
     @classmethod
-    def of(cls, file: str, columns: Columns, entries: Sequence[TraceRow]) -> TimeColumn:
+    def of(cls, file: str, columns: Columns, entries: Sequence[TraceRow]) -> "TimeColumn":
         stamped = [each for each in entries if each.stamp is not None]
         if columns.time is None or not stamped:
             return cls()
@@ -505,7 +503,7 @@ class TimeColumn:
         return cls.of_span(columns, found)
 
     @classmethod
-    def of_span(cls, columns: Columns, found: _Span) -> TimeColumn:
+    def of_span(cls, columns: Columns, found: "_Span") -> "TimeColumn":
         """The unit is said, and the times can be in it."""
         assert columns.unit is not None
         is_long = found.low > 10**11

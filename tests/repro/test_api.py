@@ -139,7 +139,7 @@ def test_what_is_no_sweep_is_refused(name, tmp_path, monkeypatch):
         (lambda: Cell.from_dict(None), "cell=None must be a mapping"),
         (lambda: repro.load(None), "cell=None must be a repro.runs.cell.Cell"),
         (lambda: repro.run("llada", "osc", platform=None), "platform=None must be a name"),
-        (lambda: repro.run("llada", "osc", rate=10**400), "rate=inf must be a positive number"),
+        (lambda: repro.run("llada", "osc", rate=10**400), "rate=inf must be a finite number"),
         (lambda: repro.run("llada", "osc", result_dir=""), "result_dir='' is no path of a folder"),
     ],
 )

@@ -63,8 +63,7 @@ def collect(
                 break
             own = times[place : place + decode]
             row = len(round_rows)
-            whole = len(own) == decode
-            ends = (float(own[0]) if len(own) else None, float(own[-1]) if whole else None)
+            ends = (float(own[0]) if len(own) else None, float(own[-1]) if len(own) == decode else None)
             round_rows.append(
                 RoundRow(session.session_id, index, task.ready_s, context, prefill, decode, *ends, task.is_local)
             )
@@ -82,7 +81,6 @@ def collect(
                 "ok" if is_done else "unfinished",
             )
         )
-    end_s = store.clock.now() - began
     return ClusterRun(
         sessions=table_of(SessionRow, session_rows),
         rounds=table_of(RoundRow, round_rows),
@@ -96,7 +94,7 @@ def collect(
             np.array([gap for _, gap in gap_rows], dtype=np.float64),
             np.ones(len(gap_rows), dtype=np.int64),
         ),
-        facts={"end_s": end_s, "stop_reason": None, **facts},
+        facts={"end_s": store.clock.now() - began, "stop_reason": None, **facts},
     )
 
 

@@ -1,7 +1,5 @@
 """AMPD and the systems it is compared with: from a cell to a deployment, its policies and its sessions."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """LAPS with its ablations, Reserve, On-time and the prefill sides they are compared with: from a cell to instances and their turns."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Mapping

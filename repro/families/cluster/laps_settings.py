@@ -1,7 +1,5 @@
 """The settings of prefill instances, and the turns of their runs."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -137,12 +135,12 @@ class PrefillSettings:
     reprefills_answer: bool
     decode: Decode
     is_transient: bool
-    workload: PrefillWorkloadConfig
+    workload: "PrefillWorkloadConfig"
     own: Any
     """The system's own settings."""
     policies: Mapping[str, Plugin]
     """Policies of a user's own, by kind."""
-    instance: MeasuredInstance | None = None
+    instance: "MeasuredInstance | None" = None
     """What a measured run is on, while it runs."""
 
     @property
@@ -236,7 +234,7 @@ def scaled(kind: type, *, length_scale: float, time_scale: float) -> dict[str, A
     return times | {name: in_tokens(knobs[name].default, length_scale) for name in _TOKENS if name in knobs}
 
 
-def workload_of(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWorkloadConfig:
+def workload_of(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> "PrefillWorkloadConfig":
     """At a rate, or in closed loops: of whole conversations or of a band of prompts, or two, of long and of short ones."""
     arrivals, think_s, file = None, knobs.think_s, trace_asked(cell.dataset, knobs, cell.asked)
     if cell.rate is not None or knobs.arrivals is not None:
@@ -274,7 +272,7 @@ def workload_of(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillW
     return PrefillWorkloadConfig(streams=streams, arrivals=arrivals, think_s=think_s, length_scale=part.length_scale)
 
 
-def _bands(whole: ConversationConfig, clients: Mapping[str, int]) -> tuple[Stream, ...]:
+def _bands(whole: ConversationConfig, clients: Mapping[str, int]) -> "tuple[Stream, ...]":
     """Closed loops of long and of short prompts, with as many turns for each client."""
     total = sum(clients.values())
     require(total > 0, "long_clients=0 and short_clients=0: give one of them clients")

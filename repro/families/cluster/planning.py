@@ -3,8 +3,6 @@
 A cell's rate is what is planned for. Its seed chooses the sample of sessions; plans that serve a workload are made on that of seed 0.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Mapping

@@ -8,8 +8,6 @@ Tests run in a second jail (``inside.preside``): published graders run them in t
 or replace them. A program without tests is taken at its word.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -146,7 +144,7 @@ def _start(
     stdin: int | IO[bytes],
     stdout: int | IO[bytes],
     kept: Sequence[int] = (),
-) -> _Confined:
+) -> "_Confined":
     """A process of ``inside``, ended with ``stack``; ``kept`` are descriptors that it has besides."""
     python = os.path.realpath(sys.executable)
     command = [python, "-P", "-s", "-S", "-B", _INSIDE, *map(str, arguments)]
@@ -214,7 +212,7 @@ def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     return stack.enter_context(open(reader, "rb", buffering=0)), stack.enter_context(open(writer, "wb", buffering=0))
 
 
-def _watch(player: _Confined, judge: _Confined, timeout_s: float, memory_bytes: int) -> SandboxResult:
+def _watch(player: "_Confined", judge: "_Confined", timeout_s: float, memory_bytes: int) -> SandboxResult:
     deadline = time.monotonic() + timeout_s
     late = SandboxResult(passed=False, reason=f"timed out after {timeout_s:g} s")
     while (verdict := judge.read(min(deadline, time.monotonic() + _POLL_S))) is None:

@@ -5,8 +5,6 @@ back: plain values of builtin types, so that nothing of the program, no class wi
 A bare interpreter runs this file by its path, so only the standard library is imported here.
 """
 
-from __future__ import annotations
-
 import builtins
 import io
 import json
