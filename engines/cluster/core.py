@@ -9,11 +9,11 @@ from ctypes import CDLL, CFUNCTYPE, POINTER, Structure, byref, c_double, c_int64
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from engines.cluster.hardware import StepCost, WorkerCost
+from engines.cluster.hardware import EngineTimes, StepCost, WorkerCost
 from engines.cluster.record import (
     ClusterRun,
     Floats,
@@ -42,7 +42,6 @@ LIBRARY = Library("cluster", (Path(__file__).with_suffix(".cpp"),), ("-O2", "-ff
 """No two operations become one of another rounding."""
 LONG = 2000
 """Rounds of a run that is worth the seconds of a compiler."""
-TABLES = "sessions", "rounds", "tasks", "transfers", "workers"
 _BATCHING: tuple[type, ...] = OneByOne, PrefillFirst, Chunked
 _BINDING: tuple[type, ...] = RoundRobin, LeastKvMemory, FewestSessions
 _LAYERS, _HEAD, _LINE, _LAW = range(4)
@@ -100,9 +99,7 @@ class CoreRun(NamedTuple):
     """What the router says of each prefill."""
     keeps: bool
     keep_s: float
-    schedules_ahead: bool
-    request_s: float
-    response_s: float
+    engine: EngineTimes
     until_s: float | None
     max_live_sessions: int | None
     max_run_steps: int
@@ -131,7 +128,7 @@ class CoreRun(NamedTuple):
             **load._asdict(),
             "worker_cost": np.array([costs.index(each.cost) for each in self.workers], dtype=np.int64),
             "worker_capacity": np.array([each.kv_capacity for each in self.workers], dtype=np.int64),
-            "cost_terms": np.array([_terms_of(each) for each in costs], dtype=np.float64),
+            "cost_terms": np.array([(1.0, *each.terms) if _is_composed(each) else (0.0,) * 7 for each in costs]),
         }
         largest = np.iinfo(np.int64).max
         setup = _Setup(
@@ -144,12 +141,12 @@ class CoreRun(NamedTuple):
             max_seqs=getattr(self.batching, "max_num_seqs", 0),
             binding=_BINDING.index(type(self.binder)),
             keeps=self.keeps,
-            schedules_ahead=self.schedules_ahead,
+            schedules_ahead=self.engine.schedules_ahead,
             max_run_steps=min(self.max_run_steps, largest),
             max_live=-1 if self.max_live_sessions is None else self.max_live_sessions,
             keep_s=self.keep_s,
-            request_s=self.request_s,
-            response_s=self.response_s,
+            request_s=self.engine.request_s,
+            response_s=self.engine.response_s,
             until_s=math.inf if self.until_s is None else self.until_s,
             ask=_Ask(asks.answer),
         )
@@ -287,12 +284,8 @@ class _Asks:
         return [kernels.layers_s(num) if question == _LAYERS else kernels.head_s(num)]
 
 
-def _is_composed(cost: StepCost) -> bool:
+def _is_composed(cost: StepCost) -> TypeGuard[WorkerCost]:
     return type(cost) is WorkerCost and type(cost.price) is Composed
-
-
-def _terms_of(cost: StepCost) -> tuple[float, ...]:
-    return (1.0, *cost.terms) if isinstance(cost, WorkerCost) and _is_composed(cost) else (0.0,) * 7
 
 
 class _Made:

@@ -176,15 +176,6 @@ class EventLoop:
         """Handled so far."""
         return self._num_scheduled - len(self._heap)
 
-    @property
-    def next_s(self) -> float:
-        """When the next event is due; never without any."""
-        return self._heap[0][0] if self._heap else math.inf
-
-    def handle_next(self) -> None:
-        self.now, _, handler, args = heappop(self._heap)
-        handler(*args)
-
     def run(self, until_s: float = math.inf) -> None:
         """Handle events until none is left, one stops the loop, or the next lies behind ``until_s``."""
         heap = self._heap

@@ -502,7 +502,7 @@ class Cluster:
         sessions: Sequence[Session],
     ) -> ClusterRun | None:
         """A run of our own policies, compiled; None of any other. ``workers`` are their degrees and servers."""
-        policies, engine = self.policies, self.hardware.constants.engine
+        policies = self.policies
         is_ours = type(router) is Local and type(policies.make_local_queue()) is PrefillQueue
         if not is_ours or policies.estimator is not None or policies.block_size is not None:
             return None
@@ -521,9 +521,7 @@ class Cluster:
             reason=Local().reason,
             keeps=policies.keeps,
             keep_s=policies.keep_s,
-            schedules_ahead=engine.schedules_ahead,
-            request_s=engine.request_s,
-            response_s=engine.response_s,
+            engine=self.hardware.constants.engine,
             until_s=stop.until_s,
             max_live_sessions=stop.max_live_sessions,
             max_run_steps=max_run_steps,

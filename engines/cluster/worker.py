@@ -446,7 +446,7 @@ class Worker:
         return plan
 
     def _situation(self, start_s: float) -> Situation:
-        return Situation(self.queue, self.begun, 0, sys.maxsize, _no_need)
+        return Situation(self.queue, self.begun, 0, sys.maxsize, lambda task: 0)
 
     def _wait(self, plan: NextStep) -> None:
         """Until something changes, or the policy wants to be asked again."""
@@ -493,10 +493,6 @@ class Worker:
                 self._host.prefilled(task, self.worker_id)
         self.is_busy = False
         self._boundary()
-
-
-def _no_need(task: PrefillTask) -> int:
-    return 0
 
 
 class PrefillWorker(Worker):

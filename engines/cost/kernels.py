@@ -12,8 +12,6 @@ rows has those of a causal prompt of 1.41 n. Rows that pass some layers or matri
 rows of one layer. Caches and copies of logits take their bytes at the share of bandwidth that elementwise kernels reach.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -118,7 +116,7 @@ class Tables:
         """Whether a decode of it takes as long as those of several sequences with fewer K/V heads."""
         return False
 
-    def is_estimated(self, framework: str, product: MatrixProduct) -> bool:
+    def is_estimated(self, framework: str, product: "MatrixProduct") -> bool:
         """Whether its times follow from those of products that were measured."""
         if not tables_file(self.card, LISTED_FOLDER).is_file():
             return False  # a user's own times
@@ -455,7 +453,7 @@ class Kernels:
         self.decode_line: Callable[[int], DecodeLine] = cache(self._fitted_line)
         """Attention of a decode step over all layers, by its sequences."""
 
-    def __reduce__(self) -> tuple[type[Kernels], tuple[ModelShape, Gpu, str, int]]:
+    def __reduce__(self) -> "tuple[type[Kernels], tuple[ModelShape, Gpu, str, int]]":
         """Another process looks the tables up itself: what is remembered of steps cannot be sent."""
         return type(self), (self.shape, self.card, self.framework, self.degree)
 
@@ -486,7 +484,7 @@ class Kernels:
     def prompt_s(self, pairs: float, batch: int = 1) -> float:
         return self.prompts_s(batch).at(pairs)
 
-    def _layer_curve(self, products: Sequence[MatrixProduct], degree: int, *, has_experts: bool) -> _Line:
+    def _layer_curve(self, products: Sequence[MatrixProduct], degree: int, *, has_experts: bool) -> "_Line":
         shape = self.shape
         parts: list[Callable[[float], float]] = []
         curves = [self._product_curve(*product, self._precision_of(product)) for product in products]
@@ -521,7 +519,9 @@ class Kernels:
             values += 3 * hidden
         return kernels, values * shape.dtype_bytes
 
-    def _moved_curve(self, kernel: Kernel, key: tuple[int, ...], work: Callable[[float], tuple[float, float]]) -> _Line:
+    def _moved_curve(
+        self, kernel: Kernel, key: tuple[int, ...], work: Callable[[float], tuple[float, float]]
+    ) -> "_Line":
         sizes, times = self.tables.curve(self.framework, kernel, key)
         moved = self._moved(work)
         return _Line(sizes, [moved(m, t) for m, t in zip(sizes, times, strict=True)])
@@ -533,7 +533,7 @@ class Kernels:
 
     def _least_curve(
         self, kernel: Kernel, key: tuple[int, ...], work: Callable[[float], tuple[float, float]], precision: Precision
-    ) -> _Line:
+    ) -> "_Line":
         """In FP8 no slower than in bfloat16: the tables have a floor there, of what a launch takes."""
         plain = self._moved_curve(kernel, key, work)
         if precision == "bf16":
@@ -543,13 +543,13 @@ class Kernels:
         self._is_capped |= times != own.times
         return _Line(own.sizes, times)
 
-    def _product_curve(self, outputs: int, inputs: int, precision: Precision = "bf16") -> _Line:
+    def _product_curve(self, outputs: int, inputs: int, precision: Precision = "bf16") -> "_Line":
         def work(m: float) -> tuple[float, float]:
             return 2 * m * outputs * inputs, 2 * (outputs * inputs + m * (outputs + inputs))
 
         return self._least_curve("gemm", (outputs, inputs), work, precision)
 
-    def _experts_curve(self, width: int, hidden: int, chosen: int, among: int) -> _Line:
+    def _experts_curve(self, width: int, hidden: int, chosen: int, among: int) -> "_Line":
         def work(m: float) -> tuple[float, float]:
             touched = among * (1 - (1 - chosen / among) ** m)
             return 6 * m * chosen * width * hidden, 2 * (3 * touched * width * hidden + 2 * m * width)
@@ -604,7 +604,7 @@ class Kernels:
     def _attention_rows(self, kernel: Kernel) -> Mapping[float, Curve]:
         return self.tables.attention(self.framework, kernel, self.shape)
 
-    def _prompts_s(self, batch: int) -> PowerLaws:
+    def _prompts_s(self, batch: int) -> "PowerLaws":
         heads, kv_heads = heads_of(self.shape)
         dim, size_bytes = self.shape.head_dim, self.shape.dtype_bytes
 

@@ -240,10 +240,6 @@ class LateShare(Checked):
     def is_owed(self, waited_s: float, slo_s: float, first_come_s: float) -> bool:
         return waited_s >= self.patience * max(slo_s, first_come_s)
 
-    def from_s(self, slo_s: float, first_come_s: float) -> float:
-        """Seconds of waiting after which a prefill has the share paid at the latest: it is late by then, and so given up."""
-        return max(slo_s, self.patience * max(slo_s, first_come_s))
-
 
 _ROUNDING_S = 1e-9
 

@@ -4,8 +4,6 @@ Who drives the worker here takes requests as they come, ends them at their end t
 cancelled.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,7 +77,7 @@ class _Request:
     end_ids: frozenset[int]
     wants_tokens: bool
     generation: ArGeneration
-    sequence: rows.SessionState
+    sequence: "rows.SessionState"
     length: int
     """Most tokens of its answer."""
     token_ids: list[int] = field(default_factory=list)
@@ -99,7 +97,7 @@ class ServedAr:
 
     def __init__(
         self,
-        executor: PagedExecutor,
+        executor: "PagedExecutor",
         batching: Batching,
         queue: PrefillQueue,
         *,
@@ -199,10 +197,10 @@ class ServedAr:
 
     # ---- what the worker asks and tells -------------------------------------------------------------------
 
-    def ids(self, sequence: rows.SessionState, start: int) -> Ints:
+    def ids(self, sequence: "rows.SessionState", start: int) -> Ints:
         return self._request_of(sequence).prompt[start:]
 
-    def hear(self, sequence: rows.SessionState, token: int) -> bool:
+    def hear(self, sequence: "rows.SessionState", token: int) -> bool:
         request = self._request_of(sequence)
         if not request.token_ids and request.generation.prompt_logprobs is not None:
             parts, sequence.prompt_logprobs = sequence.prompt_logprobs, []
@@ -217,16 +215,16 @@ class ServedAr:
             request.num_told += 1
         return is_over
 
-    def began(self, sequence: rows.SessionState, now: float) -> None:
+    def began(self, sequence: "rows.SessionState", now: float) -> None:
         request = self._request_of(sequence)
         if not request.has_begun:
             request.has_begun = True
             self._events.append(Admitted(request.request_id))
 
-    def prefilled(self, sequence: rows.SessionState, task: PrefillTask, now: float) -> None:
+    def prefilled(self, sequence: "rows.SessionState", task: PrefillTask, now: float) -> None:
         self._counts["reused_tokens"] += task.history
 
-    def done(self, sequence: rows.SessionState, now: float) -> None:
+    def done(self, sequence: "rows.SessionState", now: float) -> None:
         request = self._request_of(sequence)
         ids = tuple(request.token_ids[request.num_told :])
         self._events.append(Finished(request.request_id, ids, request.take_logprobs()))
@@ -238,7 +236,7 @@ class ServedAr:
 
     # ---- in between -----------------------------------------------------------------------------------------
 
-    def _request_of(self, sequence: rows.SessionState) -> _Request:
+    def _request_of(self, sequence: "rows.SessionState") -> _Request:
         return self._requests[sequence.session.session_id]
 
     def _wait(self, plan: NextStep, now: float) -> None:

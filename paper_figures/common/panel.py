@@ -1,7 +1,5 @@
 """Panels of a picture as data: what lies in each, and its two axes. Nothing else in the figures calls matplotlib."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +25,7 @@ Better = Literal["higher", "lower"]
 class Layer(Protocol):
     """Something drawn into a panel; a label that several have is listed once in the legend."""
 
-    def draw(self, axes: Axes) -> None: ...
+    def draw(self, axes: "Axes") -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,7 @@ class Line:
     texts: Sequence[str] | None = None
     """What the table says in place of the values."""
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: "Axes") -> None:
         if not self.is_drawn:
             return
         means = [math.nan if each.mean is None else self.base + self.scale * each.mean for each in self.at]
@@ -84,7 +82,7 @@ class Points:
     has_values: bool = True
     """If not, it is a sign beside what others draw, and no number of the table."""
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: "Axes") -> None:
         extra = _given(markersize=self.size, linewidth=self.width, markeredgewidth=self.edge)
         extra |= {"fillstyle": "none"} if self.is_ring else {}
         axes.plot(self.places, self.values, label=self.label, zorder=self.zorder, **self.look.line, **extra)
@@ -107,7 +105,7 @@ class Bars:
     is_numbered: bool = False
     """Each with its number below the axis."""
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: "Axes") -> None:
         axes.bar(
             self.places,
             [each.mean or 0.0 for each in self.at],
@@ -132,7 +130,7 @@ class Stack:
     widths: Sequence[float]
     color: str
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: "Axes") -> None:
         rows = range(len(self.widths))
         axes.barh(
             rows, self.widths, left=self.starts, color=self.color, edgecolor="white", height=0.55, label=self.label
@@ -151,7 +149,7 @@ class Mark:
     name: str | None = None
     """What the place is called, where the value is drawn beside it."""
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: "Axes") -> None:
         from matplotlib import patheffects
 
         rim, look = patheffects.withStroke(linewidth=3, foreground="white"), {**self.look.line, "linestyle": "none"}
@@ -175,7 +173,7 @@ class AtMost:
     arrow: float
     """Length, in the axis's unit."""
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: "Axes") -> None:
         axes.errorbar(
             self.places,
             self.bounds,
@@ -208,7 +206,7 @@ class Guide:
     opacity: float | None = None
     zorder: float | None = None
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: "Axes") -> None:
         extra = _given(zorder=self.zorder, alpha=self.opacity, label=self.label)
         across = axes.axvline if self.is_upright else axes.axhline
         across(self.value, linestyle=self.linestyle, linewidth=self.width, color=self.color, **extra)
@@ -219,7 +217,7 @@ class Band:
     low: float
     high: float
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: "Axes") -> None:
         axes.axhspan(self.low, self.high, color=style.GUIDE_COLOR, alpha=0.2, linewidth=0, zorder=1)
 
 
@@ -232,7 +230,7 @@ class Text:
     y: float = 0.5
     is_at_values: bool = False
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: "Axes") -> None:
         if self.is_at_values:
             axes.text(self.x, self.y, self.text, ha="right", va="top", fontsize=8)
         else:
@@ -248,7 +246,7 @@ class Labels:
     values: Sequence[float]
     color: str = "#404040"
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: "Axes") -> None:
         for text, place, value in zip(self.texts, self.places, self.values, strict=True):
             style.label_beside(axes, text, place, value, self.color)
 
@@ -271,7 +269,7 @@ class Axis:
     margin: float | None = None
     """Free space at both ends, as a share of what is drawn."""
 
-    def draw(self, axes: Axes, name: Literal["x", "y"]) -> None:
+    def draw(self, axes: "Axes", name: Literal["x", "y"]) -> None:
         own = {each: getattr(axes, f"set_{name}{each}") for each in ("scale", "ticks", "lim", "label")}
         if self.scale == "plain log":
             style.log_scale(axes, name)
@@ -316,7 +314,7 @@ class Panel:
         means = [each.mean for line in lines for each in line.at if each.mean is not None]
         return bool(means) and all(line.within == OF_SHARES for line in lines) and min(means) >= FLAT_PERCENT
 
-    def draw(self, axes: Axes) -> None:
+    def draw(self, axes: "Axes") -> None:
         for layer in self.layers:
             layer.draw(axes)
         self.x.draw(axes, "x")

@@ -1,7 +1,5 @@
 """``repro bench`` and ``repro sweep``: any system on any workload and platform, by options or a file."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -180,7 +178,7 @@ def _usual_values(cell: Cell, name: str) -> list[Any]:
     return [*own, *(getattr(part, name, None) for part in platform_of(cell.platform).parts)]
 
 
-def _audit_rows(runs: Sequence[StoredRun], less: Mapping[tuple[Cell, str], Cell | str]) -> list[dict[str, str]]:
+def _audit_rows(runs: "Sequence[StoredRun]", less: Mapping[tuple[Cell, str], Cell | str]) -> list[dict[str, str]]:
     """One for each option that changed no number of any of a system's cells, with the reason."""
     from repro.runs.experiment import prepare
 
@@ -296,9 +294,9 @@ def sweep(
 
 def make_and_show(
     cells: Sequence[Cell],
-    store: Store,
-    show: Callable[[Sequence[StoredRun]], list[Path]],
-    opened: AbstractContextManager[Pool],
+    store: "Store",
+    show: "Callable[[Sequence[StoredRun]], list[Path]]",
+    opened: "AbstractContextManager[Pool]",
     stored: opt.Stored,
     placement: opt.Placement,
     output: opt.Output,
@@ -345,7 +343,7 @@ def _readable_data(cells: Sequence[Cell]) -> Iterator[None]:
 
 
 def _print_or_json(
-    runs: Sequence[StoredRun], varied: Sequence[str], idle: Sequence[Mapping[str, str]] | None = None, *, json: bool
+    runs: "Sequence[StoredRun]", varied: Sequence[str], idle: Sequence[Mapping[str, str]] | None = None, *, json: bool
 ) -> None:
     """``idle`` are options that changed no number, where that was asked."""
     if json:
@@ -358,7 +356,7 @@ def _print_or_json(
         say("every option changed some number")
 
 
-def _save_plot(path: Path, title: str, runs: Sequence[StoredRun], varied: Sequence[str]) -> list[Path]:
+def _save_plot(path: Path, title: str, runs: "Sequence[StoredRun]", varied: Sequence[str]) -> list[Path]:
     """Draw means over the repeats of a setting, with their intervals; the CSV has P50 and P99 of latencies besides."""
     from repro.runs.store import over_repeats
 
@@ -392,7 +390,7 @@ def _save_plot(path: Path, title: str, runs: Sequence[StoredRun], varied: Sequen
     return [*save_plot(path, title, rows, titles)]
 
 
-def _print_profile(run: StoredRun) -> None:
+def _print_profile(run: "StoredRun") -> None:
     summary, facts = run.summary, run.facts
     name = f"{run.record.manifest['system']}, {run.cell.dataset}, {_rate_text(run)}"
     if summary["profile"] is None:
@@ -420,6 +418,6 @@ def _print_parts(name: str, profile: Mapping[str, Any]) -> None:
     print_table(f"Where a step's time goes: {name}", tuple(table), list(zip(*table.values(), strict=True)))
 
 
-def _rate_text(run: StoredRun) -> str:
+def _rate_text(run: "StoredRun") -> str:
     rate = rate_of(run) if run.cell.rate is None else f"{run.cell.rate:g} req/s"
     return "all at once" if rate == "inf" else rate

@@ -1,7 +1,5 @@
 """Commands that check: ``verify-baselines``, ``check-results``, ``gpu-suite`` and ``train-tiny``, which makes embedded checkpoints."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence
@@ -93,7 +91,7 @@ def check_results(
         raise typer.Exit(1)
 
 
-def _say_found(found: Sequence[Checked], root: Path, *, json: bool) -> None:
+def _say_found(found: "Sequence[Checked]", root: Path, *, json: bool) -> None:
     rows: list[dict[str, Any]] = [
         {
             "figure": each.figure,
@@ -165,7 +163,7 @@ def verify_baselines(
         raise typer.Exit(1)
 
 
-def _method_row(method: str, results: Sequence[CaseResult | BlockResult]) -> dict[str, Any]:
+def _method_row(method: str, results: "Sequence[CaseResult | BlockResult]") -> dict[str, Any]:
     firm = [result for result in results if result.case.required and not result.case.tie_sensitive]
     ties = [result for result in results if result.case.tie_sensitive]
     failed = {result.case.id: result.difference for result in results if result.case.required and not result.passed}
@@ -181,7 +179,7 @@ def _method_row(method: str, results: Sequence[CaseResult | BlockResult]) -> dic
     }
 
 
-def _print_notes(results: Sequence[CaseResult | BlockResult]) -> None:
+def _print_notes(results: "Sequence[CaseResult | BlockResult]") -> None:
     for result in results:
         if result.case.required and not result.passed:
             say(f"  failed: {result.case.id}: {result.difference}")
@@ -283,7 +281,7 @@ def gpu_suite(*, options: SuiteOptions, json: opt.Json = False) -> None:
         raise typer.Exit(1)
 
 
-def _card_and_platform(options: SuiteOptions) -> tuple[FoundGpu | None, str]:
+def _card_and_platform(options: SuiteOptions) -> "tuple[FoundGpu | None, str]":
     """The card, if there is one, and the platform that it is; ends the command where a card is missing."""
     from repro.checks.doctor import driver_card, platform_on, torch_card
 
@@ -307,7 +305,7 @@ def _card_and_platform(options: SuiteOptions) -> tuple[FoundGpu | None, str]:
     raise typer.Exit(1)
 
 
-def _suite(options: SuiteOptions, scale: Scale, platform: str, root: Path) -> Suite:
+def _suite(options: SuiteOptions, scale: "Scale", platform: str, root: Path) -> "Suite":
     from repro.gpu_suite import stages as plan
     from repro.gpu_suite.suite import Suite, jobs_of, write_summary
     from repro.gpu_suite.verdict import VERDICT, write_verdict
@@ -336,7 +334,7 @@ def _suite(options: SuiteOptions, scale: Scale, platform: str, root: Path) -> Su
     )
 
 
-def _say_outcome(suite: Suite, outcome: JobOutcome, drawn: Sequence[str], *, is_first: bool) -> None:
+def _say_outcome(suite: "Suite", outcome: "JobOutcome", drawn: Sequence[str], *, is_first: bool) -> None:
     from repro.gpu_suite.suite import README
     from repro.gpu_suite.verdict import VERDICT
 
@@ -356,7 +354,7 @@ def _say_outcome(suite: Suite, outcome: JobOutcome, drawn: Sequence[str], *, is_
     say(f"summary: {suite.root / README}, verdict: {verdict}")
 
 
-def _list_jobs(suite: Suite, title: str, *, json: bool) -> None:
+def _list_jobs(suite: "Suite", title: str, *, json: bool) -> None:
     jobs = [
         {
             "stage": job.stage,

@@ -1,7 +1,5 @@
 """``repro compare`` and ``repro export``: whether stored runs differ from others, and stored runs as a table for other tools."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -63,7 +61,7 @@ def compare(
         raise typer.Exit(1)
 
 
-def _print(found: Sequence[Comparison], sides: Sequence[Side]) -> None:
+def _print(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> None:
     for side in sides:
         said = _side_json(side)
         commits = ", ".join(str(commit)[:8] for commit in said["commits"])
@@ -86,7 +84,7 @@ def _print(found: Sequence[Comparison], sides: Sequence[Side]) -> None:
 COLUMNS = ("setting", "A", "B", "B / A", "95 %", "pairs", "verdict")
 
 
-def _texts(row: Change) -> list[str]:
+def _texts(row: "Change") -> list[str]:
     from repro.workbench.comparison import said_of
 
     setting = " ".join(f"{name}={said_of(name, value)}" for name, value in row.setting)
@@ -96,7 +94,7 @@ def _texts(row: Change) -> list[str]:
     return [setting or "all", f"{row.a:.4g}", f"{row.b:.4g}", mean, bounds, str(ratio.n), row.verdict]
 
 
-def _notes(found: Sequence[Comparison], sides: Sequence[Side]) -> Iterator[str]:
+def _notes(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> Iterator[str]:
     yield from dict.fromkeys(side.warning for side in sides if side.warning is not None)
     first, second = (
         {module for run in side.runs for module in run.manifest["code"]["modules"].items()} for side in sides
@@ -124,7 +122,7 @@ def _notes(found: Sequence[Comparison], sides: Sequence[Side]) -> Iterator[str]:
             yield f"{each.metric}: one pair has no interval: make repeats ('repro sweep --repeats 5')"
 
 
-def _unlike(sides: Sequence[Side]) -> dict[str, list[str]]:
+def _unlike(sides: "Sequence[Side]") -> dict[str, list[str]]:
     """What tells the machines apart that the runs were measured on."""
     from repro.runs.provenance import unlike
 
@@ -132,7 +130,7 @@ def _unlike(sides: Sequence[Side]) -> dict[str, list[str]]:
     return {name: sorted(set(values)) for name, values in unlike(machines).items()}
 
 
-def _side_json(side: Side) -> dict[str, Any]:
+def _side_json(side: "Side") -> dict[str, Any]:
     from repro.workbench.comparison import commit_of, name_of
 
     return {
@@ -144,7 +142,7 @@ def _side_json(side: Side) -> dict[str, Any]:
     }
 
 
-def _json(comparison: Comparison) -> dict[str, Any]:
+def _json(comparison: "Comparison") -> dict[str, Any]:
     rows = [
         {
             **asdict(row),

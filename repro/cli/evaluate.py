@@ -1,7 +1,5 @@
 """``repro eval``: how many of a task's problems a system solves."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -131,7 +129,7 @@ def evaluate(
         raise typer.Exit(1)
 
 
-def _warn_of_small_models(sweep: Sweep) -> None:
+def _warn_of_small_models(sweep: "Sweep") -> None:
     """The embedded models answer the generated tasks, and next to nothing of the published ones."""
     from repro.families.block.settings import EMBEDDED as EMBEDDED_BLOCKS
 
@@ -152,7 +150,7 @@ def _warn_of_small_models(sweep: Sweep) -> None:
 # -- points of curves -----------------------------------------------------------------------------------------
 
 
-def _point_row(point: Point, curve: Curve, by_key: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _point_row(point: "Point", curve: "Curve", by_key: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     from repro.runs.statistics import points_apart
 
     first = by_key[point.runs[0].cell.key]
@@ -181,7 +179,7 @@ def _point_row(point: Point, curve: Curve, by_key: Mapping[str, Mapping[str, Any
     }
 
 
-def _print_curves(curves: Sequence[Curve], rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_curves(curves: "Sequence[Curve]", rows: Sequence[Mapping[str, Any]]) -> None:
     criteria = dict.fromkeys(f"{row['task']}, {row['criterion']}" for row in rows)
     texts = [_point_texts(row, list(curves[0].points[0].knobs)) for row in rows]
     columns = [name for name in texts[0] if any(text[name] != "-" for text in texts)]
@@ -240,7 +238,7 @@ def _percent(accuracy: Mapping[str, Any] | None) -> str:
 # -- runs -----------------------------------------------------------------------------------------------------
 
 
-def _result(deployment: Deployment, run: StoredRun) -> dict[str, Any]:
+def _result(deployment: Deployment, run: "StoredRun") -> dict[str, Any]:
     facts, entry = run.manifest["facts"], task_entry(run.cell.dataset)
     return {
         "task": run.cell.dataset,
@@ -280,7 +278,7 @@ def _context(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def _cache(sampler: Sampler) -> str:
+def _cache(sampler: "Sampler") -> str:
     from baselines.dllm.dllm_cache.method import FeatureSampler
 
     sparsity = sampler.sparsity

@@ -1,7 +1,5 @@
 """``repro reproduce``, ``repro figure`` and ``repro claims``: a figure run and drawn, or only drawn, and every claim of a paper judged."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
@@ -59,7 +57,7 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
     out_dir: Annotated[Path | None, typer.Option(rich_help_panel=opt.RUNS)] = None
     """Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir]."""
 
-    def views(self, name: str) -> list[View]:
+    def views(self, name: str) -> "list[View]":
         from repro.families.platforms import DllmPart
         from repro.families.platforms import platform as platform_of
         from repro.reports.figures import View, default_reading
@@ -159,7 +157,7 @@ def check_truth(options: ReproduceOptions, placement: opt.Placement, *, force: b
             raise UserError(f"{option}={value!r} has no effect on {TRUTH} here: leave it out")
 
 
-def check_rates(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None:
+def check_rates(name: str, views: "Sequence[View]", cells: Sequence[Cell]) -> None:
     """Refuse rates that are asked for where a figure has its own, or none."""
     wanted = {rate for view in views for rate in view.rates}
     used = {cell.rate for cell in cells if cell.rate is not None}
@@ -168,7 +166,7 @@ def check_rates(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None
         raise UserError(f"request_rate has no effect on {name}, which has {own}: leave it out")
 
 
-def check_knobs(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None:
+def check_knobs(name: str, views: "Sequence[View]", cells: Sequence[Cell]) -> None:
     """Refuse settings that are asked for where every run of a figure has its own, or there is none."""
     for option, value in {knob for view in views for knob in view.knobs}:
         if all(cell.knob_values[option] != value for cell in cells):
@@ -176,7 +174,7 @@ def check_knobs(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None
             raise UserError(f"{option}={value!r} has no effect on {name}, which {own}: leave it out")
 
 
-def check_accuracy(name: str, drawing: Figure, views: Sequence[View], grids: Sequence[Sequence[Cell]]) -> None:
+def check_accuracy(name: str, drawing: "Figure", views: "Sequence[View]", grids: Sequence[Sequence[Cell]]) -> None:
     """Refuse an accuracy where every run of a figure has its own retention."""
     for view, cells in zip(views, grids, strict=True):
         if view.accuracy != "usual" and _asks(cells) == _asks(_cells(drawing, replace(view, accuracy="usual"))):
@@ -186,7 +184,7 @@ def check_accuracy(name: str, drawing: Figure, views: Sequence[View], grids: Seq
 
 
 def check_baselines(
-    name: str, options: FigureOptions, drawing: Figure, views: Sequence[View], cells: Sequence[Cell]
+    name: str, options: FigureOptions, drawing: "Figure", views: "Sequence[View]", cells: Sequence[Cell]
 ) -> None:
     """Refuse readings where no run of a figure is of a baseline that has any, or each has its own."""
     from repro.families.dllm.settings import READINGS
@@ -201,7 +199,7 @@ def check_baselines(
     require(is_heeded, f"{ignored}whose runs have their own: leave it out")
 
 
-def _cells(drawing: Figure, view: View) -> list[Cell]:
+def _cells(drawing: "Figure", view: "View") -> list[Cell]:
     return [view.applied(cell) for cell in drawing.cells(view)]
 
 
@@ -349,7 +347,7 @@ def _serve_both(python: Path, *, json: bool) -> None:
     print_table(f"Simulated here and by AISimulate: {' / '.join(names)}", ("case", *Means._fields), rows)
 
 
-def _show(title: str, runs: Sequence[StoredRun], drawn: Rendered) -> None:
+def _show(title: str, runs: "Sequence[StoredRun]", drawn: "Rendered") -> None:
     """One drawn figure on the terminal: its table, its notes and its files."""
     from repro.cli.run_table import lengths_line
 
@@ -418,7 +416,7 @@ def claims(
         say("claims that were not run become answerable with 'make reproduce-all'")
 
 
-def _committed(paper: Paper, stated: Sequence[Claim], flips: Flips) -> dict[str, Judged]:
+def _committed(paper: "Paper", stated: Sequence[Claim], flips: Flips) -> dict[str, Judged]:
     """What the repository has judged; nothing in an installed package, or of a paper of one's own."""
     path = RESULTS / f"claims-{paper.name}.csv"
     if IS_INSTALLED or not path.is_file():

@@ -1,7 +1,5 @@
 """A plot of what a command has shown as a table, and the CSV behind it."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -74,7 +72,7 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     return csv_text(rows[0], ([row.get(name) for name in rows[0]] for row in rows))
 
 
-def save_drawn(path: Path, figure: Figure, rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
+def save_drawn(path: Path, figure: "Figure", rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:], dpi=150)
     beside = path.with_suffix(".csv")
@@ -91,7 +89,7 @@ SPEED, PER_PROCESSOR, ROWS = "throughput_tok_s", "tokens_per_processor_s", "cach
 COSTS = {PER_PROCESSOR: "tokens per\nprocessor second", SPEED: "tokens/s", ROWS: "cache rows\na request"}
 
 
-def save_accuracy_plot(path: Path, curves: Sequence[Curve], rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
+def save_accuracy_plot(path: Path, curves: "Sequence[Curve]", rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
     """A column of panels for each task: its accuracy with Wilson's 95 % intervals, and below it what each point costs. Without an
     axis, bars."""
     flat = [_flat(row, list(curves[0].points[0].knobs)) for row in rows]
@@ -122,7 +120,7 @@ def save_accuracy_plot(path: Path, curves: Sequence[Curve], rows: Sequence[Mappi
     return save_drawn(path, figure, flat)
 
 
-def _accuracy(axes: Axes, curves: Sequence[Curve], task: str) -> None:
+def _accuracy(axes: "Axes", curves: "Sequence[Curve]", task: str) -> None:
     for place, curve in enumerate(curves):
         known = [(x, point.share()) for x, point in zip(curve.places, curve.points, strict=True)]
         solved = [(x, each) for x, each in known if each is not None]
@@ -144,7 +142,7 @@ def _accuracy(axes: Axes, curves: Sequence[Curve], task: str) -> None:
     axes.grid(alpha=0.25)
 
 
-def _cost(axes: Axes, curves: Sequence[Curve], cost: str) -> None:
+def _cost(axes: "Axes", curves: "Sequence[Curve]", cost: str) -> None:
     for place, curve in enumerate(curves):
         known = [(x, point.mean(cost)) for x, point in zip(curve.places, curve.points, strict=True)]
         axes.plot([x for x, y in known if y is not None], [y for _, y in known if y is not None], **_look(place))
@@ -158,7 +156,7 @@ def _cost(axes: Axes, curves: Sequence[Curve], cost: str) -> None:
     axes.grid(alpha=0.25)
 
 
-def _references(curves: Sequence[Curve]) -> list[tuple[Curve, str | None]]:
+def _references(curves: "Sequence[Curve]") -> "list[tuple[Curve, str | None]]":
     """Caches that keep every row; settings that differ in what they would leave out have the same."""
     from repro.workbench.accuracy import RETENTION
 

@@ -1,7 +1,5 @@
 """Running a list of cells with progress, resume and a verdict, and data files that a user names; shared by the commands that run anything."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
@@ -25,8 +23,8 @@ MAX_WARNED = 3
 
 
 def sweep_of(
-    cells: Sequence[Cell], store: Store, *, force: bool = False, will_run: bool = True, pool: Pool | None = None
-) -> Sweep:
+    cells: Sequence[Cell], store: "Store", *, force: bool = False, will_run: bool = True, pool: "Pool | None" = None
+) -> "Sweep":
     """Every cell is checked, and looked up in the store. What needs no work comes first: a device that is missing, where
     runs are to be made on it."""
     from repro.runs.experiment import check_device, prepare_all
@@ -40,8 +38,8 @@ def sweep_of(
 
 
 def run_sweep(
-    sweep: Sweep, *, continue_on_error: bool = False, out_dir: Path | None = None, jobs: int | None = None
-) -> list[CellOutcome]:
+    sweep: "Sweep", *, continue_on_error: bool = False, out_dir: Path | None = None, jobs: int | None = None
+) -> "list[CellOutcome]":
     """``out_dir``: where figures of the runs will go."""
     from repro.runs.progress import sweep_progress
 
@@ -78,7 +76,7 @@ def held_alike(cells: Sequence[Cell], varied: Sequence[str]) -> list[Cell]:
     return held(cells, varied, lambda text: say(text, file=sys.stderr))
 
 
-def say_what_runs(sweep: Sweep) -> None:
+def say_what_runs(sweep: "Sweep") -> None:
     """Before several measured runs begin: how many there are; and before searches do, how long they take."""
     from repro.runs.tuning import Tuned, search_said
 
@@ -93,13 +91,13 @@ def say_what_runs(sweep: Sweep) -> None:
     say(f"{counted(len(measured), 'run')} to measure{turns}", file=sys.stderr)
 
 
-def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
+def say_what_ran(outcomes: "Sequence[CellOutcome]", root: Path) -> None:
     """Runs done, reused and why, on stderr."""
     for line in what_ran(outcomes, root):
         say(line, file=sys.stderr)
 
 
-def what_ran(outcomes: Sequence[CellOutcome], root: Path) -> Iterator[str]:
+def what_ran(outcomes: "Sequence[CellOutcome]", root: Path) -> Iterator[str]:
     ran = sum(outcome.status == "ran" for outcome in outcomes)
     reused = [outcome for outcome in outcomes if outcome.status == "reused"]
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
@@ -119,18 +117,18 @@ def what_ran(outcomes: Sequence[CellOutcome], root: Path) -> Iterator[str]:
             yield f"{what}: so too {counted(len(found) - MAX_WARNED, 'more run')}"
 
 
-def is_failure(outcome: CellOutcome) -> bool:
+def is_failure(outcome: "CellOutcome") -> bool:
     """Whether a run failed, or its numbers may not be used."""
     return outcome.status == "failed" or (outcome.run is not None and not outcome.run.validity.valid)
 
 
-def require_folders(cells: Sequence[Cell], store: Store, figure: str, command: str) -> None:
+def require_folders(cells: Sequence[Cell], store: "Store", figure: str, command: str) -> None:
     """``require_runs`` of what needs no look at the requests: whether there is such a run at all."""
     if missing := store.surely_missing(cells):
         raise _missing(len(missing), len(cells), f"{missing[0].folder_prefix}: not stored", figure, command)
 
 
-def require_runs(sweep: Sweep, figure: str, command: str) -> None:
+def require_runs(sweep: "Sweep", figure: str, command: str) -> None:
     """Refuse to go on where a run is missing; ``command`` makes them."""
     if missing := sweep.missing:
         raise _missing(
@@ -144,7 +142,7 @@ def _missing(num_missing: int, num_cells: int, first: str, figure: str, command:
     )
 
 
-def require_alike(runs: Iterable[StoredRun], what: str) -> None:
+def require_alike(runs: "Iterable[StoredRun]", what: str) -> None:
     """Refuse to compare runs that were measured on unlike machines."""
     from repro.runs.provenance import unlike
 
@@ -210,7 +208,7 @@ def check_regular(option: str, path: Path) -> None:
         open_file(option, path).close()
 
 
-def data_of(experiments: Iterable[Experiment]) -> Iterator[str]:
+def data_of(experiments: "Iterable[Experiment]") -> Iterator[str]:
     """What was made of data sets' own rows, some of which are cut, clipped or repeated; nothing of generated ones."""
     by_workload = {id(each.workload): each for each in experiments}
     said = []

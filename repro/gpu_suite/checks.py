@@ -1,8 +1,6 @@
 """Checks as runs: tests, goldens, agreement and benchmarks go through the store like any cell, so that they resume, know
 their code and say where they were made."""
 
-from __future__ import annotations
-
 import copy
 import os
 import subprocess
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from engines.models.protocol import DiffusionModel
 
 
-def load_pair(model: str, *, weights: Weights, device: str) -> tuple[DiffusionModel, DiffusionModel]:
+def load_pair(model: str, *, weights: "Weights", device: str) -> "tuple[DiffusionModel, DiffusionModel]":
     """(float32, bfloat16). A checkpoint is loaded in both, so that rounding its weights counts; random weights are
     drawn in bfloat16 and widened, as published 16-bit checkpoints are: there only the arithmetic differs."""
     import torch
@@ -45,7 +43,7 @@ def load_pair(model: str, *, weights: Weights, device: str) -> tuple[DiffusionMo
     return load_model(model, dtype=torch.float32, device=device, weights=weights), rounded
 
 
-def top1_agreement(exact: DiffusionModel, rounded: DiffusionModel, requests: Sequence[Request]) -> dict[str, Any]:
+def top1_agreement(exact: "DiffusionModel", rounded: "DiffusionModel", requests: Sequence[Request]) -> dict[str, Any]:
     """Over all masked positions of all prompts, one forward each: each prompt is followed by its whole generated region, all of it
     masked; raw argmax, the lowest id of equals. ``median_margin`` is the median lead of float32's best logit over its second."""
     import torch
@@ -71,7 +69,7 @@ def top1_agreement(exact: DiffusionModel, rounded: DiffusionModel, requests: Seq
     }
 
 
-def _masked_logits(model: DiffusionModel, request: Request) -> Tensor:
+def _masked_logits(model: "DiffusionModel", request: Request) -> "Tensor":
     """[gen_length, V] of the positions to be generated."""
     import torch
 
@@ -85,7 +83,7 @@ def _masked_logits(model: DiffusionModel, request: Request) -> Tensor:
     return model.logits(hidden[start : start + length])
 
 
-def _attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attend(layer: int, q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
     """Every row to every row."""
     from engines.attention import sdpa
 

@@ -1,7 +1,5 @@
 """One cell of an experiment grid: everything that is asked of a run; the code that answers is apart (repro.runs.code)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -74,7 +72,7 @@ class Cell:
         object.__setattr__(self, "knobs", _sorted_knobs(self.knobs))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Cell:
+    def from_dict(cls, values: Mapping[str, Any]) -> "Cell":
         """The inverse of ``to_dict``; ``knobs`` may also be a list of pairs."""
         if not isinstance(values, Mapping):
             raise UserError(f"cell={values!r} must be a mapping of its keys to values")
@@ -95,7 +93,7 @@ class Cell:
         return found
 
     @classmethod
-    def from_written(cls, values: Mapping[str, Any]) -> Cell:
+    def from_written(cls, values: Mapping[str, Any]) -> "Cell":
         """The inverse of ``written``, but for secrets."""
 
         def whole(value: Any) -> Any:
@@ -106,11 +104,11 @@ class Cell:
             found["knobs"] = {name: whole(value) for name, value in knobs.items()}
         return cls.from_dict(found)
 
-    def without(self, knob: str) -> Cell:
+    def without(self, knob: str) -> "Cell":
         kept = tuple(each for each in self.knobs if each[0] != knob)
         return self if kept == self.knobs else replace(self, knobs=kept)
 
-    def with_seed(self, seed: int) -> Cell:
+    def with_seed(self, seed: int) -> "Cell":
         """As ``replace``, but that nothing else is checked again: figures have thousands of repeats."""
         _check_seed(seed)
         again = copy(self)
@@ -118,7 +116,7 @@ class Cell:
         vars(again).pop("key", None)
         return again
 
-    def asked_by(self, figure: str) -> Cell:
+    def asked_by(self, figure: str) -> "Cell":
         """As ``with_seed``; the key, where it is known, stays what it is."""
         _check_text("figure", figure)
         again = copy(self)

@@ -179,10 +179,6 @@ def is_ok(record: RunRecord) -> Mask:
     return mask(record, "status", "ok")
 
 
-def _of_times(record: RunRecord, name: str) -> dict[str, Any]:
-    return distribution(request_times(record, name))
-
-
 METRICS = metrics_in(
     Path(__file__).with_name("metrics.csv"),
     EVERY,
@@ -191,7 +187,7 @@ METRICS = metrics_in(
         "window_s": window_s,
         "throughput_tok_s": partial(served_per_second, summed="output_len"),
         "request_throughput": served_per_second,
-        **{name: partial(_of_times, name=name) for name in REQUEST_TIMES},
+        **{name: lambda record, name=name: distribution(request_times(record, name)) for name in REQUEST_TIMES},
         "goodput": goodput,
     },
 )

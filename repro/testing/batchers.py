@@ -3,7 +3,7 @@ between decode and prefill workers, or ``pick`` among prefill instances."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from engines.policies.own import taken
@@ -95,12 +95,8 @@ def _besieged(source: Source, subject: BatchingPolicy) -> PrefillExample:
     return draw_siege(source, subject.cap(source))
 
 
-def _with_decoding(source: Source, subject: BatchingPolicy) -> Sessions:
-    return draw_sessions(source, subject.cap(source))
-
-
-def _in_little_memory(source: Source, subject: BatchingPolicy) -> Sessions:
-    return draw_sessions(source, subject.cap(source), is_tight=True)
+def _of_cap(source: Source, subject: BatchingPolicy, *, is_tight: bool = False) -> Sessions:
+    return draw_sessions(source, subject.cap(source), is_tight=is_tight)
 
 
 def _steps(subject: BatchingPolicy, turns: PrefillExample) -> list[Step]:
@@ -166,9 +162,9 @@ _CAUSALITY, _INDEPENDENCE = unchanged_decisions(_turns, _steps, _apart, "steps b
 BATCHER: Kind[BatchingPolicy] = Kind(
     name="batcher",
     properties=(
-        Property(name="conservation", draw=_with_decoding, check=_conservation),
+        Property(name="conservation", draw=_of_cap, check=_conservation),
         Property(name="cap", draw=_turns, check=_cap, without=_no_cap),
-        Property(name="little memory", draw=_in_little_memory, check=_memory),
+        Property(name="little memory", draw=partial(_of_cap, is_tight=True), check=_memory),
         _CAUSALITY,
         no_starvation(_besieged, _no_starvation),
         _INDEPENDENCE,

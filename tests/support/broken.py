@@ -1,11 +1,12 @@
 """Plug-ins that break one property each, named as a user names his own."""
 
+import math
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from engines.dllm.config import EngineConfig, Phase
 from engines.dllm.plan import Request, StepChanges, StepPlan
@@ -15,6 +16,12 @@ from engines.policies.batching import Chunked, OneByOne
 from engines.policies.routing import Decision
 from engines.policies.views import IDLE, NextStep, OpenQueue, PrefillTask, Share, Situation
 from repro.testing.properties import Ahead, in_order
+
+
+def _next_s(worker: Any) -> float:
+    """When the next event of its run is due; never without any."""
+    heap = worker._loop._heap
+    return heap[0][0] if heap else math.inf
 
 
 class Forgets(PhaseScheduler):
@@ -185,12 +192,12 @@ class Peeks:
     """At the simulator's clock: whether anything comes within 20 ms."""
 
     def pick(self, task: PrefillTask, instances: Sequence, now: float) -> int:
-        return 0 if instances[0]._loop.next_s < now + 0.02 else 1
+        return 0 if _next_s(instances[0]) < now + 0.02 else 1
 
 
 class PeeksRemote:
     def route(self, task: PrefillTask, home: object, prefills: Sequence, now: float) -> Decision:
-        is_near = prefills[0]._loop.next_s < now + 0.02
+        is_near = _next_s(prefills[0]) < now + 0.02
         return Decision(home.worker_id if is_near else prefills[0].worker_id, is_near, "seen")
 
 

@@ -19,6 +19,7 @@ from engines.laps.cluster import OpenTurns, PrefillConstants, PrefillCost, Prefi
 from engines.laps.latency import StepModel
 from engines.laps.ours import HALVINGS, OnTimeConfig
 from engines.models.shape import QWEN2_5_14B
+from engines.policies.batching import LateShare
 from engines.policies.views import Batching, Chunk, NextStep, OpenQueue, PrefillQueue, PrefillTask, Situation
 from repro.families.cluster.laps_record import BUCKETS, PREFILL
 from repro.runs.cell import Cell
@@ -28,6 +29,11 @@ from repro.runs.store import StoredRun
 Queue = TypeVar("Queue", bound=PrefillQueue)
 LINEAR_MODEL = StepModel(base_s=0.0, request_s=0.0, floor_s=0.0, token_s=1e-3, alpha=0.0, history_s=0.0, shapes={})
 """A millisecond a token and nothing else."""
+
+
+def paid_from_s(late: LateShare, slo_s: float, first_come_s: float) -> float:
+    """Seconds of waiting after which a prefill has the share paid at the latest: it is late by then, and so given up."""
+    return max(slo_s, late.patience * max(slo_s, first_come_s))
 
 
 class TokenCost:
@@ -247,7 +253,7 @@ def longest_on_time_s(config: OnTimeConfig, ahead_s: float, num_ahead: int, mode
     most_s = max(config.max_step * config.slo_s, model.floor_s)
     step_s, work_s = most_s + overhead_s, ahead_s * (1 + overhead_s / least_s)
     return (
-        config.from_s(config.slo_s, work_s + overhead_s)
+        paid_from_s(config, config.slo_s, work_s + overhead_s)
         + work_s / config.share
         + (2 + num_ahead / config.max_num_seqs) * step_s
     )

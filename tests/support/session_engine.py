@@ -4,6 +4,7 @@ Between two steps it takes in what arrived, asks its batching policy for the nex
 ``engines.cluster.decode`` does.
 """
 
+import heapq
 import math
 from typing import Any, NamedTuple
 
@@ -18,6 +19,16 @@ from engines.cluster.record import RoundRow, Table, table_of
 from engines.cluster.sessions import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, Session
 from engines.policies.views import Batching, NextStep, PrefillQueue, PrefillTask, TaskKind
 from engines.runtime.rows import Ints
+
+
+def next_s(loop: EventLoop) -> float:
+    """When the next event is due; never without any."""
+    return loop._heap[0][0] if loop._heap else math.inf
+
+
+def handle_next(loop: EventLoop) -> None:
+    loop.now, _, handler, args = heapq.heappop(loop._heap)
+    handler(*args)
 
 
 class EngineRun(NamedTuple):
@@ -99,9 +110,9 @@ class SessionEngine:
             return True  # all that decoded was preempted and waits for a prefill: ask again
         if plan.wake_s is not None:
             self.loop.at(max(plan.wake_s, self.now), self._wake, self._version)
-        while self.loop.next_s < math.inf and not self._must_ask:
-            self.now = max(self.now, self.loop.next_s)
-            self.loop.handle_next()
+        while next_s(self.loop) < math.inf and not self._must_ask:
+            self.now = max(self.now, next_s(self.loop))
+            handle_next(self.loop)
         return self._must_ask
 
     def _step(self, plan: NextStep) -> None:
@@ -111,8 +122,8 @@ class SessionEngine:
         else:
             base, slope, floor = self.cost.decode_line(step.decoding)
             self.now += max(base + slope * step.context, floor)
-        while self.loop.next_s <= self.now:
-            self.loop.handle_next()
+        while next_s(self.loop) <= self.now:
+            handle_next(self.loop)
         self.loop.now = self.now
         self.worker.settle(step, self.now)
 

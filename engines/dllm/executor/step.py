@@ -7,8 +7,6 @@ Select-and-pack (dLLM-Serve §4.5): the retained rows of building requests go de
 map ends here. Two executions of one rule: torch operators, and Triton kernels that store no index.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
@@ -53,7 +51,7 @@ class ItemTable:
     """The last items, whose steps leave out settled rows: which ones, the device knows."""
 
     @staticmethod
-    def of(items: Sequence[PlanItem], slots: Sequence[int]) -> ItemTable:
+    def of(items: Sequence[PlanItem], slots: Sequence[int]) -> "ItemTable":
         """``items`` with those in a Refresh first and those with settled rows last."""
         numbers = np.array([item[_FIRST:] for item in items], dtype=np.int64)
         columns = numbers.reshape(-1, len(PlanItem._fields) - _FIRST).T
@@ -81,7 +79,7 @@ class ItemTable:
             num_settling=int(np.count_nonzero(settled)),
         )
 
-    def selecting(self, sparsity: SparsityConfig) -> ItemTable:
+    def selecting(self, sparsity: SparsityConfig) -> "ItemTable":
         """As layers see it that select where one keeps every row: their retained rows end where its do, right before the block, whose
         rows are the same in all."""
         kept = np.array([sparsity.selected_rows(outside) for outside in self.kept.tolist()], dtype=np.int64)
@@ -113,7 +111,7 @@ class PackedRows:
     """[n - num_refresh] rows of the pool that each Reuse attends to, from its ``kv_start``."""
 
     @staticmethod
-    def of(table: ItemTable, lengths: Ints | None, *, width: int, least: int) -> PackedRows:
+    def of(table: ItemTable, lengths: Ints | None, *, width: int, least: int) -> "PackedRows":
         """``lengths`` are the packed rows of each item; None packs query tokens without padding."""
         num_refresh, first = table.num_refresh, table.first
         lengths = table.num_rows if lengths is None else lengths
@@ -152,7 +150,7 @@ class BlockRows:
     """False past the end of a block shorter than the longest; None where all are equally long."""
 
     @staticmethod
-    def of(table: ItemTable, base: Ints, *, width: int, shifts_logits: bool) -> BlockRows:
+    def of(table: ItemTable, base: Ints, *, width: int, shifts_logits: bool) -> "BlockRows":
         """Places past a block's end have position ``width - 1``, which is no token's. Where logits are shifted, row
         i predicts token i + 1; the first row of whatever was forwarded keeps its own."""
         start = table.block_start[:, None]
@@ -185,7 +183,7 @@ class Places:
     """Both [max(size, least)]; what is past ``size`` repeats place 0 of block 0."""
 
     @staticmethod
-    def of(counts: Ints, *, least: int) -> Places:
+    def of(counts: Ints, *, least: int) -> "Places":
         size = int(counts.sum())
         index = np.zeros((2, max(size, least)), dtype=np.int64)
         index[0, :size] = np.arange(len(counts)).repeat(counts)
@@ -208,7 +206,7 @@ class BuildRows:
     kv_start: Ints
 
     @staticmethod
-    def of(table: ItemTable, items: Sequence[PlanItem], base: Ints) -> BuildRows | None:
+    def of(table: ItemTable, items: Sequence[PlanItem], base: Ints) -> "BuildRows | None":
         building = [i for i, item in enumerate(items[: table.num_refresh]) if item.phase is Phase.BUILD]
         if not building:
             return None
@@ -262,7 +260,7 @@ class FreshRows:
     """... and that place plus its rank among the fresh rows of its item."""
 
     @staticmethod
-    def of(table: ItemTable, base: Ints) -> FreshRows | None:
+    def of(table: ItemTable, base: Ints) -> "FreshRows | None":
         count = table.num_settling
         if not count:
             return None
@@ -415,7 +413,7 @@ class StepRows(NamedTuple):
     """The same runs on the device, of Refresh and of Reuse requests; None where attention reads the host's."""
     pack: Pack | None
     """Where some requests build their cache."""
-    selecting: StepRows | None = None
+    selecting: "StepRows | None" = None
     """The same rows with the runs of keys of layers that select, where one keeps every row; None where all layers are alike."""
 
 
@@ -480,7 +478,7 @@ class GraphKey(NamedTuple):
     has_refresh: bool
     """Full forwards among the rows, in front of those of Reuse requests."""
 
-    def holds(self, other: GraphKey) -> bool:
+    def holds(self, other: "GraphKey") -> bool:
         sizes = zip(self[:3], other[:3], strict=True)
         return self.has_refresh == other.has_refresh and all(size >= wanted for size, wanted in sizes)
 

@@ -332,10 +332,6 @@ def _sharing(settings: ClusterSettings, cluster: Cluster) -> Cluster:
     return replace(cluster, policies=policies)
 
 
-def build_continuum(settings: ClusterSettings, deployment: Deployment) -> Cluster:
-    return continuum(settings.ground.hardware, deployment, settings.own)
-
-
 AMPD = ArSystem(
     name="ampd",
     title="AMPD",
@@ -355,7 +351,7 @@ CONTINUUM_SIM = ArSystem(
     name="continuum-sim",
     title="vLLM-Continuum",
     own=ContinuumConfig,
-    build=build_continuum,
+    build=lambda settings, deployment: continuum(settings.ground.hardware, deployment, settings.own),
     is_disaggregated=False,
     deployment=SEARCH,
 )

@@ -393,11 +393,6 @@ def _build_laps(settings: PrefillSettings) -> PrefillSystem:
     return with_own(settings, model, config, own)
 
 
-def _build_disaggregation(settings: PrefillSettings) -> PrefillSystem:
-    """No graphs, and so nothing to wait for."""
-    return laps(settings.step_model(()), _laps_config(settings, "none"), name="laps-disaggregation-only")
-
-
 def _build_graphs(settings: PrefillSettings) -> PrefillSystem:
     """SGLang's one queue, with the graphs of LAPS."""
     model, graphs = _captured(settings)
@@ -410,27 +405,9 @@ class SrptKnobs(GraphKnobs):
     size: StepSize = field(default_factory=StepSize)
 
 
-def _build_srpt(settings: PrefillSettings) -> PrefillSystem:
+def _with_graphs(settings: PrefillSettings, make: Callable[..., PrefillSystem], own: Any) -> PrefillSystem:
     model, graphs = _captured(settings)
-    return srpt(model, settings.own.size, graphs=graphs)
-
-
-def _build_reserve(settings: PrefillSettings) -> PrefillSystem:
-    model, graphs = _captured(settings)
-    return reserve(model, settings.own.reserve, graphs=graphs)
-
-
-def _build_on_time(settings: PrefillSettings) -> PrefillSystem:
-    model, graphs = _captured(settings)
-    return on_time(model, settings.own.on_time, graphs=graphs)
-
-
-def _build_sglang(settings: PrefillSettings) -> PrefillSystem:
-    return _sglang(settings, "sglang-pd")
-
-
-def _build_sglang_router(settings: PrefillSettings) -> PrefillSystem:
-    return _sglang(settings, "sglang-pd-router")
+    return make(model, own, graphs=graphs)
 
 
 def _sglang(settings: PrefillSettings, name: str) -> PrefillSystem:
@@ -438,18 +415,10 @@ def _sglang(settings: PrefillSettings, name: str) -> PrefillSystem:
     return sglang(settings.own, settings.step_model(captured), name=name)
 
 
-def _build_vllm(settings: PrefillSettings) -> PrefillSystem:
-    return vllm_pd(settings.own)
-
-
 def _captured(settings: PrefillSettings) -> tuple[StepModel, Graphs]:
     """A model of a step's time that knows the graphs that fit the budget, and how one of them is chosen."""
     graphs = settings.own.graphs
     return settings.step_model(settings.shapes(graphs, settings.own.graph_budget_gb)), graphs
-
-
-def _cheapest(part: PrefillPart) -> dict[str, Any]:
-    return {"graphs": "cheapest"}
 
 
 def _ladder(part: PrefillPart) -> dict[str, Any]:
@@ -459,10 +428,6 @@ def _ladder(part: PrefillPart) -> dict[str, Any]:
 
 def _sglang_tokens(part: PrefillPart) -> dict[str, Any]:
     return {"max_num_batched_tokens": in_tokens(CHUNKED_PREFILL_SIZE, part.length_scale), "routing": "round-robin"}
-
-
-def _vllm_tokens(part: PrefillPart) -> dict[str, Any]:
-    return {"max_num_batched_tokens": in_tokens(CHUNK_TOKENS, part.length_scale)}
 
 
 def _laps_config(settings: PrefillSettings, graphs: Graphs) -> LapsConfig:
@@ -485,28 +450,68 @@ def _laps_config(settings: PrefillSettings, graphs: Graphs) -> LapsConfig:
 
 
 LAPS = PrefillSystemEntry(
-    name="laps", title="LAPS", own=LapsKnobs, build=_build_laps, usual=_cheapest, policies=POLICIES
+    name="laps",
+    title="LAPS",
+    own=LapsKnobs,
+    build=_build_laps,
+    usual=lambda part: {"graphs": "cheapest"},
+    policies=POLICIES,
 )
 LAPS_GRAPHS = PrefillSystemEntry(
-    name="laps-graphs-only", title="LAPS, graphs only", own=GraphKnobs, build=_build_graphs, usual=_cheapest
+    name="laps-graphs-only",
+    title="LAPS, graphs only",
+    own=GraphKnobs,
+    build=_build_graphs,
+    usual=lambda part: {"graphs": "cheapest"},
 )
 LAPS_DISAGGREGATION = PrefillSystemEntry(
     name="laps-disaggregation-only",
     title="LAPS, disaggregation only",
     own=DisaggregationKnobs,
-    build=_build_disaggregation,
+    # No graphs, and so nothing to wait for.
+    build=lambda settings: laps(
+        settings.step_model(()), _laps_config(settings, "none"), name="laps-disaggregation-only"
+    ),
 )
-RESERVE = PrefillSystemEntry(name="reserve", title="Reserve", own=ReserveKnobs, build=_build_reserve, usual=_ladder)
-ON_TIME = PrefillSystemEntry(name="on-time", title="On-time", own=OnTimeKnobs, build=_build_on_time, usual=_ladder)
-SRPT = PrefillSystemEntry(name="srpt", title="SRPT", own=SrptKnobs, build=_build_srpt, usual=_ladder)
+RESERVE = PrefillSystemEntry(
+    name="reserve",
+    title="Reserve",
+    own=ReserveKnobs,
+    build=lambda settings: _with_graphs(settings, reserve, settings.own.reserve),
+    usual=_ladder,
+)
+ON_TIME = PrefillSystemEntry(
+    name="on-time",
+    title="On-time",
+    own=OnTimeKnobs,
+    build=lambda settings: _with_graphs(settings, on_time, settings.own.on_time),
+    usual=_ladder,
+)
+SRPT = PrefillSystemEntry(
+    name="srpt",
+    title="SRPT",
+    own=SrptKnobs,
+    build=lambda settings: _with_graphs(settings, srpt, settings.own.size),
+    usual=_ladder,
+)
 SGLANG_PD = PrefillSystemEntry(
-    name="sglang-pd", title="SGLang PD", own=SglangConfig, build=_build_sglang, usual=_sglang_tokens
+    name="sglang-pd",
+    title="SGLang PD",
+    own=SglangConfig,
+    build=lambda settings: _sglang(settings, "sglang-pd"),
+    usual=_sglang_tokens,
 )
 SGLANG_PD_ROUTER = PrefillSystemEntry(
     name="sglang-pd-router",
     title="SGLang PD + router",
     own=SglangConfig,
-    build=_build_sglang_router,
+    build=lambda settings: _sglang(settings, "sglang-pd-router"),
     usual=lambda part: {**_sglang_tokens(part), "routing": "least-tokens"},
 )
-VLLM_PD = PrefillSystemEntry(name="vllm-pd", title="vLLM PD", own=PdConfig, build=_build_vllm, usual=_vllm_tokens)
+VLLM_PD = PrefillSystemEntry(
+    name="vllm-pd",
+    title="vLLM PD",
+    own=PdConfig,
+    build=lambda settings: vllm_pd(settings.own),
+    usual=lambda part: {"max_num_batched_tokens": in_tokens(CHUNK_TOKENS, part.length_scale)},
+)

@@ -2,7 +2,6 @@
 from the due time unless they say otherwise."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -225,10 +224,6 @@ def _of_known(times: Floats) -> dict[str, Any]:
     return distribution(known(times))
 
 
-def _of_column(record: RunRecord, name: str) -> dict[str, Any]:
-    return _of_known(column(record, name))
-
-
 def input_len(record: RunRecord) -> dict[str, Any]:
     return distribution(column(record, "prompt_len")[is_ok(record)])
 
@@ -382,7 +377,7 @@ def _bunched_pieces(record: RunRecord) -> Iterator[str]:
 HTTP = family_in(
     Path(__file__).parent,
     "http",
-    {**globals(), **{name: partial(_of_column, name=name) for name in _DISTRIBUTED}},
+    {**globals(), **{name: lambda record, name=name: _of_known(column(record, name)) for name in _DISTRIBUTED}},
     checks=(
         enough_requests,
         submissions,

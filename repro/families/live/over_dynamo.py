@@ -1,7 +1,5 @@
 """Sessions over HTTP: NVIDIA Dynamo's own frontend, behind it the coordinator as its routing component, and the live workers."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging
@@ -45,7 +43,7 @@ class SessionConversation:
     """A ``Conversation``: each turn repeats the ids of all before, answers included, and is asked in the session's name."""
 
     session: Session
-    prompts: Prompts
+    prompts: "Prompts"
 
     @property
     def session_id(self) -> int:
@@ -124,8 +122,8 @@ async def _minding(work: asyncio.Future[Any], check: Callable[[], None]) -> Any:
 
 
 def seen_by_client(
-    exchanges: Sequence[Exchange], run: ClusterRun, store: Store
-) -> tuple[ClusterRun, Mapping[str, Any]]:
+    exchanges: Sequence[Exchange], run: "ClusterRun", store: Store
+) -> "tuple[ClusterRun, Mapping[str, Any]]":
     """The run at the client's times, and facts of what lies in between. RunError where it got other tokens than the
     workers made."""
     from engines.cluster.record import observe
@@ -146,7 +144,7 @@ def seen_by_client(
     return at_client, {"added": {name: distribution(values[np.isfinite(values)]) for name, values in added.items()}}
 
 
-def _at(run: ClusterRun, due_s: Sequence[float], replies: Sequence[Reply]) -> ClusterRun:
+def _at(run: "ClusterRun", due_s: Sequence[float], replies: Sequence[Reply]) -> "ClusterRun":
     """The run at the times of the client."""
     from engines.cluster.record import Gaps
 
@@ -211,8 +209,8 @@ class OverDynamo:
         require_client()
 
     def serve(
-        self, deciding: Deciding, sessions: Sequence[Session], prompts: Prompts, store: Store, fleet: Fleet
-    ) -> FrontRun:
+        self, deciding: Deciding, sessions: Sequence[Session], prompts: "Prompts", store: Store, fleet: "Fleet"
+    ) -> "FrontRun":
         from engines.ampd.live.record import Mark
 
         with log_folder("ampd-dynamo") as folder, self._started(deciding, folder) as (url, startup_s):
@@ -274,7 +272,7 @@ class FrontRun:
     began: float
     """On the store's clock."""
     end_s: float
-    mark: Mark
+    mark: "Mark"
     """What the store held before."""
     lags_s: list[float]
     """How much later than due each session's first round was asked for."""
@@ -293,7 +291,7 @@ class Direct:
         pass
 
     def serve(
-        self, deciding: Deciding, sessions: Sequence[Session], prompts: Prompts, store: Store, fleet: Fleet
+        self, deciding: Deciding, sessions: Sequence[Session], prompts: "Prompts", store: Store, fleet: "Fleet"
     ) -> FrontRun:
         from engines.ampd.live.coordinator import serve
         from engines.ampd.live.record import Mark

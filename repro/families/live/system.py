@@ -1,7 +1,5 @@
 """AMPD on live workers: from a cell to processes and their sessions."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -313,7 +311,7 @@ class LiveDeployment:
         return RunRecord(tables=tables_of(run), manifest=manifest).with_columns(REQUESTS, submit_lag_s=served.lags_s)
 
     @contextmanager
-    def _fleet(self) -> Iterator[tuple[Store, Fleet, str]]:
+    def _fleet(self) -> "Iterator[tuple[Store, Fleet, str]]":
         """Workers that take part, and the address of their Redis."""
         from engines.ampd.live.fleet import Fleet
         from engines.ampd.live.worker import WorkerSpec
@@ -353,20 +351,20 @@ class LiveDeployment:
         make = settings.policies.make_queue if (own := settings.own.get("queue")) is None else own.made
         return partial(make, slo=settings.slo)
 
-    def _router(self, profile: LiveProfile) -> Router:
+    def _router(self, profile: "LiveProfile") -> Router:
         settings = self.settings
         make = settings.policies.make_router if (own := settings.own.get("router")) is None else own.made
         found: Router = make(model=profile.performance, slo=settings.slo, seed=self.seed)
         return found
 
-    def _binder(self, profile: LiveProfile) -> Binder:
+    def _binder(self, profile: "LiveProfile") -> Binder:
         settings = self.settings
         if (own := settings.own.get("binder")) is None:
             return LeastKvMemory()
         found: Binder = own.made(model=profile.performance, slo=settings.slo, seed=self.seed)
         return found
 
-    def _simulated(self, profile: LiveProfile, workload: SessionWorkload) -> ClusterRun:
+    def _simulated(self, profile: "LiveProfile", workload: SessionWorkload) -> "ClusterRun":
         from engines.ampd.live.profile import simulate_live
 
         settings = self.settings
@@ -384,7 +382,7 @@ class LiveDeployment:
         )
 
 
-def _facts_of_profile(profile: LiveProfile) -> dict[str, Any]:
+def _facts_of_profile(profile: "LiveProfile") -> dict[str, Any]:
     fits = {"prefill_remote": profile.remote, "prefill_local": profile.local, "transfer": profile.transfer}
     return {
         **{name: {"mean_error": fit.mean_error, "max_error": fit.max_error} for name, fit in fits.items()},
@@ -395,7 +393,7 @@ def _facts_of_profile(profile: LiveProfile) -> dict[str, Any]:
     }
 
 
-def compared(run: ClusterRun, simulated: ClusterRun) -> dict[str, dict[str, float]]:
+def compared(run: "ClusterRun", simulated: "ClusterRun") -> dict[str, dict[str, float]]:
     """Latencies measured, and predicted by the simulator from the workers' profile; error is predicted / measured - 1."""
     import numpy as np
 

@@ -93,7 +93,10 @@ def clusters(draw: st.DrawFn, longest: int) -> Cluster:
 
 
 def tables_of(run: ClusterRun) -> dict[str, Any]:
-    return {name: {key: list(values) for key, values in getattr(run, name).items()} for name in core.TABLES}
+    return {
+        name: {key: list(values) for key, values in getattr(run, name).items()}
+        for name in ("sessions", "rounds", "tasks", "transfers", "workers")
+    }
 
 
 def both(cluster: Cluster, served: tuple[Session, ...], stop: StopRule = NEVER, steps: int = sys.maxsize) -> ClusterRun:

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from support.judged import judged
-from support.prefill import longest_on_time_s
+from support.prefill import longest_on_time_s, paid_from_s
 
 from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, KvAware
 from baselines.ar.sglang import CacheAware, TokenBudget, graphs_only
@@ -156,7 +156,7 @@ def share_by_arrival(ahead: Ahead) -> float:
 
 def owed_by_arrival(ahead: Ahead) -> float:
     late = LateShare()
-    from_s = late.from_s(SLO.ttft_s, ahead.work)
+    from_s = paid_from_s(late, SLO.ttft_s, ahead.work)
     return from_s + ahead.work / late.share + 3 / late.share * ahead.longest + 2 * ahead.step
 
 
