@@ -299,16 +299,19 @@ class LiveDeployment:
         }
         if seen is not None:
             facts["frontend"] = {**served.facts, **seen}
-        manifest = {
+        record = RunRecord(tables=tables_of(run), manifest=self._manifest(workload, facts))
+        return record.with_columns(REQUESTS, submit_lag_s=served.lags_s)
+
+    def _manifest(self, workload: SessionWorkload, facts: dict[str, Any]) -> dict[str, Any]:
+        return {
             "obtained": self.obtained,
             "calibration": None,
             "dataset": asdict(workload.provenance),
             "platform": "this CPU",
-            "model": settings.knobs.model,
+            "model": self.settings.knobs.model,
             "system": self.title,
             "facts": facts,
         }
-        return RunRecord(tables=tables_of(run), manifest=manifest).with_columns(REQUESTS, submit_lag_s=served.lags_s)
 
     @contextmanager
     def _fleet(self) -> "Iterator[tuple[Store, Fleet, str]]":
