@@ -234,7 +234,7 @@ def bench(
     asked = grid.cells()
     less = audited.without_each(asked, options)
 
-    def show(every: Sequence[StoredRun]) -> list[Path]:
+    def show(every: "Sequence[StoredRun]") -> list[Path]:
         others = {each.key for each in less.values() if isinstance(each, Cell)}
         runs = [run for run in every if run.cell.key not in others] if less else every
         _print_or_json(runs, grid.varied, _audit_rows(every, less) if audited.audit else None, json=output.json)
@@ -279,7 +279,7 @@ def sweep(
         say(f"{found.num_cells:,} cells", file=sys.stderr)
     cells = found.cells(repeated.max_cells)
 
-    def show(runs: Sequence[StoredRun]) -> list[Path]:
+    def show(runs: "Sequence[StoredRun]") -> list[Path]:
         _print_or_json(runs, found.varied, json=output.json)
         if output.plot is None:
             return []

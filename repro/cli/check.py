@@ -315,7 +315,7 @@ def _suite(options: SuiteOptions, scale: "Scale", platform: str, root: Path) -> 
     wanted = options.wanted(list(dict.fromkeys(each.stage for each in stages)))
     told = {*wanted, *(() if options.dry_run else plan.FIRST)}  # the pages speak of the first stages, whatever is run
 
-    def write_pages(suite: Suite) -> None:
+    def write_pages(suite: "Suite") -> None:
         write_summary(suite)
         try:
             write_verdict(suite)

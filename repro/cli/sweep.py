@@ -48,7 +48,7 @@ def run_sweep(
         return []
     ending: list[CellEvent] = []
 
-    def on_event(event: CellEvent) -> None:
+    def on_event(event: "CellEvent") -> None:
         # What ends the sweep is raised, and said once.
         (ending.append if event.kind == "failed" and not continue_on_error else progress.on_event)(event)
 
