@@ -84,6 +84,7 @@ def stop(*_: Any, **__: Any) -> None:
 def workplace(folder: Path) -> Iterator[None]:
     """Files to name, a folder to write into, and nothing that takes long."""
     import repro.checks.goldens
+    import repro.checks.results
     import repro.families.cluster.ampd_settings
     import repro.families.dllm.on_torch  # takes the loader by name: not the one that is put in its place below
     import repro.gpu_suite.suite
@@ -115,6 +116,7 @@ def workplace(folder: Path) -> Iterator[None]:
         mock.patch.object(repro.gpu_suite.suite.Suite, "run", stop),
         mock.patch.object(repro.reports.fitting, "fit", stop),
         mock.patch.object(repro.checks.goldens, "verify", stop),
+        mock.patch.object(repro.checks.results, "check_results", stop),
         mock.patch.object(repro.training.loop, "build_trainer", stop),
         mock.patch.object(loader, "load_model", load),
         mock.patch.object(repro.families.cluster.ampd_settings, "performance_of", stop),
