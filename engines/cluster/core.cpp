@@ -318,7 +318,7 @@ struct Columns {
 };
 
 struct Totals {
-    Int num_arrived, num_live, num_events, has_too_many, is_asked_to_stop;
+    Int num_arrived, num_live, num_events, has_too_many;
     double now;
 };
 }
@@ -793,16 +793,15 @@ extern "C" {
 
 Simulation* simulate(const Setup* setup, Totals* totals) {
     auto* made = new Simulation(*setup);
-    bool was_asked = false;
     try {
         made->run();
     } catch (const Stopped&) {
-        was_asked = true;
+        // Python has the reason.
     }
     made->lives = {};
     made->tasks = {};
     *totals = Totals{Int(made->session_worker.size()), made->num_live,   made->num_scheduled - Int(made->events.size()),
-                     made->has_too_many,      was_asked,        made->now};
+                     made->has_too_many,      made->now};
     return made;
 }
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from ctypes import CDLL, CFUNCTYPE, POINTER, Structure, byref, c_double, c_int64, c_void_p
 from dataclasses import fields
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -79,7 +80,16 @@ class _Columns(Structure):
 
 
 class _Totals(Structure):
-    _fields_ = [*_fields("num_arrived num_live num_events has_too_many is_stopped", c_int64), ("now", c_double)]
+    _fields_ = [*_fields("num_arrived num_live num_events has_too_many", c_int64), ("now", c_double)]
+
+
+@cache
+def _library(is_long: bool) -> CDLL | None:
+    """None where nothing can be compiled, or a short run would wait for it. Asked once, as a grid has thousands of runs."""
+    try:
+        return loaded(LIBRARY) if is_long or LIBRARY.kept(LIBRARY.command()).is_file() else None
+    except CompilerError:
+        return None
 
 
 class CoreWorker(NamedTuple):
@@ -113,13 +123,8 @@ class CoreRun(NamedTuple):
         least = min(worker.kv_capacity for worker in self.workers)
         if not load.is_served(least):
             return None
-        try:
-            if len(load.prefill) < LONG and not LIBRARY.kept(LIBRARY.command()).is_file():
-                return None
-            library = loaded(LIBRARY)
-        except CompilerError:
-            return None
-        return self._run(library, load)
+        library = _library(len(load.prefill) >= LONG)
+        return None if library is None else self._run(library, load)
 
     def _run(self, library: CDLL, load: "_Load") -> ClusterRun:
         costs = list({id(each.cost): each.cost for each in self.workers}.values())
