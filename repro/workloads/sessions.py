@@ -250,15 +250,10 @@ def _workload(
 ) -> SessionWorkload[SessionProvenance]:
     num = len(sessions)
     if isinstance(sessions, SessionColumns):
-        means = 1.0, int(sessions.prefill.sum()) / num, int(sessions.decode.sum()) / num
+        totals = num, int(sessions.prefill.sum()), int(sessions.decode.sum())
     else:
-        rounds = [each.rounds for each in sessions]
-        every = [entry for own in rounds for entry in own]
-        means = (
-            len(every) / num,
-            sum(entry.prefill_tokens for entry in every) / num,
-            sum(entry.decode_tokens for entry in every) / num,
-        )
+        every = [entry for each in sessions for entry in each.rounds]
+        totals = len(every), sum(each.prefill_tokens for each in every), sum(each.decode_tokens for each in every)
     return SessionWorkload(
         name=name,
         sessions=sessions,
@@ -266,7 +261,9 @@ def _workload(
             **vars(origin),
             description=description,
             checksum=checksum(_lines(sessions)),
-            means=dict(zip(("rounds", "prefill_tokens", "decode_tokens"), means, strict=True)),
+            means=dict(
+                zip(("rounds", "prefill_tokens", "decode_tokens"), (each / num for each in totals), strict=True)
+            ),
         ),
     )
 
