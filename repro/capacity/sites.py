@@ -19,10 +19,11 @@ from math import fsum, prod
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from engines.ampd.planner import PlanningWorkload, coefficients
 from engines.cluster.hardware import Deployment, replications, splits
-from engines.cluster.record import ClusterRun, Floats, observe
+from engines.cluster.record import ClusterRun, GapLog, Gaps, grouped_stats, sessions_of_rounds
 from engines.cluster.sessions import OpenLoop, Session
 from engines.cluster.simulation import Cluster, StopRule
 from engines.errors import UserError, require
@@ -498,29 +499,33 @@ def _knobs(deployment: Deployment) -> Knobs:
 def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: bool = False) -> Sample:
     """By round, of those that are ready in the second half of the arrivals: the first fills the workers; of all where ``is_whole``. A
     run that was given up, or whose prefills had less time than they took, is none that could go on."""
-    seen = observe(run)
-    ready_s, finished_s = (np.asarray(run.rounds[name], dtype=np.float64) for name in ("ready_s", "finished_s"))
+    session = sessions_of_rounds(run.sessions["session_id"], run.rounds)
+    ready_s, first_token_s, finished_s = (
+        np.asarray(run.rounds[name], dtype=np.float64) for name in ("ready_s", "first_token_s", "finished_s")
+    )
     first_s, last_s = run.sessions["arrival_s"][0], run.sessions["arrival_s"][-1]
     counts = (ready_s >= first_s + WARM_UP * (last_s - first_s)) & (ready_s <= last_s)
     if is_whole:
         counts = np.ones(len(ready_s), dtype=np.bool_)
-    row, gap_s, tokens = run.gaps
-    by_round: Mapping[str, Floats] = {
-        "ttft": seen.ttft_s,
-        "e2el": finished_s - ready_s,
-        "tpot": seen.round_itl_s["mean"],
-        "itl": seen.round_itl_s["p95"],
-    }
+    gaps = run.gaps.whole if isinstance(run.gaps, GapLog) else run.gaps
+    gaps = Gaps(*(each[counts[gaps.row]] for each in gaps))
+    num_gaps = np.bincount(gaps.row, gaps.tokens, len(ready_s))
+    with np.errstate(invalid="ignore"):  # NaN of a round of one token
+        mean_gap_s = np.bincount(gaps.row, gaps.gap_s * gaps.tokens, len(ready_s)) / num_gaps
+    by_round = {"ttft": first_token_s - ready_s, "e2el": finished_s - ready_s, "tpot": mean_gap_s}
     times = {name: Times.of(by_round[name][counts]) for name in ("ttft", "e2el")}
-    has_gaps = counts & ~np.isnan(by_round["tpot"])
-    times["tpot"] = Times.of(by_round["tpot"][has_gaps])
-    times["itl"] = Times(gap_s[counts[row]], tokens[counts[row]])
-    good = seen.round_done & counts
+    times["tpot"] = Times.of(mean_gap_s[counts & (num_gaps > 0)])
+    times["itl"] = Times(gaps.gap_s, gaps.tokens)
+    good = counts & ~np.isnan(finished_s)
     for each in objectives:
-        seconds = by_round[each.metric]
-        # What never came keeps no limit; a round of one token has no gap to limit.
-        good &= (seconds <= each.limit_s) | (np.isnan(seconds) & (each.metric in ("tpot", "itl")))
-    num_counted, num_missed = (np.bincount(seen.round_session[each]) for each in (counts, counts & ~good))
+        if each.metric == "itl":
+            good &= keeping(gaps, len(ready_s), each.limit_s)
+        else:
+            # What never came keeps no limit; a round of one token has no gap to limit.
+            good &= (by_round[each.metric] <= each.limit_s) | ((each.metric == "tpot") & (num_gaps == 0))
+    num_counted, num_missed = (np.bincount(session[each]) for each in (counts, counts & ~good))
+    end_s, arrival_s = (np.asarray(run.sessions[name], dtype=np.float64) for name in ("finished_s", "arrival_s"))
+    stay_s = end_s - arrival_s
     return Sample(
         times=times,
         num_rounds=int(counts.sum()),
@@ -530,8 +535,21 @@ def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: boo
         longest_s=float(np.max(times["ttft"].values, initial=0.0)),
         load=math.inf if run.facts["stop_reason"] else run.facts["prefill_load"] or 0.0,
         span_s=last_s - first_s,
-        stay_s=float(np.nanmean(seen.e2el_s)) if seen.session_done.any() else math.inf,
+        stay_s=math.inf if np.isnan(stay_s).all() else float(np.nanmean(stay_s)),
     )
+
+
+def keeping(gaps: Gaps, num_rounds: int, limit_s: float) -> npt.NDArray[np.bool_]:
+    """Which rounds have a P95 of their own gaps within a limit, or no gap. Only those whose P95 lies between a gap within the limit and
+    one beyond are sorted."""
+    num_gaps = np.bincount(gaps.row, gaps.tokens, num_rounds)
+    num_within = np.bincount(gaps.row, gaps.tokens * (gaps.gap_s <= limit_s), num_rounds)
+    place = 0.95 * (num_gaps - 1)
+    keeps = (num_within > np.ceil(place)) | (num_gaps == 0)
+    is_open = ~keeps & (num_within > np.floor(place))
+    own = Gaps(*(each[is_open[gaps.row]] for each in gaps))
+    p95_s = grouped_stats(own.row, own.gap_s, own.tokens, num_rounds)["p95"]
+    return keeps | (is_open & (p95_s <= limit_s))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,7 +139,7 @@ def test_a_run_is_long_enough_for_its_percentile(tmp_path, num_seeds):
 
 def test_no_run_serves_more_than_its_bound(tmp_path):
     """The load of remote prefills is what the bound says: no more, and right below it no less."""
-    knobs = {**PLACES["remote prefills"].knobs, "scheduling": "one-by-one"}
+    knobs = {"balance": "round-robin", "dispatch": "shortest", "prefix_cache": True, "scheduling": "one-by-one"}
     place = replace(PLACES["remote prefills"], knobs=knobs)
     question = place.question(tmp_path)
     (site,) = question.sites(parse_sizes("8"))

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import refuses
 
+from engines.cluster.record import Gaps
 from engines.errors import UserError
 from repro.capacity.objectives import LOAD, Objective, Sample, Times, is_lost, judged, parse_objectives, tightest
+from repro.capacity.sites import keeping
 
 
 def test_what_is_read():
@@ -45,6 +47,15 @@ def test_percentiles_of_counted_times_are_numpys(pairs, percentile):
     values, counts = (np.array(each) for each in zip(*pairs, strict=True))
     expected = np.percentile(np.repeat(values, counts), percentile)
     assert Times(values.astype(float), counts).percentile(percentile) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.integers(1, 30)), max_size=4), min_size=1))
+def test_rounds_keep_a_limit_by_numpys_p95_of_their_own_gaps(rounds):
+    every = [(row, *each) for row, own in enumerate(rounds) for each in own]
+    gaps = Gaps(*np.array(every).reshape(-1, 3).T)
+    p95s = [np.percentile(np.repeat(*zip(*own, strict=True)), 95) if own else 0.0 for own in rounds]
+    keeps = keeping(gaps._replace(row=gaps.row.astype(int)), len(rounds), 2.5)
+    assert keeps.tolist() == [each <= 2.5 for each in p95s]
 
 
 def test_what_never_came_took_for_ever():

@@ -186,6 +186,7 @@ def test_a_hole_below_the_answer_is_said():
 
 
 def test_nothing_serves_and_everything_is_served():
+    assert fewest([], lambda _: "plan") is None
     assert largest(["a"], lambda _: math.inf, lambda *_: -math.inf, LATTICE, 5.0) is None
     found = largest(["a"], lambda _: math.inf, lambda *_: math.inf, LATTICE, 5.0)
     assert LATTICE.rate(found.step) == pytest.approx(MOST_RATE, rel=0.05)
@@ -205,10 +206,6 @@ def test_the_fewest_gpus_are_found(sizes, needed):
     assert len(asked) == len({*asked}) <= 3 + math.log2(len(sizes)) + math.log2(10)
     if expected is not None and expected != sizes[0]:
         assert sizes[sizes.index(expected) - 1] in asked
-
-
-def test_no_sizes_hold_nothing():
-    assert fewest([], lambda _: "plan") is None
 
 
 @given(st.data())
