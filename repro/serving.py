@@ -14,7 +14,7 @@ from engines.dllm.method import EVERYONES
 from engines.errors import UserError, require
 from engines.knobs import knobs_of
 from engines.machine import machine_memory_bytes
-from engines.models.block_config import BLOCK_SHAPES, BLOCK_TYPES
+from engines.models.block_config import BLOCK_SHAPES, BLOCK_TYPES, SMALL_BLOCKS
 from engines.models.chat import CausalText, load_causal_text, stored_ends
 from engines.models.checkpoint import (
     PUBLISHED_CONFIGS,
@@ -30,7 +30,7 @@ from engines.server.codec import Codec, IdsAlone, TextCodec
 from engines.server.diffusion import BlockGeneration
 from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
 from engines.server.settings import DTYPE_BYTES, SYSTEM, ArSettings
-from repro.families.block.settings import EMBEDDED, NAME, TINY, BlockKnobs, BlockSettings, settings_of_requests
+from repro.families.block.settings import EMBEDDED, NAME, BlockKnobs, BlockSettings, settings_of_requests
 from repro.families.block.system import ON_TORCH, BlockDeployment
 from repro.families.block.text import find_text
 from repro.families.dllm.deployment import DllmDeployment
@@ -200,7 +200,7 @@ _OF_A_BLOCK = ("rule", "threshold", "edit_threshold", "max_post_steps", "steps",
 
 def is_block(model: str) -> bool:
     """Whether the model is one of block diffusion; where it is none at all, it is not."""
-    is_shape = model == EMBEDDED or model in TINY or model.lower() in BLOCK_SHAPES
+    is_shape = model == EMBEDDED or model in SMALL_BLOCKS or model.lower() in BLOCK_SHAPES
     return is_shape or stored_type(model) in BLOCK_TYPES
 
 

@@ -253,29 +253,18 @@ def read_block_config(directory: Path) -> BlockConfig:
     return BlockConfig.from_dict(published_config(directory, "LLaDA2, SDAR or Fast-dLLM v2"))
 
 
-def _published(name: str) -> BlockConfig:
-    own = dict(PUBLISHED["block"][name])
+def _published(raw: Mapping[str, Any]) -> BlockConfig:
+    own = dict(raw)
     rope = Rope(theta=own.pop("rope_theta"))
     experts = own.pop("experts", None)
     return BlockConfig(**own, rope=rope, experts=experts and ExpertsConfig(**experts))
 
 
-LLADA2_MINI = _published("llada2-mini")
-"""LLaDA2.0-mini and LLaDA2.1-mini (16,255,643,392 parameters)."""
-LLADA2_FLASH = _published("llada2-flash")
-"""LLaDA2.0-flash and LLaDA2.1-flash (102,889,705,216 parameters)."""
-SDAR_8B = _published("sdar-8b")
-"""SDAR-8B (8,190,735,360 parameters)."""
-FAST_DLLM_V2_7B = _published("fast-dllm-v2-7b")
-"""Fast-dLLM v2 7B (7,615,616,512 parameters)."""
-
-BLOCK_SHAPES: Mapping[str, BlockConfig] = {
-    "llada2-mini": LLADA2_MINI,
-    "llada2-flash": LLADA2_FLASH,
-    "sdar-8b": SDAR_8B,
-    "fast-dllm-v2-7b": FAST_DLLM_V2_7B,
-}
-"""Full-size shapes that need no download with random weights."""
+BLOCK_SHAPES: Mapping[str, BlockConfig] = {name: _published(raw) for name, raw in PUBLISHED["block"].items()}
+"""Full-size shapes that need no download with random weights. LLaDA2.0 and 2.1 have 16,255,643,392 parameters (mini) and
+102,889,705,216 (flash), SDAR-8B 8,190,735,360 and Fast-dLLM v2 7B 7,615,616,512."""
+SMALL_BLOCKS: Mapping[str, BlockConfig] = {name: _published(raw) for name, raw in PUBLISHED["small block"].items()}
+"""Small models of each family with random weights, whose steps a CPU core runs in milliseconds."""
 
 
 def block_config(model: str, *, known: Iterable[str] = BLOCK_SHAPES) -> BlockConfig:

@@ -26,7 +26,7 @@ Positive = Annotated[float, Range(above=0, most=1e30)]
 PUBLISHED: Mapping[str, Mapping[str, Any]] = json.loads(
     Path(__file__).with_name("published.json").read_text(encoding="utf-8")
 )
-"""Dimensions of published checkpoints: kind -> name -> fields of the kind's class."""
+"""Dimensions of published checkpoints, and of small ones like them: kind -> name -> fields of the kind's class."""
 
 
 @dataclass(frozen=True, kw_only=True)

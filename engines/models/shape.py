@@ -8,11 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from engines.errors import UserError
-from engines.models.block_config import FAST_DLLM_V2_7B as _FAST_DLLM_V2_7B_CONFIG
-from engines.models.block_config import LLADA2_FLASH as _LLADA2_FLASH_CONFIG
-from engines.models.block_config import LLADA2_MINI as _LLADA2_MINI_CONFIG
-from engines.models.block_config import SDAR_8B as _SDAR_8B_CONFIG
-from engines.models.block_config import BlockConfig
+from engines.models.block_config import BLOCK_SHAPES, BlockConfig
 from engines.models.config import DREAM_7B as _DREAM_7B_CONFIG
 from engines.models.config import LLADA_8B as _LLADA_8B_CONFIG
 from engines.models.config import PUBLISHED, ModelConfig
@@ -235,11 +231,11 @@ MISTRAL = (_published("Mistral-7B-v0.1"), _published("Mistral-7B-v0.3"))
 LLAMA_3_1_70B = _published("Llama-3.1-70B")
 MIXTRAL_8X7B = _published("Mixtral-8x7B")
 
-LLADA2_MINI = ModelShape.from_block_config(_LLADA2_MINI_CONFIG, name="LLaDA2-mini")
-LLADA2_FLASH = ModelShape.from_block_config(_LLADA2_FLASH_CONFIG, name="LLaDA2-flash")
-SDAR_8B = ModelShape.from_block_config(_SDAR_8B_CONFIG, name="SDAR-8B")
-FAST_DLLM_V2_7B = ModelShape.from_block_config(_FAST_DLLM_V2_7B_CONFIG, name="Fast-dLLM-v2-7B")
-BLOCK_DIFFUSION = (LLADA2_MINI, LLADA2_FLASH, SDAR_8B, FAST_DLLM_V2_7B)
+BLOCK_DIFFUSION = tuple(
+    ModelShape.from_block_config(BLOCK_SHAPES[name.lower()], name=name)
+    for name in ("LLaDA2-mini", "LLaDA2-flash", "SDAR-8B", "Fast-dLLM-v2-7B")
+)
+LLADA2_MINI, LLADA2_FLASH, SDAR_8B, FAST_DLLM_V2_7B = BLOCK_DIFFUSION
 
 SHAPES = (LLADA_8B, DREAM_7B, QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B)
 """Those whose kernels' times are extracted from measured tables (``engines.cost.kernels``)."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engines.models.block_config import BlockConfig
+from engines.models.block_config import BLOCK_SHAPES, BlockConfig
 from engines.models.layers import FusedOps, fuse
 from engines.models.loader import load_block
 from engines.models.packed import PackedModel
@@ -21,7 +21,7 @@ _DECODER = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 80,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
@@ -55,6 +55,7 @@ RAW: dict[str, dict[str, Any]] = {
     "fast-dllm-v2": {**_DECODER, "model_type": "Fast_dLLM_Qwen", "bd_size": 8},
 }
 FAMILIES = tuple(RAW)
+LLADA2_MINI, SDAR_8B = BLOCK_SHAPES["llada2-mini"], BLOCK_SHAPES["sdar-8b"]
 
 
 @cache

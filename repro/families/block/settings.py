@@ -26,15 +26,7 @@ from engines.cost.roofline import gpu
 from engines.errors import require
 from engines.knobs import Memory, Needs, Only, Proportion, Range, Tokens
 from engines.knobs import resolve as resolve_knobs
-from engines.models.block_config import (
-    BLOCK_SHAPES,
-    FAST_DLLM_V2_7B,
-    LLADA2_MINI,
-    SDAR_8B,
-    BlockConfig,
-    BlockLength,
-    block_config,
-)
+from engines.models.block_config import BLOCK_SHAPES, SMALL_BLOCKS, BlockConfig, BlockLength, block_config
 from engines.models.checkpoint import checkpoint_digest, checkpoint_dir
 from engines.models.shape import BLOCK_DIFFUSION, ModelShape
 from repro.families.cost import CostKnobs, load_calibration
@@ -53,38 +45,6 @@ RULES: Mapping[str, type[DecodeRule]] = {
     "sub-blocks": SubBlocks,
 }
 RuleName = Literal["low-confidence", "joint-threshold", "static", "dynamic", "sequential", "sub-blocks"]
-_SMALL: dict[str, Any] = {
-    "d_model": 64,
-    "n_layers": 4,
-    "n_heads": 4,
-    "n_kv_heads": 2,
-    "head_dim": 16,
-    "mlp_hidden_size": 192,
-    "vocab_size": 512,
-    "max_sequence_length": 4096,
-    "mask_token_id": 511,
-    "eos_token_id": 510,
-}
-assert LLADA2_MINI.experts is not None
-TINY: Mapping[str, BlockConfig] = {
-    "tiny-llada2": replace(
-        LLADA2_MINI,
-        **_SMALL,
-        rotary_dim=8,
-        experts=replace(
-            LLADA2_MINI.experts,
-            num_experts=16,
-            experts_per_token=4,
-            num_groups=4,
-            groups_per_token=2,
-            expert_hidden=32,
-            shared_hidden=32,
-        ),
-    ),
-    "tiny-sdar": replace(SDAR_8B, **_SMALL, rotary_dim=16),
-    "tiny-fast-dllm-v2": replace(FAST_DLLM_V2_7B, **_SMALL, rotary_dim=16),
-}
-"""Small models of each family with random weights, whose steps a CPU core runs in milliseconds."""
 EMBEDDED = "tiny-block"
 EMBEDDED_DIR = Path(engines.models.__file__).parent / "tiny_block"
 """The embedded checkpoint: a small SDAR."""
@@ -232,7 +192,7 @@ def shape_of(config: BlockConfig, name: str, dtype_bytes: int = 2) -> ModelShape
 
 
 def is_random(model: str) -> bool:
-    return model in TINY or model.lower() in BLOCK_SHAPES
+    return model in SMALL_BLOCKS or model.lower() in BLOCK_SHAPES
 
 
 def resolve(cell: Cell) -> BlockSettings:
@@ -253,9 +213,11 @@ def resolve(cell: Cell) -> BlockSettings:
     is_graded = cell.dataset in TASKS and knobs.workload is None
     model = knobs.model or (EMBEDDED if is_graded else "tiny-llada2")
     has_weights = not is_random(model)
-    known = (EMBEDDED, *TINY, *BLOCK_SHAPES)
+    known = (EMBEDDED, *SMALL_BLOCKS, *BLOCK_SHAPES)
     config = (
-        TINY[model] if model in TINY else block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model, known=known)
+        SMALL_BLOCKS[model]
+        if model in SMALL_BLOCKS
+        else block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model, known=known)
     )
     block = 1 if knobs.autoregressive else knobs.block_length or config.block_length
     check_batching(knobs.batching, config.shifts_logits)

@@ -178,8 +178,8 @@ def test_commits_ride_along_and_are_left_out_where_nothing_reads_them():
     [*((family, "mixed") for family in FAMILIES), ("sdar", "first-done"), ("sdar", "synchronous")],
 )
 def test_t7_a_request_may_be_aborted_at_every_step(family, batching):
-    asked = mixed(family)[:5]
-    for steps in range(0, 60, 5):
+    asked = mixed(family)[:4]
+    for steps in range(0, 60, 6):
         engine = engine_for(family, rows=48, prefix_cache=steps % 2 == 0, batching=batching)
         submitted(engine, asked, steps)
         victims = list(engine.sequences)
@@ -216,7 +216,7 @@ def test_t7_answers_count_the_forwards_of_all_steps(family):
 @pytest.mark.parametrize(("family", "rule"), [("llada2", RULES[2]), ("sdar", RULES[0]), ("fast-dllm-v2", DUAL)])
 def test_t7_a_request_may_be_preempted_at_every_step(family, rule):
     sampling = BlockSampling(temperature=0.5, seed=1)
-    asked = request(0, 2 * B + 3, 2 * B, rule, sampling=sampling)
+    asked = request(0, B + 3, B, rule, sampling=sampling)
     answer, _ = alone(family, asked)
     for step in range(1, answer.denoised + 2):
         keeps_blocks = step % 2 == 0

@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.block_models import (
     FAMILIES,
+    LLADA2_MINI,
     RAW,
+    SDAR_8B,
     block_model,
     plain_logits,
     plain_norm,
@@ -20,7 +22,7 @@ from support.block_models import (
 from support.tables import data_beside
 
 from engines.errors import UserError
-from engines.models.block_config import BLOCK_SHAPES, LLADA2_MINI, SDAR_8B, BlockConfig, block_config
+from engines.models.block_config import BLOCK_SHAPES, BlockConfig, block_config
 from engines.models.config import Rope
 from engines.models.layers import RMSNorm
 from engines.models.llada2 import ExpertLayers, ExpertRouter, LLaDA2Attention
@@ -100,9 +102,9 @@ def test_a_router_of_eight_bits_is_read(tmp_path):
 def test_a_missing_expert_is_named(tmp_path):
     folder = write_block(tmp_path / "torn", "llada2")
     weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.2.mlp.experts.7.up_proj.weight"]
+    del weights["model.layers.1.mlp.experts.7.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match=r"1 missing \(model.layers.2.mlp.experts.7.up_proj.weight\)"):
+    with pytest.raises(UserError, match=r"1 missing \(model.layers.1.mlp.experts.7.up_proj.weight\)"):
         load_block(str(folder))
 
 

@@ -11,7 +11,8 @@ from support.tables import data_beside
 
 from engines.errors import UserError
 from engines.knobs import Range
-from repro.families.block.settings import RULES, TINY, settings_of_requests
+from engines.models.block_config import SMALL_BLOCKS
+from repro.families.block.settings import RULES, settings_of_requests
 from repro.families.block.system import BLOCK, STEPS
 from repro.families.block.text import text_of
 from repro.runs.system import SYSTEMS
@@ -33,7 +34,7 @@ def run(**asked):
     return deployment.run(workload)
 
 
-@pytest.mark.parametrize("model", TINY)
+@pytest.mark.parametrize("model", SMALL_BLOCKS)
 def test_a_run_is_valid_and_counts_what_it_did(model):
     record = run(model=model, rule="static", steps=4)
     BLOCK.check_tables(record)
