@@ -45,7 +45,8 @@ def test_no_text_is_clipped_or_overprinted(name, where, tmp_path, request):
     assert len(drawn) == is_picture
     assert not is_saved or all(path.stat().st_size > 0 for path in rendered.files)
     for figure in drawn:
-        assert overprinted(figure) == []
+        texts = drawn_texts(figure)
+        assert overprinted(figure, texts) == []
         title = figure._suptitle.get_text()
         # What rests on no step of a run says itself what it was made of.
         obtained = [view.obtained] if module.cells(view) else ["computed", "simulated"]
@@ -55,7 +56,7 @@ def test_no_text_is_clipped_or_overprinted(name, where, tmp_path, request):
         assert "\n" not in line
         assert line.endswith(f"Full caption: {text.name}.")
         assert figure.get_figwidth() <= style.WIDEST_INCHES
-        assert min(text.get_fontsize() for text in drawn_texts(figure)) >= style.LEAST_POINTS
+        assert min(text.get_fontsize() for text in texts) >= style.LEAST_POINTS
         assert max(map(num_series, figure.axes)) <= MOST_SERIES
         assert [line.get_label() for axes in figure.axes for line in joined_categories(axes)] == []
 
@@ -87,7 +88,7 @@ def panel() -> Figure:
     return figure
 
 
-def test_a_sound_figure_has_nothing_to_say(tmp_path):
+def test_a_sound_figure_has_nothing_to_say(tmp_path, unsaved):
     with style.drawing():
         figure = panel()
         style.publish(figure, figure.axes, tmp_path, "sound", title="a title", caption=["A sentence."])
@@ -95,7 +96,7 @@ def test_a_sound_figure_has_nothing_to_say(tmp_path):
 
 
 @pytest.mark.parametrize(("place", "text", "fault"), DATA["broken_figures_are_found_out"])
-def test_broken_figures_are_found_out(place, text, fault, tmp_path):
+def test_broken_figures_are_found_out(place, text, fault, tmp_path, unsaved):
     with style.drawing():
         figure = panel()
         style.publish(figure, figure.axes, tmp_path, "broken", title="a title", caption=["A sentence."])
@@ -103,7 +104,7 @@ def test_broken_figures_are_found_out(place, text, fault, tmp_path):
         assert any(fault in each for each in overprinted(figure)), overprinted(figure)
 
 
-def test_ticks_beyond_the_axes_are_not_drawn_and_do_not_count(tmp_path):
+def test_ticks_beyond_the_axes_are_not_drawn_and_do_not_count(tmp_path, unsaved):
     with style.drawing():
         figure = panel()
         figure.axes[0].set_xticks([0, 1, 400], ["0", "1", "far away"])
@@ -148,7 +149,7 @@ def test_intervals_of_shares_end_where_shares_do():
     assert ends(figure) == [(93, 103), (-1, 3), (45, 55)]
 
 
-def test_the_legend_has_the_order_of_drawing(tmp_path):
+def test_the_legend_has_the_order_of_drawing(tmp_path, unsaved):
     look = style.Look(color="black", marker="o")
     layers = [
         Line(label="a line", places=[0, 1], at=[interval(1.0, 0.1)] * 2, look=look),
@@ -277,7 +278,7 @@ def test_an_axis_says_which_way_is_better():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("late (%), lower is better", "turns/s\nhigher is better")
 
 
-def test_a_word_beside_a_point_covers_nothing_or_is_left_out(tmp_path):
+def test_a_word_beside_a_point_covers_nothing_or_is_left_out(tmp_path, unsaved):
     with style.drawing():
         figure = panel()
         figure.axes[0].plot([0.5, 0.52], [0.5, 0.52], marker="s", label="another line", linestyle="none")

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 from copy import copy
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -71,10 +71,17 @@ SHOWN = [
 """Figure, platform, reading, accuracy, and what becomes of the runs. The platform's own reading is the empty one."""
 
 
-def shown(name: str, where: str, reading: str, accuracy: str, way: str) -> str:
-    figure, here = FIGURES[name].load(), platform(where)
+@lru_cache(maxsize=1)
+def made_up(name: str, where: str, reading: str, accuracy: str) -> tuple[View, Sequence[StoredRun]]:
+    """Both ways follow each other."""
+    here = platform(where)
     view = View(platform=here, reading=reading or default_reading(here), accuracy=accuracy, num_runs=2)
-    runs = WAYS[way](figure_runs(figure, view))
+    return view, figure_runs(FIGURES[name].load(), view)
+
+
+def shown(name: str, where: str, reading: str, accuracy: str, way: str) -> str:
+    view, whole_runs = made_up(name, where, reading, accuracy)
+    figure, runs = FIGURES[name].load(), WAYS[way](whole_runs)
     with TemporaryDirectory() as folder, pictures("none"), drawn() as asked:
         rendered = figure.render(runs, view, Path(folder))
         files = [f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in rendered.files]

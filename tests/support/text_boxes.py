@@ -24,9 +24,10 @@ class Box:
     is_text: bool = True
 
 
-def overprinted(figure: Figure) -> list[str]:
-    """A sentence for every text off the canvas, and for every one that lies on another, on a legend or on a marker."""
-    boxes = [*_texts(figure), *_legends(figure), *_markers(figure)]
+def overprinted(figure: Figure, texts: Sequence[Text] | None = None) -> list[str]:
+    """A sentence for every text off the canvas, and for every one that lies on another, on a legend or on a marker; ``texts`` are the
+    drawn ones, where they are known."""
+    boxes = [*_texts(figure, drawn_texts(figure) if texts is None else texts), *_legends(figure), *_markers(figure)]
     canvas = figure.bbox
     found = [
         f"{box.name} leaves the canvas"
@@ -69,9 +70,9 @@ def drawn_texts(figure: Figure) -> list[Text]:
     return list(found.values())
 
 
-def _texts(figure: Figure) -> Iterator[Box]:
+def _texts(figure: Figure, texts: Sequence[Text]) -> Iterator[Box]:
     owners = {id(text): id(legend) for legend in _all_legends(figure) for text in legend.findobj(Text)}
-    for text in drawn_texts(figure):
+    for text in texts:
         bounds = Text.get_window_extent(text)  # an annotation's own would hold its arrow
         yield Box(name=f"text {text.get_text()!r}", bounds=bounds, owner=owners.get(id(text), 0))
 

@@ -17,6 +17,7 @@ from repro.files import replace_text
 from repro.reports import run_table
 from repro.reports.figures import FIGURES, View, default_reading, figure, pictures
 from repro.reports.run_table import TableError, _columns, _text, _value, _Watched, draw, places_read, read_table
+from repro.runs.store import StoredRun
 
 ARITHMETIC = figure("ampd/table1")
 VIEW = View(platform=platform("h20x32"), reading="published", num_runs=1)
@@ -33,29 +34,42 @@ def table_in(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_comes_out_of_its_table_as_out_of_its_runs(name, tmp_path, no_pictures, monkeypatch):
-    entry = FIGURES[name]
-    loaded = entry.load()
+def runs_of(name: str, num_runs: int) -> tuple[View, list[StoredRun]]:
+    loaded = FIGURES[name].load()
     where = platform(loaded.platforms[0])
-    view = View(platform=where, reading=default_reading(where), num_runs=2)
+    view = View(platform=where, reading=default_reading(where), num_runs=num_runs)
     runs = figure_runs(loaded, view)
     for run in runs:
         vars(run).setdefault("summary", {})  # which a made-up run of memory alone lacks
-    monkeypatch.setattr(run_table, "PACKED_BYTES", 1 << 30)
-    rendered = draw(entry, view, runs, tmp_path)
+    return view, runs
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_comes_out_of_its_table_as_out_of_its_runs(name, tmp_path, no_pictures):
+    view, runs = runs_of(name, 2)
+    figure = FIGURES[name].load()
+    rendered = draw(FIGURES[name], view, runs, tmp_path)
     table = read_table(table_in(tmp_path))
     assert check_figure(table).status == "same", check_figure(table).reason
     assert [run.cell for run in table.runs] == [run.cell for run in runs]
-    if where.name in loaded.deciding:
-        assert loaded.findings(table.runs, view) == loaded.findings(runs, view)
+    if view.platform.name in figure.deciding:
+        assert figure.findings(table.runs, view) == figure.findings(runs, view)
     assert table.head["notes"] == list(rendered.notes)
-    monkeypatch.setattr(run_table, "PACKED_BYTES", 1)
-    draw(entry, view, runs, tmp_path / "packed")
-    packed = table_in(tmp_path / "packed")
-    assert packed.name.endswith(".runs.csv.gz")
-    assert gzip.decompress(packed.read_bytes()) == table.path.read_bytes()
-    assert read_table(packed).rows == table.rows
+
+
+@pytest.mark.parametrize("name", ["dllm-serve/fig7", "ampd/fig8", "laps/fig8", "block/sglang"])
+def test_a_large_table_is_packed(name, tmp_path, no_pictures, monkeypatch):
+    """A figure of every family."""
+    view, runs = runs_of(name, 1)
+    tables = []
+    for most in (1 << 30, 1):
+        monkeypatch.setattr(run_table, "PACKED_BYTES", most)
+        draw(FIGURES[name], view, runs, tmp_path / str(most))
+        tables.append(read_table(table_in(tmp_path / str(most))))
+    plain, packed = tables
+    assert packed.path.name.endswith(".runs.csv.gz")
+    assert gzip.decompress(packed.path.read_bytes()) == plain.path.read_bytes()
+    assert packed.rows == plain.rows
 
 
 JSON = st.recursive(
@@ -94,10 +108,7 @@ def test_what_is_read_is_noted_and_no_more(read, places):
 
 
 def test_runs_that_no_finding_reads_are_told_from_the_others():
-    entry = FIGURES["block/sglang"]
-    where = platform("h20-llada2-mini")
-    view = View(platform=where, reading=default_reading(where), num_runs=1)
-    runs = figure_runs(entry.load(), view)
+    _, runs = runs_of("block/sglang", 1)
     first = places_read(lambda own: own[0].summary["throughput_tok_s"], runs)
     assert first == [0]
     assert places_read(lambda own: [run.cell.seed for run in own], runs) == []
