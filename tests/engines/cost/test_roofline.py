@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import refuses
+from support.tables import data_beside
 
 from engines.cost.roofline import H200, L40S, RTX4090, Calibration, Roofline, StepWork
 from engines.errors import UserError
 from engines.models.shape import DREAM_7B, LLADA_8B, MIXTRAL_8X7B
 from repro.families.cost import save_calibration
+
+DATA = data_beside(__file__, "roofline")
 
 CARDS = (RTX4090, L40S, H200)
 BLOCK = 32
@@ -60,34 +63,14 @@ def flops(work: StepWork) -> int:
     return sum(flops for flops, _ in Roofline(LLADA_8B, L40S).loads(work))
 
 
-@pytest.mark.parametrize(
-    ("length", "tera", "ms"),
-    [
-        (512, "7.32", ["44.3", "20.2", "7.4"]),
-        (1024, "14.88", ["90.1", "41.1", "15.0"]),
-        (2048, "30.82", ["186.6", "85.1", "31.1"]),
-        (4096, "66.00", ["399.5", "182.3", "66.7"]),
-    ],
-)
+@pytest.mark.parametrize(("length", "tera", "ms"), DATA["refresh_lower_bounds"])
 def test_refresh_lower_bounds(length, tera, ms):
     work = refresh(length)
     assert f"{flops(work) / 1e12:.2f}" == tera
     assert printed(work) == [(cell, "C") for cell in ms]
 
 
-@pytest.mark.parametrize(
-    ("length", "n", "tera", "giga", "cells"),
-    [
-        (512, 1, "0.48", "15.2", "15.0M 17.5M 3.2M"),
-        (512, 8, "3.88", "16.3", "23.5C 18.9M 3.9C"),
-        (512, 32, "15.5", "20.4", "93.8C 42.8C 15.7C"),
-        (1024, 1, "0.49", "15.3", "15.2M 17.7M 3.2M"),
-        (1024, 8, "3.91", "17.4", "23.7C 20.1M 4.0C"),
-        (1024, 32, "15.6", "24.6", "94.7C 43.2C 15.8C"),
-        (2048, 8, "3.98", "19.6", "24.1C 22.6M 4.1M"),
-        (2048, 32, "15.9", "33.2", "96.3C 44.0C 16.1C"),
-    ],
-)
+@pytest.mark.parametrize(("length", "n", "tera", "giga", "cells"), DATA["reuse_lower_bounds"])
 def test_reuse_lower_bounds(length, n, tera, giga, cells):
     work = reuse(length, n)
     digits = len(tera.split(".")[1])

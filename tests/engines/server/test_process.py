@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.processes import ends
 from support.served_echo import RAISE, EchoEngine, EchoGeneration, EchoModel
+from support.tables import data_beside
 
 from engines.errors import RunError
 from engines.server.process import MOST_FAILURES, serve
@@ -65,12 +66,7 @@ def test_the_engine_ends_with_its_parent_however_that_ends(tmp_path, number):
 
 @pytest.mark.parametrize(
     ("name", "own", "wanted"),
-    [
-        ("GLIBC_TUNABLES", None, "glibc.malloc.hugetlb=1"),
-        ("GLIBC_TUNABLES", "glibc.malloc.check=0", "glibc.malloc.check=0"),
-        ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", None, "64"),
-        ("LRU_CACHE_CAPACITY", "7", "7"),
-    ],
+    data_beside(__file__, "process")["the_engine_has_its_environment_unless_its_user_says_otherwise"],
 )
 def test_the_engine_has_its_environment_unless_its_user_says_otherwise(monkeypatch, name, own, wanted):
     found: dict[str, str] = {}

@@ -162,12 +162,7 @@ def test_nothing_is_kept(server):
 
 
 @pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"text": {"form": {}}}, "text.form"),
-        ({"reasoning": {"effort": "low", "summary": "auto", "depth": 1}}, "reasoning.depth"),
-        ({"given": [{"role": "user", "content": "hi", "mood": "good"}]}, "input.mood"),
-    ],
+    ("fields", "name"), data_beside(__file__, "responses")["unknown_fields_of_objects_are_told_where_they_stand"]
 )
 def test_unknown_fields_of_objects_are_told_where_they_stand(server, fields, name):
     before = metrics(server.port).get(f'repro_unknown_fields_total{{field="{name}"}}', 0)

@@ -11,6 +11,7 @@ import yaml
 from support.checkpoints import LLADA, MASK, write_llada
 from support.command import commands, refused, repro
 from support.stored_runs import parts
+from support.tables import data_beside
 from support.tiny_models import GQA
 from typer.main import get_command
 
@@ -221,13 +222,7 @@ def test_a_profile_says_where_the_time_goes(model, tmp_path):
 
 
 @NO_CUDA
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("--device cuda", "this machine has no CUDA device"),
-        ("--platform h200 --executor torch --weights random", "has no CUDA device"),
-    ],
-)
+@pytest.mark.parametrize(("options", "says"), data_beside(__file__, "cli")["bench_refuses_a_device_that_is_not_there"])
 def test_bench_refuses_a_device_that_is_not_there(tmp_path, options, says):
     refused(repro("bench", *options.split(), "--result-dir", tmp_path / "r"), says)
     assert not (tmp_path / "r").exists()

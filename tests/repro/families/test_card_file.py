@@ -127,12 +127,7 @@ def test_the_l40s_datasheet_under_another_name_gives_the_l40s_steps(own_folder):
 
 @pytest.mark.parametrize(
     ("memory_gb", "tokens", "laps", "ampd"),
-    [
-        (24, 4096, "Qwen2.5-7B", "Qwen3-32B"),
-        (32, 8192, "Qwen2.5-7B", "Qwen3-32B"),
-        (48, 16384, "Qwen2.5-14B", "Llama-3.1-70B"),
-        (16, 4096, "Qwen2.5-7B", "Qwen3-32B"),
-    ],
+    data_beside(__file__, "card_file")["what_is_left_out_follows_from_the_memory"],
 )
 def test_what_is_left_out_follows_from_the_memory(own_folder, memory_gb, tokens, laps, ampd):
     write_card(own_folder, CARD.replace("memory_gb: 24", f"memory_gb: {memory_gb}"))

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from support.tables import data_beside
 from typer.testing import CliRunner
 
 from engines.errors import UserError
@@ -15,6 +16,8 @@ from repro.reports.claims_file import COLUMNS, as_row, judged_again, read, save
 from repro.reports.figures import PAPERS
 from repro.reports.paper import Claim, Role, Tolerance, load_claims, read_claims
 
+DATA = data_beside(__file__, "claims")
+
 BOUND = re.compile(r"at least|(?<!no )more than|less than|within a\b")
 NO_BOUNDS = {"laps-fig1-interference"}
 CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}
@@ -22,7 +25,8 @@ CARD, L40S = ("rtx4090/livebench", "rtx4090/burst", "rtx4090/osc"), ("l40s/liveb
 
 
 def answer(claim: str, value: float | tuple[float, ...], **more: object) -> Finding:
-    return Finding(claim=claim, value=value, obtained="composed", how="runs", **more)
+    own = tuple(value) if isinstance(value, list) else value
+    return Finding(claim=claim, value=own, obtained="composed", how="runs", **more)
 
 
 def judged(claim: str | Claim, value: float | tuple[float, ...], role: Role = "prediction", **more: object) -> Judged:
@@ -91,17 +95,7 @@ def test_role_and_verdict_are_apart(role):
         assert (found.role, found.verdict) == (role, verdict)
 
 
-@pytest.mark.parametrize(
-    ("claim", "value", "more"),
-    [
-        ("dllm-t4-osc-sparse-dllm-speedup", 1.0, {}),
-        ("dllm-n-requests", (2000.0, 2000.0, 128.0), {}),
-        ("dllm-retention-fixed", 0.5, {}),
-        ("dllm-steps-per-block", 32.0, {}),
-        ("dllm-retention-sweep", (10.0, 50.0), {}),
-        ("dllm-kv-footprint", 294.0, {"holds": True}),
-    ],
-)
+@pytest.mark.parametrize(("claim", "value", "more"), DATA["what_no_run_can_change_is_not_reproduced"])
 def test_what_no_run_can_change_is_not_reproduced(claim, value, more):
     found = judged(claim, value, "by construction", **more)
     assert (found.role, found.verdict) == ("by construction", "by construction")
@@ -252,21 +246,7 @@ def test_a_fresh_clone_shows_what_is_committed_and_says_so(tmp_path):
     assert {row["verdict"] for row in own if row["id"] in borrowed} == {"not run"}
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ((56.0, 53.0, 56.0, 53.0), None),
-        ((80.0, 53.0, 56.0, 53.0), "burst/std 80 for 56 %, 43 % above (12 pp allowed)"),
-        (
-            (80.0, 5.0, 56.0, 53.0),
-            "burst/std 80 for 56 %, 43 % above (12 pp allowed); burst/span 5 for 53 %, 91 % below (12 pp allowed)",
-        ),
-        (
-            (80.0, 5.0, 5.0, 53.0),
-            "burst/std 80 for 56 %, 43 % above (12 pp allowed); burst/span 5 for 53 %, 91 % below (12 pp allowed); and 1 more",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("values", "reason"), DATA["a_reason_names_two_values_and_counts_the_others"])
 def test_a_reason_names_two_values_and_counts_the_others(values, reason):
     claim = replace(CLAIMS["dllm-jitter-others"], gap=None)
     assert judged(claim, values, of=claim.of).reason == reason
@@ -274,16 +254,7 @@ def test_a_reason_names_two_values_and_counts_the_others(values, reason):
         assert judged(replace(claim, gap="why not"), values, of=claim.of).reason == f"{reason}: why not"
 
 
-@pytest.mark.parametrize(
-    ("values", "reason"),
-    [
-        ((1.6,), None),
-        ((1.74,), None),
-        ((1.67,), None),
-        ((1.4,), "1.4 for 1.6, 13 % below (5 % allowed)"),
-        ((1.9,), "1.9 for 1.74, 9 % above (5 % allowed)"),
-    ],
-)
+@pytest.mark.parametrize(("values", "reason"), DATA["one_value_is_held_against_the_nearer_end_of_a_range"])
 def test_one_value_is_held_against_the_nearer_end_of_a_range(values, reason):
     claim = replace(CLAIMS["dllm-abs-tput-l40s"], gap=None, of=())
     found = judged(claim, values[0])

@@ -208,14 +208,7 @@ def _lies_in(name: str, room: str) -> bool:
     return name == room or name.startswith(f"{room}/")
 
 
-@pytest.mark.parametrize(
-    ("system", "others"),
-    [
-        ("dllm-serve", ("engines/ampd", "engines/laps", "engines/blockdiffusion", "repro/families/cluster")),
-        ("ampd", ("engines/dllm", "engines/laps", "baselines/dllm", "repro/families/dllm", "repro/tasks")),
-        ("laps", ("engines/dllm", "engines/ampd", "baselines/dllm", "repro/families/dllm", "repro/tasks")),
-    ],
-)
+@pytest.mark.parametrize(("system", "others"), data_beside(__file__, "code")["code_of_another_family_decides_nothing"])
 def test_code_of_another_family_decides_nothing(system, others):
     dataset, platform, executor = ASKED[system]
     found = prepare(a_cell(system, dataset, platform, executor, rate=None if system == "laps" else 0.5, num_prompts=64))

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.records import record_of, requests_table, stats
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.families.block.system import BLOCK
@@ -103,17 +104,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize(
-    ("file", "row", "reason"),
-    [
-        ("columns", "mine,requests,cost,double,,what it cost", "kind='double'"),
-        ("columns", "mine,requests,cost,float,yes,what it cost", "null='yes'"),
-        ("columns", "mine,requests,cost,float", "one cell"),
-        ("columns", "mine,requests,cost,float,,in EUR, of all", "one cell"),
-        ("metrics", "mine,price,EUR,what it cost,never,", "metric 'price'"),
-        ("metrics", "mine,cost,EUR,what it cost,never,facts", "fact='facts'"),
-        ("summary", "mine,cost,cost,,,yes,", "share='yes'"),
-        ("summary", "mine,cost,cost,,ten,,", "ten"),
-    ],
+    ("file", "row", "reason"), data_beside(__file__, "metrics")["a_row_that_describes_nothing_is_refused"]
 )
 def test_a_row_that_describes_nothing_is_refused(file, row, reason, tmp_path):
     for name, head in HEADS.items():

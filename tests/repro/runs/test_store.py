@@ -201,11 +201,7 @@ SCHEMA_8 = Path(__file__).with_name("schema8")
 
 
 @pytest.mark.parametrize(
-    ("name", "obtained", "e2el_s"),
-    [
-        ("roofline_r2_s0_857ccd766b20", "composed", 14.286140379518088),
-        ("torch_r4_s0_ff6fbb0be5fc", "measured", 0.07142619950185286),
-    ],
+    ("name", "obtained", "e2el_s"), data_beside(__file__, "store")["runs_that_are_stored_today_stay_readable"]
 )
 def test_runs_that_are_stored_today_stay_readable(name, obtained, e2el_s):
     """Files of the first commit of schema 8 whose provenance names inputs and whose code is listed by modules."""

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from support.jail import ALLOW_EVERYTHING, needs_jail
 from support.refusals import refuses
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.tasks.sandbox import client
@@ -358,11 +359,7 @@ def test_limits_hold_without_a_jail(monkeypatch, program, reason):
 
 
 @pytest.mark.parametrize(
-    ("present", "machine", "reason"),
-    [
-        (None, "x86_64", "bwrap is not installed: install bubblewrap"),
-        ("/usr/bin/bwrap", "riscv64", "no seccomp filter for riscv64: use a machine of x86_64 or aarch64"),
-    ],
+    ("present", "machine", "reason"), data_beside(__file__, "sandbox")["a_machine_without_a_jail_says_why"]
 )
 def test_a_machine_without_a_jail_says_why(monkeypatch, present, machine, reason):
     monkeypatch.setattr(client.shutil, "which", lambda name: present)

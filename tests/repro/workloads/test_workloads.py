@@ -232,11 +232,7 @@ def test_osc_statistics_are_those_of_the_length_table():
 
 @pytest.mark.parametrize(
     ("name", "path", "rows", "statistics"),
-    [
-        ("gsm8k", "gsm8k/gsm8k_test.jsonl", 1319, ("mean", "std")),
-        ("humaneval", "humaneval/HumanEval.jsonl.gz", 164, ("mean", "std")),
-        ("burst", "burstgpt/burstgpt1_first500.csv", 481, ("median",)),
-    ],
+    data_beside(__file__, "workloads")["statistics_of_a_card_are_those_of_its_file"],
 )
 def test_statistics_of_a_card_are_those_of_its_file(name, path, rows, statistics):
     cfg = config(name, source="local", num_requests=rows, min_prompt_len=1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.cells import a_cell, ran
 from support.command import refused, repro
+from support.tables import data_beside
 
 from engines.cluster.sessions import Prefix
 from engines.errors import UserError
@@ -16,6 +17,8 @@ from repro.families.cluster.ampd_record import AR
 from repro.workloads.knobs import named_after
 from repro.workloads.rounds import RecordedRound, TracedSession, TraceFile
 from repro.workloads.table import read_trace
+
+DATA = data_beside(__file__, "shared_prefixes")
 
 NUM = 12
 SHARED = 1024 / 2048
@@ -43,16 +46,7 @@ def served(workload: str, system: str, *, seed: int = 0, rate: float | None = No
     return ran(a_cell(system, named_after(workload), platform, "roofline", rate=rate, seed=seed, **given))
 
 
-@pytest.mark.parametrize(
-    ("system", "knobs", "num_caches"),
-    [
-        ("vllm-sim", {"balance": "round-robin"}, 2),
-        ("vllm-sim", {"balance": "kv-aware"}, 1),
-        ("vllm-sim", {"deployment": "TP8x1", "block_size": 1024, "scheduling": "chunked"}, 1),
-        ("dynamo-sim", {"dispatch": "round-robin"}, 2),
-        ("dynamo-sim", {"dispatch": "kv-aware"}, 1),
-    ],
-)
+@pytest.mark.parametrize(("system", "knobs", "num_caches"), DATA["what_a_worker_has_is_spared"])
 def test_what_a_worker_has_is_spared(system, knobs, num_caches, tmp_path):
     _, record = served(written(tmp_path / "t.jsonl"), system, **knobs)
     facts = record.facts["prefix_cache"]
@@ -67,13 +61,7 @@ def test_what_a_worker_has_is_spared(system, knobs, num_caches, tmp_path):
 
 
 @pytest.mark.parametrize("platform", ["h20x32", "h200"])  # The second takes time before its queues.
-@pytest.mark.parametrize(
-    ("system", "knobs"),
-    [
-        ("dynamo-sim", {"deployment": "P:TP4x1 D:TP4x2", "dispatch": "kv-aware"}),
-        ("vllm-sim", {"deployment": "TP4x2", "balance": "kv-aware"}),
-    ],
-)
+@pytest.mark.parametrize(("system", "knobs"), DATA["workers_share_what_comes_at_once"])
 def test_workers_share_what_comes_at_once(system, knobs, platform, tmp_path):
     knobs = {"arrivals": "burst", "prefix_cache": False, "model": "Qwen3-32B", "num_gpus": 12, **knobs}
     _, record = served(written(tmp_path / "t.jsonl"), system, platform=platform, **knobs)

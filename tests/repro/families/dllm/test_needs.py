@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.cells import a_cell
+from support.tables import data_beside
 
 from engines.dllm.config import DelayedCache, Phase, Window
 from engines.dllm.method import DllmServe, Options, Sampler
@@ -149,11 +150,7 @@ def test_state_that_no_model_decides_is_simulated():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("Reads", "policy Reads.submit fails (TypeError: object of type 'NoneType' has no len()): correct it"),
-        ("Looks", "policy Looks.schedule fails (AttributeError: 'Sequence' object has no attribute 'confidence')"),
-    ],
+    ("name", "said"), data_beside(__file__, "needs")["what_a_simulation_lacks_is_absent_and_no_stand_in"]
 )
 def test_what_a_simulation_lacks_is_absent_and_no_stand_in(name, said):
     deployment, workload = with_rule(DelayedCache()).prepare(cell(scheduler=f"{__name__}:{name}"))
