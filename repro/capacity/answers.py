@@ -278,15 +278,18 @@ class Trials:
         """Those that were simulated."""
         return [*dict.fromkeys(plan for plan, _, _ in self._made)]
 
+    @property
+    def num_runs(self) -> int:
+        return len(self._made)
+
     def answer(self, gpus: int, num_plans: int, plan: Plan | None, **found: Any) -> Answer:
-        num_simulated, num_runs = len(self.plans), len(self._made)
         return Answer(
             site=self.site,
             gpus=gpus,
             plan=plan,
             num_plans=num_plans,
-            num_simulated=num_simulated,
-            num_runs=num_runs,
+            num_simulated=len(self.plans),
+            num_runs=self.num_runs,
             **found,
         )
 

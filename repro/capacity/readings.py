@@ -1,16 +1,21 @@
-"""Readings of a capacity: the GPUs that each hour of a file needs, what changes with a knob, all else held, and by how
-much answers differ, seed by seed."""
+"""Readings of a capacity: which choice decides it, the GPUs that each hour of a file needs, what changes with a knob, all else held, and
+by how much answers differ, seed by seed. And what a search takes, before it starts."""
 
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from repro.capacity.answers import Answer, Lattice, Search, Trials, climb, fewest
+from engines.machine import usable_cores
+from repro.capacity.answers import FEW_GPUS, Answer, Lattice, Search, Trials, climb, fewest
 from repro.capacity.objectives import judged
 from repro.capacity.question import Question, parse_sizes
-from repro.capacity.sites import SET_HERE, ClusterSite, Plan
+from repro.capacity.sites import SET_HERE, ClusterSite, Plan, Site
 from repro.runs.cell import Scalar
+from repro.runs.system import Setting
+from repro.runs.tuning import BEAM, JOINT, Space
 
 AS_ASKED = "as asked"
 
@@ -55,6 +60,94 @@ def varied(
         sites.append(replace(changed, label=label))
     found = Search(question=own, sizes=sizes, rate=None, resolution=resolution).answers(sites, advance)
     return sorted(found, key=lambda each: [site.label for site in sites].index(each.site.label))
+
+
+class Choice(NamedTuple):
+    chosen: Setting
+    instead: Setting
+    """() is what it is by default."""
+    rate: float
+    """What the plan serves with it, at most what it serves as chosen; 0 where it serves no rate."""
+
+
+def choices_of(answer: Answer, other: Plan | None, resolution: float) -> tuple[list[Choice], int]:
+    """What an answer's choices are worth, the one that costs most first, and how many runs that took: each is made as by default, of
+    the deployment the likeliest other one, and as ``other`` has it. The first is of all seeds, the others of one."""
+    site, plan, most = answer.site, answer.plan, answer.rate
+    assert plan is not None
+    assert most is not None
+    lattice, trials = Lattice(resolution=resolution), Trials(site=site)
+    (lowest, _), last = lattice.ends(most), lattice.last(most)
+
+    def rate_of(changed: Plan, start: int, is_whole: bool) -> float:
+        step = climb(partial(trials.margin, changed, is_whole=is_whole, lattice=lattice), start, (lowest, last))
+        return 0.0 if step is None else most if step == last else lattice.rate(step)
+
+    found: dict[Plan, Choice] = {}
+    for place, instead in _other_choices(site.ranked(answer.gpus, None).space, plan, other):
+        choices = (*plan.choices[:place], instead, *plan.choices[place + 1 :])
+        if site.is_possible(choices):
+            changed = site.planned(choices)
+            found[changed] = Choice(plan.choices[place], instead, rate_of(changed, last, False))
+    for changed in sorted(found, key=lambda each: found[each].rate)[:1]:
+        about = lattice.step(max(found[changed].rate, lattice.rate(lowest)))
+        found[changed] = found[changed]._replace(rate=rate_of(changed, about, True))
+    return sorted(found.values(), key=lambda each: each.rate), trials.num_runs
+
+
+def _other_choices(space: Space, plan: Plan, other: Plan | None) -> Iterator[tuple[int, Setting]]:
+    """With the place of each among a plan's choices."""
+    theirs = set(() if other is None else other.knobs)
+    for place, (axis, chosen) in enumerate(zip(space.axes, plan.choices, strict=True)):
+        others = [setting for setting in axis if setting != chosen]
+        # The first is as by default, of deployments the likeliest.
+        if place == 0 or axis[0] != chosen:
+            yield from ((place, setting) for setting in others[:1])
+        yield from ((place, setting) for setting in others[1:] if setting and theirs.issuperset(setting))
+
+
+ROUNDS, CLIMB, HOPELESS = 3, 12, 6
+"""Races around the best, runs of one seed or of all to find a plan's rate, and runs of a plan that serves none: a search hardly exceeds
+them."""
+SHORT = 100
+"""Requests that tell how long a run takes, or a tenth of it."""
+
+
+class Outlook(NamedTuple):
+    likely: int
+    most: int
+    """Runs."""
+    num_prompts: tuple[int, int]
+    """Requests of a run, the fewest and the most."""
+    seconds: float
+    """About, for the likely number of runs."""
+
+
+def outlook(search: Search, sites: Sequence[Site]) -> Outlook:
+    """What a search takes, by two short runs of each system on the first of its cards."""
+    likely, most, seconds, prompts = 0, 0, 0.0, list[int]()
+    for site in {each.cell.system: each for each in reversed(sites)}.values():
+        fitting = search.sizes.fitting(site)
+        halves = min(len(fitting), 2 * len(fitting).bit_length())
+        num_sizes = len(search.sizes.halved(site)) if search.rate is None else halves
+        sized = site.of_size(fitting[-1], search.rate, search.question.num_prompts)
+        ranked, num = sized.ranked(fitting[-1], search.rate), int(str(sized.cell.knob_values["num_prompts"]))
+        beam, axes = (BEAM, JOINT) if fitting[-1] <= FEW_GPUS else (1, 2)
+        joint = sum(1 for _ in ranked.space.joint(axes))
+        around = ROUNDS * beam * sum(len(axis) - 1 for axis in ranked.space.axes)
+        climbs = CLIMB * (1 + site.num_seeds)
+        raced = max(HOPELESS * joint, site.num_seeds * min(ranked.num, joint + around))
+        num_answers = num_sizes * sum(each.cell.system == site.cell.system for each in sites)
+        few = min(num, max(SHORT, num // 10))
+        short = sized.of_size(fitting[-1], search.rate, few)
+        for _ in range(2):
+            began = time.perf_counter()
+            short.run(short.planned(ranked.space.first), ranked.start, 0)
+            run_s = num / few * (time.perf_counter() - began)
+        likely, most = likely + num_answers * (joint + climbs), most + num_answers * (raced + climbs)
+        seconds += num_answers * (joint + climbs) * run_s
+        prompts += [num] if search.question.num_prompts is not None else [num, site.most_prompts]
+    return Outlook(likely, most, (min(prompts), max(prompts)), seconds / min(usable_cores(), len(sites)))
 
 
 FINER = 5

@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from engines.ampd.performance import PerformanceModel
     from engines.ampd.planner import Plan
     from engines.policies.views import Slo
-    from repro.capacity.answers import Answer
+    from repro.capacity.answers import Answer, Search
     from repro.capacity.objectives import Objective
     from repro.capacity.question import Question, Sizes
     from repro.capacity.readings import Change
     from repro.capacity.sites import Plan as CapacityPlan
     from repro.capacity.sites import Site
     from repro.runs.cell import Cell
+    from repro.runs.system import Setting
     from repro.workloads.sessions import SessionCard, SessionWorkloadConfig
 
 PLAN_COLUMNS = (
@@ -502,8 +503,7 @@ def capacity(
         change.of(question).sites(sizes)
     rate = options.rate if options.autoscale is None else _own_rate(sites[0], options.autoscale)
     search = Search(question=question, sizes=sizes, rate=rate, resolution=searched.resolution)
-    with counting("deployments") as advance:
-        answers = search.answers(sites, advance)
+    answers = _searched(search, sites)
     if question.is_given:
         site = answers[0].site
         as_served = replace(site, cell=replace(site.cell, rate=answers[0].rate or site.cell.rate))
@@ -519,12 +519,13 @@ def capacity(
     }
     notes = _capacity_notes(answers, rows, options)
     served = [pair for pair in zip(answers, rows, strict=True) if pair[0].plan is not None]
+    decides = _decided(served, searched.resolution, notes)
     steps = _stepped(served, sizes, options.autoscale, notes) if options.autoscale is not None else []
     if (searched.seeds or 0) >= FEWEST_SEEDS and rate is None:
         notes += _margins(served, searched.resolution)
     effects = _effects(question, served, changes, searched.resolution, notes) if changes else []
     if json:
-        print_json({**about, "answers": rows, "effects": effects, "notes": notes})
+        print_json({**about, "answers": rows, "decides": decides, "effects": effects, "notes": notes})
     else:
         _print_answers(rows, about, sites[0].hardware()[0].name, objectives)
         _print_readings(steps, effects)
@@ -534,6 +535,73 @@ def capacity(
         title = f"{Path(options.workload).name}: {about['slo']}"
         drawn = _drawn_readings(plot, title, steps, effects) or save_capacity_plot(plot, title, rows, sites[0].unit)
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+
+
+def _searched(search: Search, sites: Sequence[Site]) -> list[Answer]:
+    """Says on stderr what a search takes before it starts, and what it tried."""
+    from repro.capacity.readings import outlook
+
+    found, began = outlook(search, sites), time.perf_counter()
+    prompts = " to ".join(f"{num:,}" for num in dict.fromkeys(found.num_prompts))
+    unit = sites[0].unit.partition("/")[0]
+    runs = f"some {found.likely:,} simulations of {prompts} {unit}, at most {found.most:,}"
+    say(f"search: {runs}, about {found.seconds:.0f} s", file=sys.stderr)
+    with counting("deployments") as advance:
+        answers = search.answers(sites, advance)
+    plans, runs = (sum(getattr(each, name) for each in answers) for name in ("num_simulated", "num_runs"))
+    say(
+        f"search: {counted(plans, 'plan')} tried in {counted(runs, 'run')}, {time.perf_counter() - began:.0f} s",
+        file=sys.stderr,
+    )
+    return answers
+
+
+def _decided(served: Served, resolution: float, notes: list[str]) -> dict[str, Any]:
+    """Adds to the notes which choice decides between the best answer and the next system's on as many GPUs of the card, or its own next
+    best."""
+    from repro.capacity.readings import choices_of
+
+    if not served:
+        return {"runs": 0, "choices": []}
+    (answer, row), *others = served
+    where, best = answer.site.cell.platform, answer.rate or 0.0
+    alike = [each for each, _ in others if each.site.cell.platform == where and each.gpus == answer.gpus]
+    rival = next((each for each in alike if each.site.cell.system != answer.site.cell.system), None)
+    next_best = None if answer.next_best is None else answer.next_best[0]
+    choices, runs = choices_of(answer, next_best if rival is None else rival.plan, resolution)
+    told = [
+        {"chosen": _unlike(each.chosen, each.instead), "instead": _unlike(each.instead, each.chosen), "rate": each.rate}
+        for each in choices
+    ]
+    if said := _decision_said(best, told, rival):
+        notes.append(f"{row['system']} on {row['gpus']} x {row['platform']} {said}")
+    versus = None if rival is None else {"system": rival.site.title, "rate": rival.rate}
+    return {"system": row["system"], "versus": versus, "runs": runs, "choices": told}
+
+
+def _unlike(setting: Setting, other: Setting) -> str:
+    """The pairs of a setting that another has not."""
+    from repro.runs.system import setting_said
+
+    own = setting_said(tuple(pair for pair in setting if pair not in other))
+    return own or " and ".join(f"{name} by default" for name, _ in other if name not in dict(setting))
+
+
+def _decision_said(best: float, choices: Sequence[Mapping[str, Any]], rival: Answer | None) -> str | None:
+    """A sentence about the choice that costs most, beside a rival that is behind; None where nothing decides."""
+    theirs = best if rival is None or rival.rate is None else rival.rate
+    ahead = "" if rival is None else f"is ahead of {rival.site.title}"
+    if not choices or choices[0]["rate"] >= best:
+        told = "each choice made as by default serves as much, so the systems themselves decide"
+        return f"{ahead}: {told}" if theirs < best else None
+    choice = choices[0]
+    serves = f"with {choice['instead']} it serves {choice['rate']:.4g} /s"
+    if rival is None or theirs >= best:
+        return f"serves {best:.4g} /s mostly because of {choice['chosen']}: {serves}"
+    also = f"and {rival.site.title} {theirs:.4g} /s"
+    if choice["rate"] < theirs:
+        return f"{ahead} because of {choice['chosen']}: {serves}, {also}"
+    return f"{ahead} by no one choice: {choice['chosen']} is worth most, but {serves}, {also}"
 
 
 def _print_readings(steps: Sequence[Mapping[str, str]], effects: Sequence[Mapping[str, Any]]) -> None:

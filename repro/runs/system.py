@@ -77,6 +77,10 @@ def _written(value: Scalar) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def setting_said(setting: Setting) -> str:
+    return " ".join(f"{name}={'null' if value is None else _written(value)}" for name, value in setting)
+
+
 def options_said(settings: Mapping[str, Scalar]) -> str:
     """Settings by name as options of ``repro bench``, for a shell."""
     named = {name: _written(settings[name]) for name in sorted(settings)}

@@ -52,13 +52,8 @@ def test_a_file_and_objectives_as_a_capacity_takes_them_are_planned_for(tmp_path
     """As the same sessions by --trace-path."""
     asked = own_sessions(tmp_path, 800)
     plan = ("plan-cluster", "--model", "Llama-3.1-70B", "--gpus", "16")
-    found, same = (
-        json.loads(repro(*plan, *options).out)
-        for options in (
-            ("--trace", asked[1], "--slo", "ttft:p95:5000 itl-gap:p95:50", "--hardware", "h20x32", *asked[4:]),
-            ("--trace", "dureader", *asked),
-        )
-    )
+    told = ("--trace", asked[1], "--slo", "ttft:p95:5000 itl-gap:p95:50", "--hardware", "h20x32", *asked[4:])
+    found, same = (json.loads(repro(*plan, *each).out) for each in (told, ("--trace", "dureader", *asked)))
     assert (found["slo"], found["hardware"]) == (same["slo"], same["hardware"])
     assert [each["deployment"] for each in found["plans"]] == [each["deployment"] for each in same["plans"]]
     assert found["plans"][0]["ttft_p95_s"] == pytest.approx(same["plans"][0]["ttft_p95_s"], rel=0.05)
@@ -102,8 +97,8 @@ def test_a_table_of_a_knob_is_of_one_search_and_says_what_ran(tmp_path):
     """Options of a row are those of a run with the same numbers."""
     own = tmp_path / "mine.jsonl"
     own.write_text("".join(json.dumps({"rounds": [[800 + 50 * n, 60]]}) + "\n" for n in range(12)))
-    asked = ("bench", "--system", "vllm-sim", "--platform", "h100", "--workload", own, "--request-rate", "9")
-    asked = (*asked, "--model", "Qwen3-32B", "--knob", "num_gpus=4", "--result-dir", tmp_path / "runs")
+    bench = ("bench", "--system", "vllm-sim", "--platform", "h100", "--workload", own, "--request-rate", "9")
+    asked = (*bench, "--model", "Qwen3-32B", "--knob", "num_gpus=4", "--result-dir", tmp_path / "runs")
     tokens = ("--knob", "max_num_batched_tokens=512", "--knob", "max_num_batched_tokens=8192")
     done = repro(*asked, *tokens, "--json")
     assert "a search of" in done.err
@@ -115,9 +110,7 @@ def test_a_table_of_a_knob_is_of_one_search_and_says_what_ran(tmp_path):
     table = " ".join(repro(*asked, *tokens).out.split())
     assert "--knob scheduling=" in table
     words = shlex.split(runs[0]["ran"])
-    (again,) = json.loads(
-        repro(*asked[: asked.index("--model")], "--result-dir", tmp_path / "b", *words, "--json").out
-    )["runs"]
+    (again,) = json.loads(repro(*bench, "--result-dir", tmp_path / "b", *words, "--json").out)["runs"]
     assert again["summary"] == runs[0]["summary"]
     assert again["ran"] == runs[0]["ran"]
     assert runs[0]["ran"] in repro("export", tmp_path / "runs").out.replace('""', '"')
