@@ -73,7 +73,7 @@ def _print(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> None:
     for each in found:
         rows = [_texts(row) for row in each.rows]
         # One setting needs no name.
-        shown = slice(1 if len(rows) == 1 else 0, None)
+        shown = slice(1 if len(rows) == 1 else 0, None if any(row[-1] for row in rows) else -1)
         if rows:
             print_table(f"{each.metric}: B over A", COLUMNS[shown], [row[shown] for row in rows])
     beyond = f"beyond {100 * found[0].tolerance:g} % outside noise"
@@ -81,7 +81,7 @@ def _print(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> None:
     say(f"changed {beyond}: {', '.join(changed)}" if changed else f"no change {beyond}")
 
 
-COLUMNS = ("setting", "A", "B", "B / A", "95 %", "pairs", "verdict")
+COLUMNS = ("setting", "A", "B", "B / A", "95 %", "pairs", "verdict", "what ran")
 
 
 def _texts(row: "Change") -> list[str]:
@@ -91,7 +91,9 @@ def _texts(row: "Change") -> list[str]:
     ratio = row.ratio
     bounds = "-" if ratio.low is None or ratio.high is None else f"[{ratio.low:.3f}, {ratio.high:.3f}]"
     mean = "-" if ratio.mean is None else f"{ratio.mean:.3f}"
-    return [setting or "all", f"{row.a:.4g}", f"{row.b:.4g}", mean, bounds, str(ratio.n), row.verdict]
+    a, b = row.ran
+    ran = a if a == b else f"A: {a}\nB: {b}"
+    return [setting or "all", f"{row.a:.4g}", f"{row.b:.4g}", mean, bounds, str(ratio.n), row.verdict, ran]
 
 
 def _notes(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> Iterator[str]:
@@ -147,6 +149,7 @@ def _json(comparison: "Comparison") -> dict[str, Any]:
         {
             **asdict(row),
             "setting": dict(row.setting),
+            "ran": dict(zip(("a", "b"), row.ran, strict=True)),
             "ratio": {"mean": row.ratio.mean, "low": row.ratio.low, "high": row.ratio.high, "pairs": row.ratio.n},
             "verdict": row.verdict,
         }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from repro.cli.output import number, percent, print_table
 from repro.families.dllm.settings import BaselineKnobs
 from repro.runs.cell import BASIS
-from repro.runs.system import SYSTEMS, options_said
+from repro.runs.system import SYSTEMS
 
 if TYPE_CHECKING:
     from repro.runs.family import SummaryColumn
@@ -97,8 +97,8 @@ def print_runs(rows: Sequence[Sequence[StoredRun]], varied: Sequence[str] = ()) 
         columns |= {each.title: [_shown(row, each) for row in own] for each in shown}
         if any(len(row.runs) > 1 for row in own):
             columns["runs"] = [str(len(row.runs)) for row in own]
-        if any(ran_of(row.run) for row in own):
-            columns["what ran"] = ["; ".join(dict.fromkeys(ran_of(run) or "-" for run in row.runs)) for row in own]
+        if any(row.run.ran for row in own):
+            columns["what ran"] = ["; ".join(dict.fromkeys(run.ran or "-" for run in row.runs)) for row in own]
         columns["obtained"] = ["; ".join(sorted({run.obtained for run in row.runs})) for row in own]
         columns["verdict"] = []
         for row in own:
@@ -110,12 +110,6 @@ def print_runs(rows: Sequence[Sequence[StoredRun]], varied: Sequence[str] = ()) 
 
 def model_of(run: StoredRun) -> str:
     return str(run.manifest["facts"].get("model") or run.cell.knob_values.get("model") or "-")
-
-
-def ran_of(run: StoredRun) -> str | None:
-    """What ran, as options; None where the run does not tell."""
-    told = run.facts.get("ran")
-    return None if told is None else options_said(told)
 
 
 def by_setting(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
@@ -143,7 +137,7 @@ def run_json(run: StoredRun) -> dict[str, Any]:
         "valid": run.validity.valid,
         "reasons": list(run.validity.reasons),
         "facts": run.facts,
-        **({} if ran_of(run) is None else {"ran": ran_of(run)}),
+        **({} if run.ran is None else {"ran": run.ran}),
         "file": str(run.file),
         "summary": run.summary,
     }

@@ -32,7 +32,7 @@ from repro.runs.family import Family, Validity, plain_table
 from repro.runs.provenance import contention, unlike
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, LazyTables, RunRecord, Table
 from repro.runs.statistics import Interval, mean_interval
-from repro.runs.system import SYSTEMS
+from repro.runs.system import SYSTEMS, options_said
 
 SUFFIX = ".jsonl.gz"
 CELL, MANIFEST, SUMMARY, PROVENANCE = "cell", "manifest", "summary", "provenance"
@@ -160,6 +160,12 @@ class StoredRun:
             f"{self.cell.folder_name}: tables of a simulated run are made when they are asked for, and its numbers were made "
             f"{why}: make it anew with --force"
         )
+
+    @property
+    def ran(self) -> str | None:
+        """What ran, as options, or what a search chose; None where the run does not tell."""
+        told = self.facts.get("ran") or self.facts.get("tuned", {}).get("chosen")
+        return options_said(told) if told else None
 
     @property
     def code_digest(self) -> str:

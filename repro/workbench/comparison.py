@@ -25,7 +25,7 @@ from repro.files import readable_folder, rewriting
 from repro.runs.cell import COMPARISON, Scalar, plain
 from repro.runs.statistics import Interval, paired_ratio
 from repro.runs.store import SUFFIX, UNREADABLE, StoredRun, read_run
-from repro.runs.system import options_said, settings_of
+from repro.runs.system import settings_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,7 +108,7 @@ def _row(run: StoredRun) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]
     how = {"obtained": run.obtained, "valid": run.validity.valid, "commit": commit_of(run), "code": run.code_digest}
     # Rows of unlike machines are told apart by it.
     machine = {} if run.machine is None else {"machine": json.dumps(run.machine, sort_keys=True)}
-    ran = {} if "ran" not in run.facts else {"ran": options_said(run.facts["ran"])}
+    ran = {} if run.ran is None else {"ran": run.ran}
     made = {**how, **machine, **ran, **numbers_of(run)}
     # Knobs and metrics are named apart from each other; those of a plug-in may be named as anything.
     knobs = {f"knob.{name}" if name in asked or name in made else name: cell["knobs"][name] for name in run.cell.asked}
@@ -282,6 +282,8 @@ class Change:
     ratio: Interval
     """b over a, pair by pair; without an interval where there is one pair, or a value that is not positive."""
     tolerance: float
+    ran: tuple[str, str] = ("", "")
+    """What ran on each side, as options, where the runs tell."""
 
     @property
     def verdict(self) -> Verdict:
@@ -355,7 +357,10 @@ def compare_sides(a: Side, b: Side, metric: str, tolerance: float = TOLERANCE) -
     values = {setting: _values(held, metric) for setting, held in pairs.items()}
     varied = [name for name in names if len({dict(setting)[name] for setting in values}) > 1]
     changes = {
-        setting: _change(tuple((name, dict(setting)[name]) for name in varied), found, tolerance)
+        setting: replace(
+            _change(tuple((name, dict(setting)[name]) for name in varied), found, tolerance),
+            ran=_ran(pairs[setting].values()),
+        )
         for setting, found in values.items()
         if found
     }
@@ -369,6 +374,11 @@ def compare_sides(a: Side, b: Side, metric: str, tolerance: float = TOLERANCE) -
         num_invalid=len(invalid),
         num_undefined=len(every) - len(invalid) - sum(map(len, values.values())),
     )
+
+
+def _ran(pairs: Iterable[Pair]) -> tuple[str, str]:
+    first, second = ("; ".join(dict.fromkeys(run.ran or "" for run in side)) for side in zip(*pairs, strict=True))
+    return first, second
 
 
 def _check_metric(metric: object, runs: Sequence[StoredRun]) -> None:

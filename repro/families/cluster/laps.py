@@ -103,6 +103,7 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
         window = window_of(run.requests, run.facts["end_s"], last)
         constants, instance = asdict(settings.constants) if settings.is_simulated else {}, settings.instance
         facts = {
+            **({} if settings.shape is None else {"ran": self._ran(settings, settings.shape)}),
             "num_instances": settings.num_instances,
             "options": dict(self.options),
             "constants": {name: value for name, value in constants.items() if value != math.inf},
@@ -130,6 +131,12 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
             slos={"ttft": {"ttft_s": settings.slo_s}},
             facts=facts,
         )
+
+    def _ran(self, settings: PrefillSettings, shape: ModelShape) -> dict[str, Scalar]:
+        """What ran, as knobs."""
+        own = {name: vars(settings.own)[name] for name in ("chunk_tokens",) if name in vars(settings.own)}
+        ground = {"model": settings.model, "precision": shape.precision, "num_instances": settings.num_instances}
+        return {**ground, **own, **dict(self.options)}
 
 
 def _estimates(settings: PrefillSettings, run: PrefillRun) -> dict[str, Any]:

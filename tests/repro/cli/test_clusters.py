@@ -114,6 +114,9 @@ def test_a_table_of_a_knob_is_of_one_search_and_says_what_ran(tmp_path):
     assert again["summary"] == runs[0]["summary"]
     assert again["ran"] == runs[0]["ran"]
     assert runs[0]["ran"] in repro("export", tmp_path / "runs").out.replace('""', '"')
+    sides = [f"vllm-sim@max_num_batched_tokens={num}" for num in (512, 8192)]
+    compared = json.loads(repro("compare", *sides, "--result-dir", tmp_path / "runs", "--json").out)
+    assert compared["comparisons"][0]["rows"][0]["ran"] == {"a": runs[0]["ran"], "b": runs[1]["ran"]}
     searched = repro(*asked, "--json")
     assert "a search of" in searched.err
     told = json.loads(searched.out)["runs"][0]["facts"]["tuned"]

@@ -135,6 +135,13 @@ def test_a_table_of_prefills_names_the_model_and_what_is_counted(tmp_path, monke
     (row,) = table_of(repro(*asked, "--request-rate", 65).out)
     (told,) = json.loads(repro(*asked, "--request-rate", 65, "--json").out)["runs"]
     assert (row["model"], row["rate turns/s"]) == ("Qwen2.5-14B", "65")
+    assert (
+        row["what ran"]
+        == told["ran"]
+        == ("--model Qwen2.5-14B --knob chunk_tokens=2048 --knob num_instances=1 --knob precision=bf16")
+    )
+    (again,) = json.loads(repro(*asked, "--request-rate", 65, *told["ran"].split(), "--json").out)["runs"]
+    assert (again["ran"], again["summary"]) == (told["ran"], told["summary"])
     assert not {"output tok", "tok/s", "mean s"} & row.keys()
     assert float(row["prefill tok/s"].replace(",", "")) == pytest.approx(told["summary"]["tokens_s"], abs=0.1)
     assert float(row["TTFT mean s"]) == pytest.approx(told["summary"]["ttft_s"]["mean"], abs=0.01)
