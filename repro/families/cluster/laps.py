@@ -134,7 +134,8 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
 
     def _ran(self, settings: PrefillSettings, shape: ModelShape) -> dict[str, Scalar]:
         """What ran, as knobs."""
-        own = {name: vars(settings.own)[name] for name in ("chunk_tokens",) if name in vars(settings.own)}
+        told = vars(settings.own) | vars(getattr(settings.own, "temporal", settings.own))
+        own = {name: told[name] for name in ("chunk_tokens", "max_num_batched_tokens") if name in told}
         ground = {"model": settings.model, "precision": shape.precision, "num_instances": settings.num_instances}
         return {**ground, **own, **dict(self.options)}
 
