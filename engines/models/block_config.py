@@ -3,7 +3,7 @@
 LLaDA2 (2.0 and 2.1, mini and flash), SDAR (dense) and Fast-dLLM v2. Tokens of a block see each other and all blocks before.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -13,7 +13,7 @@ from engines.knobs import Range
 from engines.models.checkpoint import checkpoint_dir, published_config
 from engines.models.config import (
     DECODER_SIZES,
-    IMPLEMENTED_OF_DECODERS,
+    IMPLEMENTED,
     PUBLISHED,
     Heads,
     Hidden,
@@ -34,21 +34,7 @@ BlockFamily: TypeAlias = Literal["llada2", "sdar", "fast-dllm-v2"]
 BlockLength = Annotated[int, Range(1, 4096)]
 _Count = Annotated[int, Range(1, 2**16)]
 
-_DECODER = {
-    **IMPLEMENTED_OF_DECODERS,
-    "partial_rotary_factor": (1.0, None),
-    "attention_bias": (False, None),
-    "mlp_bias": (False, None),
-}
-_LLADA2: dict[str, tuple[Any, ...]] = {
-    **IMPLEMENTED_OF_DECODERS,
-    "use_bias": (False, None),
-    "use_qkv_bias": (False, None),
-    "use_qk_norm": (True, None),
-    "norm_head": (False, None),
-    "score_function": ("sigmoid", None),
-    "moe_router_enable_expert_bias": (True, None),
-}
+_DECODER = IMPLEMENTED["decoders"] | IMPLEMENTED["block"]
 
 
 class _Published(NamedTuple):
@@ -58,11 +44,11 @@ class _Published(NamedTuple):
     block_field: str | None
     block_length: int
     mask_token_id: int
-    implemented: Mapping[str, tuple[Any, ...]]
+    implemented: Mapping[str, Sequence[Any]]
 
 
 _FAMILIES = {
-    "llada2_moe": _Published("llada2", None, 32, 156895, _LLADA2),
+    "llada2_moe": _Published("llada2", None, 32, 156895, IMPLEMENTED["decoders"] | IMPLEMENTED["llada2"]),
     "sdar": _Published("sdar", "block_size", 4, 151669, _DECODER),
     "Fast_dLLM_Qwen": _Published("fast-dllm-v2", "bd_size", 32, 151665, {**_DECODER, "attention_bias": (True, None)}),
 }

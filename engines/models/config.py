@@ -76,12 +76,12 @@ LAYERS = ("full_attention", "sliding_attention")
 """Types that ``sliding_window`` reads."""
 SAID = "config.json: "
 """In front of what is wrong with it."""
-IMPLEMENTED_OF_DECODERS: Mapping[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu", "swish"),  # two names of one function
-    "use_sliding_window": (False, None),  # a window size alone is inert: it counts only with this flag
-    "use_mrope": (False, None),
-    "quantization_config": (None,),
-}
+IMPLEMENTED: Mapping[str, dict[str, Sequence[Any]]] = PUBLISHED["implemented"]
+"""Kind of model -> field -> the only values that the modules here compute, the usual one first.
+
+``hidden_act`` has two names of one function. A window's size alone is inert: it counts only with ``use_sliding_window``. Dream's q, k and
+v have a bias, whatever an absent field suggests.
+"""
 
 
 def decoder_fields(
@@ -149,8 +149,8 @@ def require_fields(raw: Mapping[str, Any], names: Iterable[str]) -> None:
         raise UserError(f"config.json lacks {', '.join(missing)}: add the architecture's fields")
 
 
-def refuse_unsupported(raw: Mapping[str, Any], implemented: Mapping[str, tuple[Any, ...]]) -> None:
-    """``implemented``: field -> the only values the modules here compute, the usual one first."""
+def refuse_unsupported(raw: Mapping[str, Any], implemented: Mapping[str, Sequence[Any]]) -> None:
+    """``implemented`` is as each kind's of ``IMPLEMENTED``."""
     for name, allowed in implemented.items():
         if name in raw and raw[name] not in allowed:
             raise UserError(f"config.json has {name}={raw[name]!r}; only {allowed[0]!r} is implemented")
@@ -297,31 +297,11 @@ _LLADA_REQUIRED = (
     *("rope", "block_type", "layer_norm_type", "activation_type"),
 )
 
-_LLADA_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
-    "rope": (True,),
-    "rope_full_precision": (True, None),
-    "alibi": (False, None),
-    "layer_norm_type": ("rms",),
-    "layer_norm_with_affine": (True, None),
-    "block_type": ("llama",),
-    "block_group_size": (1, None),
-    "activation_type": ("silu", "swiglu"),
-    "multi_query_attention": (False, None),
-    "clip_qkv": (None,),
-    "attention_layer_norm": (False, None),
-    "bias_for_layer_norm": (False, None),
-    "include_bias": (False, None),
-    "include_qkv_bias": (False, None),
-    "scale_logits": (False, None),
-    "input_emb_norm": (False, None),
-    "quantization_config": (None,),
-}
-
 _LLADA_CONSTANT = {
     "architectures": ["LLaDAModelLM"],
     "model_type": "llada",
     "mlp_ratio": 4,
-    **{name: allowed[0] for name, allowed in _LLADA_IMPLEMENTED.items() if allowed[0] is not None},
+    **{name: allowed[0] for name, allowed in IMPLEMENTED["llada"].items() if allowed[0] is not None},
     **dict.fromkeys(("attention_dropout", "embedding_dropout", "residual_dropout"), 0.0),
 }
 
@@ -341,7 +321,7 @@ class LLaDAConfig(ModelConfig):
         if raw.get("model_type") != "llada":
             raise UserError(f"model_type {raw.get('model_type')!r} is not 'llada': give a LLaDA checkpoint")
         require_fields(raw, _LLADA_REQUIRED)
-        refuse_unsupported(raw, _LLADA_IMPLEMENTED)
+        refuse_unsupported(raw, IMPLEMENTED["llada"])
         names = {name: name for name in (*_LLADA_NUMBERS, "n_kv_heads", "mlp_hidden_size")}
         numbers = read_numbers(LLaDAConfig, raw, names)
         numbers |= read_numbers(LLaDAConfig, raw, {"vocab_size": "embedding_size"})
@@ -373,12 +353,6 @@ LLADA_8B = LLaDAConfig(**PUBLISHED["diffusion"]["llada-8b"])
 # The upstream config class has defaults of a different model (4096 wide, 32 layers, theta 10000).
 _DREAM_REQUIRED = (*DECODER_SIZES.values(), "num_key_value_heads", "rope_theta", "rms_norm_eps")
 
-_DREAM_IMPLEMENTED = {
-    **IMPLEMENTED_OF_DECODERS,
-    "attention_bias": (True, None),  # q, k and v have one, whatever an absent field suggests
-    "mlp_bias": (False, None),
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class DreamConfig(ModelConfig):
@@ -403,7 +377,7 @@ class DreamConfig(ModelConfig):
         require_fields(
             raw, (name for name in _DREAM_REQUIRED if name != "rope_theta" or not raw.get("rope_parameters"))
         )
-        refuse_unsupported(raw, _DREAM_IMPLEMENTED)
+        refuse_unsupported(raw, IMPLEMENTED["decoders"] | IMPLEMENTED["dream"])
         fields = decoder_fields(DreamConfig, raw)
         fields |= read_numbers(DreamConfig, raw, {"n_kv_heads": "num_key_value_heads"})
         fields["rope_theta"] = plain_rope(raw).theta

@@ -288,7 +288,6 @@ def load_block(
 
 
 def build_block(config: BlockConfig) -> BlockModel | LLaDA2Model:
-    """As ``build_model``."""
     with shapes_only():
         return BlockModel(config) if config.experts is None else LLaDA2Model(config)
 
@@ -300,7 +299,6 @@ def build_model(config: LLaDAConfig | DreamConfig) -> LLaDAModelLM | DreamModel:
 
 
 def build_causal(config: CausalConfig) -> CausalModel:
-    """As ``build_model``."""
     with shapes_only():
         return CausalModel(config)
 

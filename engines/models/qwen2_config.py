@@ -1,6 +1,6 @@
 """Architecture of a causal decoder of the Qwen2, Qwen3, Llama or Mistral family, read strictly from its published config.json."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -9,7 +9,7 @@ from engines.errors import UserError, require
 from engines.models.checkpoint import checkpoint_dir, published_config
 from engines.models.config import (
     DECODER_SIZES,
-    IMPLEMENTED_OF_DECODERS,
+    IMPLEMENTED,
     LAYERS,
     Heads,
     Hidden,
@@ -35,10 +35,10 @@ CAUSAL_TYPES: tuple[Family, ...] = get_args(Family)
 
 _REQUIRED = (*DECODER_SIZES.values(), "rms_norm_eps")
 
-_IMPLEMENTED: Mapping[str, tuple[Any, ...]] = {
-    **{name: allowed for name, allowed in IMPLEMENTED_OF_DECODERS.items() if name != "use_sliding_window"},
-    "partial_rotary_factor": (1.0, None),
-    "is_causal": (True, None),
+_IMPLEMENTED: Mapping[str, Sequence[Any]] = {
+    name: allowed
+    for name, allowed in (IMPLEMENTED["decoders"] | IMPLEMENTED["causal"]).items()
+    if name != "use_sliding_window"
 }
 _WITHOUT_BIASES = {**_IMPLEMENTED, "attention_bias": (False, None), "mlp_bias": (False, None)}
 
@@ -46,7 +46,7 @@ _WITHOUT_BIASES = {**_IMPLEMENTED, "attention_bias": (False, None), "mlp_bias": 
 class _Published(NamedTuple):
     """What a family's config.json may leave unsaid, as transformers reads it."""
 
-    implemented: Mapping[str, tuple[Any, ...]] = _IMPLEMENTED
+    implemented: Mapping[str, Sequence[Any]] = _IMPLEMENTED
     theta: float | None = None
     head_dim: int | None = None
     """None: the width over the heads."""
