@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from engines.errors import require
@@ -14,6 +15,7 @@ from repro.cli.run_table import lengths_json, lengths_line, provenance_of
 from repro.cli.sweep import held_alike, require_alike, run_sweep, say_what_ran, say_what_runs, sweep_of
 from repro.families.platforms import DllmPart, Platform, PrefillPart
 from repro.families.platforms import platform as platform_of
+from repro.files import read_yaml
 from repro.reports.figures import View, default_reading
 from repro.runs.cell import Cell
 from repro.tasks.registry import TASKS
@@ -177,7 +179,7 @@ def _print(study: Study, title: str, rows: Sequence[Row], runs: Runs) -> None:
             say(f"{row['variant']}: {row['reasons'][0]}")
 
 
-def difference(low: float | None, high: float | None, at: float, words: tuple[str, str]) -> str | None:
+def difference(low: float | None, high: float | None, at: float, words: Sequence[str]) -> str | None:
     """Which of ``words``, for below and above, an interval says of what makes no difference ``at``; None where there is no
     interval."""
     if low is None or high is None:
@@ -222,7 +224,7 @@ class PairedShare(NamedTuple):
 
     metric: str
     title: str
-    words: tuple[str, str]
+    words: Sequence[str]
     """For less of it, and more."""
     numbers: Sequence[Number]
     rate: float
@@ -273,39 +275,12 @@ class PairedShare(NamedTuple):
         }
 
 
-AMPD = PairedShare(
-    metric="slo_attainment",
-    title="attainment %",
-    words=("worse", "better"),
-    numbers=(
-        Number("ttft_initial_s", "TTFT initial s", "ttft_initial_s", "mean"),
-        Number("ttft_incremental_s", "incremental s", "ttft_incremental_s", "mean"),
-        Number("itl_s", "ITL ms", "itl_s", "mean", scale=1e3),
-        Number("local_share", "local %", "local_share", scale=100),
-    ),
-    rate=2.0,  # of the paper's Figure 5
-    unit="session",
-    plotted={"slo_attainment": "SLO attainment", "itl_s": "mean ITL (s)"},
-    dataset="trace",
-    facts=("deployment",),
-)
-LAPS = PairedShare(
-    metric="slo_violations",
-    title="late %",
-    words=("better", "worse"),
-    numbers=(
-        Number("rps", "turns/s", "rps"),
-        Number("ttft_mean_s", "mean ms", "ttft_all_s", "mean", 0, 1e3),
-        Number("ttft_p90_short_s", "P90 short", "ttft_short_s", "p90", 0, 1e3),
-        Number("ttft_p90_long_s", "P90 long", "ttft_long_s", "p90", 0, 1e3),
-        Number("longest_s", "longest s", "ttft_all_s", "max"),
-        Number("graph_share", "graphs %", "graph_share", None, 0, 100),
-    ),
-    rate=60.0,  # seven tenths of what an instance serves with Qwen2.5-14B
-    unit="turn",
-    plotted={"slo_violations": "TTFT over the objective (share)", "ttft_mean_s": "mean TTFT (s)"},
-    uses_invalid=True,
-)
+def _share(system: str) -> PairedShare:
+    given = read_yaml(Path(__file__).with_suffix(".yaml"))[system]
+    return PairedShare(**given | {"numbers": [Number(**row) for row in given["numbers"]]})
+
+
+AMPD, LAPS = map(_share, ("ampd", "laps"))
 
 
 def _ampd_study(options: AblationOptions, knobs: Mapping[str, Any]) -> Study:

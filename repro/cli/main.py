@@ -2,13 +2,14 @@
 
 import atexit
 import csv
+import json
 import logging
 import os
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
@@ -37,17 +38,8 @@ OTHERS = "Options"
 _MAY_BE_EMPTY = ("prompt", "system_prompt")
 _UNBROKEN = "\u2011"
 """Stands for a hyphen while lines are broken: a name is not to end in the middle."""
-NEEDED: Mapping[str, tuple[str, ...]] = {
-    "reproduce": ("platform", "reading", "num_prompts", "num_runs", "result_dir", "json"),
-    "figure": ("platform", "reading", "result_dir", "out_dir", "json"),
-    "bench": ("system", "platform", "dataset_name", "dataset_path", "request_rate", "num_prompts", "knob", "dry_run"),
-    "ablate": ("component", "dataset", "platform", "request_rate", "num_runs", "plot"),
-    "eval": ("task", "system", "platform", "limit", "model", "retention_ratio"),
-    "generate": ("prompt", "model", "system", "gen_length", "device", "seed"),
-    "serve": ("model", "platform", "device", "host", "port", "gen_length"),
-    "plan-cluster": ("model", "trace", "gpus", "hardware", "rate", "slo_ttft_s", "slo_itl_s"),
-    "capacity": ("workload", "slo", "gpus", "rate", "system", "platform", "plot"),
-}
+_STORED = json.loads(Path(__file__).with_name("commands.json").read_text(encoding="utf-8"))
+NEEDED: Mapping[str, Sequence[str]] = _STORED["needed"]
 """Options that a command shows first, where all are too many for one list."""
 
 
@@ -147,32 +139,7 @@ def released(text: str) -> str:
 
 # -- commands ---------------------------------------------------------------------------------------------
 
-GROUPS: Mapping[str, Mapping[str, str]] = {
-    "Run and compare": {
-        "bench": "bench:bench",
-        "sweep": "bench:sweep",
-        "compare": "compare:compare",
-        "export": "compare:export",
-        "ablate": "ablate:ablate",
-        "eval": "evaluate:evaluate",
-        "generate": "generate:generate",
-    },
-    "Figures and claims of the papers": {
-        "reproduce": "figure:reproduce",
-        "figure": "figure:figure",
-        "claims": "figure:claims",
-        "check-results": "check:check_results",
-    },
-    "Serve": {"serve": "serve:serve", "install": "serve:install"},
-    "Plan": {"plan": "plan:plan", "plan-cluster": "plan:plan_cluster", "capacity": "plan:capacity"},
-    "What there is": {"list": "list_command:list_command", "trace": "trace:trace", "doctor": "list_command:doctor"},
-    "Check and calibrate": {
-        "verify-baselines": "check:verify_baselines",
-        "gpu-suite": "check:gpu_suite",
-        "calibrate": "calibrate:calibrate",
-        "train-tiny": "check:train_tiny",
-    },
-}
+GROUPS: Mapping[str, Mapping[str, str]] = _STORED["groups"]
 """Where the function of each command is, below ``repro.cli``; it is loaded, and its options are made, when it is asked for."""
 COMMANDS: Mapping[str, str] = {name: where for group in GROUPS.values() for name, where in group.items()}
 
