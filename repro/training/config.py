@@ -1,11 +1,14 @@
 """Every hyper-parameter of the tiny model; frozen, so one config and one seed name one checkpoint."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, Needs, Range, Seed
 from engines.models.block_config import BlockLength
+from repro.files import read_yaml
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import Span
 
@@ -31,24 +34,12 @@ class Stage:
     """Names and glossary words in use."""
 
 
-# Recall from context appears in a sudden transition; from few facts, all of them asked for, it does
-# so within minutes, from the full task it does not. Sums are the slowest to come, hence the drill.
-CURRICULUM = (
-    Stage(
-        until=0.12,
-        num_facts=(2, 6),
-        num_distractors=(0, 1),
-        num_used=(1, 3),
-        num_operations=(2, 6),
-        num_terms=(2, 4),
-        listing_share=0.6,
-        drill_share=0.2,
-    ),
-    Stage(until=0.40, num_facts=(3, 7), num_distractors=(0, 2), num_terms=(3, 6), listing_share=0.1, drill_share=0.5),
-    Stage(until=0.50, num_facts=(5, 10), num_distractors=(0, 10), drill_share=0.2),
-    Stage(until=0.90, num_facts=(8, 12), num_distractors=(6, 20), drill_share=0.2),
-    Stage(until=1.00, num_facts=(8, 12), num_distractors=(6, 20)),
-)
+def _stage(given: Mapping[str, Any]) -> Stage:
+    found: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return Stage(**found)
+
+
+CURRICULUM = tuple(map(_stage, read_yaml(Path(__file__).with_name("curriculum.yaml"))))
 
 
 @dataclass(frozen=True, kw_only=True)
