@@ -53,18 +53,7 @@ _DIFFUSION = frozenset(_FIELDS["diffusion"])
 
 # ---- values -----------------------------------------------------------------------------------
 
-_SAID: Mapping[str, str] = {
-    "bool_type": "must be true or false",
-    "finite_number": "must be a finite number",
-    "float_type": "must be a number",
-    "greater_than": "must be above {gt:g}",
-    "greater_than_equal": "must be at least {ge:,}",
-    "int_type": "must be a whole number",
-    "less_than_equal": "must be at most {le:,}",
-    "string_too_long": "has more than {max_length} characters",
-    "string_too_short": "is empty",
-    "string_type": "must be a text",
-}
+_SAID: Mapping[str, str] = _FIELDS["said"]
 """What is said of a value whose field does not describe itself, by pydantic's type of error."""
 
 
