@@ -156,19 +156,12 @@ class PlanClusterOptions(CostKnobs, Checked):
     """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..., or a folder with a config.json."""
     trace: str
     """toolbench, gaia, hotpotqa or dureader; or sessions of yours, a file or module:NAME as repro capacity takes it."""
-    gpus: int
-    """GPUs to split."""
+    gpus: Annotated[int, Range(2, 4096)]
+    """GPUs to split: a prefill and a decode worker need one each."""
     hardware: str = "h20"
     """The kind of GPU: h20, b200, h200, h100, a100, l40s or rtx4090, a card's YAML file, module:NAME, or h20x32 and h200x32."""
     constants: str = "physical"
     """Constants of the cost model, of a composed one its overheads: physical, trial-r2, ..."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(
-            2 <= self.gpus <= 4096,
-            f"gpus={self.gpus} must be between 2 and 4096: a prefill and a decode worker need one each",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

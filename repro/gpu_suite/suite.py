@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from engines.errors import UserError
+from engines.knobs import Checked, Range, Seconds
 from repro.files import replace_text, rewriting
 from repro.gpu_suite.checks import CHECK, Check
 from repro.gpu_suite.stages import Drawn, Planned, expected, title_of
@@ -29,8 +30,6 @@ SCHEMA_VERSION = 2
 STATE, ARCHIVE = "suite.json", "gpu-suite.tar.gz"
 MARGIN = 1.2
 """Factor on the time that finished jobs of the kind took."""
-MOST = 1e6
-"""The most attempts, or seconds, of a job."""
 
 Status = Literal["new", "started", "done", "failed"]
 
@@ -63,14 +62,14 @@ class Job:
 
 
 @dataclass(kw_only=True)
-class JobState:
+class JobState(Checked):
     """What is known of a job; ``attempts`` counts starts that did not come to an end."""
 
     stage: str
     status: Status = "new"
-    attempts: int = 0
-    estimate_s: float = 0.0
-    elapsed_s: float | None = None
+    attempts: Annotated[int, Range(0, 10**6)] = 0
+    estimate_s: Seconds = 0.0
+    elapsed_s: Seconds | None = None
     finished_utc: str | None = None
     note: str = ""
 
@@ -270,11 +269,6 @@ def _kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if Path(member.name).name.startswith(".") else member
 
 
-def _is_whole(entry: JobState) -> bool:
-    numbers = (entry.attempts, entry.estimate_s, 0.0 if entry.elapsed_s is None else entry.elapsed_s)
-    return entry.status in get_args(Status) and all(type(each) in (int, float) and 0 <= each < MOST for each in numbers)
-
-
 def _read(path: Path, platform: str) -> dict[str, JobState]:
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -282,9 +276,7 @@ def _read(path: Path, platform: str) -> dict[str, JobState]:
         entries = (
             {name: JobState(**entry) for name, entry in value["jobs"].items()} if version == SCHEMA_VERSION else {}
         )
-        if not all(map(_is_whole, entries.values())):
-            raise ValueError("a job's values are of other kinds")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
+    except (UserError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}): delete it, stored runs are kept") from error
     if holds != platform:
         raise UserError(f"result_dir={str(path.parent)!r} holds the suite of platform {holds}: give another folder")

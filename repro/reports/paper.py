@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from engines.errors import UserError
+from engines.knobs import Checked, check_value
 from repro.files import one_line, unreadable_yaml
 from repro.paths import PAPER
 
@@ -55,7 +56,7 @@ class Recomputed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claim(Checked):
     id: str
     paper: str
     kind: ClaimKind
@@ -160,20 +161,13 @@ def _claim(raw: Mapping[str, Any], path: Path) -> Claim:
                 else None,
             }
         )
+        check_value(ToleranceType, "tolerance.type", claim.tolerance.type)
     except (TypeError, KeyError) as error:
         raise UserError(
             f"{where} has a missing or unknown key ({error}): use the keys of repro.reports.paper.Claim"
         ) from error
-    for name, value, allowed in (
-        ("kind", claim.kind, ClaimKind),
-        ("direction", claim.direction, Direction),
-        ("tolerance.type", claim.tolerance.type, ToleranceType),
-        ("severity", claim.severity or "low", Severity),
-        ("role", claim.role, Role),
-        ("role_by_roofline", claim.role_by_roofline or "prediction", Role),
-    ):
-        if value not in get_args(allowed):
-            raise UserError(f"{where} has {name}={value!r}: use one of {', '.join(get_args(allowed))}")
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
     if claim.chosen is not None and claim.role == "prediction":
         raise UserError(f"{where} has role='prediction', and what was chosen to meet it: give it role: fitted")
     return claim
