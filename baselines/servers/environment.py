@@ -133,7 +133,6 @@ def known_servers() -> tuple[str, ...]:
 
 @cache
 def _environments() -> Mapping[str, Mapping[Device, ServerEnvironment]]:
-    """The environments of ``environments.yaml``, by server and device."""
     import yaml
 
     stored = yaml.safe_load(Path(__file__).with_name("environments.yaml").read_text())

@@ -31,8 +31,6 @@ class BlockEngineConfig(Checked):
 
 @dataclass(slots=True)
 class _Step:
-    """A step in the making."""
-
     budget: int
     """Rows that are left."""
     works: list[Work] = field(default_factory=list)

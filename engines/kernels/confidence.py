@@ -39,7 +39,6 @@ def confidence(logits: Tensor, suppress_id: int | None = None) -> tuple[Tensor, 
 
 
 def confidence_reference(logits: Tensor, suppress_id: int | None = None) -> tuple[Tensor, Tensor]:
-    """As ``confidence``."""
     p = torch.softmax(logits, dim=-1, dtype=torch.float32)
     if suppress_id is not None:
         logits = logits.clone()
@@ -75,7 +74,6 @@ def combine(parts: Partial) -> tuple[Tensor, Tensor]:
 
 
 def combine_reference(parts: Partial) -> tuple[Tensor, Tensor]:
-    """As ``combine``."""
     maximum = parts.maximum.amax(dim=0)
     shift = torch.where(maximum == -torch.inf, 0.0, maximum)
     normaliser = (parts.sumexp * torch.exp(parts.maximum - shift)).sum(dim=0)

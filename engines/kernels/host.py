@@ -172,7 +172,6 @@ def attend_runs(q: Tensor, k: Tensor, v: Tensor, runs: Runs, out: Tensor) -> Ten
 
 
 def attend_runs_reference(q: Tensor, k: Tensor, v: Tensor, runs: Runs, out: Tensor) -> Tensor:
-    """As ``attend_runs``."""
     group = q.shape[1] // k.shape[1]
     seen = runs.k_len if runs.seen is None else runs.seen
     for start, end, first, keys in torch.stack((runs.q_start, runs.q_end, runs.k_start, seen), dim=1).tolist():
@@ -185,7 +184,6 @@ def attend_runs_reference(q: Tensor, k: Tensor, v: Tensor, runs: Runs, out: Tens
 def decode_reference(
     q: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tensor, lengths: Tensor, table: Tensor, block_size: int
 ) -> Tensor:
-    """As ``decode``."""
     out, group = torch.zeros_like(q), q.shape[1] // pool_k.shape[1]
     for i, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
         place = torch.arange(length)
@@ -205,7 +203,6 @@ def attend_reference(
     rows: Tensor,
     at: tuple[Tensor, Tensor, Tensor, int],
 ) -> Tensor:
-    """As ``attend``."""
     kv_heads, width = pool_k.shape[1:]
     heads = qkv.unflatten(1, (-1, width))
     rotated = rotate_halves(heads[:, :-kv_heads], cos, sin)

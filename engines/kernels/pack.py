@@ -129,6 +129,5 @@ def store(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) ->
 
 
 def store_reference(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
-    """As ``store``."""
     pool_k.index_copy_(0, rows, k)
     pool_v.index_copy_(0, rows, v)

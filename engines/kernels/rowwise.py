@@ -45,7 +45,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None)
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None) -> Tensor:
-    """As ``rms_norm``."""
     if delta is not None:
         x += delta
     y = F.rms_norm(x.float(), (x.shape[1],), None, eps)
@@ -85,7 +84,6 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bo
 
 
 def rotate_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bool) -> None:
-    """As ``rotate``."""
     dtype = torch.float32 if full_precision else q.dtype
     cos, sin = cos.to(dtype), sin.to(dtype)
     for x in (q, k):
@@ -112,5 +110,4 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu_reference(gate: Tensor, up: Tensor) -> Tensor:
-    """As ``swiglu``."""
     return F.silu(gate) * up

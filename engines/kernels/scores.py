@@ -193,7 +193,6 @@ def _mean_queries(q: Tensor, building: Building, group: int, max_block: int) -> 
 def scores_reference(
     q: Tensor, k: Tensor, building: Building, selection: Selection, kernel: int, max_block: int, max_context: int
 ) -> Tensor:
-    """As ``scores``."""
     table = torch.stack(building).unsqueeze(2)
     run_start, block_start, block_len, window_len, num_context = table[:5]
     context = torch.arange(max_context, device=q.device).unsqueeze(0)

@@ -190,8 +190,6 @@ def requests_of(
 
 @dataclass(slots=True)
 class StepRow:
-    """A step that ended."""
-
     instance: int
     start_s: float
     duration_s: float

@@ -57,7 +57,6 @@ class BlockTables:
 
     @property
     def num_free(self) -> int:
-        """Free blocks."""
         return self._num_free
 
     @property

@@ -276,7 +276,6 @@ def paper_objectives() -> Mapping[tuple[str, str], _Objectives]:
 
 @cache
 def _built(name: str) -> Platform:
-    """The platform of ``platforms.yaml``."""
     given = dict(_stored()["platforms"][name])
     sections = {family: checked_section(family, given.pop(family)) for family in SECTIONS if family in given}
     entry = _Entry(**given)

@@ -182,7 +182,6 @@ def count(judged: Iterable[Judged]) -> Mapping[Verdict, int]:
 
 
 def count_by_role(judged: Iterable[Judged]) -> Mapping[Role, Mapping[Verdict, int]]:
-    """Counts verdicts of the comparisons by role."""
     kept = list(judged)
     own = {role: count(each for each in kept if each.role == role) for role in reversed(ROLES)}
     return {role: counts for role, counts in own.items() if counts}

@@ -136,8 +136,6 @@ def flat_index(rows: CausalRows, width: int) -> Ints:
 
 @dataclass(slots=True, eq=False)
 class SessionState:
-    """A session in the engine."""
-
     session: Session
     order: int
     """Rank by arrival; the lower is the older."""

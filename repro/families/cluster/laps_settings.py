@@ -149,7 +149,6 @@ class PrefillSettings:
 
     @property
     def simulated_shape(self) -> ModelShape:
-        """The model of a simulated run."""
         assert self.shape is not None, "a measured instance has a model of its own"
         return self.shape
 

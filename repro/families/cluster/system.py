@@ -44,7 +44,6 @@ class PolicySystem(Generic[Build]):
         return tuple((name, value) for name, value in sorted(cell.asked.items()) if name in own)
 
     def plugged_in(self, cell: Cell) -> Mapping[str, Knob]:
-        """Knobs of the policies that the cell names."""
         found: dict[str, Knob] = {}
         for each in named_in(cell.asked, self.policies).values():
             found |= each.knobs

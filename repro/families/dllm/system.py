@@ -270,5 +270,4 @@ def dllm_system(name: str) -> DllmSystem:
 
 
 def method(name: str) -> Method:
-    """The method of a system by its name."""
     return dllm_system(name).method
