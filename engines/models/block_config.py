@@ -213,20 +213,10 @@ def _rotary_dim(raw: Mapping[str, Any], head_dim: int) -> int:
     return found
 
 
-_EXPERTS = {
-    "num_experts": "num_experts",
-    "experts_per_token": "num_experts_per_tok",
-    "num_groups": "n_group",
-    "groups_per_token": "topk_group",
-    "scaling": "routed_scaling_factor",
-    "expert_hidden": "moe_intermediate_size",
-    "dense_layers": "first_k_dense_replace",
-}
-
-
 def _read_experts(raw: Mapping[str, Any]) -> ExpertsConfig:
-    require_fields(raw, (*_EXPERTS.values(), "num_shared_experts"))
-    numbers = read_numbers(ExpertsConfig, raw, _EXPERTS)
+    names = PUBLISHED["names"]["experts"]
+    require_fields(raw, (*names.values(), "num_shared_experts"))
+    numbers = read_numbers(ExpertsConfig, raw, names)
     shared = raw["num_shared_experts"]
     require(
         type(shared) is int and shared >= 1,

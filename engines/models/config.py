@@ -63,14 +63,7 @@ class ModelConfig(ABC):
         """The published layout of ``config.json``."""
 
 
-DECODER_SIZES = {
-    "d_model": "hidden_size",
-    "n_layers": "num_hidden_layers",
-    "n_heads": "num_attention_heads",
-    "mlp_hidden_size": "intermediate_size",
-    "vocab_size": "vocab_size",
-    "max_sequence_length": "max_position_embeddings",
-}
+DECODER_SIZES: Mapping[str, str] = PUBLISHED["names"]["decoders"]
 """Our names of a decoder's sizes -> those that Qwen, Llama, Mistral and Dream publish."""
 LAYERS = ("full_attention", "sliding_attention")
 """Types that ``sliding_window`` reads."""

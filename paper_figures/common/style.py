@@ -75,29 +75,8 @@ def drawing() -> Iterator[None]:
     import matplotlib as mpl
     import seaborn as sns
 
-    own: Any = {
-        "font.family": "DejaVu Sans",  # comes with matplotlib: the same glyphs on every machine
-        "axes.titlesize": LETTER_POINTS,
-        "axes.titlepad": 4,
-        "axes.labelsize": LETTER_POINTS,
-        "axes.labelpad": 2,
-        "xtick.labelsize": LETTER_POINTS,
-        "ytick.labelsize": LETTER_POINTS,
-        "xtick.major.size": 3,
-        "ytick.major.size": 3,
-        "xtick.major.pad": 2,
-        "ytick.major.pad": 2,
-        "legend.fontsize": LETTER_POINTS,
-        "legend.columnspacing": 1.2,
-        "legend.handletextpad": 0.5,
-        "lines.linewidth": 1.4,
-        "lines.markersize": 4.5,
-        "figure.dpi": DPI,
-        "pdf.fonttype": 42,
-        "axes.unicode_minus": False,
-    }
     with mpl.rc_context(), sns.axes_style("ticks"):
-        mpl.rcParams.update(own)
+        mpl.rc_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False)
         yield
 
 
