@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.causal import executor, generate, prompt, run, small_model, start
+from support.tables import data_beside
 from torch import Tensor
 
 from engines.compiled import CompilerError, loaded
@@ -110,15 +111,7 @@ def paged(lengths: tuple[int, ...], heads: int, kv_heads: int, width: int, size:
     return [q, *pools.unbind(), torch.arange(len(lengths)), torch.tensor(lengths), table, size]
 
 
-SHAPES = [
-    (9, 3, 64, 16),
-    (14, 2, 64, 16),
-    (5, 1, 64, 7),
-    (6, 2, 128, 16),
-    (4, 2, 8, 16),
-    (3, 3, 80, 5),
-    (2, 2, 256, 16),
-]
+SHAPES = data_beside(__file__, "host_kernels")["shapes"]
 
 
 @dtypes

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.command import commands
 from support.sources import tree
+from support.tables import data_beside
 
 import repro
 from engines.data import KINDS
@@ -19,15 +20,7 @@ from repro.paths import REPO
 from repro.reports.figures import FIGURES
 from repro.runs.system import SYSTEMS
 
-WITH_PAGE = [
-    "engines",
-    "datasets",
-    "results",
-    "results/paper",
-    "baselines/golden",
-    "engines/models/tiny",
-    "engines/models/tiny_long",
-]
+WITH_PAGE = data_beside(__file__, "docs")["with_page"]
 PAGES = sorted(
     [
         *(REPO / name for name in ("README.md", "CONTRIBUTING.md")),

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.tables import data_beside
 
 from engines.machine import usable_cores
 
@@ -27,17 +28,7 @@ def test_the_machine_has_more_than_the_process_may_use(tmp_path, monkeypatch):
     assert cores(tmp_path, "0::/\n") == 8
 
 
-LIMITED = {
-    "a quota": ("/job", {"job__cpu0max": "200000 100000"}, 2),
-    "a quota of a half": ("/job", {"job__cpu0max": "250000 100000"}, 3),
-    "a small quota": ("/job", {"job__cpu0max": "1000 100000"}, 1),
-    "the least of the groups above": (
-        "/a/b/c",
-        {"a__cpu0max": "300000 100000", "a__b__cpu0max": "max 100000", "a__b__c__cpu0max": "500000 100000"},
-        3,
-    ),
-    "a container, whose path is its host's": ("/docker/1234", {"cpu0max": "400000 100000"}, 4),
-}
+LIMITED = data_beside(__file__, "cores")["limited"]
 
 
 @pytest.mark.parametrize("name", LIMITED)

@@ -82,16 +82,7 @@ def test_what_a_request_may_not_ask_is_said_in_a_sentence(folders, asked, senten
         model.generation(asked)
 
 
-@pytest.mark.parametrize(
-    ("ids", "sentence"),
-    [
-        ((), "prompt has no token"),
-        ((1,) * 250, "prompt of 250 tokens and max_tokens=16 make more than max_model_len=256"),
-        ((1, 262), "prompt has the id 262 and the vocabulary 262"),
-        ((-1,), "prompt has the id -1"),
-        ((1, 258), r"prompt has the mask token \(id 258\)"),
-    ],
-)
+@pytest.mark.parametrize(("ids", "sentence"), data_beside(__file__, "serving")["prompts_that_cannot_run_are_refused"])
 def test_prompts_that_cannot_run_are_refused(folders, ids, sentence):
     model = model_of(folders["llada"])
     with pytest.raises(UserError, match=sentence):

@@ -38,15 +38,12 @@ from repro.ar_schedulers import scheduled
 from repro.cli.serve import ServeOptions, _served_model
 from repro.serving import ArModel, is_causal
 
+DATA = data_beside(__file__, "serving_ar")
+
 CASES = data_beside(__file__, "cases")
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-PROMPTS = (
-    "hello",
-    "what is it?",
-    "a",
-    "The sky was green over the hill, and nobody said a word about it all day long.",
-)
+PROMPTS = DATA["prompts"]
 LENGTH = 24
 
 
@@ -327,16 +324,7 @@ def test_a_causal_checkpoint_is_told_from_a_diffusion_one(folder, tmp_path):
     assert not is_causal(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"device": "tpu"}, "device='tpu'"),
-        ({"device": "cuda:99"}, "device='cuda:99'"),
-        ({"memory_limit": 10**14}, "memory_limit=100000000000000"),
-        ({"kv_tokens": 10**12}, "kv_tokens=1000000000000"),
-        ({"max_num_seqs": 2**20, "kv_tokens": None}, "kv_tokens=as"),
-    ],
-)
+@pytest.mark.parametrize(("options", "sentence"), DATA["what_the_machine_lacks_is_known_without_the_model"])
 def test_what_the_machine_lacks_is_known_without_the_model(folder, options, sentence, monkeypatch):
     monkeypatch.setattr("repro.serving.machine_memory_bytes", lambda: 4 * 10**9)
     with pytest.raises(UserError, match=sentence):

@@ -145,19 +145,7 @@ def test_calibration_round_trip(tmp_path):
     assert "uncalibrated" in none.note
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"matmul_efficiency": 0.0}, "matmul_efficiency=0.0"),
-        ({"bandwidth_efficiency": 1.01}, "bandwidth_efficiency=1.01"),
-        ({"attention_efficiency": "fast"}, "attention_efficiency='fast'"),
-        ({"step_overhead_s": -0.1}, "step_overhead_s=-0.1"),
-        ({"step_overhead_s": float("inf")}, "step_overhead_s=inf"),
-        ({"fitted_on": "Burst"}, "fitted_on='Burst'"),
-        ({"speed": 1}, "unknown keys"),
-        ({"note": None}, "note=None"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), DATA["bad_calibrations_are_refused"])
 def test_bad_calibrations_are_refused(tmp_path, change, message):
     path = tmp_path / "bad.json"
     path.write_text(json.dumps({**asdict(Calibration.datasheet(L40S)), **change}))

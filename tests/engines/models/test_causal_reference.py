@@ -11,18 +11,13 @@ import torch
 from safetensors.torch import save_file
 from support.causal import SIZES, causal_logits, executor, generate, run, start
 from support.reference_decoder import logits
+from support.tables import data_beside
 
 from engines.models.loader import build_causal, load_causal
 from engines.models.qwen2_config import CausalConfig
 
 RAW: dict[str, Any] = {**SIZES, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "tie_word_embeddings": False}
-CASES: dict[str, dict[str, Any]] = {
-    "qwen2": {"model_type": "qwen2"},
-    "qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
-    "qwen3-biased": {"model_type": "qwen3", "head_dim": 64, "attention_bias": True, "num_key_value_heads": 1},
-    "llama": {"model_type": "llama"},
-    "mistral": {"model_type": "mistral", "head_dim": 16, "sliding_window": None},
-}
+CASES: dict[str, dict[str, Any]] = data_beside(__file__, "causal_reference")["cases"]
 TOKENS = 9
 LENGTHS = (3, 70, 19, 33)
 

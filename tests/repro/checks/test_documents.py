@@ -28,16 +28,7 @@ b,0,third,1,,
 b,1,third,1,,
 """
 PAGE = "# Page\n\nWords.\n\n<!-- generated: speeds -->\n<!-- end -->\n\nMore words.\n"
-DECLARED = {
-    "speeds": {
-        "corner": "system",
-        "of": "speeds.csv",
-        "column": "speed",
-        "format": ".1f",
-        "rows": {"ours": {"where": {"system": "ours"}}, "theirs": {"where": {"system": "theirs"}}},
-        "columns": {"a": {"where": {"place": "a"}}, "b": {"where": {"place": "b"}}},
-    }
-}
+DECLARED = data_beside(__file__, "documents")["declared"]
 
 
 @pytest.fixture

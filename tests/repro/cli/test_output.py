@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command import commands, repro
+from support.tables import data_beside
 
 from repro.cli.main import COMMANDS
 from repro.cli.output import counted, number, print_table, say
@@ -57,16 +58,7 @@ def test_a_table_keeps_its_numbers(capsys, monkeypatch):
 
 
 VARIANTS = ("one queue, first come, first served", "classes apart, one long prompt a step (§3.2)")
-NUMBERS = {
-    "late %": "17.9",
-    "added, points": "-4.4",
-    "turns/s": "61.5",
-    "mean ms": "122",
-    "P90 short": "154",
-    "P90 long": "1,766",
-    "longest s": "1.3",
-    "graphs %": "38",
-}
+NUMBERS = data_beside(__file__, "output")["numbers"]
 
 
 def is_across(lines: Sequence[str]) -> bool:

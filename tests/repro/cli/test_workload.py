@@ -23,14 +23,7 @@ from repro.workloads.columns import NAMES
 CASES = data_beside(__file__, "cases")
 
 COLUMNS = "arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens"
-FAMILIES = {
-    "dllm-serve": "l40s",
-    "sparse-dllm": "l40s",
-    "ampd": "h20x32",
-    "vllm-sim": "h20x32",
-    "laps": "h200",
-    "reserve": "h200",
-}
+FAMILIES = data_beside(__file__, "workload")["families"]
 ROWS = [(round(0.3 * n + 0.05 * (n % 3), 6), 100 + 37 * n, 16 * (1 + n % 4)) for n in range(24)]
 AZURE = "azure/AzureLLMInferenceTrace_conv.csv"
 AZURE_ROWS = 60

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.cells import a_cell
 from support.mock_openai import MockOpenAI, mock_server
+from support.tables import data_beside
 
 from repro.families.http import endpoint
 from repro.families.http.record import CHUNKS, HTTP
@@ -211,13 +212,7 @@ def test_an_opening_without_content_is_no_first_token(what, chat):
     assert record.requests["is_single"] == [True]
 
 
-CONTENT: dict[str, tuple[dict[str, Any], int]] = {
-    "reasoning": ({"reasoning": "hm"}, 2),
-    "reasoning_content": ({"reasoning_content": "hm"}, 2),
-    "both names": ({"reasoning": "hm", "reasoning_content": "hm"}, 2),
-    "a refusal": ({"refusal": "no"}, 2),
-    "a call": ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{}"}}]}, 3),
-}
+CONTENT: dict[str, tuple[dict[str, Any], int]] = data_beside(__file__, "streams")["content"]
 
 
 @pytest.mark.parametrize("what", CONTENT)

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from support.tables import data_beside
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
@@ -16,14 +17,7 @@ from support.told_suite import Validity, checked, first_jobs, host_rows, peak_ro
 from repro.gpu_suite import calibration
 from repro.gpu_suite.verdict import VERDICT, write_verdict
 
-SPEEDS = {
-    "dllm-serve": 900.0,
-    "dllm-serve, one refresh": 960.0,
-    "fast-dllm, on our engine": 1000.0,
-    "fast-dllm": 300.0,
-    "sparse-dllm": 250.0,
-    "dllm-cache": 100.0,
-}
+SPEEDS = data_beside(__file__, "verdict")["speeds"]
 RATIOS = (
     "llada-8b, whole card, 128 tokens each",
     "llada-8b, 24 GB, 128 tokens each",

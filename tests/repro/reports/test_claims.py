@@ -34,42 +34,7 @@ def judged(claim: str | Claim, value: float | tuple[float, ...], role: Role = "p
     return judge(stated, [answer(stated.id, value, **more)])
 
 
-@pytest.mark.parametrize(
-    ("claim", "value", "of", "met"),
-    [
-        ("dllm-4090-burst-peak", 76.6 * 1.149, (), True),
-        ("dllm-4090-burst-peak", 76.6 * 1.151, (), False),
-        ("dllm-4090-burst-ratio", 1.81 * 1.119, (), True),
-        ("dllm-4090-burst-ratio", 3.0, (), False),  # on the claimed side of 1 is not enough
-        ("dllm-wall-025", 0.1, (), False),  # nor is it 0.166, which the paper's other numbers give
-        ("dllm-headroom-4090", 6.9, (), True),
-        ("dllm-headroom-4090", 7.97, (), False),
-        ("dllm-l40s-osc-lat-ratio", 3.9, (), True),
-        ("dllm-l40s-osc-lat-ratio", 4.29, (), False),
-        ("dllm-4090-burst-base-lat", 4001.0, (), True),
-        ("dllm-4090-burst-base-lat", 3999.0, (), False),
-        ("dllm-jitter-sd", 45.0, (), True),
-        ("dllm-jitter-sd", 5.0, (), False),
-        ("dllm-jitter-others", (60.0, 60.0, 50.0, 50.0), CLAIMS["dllm-jitter-others"].of, True),
-        # Of similar size, not only above zero.
-        ("dllm-jitter-others", (60.0, 60.0, 5.0, 5.0), CLAIMS["dllm-jitter-others"].of, False),
-        # A range holds for the same data sets.
-        ("dllm-abs-tput-l40s", (1.6, 1.74, 1.62), L40S, True),
-        ("dllm-abs-tput-l40s", (1.74, 1.6, 1.62), L40S, False),
-        ("dllm-abs-tput-l40s", (1.6, 1.74, 1.9), L40S, False),
-        ("dllm-abs-tput-4090", (1.61, 1.81, 1.7), CARD, True),
-        ("dllm-abs-tput-4090", (1.7, 1.81, 1.61), CARD, True),  # the paper does not say which is least
-        ("dllm-abs-tput-4090", (1.81, 1.7, 1.61), CARD, False),
-        ("dllm-abs-tput-4090", (1.81, 1.81, 2.19), CARD, False),
-        ("dllm-contrib-upto", 1.81, CARD[1:2], True),
-        ("dllm-contrib-upto", 1.81, CARD[2:], False),
-        ("dllm-serve-best-tput", (1.0,) * 6, CARD + L40S, True),
-        ("dllm-serve-best-tput", (1.0,) * 5 + (2.0,), CARD + L40S, False),
-        ("dllm-n-requests", (2000.0, 2000.0, 128.0), (), True),
-        ("dllm-retention-sweep", (10.0, 50.0), (), True),
-        ("dllm-retention-sweep", (10.0, 40.0), (), False),
-    ],
-)
+@pytest.mark.parametrize(("claim", "value", "of", "met"), DATA["verdicts"])
 def test_verdicts(claim, value, of, met):
     found = judged(claim, value, of=of)
     assert found.verdict == ("reproduced" if met else "not reproduced")

@@ -21,6 +21,7 @@ from support.command import refused, repro
 from support.fake_system import breaking, deployed, fake_cell
 from support.fake_workers import PACKING, FakeCluster
 from support.mock_openai import MockOpenAI, mock_server
+from support.tables import data_beside
 
 from engines.errors import RunError, UserError
 from repro.runs import pool
@@ -456,14 +457,7 @@ def test_runs_measured_elsewhere_say_so_and_are_reused(tmp_path):
     assert "another machine" in here.why(experiments[0].cell)
 
 
-COMMANDS = {
-    "bench": ("bench",),
-    "reproduce": ("reproduce", "fig3"),
-    "ablate": ("ablate", "--component", "scheduler"),
-    "ablate of a cluster": ("ablate", "--component", "routing"),
-    "ablate of instances": ("ablate", "--component", "graphs"),
-    "eval": ("eval",),
-}
+COMMANDS = data_beside(__file__, "pool")["commands"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

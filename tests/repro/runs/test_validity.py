@@ -11,18 +11,7 @@ from repro.runs.record import RunRecord, Table
 
 CASES = data_beside(__file__, "cases")
 
-REQUESTS: Table = {
-    "request_id": [0, 1],
-    "arrival_s": [0.0, 1.0],
-    "submit_lag_s": [0.0, 0.0],
-    "admitted_s": [0.0, 2.0],
-    "first_output_s": [2.0, 3.0],
-    "finished_s": [2.0, 4.0],
-    "prompt_len": [8, 8],
-    "output_len": [4, 4],
-    "status": ["ok", "ok"],
-    "error": [None, None],
-}
+REQUESTS: Table = data_beside(__file__, "validity")["requests"]
 ANY = Family(name="any")
 
 
