@@ -4,6 +4,7 @@ The paper's Dynamo always separates the phases (§7.1). Since then Dynamo can it
 worker; the rules below are those its documentation of version 1.6 describes.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +12,13 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from baselines.ar.vllm import BINDERS, Balance, SharedPrefixes
 from engines.cluster.hardware import Deployment, Hardware
-from engines.cluster.simulation import Cluster, HistoryRead, Policies
+from engines.cluster.policies import HistoryRead, Policies
+from engines.cluster.simulation import Cluster
 from engines.errors import require
 from engines.knobs import Only, Range, Tokens
 from engines.policies.batching import ONE_BY_ONE, Chunked
 from engines.policies.routing import Decision, Dispatch, Estimator, KvCost, RemoteOnly, Router
-from engines.policies.views import DecodeView, PrefillTask, PrefillView
+from engines.policies.views import DecodeView, PrefillTask, PrefillView, Rule
 
 _BypassPolicy = Literal["isl_bounding", "prefill_load", "isl_or_load"]
 _Affinity = Literal["prefix", "cost", "none"]
@@ -92,29 +94,29 @@ class ConditionalRouter:
 
     def __init__(self, config: DynamoConfig, *, seed: int = 0) -> None:
         assert config.dispatch != "kv-aware", "which knows no bypass"
-        self.config = config
         self._remote = RemoteOnly(config.dispatch, seed=seed)
+        self._short_tokens = 0 if config.conditional == "prefill_load" else config.eff_isl_threshold
+        self._short_share = config.eff_isl_ratio_threshold
+        busy = None if config.conditional == "isl_bounding" else config.prefill_busy_threshold
+        self._busy_tokens = math.inf if busy is None else busy * config.max_num_batched_tokens
+        self._full_share = math.inf if config.decode_busy_threshold is None else config.decode_busy_threshold
+
+    def rule(self) -> Rule:
+        limits = self._short_tokens, self._short_share, self._busy_tokens, self._full_share
+        return self._remote.rule()._replace(kind="conditional", limits=limits)
 
     def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
         worker = self._remote.pick(prefills, now)
         reason = self._bypass_reason(task, worker)
-        limit = self.config.decode_busy_threshold
-        is_full = limit is not None and home.kv_tokens + task.tokens > limit * home.kv_capacity
-        if reason is not None and not is_full:
+        if reason is not None and home.kv_tokens + task.tokens <= self._full_share * home.kv_capacity:
             return Decision(home.worker_id, True, reason)
         return Decision(worker.worker_id, False, "remote")
 
     def _bypass_reason(self, task: PrefillTask, worker: PrefillView) -> str | None:
-        config = self.config
         prompt = task.history + task.tokens
-        if config.conditional != "prefill_load" and (
-            task.tokens < config.eff_isl_threshold and task.tokens < config.eff_isl_ratio_threshold * prompt
-        ):
+        if task.tokens < self._short_tokens and task.tokens < self._short_share * prompt:
             return "short"
-        limit = config.prefill_busy_threshold
-        if config.conditional != "isl_bounding" and limit is not None:
-            return "prefill-busy" if worker.backlog_tokens > limit * config.max_num_batched_tokens else None
-        return None
+        return "prefill-busy" if worker.backlog_tokens > self._busy_tokens else None
 
 
 def dynamo(

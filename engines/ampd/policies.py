@@ -9,6 +9,7 @@ whose mean TTFT of the last seconds has slack, which is random dispatch by a sig
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, permutations
 from typing import Annotated, Literal
 
@@ -16,7 +17,7 @@ from engines.ampd.performance import PerformanceModel
 from engines.errors import require
 from engines.knobs import Checked, Range
 from engines.policies.routing import Decision
-from engines.policies.views import DecodeView, PrefillQueue, PrefillTask, PrefillView, QueueView, Slo
+from engines.policies.views import DecodeView, PrefillQueue, PrefillTask, PrefillView, QueueView, Rule, Slo
 
 RouteOrder = Literal["random", "load"]
 WindowSignal = Literal["done", "age", "backlog"]
@@ -60,6 +61,12 @@ class AdaptiveRouter:
                 best_s, best = cost_s, Decision(worker.worker_id, False, "cost")
         return best  # line 9
 
+    def rule(self) -> Rule:
+        config, slo = self.config, self.slo
+        limits = config.alpha * slo.ttft_s, config.beta * slo.itl_s
+        estimates = self.model.prefill_s, partial(_away_s, self.model)
+        return Rule("adaptive", config.route_order, config.window, limits, self._rng.random, estimates)
+
     def _visits(self, prefills: Sequence[PrefillView], now: float) -> Iterator[PrefillView]:
         """Drawn one by one: most tasks go to the first."""
         if self.config.route_order == "load":
@@ -91,10 +98,12 @@ def local_cost_s(model: PerformanceModel, task: PrefillTask, home: DecodeView) -
 
 def remote_cost_s(model: PerformanceModel, task: PrefillTask, home: DecodeView, worker: PrefillView) -> float:
     """t_remote, eq. (2): t_pre + t_kv there and back + t_queue."""
-    pre_s = model.prefill_s(task.history, task.tokens, worker.degree)
-    kv_s = model.transfer_s(task.history, home.degree, worker.degree)
-    kv_s += model.transfer_s(task.tokens, worker.degree, home.degree)
-    return pre_s + kv_s + worker.backlog_s
+    return _away_s(model, task.history, task.tokens, home.degree, worker.degree) + worker.backlog_s
+
+
+def _away_s(model: PerformanceModel, history: int, tokens: int, home_degree: int, degree: int) -> float:
+    kv_s = model.transfer_s(history, home_degree, degree) + model.transfer_s(tokens, degree, home_degree)
+    return model.prefill_s(history, tokens, degree) + kv_s
 
 
 def ahead_s(worker: QueueView, now: float) -> float:
@@ -145,6 +154,9 @@ class ReorderingQueue(PrefillQueue):
         require(1 <= w <= MAX_LOOKAHEAD, f"w={w} must be between 1 and {MAX_LOOKAHEAD}: all orderings of w are tried")
         self.ttft_s, self.w = ttft_s, w
         self._peeked: tuple[float, list[PrefillTask], tuple[int, ...]] | None = None
+
+    def rule(self) -> Rule:
+        return Rule("queue", limits=(self.w, self.ttft_s))
 
     def peek(self, now: float) -> PrefillTask:
         """The first of the window's best ordering, which is not searched again where the same was asked before."""

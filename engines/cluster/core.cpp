@@ -1,5 +1,5 @@
-// Runs of co-located workers, as engines.cluster.simulation makes them of Python objects: the same events in the same order, and the
-// same arithmetic, so that both leave the same numbers to the last bit. What a policy of a user's own decides stays in Python.
+// Runs of workers that prefill and decode, as engines.cluster.simulation makes them of Python objects: the same events in the same order,
+// and the same arithmetic, so that both leave the same numbers to the last bit. What a policy of a user's own decides stays in Python.
 //
 // Names are those of the Python modules, which say what each does and why.
 
@@ -7,10 +7,13 @@
 #include <cmath>
 #include <cstdint>
 #include <deque>
+#include <initializer_list>
 #include <limits>
 #include <list>
+#include <numeric>
 #include <queue>
 #include <set>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -21,15 +24,49 @@ using Int = std::int64_t;
 const double NOT_YET = std::numeric_limits<double>::quiet_NaN();
 const double INFINITE = std::numeric_limits<double>::infinity();
 
-enum Question : Int { LAYERS, HEAD, LINE, LAW, STEP };
+enum Question : Int { LAYERS, HEAD, LINE, LAW, STEP, ESTIMATE, HERE, AWAY, DRAW };
 
-// Asks Python: of worker `cost` the numbers of `question`, into `out`. Returns how many there are, or -1 to stop the run.
+// Asks Python: of `cost`, or of workers of a degree, the numbers of `question`, into `out`. Returns how many there are, or -1 to stop the run.
 using Ask = Int (*)(Int question, Int cost, Int n, const Int* in, double* out);
 
 enum Batching : Int { ONE_BY_ONE, PREFILL_FIRST, CHUNKED };
 enum Binding : Int { ROUND_ROBIN, LEAST_KV, FEWEST_SESSIONS };
+enum Routing : Int { LOCAL, REMOTE, CONDITIONAL, ADAPTIVE };
+enum Choice : Int { SHORTEST, IN_TURN, RANDOM, SHARED };
+enum Signal : Int { DONE, AGE, BACKLOG };
+enum Reason : Int { COLOCATED, ALWAYS_REMOTE, NOT_BYPASSED, SHORT, PREFILL_BUSY, TTFT_SLACK, ITL_SLACK, COST };
+enum Content : Int { HISTORY, INCREMENT };
 
 struct Stopped {};
+
+// math.fsum: the sum, rounded once (Shewchuk 1997).
+double exact_sum(const std::vector<double>& values) {
+    std::vector<double> parts;
+    for (double x : values) {
+        std::size_t kept = 0;
+        for (double y : parts) {
+            if (std::fabs(x) < std::fabs(y)) std::swap(x, y);
+            const double high = x + y, low = y - (high - x);
+            if (low != 0) parts[kept++] = low;
+            x = high;
+        }
+        parts.resize(kept);
+        parts.push_back(x);
+    }
+    if (parts.empty()) return 0.0;
+    std::size_t n = parts.size() - 1;
+    double high = parts[n], low = 0;
+    while (n > 0 && low == 0) {
+        const double x = high, y = parts[--n];
+        high = x + y;
+        low = y - (high - x);
+    }
+    if (n > 0 && ((low < 0 && parts[n - 1] < 0) || (low > 0 && parts[n - 1] > 0))) {
+        const double twice = low * 2, x = high + twice;
+        if (twice == x - high) high = x;
+    }
+    return high;
+}
 
 struct Line {
     double base, slope, floor;
@@ -63,7 +100,7 @@ struct Cost {
 
     Int numbers(Question question, Int n, const Int* in = nullptr) {
         const Int num = ask(question, id, n, in, answer.data());
-        if (num < 0) throw Stopped{};
+        if (num <= 0) throw Stopped{};
         return num;
     }
 
@@ -138,19 +175,169 @@ struct Live {
     Int row = -1;
     Int context = 0;
     Int left = 0;
+    Int lent = 0;
     double token_s = 0;
     Int joined_step = -1, finish_step = -1, stay_start = -1;
     double first_gap_s = 0;
 };
 
 struct Task {
-    Int id, order, history, tokens, computed;
+    Int id, order, history, tokens;
     bool is_recompute;
+    double ready_s;
+    Int computed = 0, postponed = 0;
+    double estimate_s = 0;
     Int left() const { return tokens - computed; }
 };
 
 struct Share {
     Int task, tokens;
+};
+
+struct Plan {
+    std::vector<Share> shares;
+    bool decodes = false;
+};
+
+// PrefillQueue, or ReorderingQueue where it looks at more than one.
+struct Queue {
+    std::deque<Task>& tasks;
+    Int lookahead;
+    double ttft_s;
+    std::deque<Int> waiting;
+    double backlog_s = 0;
+    Int backlog_tokens = 0;
+    // The window that was searched last, and its best ordering.
+    double searched_s = NOT_YET;
+    std::vector<Int> window, best;
+
+    void push(Int id) {
+        if (tasks[id].is_recompute) waiting.push_front(id);
+        else waiting.push_back(id);
+        backlog_s += tasks[id].estimate_s;
+        backlog_tokens += tasks[id].tokens;
+    }
+
+    Int peek(double now) {
+        if (lookahead <= 1 || waiting.size() <= 1) return waiting.front();
+        search(now);
+        return window[best[0]];
+    }
+
+    Int take(double now) {
+        if (lookahead > 1 && waiting.size() > 1) {
+            search(now);
+            for (Int place = 0; place < Int(best.size()); ++place) {
+                if (place > best[place]) ++tasks[window[best[place]]].postponed;
+                waiting[place] = window[best[place]];
+            }
+            searched_s = NOT_YET;
+        }
+        const Int id = waiting.front();
+        waiting.pop_front();
+        backlog_tokens -= tasks[id].tokens;
+        backlog_s = waiting.empty() ? 0.0 : backlog_s - tasks[id].estimate_s;
+        return id;
+    }
+
+    Int satisfied(const std::vector<Int>& ordering, double now) const {
+        double completion_s = 0.0;
+        Int count = 0;
+        for (const Int position : ordering) {
+            const Task& task = tasks[window[position]];
+            completion_s += task.estimate_s;
+            count += (now - task.ready_s) + completion_s <= ttft_s;
+        }
+        return count;
+    }
+
+    void search(double now) {
+        const Int num = std::min(lookahead, Int(waiting.size()));
+        if (searched_s == now && num == Int(window.size()) && std::equal(window.begin(), window.end(), waiting.begin())) return;
+        searched_s = now;
+        window.assign(waiting.begin(), waiting.begin() + num);
+        best.resize(num);
+        std::iota(best.begin(), best.end(), 0);
+        Int most = satisfied(best, now);
+        if (most == num) return;
+        std::vector<Int> ordering = best;
+        while (std::next_permutation(ordering.begin(), ordering.end())) {
+            bool may = true;
+            for (Int place = 0; place < num; ++place)
+                may = may && !(place > ordering[place] && tasks[window[ordering[place]]].postponed >= lookahead);
+            const Int count = may ? satisfied(ordering, now) : 0;
+            if (count > most) best = ordering, most = count;
+        }
+    }
+};
+
+// Window, of times to first tokens.
+struct Window {
+    double length_s = 0, total = 0;
+    std::deque<std::pair<double, double>> entries;
+
+    void add(double now, double value) {
+        entries.push_back({now, value});
+        total += value;
+    }
+
+    double mean(double now) {
+        const double oldest = now - length_s;
+        while (!entries.empty() && entries.front().first <= oldest) {
+            total -= entries.front().second;
+            entries.pop_front();
+        }
+        if (entries.empty()) total = 0.0;
+        return entries.empty() ? 0.0 : total / double(entries.size());
+    }
+};
+
+struct TokenRun {
+    double start_s, period_s;
+    Int steps, tokens;
+    double gap_s;
+
+    Int tokens_after(double oldest) const {
+        if (start_s >= oldest) return steps * tokens;
+        return std::max<Int>(0, steps - Int(std::floor((oldest - start_s) / period_s))) * tokens;
+    }
+};
+
+struct TokenWindow {
+    double length_s = 0, total = 0;
+    Int count = 0;
+    std::deque<TokenRun> runs;
+    std::vector<TokenRun> fresh;
+
+    double mean(double now, const std::vector<TokenRun>& current) {
+        for (const TokenRun& run : fresh) {
+            total += double(run.steps * run.tokens) * run.gap_s;
+            count += run.steps * run.tokens;
+        }
+        runs.insert(runs.end(), fresh.begin(), fresh.end());
+        fresh.clear();
+        const double oldest = now - length_s;
+        while (!runs.empty() && runs.front().start_s + double(runs.front().steps) * runs.front().period_s <= oldest) {
+            const TokenRun& run = runs.front();
+            total -= double(run.steps * run.tokens) * run.gap_s;
+            count -= run.steps * run.tokens;
+            runs.pop_front();
+        }
+        if (runs.empty()) total = 0.0;
+        double sum = total;
+        Int num = count;
+        if (!runs.empty()) {
+            const Int outside = runs.front().steps * runs.front().tokens - runs.front().tokens_after(oldest);
+            sum -= double(outside) * runs.front().gap_s;
+            num -= outside;
+        }
+        for (const TokenRun& run : current) {
+            const Int inside = run.tokens_after(oldest);
+            sum += double(inside) * run.gap_s;
+            num += inside;
+        }
+        return num ? sum / double(num) : 0.0;
+    }
 };
 
 struct Run {
@@ -257,11 +444,21 @@ struct WorkerKv {
 };
 
 struct Worker {
+    bool is_home = true;
+    Int degree = 1, server = 0;
     Cost* cost = nullptr;
     WorkerKv kv;
-    std::deque<Int> queue;
+    Queue* queue = nullptr;
     std::vector<Int> begun, unseen;
+    // The step with prefills that ran last, and the one about to run; of a prefill worker the one behind it, where it is chosen.
     std::vector<Share> shares;
+    Plan coming, next;
+    double start_s = 0, end_s = 0, ready_s = 0;
+    Int step_tokens = 0;
+    Window ttft;
+    // What a decode worker got of prefill workers: orders of sessions, and tokens.
+    std::vector<std::pair<Int, Int>> landed;
+    TokenWindow itl;
     bool is_busy = false, runs = false, decodes_along = false;
     Run run, ran;
     Int version = 0, num_sessions = 0, num_prefills = 0, prefilled_tokens = 0, num_preemptions = 0;
@@ -277,13 +474,13 @@ struct Worker {
     std::vector<Int> counts;
 };
 
-enum Kind : Int { DUE, READY, ROUTE, FINISH, END_RUN, END };
+enum Kind : Int { DUE, READY, ROUTE, BEGIN, FINISH, LAND, END_RUN, END };
 
 struct Event {
     double time_s;
     Int number;
     Kind kind;
-    Int subject, version;
+    Int subject, detail;
     bool operator>(const Event& other) const {
         return time_s != other.time_s ? time_s > other.time_s : number > other.number;
     }
@@ -294,27 +491,20 @@ struct Event {
 extern "C" {
 
 struct Setup {
-    Int num_sessions, num_workers, num_costs;
+    Int num_sessions, num_workers, num_homes, num_costs;
     const double* arrival_s;
     const Int* first_round;  // of each session, and behind the last
     const Int *prefill, *decode;
     const double* delay_s;
-    const Int *worker_cost, *worker_capacity;
+    const Int *worker_cost, *worker_capacity, *worker_degree, *worker_server;  // decode workers first
     const double* cost_terms;  // seven of each cost: whether it is composed, then its constants
-    Int batching, max_tokens, max_seqs, binding, keeps, schedules_ahead, max_run_steps, max_live;
-    double keep_s, request_s, response_s, until_s;
+    const Int* batching;       // kind, tokens and sequences of a step: of decode workers, then of prefill workers
+    const double* queues;      // how many are reordered at once, and the objective: likewise
+    const double* limits;      // of the router
+    Int binding, keeps, schedules_ahead, max_run_steps, max_live;
+    Int routing, choice, signal, has_estimator, shares_queue, overlaps, kv_bytes;
+    double keep_s, request_s, response_s, until_s, window_s, latency_s, intra_bytes_s, inter_bytes_s;
     Ask ask;
-};
-
-struct Columns {
-    const void *session_worker, *session_finished_s;
-    Int num_rounds;
-    const void *round_session, *round_index, *round_ready_s, *round_history, *round_first_token_s, *round_finished_s;
-    Int num_tasks;
-    const void *task_row, *task_recomputes, *task_worker, *task_history, *task_tokens, *task_computed, *task_ready_s,
-        *task_started_s, *task_finished_s;
-    Int num_stays;
-    const void *stay_row, *stay_first_gap_s, *stay_start, *stay_end, *stay_worker;
 };
 
 struct Totals {
@@ -326,25 +516,47 @@ struct Totals {
 namespace {
 
 struct Simulation {
-    const Setup& setup;
+    const Setup setup;
     std::vector<Cost> costs;
+    std::deque<Task> tasks;
+    std::deque<Queue> queues;
     std::vector<Worker> workers;
     std::vector<Live> lives;
-    std::vector<Task> tasks;
     std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events;
     double now = 0;
-    Int num_scheduled = 0, num_due = 0, num_live = 0, turn = 0;
+    Int num_scheduled = 0, num_due = 0, num_live = 0, session_turn = 0, task_turn = 0;
     bool is_stopped = false, has_too_many = false;
 
-    std::vector<Int> session_worker;
-    std::vector<double> session_finished_s;
-    std::vector<Int> round_session, round_index, round_history;
-    std::vector<double> round_ready_s, round_first_token_s, round_finished_s;
-    std::vector<Int> task_row, task_recomputes, task_worker, task_history, task_tokens, task_computed;
-    std::vector<double> task_ready_s, task_started_s, task_finished_s;
-    std::vector<Int> stay_row, stay_start, stay_end, stay_worker;
-    std::vector<double> stay_first_gap_s;
+    // What is recorded: columns of the tables, as engines.cluster.record names them.
+    std::vector<Int> session_worker_id, round_session, round_index, round_history, round_is_local;
+    std::vector<Int> task_row, task_recomputes, task_worker_id, task_is_local, task_reason, task_history, task_tokens,
+        task_computed_tokens, task_postponed;
+    std::vector<Int> transfer_task_id, transfer_content, transfer_source, transfer_target, transfer_crosses, transfer_tokens;
+    std::vector<Int> stay_worker, stay_row, stay_start, stay_end, log_tokens;
+    std::vector<Int> worker_num_prefills, worker_prefilled_tokens, worker_kv_peak, worker_kv_evicted, worker_num_preemptions;
+    std::vector<double> session_finished_s, round_ready_s, round_first_token_s, round_finished_s;
+    std::vector<double> task_estimate_s, task_ready_s, task_started_s, task_finished_s, task_landed_s;
+    std::vector<double> transfer_start_s, transfer_end_s, stay_first_gap_s, log_gap_s, worker_busy_prefill_s, worker_busy_decode_s;
     std::vector<Chunk> chunks;
+
+#define COLUMN(name) {#name, &name}
+    std::vector<std::pair<std::string, std::vector<Int>*>> ints() {
+        return {COLUMN(session_worker_id), COLUMN(round_session), COLUMN(round_index), COLUMN(round_history),
+                COLUMN(round_is_local), COLUMN(task_row), COLUMN(task_recomputes), COLUMN(task_worker_id),
+                COLUMN(task_is_local), COLUMN(task_reason), COLUMN(task_history), COLUMN(task_tokens),
+                COLUMN(task_computed_tokens), COLUMN(task_postponed), COLUMN(transfer_task_id), COLUMN(transfer_content),
+                COLUMN(transfer_source), COLUMN(transfer_target), COLUMN(transfer_crosses), COLUMN(transfer_tokens),
+                COLUMN(stay_row), COLUMN(stay_start), COLUMN(stay_end), COLUMN(log_tokens), COLUMN(worker_num_prefills),
+                COLUMN(worker_prefilled_tokens), COLUMN(worker_kv_peak), COLUMN(worker_kv_evicted),
+                COLUMN(worker_num_preemptions)};
+    }
+    std::vector<std::pair<std::string, std::vector<double>*>> seconds() {
+        return {COLUMN(session_finished_s), COLUMN(round_ready_s), COLUMN(round_first_token_s), COLUMN(round_finished_s),
+                COLUMN(task_estimate_s), COLUMN(task_ready_s), COLUMN(task_started_s), COLUMN(task_finished_s),
+                COLUMN(task_landed_s), COLUMN(transfer_start_s), COLUMN(transfer_end_s), COLUMN(stay_first_gap_s),
+                COLUMN(log_gap_s), COLUMN(worker_busy_prefill_s), COLUMN(worker_busy_decode_s)};
+    }
+#undef COLUMN
 
     explicit Simulation(const Setup& given) : setup(given) {
         for (Int i = 0; i < given.num_costs; ++i) {
@@ -359,42 +571,77 @@ struct Simulation {
         }
         const Int num_rounds = given.first_round[given.num_sessions];
         lives.reserve(given.num_sessions);
-        for (auto* each : {&session_worker, &round_session, &round_index, &round_history, &task_row, &task_recomputes, &task_worker,
-                           &task_history, &task_tokens, &task_computed, &stay_row, &stay_start, &stay_end, &stay_worker})
-            each->reserve(num_rounds);
-        for (auto* each : {&session_finished_s, &round_ready_s, &round_first_token_s, &round_finished_s, &task_ready_s,
-                           &task_started_s, &task_finished_s, &stay_first_gap_s})
-            each->reserve(num_rounds);
+        for (const auto& [name, column] : ints())
+            if (name.compare(0, 5, "round") == 0 || name.compare(0, 4, "task") == 0) column->reserve(num_rounds);
+        for (const auto& [name, column] : seconds())
+            if (name.compare(0, 5, "round") == 0 || name.compare(0, 4, "task") == 0) column->reserve(num_rounds);
         workers.resize(given.num_workers);
         for (Int i = 0; i < given.num_workers; ++i) {
-            workers[i].cost = &costs[given.worker_cost[i]];
-            workers[i].kv.capacity = given.worker_capacity[i];
+            Worker& worker = workers[i];
+            worker.is_home = i < given.num_homes;
+            worker.degree = given.worker_degree[i], worker.server = given.worker_server[i];
+            worker.cost = &costs[given.worker_cost[i]];
+            worker.kv.capacity = given.worker_capacity[i];
+            worker.ttft.length_s = worker.itl.length_s = given.window_s;
+            const double* queue = given.queues + (worker.is_home ? 0 : 2);
+            if (i <= given.num_homes || !given.shares_queue) queues.push_back(Queue{tasks, Int(queue[0]), queue[1]});
+            worker.queue = &queues.back();
         }
-    }
-
-    void at(double time_s, Kind kind, Int subject, Int version = 0) {
-        events.push(Event{time_s, ++num_scheduled, kind, subject, version});
-    }
-
-    void run() {
         due(-1);
+    }
+
+    void at(double time_s, Kind kind, Int subject, Int detail = 0) {
+        events.push(Event{time_s, ++num_scheduled, kind, subject, detail});
+    }
+
+    // Whether there are more, after so many.
+    bool go_on(Int num) {
         while (!events.empty() && !is_stopped) {
             const Event event = events.top();
             if (event.time_s > setup.until_s) {
                 now = setup.until_s;
-                return;
+                return false;
             }
+            if (--num < 0) return true;
             events.pop();
             now = event.time_s;
             switch (event.kind) {
                 case DUE: due(event.subject); break;
                 case READY: ready(event.subject); break;
                 case ROUTE: route(event.subject, false); break;
+                case BEGIN: begin_step(event.subject); break;
                 case FINISH: finish(event.subject); break;
-                case END_RUN: end_run(event.subject, event.version); break;
+                case LAND: land(event.subject, event.detail); break;
+                case END_RUN: end_run(event.subject, event.detail); break;
                 case END: end(event.subject); break;
             }
         }
+        return false;
+    }
+
+    // What workers did, and their logs one behind the other.
+    void end_all() {
+        std::vector<Int> offsets;
+        for (Worker& worker : workers) {
+            worker_busy_prefill_s.push_back(worker.busy_s + worker.step_s);
+            worker_busy_decode_s.push_back(worker.busy_decode_s);
+            worker_num_prefills.push_back(worker.num_prefills);
+            worker_prefilled_tokens.push_back(worker.prefilled_tokens);
+            worker_kv_peak.push_back(worker.is_home ? worker.kv.peak : -1);
+            worker_kv_evicted.push_back(worker.is_home ? worker.kv.evicted : -1);
+            worker_num_preemptions.push_back(worker.num_preemptions);
+            offsets.push_back(Int(log_gap_s.size()));
+            log_gap_s.insert(log_gap_s.end(), worker.gaps.begin(), worker.gaps.end());
+            log_tokens.insert(log_tokens.end(), worker.counts.begin(), worker.counts.end());
+            worker.gaps = {};
+            worker.counts = {};
+        }
+        for (std::size_t i = 0; i < stay_worker.size(); ++i) {
+            stay_start[i] += offsets[stay_worker[i]];
+            stay_end[i] += offsets[stay_worker[i]];
+        }
+        lives = {};
+        tasks.clear();
     }
 
     // ---- sessions
@@ -417,10 +664,10 @@ struct Simulation {
     }
 
     Int bound() {
-        if (setup.binding == ROUND_ROBIN) return turn++ % Int(workers.size());
+        if (setup.binding == ROUND_ROBIN) return session_turn++ % setup.num_homes;
         Int best = 0;
         std::pair<Int, Int> least{0, 0};
-        for (Int i = 0; i < Int(workers.size()); ++i) {
+        for (Int i = 0; i < setup.num_homes; ++i) {
             const Int kv = kv_tokens(workers[i]), num = workers[i].num_sessions;
             const auto found = setup.binding == LEAST_KV ? std::make_pair(kv, num) : std::make_pair(num, kv);
             if (i == 0 || found < least) best = i, least = found;
@@ -440,7 +687,7 @@ struct Simulation {
         live.worker = bound();
         ++workers[live.worker].num_sessions;
         lives.push_back(live);
-        session_worker.push_back(live.worker);
+        session_worker_id.push_back(live.worker);
         session_finished_s.push_back(NOT_YET);
         ready(order);
     }
@@ -456,6 +703,7 @@ struct Simulation {
         round_index.push_back(live.round_index);
         round_ready_s.push_back(now);
         round_history.push_back(live.context);
+        round_is_local.push_back(false);
         round_first_token_s.push_back(NOT_YET);
         round_finished_s.push_back(NOT_YET);
         if (setup.request_s != 0) at(now + setup.request_s, ROUTE, order);
@@ -467,27 +715,34 @@ struct Simulation {
         const Int history = is_recompute ? 0 : live.context;
         const Int tokens = is_recompute ? live.context : setup.prefill[round_of(live)];
         const Int id = Int(tasks.size());
-        tasks.push_back(Task{id, order, history, tokens, 0, is_recompute});
+        tasks.push_back(Task{id, order, history, tokens, is_recompute, now});
+        Task& task = tasks.back();
+        const Decision decision = routed(task, live.worker);
+        const bool is_local = decision.worker == live.worker;
+        Worker& worker = workers[decision.worker];
+        if (setup.has_estimator) task.estimate_s = asked(ESTIMATE, worker.degree, {history, tokens});
         task_row.push_back(live.row);
         task_recomputes.push_back(is_recompute);
-        task_worker.push_back(live.worker);
+        task_worker_id.push_back(decision.worker);
+        task_is_local.push_back(is_local);
+        task_reason.push_back(decision.reason);
         task_history.push_back(history);
         task_tokens.push_back(tokens);
-        task_computed.push_back(-1);
+        task_computed_tokens.push_back(-1);
+        task_postponed.push_back(0);
+        task_estimate_s.push_back(task.estimate_s);
         task_ready_s.push_back(now);
         task_started_s.push_back(NOT_YET);
         task_finished_s.push_back(NOT_YET);
-        Worker& worker = workers[live.worker];
+        task_landed_s.push_back(NOT_YET);
+        if (!is_recompute) round_is_local[live.row] = is_local;
         worker.unseen.push_back(id);
-        if (!setup.schedules_ahead || (!worker.is_busy && !worker.runs)) see(worker);
-        poke(live.worker);
+        if (!worker.is_home || !setup.schedules_ahead || (!worker.is_busy && !worker.runs)) see(worker);
+        poke(decision.worker);
     }
 
     void see(Worker& worker) {
-        for (const Int id : worker.unseen) {
-            if (tasks[id].is_recompute) worker.queue.push_front(id);
-            else worker.queue.push_back(id);
-        }
+        for (const Int id : worker.unseen) worker.queue->push(id);
         worker.unseen.clear();
     }
 
@@ -498,10 +753,135 @@ struct Simulation {
         if (!num_live && all_arrived()) is_stopped = true;
     }
 
+    // ---- where a prefill runs
+
+    struct Decision {
+        Int worker;
+        Reason reason;
+    };
+
+    Decision routed(const Task& task, Int home) {
+        switch (setup.routing) {
+            case REMOTE: return {picked(), ALWAYS_REMOTE};
+            case CONDITIONAL: return conditional(task, home);
+            case ADAPTIVE: return adaptive(task, home);
+            default: return {home, COLOCATED};
+        }
+    }
+
+    // RemoteOnly.
+    Int picked() {
+        const Int num = setup.num_workers - setup.num_homes;
+        if (setup.choice == RANDOM) return setup.num_homes + Int(drawn() * double(num));
+        if (setup.choice == IN_TURN) return setup.num_homes + task_turn++ % num;
+        Int best = setup.num_homes;
+        for (Int i = best + 1; i < setup.num_workers; ++i) {
+            const bool is_less = setup.choice == SHARED ? backlog_tokens(workers[i]) < backlog_tokens(workers[best])
+                                                        : ahead_s(workers[i]) < ahead_s(workers[best]);
+            if (is_less) best = i;
+        }
+        return best;
+    }
+
+    // ConditionalRouter: limits are tokens, their share of the prompt, tokens of a backlog, and a share of the memory.
+    Decision conditional(const Task& task, Int home) {
+        const Int worker = picked();
+        const double tokens = double(task.tokens);
+        const bool is_short = tokens < setup.limits[0] && tokens < setup.limits[1] * double(task.history + task.tokens);
+        const bool stays = is_short || double(backlog_tokens(workers[worker])) > setup.limits[2];
+        const double in_use = double(kv_tokens(workers[home]) + task.tokens);
+        if (stays && !(in_use > setup.limits[3] * double(workers[home].kv.capacity)))
+            return {home, is_short ? SHORT : PREFILL_BUSY};
+        return {worker, NOT_BYPASSED};
+    }
+
+    // AdaptiveRouter: limits are those of the means of times to first tokens, and of gaps.
+    Decision adaptive(const Task& task, Int home) {
+        std::vector<Int> left;
+        for (Int i = setup.num_homes; i < setup.num_workers; ++i) left.push_back(i);
+        if (setup.choice != RANDOM)
+            std::stable_sort(left.rbegin(), left.rend(), [&](Int one, Int other) {
+                return std::make_pair(ahead_s(workers[one]), one) < std::make_pair(ahead_s(workers[other]), other);
+            });
+        while (!left.empty()) {
+            if (setup.choice == RANDOM) std::swap(left[Int(drawn() * double(left.size()))], left.back());
+            if (ttft_s(workers[left.back()]) <= setup.limits[0]) return {left.back(), TTFT_SLACK};
+            left.pop_back();
+        }
+        if (itl_s(workers[home]) <= setup.limits[1]) return {home, ITL_SLACK};
+        const Int degree = workers[home].degree;
+        Decision best{home, COST};
+        double best_s = asked(HERE, degree, {task.history, task.tokens}) + backlog_s(workers[home]);
+        for (Int i = setup.num_homes; i < setup.num_workers; ++i) {
+            const double cost_s = asked(AWAY, workers[i].degree, {task.history, task.tokens, degree}) + backlog_s(workers[i]);
+            if (cost_s < best_s) best_s = cost_s, best.worker = i;
+        }
+        return best;
+    }
+
+    double ttft_s(Worker& worker) {
+        const double windowed = worker.ttft.mean(now);
+        if (setup.signal == DONE) return windowed;
+        double other = ahead_s(worker);
+        if (setup.signal == AGE) {
+            double oldest = worker.queue->waiting.empty() ? now : INFINITE;
+            for (const Int id : worker.queue->waiting) oldest = std::min(oldest, tasks[id].ready_s);
+            other = now - oldest;
+        }
+        return std::max(windowed, other);
+    }
+
+    double itl_s(Worker& home) {
+        const Int done = home.runs ? home.run.steps_by(now) : 0;
+        const double windowed = home.itl.mean(now, done ? token_runs(home, home.run, done) : std::vector<TokenRun>());
+        if (setup.signal == DONE) return windowed;
+        const double token_s = done ? home.run.start_s + home.run.after_s(done) : home.token_s;
+        return std::max(windowed, home.size ? now - token_s : 0.0);
+    }
+
+    double estimated_s(const std::vector<Share>& shares) const {
+        if (shares.size() == 1) return tasks[shares[0].task].estimate_s;
+        std::vector<double> each;
+        for (const Share& share : shares) each.push_back(tasks[share.task].estimate_s);
+        return exact_sum(each);
+    }
+
+    double backlog_s(const Worker& worker) const { return worker.queue->backlog_s + estimated_s(worker.next.shares); }
+
+    double ahead_s(const Worker& worker) const {
+        const double busy_s = worker.is_busy ? std::max(0.0, worker.start_s + estimated_s(worker.shares) - now) : 0.0;
+        return busy_s + backlog_s(worker);
+    }
+
+    Int backlog_tokens(const Worker& worker) const {
+        Int found = worker.queue->backlog_tokens + (worker.is_busy ? worker.step_tokens : 0);
+        for (const Share& share : worker.next.shares) found += share.tokens;
+        return found;
+    }
+
+    double asked(Question question, Int degree, std::initializer_list<Int> in) const {
+        double answer;
+        if (setup.ask(question, degree, Int(in.size()), in.begin(), &answer) <= 0) throw Stopped{};
+        return answer;
+    }
+
+    double drawn() {
+        if (draws.empty()) {
+            draws.resize(256);
+            if (setup.ask(DRAW, 0, Int(draws.size()), nullptr, draws.data()) <= 0) throw Stopped{};
+            std::reverse(draws.begin(), draws.end());
+        }
+        const double found = draws.back();
+        draws.pop_back();
+        return found;
+    }
+    std::vector<double> draws;
+
     // ---- between steps
 
     void poke(Int w) {
         Worker& worker = workers[w];
+        if (setup.overlaps && !worker.is_home && worker.is_busy && worker.next.shares.empty()) choose(w, std::max(worker.end_s, now));
         if (!worker.runs) {
             if (!worker.is_busy) boundary(w);
             return;
@@ -512,14 +892,29 @@ struct Simulation {
 
     void boundary(Int w) {
         Worker& worker = workers[w];
+        if (!worker.is_home) {
+            if (worker.next.shares.empty()) choose(w, now);
+            if (worker.next.shares.empty()) return;
+            std::swap(worker.coming, worker.next);
+            worker.next.shares.clear();
+            worker.is_busy = true;
+            if (worker.ready_s > now) {
+                worker.end_s = worker.ready_s;
+                at(worker.ready_s, BEGIN, w);
+            } else {
+                begin_step(w);
+            }
+            return;
+        }
         worker.is_busy = true;
         ++worker.version;
         for (;;) {
-            if (!worker.queue.empty() || !worker.begun.empty()) {
-                bool decodes = false;
-                plan(worker, decodes);
-                if (!worker.shares.empty()) {
-                    start(w, decodes);
+            for (std::size_t i = 0; i < worker.landed.size(); ++i) join_landed(w, worker.landed[i].first, worker.landed[i].second);
+            worker.landed.clear();
+            if (!worker.queue->waiting.empty() || !worker.begun.empty()) {
+                plan(worker, now, worker.coming);
+                if (!worker.coming.shares.empty()) {
+                    start(w);
                     see(worker);
                     return;
                 }
@@ -540,74 +935,126 @@ struct Simulation {
         worker.is_busy = false;
     }
 
+    // What a prefill worker runs next, from `start_s` on, and when the history that it needs is here.
+    void choose(Int w, double start_s) {
+        Worker& worker = workers[w];
+        if (worker.queue->waiting.empty() && worker.begun.empty()) return;
+        plan(worker, start_s, worker.next);
+        worker.ready_s = now;
+        for (Share& share : worker.next.shares) {
+            Task& task = tasks[share.task];
+            if (task.computed || task.history <= 0) continue;
+            const bool is_whole = share.tokens == task.tokens;
+            Live& live = lives[task.order];
+            live.lent = workers[live.worker].kv.resume(task.order);
+            task.tokens += task.history - live.lent;
+            task.history = live.lent;
+            worker.ready_s = sent(HISTORY, task.id, live.worker, w, live.lent, worker.ready_s);
+            if (is_whole) share.tokens = task.tokens;
+        }
+    }
+
+    // When the K/V of so many tokens is there.
+    double sent(Content content, Int task, Int source, Int target, Int tokens, double start_s) {
+        if (!tokens) return start_s;
+        const Worker &from = workers[source], &to = workers[target];
+        const bool crosses = from.server != to.server;
+        const double bytes_s = (crosses ? setup.inter_bytes_s : setup.intra_bytes_s) * double(std::min(from.degree, to.degree));
+        const double end_s = start_s + (setup.latency_s + double(tokens * setup.kv_bytes) / bytes_s);
+        transfer_task_id.push_back(task);
+        transfer_content.push_back(content);
+        transfer_source.push_back(source);
+        transfer_target.push_back(target);
+        transfer_crosses.push_back(crosses);
+        transfer_tokens.push_back(tokens);
+        transfer_start_s.push_back(start_s);
+        transfer_end_s.push_back(end_s);
+        return end_s;
+    }
+
+    void begin_step(Int w) {
+        start(w);
+        poke(w);
+    }
+
     // What the batching policy says: shares of the next step, taken from the queue.
-    void plan(Worker& worker, bool& decodes) {
-        worker.shares.clear();
+    void plan(Worker& worker, double start_s, Plan& made) {
+        std::vector<Share>& shares = made.shares;
+        Queue& queue = *worker.queue;
+        shares.clear();
+        const Int* batching = setup.batching + (worker.is_home ? 0 : 3);
+        made.decodes = batching[0] == CHUNKED;
         const bool is_empty = !worker.size && worker.begun.empty();
-        Int room = is_empty ? worker.kv.capacity - worker.kv.held : worker.kv.free() + worker.kv.evictable(now);
+        Int room = is_empty ? worker.kv.capacity - worker.kv.held : worker.kv.free() + worker.kv.evictable(start_s);
         const auto need_of = [&](const Task& task) {
+            if (!worker.is_home) return Int(0);
             return task.history + task.tokens + 1 - (is_empty ? 0 : worker.kv.kept(task.order, now));
         };
-        if (setup.batching == ONE_BY_ONE) {
+        if (batching[0] == ONE_BY_ONE) {
             if (!worker.begun.empty()) {
-                worker.shares.push_back(Share{worker.begun[0], tasks[worker.begun[0]].left()});
-            } else if (!worker.queue.empty() && need_of(tasks[worker.queue.front()]) <= room) {
-                worker.shares.push_back(Share{worker.queue.front(), tasks[worker.queue.front()].tokens});
-                worker.queue.pop_front();
+                shares.push_back(Share{worker.begun[0], tasks[worker.begun[0]].left()});
+            } else if (!queue.waiting.empty() && need_of(tasks[queue.peek(start_s)]) <= room) {
+                const Int id = queue.take(start_s);
+                shares.push_back(Share{id, tasks[id].tokens});
             }
             return;
         }
-        const bool is_chunked = setup.batching == CHUNKED;
-        Int budget = is_chunked ? std::max<Int>(setup.max_tokens - worker.size, 1) : setup.max_tokens;
+        const bool is_chunked = made.decodes;
+        Int budget = is_chunked ? std::max<Int>(batching[1] - worker.size, 1) : batching[1];
         for (const Int id : worker.begun) {
             const Int tokens = is_chunked ? std::min(tasks[id].left(), budget) : tasks[id].left();
             if (!tokens) break;
-            worker.shares.push_back(Share{id, tokens});
+            shares.push_back(Share{id, tokens});
             budget -= tokens;
         }
-        Int places = setup.max_seqs - worker.size - Int(worker.begun.size());
-        while (!worker.queue.empty() && places > 0 && (!is_chunked || budget > 0)) {
-            const Task& task = tasks[worker.queue.front()];
+        Int places = batching[2] - worker.size - Int(worker.begun.size());
+        while (!queue.waiting.empty() && places > 0 && (!is_chunked || budget > 0)) {
+            const Task& task = tasks[queue.peek(start_s)];
             const Int need = need_of(task);
-            if (need > room || (!is_chunked && !worker.shares.empty() && task.tokens > budget)) break;
+            if (need > room || (!is_chunked && !shares.empty() && task.tokens > budget)) break;
             const Int tokens = is_chunked ? std::min(task.tokens, budget) : task.tokens;
-            worker.shares.push_back(Share{task.id, tokens});
-            worker.queue.pop_front();
+            shares.push_back(Share{queue.take(start_s), tokens});
             budget -= tokens;
             room -= need;
             --places;
         }
-        decodes = is_chunked;
     }
 
     // ---- steps with prefills
 
-    void start(Int w, bool decodes) {
+    void start(Int w) {
         Worker& worker = workers[w];
-        for (Share& share : worker.shares) admit(worker, share);
-        const Int decoding = decodes && reserve(w, 1) ? worker.size : 0;
+        std::vector<Share>& shares = worker.coming.shares;
+        if (worker.is_home)
+            for (Share& share : shares) admit(worker, share);
+        const Int decoding = worker.coming.decodes && reserve(w, 1) ? worker.size : 0;
         const Int context = decoding ? worker.context : 0;
         chunks.clear();
+        worker.step_tokens = 0;
         const bool had_begun = !worker.begun.empty();
-        for (const Share& share : worker.shares) {
+        for (const Share& share : shares) {
             Task& task = tasks[share.task];
             chunks.push_back(Chunk{task.history + task.computed, share.tokens});
             if (!task.computed) {
                 task_started_s[task.id] = now;
+                task_postponed[task.id] = task.postponed;
                 if (share.tokens < task.tokens) worker.begun.push_back(task.id);
             }
             task.computed += share.tokens;
-            worker.prefilled_tokens += share.tokens;
+            worker.step_tokens += share.tokens;
         }
         if (had_begun) {
             auto& begun = worker.begun;
             begun.erase(std::remove_if(begun.begin(), begun.end(), [&](Int id) { return !tasks[id].left(); }), begun.end());
         }
+        worker.prefilled_tokens += worker.step_tokens;
         worker.busy_s += worker.step_s;
         worker.step_s = worker.cost->step_s(chunks, decoding, context);
+        worker.start_s = now, worker.end_s = now + worker.step_s;
+        worker.shares.swap(shares);
         worker.decodes_along = decoding > 0;
         worker.ran = Run{now, worker.step_s, 0.0, 1};
-        at(now + worker.step_s, FINISH, w);
+        at(worker.end_s, FINISH, w);
     }
 
     void admit(Worker& worker, Share& share) {
@@ -629,23 +1076,66 @@ struct Simulation {
             const Task& task = tasks[share.task];
             if (task.left()) continue;
             ++worker.num_prefills;
-            task_computed[task.id] = task.tokens;
+            task_computed_tokens[task.id] = task.tokens;
             task_finished_s[task.id] = now;
-            land(worker, task);
+            const double end_s = worker.is_home ? now : sent(INCREMENT, task.id, w, lives[task.order].worker, task.tokens, now);
+            if (end_s > now) at(end_s, LAND, task.id, w);
+            else land(task.id, w);
         }
         worker.is_busy = false;
         boundary(w);
     }
 
-    void land(Worker& worker, const Task& task) {
+    // The prefill's token is out.
+    void land(Int id, Int w) {
+        const Task& task = tasks[id];
         Live& live = lives[task.order];
+        Worker& home = workers[live.worker];
+        task_landed_s[id] = now;
         live.context = task.history + task.tokens + 1;
         --live.left;
         if (task.is_recompute) log_stay(live, now - live.token_s, 0, 0);
         else round_first_token_s[live.row] = now + setup.response_s;
         live.token_s = now;
-        if (live.left) join(worker, task.order);
-        else round_done(worker, task.order);
+        if (w == live.worker) {
+            if (live.left) join(home, task.order);
+            else round_done(home, task.order);
+            return;
+        }
+        if (setup.routing == ADAPTIVE && !task.is_recompute) workers[w].ttft.add(now, now - task.ready_s);
+        if (live.left) {
+            home.landed.push_back({task.order, task.tokens});
+            poke(live.worker);
+            return;
+        }
+        // A round of one token never joins the batch: its K/V is cached if there is room.
+        if (home.kv.make_room(task.tokens + 1, now, true)) {
+            home.kv.hold(task.tokens + 1);
+            round_done(home, task.order);
+        } else {
+            home.kv.held -= live.lent;
+            goes_on(task.order);
+        }
+        live.lent = 0;
+    }
+
+    void join_landed(Int w, Int order, Int tokens) {
+        Worker& worker = workers[w];
+        Live& live = lives[order];
+        while (!worker.kv.make_room(tokens + 1, now, true)) {
+            if (worker.size && *worker.members.rbegin() > order) {
+                preempt(worker, *worker.members.rbegin());
+                continue;
+            }
+            worker.kv.held -= live.lent;
+            live.lent = 0;
+            ++worker.num_preemptions;
+            route(order, true);
+            return;
+        }
+        worker.kv.hold(tokens + 1);
+        live.lent = 0;
+        join(worker, order);
     }
 
     void log_stay(const Live& live, double first_gap_s, Int from, Int to) {
@@ -695,7 +1185,25 @@ struct Simulation {
         return Run{now, line.floor, 0.0, std::min(steps, Int(std::ceil((line.floor - first) / growth)))};
     }
 
+    // The tokens of its first steps, for the mean that a router may ask for.
+    std::vector<TokenRun> token_runs(const Worker& worker, const Run& run, Int steps) const {
+        const double first_end = run.start_s + run.first_s;
+        if (worker.joined.empty() && run.start_s == worker.token_s) {
+            const double gap = run.after_s(steps) / double(steps);
+            return {TokenRun{run.start_s, gap, steps, worker.size, gap}};
+        }
+        std::vector<double> waits;
+        for (const Int order : worker.joined) waits.push_back(first_end - lives[order].token_s);
+        const double waited = double(worker.size - Int(waits.size())) * (first_end - worker.token_s) + exact_sum(waits);
+        const TokenRun first{run.start_s, run.first_s, 1, worker.size, waited / double(worker.size)};
+        if (steps == 1) return {first};
+        const double gap = (run.after_s(steps) - run.first_s) / double(steps - 1);
+        return {first, TokenRun{first_end, gap, steps - 1, worker.size, gap}};
+    }
+
     void advance(Worker& worker, const Run& run) {
+        if (setup.routing == ADAPTIVE)
+            for (const TokenRun& each : token_runs(worker, run, run.steps)) worker.itl.fresh.push_back(each);
         if (worker.joined.empty() && run.start_s == worker.token_s) {
             worker.gaps.push_back(run.after_s(run.steps) / double(run.steps));
             worker.counts.push_back(run.steps);
@@ -729,17 +1237,23 @@ struct Simulation {
     }
     std::vector<Int> finished;
 
-    void round_done(Worker& worker, Int order) {
+    // All tokens are out; whether the session goes on.
+    bool goes_on(Int order) {
         Live& live = lives[order];
         const double end_s = now + setup.response_s;
         round_finished_s[live.row] = end_s;
         const double delay_s = setup.delay_s[round_of(live)];
         ++live.round_index;
-        const bool goes_on = round_of(live) < setup.first_round[live.session + 1];
-        if (goes_on) at(end_s + delay_s, READY, order);
+        const bool has_more = round_of(live) < setup.first_round[live.session + 1];
+        if (has_more) at(end_s + delay_s, READY, order);
         else at(end_s, END, order);
-        if (goes_on && setup.keeps) worker.kv.park(order, live.context, now + setup.keep_s);
-        else worker.kv.held -= live.context;
+        return has_more;
+    }
+
+    void round_done(Worker& worker, Int order) {
+        const bool keeps = goes_on(order) && setup.keeps;
+        if (keeps) worker.kv.park(order, lives[order].context, now + setup.keep_s);
+        else worker.kv.held -= lives[order].context;
     }
 
     Int reserve(Int w, Int steps) {
@@ -791,45 +1305,28 @@ struct Simulation {
 
 extern "C" {
 
-Simulation* simulate(const Setup* setup, Totals* totals) {
-    auto* made = new Simulation(*setup);
+Simulation* begin(const Setup* setup) { return new Simulation(*setup); }
+
+// Runs so many events. Returns whether there are more, or -1 for a run that Python has stopped.
+Int go_on(Simulation* made, Int num, Totals* totals) {
+    Int has_more = -1;
     try {
-        made->run();
+        has_more = made->go_on(num);
     } catch (const Stopped&) {
-        // Python has the reason.
     }
-    made->lives = {};
-    made->tasks = {};
-    *totals = Totals{Int(made->session_worker.size()), made->num_live,   made->num_scheduled - Int(made->events.size()),
-                     made->has_too_many,      made->now};
-    return made;
+    if (!has_more) made->end_all();
+    const Int num_events = made->num_scheduled - Int(made->events.size());
+    *totals = Totals{Int(made->session_worker_id.size()), made->num_live, num_events, made->has_too_many, made->now};
+    return has_more;
 }
 
-void columns_of(const Simulation* made, Columns* out) {
-    const Simulation& s = *made;
-    *out = Columns{s.session_worker.data(),      s.session_finished_s.data(),
-                   Int(s.round_session.size()),  s.round_session.data(),
-                   s.round_index.data(),         s.round_ready_s.data(),
-                   s.round_history.data(),       s.round_first_token_s.data(),
-                   s.round_finished_s.data(),    Int(s.task_row.size()),
-                   s.task_row.data(),            s.task_recomputes.data(),
-                   s.task_worker.data(),         s.task_history.data(),
-                   s.task_tokens.data(),         s.task_computed.data(),
-                   s.task_ready_s.data(),        s.task_started_s.data(),
-                   s.task_finished_s.data(),
-                   Int(s.stay_row.size()),       s.stay_row.data(),
-                   s.stay_first_gap_s.data(),    s.stay_start.data(),
-                   s.stay_end.data(),            s.stay_worker.data()};
-}
-
-// Of one worker: sizes and counts, seconds of prefill steps and of decode runs, and the gaps of its log.
-Int worker_of(const Simulation* made, Int w, Int* counts, double* seconds, const double** gaps, const Int** lengths) {
-    const Worker& worker = made->workers[w];
-    counts[0] = worker.num_prefills, counts[1] = worker.prefilled_tokens, counts[2] = worker.kv.peak;
-    counts[3] = worker.kv.evicted, counts[4] = worker.num_preemptions;
-    seconds[0] = worker.busy_s + worker.step_s, seconds[1] = worker.busy_decode_s;
-    *gaps = worker.gaps.data(), *lengths = worker.counts.data();
-    return Int(worker.gaps.size());
+// A column of ints, or of seconds where its name says so. Returns how many there are.
+Int column_of(Simulation* made, const char* name, const void** at) {
+    for (const auto& [own, column] : made->ints())
+        if (own == name) return *at = column->data(), Int(column->size());
+    for (const auto& [own, column] : made->seconds())
+        if (own == name) return *at = column->data(), Int(column->size());
+    return -1;
 }
 
 void let_go(Simulation* made) { delete made; }

@@ -1,10 +1,11 @@
-"""Runs of co-located workers by ``core.cpp``: the numbers of ``engines.cluster.simulation``, to the last bit, in a tenth of the time.
+"""Runs by ``core.cpp``: the numbers of ``engines.cluster.simulation``, to the last bit, in a tenth of the time.
 
 It knows our own policies alone. Runs of others stay in Python, and so do short ones where nothing is compiled yet.
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from ctypes import CDLL, CFUNCTYPE, POINTER, Structure, byref, c_double, c_int64, c_void_p
 from dataclasses import fields
 from functools import cache
@@ -14,38 +15,42 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from engines.cluster.hardware import EngineTimes, StepCost, WorkerCost
+from engines.cluster.hardware import Hardware, PlacedWorker, StepCost, WorkerCost
+from engines.cluster.policies import Policies, StopRule
 from engines.cluster.record import (
+    ROWS,
     ClusterRun,
     Floats,
     GapLog,
     Ints,
-    RoundRow,
-    SessionRow,
     Table,
-    TaskRow,
-    TransferRow,
     Values,
-    WorkerRow,
     prefill_load,
-    same,
-    table_of,
+    rows_of,
     times_of,
 )
 from engines.cluster.sessions import Session, SessionColumns
 from engines.compiled import CompilerError, Library, loaded
 from engines.cost.kernels import Composed
+from engines.machine import held
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.routing import FewestSessions, LeastKvMemory, RoundRobin
-from engines.policies.views import Batching, Chunk
+from engines.policies.views import Batching, Chunk, Rule, rule_of
 
 LIBRARY = Library("cluster", (Path(__file__).with_suffix(".cpp"),), ("-O2", "-ffp-contract=off"))
 """No two operations become one of another rounding."""
 LONG = 2000
-"""Rounds of a run that is worth the seconds of a compiler."""
+"""Rounds of a run that is worth the seconds of a compiler; ten times as many of all runs of a process are."""
+_SEEN = Counter[str]()
+_EVENTS = 1 << 16
+"""After so many a run hears Ctrl-C."""
 _BATCHING: tuple[type, ...] = OneByOne, PrefillFirst, Chunked
 _BINDING: tuple[type, ...] = RoundRobin, LeastKvMemory, FewestSessions
-_LAYERS, _HEAD, _LINE, _LAW = range(4)
+_ROUTING = "local", "remote", "conditional", "adaptive"
+_CHOICES = "shortest", "round-robin", "random", "shared", "load"
+_SIGNALS = "done", "age", "backlog"
+_REASONS = "co-located", "always-remote", "remote", "short", "prefill-busy", "ttft-slack", "itl-slack", "cost"
+_LAYERS, _HEAD, _LINE, _LAW, _STEP, _ESTIMATE, _, _, _DRAW = range(9)
 
 _Ask = CFUNCTYPE(c_int64, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_double))
 
@@ -56,26 +61,13 @@ def _fields(names: str, kind: Any) -> list[tuple[str, Any]]:
 
 class _Setup(Structure):
     _fields_ = [
-        *_fields("num_sessions num_workers num_costs", c_int64),
-        *_fields("arrival_s first_round prefill decode delay_s worker_cost worker_capacity cost_terms", c_void_p),
-        *_fields("batching max_tokens max_seqs binding keeps schedules_ahead max_run_steps max_live", c_int64),
-        *_fields("keep_s request_s response_s until_s", c_double),
+        *_fields("num_sessions num_workers num_homes num_costs", c_int64),
+        *_fields("arrival_s first_round prefill decode delay_s", c_void_p),
+        *_fields("worker_cost worker_capacity worker_degree worker_server cost_terms batching queues limits", c_void_p),
+        *_fields("binding keeps schedules_ahead max_run_steps max_live", c_int64),
+        *_fields("routing choice signal has_estimator shares_queue overlaps kv_bytes", c_int64),
+        *_fields("keep_s request_s response_s until_s window_s latency_s intra_bytes_s inter_bytes_s", c_double),
         ("ask", _Ask),
-    ]
-
-
-class _Columns(Structure):
-    _fields_ = [
-        *_fields("session_worker session_finished_s", c_void_p),
-        ("num_rounds", c_int64),
-        *_fields(
-            "round_session round_index round_ready_s round_history round_first_token_s round_finished_s", c_void_p
-        ),
-        ("num_tasks", c_int64),
-        *_fields("task_row task_recomputes task_worker task_history task_tokens task_computed", c_void_p),
-        *_fields("task_ready_s task_started_s task_finished_s", c_void_p),
-        ("num_stays", c_int64),
-        *_fields("stay_row stay_first_gap_s stay_start stay_end stay_worker", c_void_p),
     ]
 
 
@@ -92,129 +84,156 @@ def _library(is_long: bool) -> CDLL | None:
         return None
 
 
-class CoreWorker(NamedTuple):
-    degree: int
-    server: int
-    cost: StepCost
-    kv_capacity: int
-
-
 class CoreRun(NamedTuple):
-    """What a run is asked for; see ``Policies``, ``EngineTimes`` and ``StopRule``."""
+    """What a run is asked for."""
 
-    workers: Sequence[CoreWorker]
-    batching: Batching
+    hardware: Hardware
+    workers: Sequence[PlacedWorker]
+    policies: Policies
     binder: object
-    reason: str
-    """What the router says of each prefill."""
-    keeps: bool
-    keep_s: float
-    engine: EngineTimes
-    until_s: float | None
-    max_live_sessions: int | None
+    router: object
+    stop: StopRule
     max_run_steps: int
 
     def simulate(self, sessions: Sequence[Session]) -> ClusterRun | None:
         """None of a run that only Python can make: of policies that are not ours, sessions that it refuses, or a short one where
         nothing is compiled yet."""
-        if type(self.batching) not in _BATCHING or type(self.binder) not in _BINDING:
+        policies = self.policies
+        queues = policies.make_local_queue(), policies.make_prefill_queue()
+        rules = [rule for each in (self.router, *queues) if (rule := rule_of(each)) is not None]
+        batchings = type(policies.local_batching), type(policies.prefill_batching)
+        is_ours = len(rules) == 3 and type(self.binder) in _BINDING and set(batchings) <= set(_BATCHING)
+        if not is_ours or policies.block_size is not None or policies.history == "own-cache":
+            return None
+        if rules[0].kind in ("remote", "conditional") and all(each.is_decode for each in self.workers):
             return None
         load = _Load.of(sessions)
-        least = min(worker.kv_capacity for worker in self.workers)
-        if not load.is_served(least):
+        if not load.is_served(min(self.hardware.kv_capacity(each.degree) for each in self.workers)):
             return None
-        library = _library(len(load.prefill) >= LONG)
-        return None if library is None else self._run(library, load)
+        _SEEN["rounds"] += len(load.prefill)
+        library = _library(len(load.prefill) >= LONG or _SEEN["rounds"] >= 10 * LONG)
+        return None if library is None else self._run(library, load, *rules)
 
-    def _run(self, library: CDLL, load: "_Load") -> ClusterRun:
-        costs = list({id(each.cost): each.cost for each in self.workers}.values())
-        asks = _Asks(costs)
+    def _run(self, library: CDLL, load: "_Load", routing: Rule, *queues: Rule) -> ClusterRun:
+        policies, engine, links = self.policies, self.hardware.constants.engine, self.hardware.links
+        cost_of = self._costs()
+        costs = list({id(each): each for each in cost_of}.values())
+        asks = _Asks(costs, policies, routing)
         arrays = {
             **load._asdict(),
-            "worker_cost": np.array([costs.index(each.cost) for each in self.workers], dtype=np.int64),
-            "worker_capacity": np.array([each.kv_capacity for each in self.workers], dtype=np.int64),
+            "worker_cost": _ints(map(costs.index, cost_of)),
+            "worker_capacity": _ints(self.hardware.kv_capacity(each.degree) for each in self.workers),
+            "worker_degree": _ints(each.degree for each in self.workers),
+            "worker_server": _ints(each.server for each in self.workers),
             "cost_terms": np.array([(1.0, *each.terms) if _is_composed(each) else (0.0,) * 7 for each in costs]),
+            "batching": _ints([*_limits(policies.local_batching), *_limits(policies.prefill_batching)]),
+            "queues": np.array([each.limits for each in queues], dtype=np.float64),
+            "limits": np.array(routing.limits, dtype=np.float64),
         }
-        largest = np.iinfo(np.int64).max
         setup = _Setup(
             num_sessions=len(load.arrival_s),
             num_workers=len(self.workers),
+            num_homes=sum(each.is_decode for each in self.workers),
             num_costs=len(costs),
             **{name: array.ctypes.data for name, array in arrays.items() if name != "session_id"},
-            batching=_BATCHING.index(type(self.batching)),
-            max_tokens=getattr(self.batching, "max_num_batched_tokens", 0),
-            max_seqs=getattr(self.batching, "max_num_seqs", 0),
             binding=_BINDING.index(type(self.binder)),
-            keeps=self.keeps,
-            schedules_ahead=self.engine.schedules_ahead,
-            max_run_steps=min(self.max_run_steps, largest),
-            max_live=-1 if self.max_live_sessions is None else self.max_live_sessions,
-            keep_s=self.keep_s,
-            request_s=self.engine.request_s,
-            response_s=self.engine.response_s,
-            until_s=math.inf if self.until_s is None else self.until_s,
+            keeps=policies.keeps,
+            schedules_ahead=engine.schedules_ahead,
+            max_run_steps=min(self.max_run_steps, np.iinfo(np.int64).max),
+            max_live=-1 if self.stop.max_live_sessions is None else self.stop.max_live_sessions,
+            routing=_ROUTING.index(routing.kind),
+            choice=_CHOICES.index(routing.choice),
+            signal=_SIGNALS.index(routing.signal),
+            has_estimator=policies.estimator is not None,
+            shares_queue=policies.shares_prefill_queue,
+            overlaps=policies.history == "overlapped",
+            kv_bytes=links.kv_bytes_per_token,
+            keep_s=policies.keep_s,
+            request_s=engine.request_s,
+            response_s=engine.response_s,
+            until_s=math.inf if self.stop.until_s is None else self.stop.until_s,
+            window_s=policies.window_s,
+            latency_s=links.intra.latency_s,
+            intra_bytes_s=links.intra.bytes_per_s,
+            inter_bytes_s=links.inter.bytes_per_s,
             ask=_Ask(asks.answer),
         )
-        totals = _Totals()
-        library.simulate.restype = c_void_p
-        made = _Made(library, c_void_p(library.simulate(byref(setup), byref(totals))))
+        library.begin.restype = c_void_p
+        made = _Made(library, c_void_p(library.begin(byref(setup))))
+        totals, has_more = _Totals(), 1
+        while has_more > 0:
+            with held():  # what Ctrl-C raises while Python answers the core would be lost
+                has_more = library.go_on(made.run, c_int64(_EVENTS), byref(totals))
         if asks.error is not None:
             raise asks.error
         return self._record(made, load, totals)
 
+    def _costs(self) -> list[StepCost]:
+        batchings, run_cost = (self.policies.prefill_batching, self.policies.local_batching), self.hardware.run_cost
+        return [run_cost(each.degree, batchings[each.is_decode], is_remote=not each.is_decode) for each in self.workers]
+
     def _record(self, made: "_Made", load: "_Load", totals: _Totals) -> ClusterRun:
-        columns = _Columns()
-        made.library.columns_of(made.run, byref(columns))
-        workers, logs = self._workers(made)
-        num = columns.num_stays
-        worker, row, start, end = (
-            made.ints(columns, f"stay_{name}", num) for name in ("worker", "row", "start", "end")
+        links = self.hardware.links
+        session, index, task_row = made.ints("round_session"), made.ints("round_index"), made.ints("task_row")
+        row_round = load.first_round[session] + index
+        kinds = np.where(made.ints("task_recomputes"), 2, np.minimum(index[task_row], 1))
+        workers = made.table(
+            "worker",
+            worker_id=range(len(self.workers)),
+            role=["decode" if each.is_decode else "prefill" for each in self.workers],
+            degree=[each.degree for each in self.workers],
+            server=[each.server for each in self.workers],
+            kv_capacity=[self.hardware.kv_capacity(each.degree) if each.is_decode else None for each in self.workers],
         )
-        first_gap_s = made.array(columns.stay_first_gap_s, num, c_double)
+        num, busy = totals.num_arrived, rows_of(workers, "role", "busy_prefill_s")
         return ClusterRun(
-            **_tables(made, columns, load, totals.num_arrived, self.reason),
-            transfers=table_of(TransferRow, []),
-            workers=table_of(WorkerRow, workers),
-            gaps=GapLog.of(logs, worker, row, start, end, first_gap_s),
+            sessions=load.table(num, made),
+            rounds=made.table(
+                "round",
+                session_id=Values(load.session_id[session]),
+                round=Values(index),
+                prefill_tokens=Values(load.prefill[row_round]),
+                decode_tokens=Values(load.decode[row_round]),
+                is_local=Values(made.ints("round_is_local").astype(bool)),
+            ),
+            tasks=made.table(
+                "task",
+                task_id=Values(np.arange(len(task_row))),
+                session_id=Values(load.session_id[session[task_row]]),
+                round=Values(index[task_row]),
+                kind=_named(kinds, "initial", "incremental", "recompute"),
+                is_local=Values(made.ints("task_is_local").astype(bool)),
+                reason=_named(made.ints("task_reason"), *_REASONS),
+            ),
+            transfers=made.table(
+                "transfer",
+                content=_named(made.ints("transfer_content"), "history", "increment"),
+                link=_named(made.ints("transfer_crosses"), links.intra.name, links.inter.name),
+                bytes=Values(made.ints("transfer_tokens") * links.kv_bytes_per_token),
+            ),
+            workers={name: list(values) for name, values in workers.items()},
+            gaps=GapLog(
+                log_gap_s=made.seconds("log_gap_s"),
+                log_tokens=made.ints("log_tokens"),
+                stay_row=made.ints("stay_row"),
+                start=made.ints("stay_start"),
+                end=made.ints("stay_end"),
+                first_gap_s=made.seconds("stay_first_gap_s"),
+            ),
             facts={
                 "num_events": totals.num_events,
                 "end_s": totals.now,
                 "stop_reason": self._why_stopped(totals, len(load.arrival_s)),
-                **prefill_load(((each.role, each.busy_prefill_s) for each in workers), load.span_s(totals.num_arrived)),
+                **prefill_load(busy, float(load.arrival_s[num - 1]) if num else 0.0),
             },
         )
 
     def _why_stopped(self, totals: _Totals, num: int) -> str | None:
         if totals.has_too_many:
-            return f"unstable: over {self.max_live_sessions} sessions at once at {totals.now:g} s"
+            return f"unstable: over {self.stop.max_live_sessions} sessions at once at {totals.now:g} s"
         if totals.num_live or totals.num_arrived < num:
             return f"stopped at {totals.now:g} s with {totals.num_live} sessions unfinished"
         return None
-
-    def _workers(self, made: "_Made") -> tuple[list[WorkerRow], list[tuple[Floats, Ints]]]:
-        """Their rows, and the gaps of each one's log with how many of them follow each other."""
-        rows, logs = [], []
-        for index, worker in enumerate(self.workers):
-            counts, seconds, gaps, lengths = (c_int64 * 5)(), (c_double * 2)(), c_void_p(), c_void_p()
-            size = made.library.worker_of(made.run, c_int64(index), counts, seconds, byref(gaps), byref(lengths))
-            logs.append((made.array(gaps.value, size, c_double), made.array(lengths.value, size, c_int64)))
-            rows.append(
-                WorkerRow(
-                    worker_id=index,
-                    role="decode",
-                    degree=worker.degree,
-                    server=worker.server,
-                    busy_prefill_s=seconds[0],
-                    busy_decode_s=seconds[1],
-                    num_prefills=counts[0],
-                    prefilled_tokens=counts[1],
-                    kv_capacity=worker.kv_capacity,
-                    kv_peak=counts[2],
-                    kv_evicted=counts[3],
-                    num_preemptions=counts[4],
-                )
-            )
-        return rows, logs
 
 
 class _Load(NamedTuple):
@@ -236,11 +255,11 @@ class _Load(NamedTuple):
         rounds = [each.rounds for each in sessions]
         every = list(chain.from_iterable(rounds))
         return cls(
-            session_id=np.array([each.session_id for each in sessions], dtype=np.int64),
+            session_id=_ints(each.session_id for each in sessions),
             arrival_s=np.array([each.arrival_s for each in sessions], dtype=np.float64),
             first_round=np.cumsum([0, *map(len, rounds)], dtype=np.int64),
-            prefill=np.array([each.prefill_tokens for each in every], dtype=np.int64),
-            decode=np.array([each.decode_tokens for each in every], dtype=np.int64),
+            prefill=_ints(each.prefill_tokens for each in every),
+            decode=_ints(each.decode_tokens for each in every),
             delay_s=np.array([each.delay_s for each in every], dtype=np.float64),
         )
 
@@ -253,28 +272,46 @@ class _Load(NamedTuple):
             return False
         return int(self.sums(self.prefill + self.decode).max()) <= most_tokens
 
-    def span_s(self, num: int) -> float:
-        return float(self.arrival_s[num - 1]) if num else 0.0
+    def table(self, num: int, made: "_Made") -> Table:
+        """The first ``num`` sessions, which came."""
+        finished_s = times_of(made.seconds("session_finished_s"))
+        return made.table(
+            "session",
+            session_id=Values(self.session_id[:num]),
+            arrival_s=Values(self.arrival_s[:num]),
+            num_rounds=Values(np.diff(self.first_round)[:num]),
+            prefill_tokens=Values(self.sums(self.prefill)[:num]),
+            decode_tokens=Values(self.sums(self.decode)[:num]),
+            finished_s=finished_s,
+            status=_named(finished_s.is_missing, "ok", "unfinished"),
+        )
 
 
 class _Asks:
-    """What the core asks of the costs; an exception stops the run and is raised behind it."""
+    """What the core asks of costs and policies; an exception stops the run and is raised behind it."""
 
-    def __init__(self, costs: Sequence[StepCost]) -> None:
-        self.costs = costs
+    def __init__(self, costs: Sequence[StepCost], policies: Policies, routing: Rule) -> None:
+        self.costs, self.routing = costs, routing
         self.error: BaseException | None = None
+        self.estimates: list[Any] = [getattr(policies.estimator, "prefill_s", None), *routing.estimates]
 
-    def answer(self, question: int, cost: int, num: int, given: Any, out: Any) -> int:
+    def answer(self, question: int, place: int, num: int, given: Any, out: Any) -> int:
+        """``place`` is that of a cost, or a degree."""
         try:
-            numbers = self._numbers(question, self.costs[cost], num, given)
+            if question < _ESTIMATE:
+                numbers = self._costs(question, self.costs[place], num, given)
+            elif question == _DRAW:
+                numbers = [self.routing.draw() for _ in range(num)]
+            else:
+                numbers = [self.estimates[question - _ESTIMATE](*given[:num], place)]
         except BaseException as error:
             self.error = error
             return -1
-        for place, number in enumerate(numbers):
-            out[place] = number
+        for index, number in enumerate(numbers):
+            out[index] = number
         return len(numbers)
 
-    def _numbers(self, question: int, cost: StepCost, num: int, given: Any) -> Sequence[float]:
+    def _costs(self, question: int, cost: StepCost, num: int, given: Any) -> Sequence[float]:
         if question == _LINE and num > 0:
             return cost.decode_line(num)
         if not _is_composed(cost):
@@ -302,83 +339,42 @@ class _Made:
     def __del__(self) -> None:
         self.library.let_go(self.run)
 
-    def ints(self, columns: _Columns, name: str, size: int) -> Ints:
-        found: Ints = self.array(getattr(columns, name), size, c_int64)
-        return found
+    def ints(self, name: str) -> Ints:
+        return self._column(name, c_int64)
 
-    def array(self, address: int | None, size: int, kind: Any) -> Any:
-        if not size:
+    def seconds(self, name: str) -> Floats:
+        return self._column(name, c_double)
+
+    def _column(self, name: str, kind: Any) -> Any:
+        at = c_void_p()
+        size = self.library.column_of(self.run, name.encode(), byref(at))
+        if not size or at.value is None:
             return np.empty(0, kind)
-        content = (kind * size).from_address(address)
+        content = (kind * size).from_address(at.value)
         content.made = self
         return np.frombuffer(content, kind)
 
+    def table(self, prefix: str, **known: Sequence[Any]) -> Table:
+        """Columns in the order of a row's fields: those known, and the core's own."""
+        return {
+            each.name: known[each.name] if each.name in known else self._values(f"{prefix}_{each.name}")
+            for each in fields(ROWS[prefix])
+        }
 
-def _tables(made: _Made, columns: _Columns, load: _Load, num: int, reason: str) -> dict[str, Table]:
-    """Tables of ``num`` sessions, of rounds and of tasks, their columns in the order of the rows' fields."""
-
-    def ints(name: str, size: int) -> Ints:
-        return made.ints(columns, name, size)
-
-    def times(name: str, size: int) -> Values:
-        return times_of(made.array(getattr(columns, name), size, c_double))
-
-    num_rounds, num_tasks = columns.num_rounds, columns.num_tasks
-    session, index, task_row = (
-        ints("round_session", num_rounds),
-        ints("round_index", num_rounds),
-        ints("task_row", num_tasks),
-    )
-    row_round = load.first_round[session] + index
-    is_routed = np.zeros(num_rounds, dtype=bool)
-    is_routed[task_row] = True
-    recomputes = ints("task_recomputes", num_tasks).astype(bool)
-    kinds = np.where(recomputes, 2, np.minimum(index[task_row], 1)).astype(np.int8)
-    task_finished_s = times("task_finished_s", num_tasks)
-    rounds = (
-        Values(load.session_id[session]),
-        Values(index),
-        times("round_ready_s", num_rounds),
-        Values(ints("round_history", num_rounds)),
-        Values(load.prefill[row_round]),
-        Values(load.decode[row_round]),
-        times("round_first_token_s", num_rounds),
-        times("round_finished_s", num_rounds),
-        Values(is_routed),
-    )
-    tasks = (
-        Values(np.arange(num_tasks)),
-        Values(load.session_id[session[task_row]]),
-        Values(index[task_row]),
-        Values(kinds, names=("initial", "incremental", "recompute")),
-        Values(ints("task_worker", num_tasks)),
-        same(True, num_tasks),
-        same(reason, num_tasks),
-        Values(ints("task_history", num_tasks)),
-        Values(ints("task_tokens", num_tasks)),
-        Values(ints("task_computed", num_tasks), missing=-1),
-        Values(np.broadcast_to(0.0, num_tasks)),
-        times("task_ready_s", num_tasks),
-        times("task_started_s", num_tasks),
-        task_finished_s,
-        task_finished_s,
-        Values(np.broadcast_to(0, num_tasks)),
-    )
-    sessions = _sessions(load, num, ints("session_worker", num), times("session_finished_s", num))
-    found = {"sessions": (SessionRow, sessions), "rounds": (RoundRow, rounds), "tasks": (TaskRow, tasks)}
-    return {
-        name: dict(zip((each.name for each in fields(kind)), own, strict=True)) for name, (kind, own) in found.items()
-    }
+    def _values(self, name: str) -> Values:
+        if name.endswith("_s"):
+            return times_of(self.seconds(name))
+        return Values(self.ints(name), missing=-1 if name.startswith(("task_computed", "worker_kv")) else None)
 
 
-def _sessions(load: _Load, num: int, worker: Ints, finished_s: Values) -> tuple[Values, ...]:
-    return (
-        Values(load.session_id[:num]),
-        Values(load.arrival_s[:num]),
-        Values(np.diff(load.first_round)[:num]),
-        Values(load.sums(load.prefill)[:num]),
-        Values(load.sums(load.decode)[:num]),
-        Values(worker),
-        finished_s,
-        Values(finished_s.is_missing.astype(np.int8), names=("ok", "unfinished")),
-    )
+def _limits(batching: Batching) -> tuple[int, int, int]:
+    tokens, sequences = (getattr(batching, name, 0) for name in ("max_num_batched_tokens", "max_num_seqs"))
+    return _BATCHING.index(type(batching)), tokens, sequences
+
+
+def _ints(values: Iterable[int]) -> Ints:
+    return np.array(list(values), dtype=np.int64)
+
+
+def _named(values: Any, *names: str) -> Values:
+    return Values(values.astype(np.int8), names=names)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from engines.cost.kernels import Composed, composed_degrees, kernels_of
 from engines.cost.roofline import DecodeLine, Gpu, Roofline, StepPrice, StepWork
@@ -309,6 +309,26 @@ def place(decode: Sequence[int], prefill: Sequence[int] = ()) -> tuple[list[int]
         free[server] += minus_degree
         servers[phase][index] = server
     return servers
+
+
+class PlacedWorker(NamedTuple):
+    degree: int
+    server: int
+    is_decode: bool
+    """Whether it decodes; the others only prefill."""
+
+
+def workers_of(deployment: Deployment) -> list[PlacedWorker]:
+    """Those that decode first."""
+    decode, prefill = (
+        [pool.degree for pool in pools for _ in range(pool.replicas)]
+        for pools in (deployment.decode, deployment.prefill)
+    )
+    decode_servers, prefill_servers = place(decode, prefill)
+    return [
+        *(PlacedWorker(*each, True) for each in zip(decode, decode_servers, strict=True)),
+        *(PlacedWorker(*each, False) for each in zip(prefill, prefill_servers, strict=True)),
+    ]
 
 
 def splits(num_gpus: int, prefill_degrees: Sequence[int], decode_degrees: Sequence[int]) -> Iterator[Deployment]:

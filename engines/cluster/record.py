@@ -20,9 +20,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import product
+from itertools import accumulate, product
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -204,6 +204,15 @@ class WorkerRow:
     num_preemptions: int = 0
 
 
+ROWS: Mapping[str, type] = {
+    "session": SessionRow,
+    "round": RoundRow,
+    "task": TaskRow,
+    "transfer": TransferRow,
+    "worker": WorkerRow,
+}
+
+
 class Stay(NamedTuple):
     """A member's part of the log of a decode batch: its own first gap, and the gaps from ``start`` to ``end``."""
 
@@ -247,18 +256,6 @@ class GapLog:
     start: Ints
     end: Ints
     first_gap_s: Floats
-
-    @classmethod
-    def of(
-        cls, logs: Sequence[tuple[Floats, Ints]], worker: Ints, row: Ints, start: Ints, end: Ints, first: Floats
-    ) -> Self:
-        """Joins workers' logs; each stay is in one of them."""
-        lengths = np.array([len(gaps) for gaps, _ in logs])
-        offset = (np.cumsum(lengths) - lengths)[worker]
-        gap_s, tokens = (np.concatenate(each) for each in zip(*logs, strict=True))
-        return cls(
-            log_gap_s=gap_s, log_tokens=tokens, stay_row=row, start=start + offset, end=end + offset, first_gap_s=first
-        )
 
     def __iter__(self) -> Iterator[npt.NDArray[Any]]:
         return iter(self.whole)
@@ -324,13 +321,19 @@ class ClusterRun:
 
 
 def logged(logs: Sequence[TokenLog]) -> GapLog:
-    """The gaps of the logs of workers."""
-    stays = [(index, stay) for index, log in enumerate(logs) for stay in log.stays]
-    place = np.array([(index, stay.row, stay.start, stay.end) for index, stay in stays], dtype=np.int64)
-    worker, row, start, end = place.reshape(-1, 4).T
-    first_gap_s = np.array([stay.first_gap_s for _, stay in stays], dtype=np.float64)
-    runs = [(np.array(log.gaps, dtype=np.float64), np.array(log.counts, dtype=np.int64)) for log in logs]
-    return GapLog.of(runs, worker, row, start, end, first_gap_s)
+    """The gaps of the logs of workers, one behind the other."""
+    offsets = accumulate((len(log.gaps) for log in logs), initial=0)
+    stays = [(offset, stay) for log, offset in zip(logs, offsets, strict=False) for stay in log.stays]
+    place = np.array([(stay.row, offset + stay.start, offset + stay.end) for offset, stay in stays], dtype=np.int64)
+    row, start, end = place.reshape(-1, 3).T
+    return GapLog(
+        log_gap_s=np.array([gap_s for log in logs for gap_s in log.gaps], dtype=np.float64),
+        log_tokens=np.array([count for log in logs for count in log.counts], dtype=np.int64),
+        stay_row=row,
+        start=start,
+        end=end,
+        first_gap_s=np.array([stay.first_gap_s for _, stay in stays], dtype=np.float64),
+    )
 
 
 def prefill_load(workers: Iterable[tuple[str, float]], span_s: float) -> dict[str, Any]:

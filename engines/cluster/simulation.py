@@ -7,14 +7,14 @@ run of it has, and by which policies they decide.
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
 
-from engines.cluster.core import CoreRun, CoreWorker
+from engines.cluster.core import CoreRun
 from engines.cluster.decode import DecodeWorker
-from engines.cluster.hardware import NO_TIMES, Deployment, EngineTimes, Hardware, KvLinks, place
+from engines.cluster.hardware import NO_TIMES, Deployment, EngineTimes, Hardware, KvLinks, workers_of
+from engines.cluster.policies import NEVER, Policies, StopRule
 from engines.cluster.prefix import BlockKv, Prompt, prompt_of
 from engines.cluster.record import (
     ClusterRun,
@@ -29,25 +29,12 @@ from engines.cluster.record import (
     table_of,
 )
 from engines.cluster.sessions import Arrivals, Clients, ClosedLoop, EventLoop, OpenArrivals, OpenLoop, Session
-from engines.cluster.worker import WINDOW_S, CachingPrefillWorker, Home, Live, Parts, PrefillWorker
+from engines.cluster.worker import CachingPrefillWorker, Home, Live, Parts, PrefillWorker
 from engines.data import asked
 from engines.errors import RunError, UserError, require
-from engines.knobs import Checked, Count, Range
-from engines.policies.batching import ONE_BY_ONE, Owed, checked_decision
-from engines.policies.routing import Binder, Estimator, LeastKvMemory, Local, PromptBinder, Router
-from engines.policies.views import Batching, PrefillQueue, PrefillTask, TaskKind
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopRule(Checked):
-    """When a run is given up: its unfinished sessions miss every objective, and the record says why."""
-
-    until_s: Annotated[float, Range(above=0)] | None = None
-    max_live_sessions: Count | None = None
-    """More sessions than this at once mean the arrivals outrun the cluster."""
-
-
-NEVER = StopRule()
+from engines.policies.batching import Owed, checked_decision
+from engines.policies.routing import Binder, Estimator, PromptBinder, Router
+from engines.policies.views import PrefillTask, TaskKind
 
 
 class Simulation:
@@ -386,36 +373,6 @@ class DecodeSimulation(Simulation):
         return end_s
 
 
-HistoryRead = Literal["overlapped", "serial", "own-cache"]
-"""How prefill workers get a history: from its decode worker, during the prefill before (AMPD §6) or after it; or from a prefix cache
-of their own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policies:
-    """What makes a system. Factories, as policies keep state: every run has its own; routers get the run's seed."""
-
-    make_router: Callable[[int], Router] = lambda seed: Local()
-    make_binder: Callable[[], Binder | PromptBinder] = LeastKvMemory
-    make_prefill_queue: Callable[[], PrefillQueue] = PrefillQueue
-    """Makes the queue of workers that only prefill."""
-    make_local_queue: Callable[[], PrefillQueue] = PrefillQueue
-    """Makes the queue of prefills on workers that decode."""
-    prefill_batching: Batching = ONE_BY_ONE
-    local_batching: Batching = ONE_BY_ONE
-    estimator: Estimator | None = None
-    shares_prefill_queue: bool = False
-    """One queue for all prefill workers, each takes the next task when it is free."""
-    history: HistoryRead = "overlapped"
-    keep_s: float = 0.0
-    """Time-to-live of a session's K/V between rounds (vLLM-Continuum)."""
-    keeps: bool = True
-    """Whether anything is kept of a round that has ended, for the rounds and the sessions that begin like it."""
-    block_size: int | None = None
-    """Tokens of the blocks that sessions share where they begin alike; None: each session has its own K/V."""
-    window_s: float = WINDOW_S
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     name: str
@@ -439,15 +396,11 @@ class Cluster:
 
         ``max_run_steps`` 1 makes an event of every decode step; it changes no more than rounding, and the time it takes.
         """
-        policies = self.policies
-        decode = [pool.degree for pool in self.deployment.decode for _ in range(pool.replicas)]
-        prefill = [pool.degree for pool in self.deployment.prefill for _ in range(pool.replicas)]
-        decode_servers, prefill_servers = place(decode, prefill)
+        policies, workers = self.policies, workers_of(self.deployment)
         binder, router = policies.make_binder(), policies.make_router(seed)
-        if isinstance(arrivals, OpenLoop) and isinstance(arrivals.sessions, Sequence) and not prefill:
-            pools = zip(decode, decode_servers, strict=True)
-            found = self._in_core(pools, binder, router, stop, max_run_steps, arrivals.sessions)
-            if found is not None:
+        if isinstance(arrivals, OpenLoop) and isinstance(arrivals.sessions, Sequence):
+            core = CoreRun(self.hardware, workers, policies, binder, router, stop, max_run_steps)
+            if (found := core.simulate(arrivals.sessions)) is not None:
                 return found
         simulation = DecodeSimulation(
             binder=binder,
@@ -455,92 +408,42 @@ class Cluster:
             estimator=policies.estimator,
             links=self.hardware.links,
             stop=stop,
-            most_tokens=min(self.hardware.kv_capacity(degree) for degree in (*decode, *prefill)),
+            most_tokens=min(self.hardware.kv_capacity(each.degree) for each in workers),
             engine=self.hardware.constants.engine,
         )
-        for index, degree in enumerate(decode):
-            simulation.add(
-                DecodeWorker(
-                    simulation,
-                    worker_id=index,
-                    degree=degree,
-                    server=decode_servers[index],
-                    cost=self.hardware.run_cost(degree, policies.local_batching),
-                    queue=policies.make_local_queue(),
-                    batching=policies.local_batching,
-                    kv_capacity=self.hardware.kv_capacity(degree),
-                    kv=self._shared_kv(simulation, degree),
-                    keeps=policies.keeps,
-                    keep_s=policies.keep_s,
-                    window_s=policies.window_s,
-                    max_run_steps=max_run_steps,
-                    schedules_ahead=self.hardware.constants.engine.schedules_ahead,
-                )
-            )
-        queue = policies.make_prefill_queue() if policies.shares_prefill_queue else None
-        for index, degree in enumerate(prefill):
-            parts = Parts(
-                worker_id=len(decode) + index,
-                degree=degree,
-                server=prefill_servers[index],
-                cost=self.hardware.run_cost(degree, policies.prefill_batching, is_remote=True),
-                queue=policies.make_prefill_queue() if queue is None else queue,
-                batching=policies.prefill_batching,
-            )
-            simulation.add(self._prefill_worker(simulation, degree, parts))
+        shared = policies.make_prefill_queue() if policies.shares_prefill_queue else None
+        for index, (degree, server, is_decode) in enumerate(workers):
+            batching = policies.local_batching if is_decode else policies.prefill_batching
+            cost = self.hardware.run_cost(degree, batching, is_remote=not is_decode)
+            parts = Parts(worker_id=index, cost=cost, batching=batching, degree=degree, server=server)
+            if is_decode:
+                parts["queue"] = policies.make_local_queue()
+            else:
+                parts["queue"] = policies.make_prefill_queue() if shared is None else shared
+            simulation.add(self._worker(simulation, parts, self.hardware.kv_capacity(degree), is_decode, max_run_steps))
         run = simulation.run(arrivals)
         simulation.let_go()
         return run
 
-    def _in_core(
-        self,
-        workers: Iterable[tuple[int, int]],
-        binder: Binder | PromptBinder,
-        router: Router,
-        stop: StopRule,
-        max_run_steps: int,
-        sessions: Sequence[Session],
-    ) -> ClusterRun | None:
-        """A run of our own policies, compiled; None of any other. ``workers`` are their degrees and servers."""
-        policies = self.policies
-        is_ours = type(router) is Local and type(policies.make_local_queue()) is PrefillQueue
-        if not is_ours or policies.estimator is not None or policies.block_size is not None:
-            return None
-        run = CoreRun(
-            workers=[
-                CoreWorker(
-                    degree,
-                    server,
-                    self.hardware.run_cost(degree, policies.local_batching),
-                    self.hardware.kv_capacity(degree),
-                )
-                for degree, server in workers
-            ],
-            batching=policies.local_batching,
-            binder=binder,
-            reason=Local().reason,
+    def _worker(
+        self, simulation: DecodeSimulation, parts: Parts, kv_capacity: int, is_decode: bool, max_run_steps: int
+    ) -> Home | PrefillWorker:
+        policies, window_s, size = self.policies, self.policies.window_s, self.policies.block_size
+        if not is_decode and policies.history != "own-cache":
+            return PrefillWorker(simulation, overlaps=policies.history == "overlapped", window_s=window_s, **parts)
+        kv = None if size is None else simulation.shared_kv(kv_capacity, size)
+        if not is_decode:
+            return CachingPrefillWorker(
+                simulation, kv_capacity=kv_capacity, kv=kv, keeps=policies.keeps, window_s=window_s, **parts
+            )
+        return DecodeWorker(
+            simulation,
+            kv_capacity=kv_capacity,
+            kv=kv,
             keeps=policies.keeps,
             keep_s=policies.keep_s,
-            engine=self.hardware.constants.engine,
-            until_s=stop.until_s,
-            max_live_sessions=stop.max_live_sessions,
-            max_run_steps=max_run_steps,
-        )
-        return run.simulate(sessions)
-
-    def _shared_kv(self, simulation: DecodeSimulation, degree: int) -> BlockKv | None:
-        size = self.policies.block_size
-        return None if size is None else simulation.shared_kv(self.hardware.kv_capacity(degree), size)
-
-    def _prefill_worker(self, simulation: DecodeSimulation, degree: int, parts: Parts) -> PrefillWorker:
-        window_s, history = self.policies.window_s, self.policies.history
-        if history != "own-cache":
-            return PrefillWorker(simulation, overlaps=history == "overlapped", window_s=window_s, **parts)
-        return CachingPrefillWorker(
-            simulation,
-            kv_capacity=self.hardware.kv_capacity(degree),
-            kv=self._shared_kv(simulation, degree),
-            keeps=self.policies.keeps,
             window_s=window_s,
+            max_run_steps=max_run_steps,
+            schedules_ahead=self.hardware.constants.engine.schedules_ahead,
             **parts,
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NamedTuple, Protocol, runtime_checkable
 
 from engines.errors import require
 from engines.knobs import Checked, Range, check_value
-from engines.policies.views import DecodeView, PrefillTask, PrefillView, QueueView
+from engines.policies.views import DecodeView, PrefillTask, PrefillView, QueueView, Rule
 
 Dispatch = Literal["shortest", "round-robin", "random", "shared"]
 """shortest: least estimated time of running and queued prefills (join the shortest queue). shared: one queue, from
@@ -43,6 +43,9 @@ class Local:
     def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
         return Decision(home.worker_id, True, self.reason)
 
+    def rule(self) -> Rule:
+        return Rule("local")
+
 
 class RemoteOnly:
     """Which prefill worker gets a task, where all prefills go to prefill workers."""
@@ -55,6 +58,9 @@ class RemoteOnly:
 
     def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
         return Decision(self.pick(prefills, now).worker_id, False, "always-remote")
+
+    def rule(self) -> Rule:
+        return Rule("remote", self.dispatch, draw=self._rng.random)
 
     def pick(self, prefills: Sequence[PrefillView], now: float) -> PrefillView:
         require(bool(prefills), "no prefill workers: give a disaggregated deployment")

@@ -56,6 +56,24 @@ class Slo(Checked):
     itl_s: Annotated[float, Range(above=0)]
 
 
+class Rule(NamedTuple):
+    """A policy of ours in words and numbers, by which compiled runs decide as it does."""
+
+    kind: str
+    choice: str = "shortest"
+    signal: str = "done"
+    limits: tuple[float, ...] = ()
+    draw: Callable[[], float] = float
+    """From 0 to 1, of the policy's own chance."""
+    estimates: tuple[Callable[..., float], ...] = ()
+    """Seconds of a prefill here, by its history, tokens and the degree; and away, by the degree of its decode worker too."""
+
+
+def rule_of(policy: object) -> Rule | None:
+    """None of a policy whose class says no ``rule`` itself: one that changes another of ours has its own way."""
+    return policy.rule() if "rule" in vars(type(policy)) else None  # type: ignore[attr-defined]
+
+
 @dataclass(slots=True, eq=False)
 class PrefillQueue:
     """First come, first served, but for a sequence that lost its K/V, which goes first (as in vLLM). How a queue is ordered, and whether
@@ -82,6 +100,9 @@ class PrefillQueue:
     def peek(self, now: float) -> PrefillTask:
         """The task ``take`` would return; changes nothing."""
         return self._tasks[0]
+
+    def rule(self) -> Rule:
+        return Rule("queue", limits=(0, 0.0))
 
     def take(self, now: float) -> PrefillTask:
         """Remove the next task. ``now`` is when it can start."""

@@ -14,7 +14,8 @@ from support.tables import data_beside
 from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, KvAware, dynamo
 from baselines.ar.vllm import InFlightFirst, VllmConfig, continuum, vllm
 from engines.cluster.hardware import Deployment
-from engines.cluster.sessions import OpenLoop
+from engines.cluster.record import ClusterRun
+from engines.cluster.sessions import OpenLoop, Session
 from engines.errors import UserError
 from engines.knobs import given_to
 from engines.policies.routing import Dispatch, RemoteOnly
@@ -73,14 +74,15 @@ def test_a_load_threshold_is_needed():
         DynamoConfig(conditional="prefill_load")
 
 
+def served(config: DynamoConfig, sessions: list[Session]) -> ClusterRun:
+    cluster = dynamo(hardware(), Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8), config)
+    return cluster.simulate(OpenLoop(sessions=sessions))
+
+
 def test_dynamo_never_prefills_on_a_decode_worker():
-    platform = hardware()
-    model = profiled(num_gpus=8)
     sessions = [session(index, 0.3 * index, (800, 20), (400, 20)) for index in range(40)]
-    for dispatch in ("shortest", "round-robin", "random", "shared"):
-        found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, DynamoConfig(dispatch=dispatch)).simulate(
-            OpenLoop(sessions=sessions)
-        )
+    for dispatch in get_args(Dispatch):
+        found = served(DynamoConfig(dispatch=dispatch), sessions)
         assert not any(found.tasks["is_local"])
         assert found.workers["busy_prefill_s"][0] == 0.0
         assert min(found.workers["num_prefills"][1:]) > 10, dispatch
@@ -88,14 +90,10 @@ def test_dynamo_never_prefills_on_a_decode_worker():
 
 def test_shared_queue_never_leaves_a_worker_idle():
     """No way to dispatch begins the average prefill earlier when histories are empty."""
-    platform = hardware()
-    model = profiled(num_gpus=8)
     sessions = [session(index, 0.11 * index, (200 + 977 * index % 1500, 1)) for index in range(200)]
     waits = {}
-    for dispatch in ("shortest", "round-robin", "random", "shared"):
-        found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, DynamoConfig(dispatch=dispatch)).simulate(
-            OpenLoop(sessions=sessions)
-        )
+    for dispatch in get_args(Dispatch):
+        found = served(DynamoConfig(dispatch=dispatch), sessions)
         started = zip(found.tasks["started_s"], found.tasks["ready_s"], strict=True)
         waits[dispatch] = sum(start - ready for start, ready in started)
     assert waits["shared"] <= min(waits.values()) * 1.001
@@ -130,11 +128,9 @@ def test_affinity_weighs_the_cached_prefix_against_the_queue(affinity, chosen):
 def test_a_session_stays_with_its_prefill_worker_and_reads_nothing():
     """Each round after the first computes its prompt and the answer before; without affinity some sessions change workers."""
     sessions = [session(index, 0.15 * index, (800, 20), (400, 20), (300, 2)) for index in range(40)]
-    parts = hardware(), Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8)
     computed = {}
     for affinity in ("prefix", "none"):
-        config = DynamoConfig(history_read="own-cache", affinity=affinity)
-        found = dynamo(*parts, config).simulate(OpenLoop(sessions=sessions))
+        found = served(DynamoConfig(history_read="own-cache", affinity=affinity), sessions)
         assert set(found.transfers["content"]) == {"increment"}
         homes = {}
         for owner, worker in zip(found.tasks["session_id"], found.tasks["worker_id"], strict=True):

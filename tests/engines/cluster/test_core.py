@@ -1,15 +1,20 @@
 """The compiled core and the Python that it stands for: the same runs, to the last bit."""
 
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from functools import cache, partial
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baselines.ar.dynamo import ConditionalRouter, DynamoConfig
+from engines.ampd.performance import PerformanceModel, profile_hardware
+from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RouteOrder, RoutingConfig, WindowSignal
 from engines.cluster import core
 from engines.cluster.hardware import Deployment, EngineTimes, Hardware, Pool, cost_constants
 from engines.cluster.record import ClusterRun, Values
@@ -17,11 +22,20 @@ from engines.cluster.sessions import OpenLoop, Round, Session
 from engines.cluster.simulation import NEVER, Cluster, Policies, StopRule
 from engines.compiled import CompilerError, loaded
 from engines.cost.roofline import gpu
-from engines.errors import RunError
+from engines.errors import RunError, UserError
 from engines.models.shape import model_shape
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
-from engines.policies.routing import Binder, FewestSessions, LeastKvMemory, RoundRobin
-from engines.policies.views import Batching, OpenQueue
+from engines.policies.routing import (
+    Binder,
+    Dispatch,
+    FewestSessions,
+    LeastKvMemory,
+    Local,
+    RemoteOnly,
+    RoundRobin,
+    Router,
+)
+from engines.policies.views import Batching, OpenQueue, PrefillQueue, Slo
 
 try:
     loaded(core.LIBRARY)
@@ -29,6 +43,13 @@ except CompilerError as error:
     pytest.skip(f"no core: {error}", allow_module_level=True)
 
 BINDERS: tuple[Callable[[], Binder], ...] = RoundRobin, LeastKvMemory, FewestSessions
+SLO = Slo(ttft_s=0.3, itl_s=0.02)
+
+
+@cache
+def model(name: str) -> PerformanceModel:
+    hardware = Hardware(shape=model_shape(name), gpu=gpu("h100"), constants=cost_constants("physical"))
+    return profile_hardware(hardware, num_gpus=8, degrees=(1, 2))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,9 +59,8 @@ def any_length() -> Iterator[None]:
         yield
 
 
-class Guess:
-    def prefill_s(self, history: int, tokens: int, degree: int) -> float:
-        return 0.1
+class OfTheirOwn(Local):
+    """A user's router that has all of ours."""
 
 
 TIMES = EngineTimes(host_s=2e-3, sequence_s=1e-5, request_s=3e-3, response_s=1e-3)
@@ -70,25 +90,62 @@ def sessions(draw: st.DrawFn) -> tuple[Session, ...]:
     return tuple(found)
 
 
+def routers(name: str) -> st.SearchStrategy[Callable[..., Router]]:
+    """Those that may send prefills away."""
+    dispatch = st.sampled_from(get_args(Dispatch))
+    conditional = st.builds(
+        DynamoConfig,
+        dispatch=dispatch,
+        conditional=st.sampled_from(["isl_bounding", "prefill_load", "isl_or_load"]),
+        prefill_busy_threshold=st.sampled_from([0.01, 0.2]),
+        decode_busy_threshold=st.sampled_from([None, 0.3]),
+        scheduling=st.just("chunked"),
+    )
+    adaptive = st.builds(
+        RoutingConfig,
+        alpha=st.sampled_from([0.1, 0.9]),
+        beta=st.sampled_from([0.3, 0.85]),
+        route_order=st.sampled_from(get_args(RouteOrder)),
+        window=st.sampled_from(get_args(WindowSignal)),
+    )
+    return st.one_of(
+        dispatch.map(lambda each: partial(RemoteOnly, each)),
+        conditional.map(lambda config: partial(ConditionalRouter, config)),
+        adaptive.map(lambda config: partial(AdaptiveRouter, model(name), SLO, config)),
+    )
+
+
 @st.composite
 def clusters(draw: st.DrawFn, longest: int) -> Cluster:
     """With memory that is short as often as not."""
     constants = cost_constants(draw(st.sampled_from(["physical", "vllm-0.15", "none"])))
+    name = draw(st.sampled_from(["Qwen2.5-14B", "Llama-3.1-8B"]))
     hardware = Hardware(
-        shape=model_shape(draw(st.sampled_from(["Qwen2.5-14B", "Llama-3.1-8B"]))),
+        shape=model_shape(name),
         gpu=gpu("h100"),
         constants=replace(constants, engine=draw(st.sampled_from([constants.engine, TIMES, AHEAD]))),
         kernels=draw(st.sampled_from([None, "vllm"])),
         kv_tokens=draw(st.sampled_from([None, longest, longest + longest // 3, 4 * longest])),
     )
-    pool = st.builds(Pool, degree=st.sampled_from([1, 2]), replicas=st.sampled_from([1, 2]))
+    pools = st.lists(
+        st.builds(Pool, degree=st.sampled_from([1, 2]), replicas=st.sampled_from([1, 2])), min_size=1, max_size=2
+    ).map(tuple)
+    router, is_apart = draw(routers(name)), draw(st.booleans())
+    queue = st.sampled_from([PrefillQueue, partial(ReorderingQueue, ttft_s=SLO.ttft_s)])
     policies = Policies(
+        make_router=(lambda seed: router(seed=seed)) if is_apart else (lambda seed: Local()),
+        prefill_batching=draw(batchings),
+        shares_prefill_queue=draw(st.booleans()),
+        history=draw(st.sampled_from(["overlapped", "serial"])),
+        make_prefill_queue=draw(queue),
+        make_local_queue=draw(queue),
+        estimator=draw(st.sampled_from([None, model(name)])),
         make_binder=draw(st.sampled_from(BINDERS)),
         local_batching=draw(batchings),
         keeps=draw(st.booleans()),
         keep_s=draw(st.sampled_from([0.0, 1.0, 10.0])),
     )
-    deployment = Deployment(decode=tuple(draw(st.lists(pool, min_size=1, max_size=2))))
+    deployment = Deployment(prefill=draw(pools) if is_apart else (), decode=draw(pools))
     return Cluster(name="any", hardware=hardware, deployment=deployment, policies=policies)
 
 
@@ -125,9 +182,10 @@ def test_both_make_the_same_run(data: st.DataObject, until_s: float | None, most
     keep_s=st.sampled_from([0.0, 0.5]),
     tokens=st.integers(1000, 2500),
     constants=st.sampled_from(["none", "vllm-0.15-top-p"]),
+    prefill=st.sampled_from([(), (Pool(degree=1, replicas=1),)]),
 )
 def test_both_preempt_and_evict_alike(
-    batching: Batching, keeps: bool, keep_s: float, tokens: int, constants: str
+    batching: Batching, keeps: bool, keep_s: float, tokens: int, constants: str, prefill: tuple[Pool, ...]
 ) -> None:
     """Answers that outgrow the memory of a worker, in sessions that come back for more."""
     rng = random.Random(tokens)
@@ -142,19 +200,52 @@ def test_both_preempt_and_evict_alike(
         kernels="vllm",
         kv_tokens=tokens,
     )
-    policies = Policies(local_batching=batching, keeps=keeps, keep_s=keep_s)
-    cluster = Cluster(name="any", hardware=hardware, deployment=Deployment.colocated(1, 2), policies=policies)
+    policies = Policies(
+        make_router=(lambda seed: RemoteOnly()) if prefill else (lambda seed: Local()),
+        local_batching=batching,
+        prefill_batching=batching,
+        keeps=keeps,
+        keep_s=keep_s,
+    )
+    deployment = Deployment(prefill=prefill, decode=(Pool(degree=1, replicas=2),))
+    cluster = Cluster(name="any", hardware=hardware, deployment=deployment, policies=policies)
     run = both(cluster, served)
     if not isinstance(batching, OneByOne) and batching.max_num_seqs > 4:
         assert sum(run.workers["num_preemptions"]) > 0
 
 
-@pytest.mark.parametrize("change", [{"estimator": Guess()}, {"make_local_queue": OpenQueue}, {"block_size": 16}])
+def alone(policies: Policies, kind: type[Hardware] = Hardware) -> ClusterRun:
+    hardware = kind(shape=model_shape("Qwen2.5-14B"), gpu=gpu("h100"), constants=cost_constants("none"))
+    cluster = Cluster(name="any", hardware=hardware, deployment=Deployment.colocated(1, 1), policies=policies)
+    return cluster.simulate(OpenLoop(sessions=(Session(0, 0.0, (Round(10, 5), Round(20, 5))),)))
+
+
+@pytest.mark.parametrize(
+    "change", [{"make_router": lambda seed: OfTheirOwn()}, {"make_prefill_queue": OpenQueue}, {"block_size": 16}]
+)
 def test_policies_that_the_core_does_not_know_are_served_in_python(change: dict[str, Any]) -> None:
-    hardware = Hardware(shape=model_shape("Qwen2.5-14B"), gpu=gpu("h100"), constants=cost_constants("none"))
-    cluster = Cluster(name="any", hardware=hardware, deployment=Deployment.colocated(1, 1), policies=Policies(**change))
-    run = cluster.simulate(OpenLoop(sessions=(Session(0, 0.0, (Round(10, 5),)),)))
-    assert isinstance(run.sessions["status"], list)
+    assert isinstance(alone(Policies(**change)).sessions["status"], list)
+
+
+def test_a_router_without_prefill_workers_is_refused_in_python() -> None:
+    with pytest.raises(UserError, match="no prefill workers"):
+        alone(Policies(make_router=lambda seed: RemoteOnly()))
+
+
+def test_a_run_hears_ctrl_c_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raised while Python answers the core, it would be lost."""
+    asked = []
+
+    class Interrupted:
+        def prefill_s(self, history: int, tokens: int, degree: int) -> float:
+            signal.raise_signal(signal.SIGINT)
+            asked.append(tokens)
+            return 0.1
+
+    monkeypatch.setattr(core, "_EVENTS", 1)
+    with pytest.raises(KeyboardInterrupt):
+        alone(Policies(estimator=Interrupted()))
+    assert asked == [10]
 
 
 def test_what_a_cost_raises_ends_the_run() -> None:
@@ -168,7 +259,5 @@ def test_what_a_cost_raises_ends_the_run() -> None:
         def step_s(self, *_: object) -> float:
             return 0.01
 
-    hardware = Broken(shape=model_shape("Qwen2.5-14B"), gpu=gpu("h100"), constants=cost_constants("none"))
-    cluster = Cluster(name="any", hardware=hardware, deployment=Deployment.colocated(1, 1), policies=Policies())
     with pytest.raises(RunError, match="no such step"):
-        cluster.simulate(OpenLoop(sessions=(Session(0, 0.0, (Round(10, 5),)),)))
+        alone(Policies(), Broken)

@@ -17,8 +17,8 @@ from support.figure_runs import block_run
 from support.stored_runs import stored
 
 from baselines.ar.dynamo import DynamoConfig
+from engines.cluster.policies import HistoryRead
 from engines.cluster.record import ItlStat, Scope, TtftRule
-from engines.cluster.simulation import HistoryRead
 from engines.laps.batching import Joins, LongDispatch
 from repro.families.cluster.ampd_settings import DEFAULT_READING
 from repro.families.dllm.settings import BATCH_RULES, ReadingName
