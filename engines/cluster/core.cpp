@@ -459,7 +459,7 @@ struct Worker {
     // What a decode worker got of prefill workers: orders of sessions, and tokens.
     std::vector<std::pair<Int, Int>> landed;
     TokenWindow itl;
-    bool is_busy = false, runs = false, decodes_along = false;
+    bool is_busy = false, waits = false, runs = false, decodes_along = false;
     Run run, ran;
     Int version = 0, num_sessions = 0, num_prefills = 0, prefilled_tokens = 0, num_preemptions = 0;
     double busy_s = 0, step_s = 0, busy_decode_s = 0;
@@ -881,7 +881,8 @@ struct Simulation {
 
     void poke(Int w) {
         Worker& worker = workers[w];
-        if (setup.overlaps && !worker.is_home && worker.is_busy && worker.next.shares.empty()) choose(w, std::max(worker.end_s, now));
+        const bool may_choose = setup.overlaps && worker.next.shares.empty() && !(worker.waits && !worker.begun.empty());
+        if (!worker.is_home && worker.is_busy && may_choose) choose(w, std::max(worker.end_s, now));
         if (!worker.runs) {
             if (!worker.is_busy) boundary(w);
             return;
@@ -898,7 +899,8 @@ struct Simulation {
             std::swap(worker.coming, worker.next);
             worker.next.shares.clear();
             worker.is_busy = true;
-            if (worker.ready_s > now) {
+            worker.waits = worker.ready_s > now;
+            if (worker.waits) {
                 worker.end_s = worker.ready_s;
                 at(worker.ready_s, BEGIN, w);
             } else {
@@ -973,6 +975,7 @@ struct Simulation {
     }
 
     void begin_step(Int w) {
+        workers[w].waits = false;
         start(w);
         poke(w);
     }

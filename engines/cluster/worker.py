@@ -510,6 +510,8 @@ class PrefillWorker(Worker):
         self.windowed_ttft_s = self.ttft.mean
         self._next: NextStep | None = None
         """The step after this one."""
+        self._waits = False
+        """Whether this one waits for its history."""
         self._ready_s = 0.0
         """When the history of the step that was planned last is here."""
 
@@ -531,8 +533,9 @@ class PrefillWorker(Worker):
     # ---- steps -----------------------------------------------------------------------------------------
 
     def poke(self) -> None:
-        """While a step runs, the next one is chosen, as of when it can start."""
-        if self.is_busy and self._overlaps and self._next is None and (self.queue or self.begun):
+        """While a step runs, the next one is chosen, as of when it can start. One that waits has its share of what has begun."""
+        may_choose = self._overlaps and self._next is None and not (self._waits and self.begun)
+        if self.is_busy and may_choose and (self.queue or self.begun):
             plan = self._planned(max(self._end_s, self._loop.now))
             self._next = plan if plan.shares else None
         super().poke()
@@ -561,7 +564,8 @@ class PrefillWorker(Worker):
         """When its history is here, which is at ``ready_s``: while this one waits, the next may be planned."""
         ready_s = self._ready_s if ready_s is None else ready_s
         self.is_busy = True
-        if ready_s > self._loop.now:
+        self._waits = ready_s > self._loop.now
+        if self._waits:
             self._end_s = ready_s
             self._loop.at(ready_s, self._start, plan, ready_s)
         else:

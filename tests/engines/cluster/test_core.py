@@ -25,16 +25,7 @@ from engines.cost.roofline import gpu
 from engines.errors import RunError, UserError
 from engines.models.shape import model_shape
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
-from engines.policies.routing import (
-    Binder,
-    Dispatch,
-    FewestSessions,
-    LeastKvMemory,
-    Local,
-    RemoteOnly,
-    RoundRobin,
-    Router,
-)
+from engines.policies.routing import Dispatch, FewestSessions, LeastKvMemory, Local, RemoteOnly, RoundRobin, Router
 from engines.policies.views import Batching, OpenQueue, PrefillQueue, Slo
 
 try:
@@ -42,7 +33,6 @@ try:
 except CompilerError as error:
     pytest.skip(f"no core: {error}", allow_module_level=True)
 
-BINDERS: tuple[Callable[[], Binder], ...] = RoundRobin, LeastKvMemory, FewestSessions
 SLO = Slo(ttft_s=0.3, itl_s=0.02)
 
 
@@ -140,7 +130,7 @@ def clusters(draw: st.DrawFn, longest: int) -> Cluster:
         make_prefill_queue=draw(queue),
         make_local_queue=draw(queue),
         estimator=draw(st.sampled_from([None, model(name)])),
-        make_binder=draw(st.sampled_from(BINDERS)),
+        make_binder=draw(st.sampled_from([RoundRobin, LeastKvMemory, FewestSessions])),
         local_batching=draw(batchings),
         keeps=draw(st.booleans()),
         keep_s=draw(st.sampled_from([0.0, 1.0, 10.0])),

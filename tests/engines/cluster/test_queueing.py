@@ -19,7 +19,7 @@ from support.clusters import LinearCost, TokenEstimator, links, poisson_singles,
 from support.waits import deterministic, markov
 
 from engines.ampd.planner import erlang_c
-from engines.cluster.decode import DecodeWorker, Sink
+from engines.cluster.decode import Sink
 from engines.cluster.record import ClusterRun, observe
 from engines.cluster.sessions import OpenLoop, Session
 from engines.cluster.simulation import DecodeSimulation
@@ -63,16 +63,6 @@ def queue(servers: int) -> DecodeSimulation:
     return built
 
 
-def colocated() -> DecodeSimulation:
-    built = DecodeSimulation(binder=LeastKvMemory(), router=Local())
-    built.add(
-        DecodeWorker(
-            built, worker_id=0, degree=1, cost=MICRO, queue=PrefillQueue(), batching=ONE_BY_ONE, kv_capacity=10**15
-        )
-    )
-    return built
-
-
 def waits(run: ClusterRun) -> np.ndarray:
     return np.array(run.tasks["started_s"]) - np.array(run.tasks["ready_s"])
 
@@ -103,7 +93,8 @@ def test_every_wait_is_that_of_the_recursion(servers, service):
 
 def test_colocated_worker_is_the_same_queue():
     sessions = list(poisson_singles(2000, 0.8, exponential, seed=4))
-    assert waits(colocated().run(OpenLoop(sessions=sessions))) == pytest.approx(of_recursion(sessions, 1), abs=1e-6)
+    run = simulation(cost=MICRO, kv_capacity=10**15).run(OpenLoop(sessions=sessions))
+    assert waits(run) == pytest.approx(of_recursion(sessions, 1), abs=1e-6)
 
 
 @pytest.mark.parametrize(
