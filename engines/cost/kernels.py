@@ -388,10 +388,11 @@ def check_kernels(
         kernels_of(shape.on_rank(degree), card, framework, degree).check(attention)
 
 
-def composed_degrees(shape: ModelShape, card: Gpu, framework: str, degrees: Sequence[int]) -> tuple[int, ...]:
+@lru_cache(maxsize=64)
+def composed_degrees(shape: ModelShape, card: Gpu, framework: str, degrees: tuple[int, ...]) -> tuple[int, ...]:
     """Those at which a package lists the model's kernels, and every one of a model with a table of its own; refuses where there is none."""
     if isinstance(card, Card) or _folder(shape) != LISTED_FOLDER:
-        return tuple(degrees)
+        return degrees
     found: list[int] = []
     refused: list[UserError] = []
     for degree in degrees:
@@ -438,6 +439,9 @@ class Kernels:
         self.tables = tables_of(card, shape)
         self._measured_on = gpu(self.tables.card) if self.is_transferred else card
         self._is_capped = False
+        self._attention_rows: Callable[[Kernel], Mapping[float, Curve]] = cache(
+            lambda kernel: self.tables.attention(framework, kernel, shape)
+        )
         self._layers = self._layer_curve(layer_products(shape), degree, has_experts=shape.num_experts > 1)
         dense = dense_layer_products(shape)
         self._dense_layers = self._layer_curve(dense, degree, has_experts=False) if dense else None
@@ -600,9 +604,6 @@ class Kernels:
         if self._is_capped:
             found.append(f"{self.shape.precision} where the tables have it slower than bf16, as that")
         return found
-
-    def _attention_rows(self, kernel: Kernel) -> Mapping[float, Curve]:
-        return self.tables.attention(self.framework, kernel, self.shape)
 
     def _prompts_s(self, batch: int) -> "PowerLaws":
         heads, kv_heads = heads_of(self.shape)
