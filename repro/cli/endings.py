@@ -1,11 +1,13 @@
 """How a command ends: every exception as one line and an exit code."""
 
 import errno
+import json
 import logging
 import os
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,20 +27,8 @@ DONE, FAILED, REFUSED, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 MOST_SHOWN = 2000
 """Characters of a line: what a user gave may be any number of them."""
 
-EXTRAS = {
-    "lm_eval": "eval",
-    "datasets": "hub",
-    "huggingface_hub": "hub",
-    "jinja2": "hub",
-    "transformers": "hub",
-    "flash_attn": "cuda",
-    "starlette": "server",
-    "pydantic": "server",
-    "uvicorn": "server",
-    "prometheus_client": "server",
-    "aiohttp": "http",
-    "ray": "ray",
-}
+STORED = json.loads(Path(__file__).with_name("commands.json").read_text(encoding="utf-8"))
+EXTRAS: Mapping[str, str] = STORED["extras"]
 """Package -> the extra of this project that brings it."""
 
 _LOOK = "check the disk, the device or the network behind it"

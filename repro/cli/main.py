@@ -2,7 +2,6 @@
 
 import atexit
 import csv
-import json
 import logging
 import os
 import re
@@ -22,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from engines.errors import UserError
-from repro.cli.endings import DONE, FAILED, INTERRUPTED, TERMINATED, Ending, ending_of
+from repro.cli.endings import DONE, FAILED, INTERRUPTED, STORED, TERMINATED, Ending, ending_of
 from repro.cli.options import PANELS, RUNS, spread
 from repro.cli.output import say, terminal_size_of
 from repro.runs.clean import CleanFormatter
@@ -38,8 +37,7 @@ OTHERS = "Options"
 _MAY_BE_EMPTY = ("prompt", "system_prompt")
 _UNBROKEN = "\u2011"
 """Stands for a hyphen while lines are broken: a name is not to end in the middle."""
-_STORED = json.loads(Path(__file__).with_name("commands.json").read_text(encoding="utf-8"))
-NEEDED: Mapping[str, Sequence[str]] = _STORED["needed"]
+NEEDED: Mapping[str, Sequence[str]] = STORED["needed"]
 """Options that a command shows first, where all are too many for one list."""
 
 
@@ -139,7 +137,7 @@ def released(text: str) -> str:
 
 # -- commands ---------------------------------------------------------------------------------------------
 
-GROUPS: Mapping[str, Mapping[str, str]] = _STORED["groups"]
+GROUPS: Mapping[str, Mapping[str, str]] = STORED["groups"]
 """Where the function of each command is, below ``repro.cli``; it is loaded, and its options are made, when it is asked for."""
 COMMANDS: Mapping[str, str] = {name: where for group in GROUPS.values() for name, where in group.items()}
 
