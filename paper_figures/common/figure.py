@@ -84,9 +84,15 @@ def figure(
     whole = name if paper is None else f"{paper}/{name}"
     title, bare = title or FIGURES[whole].title, whole.rpartition("/")[2]
 
+    last: tuple[View, dict[str, Cell]] | None = None
+
     def asked(view: View) -> list[Cell]:
-        found = () if cells is None else in_order(cells(view), view)
-        return list({cell.key: cell.asked_by(bare) for cell in found}.values())
+        """Kept for the view that was asked last: who draws has asked for the cells before."""
+        nonlocal last
+        if last is None or last[0] is not view:
+            found = () if cells is None else in_order(cells(view), view)
+            last = view, {cell.key: cell.asked_by(bare) for cell in found}
+        return list(last[1].values())
 
     def render(stored: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         runs = Runs(stored, view)

@@ -43,7 +43,7 @@ SIZES = asked()["sizes"]
 READINGS = [tuple(setting.items()) for setting in asked()["readings"]]
 SMALL = {
     "ampd": {**SIZES["ampd"], "figures": ["fig6"]},
-    "dllm-serve": {**SIZES["dllm-serve"], "figures": ["table4"], "knobs": {"num_prompts": 16}},
+    "dllm-serve": {**SIZES["dllm-serve"], "figures": ["table4"], "knobs": {"num_prompts": 8}},
 }
 """Every choice that there is in these figures; LAPS's figures have too many runs for a test."""
 

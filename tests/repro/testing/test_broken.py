@@ -70,7 +70,7 @@ def test_a_price_bounds_the_longest_wait():
         assert ahead.step == 1
         return 64 * ahead.longest
 
-    newest = partial(judged, "scheduler", "no starvation", broken.NewestFirst)
+    newest = partial(judged, "scheduler", "no starvation", broken.NewestFirst, examples=20)
     assert newest(longest_wait=stated)[2:] == (None, None)
     failure = newest(longest_wait=lambda ahead: ahead.work + ahead.longest).failure
     assert failure is not None

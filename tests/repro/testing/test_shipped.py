@@ -30,7 +30,7 @@ from repro.runs.system import ENTRIES
 from repro.testing import Ahead, BatcherConformance, SchedulerConformance
 from repro.testing.prefills import SLO, STEPS
 
-EXAMPLES = 8
+EXAMPLES = 6
 check_scheduler, check_refresh_rule, check_router, check_batcher = (
     partial(check, examples=EXAMPLES)
     for check in (testing.check_scheduler, testing.check_refresh_rule, testing.check_router, testing.check_batcher)
@@ -193,4 +193,4 @@ def test_batching_with_a_bound_of_its_own(name):
 @pytest.mark.parametrize("name", ["reserve", "srpt", "on-time"])
 def test_little_memory(name):
     make, _, _ = WITH_A_BOUND[name]
-    assert judged("batcher", "little memory", make, examples=50).failure is None
+    assert judged("batcher", "little memory", make, examples=25).failure is None
