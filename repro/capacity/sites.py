@@ -39,7 +39,7 @@ from repro.families.platforms import ArPart, platform
 from repro.runs.cell import Cell, Scalar
 from repro.runs.family import column
 from repro.runs.record import Obtained, RunRecord
-from repro.runs.system import SYSTEMS
+from repro.runs.system import SYSTEMS, setting_said
 from repro.runs.tuning import Choices, Space, axes_of, flat, is_possible
 from repro.workloads.card import Provenance
 from repro.workloads.draws import ArrivalConfig
@@ -631,7 +631,8 @@ class InstanceSite(RecordSite):
 
     def planned(self, choices: Choices) -> Plan:
         gpus = int(str(dict(choices[0])["num_instances"]))
-        return Plan(f"TP1x{gpus}", gpus, flat(choices), math.inf, None, (1, gpus), choices=choices)
+        schedule = setting_said(flat(choices[1:]))
+        return Plan(f"TP1x{gpus}", gpus, flat(choices), math.inf, None, (1, gpus), schedule, choices)
 
     def plans(self, gpus: int) -> tuple[Plan, ...]:
         return tuple(map(self.planned, product(*self._axes_on(gpus))))
@@ -669,7 +670,8 @@ class RequestSite(RecordSite):
         return super().fits(gpus)
 
     def check(self, gpus: int) -> None:
-        self.run(self.plans(gpus)[0], 1.0, 0)
+        few = self.of_size(gpus, 1.0, self.least_prompts)
+        few.run(few.plans(gpus)[0], 1.0, 0)
 
     def hardware(self) -> tuple[ModelShape, str]:
         settings = self._prepared[0].settings

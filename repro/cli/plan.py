@@ -242,6 +242,15 @@ class SolverOptions(Checked):
         require(1 <= self.top <= MOST_PLANS, f"top={self.top} must be between 1 and {MOST_PLANS}")
 
 
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        help="Draw the answers into this file, .png or .pdf, with a CSV of the same name beside it.",
+        rich_help_panel=opt.RUNS,
+    ),
+]
+
+
 class PlannedCluster(NamedTuple):
     plans: list[Plan]
     performance: PerformanceModel
@@ -251,13 +260,20 @@ class PlannedCluster(NamedTuple):
 
 
 def plan_cluster(
-    *, options: PlanClusterOptions, sample: SessionOptions, solved: SolverOptions, json: opt.Json = False
+    *,
+    options: PlanClusterOptions,
+    sample: SessionOptions,
+    solved: SolverOptions,
+    plot: Plot = None,
+    json: opt.Json = False,
 ) -> None:
     """The best deployments of AMPD's planner, with the P95 latencies it expects. Simulated."""
     from repro.families.cluster.ampd_settings import PLANNING_RATE
     from repro.families.cluster.system import shape_named
     from repro.workloads.sessions import load_session_card
 
+    if plot is not None:
+        check_plot(plot, options.trace)
     is_own = Path(options.trace).is_file() or place_of(options.trace) is not None
     card, shape = None if is_own else load_session_card(options.trace), shape_named(options.model)
     gpu = card_named(platform_of(options.hardware).gpu if options.hardware in PLATFORMS else options.hardware)
@@ -274,6 +290,9 @@ def plan_cluster(
     workload = sample.workload(options.trace, card, options.gpus, rate)
     found = _planned(options, workload, solved, shape, gpu, rate, slo)
     rows = _planned_rows(found.plans, slo)
+    title = f"{shape.name}, {name if card is None else card.title}, {options.gpus} x {gpu}, {rate:g} sessions/s"
+    if plot is not None:
+        _save_plans(plot, title, rows, options.obtained)
     if json:
         how = {
             "constants": found.constants,
@@ -287,7 +306,7 @@ def plan_cluster(
         print_json({**about, "slo": {"ttft_s": slo.ttft_s, "itl_s": slo.itl_s}, **how, "plans": rows})
         return
     print_table(
-        f"{shape.name}, {name if card is None else card.title}, {options.gpus} x {gpu}, {rate:g} sessions/s ({options.obtained})",
+        f"{title} ({options.obtained})",
         tuple(CLUSTER_COLUMNS),
         [tuple(said(row) for said in CLUSTER_COLUMNS.values()) for row in rows],
     )
@@ -300,6 +319,12 @@ def plan_cluster(
         f"planned in {found.plan_s:.2f} s, after {found.profile_s:.2f} s of profiling (worst fit error "
         f"{100 * found.performance.max_error:.1f} %)"
     )
+
+
+def _save_plans(plot: Path, title: str, rows: Sequence[Mapping[str, Any]], obtained: str) -> None:
+    bars = [{"label": row["deployment"], **row, "obtained": obtained, "valid": True} for row in rows]
+    said = {f"{metric}_p95_of_slo": f"P95 {metric.upper()}, of its objective" for metric in ("ttft", "itl")}
+    say(f"files: {', '.join(map(str, save_plot(plot, title, bars, said)))}", file=sys.stderr)
 
 
 def _planned_rows(plans: Sequence[Plan], slo: Slo) -> list[dict[str, Any]]:
@@ -352,15 +377,6 @@ def _planned(
     end = time.perf_counter()
     require(bool(found), f"gpus={gpus}: no split into prefill and decode workers uses them all, give an even number")
     return PlannedCluster([*found], performance, ground.constants.name, profiled - start, end - profiled)
-
-
-CapacityPlot = Annotated[
-    Path | None,
-    typer.Option(
-        help="Draw rates against GPUs into this file, .png or .pdf, with a CSV of the same name beside it.",
-        rich_help_panel=opt.RUNS,
-    ),
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -476,7 +492,7 @@ def capacity(
     charged: opt.Charged,
     searched: Searched,
     knob: opt.KnobTexts = None,
-    plot: CapacityPlot = None,
+    plot: Plot = None,
     json: opt.Json = False,
 ) -> None:
     """The largest rate that deployments serve under objectives, or the fewest GPUs for a rate. Simulated."""
@@ -526,7 +542,9 @@ def capacity(
             say(line)
     if plot is not None and rows:
         title = f"{Path(options.workload).name}: {about['slo']}"
-        drawn = _drawn_readings(plot, title, steps, effects) or save_capacity_plot(plot, title, rows, sites[0].unit)
+        drawn = _drawn_readings(plot, title, steps, effects) or save_capacity_plot(
+            plot, title, rows, sites[0].unit, rate is not None
+        )
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
 
 

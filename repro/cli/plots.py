@@ -193,10 +193,19 @@ def _flat(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def save_capacity_plot(path: Path, title: str, rows: Sequence[Mapping[str, Any]], unit: str) -> tuple[Path, Path]:
-    """A line for each system and card; the Pareto front joins what serves more than anything of as few GPUs."""
+def save_capacity_plot(
+    path: Path, title: str, rows: Sequence[Mapping[str, Any]], unit: str, is_of_rate: bool
+) -> tuple[Path, Path]:
+    """A line for each system and card; the Pareto front joins what serves more than anything of as few GPUs. Bars of one number of GPUs,
+    and of the GPUs for a rate."""
     from matplotlib.figure import Figure
 
+    if is_of_rate or len({row["gpus"] for row in rows}) == 1:
+        titles = {"gpus": "GPUs"} if is_of_rate else {"rate": unit, "longest_ttft_s": "longest wait (s)"}
+        if any(row["dollars_per_1000_good"] for row in rows):
+            titles["dollars_per_1000_good"] = "$ for 1,000"
+        bars = [{"label": f"{row['system']}, {row['platform']}, {row['plan']}", **row, "valid": True} for row in rows]
+        return save_plot(path, title, bars, titles)
     front = pareto(rows)
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
     axes = figure.subplots()
