@@ -340,7 +340,8 @@ def _drawn(network: _Network, dtype: torch.dtype, device: str, seed: int, parts:
             f"device={device!r} has {total / 1e9:.1f} GB and the model's weights take {needed / 1e9:.1f} GB: give a smaller "
             f"model, a narrower dtype or a larger device"
         )
-    network = network.to(dtype).to_empty(device=device)
+    # ``to_empty`` imports sympy for tensors of the meta device, which takes a second.
+    network.to(dtype)._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
     generator = torch.Generator(device=device).manual_seed(seed)
     norms = {id(module.weight) for module in network.modules() if isinstance(module, RMSNorm)}
     with torch.no_grad():
