@@ -63,9 +63,9 @@ def expected(cells: Sequence[Cell], store: Store) -> list[Prediction]:
     sweep = Sweep([simulated(cell) for cell in cells], store)
     sweep.run()
     found = []
-    for run in sweep.runs:
+    for run, experiment in zip(sweep.runs, sweep.experiments, strict=True):
         busy_s = SLOWER * run.summary["busy_s"] + STEP_OVERHEAD_S * run.summary["num_steps"]
-        seconds = round(PREPARATION_S + max(*run.record.requests["arrival_s"], busy_s), 1)
+        seconds = round(PREPARATION_S + max(*(each.arrival_s for each in experiment.workload.requests), busy_s), 1)
         found.append(Prediction(seconds, run.summary["throughput_tok_s"]))
     return found
 
