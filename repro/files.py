@@ -160,7 +160,7 @@ def read_yaml(path: Path, name: str = "file") -> Any:
     is none of YAML's."""
     import yaml
 
-    class Strict(yaml.SafeLoader):
+    class Strict(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         def construct_yaml_float(self, node: Any) -> float:
             found: float = super().construct_yaml_float(node)
             if math.isinf(found) and "inf" not in node.value.lower():

@@ -83,6 +83,11 @@ def pytest_configure() -> None:
     atexit.register(partial(os._exit, 0) if "PYTEST_XDIST_WORKER" in os.environ else gc.unfreeze)
 
 
+def pytest_sessionfinish() -> None:
+    """pytest ends with five collections of all that there is, for errors of what nobody holds."""
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What is loaded, and what earlier files keep, stays. Without this a collection of garbage, which every measured peak

@@ -8,7 +8,8 @@ import yaml
 
 def data_beside(test_file: str, name: str) -> Any:
     """What the YAML file ``name`` beside the test holds."""
-    return yaml.safe_load(Path(test_file).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
+    text = Path(test_file).with_name(f"{name}.yaml").read_text(encoding="utf-8")
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def edit(path: Path, before: str, after: str) -> None:
