@@ -22,7 +22,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -303,9 +303,14 @@ class Checked:
 
 def check_value(declared: Any, name: str, value: object) -> None:
     """Refuse a number, a text or a truth value that is not what is declared; what is declared to be something else passes."""
-    knob = _knob(name, MISSING, *_taken_apart(declared), Only())
+    knob = _knob_of(declared, name)
     if knob is not None:
         knob.check(value)
+
+
+@lru_cache(maxsize=256)
+def _knob_of(declared: Any, name: str) -> "Knob | None":
+    return _knob(name, MISSING, *_taken_apart(declared), Only())
 
 
 def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> Settings:

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +186,10 @@ def _text(value: Any) -> str:
 
 
 def _value(text: str) -> Any:
+    return _parsed(text) if text.startswith(("{", "[")) else _parsed_scalar(text)
+
+
+def _parsed(text: str) -> Any:
     if text[:1].isalpha() and text not in _LITERALS:
         return text
     try:
@@ -194,6 +198,8 @@ def _value(text: str) -> Any:
         return text
 
 
+_parsed_scalar = lru_cache(maxsize=1 << 15)(_parsed)
+"""Two in three texts of a table stand there before."""
 _LITERALS = frozenset(("true", "false", "null", "NaN", "Infinity"))
 
 
@@ -346,7 +352,7 @@ class RunTable:
         row: dict[str, Any] = {
             name: text if name in WORDS else json.loads(text) for name, text in zip(FIXED, texts, strict=False)
         }
-        stored = replace(cell, knobs=tuple({**cell.knob_values, **row["knobs"]}.items()))
+        stored = cell.with_knobs(row["knobs"])
         for name in ("system", "dataset", "rate", "seed", "key"):
             if row[name] != (value := getattr(stored, name)):
                 raise TableError(

@@ -6,9 +6,8 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import FunctionType
 from typing import Annotated, Any
 
@@ -111,16 +110,22 @@ class Cell:
     def with_seed(self, seed: int) -> "Cell":
         """As ``replace``, but that nothing else is checked again: figures have thousands of repeats."""
         _check_seed(seed)
-        again = copy(self)
-        vars(again)["seed"] = seed
-        vars(again).pop("key", None)
-        return again
+        return self._having("seed", seed)
 
     def asked_by(self, figure: str) -> "Cell":
         """As ``with_seed``; the key, where it is known, stays what it is."""
         _check_text("figure", figure)
-        again = copy(self)
-        vars(again)["figure"] = figure
+        return self._having("figure", figure)
+
+    def with_knobs(self, knobs: Mapping[str, Scalar]) -> "Cell":
+        """With these besides its own, or in place of them; nothing else is checked again."""
+        return self._having("knobs", _sorted_knobs(tuple({**self.knob_values, **knobs}.items())))
+
+    def _having(self, name: str, value: object) -> "Cell":
+        again = object.__new__(type(self))
+        vars(again).update(vars(self), **{name: value})
+        if name != "figure":
+            vars(again).pop("key", None)
         return again
 
     @property
@@ -148,9 +153,8 @@ class Cell:
     def key(self) -> str:
         # A digest of a secret tells it to whoever tries a few.
         knobs = {name: _unsecret(name, value) for name, value in self.knobs if (name, value) != _UNHASHED}
-        hashed = {"schema": CELL_SCHEMA_VERSION, **self.to_dict(), "knobs": knobs}
-        del hashed["figure"]
-        text = json.dumps(_canonical(hashed), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        hashed = {name: getattr(self, name) for name in _HASHED}
+        text = _CANONICAL.encode({"schema": CELL_SCHEMA_VERSION, **_canonical(hashed), "knobs": _canonical(knobs)})
         return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
 
     @property
@@ -168,6 +172,11 @@ class Cell:
         return file_name("_".join([*parts, f"s{self.seed}"]))
 
 
+_HASHED = tuple(each.name for each in fields(Cell) if each.name not in ("figure", "knobs"))
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+@lru_cache(maxsize=4096, typed=True)
 def _unsecret(name: str, value: Scalar) -> Scalar:
     if not isinstance(value, str):
         return value
@@ -233,10 +242,6 @@ def _sorted_knobs(knobs: tuple[tuple[str, Scalar], ...]) -> tuple[tuple[str, Sca
     return tuple(sorted(pairs, key=lambda pair: pair[0]))
 
 
-def _canonical(value: Any) -> Any:
+def _canonical(values: Mapping[str, Any]) -> dict[str, Any]:
     """1 and 1.0 are one value: a grid written in YAML must not differ from one written in Python."""
-    if isinstance(value, dict):
-        return {name: _canonical(v) for name, v in value.items()}
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
+    return {name: int(v) if isinstance(v, float) and v.is_integer() else v for name, v in values.items()}
