@@ -89,7 +89,7 @@ def experiment(case: Case, path: Path, speed: float) -> Experiment:
     own = {"workload": str(path), "num_prompts": case["num"], "time_scale": speed}
     where = {"system": case["system"], "dataset": path.stem, "platform": "h200", "executor": "roofline"}
     knobs = {**_DATA["knobs"], **case["knobs"], **own}
-    return prepare(Cell(**where, rate=None, seed=0, knobs=tuple(knobs.items())))
+    return prepare(Cell(**where, knobs=tuple(knobs.items())))
 
 
 def means(asked: Experiment, began: float) -> Means:

@@ -68,15 +68,7 @@ class DllmModel:
         if isinstance(chosen.method, PublishedMethod):
             # The only reading whose steps take new requests.
             own.setdefault("reading", "policy")
-        cell = Cell(
-            system=system,
-            dataset="requests",
-            platform=platform,
-            executor="torch",
-            rate=None,
-            seed=0,
-            knobs=tuple(own.items()),
-        )
+        cell = Cell(system=system, dataset="requests", platform=platform, executor="torch", knobs=tuple(own.items()))
         settings = chosen.settings(cell)
         if (
             chosen.method.has_blocks(config_of(settings.model).family, settings.options)

@@ -142,7 +142,8 @@ class BlockEngine:
             sequence.rows += work.num_rows(sequence.block)
             if work.blocks:
                 first = sequence.computed // sequence.block
-                committed = max(0, first + work.blocks - max(first, sequence.prompt_blocks))
+                prompt_blocks = sequence.request.prompt_len // sequence.block
+                committed = max(0, first + work.blocks - max(first, prompt_blocks))
                 sequence.committed += committed
                 sequence.prefilled += work.blocks - committed
                 num_committed, num_prefilled = num_committed + committed, num_prefilled + work.blocks - committed

@@ -136,10 +136,6 @@ class BlockSequence:
         """Final blocks without K/V."""
         return (len(self.final) - self.computed) // self.block
 
-    @property
-    def prompt_blocks(self) -> int:
-        return self.request.prompt_len // self.block
-
     def take_first(self, token: int) -> None:
         """The token that the block before gives."""
         self.ids[0], self.holes[0], self.given[0] = token, False, True

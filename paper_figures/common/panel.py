@@ -287,13 +287,9 @@ class Axis:
         if self.limits is not None:
             own["lim"](*self.limits)
         if self.label is not None:
-            own["label"](self.label + self._which_is_better(name))
-
-    def _which_is_better(self, name: Literal["x", "y"]) -> str:
-        """On a line of its own beside a panel, which is higher than its label is long otherwise."""
-        if self.better is None:
-            return ""
-        return f"{', ' if name == 'x' else chr(10)}{self.better} is better"
+            # On a line of its own beside a panel, which is higher than its label is long otherwise.
+            before = ", " if name == "x" else "\n"
+            own["label"](self.label + ("" if self.better is None else f"{before}{self.better} is better"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,6 @@ def cells_of(
                 dataset=part.dataset,
                 platform=platform_of(setting),
                 executor="torch",
-                rate=None,
                 seed=seed,
                 knobs=(("num_prompts", max(num_turns, LEAST_TURNS * clients)), *knobs.items()),
             )

@@ -161,7 +161,8 @@ def _without(cell: Cell, name: str) -> Cell | str:
     value = cell.knob_values.get(name)
     if value is None:
         return "not read by this system"
-    if value in _usual_values(cell, name):
+    usual = [knobs_of(kind)[name].default for kind in settings_of(cell.system) if name in knobs_of(kind)]
+    if value in (*usual, *(getattr(part, name, None) for part in platform_of(cell.platform).parts)):
         return "equal to the default"
     implied = getattr(SYSTEMS.get(cell.system), "implied", dict)({name: value})
     for each in (name, *implied):
@@ -170,12 +171,6 @@ def _without(cell: Cell, name: str) -> Cell | str:
         return prepare(cell).cell
     except UserError as error:
         return f"{NEEDED}: {error}"
-
-
-def _usual_values(cell: Cell, name: str) -> list[Any]:
-    """Values that an option has by default: its field's, and the platform's."""
-    own = [knobs_of(kind)[name].default for kind in settings_of(cell.system) if name in knobs_of(kind)]
-    return [*own, *(getattr(part, name, None) for part in platform_of(cell.platform).parts)]
 
 
 def _audit_rows(runs: "Sequence[StoredRun]", less: Mapping[tuple[Cell, str], Cell | str]) -> list[dict[str, str]]:

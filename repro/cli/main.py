@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
@@ -96,11 +96,6 @@ class PanelCommand(TyperCommand):
                     formatter.write(f"  # {does}\n  {line}\n")
 
 
-def first_sentence(doc: str) -> str:
-    paragraph = " ".join(doc.partition("\n\n")[0].split())
-    return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0]
-
-
 def _check_given(command: TyperCommand, ctx: Any, args: list[str]) -> None:
     """Refuse what is empty, which as a path would be the working directory and as a name be passed over, and an option that is given
     twice and takes one value, of which the library keeps the last without a word."""
@@ -142,16 +137,11 @@ GROUPS: Mapping[str, Mapping[str, str]] = STORED["groups"]
 COMMANDS: Mapping[str, str] = {name: where for group in GROUPS.values() for name, where in group.items()}
 
 
-def _function(name: str) -> Callable[..., None]:
-    module, _, function = COMMANDS[name].partition(":")
-    found: Callable[..., None] = getattr(import_module(f"repro.cli.{module}"), function)
-    return found
-
-
 @cache
 def _built(name: str) -> Any:
+    module, _, function = COMMANDS[name].partition(":")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name=name, cls=PanelCommand)(spread(_function(name)))
+    alone.command(name=name, cls=PanelCommand)(spread(getattr(import_module(f"repro.cli.{module}"), function)))
     return get_command(alone)
 
 
@@ -183,11 +173,12 @@ class Root(TyperGroup):
 
 
 def _summary(name: str) -> str:
-    """Read off the source: no module of a command is loaded for a list of all."""
+    """First sentence of the command's function, read off the source: no module of a command is loaded for a list of all."""
     module, _, function = COMMANDS[name].partition(":")
     source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
     told = re.search(rf'^def {function}\(.*?^    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
-    return first_sentence("" if told is None else told[1])
+    paragraph = "" if told is None else " ".join(told[1].partition("\n\n")[0].split())
+    return re.split(r"(?<=\.) ", paragraph, maxsplit=1)[0]
 
 
 app = typer.Typer(

@@ -244,8 +244,6 @@ class AgreementCheck(Check):
             dataset="burst",
             platform=self.prompts_of,
             executor="torch",
-            rate=None,
-            seed=0,
             knobs=(("num_prompts", self.num_prompts), *random),
         )
         requests = prepare(cell).workload.requests
@@ -304,13 +302,7 @@ BENCHMARK = CheckSystem("benchmark", Benchmark)
 def check_cell(name: str, where: str, **knobs: Any) -> Cell:
     """``name`` is one of the systems above."""
     return Cell(
-        system=f"{__name__}:{name}",
-        dataset="none",
-        platform=where,
-        executor="torch",
-        rate=None,
-        seed=0,
-        knobs=tuple(knobs.items()),
+        system=f"{__name__}:{name}", dataset="none", platform=where, executor="torch", knobs=tuple(knobs.items())
     )
 
 

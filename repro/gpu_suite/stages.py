@@ -242,8 +242,6 @@ def _saturated(scale: Scale, system: str, dataset: str, knobs: Knobs) -> Cell:
         dataset=dataset,
         platform=scale.where.name,
         executor="torch",
-        rate=None,
-        seed=0,
         knobs=tuple({**given, **knobs}.items()),
     )
 

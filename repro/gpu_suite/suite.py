@@ -286,10 +286,6 @@ def _read(path: Path, platform: str) -> dict[str, JobState]:
 README = "README.md"
 
 
-def write_summary(suite: Suite) -> None:
-    replace_text(suite.root / README, "\n".join(_lines(suite)))
-
-
 def draw(suite: Suite, figures: Sequence[Drawn]) -> list[str]:
     """Draw every figure whose runs are all there; their names."""
     names = []
@@ -301,7 +297,7 @@ def draw(suite: Suite, figures: Sequence[Drawn]) -> list[str]:
     return names
 
 
-def _lines(suite: Suite) -> list[str]:
+def write_summary(suite: Suite) -> None:
     now = utc_now()
     timing = Timing(started_utc=now, finished_utc=now, elapsed_s=0.0)
     origin = collect(obtained="measured", timing=timing, git=suite.git)
@@ -332,8 +328,7 @@ def _lines(suite: Suite) -> list[str]:
         for job in suite.jobs
         if (entry := suite.entries[job.name]).note and (job.experiment.family is CHECK or entry.status == "failed")
     ]
-    return [
-        *lines,
+    lines += [
         "",
         "## Correct",
         "",
@@ -346,3 +341,4 @@ def _lines(suite: Suite) -> list[str]:
         f"    {suite.command}",
         "",
     ]
+    replace_text(suite.root / README, "\n".join(lines))

@@ -87,7 +87,6 @@ class DiffusionLM(LM):
             dataset="lm-eval",
             platform=platform,
             executor="torch",
-            rate=None,
             seed=seed,
             knobs=tuple(options.items()),
         )

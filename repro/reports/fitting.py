@@ -45,7 +45,6 @@ class CardProtocol:
             rate=self.rate,
             platform=self.card,
             executor="roofline",
-            seed=0,
             knobs=FITTED,
         )
 

@@ -53,8 +53,8 @@ class Cell:
     dataset: str
     platform: str
     executor: str
-    rate: float | None
-    seed: int
+    rate: float | None = None
+    seed: int = 0
     knobs: tuple[tuple[str, Scalar], ...] = ()
 
     def __post_init__(self) -> None:

@@ -281,6 +281,4 @@ def _make(packing: Packing, experiment: Experiment, workload: bytes) -> Packed:
     return packing.make(replace(experiment, workload=_unpickled(workload)))
 
 
-@lru_cache(maxsize=KEPT_WORKLOADS)
-def _unpickled(workload: bytes) -> Any:
-    return pickle.loads(workload)
+_unpickled = lru_cache(maxsize=KEPT_WORKLOADS)(pickle.loads)

@@ -283,9 +283,7 @@ DECODING = ("rule", "edit_threshold", "max_post_steps", "sub_block", "dual_cache
 def settings_of_requests(knobs: Mapping[str, Any], platform: str = "cpu-tiny") -> BlockSettings:
     """Where requests are a user's own and no data set's: of ``repro generate`` and ``repro serve``."""
     own = tuple({"model": EMBEDDED, **knobs}.items())
-    return resolve(
-        Cell(system=NAME, dataset="requests", platform=platform, executor="torch", rate=None, seed=0, knobs=own)
-    )
+    return resolve(Cell(system=NAME, dataset="requests", platform=platform, executor="torch", knobs=own))
 
 
 def rule_of(knobs: BlockKnobs, block: int) -> DecodeRule:

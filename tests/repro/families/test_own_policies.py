@@ -157,7 +157,7 @@ def test_systems_platforms_and_cards_have_names_too():
     from engines.cost.roofline import gpu
 
     assert gpu("shelf-gpu").name == "shelf-gpu"
-    cell = Cell(system="thick", dataset="osc", platform="cpu-tiny", executor="torch", rate=None, seed=0)
+    cell = Cell(system="thick", dataset="osc", platform="cpu-tiny", executor="torch")
     assert "shelf" in prepare(cell).code.modules
 
 

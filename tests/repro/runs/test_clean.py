@@ -64,15 +64,7 @@ def test_what_the_environment_holds_as_a_secret_is_known_by_its_value(monkeypatc
 
 
 def _cell(**knobs: str) -> Cell:
-    return Cell(
-        system="openai-http",
-        dataset="osc",
-        platform="endpoint",
-        executor="torch",
-        rate=None,
-        seed=0,
-        knobs=tuple(knobs.items()),
-    )
+    return Cell(system="openai-http", dataset="osc", platform="endpoint", executor="torch", knobs=tuple(knobs.items()))
 
 
 def test_a_cell_is_known_by_all_but_its_secrets(monkeypatch, tmp_path):

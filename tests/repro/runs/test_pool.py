@@ -355,7 +355,6 @@ def test_runs_against_real_servers_are_refused_before_anything_starts(system, mo
             system=system,
             dataset="toolbench" if system == "ampd-live" else "osc",
             rate=1.0,
-            seed=0,
             knobs=(("num_prompts", 2), *own.items()),
             **(at_endpoint if system == "openai-http" else {"platform": "cpu-tiny", "executor": "torch"}),
         )
