@@ -54,10 +54,7 @@ def parse_objectives(text: str, metrics: Sequence[str] = METRICS) -> tuple[Objec
             metric in METRICS,
             f"slo={text!r}: metric {metric!r} is unknown: use one of {', '.join((*METRICS, *SYNONYMS))}",
         )
-        require(
-            metric in metrics,
-            f"slo={text!r}: {metric} has no value here, where gaps between tokens are not timed: use {', '.join(metrics)}",
-        )
+        require(metric in metrics, f"slo={text!r}: {metric} has no value here: use {', '.join(metrics)}")
         require(
             0 < percentile <= 100,
             f"slo={text!r}: percentile p{match[2]} must be above 0 and at most 100: use p95, or p100 for the maximum",

@@ -62,7 +62,7 @@ class Sizes:
         require(
             bool(found),
             f"gpus={self.text!r} fits no plan {where}, which takes {site.least_gpus} or more for {shape.name} and uses all: "
-            f"give a range with a multiple of {site.least_gpus}",
+            f"give a range with a multiple of {site.least_gpus}, or another --system",
         )
         return found
 

@@ -192,7 +192,7 @@ class SessionOptions(Checked):
             require(
                 (self.slo_ttft_s, self.slo_itl_s) == (None, None)
                 and None not in limits
-                and {each.percentile for each in found} == {95},
+                and [each.percentile for each in found] == [95, 95],
                 f"slo={self.slo!r} must be all the objectives, one of ttft and one of itl at p95: plans are made for these",
             )
             return Slo(ttft_s=limits[0], itl_s=limits[1])  # type: ignore[arg-type]
@@ -451,6 +451,9 @@ class CapacityGoal(Checked):
         """Those of ``vary``, and the knobs ``given`` left out where that is asked."""
         from repro.capacity.readings import Change
 
+        require(
+            not self.audit or bool(given), "audit has no effect without a --knob of yours: give one, or leave it out"
+        )
         found = []
         for word in self.vary or ():
             name, equals, values = word.partition("=")
@@ -727,9 +730,10 @@ def _effects(
             rows.append(
                 {"change": each.site.label, "percent": percent, **_answer_row(each, question.objectives(), None)}
             )
-            if change is not None and change.value is None and (each.rate, each.at) == (own.rate, own.at):
+            if change is not None and (each.rate, each.at) == (own.rate, own.at):
                 where = f"{rows[-1]['system']} on {rows[-1]['platform']}"
-                notes.append(f"{where}: {change.name} changed no number, without it the rate is the same")
+                told = f"{change.name} changed no number, without it the rate is the same"
+                notes.append(f"{where}: {told if change.value is None else f'{change} changed no number'}")
         found += sorted(rows, key=lambda row: -abs((row["percent"] or 0) - 100))
     return found
 
@@ -850,6 +854,10 @@ def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]]
             said.append(f"{where}: {told}")
         if not answer.is_monotone:
             said.append(f"{where}: a fifth less is not served, so the rate is no capacity: add seeds or requests")
+    unlimited = {
+        name for answer in answers if answer.at is not None for name, value in answer.at.values.items() if value is None
+    }
+    said += [f"{name} limits nothing: no answer has a second token" for name in sorted(unlimited)]
     least = min(each.percentile for each in answers[0].site.objectives)
     missed = {
         f"{100 * row['session_attainment']:.3g} % of {row['system']} on {row['gpus']} x {row['platform']}"

@@ -172,7 +172,8 @@ def test_changes_are_made_one_at_a_time_on_the_answers_own_plan(own, tmp_path):
     assert {name: percent[name] for name in same} == dict.fromkeys(same, 100)
     assert {each["plan"].split()[0] for each in found["effects"]} == {row["plan"]}
     assert {each["rate"] for each in found["effects"] if each["change"] in same} == {row["rate"]}
-    assert any("max_num_seqs changed no number" in each for each in found["notes"])
+    told = [each.split()[3] for each in found["notes"] if "changed no number" in each]
+    assert told == ["platform=h200", "kv_tokens=900000000", "max_num_seqs"]
     assert not any("scheduling" in each for each in found["notes"])
     assert "platform=h20" in (tmp_path / "effects.csv").read_text()
 
