@@ -36,6 +36,8 @@ class EngineTimes(Checked):
     """Host time of a step. An engine that schedules ahead hides it behind kernels that take longer."""
     schedules_ahead: bool = False
     """Whether a step is planned when the one before it starts, so that a request waits for the step after."""
+    keeps_answers: bool = False
+    """Whether blocks of answers stay in a prefix cache until their room is needed, as those of prompts do."""
     sequence_s: Seconds = 0.0
     """Added to a step for each of its sequences: sampling and what else does not overlap."""
     draw_s: Seconds = 0.0

@@ -8,6 +8,7 @@ before its beginning. So the cached blocks of a prompt are always its first ones
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import count, islice
 from typing import NamedTuple
 
 from engines.cluster.sessions import Prefix, Session
@@ -108,10 +109,14 @@ class BlockKv(WorkerKv):
 
     shares = True
 
-    def __init__(self, capacity: int, *, size: int, prompt_of: Callable[[int], Prompt | None]) -> None:
-        """``prompt_of`` says what the current round of a session, the so-manieth to arrive, asks; None of one without names."""
+    def __init__(
+        self, capacity: int, *, size: int, prompt_of: Callable[[int], Prompt | None], keeps_answers: bool = False
+    ) -> None:
+        """``prompt_of`` says what the current round of a session, the so-manieth to arrive, asks; None of one without names. With
+        ``keeps_answers`` the whole blocks of answers stay until their room is needed, though nobody finds them."""
         super().__init__(capacity)
-        self.size, self._prompt_of = size, prompt_of
+        self.size, self._prompt_of, self._keeps_answers = size, prompt_of, keeps_answers
+        self._unnamed = count(-1, -1)
         self.cache = PrefixCache()
         self._uses: dict[int, Sequence[int]] = {}
         """Blocks that each session uses, by its rank of arrival."""
@@ -162,6 +167,10 @@ class BlockKv(WorkerKv):
     def drop(self, session: int, tokens: int) -> None:
         """Its own tokens are free, and its blocks stay for others until they are evicted."""
         names = self._uses.pop(session, ())
+        if self._keeps_answers:
+            answer = tuple(islice(self._unnamed, tokens // self.size - len(names)))
+            self.cache.take(answer)
+            names = (*names, *answer)
         num_idle = self.cache.give(names)
         self.idle += num_idle * self.size
         self.held -= tokens - (len(names) - num_idle) * self.size

@@ -144,7 +144,10 @@ class DecodeSimulation(Simulation):
 
     def shared_kv(self, capacity: int, size: int) -> BlockKv:
         """A memory for a worker of this run, in which sessions share blocks of ``size`` tokens."""
-        return BlockKv(capacity, size=size, prompt_of=lambda order: self._prompt(order, size))
+        keeps_answers = self._engine.keeps_answers
+        return BlockKv(
+            capacity, size=size, prompt_of=lambda order: self._prompt(order, size), keeps_answers=keeps_answers
+        )
 
     def _prompt(self, order: int, size: int) -> Prompt | None:
         """The blocks of the prompt that begins the session's round; None of a session without names, or that is over."""

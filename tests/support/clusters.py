@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engines.ampd.performance import PerformanceModel, profile_hardware
 from engines.cluster.decode import DecodeWorker
-from engines.cluster.hardware import PHYSICAL, CostConstants, Hardware, KvLinks, Link, WorkerCost
+from engines.cluster.hardware import NO_TIMES, PHYSICAL, CostConstants, EngineTimes, Hardware, KvLinks, Link, WorkerCost
 from engines.cluster.prefix import BlockKv
 from engines.cluster.record import ClusterRun
 from engines.cluster.sessions import OpenLoop, Round, Session
@@ -101,6 +101,7 @@ def simulation(
     keep_s: float = 0.0,
     max_run_steps: int = sys.maxsize,
     schedules_ahead: bool = False,
+    engine: EngineTimes = NO_TIMES,
     stop: StopRule = NEVER,
 ) -> DecodeSimulation:
     """Homes 0, 1, ... and prefill workers 100, 101, ..., which with ``own_cache`` keep so many tokens of K/V themselves, where there
@@ -116,6 +117,7 @@ def simulation(
         estimator=estimator,
         links=kv_links,
         stop=stop,
+        engine=engine,
     )
     for index in range(homes):
         built.add(

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clusters import links, serve, simulation
 
+from engines.cluster.hardware import EngineTimes
 from engines.cluster.prefix import PrefixCache, possible_reuse, prompt_of, reuse_of
 from engines.cluster.sessions import Prefix, PrefixNames, Round, Session
 from engines.policies.batching import ONE_BY_ONE, Chunked, PrefillFirst
@@ -100,8 +101,9 @@ BATCHINGS = (Chunked(max_num_batched_tokens=9, max_num_seqs=3), PrefillFirst(max
     st.integers(0, 2),
     st.sampled_from((4, 8, 16)),
     st.sampled_from(BATCHINGS),
+    st.booleans(),
 )
-def test_with_little_memory_nothing_is_lost(sessions, spare, homes, prefills, size, batching):
+def test_with_little_memory_nothing_is_lost(sessions, spare, homes, prefills, size, batching, keeps_answers):
     capacity = max(each.context_tokens for each in sessions) + 1 + spare
     parts = {"own_cache": capacity, "kv_links": links(1e-5), "prefill_batching": batching, "router": KvCost()}
     built = simulation(
@@ -111,6 +113,7 @@ def test_with_little_memory_nothing_is_lost(sessions, spare, homes, prefills, si
         block_size=size,
         batching=batching,
         binder=KvCost(),
+        engine=EngineTimes(keeps_answers=keeps_answers),
         **(parts if prefills else {}),
     )
     run = serve(built, *sessions)
@@ -136,6 +139,18 @@ def test_with_room_for_all_one_worker_spares_what_is_possible(sessions, is_apart
     possible = possible_reuse(alone, 4)
     # A prefill worker has no answers but those that it computed again.
     assert spared <= possible + 1e-12 if is_apart else abs(spared - possible) < 1e-12
+
+
+@pytest.mark.parametrize(("keeps_answers", "computed"), [(False, 16), (True, 64)])
+def test_answers_that_an_engine_keeps_let_older_prompts_go(keeps_answers, computed):
+    """Of ten blocks the second request's answer fills four, and the third request needs six."""
+    asked = ((64, 1, (0, 1, 2, 3)), (16, 64, (4,)), (80, 16, (5, 6, 7, 8, 9)), (64, 1, (0, 1, 2, 3)))
+    sessions = [
+        Session(number, 100.0 * number, (Round(prompt, answer),), Prefix(16, (names,)))
+        for number, (prompt, answer, names) in enumerate(asked)
+    ]
+    built = simulation(kv_capacity=160, block_size=16, engine=EngineTimes(keeps_answers=keeps_answers))
+    assert serve(built, *sessions).tasks["computed_tokens"] == [64, 16, 80, computed]
 
 
 def test_two_that_begin_alike_fit_where_one_more_does_not():
