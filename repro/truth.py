@@ -37,8 +37,9 @@ from repro.workloads.served import MOST_SERVED
 MEASURED = COMMITTED / "truth"
 METRICS = {"ttft_mean": "TTFT", "itl_mean": "ITL", "e2e_mean": "E2E"}
 FITTED_ON = frozenset({"60", "64", "16", "26", "46", "53", "56", "27"})
-_NUM_FIRST, _MORE_S, _SEEDS = 300, 60.0, 5
-"""Requests of the scope ``first 300``, seconds of load behind them, and draws of arrivals that are averaged."""
+_NUM_FIRST, _MORE_S, _SEEDS = 300, 60.0, 10
+"""Requests of the scope ``first 300``, which stages share as they share all requests, seconds of load behind those of the first
+stage, and draws of arrivals that are averaged."""
 _TIMES = tuple(f"{name}_ms" for name in METRICS)
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "experiments.csv": (
@@ -114,8 +115,8 @@ def stages_of(text: str) -> list[tuple[float, float]]:
 
 CAMPAIGNS: Mapping[str, str] = {"all": "vllm-0.15", f"first {_NUM_FIRST}": "vllm-0.15-fresh"}
 """By scope, what the server's steps cost besides their kernels (engines/cluster/constants.json)."""
-_NUM_QUESTIONS = 120
-"""Requests after which questions come again, as measured first tokens say."""
+_NUM_QUESTIONS = 100
+"""Requests after which questions come again: the client knew no number of users, and had ten for each of ten system prompts."""
 _TOKENS_OF_TEXT = 1.044
 """Tokens that a server reads in the text of one random token (docs/truth.md)."""
 PRECISIONS: Mapping[str, tuple[Precision, Precision]] = {
@@ -156,7 +157,8 @@ def hold(folder: Path | None = None, advance: Callable[[], None] = lambda: None)
             raise UserError(f"{folder / 'experiments.csv'}, exp={row['exp']!r}: {error}") from error
     held = []
     for row, cell in zip(rows, cells, strict=True):
-        held.append(_held(row, cell, is_fitted=_measured(row) in fitted))
+        num = _num_held(row["scope"], loads[row["workload"]]["stages_rate_x_seconds"])
+        held.append(_held(row, cell, num, is_fitted=_measured(row) in fitted))
         advance()
     return held
 
@@ -214,18 +216,15 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
     require(knobs["output_tokens"] > 1, f"{of_load}: output_tokens=1 leaves no time between tokens: give 2 or more")
     if row.get("kv_blocks_of_16"):
         knobs["kv_tokens"] = 16 * _count(where, row, "kv_blocks_of_16")
+    knobs["num_questions"] = _NUM_QUESTIONS
     stages = load["stages_rate_x_seconds"]
-    (rate, length_s), *others = stages_of(stages)
-    if row["scope"] == "all" or not others:
-        knobs["num_questions"] = _NUM_QUESTIONS
-    else:
-        knobs["prefix_cache"] = False
-    if row["scope"] != "all":
+    num, (rate, length_s) = _num_held(row["scope"], stages), stages_of(stages)[0]
+    if num is not None:
         require(
             rate * length_s >= _NUM_FIRST,
             f"{where}: scope={row['scope']!r} needs a first stage of as many requests, and {stages} is none: give scope=all",
         )
-        stages = f"{rate:g}x{_NUM_FIRST / rate + _MORE_S:g}"
+        stages = f"{rate:g}x{num / rate + _MORE_S:g}"
     return Cell(
         system="vllm-sim",
         dataset="SharedPrefix",
@@ -235,6 +234,14 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
         seed=0,
         knobs=tuple({**knobs, "stages": stages}.items()),
     )
+
+
+def _num_held(scope: str, stages: str) -> int | None:
+    """How many requests a row's times are means of; None: all. Of several stages it is what falls to the first one."""
+    if scope == "all":
+        return None
+    nums = [rate * length_s for rate, length_s in stages_of(stages)]
+    return round(_NUM_FIRST * nums[0] / sum(nums))
 
 
 class Checkpoint(NamedTuple):
@@ -297,8 +304,7 @@ def _count(where: str, row: Mapping[str, str], name: str) -> int:
     return int(value)
 
 
-def _held(row: Mapping[str, str], cell: Cell, *, is_fitted: bool) -> Held:
-    num = None if row["scope"] == "all" else _NUM_FIRST
+def _held(row: Mapping[str, str], cell: Cell, num: int | None, *, is_fitted: bool) -> Held:
     runs = [_times(cell.with_seed(seed), num) for seed in range(1 if num is None else _SEEDS)]
     predicted = {name: fmean(run[name] for run in runs) for name in METRICS}
     if num is not None:

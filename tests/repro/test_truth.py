@@ -85,13 +85,19 @@ def test_a_client_measures_between_pieces_of_text(tmp_path):
     assert gap > other.predicted["itl_mean"]
 
 
-@pytest.mark.parametrize("scope", truth.CAMPAIGNS)
-@pytest.mark.parametrize("stages", ["4x80", "4x80+8x5"])
-def test_questions_come_again_but_in_the_first_of_two_stages(tmp_path, scope, stages):
+@pytest.mark.parametrize(
+    ("scope", "stages", "served"),
+    [
+        ("all", "4x80+8x5", "4x80+8x5"),
+        ("first 300", "4x80", "4x135"),
+        # 320 of its 360 requests are the first stage's: 267 of 300.
+        ("first 300", "4x80+8x5", "4x126.75"),
+    ],
+)
+def test_first_requests_are_of_all_stages_by_their_shares(tmp_path, scope, stages, served):
     load = {**LOAD, "stages_rate_x_seconds": stages}
     knobs = truth._cell({**ROW, "scope": scope}, {"chat": load}, tmp_path).knob_values
-    is_new = scope != "all" and "+" in stages
-    assert (knobs.get("prefix_cache", True), "num_questions" in knobs) == (not is_new, not is_new)
+    assert (knobs["stages"], knobs["num_questions"]) == (served, 100)
     # Text of random tokens has more of them.
     assert (knobs["question_tokens"], knobs["system_prompt_tokens"]) == (209, 104)
 
