@@ -6,16 +6,12 @@ import sys
 
 import pytest
 from support.command import refused, repro
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro import aisimulate
 
-SEEN = {
-    "300 requests, 2/s, one worker": {"ttft_ms": 127.23, "tpot_ms": 13.98, "e2e_ms": 2103.7},
-    "300 requests, 6/s, one worker": {"ttft_ms": 248.22, "tpot_ms": 31.353, "e2e_ms": 4666.6},
-    "5,000 requests, 16/s, four workers in turn": {"ttft_ms": 118.52, "tpot_ms": 18.868, "e2e_ms": 2736.3},
-    "300 requests, 2/s, one prefill and one decode worker": {"tpot_ms": 11.071, "e2e_ms": 1695.0},
-}
+SEEN = data_beside(__file__, "aisimulate")["seen"]
 """What ai-dynamo-runtime 1.5.1 answered on 2026-11-29."""
 ANSWER = {"ttft_ms": 1.5, "tpot_ms": 2.5, "e2e_ms": 3.5, "reuse": 0.25, "cpu_s": 4.5}
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from support.tables import data_beside
 from torch import Tensor
 
 from engines.models.block_config import BLOCK_SHAPES, BlockConfig
@@ -17,43 +18,7 @@ from engines.models.packed import PackedModel
 
 VOCAB = 103
 MASK, END = VOCAB - 1, VOCAB - 2
-_DECODER = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rope_theta": 1e6,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "mask_token_id": MASK,
-    "eos_token_id": END,
-}
-RAW: dict[str, dict[str, Any]] = {
-    "llada2": {
-        **_DECODER,
-        "model_type": "llada2_moe",
-        "architectures": ["LLaDA2MoeModelLM"],
-        "head_dim": 16,
-        "rope_theta": 600000,
-        "partial_rotary_factor": 0.5,
-        "num_experts": 16,
-        "num_shared_experts": 1,
-        "num_experts_per_tok": 4,
-        "n_group": 4,
-        "topk_group": 2,
-        "routed_scaling_factor": 2.5,
-        "moe_intermediate_size": 24,
-        "first_k_dense_replace": 1,
-        "norm_topk_prob": True,
-        "score_function": "sigmoid",
-        "use_cache": False,
-    },
-    "sdar": {**_DECODER, "model_type": "sdar", "head_dim": 16, "attention_bias": False, "block_size": 4},
-    "fast-dllm-v2": {**_DECODER, "model_type": "Fast_dLLM_Qwen", "bd_size": 8},
-}
+RAW: dict[str, dict[str, Any]] = data_beside(__file__, "block_models")["raw"]
 FAMILIES = tuple(RAW)
 LLADA2_MINI, SDAR_8B = BLOCK_SHAPES["llada2-mini"], BLOCK_SHAPES["sdar-8b"]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from support.graph_recorders import EagerRecorder
+from support.tables import data_beside
 
 from engines.ampd.live.coordinator import Prompts
 from engines.ar.torch.attention import PagedAttention, reference_kernel
@@ -18,25 +19,12 @@ from engines.models.loader import load_causal
 from engines.models.qwen2_config import CausalConfig, tiny_causal
 from engines.runtime.device import Staging, store_by_index
 
+DATA = data_beside(__file__, "causal")
+
 VOCAB = 97
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
+SIZES = DATA["sizes"]
 """A small decoder's, by the names of a published config.json."""
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+LLAMA3 = DATA["llama3"]
 """Positions as Llama 3.1 scales them, of a model so small."""
 
 

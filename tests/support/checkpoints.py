@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from support.tables import data_beside
 from support.tiny_models import MHA
 from support.tokenizers import LLADA_SPECIAL, write_dream_tokenizer, write_tokenizer
 from torch import Tensor
@@ -15,20 +16,7 @@ from torch import Tensor
 from engines.models.config import DreamConfig
 from engines.models.tokenizer import load_tokenizer
 
-DREAM = DreamConfig(
-    d_model=32,
-    n_layers=2,
-    n_heads=4,
-    n_kv_heads=2,
-    mlp_hidden_size=40,
-    vocab_size=64,
-    max_sequence_length=128,
-    rope_theta=1e6,
-    rms_norm_eps=1e-6,
-    mask_token_id=62,
-    eos_token_id=63,
-    pad_token_id=63,
-)
+DREAM = DreamConfig(**data_beside(__file__, "checkpoints")["dream"])
 
 
 def dream_layout(config: DreamConfig) -> dict[str, tuple[int, ...]]:

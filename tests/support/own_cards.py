@@ -4,6 +4,8 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from support.tables import data_beside
+
 from engines.cost.fit import TimedStep
 from engines.cost.roofline import Calibration, Gpu, Roofline, StepWork
 from engines.models.shape import LLADA_8B
@@ -18,12 +20,7 @@ memory_gb: 24
 pcie_gb_s: 64
 source: NVIDIA L4 datasheet, dense
 """
-PLANTED = {
-    "matmul_efficiency": 0.62,
-    "attention_efficiency": 0.62,
-    "bandwidth_efficiency": 0.81,
-    "step_overhead_s": 3e-3,
-}
+PLANTED = data_beside(__file__, "own_cards")["planted"]
 WORKS = [
     StepWork(rows * batch, rows * batch * length, min(rows, 32) * batch, length * batch, rows * batch, batch)
     for batch in (1, 8, 64)

@@ -32,20 +32,11 @@ from support.reference_samplers import (
     mlp,
     names_of,
 )
+from support.tables import data_beside
 from torch import Tensor
 
 # (prompt_interval, gen_interval, transfer_ratio)
-INTERVALS = (
-    (100, 7, 0.25),
-    (3, 2, 0.5),
-    (5, 100, 0.3),
-    (4, 6, 0.0),
-    (100, 100, 0.0),
-    (100, 5, 1.0),
-    (2, 5, 0.02),
-    (1, 3, 0.25),
-    (3, 1, 0.25),
-)
+INTERVALS = data_beside(__file__, "reference_dllm_cache")["intervals"]
 
 
 def dllm_cache(

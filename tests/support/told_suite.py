@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from support.suite_cases import AT
+from support.tables import data_beside
 
 from engines.cost.roofline import H200, Calibration, StepWork
 from engines.models.shape import LLADA_8B
@@ -26,13 +27,7 @@ KNOWN = Calibration(
     note="",
 )
 BLOCK, LENGTH = 32, 512
-PREDICTED = {
-    "dllm-serve": 500.0,
-    "dllm-serve, one refresh": 600.0,
-    "fast-dllm, on our engine": 600.0,
-    "fast-dllm": 400.0,
-    "sparse-dllm": 300.0,
-}
+PREDICTED = data_beside(__file__, "told_suite")["predicted"]
 """Tokens per second that a simulator might expect."""
 
 

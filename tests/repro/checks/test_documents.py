@@ -13,20 +13,7 @@ from repro.checks.documents import TABLES, documents, fill, stale_tables, table
 from repro.paths import REPO, RESULTS
 
 CELLS = data_beside(__file__, "cells")
-SPEEDS = """place,seed,system,speed,low,high
-a,0,ours,8,7,9
-a,1,ours,8.8,,
-a,0,theirs,2,,
-a,1,theirs,2,,
-a,0,third,4,,
-a,1,third,4,,
-b,0,ours,1,,
-b,1,ours,1.1,,
-b,0,theirs,4,,
-b,1,theirs,4.4,,
-b,0,third,1,,
-b,1,third,1,,
-"""
+SPEEDS = Path(__file__).with_name("speeds.csv").read_text(encoding="utf-8")
 PAGE = "# Page\n\nWords.\n\n<!-- generated: speeds -->\n<!-- end -->\n\nMore words.\n"
 DECLARED = data_beside(__file__, "documents")["declared"]
 

@@ -144,12 +144,7 @@ def test_a_budget_that_nothing_fits_into_is_no_success(tmp_path):
     assert "0 jobs ran" in done.out
 
 
-DRIVERS = {
-    "h100": "NVIDIA H100 80GB HBM3, 81559",
-    "h200": "NVIDIA H200, 143771",
-    "h20": "NVIDIA H20, 97871",
-    "v100": "Tesla V100-SXM2-32GB, 32768",
-}
+DRIVERS = data_beside(__file__, "gpu_suite")["drivers"]
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from repro.runs import code
 from repro.runs.code import Code, code_of, files_of_plug_in, is_alone, without_comments
 from repro.runs.experiment import prepare
 
+DATA = data_beside(__file__, "code")
+
 CASES = data_beside(__file__, "cases")
 
 SOURCE = '''"""A module."""
@@ -163,12 +165,7 @@ def test_a_large_folder_is_refused(plug, monkeypatch):
 
 # -- our own ------------------------------------------------------------------------------------------------
 
-ASKED = {
-    "dllm-serve": ("osc", "rtx4090", "roofline"),
-    "block-diffusion": ("osc", "h200-sdar-8b", "roofline"),
-    "ampd": ("toolbench", "h20x32", "roofline"),
-    "laps": ("lmsys-chat-1m", "h200", "roofline"),
-}
+ASKED = DATA["asked"]
 MEASURED = ("dllm-serve", "burst", "cpu-tiny", "torch")
 LOADED = """
 import json, sys

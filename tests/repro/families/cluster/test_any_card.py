@@ -16,12 +16,7 @@ from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS
 
 CONFIGS = data_beside(Path(__file__).parents[3] / "engines" / "models" / "x.py", "hub_configs")["read"]
-DEPLOYMENTS = {
-    "vllm-sim": "TP2x2",
-    "continuum-sim": "TP2x2",
-    "dynamo-sim": "P:TP2x1 D:TP2x1",
-    "ampd": "P:TP2x1 D:TP2x1",
-}
+DEPLOYMENTS = data_beside(__file__, "any_card")["deployments"]
 OWN = {"workload": "support.own:Dialogues", "num_prompts": 12}
 
 
