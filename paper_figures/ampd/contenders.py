@@ -5,10 +5,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from engines.cluster.hardware import Deployment
 from paper_figures.common.contender import Contender, contenders_beside
 from paper_figures.common.figure import seed_by_seed
+from repro.files import read_yaml
 from repro.reports.figures import Knobs, View
 from repro.reports.paper import TableValue, load_table
 from repro.runs.cell import Cell, Scalar
@@ -19,6 +21,8 @@ TRACES = ("toolbench", "gaia", "hotpotqa", "dureader")
 RATES = (0.8, 1.2, 1.6, 2.0, 2.4)
 DETAIL_MODEL, DETAIL_RATE = "Llama-3.1-70B", 2.0
 """Where Figure 4's bottom row is, Figure 5 and Figure 6."""
+PAIRS: Mapping[str, Sequence[Sequence[str]]] = read_yaml(Path(__file__).with_name("pairs.yaml"))
+"""Figure -> who is compared with whom."""
 SAME_BASELINES = ("dynamo", "vllm", "continuum")
 
 

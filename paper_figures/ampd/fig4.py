@@ -16,6 +16,7 @@ from paper_figures.ampd.contenders import (
     DETAIL_MODEL,
     DETAIL_RATE,
     FIGURE4,
+    PAIRS,
     SAME_BASELINES,
     TRACES,
     TUNED_BASELINES,
@@ -237,23 +238,9 @@ def standing(table: Attainments, ours: str, others: Sequence[str]) -> Standing:
     return Standing(contested=len(contested), ahead=ahead, behind=len(places), texts=tuple(texts))
 
 
-GAINS = (
-    ("ampd", "dynamo"),
-    ("ampd", "dynamo-tuned"),
-    ("ampd-tuned", "dynamo-tuned"),
-    ("ampd", "vllm-tuned"),
-    ("ours", "ampd"),
-    ("ours", "dynamo"),
-    ("ours", "dynamo-tuned"),
-    ("ampd-tuned", "vllm-tuned"),
-    ("ours-tuned", "dynamo-tuned"),
-    ("ours-tuned", "vllm-tuned"),
-)
-
-
 def summary_notes(table: Attainments, view: View) -> list[str]:
     found = []
-    for ours, theirs in GAINS:
+    for ours, theirs in PAIRS["fig4"]:
         gain = gain_over(table, ours, theirs, floor_of(view))
         found.append(
             f"{CONTENDERS[ours].title} over {CONTENDERS[theirs].title}: mean {said(gain.mean, '%')}, median "

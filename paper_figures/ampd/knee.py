@@ -15,7 +15,7 @@ import numpy as np
 from baselines.ar.dynamo import DynamoConfig
 from engines.policies.views import Chunk
 from paper_figures.ampd.attainment import ATTAINED, Ask, Attainments, Floats, Means, ends_of_logs, tabulate
-from paper_figures.ampd.contenders import CONTENDERS, MODELS, TRACES, TracePanel, panel_of, panels
+from paper_figures.ampd.contenders import CONTENDERS, MODELS, PAIRS, TRACES, TracePanel, panel_of, panels
 from paper_figures.ampd.layout import DEFAULT, SWITCHES, ampd_figure, over_rates, repeats_of
 from paper_figures.common.figure import Page, Picture, Table, seed_by_seed
 from paper_figures.common.panel import OF_SHARES, Axis, Guide, Layer, Line, Panel, Points
@@ -31,15 +31,6 @@ ON_PLAN = ("ampd", "ours", "dynamo", "dynamo-own", "vllm")
 TUNED = ("ampd-tuned", "ours-tuned", "dynamo-tuned", "vllm-tuned")
 SHOWN = (*ON_PLAN, *TUNED)
 DRAWN = ("ampd", "ampd-tuned", "ours-tuned", "dynamo", "dynamo-tuned", "vllm-tuned")
-COMPARED = (
-    ("ampd", "dynamo"),
-    ("ampd", "dynamo-own"),
-    ("ours", "dynamo"),
-    ("ampd-tuned", "dynamo-tuned"),
-    ("ours-tuned", "dynamo-tuned"),
-    ("ours-tuned", "ampd-tuned"),
-    ("ampd-tuned", "vllm-tuned"),
-)
 LEVEL = 0.9
 MULTIPLES = (0.2, 0.3, 0.45, 0.65, 0.85, 1.1, 1.4, 1.8, 2.3)
 TUNED_FOR = (0.45, 0.85, 1.4, 2.3)
@@ -277,7 +268,7 @@ def summary(found: Knees, trace: str) -> Panel:
 def conclusions(found: Knees) -> list[str]:
     rows = range(len(found.table.panels))
     said = []
-    for ours, theirs in COMPARED:
+    for ours, theirs in PAIRS["knee"]:
         each = [found.ratio(ours, theirs, [row]) for row in rows]
         ahead, behind = (
             sum(sign * (at.mean or 0.0) > (at.half_width or 0.0) + 1e-9 for at in each) for sign in (1, -1)

@@ -32,25 +32,10 @@ EXTRAS: Mapping[str, str] = STORED["extras"]
 """Package -> the extra of this project that brings it."""
 
 _LOOK = "check the disk, the device or the network behind it"
-_OF_THE_INPUT = {
-    errno.EEXIST: "give a folder, or another name",
-    errno.ELOOP: "correct the links, or give another path",
-    errno.ENAMETOOLONG: "give a shorter name",
-    errno.EROFS: "write elsewhere",
-    errno.EACCES: "change its permissions, or give another",
-    errno.EPERM: "change its permissions, or give another",
-    errno.ENOENT: "check the path",
-    errno.EISDIR: "give a file",
-    errno.ENOTDIR: "give a folder",
-    errno.EINVAL: _LOOK,
-}
-_OF_THE_MACHINE = {
-    errno.ENOSPC: "make room, or write elsewhere",
-    errno.EDQUOT: "make room, or write elsewhere",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or write elsewhere",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "raise the limit of open files (ulimit -n)",
-}
+_OF_THE_INPUT, _OF_THE_MACHINE = (
+    {getattr(errno, name): fix for name, fix in STORED["errors"][f"of the {what}"].items()}
+    for what in ("input", "machine")
+)
 _INSTALLED = {"site-packages", "dist-packages"}
 _KINDS = {"int": "a whole number", "float": "a number"}
 """What a value should have been, by the beginning of the name of its error."""

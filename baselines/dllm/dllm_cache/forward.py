@@ -6,9 +6,11 @@ d model width; x and h are [rows, d].
 Grouped-query attention works here; the published code reshapes keys to the query width and fails on it.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -52,26 +54,8 @@ class Layer:
         return self.gated_mlp(self.mlp_norm(x))
 
 
-_LLADA = {
-    "attention_norm": "attn_norm",
-    "query": "q_proj",
-    "key": "k_proj",
-    "value": "v_proj",
-    "attention_output": "attn_out",
-    "mlp_norm": "ff_norm",
-    "gated_mlp": "mlp",
-}
-"""Our names of a layer's parts -> those of the model."""
-_DREAM = {
-    "attention_norm": "input_layernorm",
-    "query": "self_attn.q_proj",
-    "key": "self_attn.k_proj",
-    "value": "self_attn.v_proj",
-    "attention_output": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "gated_mlp": "mlp",
-}
-"""Under Qwen2's names; the projections bring their biases along."""
+_PARTS = json.loads(Path(__file__).with_name("parts.json").read_text(encoding="utf-8"))
+"""Family -> our names of a layer's parts -> those of the model; Dream's projections bring their biases along."""
 
 
 class Layers:
@@ -80,7 +64,7 @@ class Layers:
     def __init__(self, model: DiffusionModel) -> None:
         if not isinstance(model, LLaDAModelLM | DreamModel):
             raise TypeError(f"dLLM-Cache does not know the layers of {type(model).__name__}")
-        names = _LLADA if isinstance(model, LLaDAModelLM) else _DREAM
+        names = _PARTS["llada" if isinstance(model, LLaDAModelLM) else "dream"]
         self.layers = [
             Layer(**{part: attrgetter(name)(block) for part, name in names.items()}) for block in model.blocks
         ]
