@@ -108,6 +108,7 @@ def what_ran(outcomes: "Sequence[CellOutcome]", root: Path) -> Iterator[str]:
     for outcome in failed:
         yield f"failed {outcome.cell.folder_name}: {outcome.reason}"
     runs = [each.run for each in outcomes if each.run is not None]
+    yield from dict.fromkeys(_search_made(run) for run in runs if "tuned" in run.facts)
     invalid = [(run, run.validity.reasons) for run in runs if not run.validity.valid]
     warned = [(run, run.validity.warnings) for run in runs if run.validity.warnings]
     for what, found in (("INVALID", invalid), ("warning", warned)):
@@ -115,6 +116,19 @@ def what_ran(outcomes: "Sequence[CellOutcome]", root: Path) -> Iterator[str]:
             yield f"{what} {run.cell.folder_name}: {'; '.join(reasons)}"
         if len(found) > MAX_WARNED:
             yield f"{what}: so too {counted(len(found) - MAX_WARNED, 'more run')}"
+
+
+def _search_made(run: "StoredRun") -> str:
+    from repro.runs.system import setting_said
+
+    told = run.facts["tuned"]
+    tried = f"{counted(told['candidates'], 'setting')} tried in {counted(told['trials'], 'trial')}"
+    chosen, *others = (
+        setting_said(tuple(each.items())) for each in (told["chosen"], told.get("next_best", {}).get("setting", {}))
+    )
+    return f"{run.cell.system}: {tried}, best {chosen or 'the defaults'}" + "".join(
+        f", then {each}" for each in others if each
+    )
 
 
 def is_failure(outcome: "CellOutcome") -> bool:

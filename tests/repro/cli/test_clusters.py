@@ -122,3 +122,4 @@ def test_a_table_of_a_knob_is_of_one_search_and_says_what_ran(tmp_path):
     told = json.loads(searched.out)["runs"][0]["facts"]["tuned"]
     assert told["next_best"]["setting"] != told["chosen"]
     assert len(told["next_best"]["scores"]) == 2
+    assert f"{told['candidates']} settings tried in {told['trials']} trials, best deployment=" in searched.err
