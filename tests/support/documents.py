@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 from support.command import Result, commands, repro
 
@@ -137,14 +138,15 @@ def resized(words: Sequence[str], sizes: Mapping[str, str]) -> list[str]:
 
 
 def run_line(line: str, folder: Path, sizes: Mapping[str, str]) -> Result:
-    """A line of a shell in a folder: a call of ``repro`` by itself in this process, with sizes of a test."""
+    """A line of a shell in a folder: a call of ``repro`` by itself, with or without a variable, in this process, with sizes of a test."""
     (words, *others) = [*calls_in(line)] or [[]]
     plain = re.sub(r"'[^']*'|\s#.*", "", line)
-    is_alone = not others and re.match(r"[\w/.]*repro ", line) and not OPERATORS.search(plain)
-    if words and is_alone:
+    alone = None if others or OPERATORS.search(plain) else re.match(r"(?:(\w+)=(\S+) )?[\w/.]*repro ", line)
+    if words and alone:
         own = {param.name for param in commands()[words[0]].params}
         stored = {"--result-dir": "runs"} if "result_dir" in own and "--result-dir" not in words else {}
-        return repro(words[0], *resized(words[1:], {**stored, **sizes}))
+        with mock.patch.dict(os.environ, {alone[1]: str(Path(alone[2]).expanduser())} if alone[1] else {}):
+            return repro(words[0], *resized(words[1:], {**stored, **sizes}))
     assert not sizes, line
     for name, module in (("repro", "-m repro"), ("python", "")):
         program = folder / ".venv" / "bin" / name
