@@ -138,7 +138,7 @@ ObjectiveSeconds = Annotated[float, Range(1e-6, 1e6)]
 """Seconds; integer programs lose their digits beyond."""
 
 
-CLUSTER_COLUMNS: Mapping[str, Callable[[dict[str, Any]], str]] = {
+CLUSTER_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "rank": lambda row: str(row["rank"]),
     "deployment": lambda row: row["deployment"],
     "P95 TTFT s": lambda row: number(row["ttft_p95_s"], 3),
@@ -289,7 +289,7 @@ def plan_cluster(
     options, slo = options.on(gpu, shape), sample.objectives(shape.name, name)
     workload = sample.workload(options.trace, card, options.gpus, rate)
     found = _planned(options, workload, solved, shape, gpu, rate, slo)
-    rows = _planned_rows(found.plans, slo)
+    rows = _planned_rows(found.plans, slo, shape.name)
     title = f"{shape.name}, {name if card is None else card.title}, {options.gpus} x {gpu}, {rate:g} sessions/s"
     if plot is not None:
         _save_plans(plot, title, rows, options.obtained)
@@ -305,11 +305,12 @@ def plan_cluster(
         about = {"model": shape.name, "trace": name, "gpus": options.gpus, "hardware": gpu.name, "rate": rate}
         print_json({**about, "slo": {"ttft_s": slo.ttft_s, "itl_s": slo.itl_s}, **how, "plans": rows})
         return
-    print_table(
-        f"{title} ({options.obtained})",
-        tuple(CLUSTER_COLUMNS),
-        [tuple(said(row) for said in CLUSTER_COLUMNS.values()) for row in rows],
-    )
+    _print_plans(f"{title} ({options.obtained})", rows, found)
+
+
+def _print_plans(title: str, rows: Sequence[Mapping[str, Any]], found: PlannedCluster) -> None:
+    print_table(title, tuple(CLUSTER_COLUMNS), [tuple(said(row) for said in CLUSTER_COLUMNS.values()) for row in rows])
+    say(f"to run the first: {rows[0]['ran']}")
     best = found.plans[0]
     if best.value > 1:
         say(
@@ -327,7 +328,9 @@ def _save_plans(plot: Path, title: str, rows: Sequence[Mapping[str, Any]], obtai
     say(f"files: {', '.join(map(str, save_plot(plot, title, bars, said)))}", file=sys.stderr)
 
 
-def _planned_rows(plans: Sequence[Plan], slo: Slo) -> list[dict[str, Any]]:
+def _planned_rows(plans: Sequence[Plan], slo: Slo, model: str) -> list[dict[str, Any]]:
+    from repro.runs.system import options_said
+
     return [
         {
             "rank": rank,
@@ -338,6 +341,7 @@ def _planned_rows(plans: Sequence[Plan], slo: Slo) -> list[dict[str, Any]]:
             "round_decode_p95_s": plan.decode.seconds,
             "itl_p95_of_slo": plan.decode.of_slo,
             "itl_p95_s": plan.decode.of_slo * slo.itl_s,
+            "ran": options_said({"model": model, "num_gpus": plan.deployment.gpus, "deployment": str(plan.deployment)}),
         }
         for rank, plan in enumerate(plans, start=1)
     ]

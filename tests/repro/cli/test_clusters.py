@@ -11,7 +11,7 @@ from support.command import repro
 PLAN = ("plan-cluster", "--model", "Llama-3.1-70B", "--trace", "dureader", "--gpus", "16")
 
 
-def test_plan_cluster_shows_three_plans_their_latencies_and_its_time():
+def test_plan_cluster_shows_three_plans_their_latencies_and_its_time(tmp_path):
     answer = json.loads(repro(*PLAN, "--json").out)
     assert [plan["rank"] for plan in answer["plans"]] == [1, 2, 3]
     assert answer["rate"] == 0.6
@@ -26,6 +26,10 @@ def test_plan_cluster_shows_three_plans_their_latencies_and_its_time():
     said = repro(*PLAN, "--top", "1").out
     assert "planned in" in said
     assert answer["plans"][0]["deployment"].split()[0] in said
+    bench = ("bench", "--system", "ampd", "--platform", "h20", "--dataset-name", "dureader", "--request-rate", "0.6")
+    options = (*shlex.split(answer["plans"][0]["ran"]), "--num-prompts", "4", "--result-dir", tmp_path, "--json")
+    (run,) = json.loads(repro(*bench, *options).out)["runs"]
+    assert run["facts"]["deployment"] == answer["plans"][0]["deployment"]
 
 
 def test_a_plan_that_misses_its_objectives_says_so():
