@@ -15,22 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from engines.errors import OUT_OF_MEMORY, RunError, UserError, is_out_of_memory
-from engines.server.protocol import (
-    Able,
-    Accepted,
-    Cancel,
-    Command,
-    Event,
-    Failed,
-    Ready,
-    Refused,
-    Report,
-    ServedEngine,
-    ServedModel,
-    Stop,
-    Submission,
-    Unable,
-)
+from engines.server import protocol
 
 _STATUS_EVERY_S = 0.05
 """Between two reports of a status in which nothing happened to a request."""
@@ -59,9 +44,9 @@ class Inbox:
         hang_up.poll()
         os._exit(_PARENT_GONE)
 
-    def take(self, *, wait: bool) -> list[Command]:
+    def take(self, *, wait: bool) -> list[protocol.Command]:
         """All there are; ``wait`` for one where there is none."""
-        found: list[Command] = []
+        found: list[protocol.Command] = []
         try:
             while (wait and not found) or self._poll.poll(0):
                 found.append(self._channel.recv())
@@ -70,22 +55,24 @@ class Inbox:
         return found
 
 
-def serve(engine: ServedEngine, take: Callable[..., list[Command]], send: Callable[[Any], None]) -> None:
+def serve(
+    engine: protocol.ServedEngine, take: Callable[..., list[protocol.Command]], send: Callable[[Any], None]
+) -> None:
     """Until told to stop. A step that raises costs the requests it ran; ``MOST_FAILURES`` in a row raise RunError."""
     told_s = 0.0
     failures = 0
     while True:
-        events: list[Event] = []
+        events: list[protocol.Event] = []
         for command in take(wait=not engine.has_work):
-            if isinstance(command, Stop):
+            if isinstance(command, protocol.Stop):
                 return
-            if isinstance(command, Cancel):
+            if isinstance(command, protocol.Cancel):
                 engine.cancel(command.request_id)
             else:
                 events.append(_submit(engine, command))
         if events:
             # Before the step: a refusal need not wait for it.
-            send(Report(events, engine.status()))
+            send(protocol.Report(events, engine.status()))
         events = []
         if engine.has_work:
             try:
@@ -97,22 +84,24 @@ def serve(engine: ServedEngine, take: Callable[..., list[Command]], send: Callab
                 events += engine.give_up(f"the engine failed in a step of this request ({type(error).__name__})")
         now = time.monotonic()
         if events or now - told_s >= _STATUS_EVERY_S or not engine.has_work:
-            send(Report(events, engine.status()))
+            send(protocol.Report(events, engine.status()))
             told_s = now
         if failures >= MOST_FAILURES:
             raise RunError(f"{failures} steps in a row failed")
 
 
-def _submit(engine: ServedEngine, submission: Submission) -> Accepted | Refused | Failed:
+def _submit(
+    engine: protocol.ServedEngine, submission: protocol.Submission
+) -> protocol.Accepted | protocol.Refused | protocol.Failed:
     request_id = submission.request_id
     try:
         engine.submit(submission)
     except UserError as error:
-        return Refused(request_id, str(error))
+        return protocol.Refused(request_id, str(error))
     except Exception as error:
         traceback.print_exc()
-        return Failed(request_id, f"the engine failed to take this request ({type(error).__name__})")
-    return Accepted(request_id)
+        return protocol.Failed(request_id, f"the engine failed to take this request ({type(error).__name__})")
+    return protocol.Accepted(request_id)
 
 
 def main(descriptor: int) -> int:
@@ -122,23 +111,23 @@ def main(descriptor: int) -> int:
         signal.signal(number, signal.SIG_IGN)
     channel = Connection(descriptor)
     try:
-        model: ServedModel = channel.recv()
+        model: protocol.ServedModel = channel.recv()
     except (EOFError, OSError):
         return _PARENT_GONE
     inbox = Inbox(channel)
     try:
         model.check_machine()
-        channel.send(Able())
+        channel.send(protocol.Able())
         with model.serving() as engine:
-            channel.send(Ready(engine.status()))
+            channel.send(protocol.Ready(engine.status()))
             serve(engine, inbox.take, channel.send)
     except (UserError, RunError) as error:
-        channel.send(Unable(str(error), isinstance(error, UserError)))
+        channel.send(protocol.Unable(str(error), isinstance(error, UserError)))
         return _GAVE_UP
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        channel.send(Unable(OUT_OF_MEMORY, False))
+        channel.send(protocol.Unable(OUT_OF_MEMORY, False))
         return _GAVE_UP
     return 0
 

@@ -35,17 +35,8 @@ from engines.models.llada import LLaDABlock, LLaDAModelLM
 from engines.models.protocol import Attend
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.files import replace_bytes, replace_text, writable_file, writable_folder
+from repro.training import objective
 from repro.training.config import TrainConfig
-from repro.training.objective import (
-    TOKENIZER_FILES,
-    MaskedBatch,
-    double_batch,
-    make_batch,
-    mask_batch,
-    masked_loss,
-    save_tokenizer,
-    train_tokenizer,
-)
 
 # -- the loop ---------------------------------------------------------------------------------------------
 
@@ -173,22 +164,22 @@ class Trainer:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def loss(self) -> Tensor:
-        batch = make_batch(self.config, self.tokenizer, self.step)
-        masked: MaskedBatch
+        batch = objective.make_batch(self.config, self.tokenizer, self.step)
+        masked: objective.MaskedBatch
         if self.config.block_diffusion is None:
-            masked = mask_batch(self.config, batch, self.tokenizer.mask_token_id, self.step)
+            masked = objective.mask_batch(self.config, batch, self.tokenizer.mask_token_id, self.step)
             count, columns = batch.ids.shape
             attend = batched_attention(torch.from_numpy(batch.lengths), columns)
             positions = torch.arange(columns).repeat(count)
         else:
-            masked = double_batch(self.config, batch, self.tokenizer, self.step)
+            masked = objective.double_batch(self.config, batch, self.tokenizer, self.step)
             attend = masked_attention(torch.from_numpy(masked.allowed))
             positions = torch.from_numpy(masked.positions).reshape(-1)
         with self.autocast():
             ids = torch.from_numpy(masked.inputs).reshape(-1)
             hidden = self.model(ids, positions, attend)
             logits = self.model.logits(hidden[torch.from_numpy(masked.rows)])
-        return masked_loss(logits, torch.from_numpy(masked.targets), torch.from_numpy(masked.weights))
+        return objective.masked_loss(logits, torch.from_numpy(masked.targets), torch.from_numpy(masked.weights))
 
     def advance(self) -> float:
         """One optimiser step; returns its loss."""
@@ -253,8 +244,8 @@ def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
     """Save the tokenizer and make the model, both drawn from the seed or those of ``start``, and the optimiser."""
     if config.start is None:
         texts = {"problems_per_task": config.tokenizer_problems, "vocab_size": config.vocab_size}
-        raw = train_tokenizer(config.tasks, seed=config.seed, **texts)
-        save_tokenizer(raw, out_dir, max_length=config.max_sequence_length)
+        raw = objective.train_tokenizer(config.tasks, seed=config.seed, **texts)
+        objective.save_tokenizer(raw, out_dir, max_length=config.max_sequence_length)
         tokenizer = load_tokenizer(out_dir)
         model = new_model(config, tokenizer)
         initialise(model, config.seed)
@@ -265,7 +256,7 @@ def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
             config_of(config.start) == model_config(config, tokenizer),
             f"start={config.start!r} is a model of another shape: give one that 'repro train-tiny' made",
         )
-        for name in TOKENIZER_FILES:
+        for name in objective.TOKENIZER_FILES:
             replace_bytes(out_dir / name, (folder / name).read_bytes())
         model = load_model(folder).train()
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
@@ -281,7 +272,7 @@ def train_tiny(config: TrainConfig, out_dir: Path, *, stop_after: int | None = N
     after that many steps."""
     torch.set_num_threads(config.threads)
     writable_folder("out", out_dir)
-    for name in (*TOKENIZER_FILES, *MADE):
+    for name in (*objective.TOKENIZER_FILES, *MADE):
         writable_file("out", out_dir / name)
     trainer = build_trainer(config, out_dir)
     _train(trainer, config.steps if stop_after is None else min(stop_after, config.steps))

@@ -18,16 +18,8 @@ from repro.checks.blocks import masked_logits
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
+from repro.training import loop
 from repro.training.config import Stage, TrainConfig
-from repro.training.loop import (
-    batched_attention,
-    build_trainer,
-    load_model,
-    masked_attention,
-    new_model,
-    rate_share,
-    train_tiny,
-)
 from repro.training.objective import TOKENIZER_FILES, double_batch, encode_problems, make_batch, mask_batch, masked_loss
 
 SMALL = TrainConfig(
@@ -134,7 +126,7 @@ def test_loss_is_a_weighted_mean():
 def test_attention_ignores_padding():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2 * 16, 2, 4, generator=generator) for _ in range(3))
-    attend = batched_attention(torch.tensor([16, 11]), 16)
+    attend = loop.batched_attention(torch.tensor([16, 11]), 16)
     plain = attend(0, q, k, v)
     k[16 + 11 :], v[16 + 11 :] = 99.0, 99.0
     assert torch.allclose(attend(0, q, k, v), plain, atol=1e-5)
@@ -181,11 +173,11 @@ def test_a_noisy_block_is_computed_as_a_server_computes_it(tokenizer):
     block = 8
     config, batch, found = doubled(tokenizer, block, 0, d_model=32, n_layers=2, n_heads=4, mlp_hidden_size=64)
     torch.manual_seed(0)
-    model = new_model(config, tokenizer).eval()
+    model = loop.new_model(config, tokenizer).eval()
     noisy = len(found.rows) // len(batch.ids)
     columns = found.inputs.shape[1] - noisy
     with torch.no_grad():
-        attend = masked_attention(torch.from_numpy(found.allowed))
+        attend = loop.masked_attention(torch.from_numpy(found.allowed))
         ids, positions = (torch.from_numpy(each).reshape(-1) for each in (found.inputs, found.positions))
         logits = model.logits(model(ids, positions, attend)).view(len(batch.ids), columns + noisy, -1)
     for i in range(min(3, len(batch.ids))):
@@ -203,15 +195,15 @@ def test_a_noisy_block_is_computed_as_a_server_computes_it(tokenizer):
 
 def test_schedule():
     config = TrainConfig()
-    assert rate_share(config, 0) == pytest.approx(1 / config.warmup_steps)
-    assert rate_share(config, config.warmup_steps) == pytest.approx(1.0)
-    assert rate_share(config, config.steps) == pytest.approx(config.final_rate_share)
+    assert loop.rate_share(config, 0) == pytest.approx(1 / config.warmup_steps)
+    assert loop.rate_share(config, config.warmup_steps) == pytest.approx(1.0)
+    assert loop.rate_share(config, config.steps) == pytest.approx(config.final_rate_share)
 
 
 @pytest.mark.parametrize("block", [None, 16])
 def test_first_layer_heads_start_as_neighbour_heads(tmp_path, block):
     """Behind norms of queries and keys, too."""
-    trainer = build_trainer(TrainConfig(tokenizer_problems=200, block_diffusion=block), tmp_path)
+    trainer = loop.build_trainer(TrainConfig(tokenizer_problems=200, block_diffusion=block), tmp_path)
     ids = torch.tensor(trainer.tokenizer.encode("Story: Mia has 4 pens. Tom has 7 cups. The sky was grey."))
     seen: dict[int, torch.Tensor] = {}
 
@@ -228,10 +220,10 @@ def test_first_layer_heads_start_as_neighbour_heads(tmp_path, block):
 @pytest.mark.parametrize("block", [None, 16])
 def test_training_lowers_the_loss_and_comes_out_the_same_again(tmp_path, block):
     config = dataclasses.replace(SMALL, block_diffusion=block)
-    history = train_tiny(config, tmp_path / "whole")["history"]
+    history = loop.train_tiny(config, tmp_path / "whole")["history"]
     assert history[-1]["loss"] < 0.8 * history[0]["loss"]
-    assert train_tiny(config, tmp_path / "again")["steps_done"] == config.steps
-    one, two = load_model(tmp_path / "whole").state_dict(), load_model(tmp_path / "again").state_dict()
+    assert loop.train_tiny(config, tmp_path / "again")["steps_done"] == config.steps
+    one, two = loop.load_model(tmp_path / "whole").state_dict(), loop.load_model(tmp_path / "again").state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert (tmp_path / "whole" / "tokenizer.json").read_bytes() == (tmp_path / "again" / "tokenizer.json").read_bytes()
     if block is not None:
@@ -240,13 +232,13 @@ def test_training_lowers_the_loss_and_comes_out_the_same_again(tmp_path, block):
 
 
 def test_training_that_stops_before_its_end_leaves_a_checkpoint(tmp_path):
-    assert train_tiny(SMALL, tmp_path, stop_after=2)["steps_done"] == 2
-    assert load_model(tmp_path).config.d_model == SMALL.d_model
+    assert loop.train_tiny(SMALL, tmp_path, stop_after=2)["steps_done"] == 2
+    assert loop.load_model(tmp_path).config.d_model == SMALL.d_model
 
 
 def test_a_model_is_trained_on_the_tasks_it_is_asked_for(tmp_path):
     asked = dataclasses.replace(SMALL, tasks=("mini-chain",), steps=2, gen_length=96)
-    assert train_tiny(asked, tmp_path)["config"]["tasks"] == ("mini-chain",)
+    assert loop.train_tiny(asked, tmp_path)["config"]["tasks"] == ("mini-chain",)
     tokenizer = load_tokenizer(tmp_path)
     batch = make_batch(dataclasses.replace(TrainConfig(), tasks=tuple(GENERATORS), gen_length=96), tokenizer, 2300)
     texts = [tokenizer.decode(row) for row in batch.ids.tolist()]
@@ -257,16 +249,16 @@ def test_a_model_is_trained_on_the_tasks_it_is_asked_for(tmp_path):
 def test_training_starts_from_a_checkpoint_of_its_shape(tmp_path):
     whole, further = tmp_path / "whole", tmp_path / "further"
     asked = dataclasses.replace(SMALL, steps=2)
-    train_tiny(asked, whole)
+    loop.train_tiny(asked, whole)
     further.mkdir()
-    trainer = build_trainer(dataclasses.replace(asked, tasks=("mini-gsm",), start=str(whole)), further)
-    weights, found = load_model(whole).state_dict(), trainer.model.state_dict()
+    trainer = loop.build_trainer(dataclasses.replace(asked, tasks=("mini-gsm",), start=str(whole)), further)
+    weights, found = loop.load_model(whole).state_dict(), trainer.model.state_dict()
     assert all(torch.equal(weights[name], found[name]) for name in weights)
     assert all((whole / name).read_bytes() == (further / name).read_bytes() for name in TOKENIZER_FILES)
     trainer.advance()
     assert not all(torch.equal(weights[name], each) for name, each in trainer.model.state_dict().items())
     with refuses("start='tiny'"):
-        build_trainer(dataclasses.replace(asked, start="tiny"), further)
+        loop.build_trainer(dataclasses.replace(asked, start="tiny"), further)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +285,7 @@ def test_bad_settings_are_refused(settings, names):
     ("name", "tasks", "gen_length"), [("tiny", TrainConfig().tasks, 64), ("tiny-long", ("mini-chain",), 96)]
 )
 def test_embedded_checkpoints_answer_heldout_problems(name, tasks, gen_length):
-    model, tokenizer = load_model(EMBEDDED[name]), load_tokenizer(EMBEDDED[name])
+    model, tokenizer = loop.load_model(EMBEDDED[name]), load_tokenizer(EMBEDDED[name])
     config = model.config
     assert config.vocab_size == tokenizer.vocab_size
     assert (config.mask_token_id, config.eos_token_id) == (tokenizer.mask_token_id, tokenizer.eos_token_id)

@@ -13,15 +13,9 @@ from hypothesis import strategies as st
 from support.tables import data_beside
 
 from engines.errors import UserError
+from repro.workloads import sessions
 from repro.workloads.draws import ArrivalConfig
 from repro.workloads.recorded import read_sessions
-from repro.workloads.sessions import (
-    SessionWorkloadConfig,
-    apportion,
-    build_sessions,
-    known_session_cards,
-    load_session_card,
-)
 
 REFUSED = data_beside(__file__, "refused")
 
@@ -39,14 +33,14 @@ def table_1() -> dict[str, dict[str, float]]:
 
 
 def workload(trace: str, **change: object) -> object:
-    return build_sessions(
-        SessionWorkloadConfig(**{"trace": trace, "num_sessions": 99, "seed": 1, "arrivals": POISSON, **change})
+    return sessions.build_sessions(
+        sessions.SessionWorkloadConfig(**{"trace": trace, "num_sessions": 99, "seed": 1, "arrivals": POISSON, **change})
     )
 
 
 @pytest.mark.parametrize("trace", ["ToolBench", "GAIA", "HotpotQA", "DuReader"])
 def test_cards_hold_table_1(trace):
-    card, row = load_session_card(trace), table_1()[trace]
+    card, row = sessions.load_session_card(trace), table_1()[trace]
     assert card.rounds.mean == row["avg_rounds"]
     assert card.lengths.prefill_tokens == row["avg_prefill_length"]
     assert card.lengths.decode_tokens == row["avg_decode_length"]
@@ -54,12 +48,12 @@ def test_cards_hold_table_1(trace):
     assert card.roles["rounds.mean"] == card.roles["lengths.prefill_tokens"] == "stated"
 
 
-@pytest.mark.parametrize("trace", known_session_cards())
+@pytest.mark.parametrize("trace", sessions.known_session_cards())
 @pytest.mark.parametrize("num", [1, 99, 400])
 @pytest.mark.parametrize("seed", [0, 7])
 def test_every_sample_meets_the_means_of_table_1(trace, num, seed):
     """To the nearest whole token of the sample, whatever the seed."""
-    card = load_session_card(trace)
+    card = sessions.load_session_card(trace)
     built = workload(trace, num_sessions=num, seed=seed)
     assert len(built.sessions) == num
     rounds = sum(len(each.rounds) for each in built.sessions)
@@ -74,7 +68,7 @@ def test_every_sample_meets_the_means_of_table_1(trace, num, seed):
 def test_apportioned_numbers_sum_and_stay_near_their_share(groups, seed):
     sizes, totals = (np.array(column) for column in zip(*groups, strict=True))
     weight = np.random.default_rng(seed).exponential(size=int(sizes.sum())) + 0.01
-    found = apportion(weight, totals, sizes)
+    found = sessions.apportion(weight, totals, sizes)
     start = 0
     for size, total in groups:
         part, share = found[start : start + size], weight[start : start + size]
@@ -125,14 +119,14 @@ def test_nothing_is_drawn_for_sessions_that_are_served_as_they_are(tmp_path):
     """A session of 10,000 rounds has more of them than Table 1 has tokens."""
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"rounds": [[2, 1]] * 10_000}))
-    config = SessionWorkloadConfig(
+    config = sessions.SessionWorkloadConfig(
         trace="gaia", num_sessions=1, seed=1, arrivals=POISSON, source="local", trace_path=str(path), meets_totals=False
     )
-    assert build_sessions(config).sessions[0].context_tokens == 30_000
+    assert sessions.build_sessions(config).sessions[0].context_tokens == 30_000
     with pytest.raises(UserError, match="fewer than the 10000 rounds"):
-        build_sessions(replace(config, meets_totals=True))
+        sessions.build_sessions(replace(config, meets_totals=True))
     with pytest.raises(UserError, match="counted='per_round' has no effect on recorded sessions"):
-        build_sessions(replace(config, counted="per_round"))
+        sessions.build_sessions(replace(config, counted="per_round"))
 
 
 def test_files_that_are_missing_empty_or_damaged_are_refused(tmp_path, monkeypatch):
@@ -159,7 +153,7 @@ def test_real_files_have_the_shape_their_cards_say(trace, rounds, prefill):
     assert built.provenance.means["prefill_tokens"] == pytest.approx(prefill, rel=0.1)
     scaled = workload(trace, num_sessions=300, source="local")
     assert scaled.provenance.means["prefill_tokens"] == pytest.approx(
-        load_session_card(trace).lengths.prefill_tokens, abs=0.01
+        sessions.load_session_card(trace).lengths.prefill_tokens, abs=0.01
     )
 
 
