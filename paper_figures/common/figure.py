@@ -84,15 +84,10 @@ def figure(
     whole = name if paper is None else f"{paper}/{name}"
     title, bare = title or FIGURES[whole].title, whole.rpartition("/")[2]
 
-    last: tuple[View, dict[str, Cell]] | None = None
-
+    @_of_last_view
     def asked(view: View) -> list[Cell]:
-        """Kept for the view that was asked last: who draws has asked for the cells before."""
-        nonlocal last
-        if last is None or last[0] is not view:
-            found = () if cells is None else in_order(cells(view), view)
-            last = view, {cell.key: cell.asked_by(bare) for cell in found}
-        return list(last[1].values())
+        found = () if cells is None else in_order(cells(view), view)
+        return list({cell.key: cell.asked_by(bare) for cell in found}.values())
 
     def render(stored: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         runs = Runs(stored, view)
@@ -121,6 +116,19 @@ def figure(
         decides_on=decides_on if card is None else (card,),
         place=place,
     )
+
+
+def _of_last_view(cells: Callable[[View], list[Cell]]) -> Callable[[View], list[Cell]]:
+    """Keeps the cells for the view that was asked last: who draws has asked for them before."""
+    last: tuple[View, list[Cell]] | None = None
+
+    def asked(view: View) -> list[Cell]:
+        nonlocal last
+        if last is None or last[0] is not view:
+            last = view, cells(view)
+        return [*last[1]]
+
+    return asked
 
 
 def seed_by_seed(cells: Iterable[Cell], view: View) -> list[Cell]:
