@@ -19,7 +19,7 @@ from engines.policies.routing import (
     PromptBinder,
     RoundRobin,
 )
-from engines.policies.views import Batching, PrefillQueue, PrefillTask
+from engines.policies.views import Batching, PrefillQueue, PrefillTask, Rule
 
 Scheduling = Literal["prefill-first", "chunked"]
 Balance = Literal["memory", "sessions", "round-robin"]
@@ -44,6 +44,9 @@ class InFlightFirst(PrefillQueue):
         self._tasks.insert(self._num_in_flight, task)
         self._num_in_flight += 1
         self._count(task)
+
+    def rule(self) -> Rule:
+        return Rule("queue", limits=(0, 0.0, True))
 
     def take(self, now: float) -> PrefillTask:
         self._num_in_flight = max(0, self._num_in_flight - 1)

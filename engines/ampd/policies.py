@@ -156,7 +156,7 @@ class ReorderingQueue(PrefillQueue):
         self._peeked: tuple[float, list[PrefillTask], tuple[int, ...]] | None = None
 
     def rule(self) -> Rule:
-        return Rule("queue", limits=(self.w, self.ttft_s))
+        return Rule("queue", limits=(self.w, self.ttft_s, False))
 
     def peek(self, now: float) -> PrefillTask:
         """The first of the window's best ordering, which is not searched again where the same was asked before."""

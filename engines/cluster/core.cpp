@@ -30,11 +30,11 @@ enum Question : Int { LAYERS, HEAD, LINE, LAW, STEP, ESTIMATE, HERE, AWAY, DRAW 
 using Ask = Int (*)(Int question, Int cost, Int n, const Int* in, double* out);
 
 enum Batching : Int { ONE_BY_ONE, PREFILL_FIRST, CHUNKED };
-enum Binding : Int { ROUND_ROBIN, LEAST_KV, FEWEST_SESSIONS };
-enum Routing : Int { LOCAL, REMOTE, CONDITIONAL, ADAPTIVE };
+enum Binding : Int { ROUND_ROBIN, LEAST_KV, FEWEST_SESSIONS, LEAST_COST };
+enum Routing : Int { LOCAL, REMOTE, CONDITIONAL, ADAPTIVE, KV_AWARE };
 enum Choice : Int { SHORTEST, IN_TURN, RANDOM, SHARED };
 enum Signal : Int { DONE, AGE, BACKLOG };
-enum Reason : Int { COLOCATED, ALWAYS_REMOTE, NOT_BYPASSED, SHORT, PREFILL_BUSY, TTFT_SLACK, ITL_SLACK, COST };
+enum Reason : Int { COLOCATED, ALWAYS_REMOTE, NOT_BYPASSED, SHORT, PREFILL_BUSY, TTFT_SLACK, ITL_SLACK, COST, BY_KV };
 enum Content : Int { HISTORY, INCREMENT };
 
 struct Stopped {};
@@ -183,7 +183,7 @@ struct Live {
 
 struct Task {
     Int id, order, history, tokens;
-    bool is_recompute;
+    bool is_recompute, is_initial;
     double ready_s;
     Int computed = 0, postponed = 0;
     double estimate_s = 0;
@@ -199,12 +199,14 @@ struct Plan {
     bool decodes = false;
 };
 
-// PrefillQueue, or ReorderingQueue where it looks at more than one.
+// PrefillQueue, ReorderingQueue where it looks at more than one, or InFlightFirst.
 struct Queue {
     std::deque<Task>& tasks;
     Int lookahead;
     double ttft_s;
+    bool is_in_flight_first;
     std::deque<Int> waiting;
+    Int num_in_flight = 0;
     double backlog_s = 0;
     Int backlog_tokens = 0;
     // The window that was searched last, and its best ordering.
@@ -212,7 +214,9 @@ struct Queue {
     std::vector<Int> window, best;
 
     void push(Int id) {
-        if (tasks[id].is_recompute) waiting.push_front(id);
+        const Task& task = tasks[id];
+        if (is_in_flight_first && !task.is_initial) waiting.insert(waiting.begin() + num_in_flight++, id);
+        else if (task.is_recompute) waiting.push_front(id);
         else waiting.push_back(id);
         backlog_s += tasks[id].estimate_s;
         backlog_tokens += tasks[id].tokens;
@@ -233,6 +237,7 @@ struct Queue {
             }
             searched_s = NOT_YET;
         }
+        num_in_flight = std::max<Int>(0, num_in_flight - 1);
         const Int id = waiting.front();
         waiting.pop_front();
         backlog_tokens -= tasks[id].tokens;
@@ -388,6 +393,11 @@ struct WorkerKv {
         return found;
     }
 
+    Int cached(Int order) const {
+        const auto found = place.find(order);
+        return found != place.end() ? found->second->tokens : 0;
+    }
+
     Int kept(Int order, double now) const {
         const auto found = place.find(order);
         return found != place.end() && found->second->keep_until_s > now ? found->second->tokens : 0;
@@ -454,7 +464,7 @@ struct Worker {
     std::vector<Share> shares;
     Plan coming, next;
     double start_s = 0, end_s = 0, ready_s = 0;
-    Int step_tokens = 0;
+    Int step_tokens = 0, coming_tokens = 0, expected_tokens = 0;
     Window ttft;
     // What a decode worker got of prefill workers: orders of sessions, and tokens.
     std::vector<std::pair<Int, Int>> landed;
@@ -499,11 +509,11 @@ struct Setup {
     const Int *worker_cost, *worker_capacity, *worker_degree, *worker_server;  // decode workers first
     const double* cost_terms;  // seven of each cost: whether it is composed, then its constants
     const Int* batching;       // kind, tokens and sequences of a step: of decode workers, then of prefill workers
-    const double* queues;      // how many are reordered at once, and the objective: likewise
+    const double* queues;      // how many are reordered at once, the objective, and whether rounds in flight go first: likewise
     const double* limits;      // of the router
     Int binding, keeps, schedules_ahead, max_run_steps, max_live;
     Int routing, choice, signal, has_estimator, shares_queue, overlaps, kv_bytes;
-    double keep_s, request_s, response_s, until_s, window_s, latency_s, intra_bytes_s, inter_bytes_s;
+    double bind_weight, keep_s, request_s, response_s, until_s, window_s, latency_s, intra_bytes_s, inter_bytes_s;
     Ask ask;
 };
 
@@ -583,8 +593,9 @@ struct Simulation {
             worker.cost = &costs[given.worker_cost[i]];
             worker.kv.capacity = given.worker_capacity[i];
             worker.ttft.length_s = worker.itl.length_s = given.window_s;
-            const double* queue = given.queues + (worker.is_home ? 0 : 2);
-            if (i <= given.num_homes || !given.shares_queue) queues.push_back(Queue{tasks, Int(queue[0]), queue[1]});
+            const double* queue = given.queues + (worker.is_home ? 0 : 3);
+            if (i <= given.num_homes || !given.shares_queue)
+                queues.push_back(Queue{tasks, Int(queue[0]), queue[1], queue[2] != 0});
             worker.queue = &queues.back();
         }
         due(-1);
@@ -608,7 +619,7 @@ struct Simulation {
             switch (event.kind) {
                 case DUE: due(event.subject); break;
                 case READY: ready(event.subject); break;
-                case ROUTE: route(event.subject, false); break;
+                case ROUTE: received(event.subject, event.detail); break;
                 case BEGIN: begin_step(event.subject); break;
                 case FINISH: finish(event.subject); break;
                 case LAND: land(event.subject, event.detail); break;
@@ -658,12 +669,15 @@ struct Simulation {
 
     bool all_arrived() const { return num_due > setup.num_sessions; }
 
-    Int kv_tokens(const Worker& worker) const {
+    Int kv_in_use(const Worker& worker) const {
         const Int ahead = worker.runs ? worker.run.steps - worker.run.steps_by(now) : 0;
-        return worker.kv.held - ahead * worker.size + worker.kv.idle;
+        return worker.kv.held - ahead * worker.size;
     }
 
-    Int bound() {
+    Int kv_tokens(const Worker& worker) const { return kv_in_use(worker) + worker.kv.idle; }
+
+    Int bound(Int order, Int tokens) {
+        if (setup.binding == LEAST_COST) return least_cost(order, tokens, setup.bind_weight, 0, setup.num_homes);
         if (setup.binding == ROUND_ROBIN) return session_turn++ % setup.num_homes;
         Int best = 0;
         std::pair<Int, Int> least{0, 0};
@@ -684,7 +698,7 @@ struct Simulation {
             has_too_many = true;
             is_stopped = true;
         }
-        live.worker = bound();
+        live.worker = bound(order, setup.prefill[round_of(live)]);
         ++workers[live.worker].num_sessions;
         lives.push_back(live);
         session_worker_id.push_back(live.worker);
@@ -706,8 +720,16 @@ struct Simulation {
         round_is_local.push_back(false);
         round_first_token_s.push_back(NOT_YET);
         round_finished_s.push_back(NOT_YET);
-        if (setup.request_s != 0) at(now + setup.request_s, ROUTE, order);
-        else route(order, false);
+        if (setup.request_s == 0) return route(order, false);
+        Worker& home = workers[live.worker];
+        const Int expected = live.context + setup.prefill[round] - home.kv.cached(order);
+        home.expected_tokens += expected;
+        at(now + setup.request_s, ROUTE, order, expected);
+    }
+
+    void received(Int order, Int expected) {
+        workers[lives[order].worker].expected_tokens -= expected;
+        route(order, false);
     }
 
     void route(Int order, bool is_recompute) {
@@ -715,11 +737,12 @@ struct Simulation {
         const Int history = is_recompute ? 0 : live.context;
         const Int tokens = is_recompute ? live.context : setup.prefill[round_of(live)];
         const Int id = Int(tasks.size());
-        tasks.push_back(Task{id, order, history, tokens, is_recompute, now});
+        tasks.push_back(Task{id, order, history, tokens, is_recompute, !is_recompute && !live.round_index, now});
         Task& task = tasks.back();
         const Decision decision = routed(task, live.worker);
         const bool is_local = decision.worker == live.worker;
         Worker& worker = workers[decision.worker];
+        if (!is_local) workers[live.worker].coming_tokens += history + tokens;
         if (setup.has_estimator) task.estimate_s = asked(ESTIMATE, worker.degree, {history, tokens});
         task_row.push_back(live.row);
         task_recomputes.push_back(is_recompute);
@@ -736,13 +759,20 @@ struct Simulation {
         task_finished_s.push_back(NOT_YET);
         task_landed_s.push_back(NOT_YET);
         if (!is_recompute) round_is_local[live.row] = is_local;
-        worker.unseen.push_back(id);
-        if (!worker.is_home || !setup.schedules_ahead || (!worker.is_busy && !worker.runs)) see(worker);
+        if (worker.is_home && setup.schedules_ahead && (worker.is_busy || worker.runs)) {
+            worker.unseen.push_back(id);
+            worker.expected_tokens += tokens;
+        } else {
+            worker.queue->push(id);
+        }
         poke(decision.worker);
     }
 
     void see(Worker& worker) {
-        for (const Int id : worker.unseen) worker.queue->push(id);
+        for (const Int id : worker.unseen) {
+            worker.expected_tokens -= tasks[id].tokens;
+            worker.queue->push(id);
+        }
         worker.unseen.clear();
     }
 
@@ -765,6 +795,10 @@ struct Simulation {
             case REMOTE: return {picked(), ALWAYS_REMOTE};
             case CONDITIONAL: return conditional(task, home);
             case ADAPTIVE: return adaptive(task, home);
+            case KV_AWARE: {
+                const Int tokens = task.history + task.tokens;
+                return {least_cost(task.order, tokens, setup.limits[0], setup.num_homes, setup.num_workers), BY_KV};
+            }
             default: return {home, COLOCATED};
         }
     }
@@ -779,6 +813,23 @@ struct Simulation {
             const bool is_less = setup.choice == SHARED ? backlog_tokens(workers[i]) < backlog_tokens(workers[best])
                                                         : ahead_s(workers[i]) < ahead_s(workers[best]);
             if (is_less) best = i;
+        }
+        return best;
+    }
+
+    // KvCost, among workers `first` to `end`: those of a prefill worker, or of a decode worker with what is in use there.
+    Int least_cost(Int order, Int tokens, double weight, Int first, Int end) const {
+        Int best = first;
+        std::pair<double, Int> least{0, 0};
+        for (Int i = first; i < end; ++i) {
+            const Worker& worker = workers[i];
+            const Int backlog = backlog_tokens(worker);
+            Int to_prefill = backlog + worker.expected_tokens + tokens - worker.kv.cached(order);
+            for (const Int id : worker.begun) to_prefill += tasks[id].left();
+            const Int awaited = worker.queue->backlog_tokens + worker.coming_tokens + worker.expected_tokens;
+            const Int in_use = kv_in_use(worker) + awaited + tokens - worker.kv.kept(order, now);
+            const auto found = std::make_pair(weight * double(to_prefill) + double(worker.is_home ? in_use : 0), backlog);
+            if (i == first || found < least) best = i, least = found;
         }
         return best;
     }
@@ -909,6 +960,7 @@ struct Simulation {
             return;
         }
         worker.is_busy = true;
+        worker.step_tokens = 0;
         ++worker.version;
         for (;;) {
             for (std::size_t i = 0; i < worker.landed.size(); ++i) join_landed(w, worker.landed[i].first, worker.landed[i].second);
@@ -1105,6 +1157,7 @@ struct Simulation {
             else round_done(home, task.order);
             return;
         }
+        home.coming_tokens -= task.history + task.tokens;
         if (setup.routing == ADAPTIVE && !task.is_recompute) workers[w].ttft.add(now, now - task.ready_s);
         if (live.left) {
             home.landed.push_back({task.order, task.tokens});

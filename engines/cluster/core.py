@@ -34,7 +34,7 @@ from engines.compiled import CompilerError, Library, loaded
 from engines.cost.kernels import Composed
 from engines.machine import held
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
-from engines.policies.routing import FewestSessions, LeastKvMemory, RoundRobin
+from engines.policies.routing import FewestSessions, KvCost, LeastKvMemory, RoundRobin
 from engines.policies.views import Batching, Chunk, Rule, rule_of
 
 LIBRARY = Library("cluster", (Path(__file__).with_suffix(".cpp"),), ("-O2", "-ffp-contract=off"))
@@ -45,11 +45,21 @@ _SEEN = Counter[str]()
 _EVENTS = 1 << 16
 """After so many a run hears Ctrl-C."""
 _BATCHING: tuple[type, ...] = OneByOne, PrefillFirst, Chunked
-_BINDING: tuple[type, ...] = RoundRobin, LeastKvMemory, FewestSessions
-_ROUTING = "local", "remote", "conditional", "adaptive"
+_BINDING: tuple[type, ...] = RoundRobin, LeastKvMemory, FewestSessions, KvCost
+_ROUTING = "local", "remote", "conditional", "adaptive", "kv-aware"
 _CHOICES = "shortest", "round-robin", "random", "shared", "load"
 _SIGNALS = "done", "age", "backlog"
-_REASONS = "co-located", "always-remote", "remote", "short", "prefill-busy", "ttft-slack", "itl-slack", "cost"
+_REASONS = (
+    "co-located",
+    "always-remote",
+    "remote",
+    "short",
+    "prefill-busy",
+    "ttft-slack",
+    "itl-slack",
+    "cost",
+    "kv-aware",
+)
 _LAYERS, _HEAD, _LINE, _LAW, _STEP, _ESTIMATE, _, _, _DRAW = range(9)
 
 _Ask = CFUNCTYPE(c_int64, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_double))
@@ -66,7 +76,8 @@ class _Setup(Structure):
         *_fields("worker_cost worker_capacity worker_degree worker_server cost_terms batching queues limits", c_void_p),
         *_fields("binding keeps schedules_ahead max_run_steps max_live", c_int64),
         *_fields("routing choice signal has_estimator shares_queue overlaps kv_bytes", c_int64),
-        *_fields("keep_s request_s response_s until_s window_s latency_s intra_bytes_s inter_bytes_s", c_double),
+        *_fields("bind_weight keep_s request_s response_s until_s window_s", c_double),
+        *_fields("latency_s intra_bytes_s inter_bytes_s", c_double),
         ("ask", _Ask),
     ]
 
@@ -105,7 +116,7 @@ class CoreRun(NamedTuple):
         is_ours = len(rules) == 3 and type(self.binder) in _BINDING and set(batchings) <= set(_BATCHING)
         if not is_ours or policies.block_size is not None or policies.history == "own-cache":
             return None
-        if rules[0].kind in ("remote", "conditional") and all(each.is_decode for each in self.workers):
+        if rules[0].kind not in ("local", "adaptive") and all(each.is_decode for each in self.workers):
             return None
         load = _Load.of(sessions)
         if not load.is_served(min(self.hardware.kv_capacity(each.degree) for each in self.workers)):
@@ -148,6 +159,7 @@ class CoreRun(NamedTuple):
             shares_queue=policies.shares_prefill_queue,
             overlaps=policies.history == "overlapped",
             kv_bytes=links.kv_bytes_per_token,
+            bind_weight=getattr(self.binder, "overlap_weight", 0.0),
             keep_s=policies.keep_s,
             request_s=engine.request_s,
             response_s=engine.response_s,

@@ -131,6 +131,9 @@ class KvCost(Checked):
         tokens = task.history + task.tokens
         return Decision(self._least(task.order, tokens, prefills, counts_use=False), False, "kv-aware")
 
+    def rule(self) -> Rule:
+        return Rule("kv-aware", limits=(self.overlap_weight,))
+
     def _least(self, order: int, tokens: int, workers: Sequence[QueueView], *, counts_use: bool) -> int:
         def cost(worker: QueueView) -> tuple[float, int, int]:
             to_prefill, in_use = worker.load_with(order, tokens)

@@ -102,7 +102,7 @@ class PrefillQueue:
         return self._tasks[0]
 
     def rule(self) -> Rule:
-        return Rule("queue", limits=(0, 0.0))
+        return Rule("queue", limits=(0, 0.0, False))
 
     def take(self, now: float) -> PrefillTask:
         """Remove the next task. ``now`` is when it can start."""

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines.ar.dynamo import ConditionalRouter, DynamoConfig
+from baselines.ar.vllm import InFlightFirst
 from engines.ampd.performance import PerformanceModel, profile_hardware
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RouteOrder, RoutingConfig, WindowSignal
 from engines.cluster import core
@@ -25,7 +26,16 @@ from engines.cost.roofline import gpu
 from engines.errors import RunError, UserError
 from engines.models.shape import model_shape
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
-from engines.policies.routing import Dispatch, FewestSessions, LeastKvMemory, Local, RemoteOnly, RoundRobin, Router
+from engines.policies.routing import (
+    Dispatch,
+    FewestSessions,
+    KvCost,
+    LeastKvMemory,
+    Local,
+    RemoteOnly,
+    RoundRobin,
+    Router,
+)
 from engines.policies.views import Batching, OpenQueue, PrefillQueue, Slo
 
 try:
@@ -102,6 +112,7 @@ def routers(name: str) -> st.SearchStrategy[Callable[..., Router]]:
         dispatch.map(lambda each: partial(RemoteOnly, each)),
         conditional.map(lambda config: partial(ConditionalRouter, config)),
         adaptive.map(lambda config: partial(AdaptiveRouter, model(name), SLO, config)),
+        st.just(lambda *, seed: KvCost(overlap_weight=0.5)),
     )
 
 
@@ -121,7 +132,7 @@ def clusters(draw: st.DrawFn, longest: int) -> Cluster:
         st.builds(Pool, degree=st.sampled_from([1, 2]), replicas=st.sampled_from([1, 2])), min_size=1, max_size=2
     ).map(tuple)
     router, is_apart = draw(routers(name)), draw(st.booleans())
-    queue = st.sampled_from([PrefillQueue, partial(ReorderingQueue, ttft_s=SLO.ttft_s)])
+    queue = st.sampled_from([PrefillQueue, partial(ReorderingQueue, ttft_s=SLO.ttft_s), InFlightFirst])
     policies = Policies(
         make_router=(lambda seed: router(seed=seed)) if is_apart else (lambda seed: Local()),
         prefill_batching=draw(batchings),
@@ -130,7 +141,7 @@ def clusters(draw: st.DrawFn, longest: int) -> Cluster:
         make_prefill_queue=draw(queue),
         make_local_queue=draw(queue),
         estimator=draw(st.sampled_from([None, model(name)])),
-        make_binder=draw(st.sampled_from([RoundRobin, LeastKvMemory, FewestSessions])),
+        make_binder=draw(st.sampled_from([RoundRobin, LeastKvMemory, FewestSessions, KvCost])),
         local_batching=draw(batchings),
         keeps=draw(st.booleans()),
         keep_s=draw(st.sampled_from([0.0, 1.0, 10.0])),
