@@ -502,6 +502,7 @@ extern "C" {
 
 struct Setup {
     Int num_sessions, num_workers, num_homes, num_costs;
+    const Int* session_id;
     const double* arrival_s;
     const Int* first_round;  // of each session, and behind the last
     const Int *prefill, *decode;
@@ -538,33 +539,46 @@ struct Simulation {
     bool is_stopped = false, has_too_many = false;
 
     // What is recorded: columns of the tables, as engines.cluster.record names them.
-    std::vector<Int> session_worker_id, round_session, round_index, round_history, round_is_local;
-    std::vector<Int> task_row, task_recomputes, task_worker_id, task_is_local, task_reason, task_history, task_tokens,
-        task_computed_tokens, task_postponed;
-    std::vector<Int> transfer_task_id, transfer_content, transfer_source, transfer_target, transfer_crosses, transfer_tokens;
-    std::vector<Int> stay_worker, stay_row, stay_start, stay_end, log_tokens;
-    std::vector<Int> worker_num_prefills, worker_prefilled_tokens, worker_kv_peak, worker_kv_evicted, worker_num_preemptions;
-    std::vector<double> session_finished_s, round_ready_s, round_first_token_s, round_finished_s;
+    std::vector<Int> session_session_id, session_num_rounds, session_prefill_tokens, session_decode_tokens, session_worker_id,
+        session_status;
+    std::vector<Int> round_session_id, round_round, round_history, round_prefill_tokens, round_decode_tokens, round_is_local;
+    std::vector<Int> task_task_id, task_session_id, task_round, task_kind, task_worker_id, task_is_local, task_reason,
+        task_history, task_tokens, task_computed_tokens, task_postponed;
+    std::vector<Int> transfer_task_id, transfer_content, transfer_source, transfer_target, transfer_link, transfer_tokens,
+        transfer_bytes;
+    std::vector<Int> worker_worker_id, worker_role, worker_degree, worker_server, worker_num_prefills,
+        worker_prefilled_tokens, worker_kv_capacity, worker_kv_peak, worker_kv_evicted, worker_num_preemptions;
+    std::vector<Int> stay_worker, stay_row, stay_start, stay_end;
+    std::vector<Int> log_tokens;
+    std::vector<double> session_arrival_s, session_finished_s;
+    std::vector<double> round_ready_s, round_first_token_s, round_finished_s;
     std::vector<double> task_estimate_s, task_ready_s, task_started_s, task_finished_s, task_landed_s;
-    std::vector<double> transfer_start_s, transfer_end_s, stay_first_gap_s, log_gap_s, worker_busy_prefill_s, worker_busy_decode_s;
+    std::vector<double> transfer_start_s, transfer_end_s;
+    std::vector<double> worker_busy_prefill_s, worker_busy_decode_s;
+    std::vector<double> stay_first_gap_s;
+    std::vector<double> log_gap_s;
     std::vector<Chunk> chunks;
 
 #define COLUMN(name) {#name, &name}
     std::vector<std::pair<std::string, std::vector<Int>*>> ints() {
-        return {COLUMN(session_worker_id), COLUMN(round_session), COLUMN(round_index), COLUMN(round_history),
-                COLUMN(round_is_local), COLUMN(task_row), COLUMN(task_recomputes), COLUMN(task_worker_id),
-                COLUMN(task_is_local), COLUMN(task_reason), COLUMN(task_history), COLUMN(task_tokens),
-                COLUMN(task_computed_tokens), COLUMN(task_postponed), COLUMN(transfer_task_id), COLUMN(transfer_content),
-                COLUMN(transfer_source), COLUMN(transfer_target), COLUMN(transfer_crosses), COLUMN(transfer_tokens),
-                COLUMN(stay_row), COLUMN(stay_start), COLUMN(stay_end), COLUMN(log_tokens), COLUMN(worker_num_prefills),
-                COLUMN(worker_prefilled_tokens), COLUMN(worker_kv_peak), COLUMN(worker_kv_evicted),
-                COLUMN(worker_num_preemptions)};
+        return {COLUMN(session_session_id), COLUMN(session_num_rounds), COLUMN(session_prefill_tokens),
+                COLUMN(session_decode_tokens), COLUMN(session_worker_id), COLUMN(session_status),
+                COLUMN(round_session_id), COLUMN(round_round), COLUMN(round_history), COLUMN(round_prefill_tokens),
+                COLUMN(round_decode_tokens), COLUMN(round_is_local), COLUMN(task_task_id), COLUMN(task_session_id),
+                COLUMN(task_round), COLUMN(task_kind), COLUMN(task_worker_id), COLUMN(task_is_local), COLUMN(task_reason),
+                COLUMN(task_history), COLUMN(task_tokens), COLUMN(task_computed_tokens), COLUMN(task_postponed),
+                COLUMN(transfer_task_id), COLUMN(transfer_content), COLUMN(transfer_source), COLUMN(transfer_target),
+                COLUMN(transfer_link), COLUMN(transfer_tokens), COLUMN(transfer_bytes), COLUMN(worker_worker_id),
+                COLUMN(worker_role), COLUMN(worker_degree), COLUMN(worker_server), COLUMN(worker_num_prefills),
+                COLUMN(worker_prefilled_tokens), COLUMN(worker_kv_capacity), COLUMN(worker_kv_peak),
+                COLUMN(worker_kv_evicted), COLUMN(worker_num_preemptions), COLUMN(stay_worker), COLUMN(stay_row),
+                COLUMN(stay_start), COLUMN(stay_end), COLUMN(log_tokens)};
     }
     std::vector<std::pair<std::string, std::vector<double>*>> seconds() {
-        return {COLUMN(session_finished_s), COLUMN(round_ready_s), COLUMN(round_first_token_s), COLUMN(round_finished_s),
-                COLUMN(task_estimate_s), COLUMN(task_ready_s), COLUMN(task_started_s), COLUMN(task_finished_s),
-                COLUMN(task_landed_s), COLUMN(transfer_start_s), COLUMN(transfer_end_s), COLUMN(stay_first_gap_s),
-                COLUMN(log_gap_s), COLUMN(worker_busy_prefill_s), COLUMN(worker_busy_decode_s)};
+        return {COLUMN(session_arrival_s), COLUMN(session_finished_s), COLUMN(round_ready_s), COLUMN(round_first_token_s),
+                COLUMN(round_finished_s), COLUMN(task_estimate_s), COLUMN(task_ready_s), COLUMN(task_started_s),
+                COLUMN(task_finished_s), COLUMN(task_landed_s), COLUMN(transfer_start_s), COLUMN(transfer_end_s),
+                COLUMN(worker_busy_prefill_s), COLUMN(worker_busy_decode_s), COLUMN(stay_first_gap_s), COLUMN(log_gap_s)};
     }
 #undef COLUMN
 
@@ -634,6 +648,11 @@ struct Simulation {
     void end_all() {
         std::vector<Int> offsets;
         for (Worker& worker : workers) {
+            worker_worker_id.push_back(Int(worker_worker_id.size()));
+            worker_role.push_back(!worker.is_home);
+            worker_degree.push_back(worker.degree);
+            worker_server.push_back(worker.server);
+            worker_kv_capacity.push_back(worker.is_home ? worker.kv.capacity : -1);
             worker_busy_prefill_s.push_back(worker.busy_s + worker.step_s);
             worker_busy_decode_s.push_back(worker.busy_decode_s);
             worker_num_prefills.push_back(worker.num_prefills);
@@ -701,8 +720,15 @@ struct Simulation {
         live.worker = bound(order, setup.prefill[round_of(live)]);
         ++workers[live.worker].num_sessions;
         lives.push_back(live);
+        const Int first = setup.first_round[session], end = setup.first_round[session + 1];
+        session_session_id.push_back(setup.session_id[session]);
+        session_arrival_s.push_back(now);
+        session_num_rounds.push_back(end - first);
+        session_prefill_tokens.push_back(std::accumulate(setup.prefill + first, setup.prefill + end, Int(0)));
+        session_decode_tokens.push_back(std::accumulate(setup.decode + first, setup.decode + end, Int(0)));
         session_worker_id.push_back(live.worker);
         session_finished_s.push_back(NOT_YET);
+        session_status.push_back(1);
         ready(order);
     }
 
@@ -711,10 +737,12 @@ struct Simulation {
     void ready(Int order) {
         Live& live = lives[order];
         const Int round = round_of(live);
-        live.row = Int(round_session.size());
+        live.row = Int(round_round.size());
         live.left = setup.decode[round];
-        round_session.push_back(live.session);
-        round_index.push_back(live.round_index);
+        round_session_id.push_back(setup.session_id[live.session]);
+        round_round.push_back(live.round_index);
+        round_prefill_tokens.push_back(setup.prefill[round]);
+        round_decode_tokens.push_back(setup.decode[round]);
         round_ready_s.push_back(now);
         round_history.push_back(live.context);
         round_is_local.push_back(false);
@@ -744,8 +772,10 @@ struct Simulation {
         Worker& worker = workers[decision.worker];
         if (!is_local) workers[live.worker].coming_tokens += history + tokens;
         if (setup.has_estimator) task.estimate_s = asked(ESTIMATE, worker.degree, {history, tokens});
-        task_row.push_back(live.row);
-        task_recomputes.push_back(is_recompute);
+        task_task_id.push_back(id);
+        task_session_id.push_back(setup.session_id[live.session]);
+        task_round.push_back(live.round_index);
+        task_kind.push_back(is_recompute ? 2 : std::min<Int>(live.round_index, 1));
         task_worker_id.push_back(decision.worker);
         task_is_local.push_back(is_local);
         task_reason.push_back(decision.reason);
@@ -778,6 +808,7 @@ struct Simulation {
 
     void end(Int order) {
         session_finished_s[order] = now;
+        session_status[order] = 0;
         --workers[lives[order].worker].num_sessions;
         --num_live;
         if (!num_live && all_arrived()) is_stopped = true;
@@ -1019,8 +1050,9 @@ struct Simulation {
         transfer_content.push_back(content);
         transfer_source.push_back(source);
         transfer_target.push_back(target);
-        transfer_crosses.push_back(crosses);
+        transfer_link.push_back(crosses);
         transfer_tokens.push_back(tokens);
+        transfer_bytes.push_back(tokens * setup.kv_bytes);
         transfer_start_s.push_back(start_s);
         transfer_end_s.push_back(end_s);
         return end_s;

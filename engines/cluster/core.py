@@ -5,7 +5,7 @@ It knows our own policies alone. Runs of others stay in Python, and so do short 
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import CDLL, CFUNCTYPE, POINTER, Structure, byref, c_double, c_int64, c_void_p
 from dataclasses import fields
 from functools import cache
@@ -49,17 +49,18 @@ _BINDING: tuple[type, ...] = RoundRobin, LeastKvMemory, FewestSessions, KvCost
 _ROUTING = "local", "remote", "conditional", "adaptive", "kv-aware"
 _CHOICES = "shortest", "round-robin", "random", "shared", "load"
 _SIGNALS = "done", "age", "backlog"
-_REASONS = (
-    "co-located",
-    "always-remote",
-    "remote",
-    "short",
-    "prefill-busy",
-    "ttft-slack",
-    "itl-slack",
-    "cost",
-    "kv-aware",
-)
+_NAMES: Mapping[str, tuple[Any, ...]] = {
+    "session_status": ("ok", "unfinished"),
+    "task_kind": ("initial", "incremental", "recompute"),
+    "task_reason": (
+        *("co-located", "always-remote", "remote", "short", "prefill-busy"),
+        *("ttft-slack", "itl-slack", "cost", "kv-aware"),
+    ),
+    "transfer_content": ("history", "increment"),
+    "transfer_link": ("intra-server", "inter-server"),
+    "worker_role": ("decode", "prefill"),
+}
+"""Values of columns that ``core.cpp`` numbers."""
 _LAYERS, _HEAD, _LINE, _LAW, _STEP, _ESTIMATE, _, _, _DRAW = range(9)
 
 _Ask = CFUNCTYPE(c_int64, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_double))
@@ -72,7 +73,7 @@ def _fields(names: str, kind: Any) -> list[tuple[str, Any]]:
 class _Setup(Structure):
     _fields_ = [
         *_fields("num_sessions num_workers num_homes num_costs", c_int64),
-        *_fields("arrival_s first_round prefill decode delay_s", c_void_p),
+        *_fields("session_id arrival_s first_round prefill decode delay_s", c_void_p),
         *_fields("worker_cost worker_capacity worker_degree worker_server cost_terms batching queues limits", c_void_p),
         *_fields("binding keeps schedules_ahead max_run_steps max_live", c_int64),
         *_fields("routing choice signal has_estimator shares_queue overlaps kv_bytes", c_int64),
@@ -146,7 +147,7 @@ class CoreRun(NamedTuple):
             num_workers=len(self.workers),
             num_homes=sum(each.is_decode for each in self.workers),
             num_costs=len(costs),
-            **{name: array.ctypes.data for name, array in arrays.items() if name != "session_id"},
+            **{name: array.ctypes.data for name, array in arrays.items()},
             binding=_BINDING.index(type(self.binder)),
             keeps=policies.keeps,
             schedules_ahead=engine.schedules_ahead,
@@ -170,12 +171,8 @@ class CoreRun(NamedTuple):
             inter_bytes_s=links.inter.bytes_per_s,
             ask=_Ask(asks.answer),
         )
-        library.begin.restype = c_void_p
-        made = _Made(library, c_void_p(library.begin(byref(setup))))
-        totals, has_more = _Totals(), 1
-        while has_more > 0:
-            with held():  # what Ctrl-C raises while Python answers the core would be lost
-                has_more = library.go_on(made.run, c_int64(_EVENTS), byref(totals))
+        made = _Made(library, setup)
+        totals = made.ended()
         if asks.error is not None:
             raise asks.error
         return self._record(made, load, totals)
@@ -185,45 +182,14 @@ class CoreRun(NamedTuple):
         return [run_cost(each.degree, batchings[each.is_decode], is_remote=not each.is_decode) for each in self.workers]
 
     def _record(self, made: "_Made", load: "_Load", totals: _Totals) -> ClusterRun:
-        links = self.hardware.links
-        session, index, task_row = made.ints("round_session"), made.ints("round_index"), made.ints("task_row")
-        row_round = load.first_round[session] + index
-        kinds = np.where(made.ints("task_recomputes"), 2, np.minimum(index[task_row], 1))
-        workers = made.table(
-            "worker",
-            worker_id=range(len(self.workers)),
-            role=["decode" if each.is_decode else "prefill" for each in self.workers],
-            degree=[each.degree for each in self.workers],
-            server=[each.server for each in self.workers],
-            kv_capacity=[self.hardware.kv_capacity(each.degree) if each.is_decode else None for each in self.workers],
-        )
+        workers: Table = {name: list(values) for name, values in made.table("worker").items()}
         num, busy = totals.num_arrived, rows_of(workers, "role", "busy_prefill_s")
         return ClusterRun(
-            sessions=load.table(num, made),
-            rounds=made.table(
-                "round",
-                session_id=Values(load.session_id[session]),
-                round=Values(index),
-                prefill_tokens=Values(load.prefill[row_round]),
-                decode_tokens=Values(load.decode[row_round]),
-                is_local=Values(made.ints("round_is_local").astype(bool)),
-            ),
-            tasks=made.table(
-                "task",
-                task_id=Values(np.arange(len(task_row))),
-                session_id=Values(load.session_id[session[task_row]]),
-                round=Values(index[task_row]),
-                kind=_named(kinds, "initial", "incremental", "recompute"),
-                is_local=Values(made.ints("task_is_local").astype(bool)),
-                reason=_named(made.ints("task_reason"), *_REASONS),
-            ),
-            transfers=made.table(
-                "transfer",
-                content=_named(made.ints("transfer_content"), "history", "increment"),
-                link=_named(made.ints("transfer_crosses"), links.intra.name, links.inter.name),
-                bytes=Values(made.ints("transfer_tokens") * links.kv_bytes_per_token),
-            ),
-            workers={name: list(values) for name, values in workers.items()},
+            sessions=made.table("session"),
+            rounds=made.table("round"),
+            tasks=made.table("task"),
+            transfers=made.table("transfer"),
+            workers=workers,
             gaps=GapLog(
                 log_gap_s=made.seconds("log_gap_s"),
                 log_tokens=made.ints("log_tokens"),
@@ -284,20 +250,6 @@ class _Load(NamedTuple):
             return False
         return int(self.sums(self.prefill + self.decode).max()) <= most_tokens
 
-    def table(self, num: int, made: "_Made") -> Table:
-        """The first ``num`` sessions, which came."""
-        finished_s = times_of(made.seconds("session_finished_s"))
-        return made.table(
-            "session",
-            session_id=Values(self.session_id[:num]),
-            arrival_s=Values(self.arrival_s[:num]),
-            num_rounds=Values(np.diff(self.first_round)[:num]),
-            prefill_tokens=Values(self.sums(self.prefill)[:num]),
-            decode_tokens=Values(self.sums(self.decode)[:num]),
-            finished_s=finished_s,
-            status=_named(finished_s.is_missing, "ok", "unfinished"),
-        )
-
 
 class _Asks:
     """What the core asks of costs and policies; an exception stops the run and is raised behind it."""
@@ -345,11 +297,19 @@ def _is_composed(cost: StepCost) -> TypeGuard[WorkerCost]:
 class _Made:
     """A run in the core's memory, which goes when no array of it is left."""
 
-    def __init__(self, library: CDLL, run: c_void_p) -> None:
-        self.library, self.run = library, run
+    def __init__(self, library: CDLL, setup: _Setup) -> None:
+        library.begin.restype = c_void_p
+        self.library, self.run = library, c_void_p(library.begin(byref(setup)))
 
     def __del__(self) -> None:
         self.library.let_go(self.run)
+
+    def ended(self) -> _Totals:
+        totals, has_more = _Totals(), 1
+        while has_more > 0:
+            with held():  # what Ctrl-C raises while Python answers the core would be lost
+                has_more = self.library.go_on(self.run, c_int64(_EVENTS), byref(totals))
+        return totals
 
     def ints(self, name: str) -> Ints:
         return self._column(name, c_int64)
@@ -366,17 +326,18 @@ class _Made:
         content.made = self
         return np.frombuffer(content, kind)
 
-    def table(self, prefix: str, **known: Sequence[Any]) -> Table:
-        """Columns in the order of a row's fields: those known, and the core's own."""
-        return {
-            each.name: known[each.name] if each.name in known else self._values(f"{prefix}_{each.name}")
-            for each in fields(ROWS[prefix])
-        }
+    def table(self, name: str) -> Table:
+        return {each.name: self._values(f"{name}_{each.name}") for each in fields(ROWS[name])}
 
     def _values(self, name: str) -> Values:
         if name.endswith("_s"):
             return times_of(self.seconds(name))
-        return Values(self.ints(name), missing=-1 if name.startswith(("task_computed", "worker_kv")) else None)
+        values = self.ints(name)
+        if name.endswith("is_local"):
+            return Values(values.astype(bool))
+        if name in _NAMES:
+            return Values(values.astype(np.int8), names=_NAMES[name])
+        return Values(values, missing=-1 if name.startswith(("task_computed", "worker_kv")) else None)
 
 
 def _limits(batching: Batching) -> tuple[int, int, int]:
@@ -386,7 +347,3 @@ def _limits(batching: Batching) -> tuple[int, int, int]:
 
 def _ints(values: Iterable[int]) -> Ints:
     return np.array(list(values), dtype=np.int64)
-
-
-def _named(values: Any, *names: str) -> Values:
-    return Values(values.astype(np.int8), names=names)

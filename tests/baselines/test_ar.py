@@ -69,11 +69,6 @@ def test_a_decode_worker_filled_to_its_limit_is_not_too_full():
         assert router.route(task(history=900, tokens=100), home, workers(0), 0.0).is_local is stays
 
 
-def test_a_load_threshold_is_needed():
-    with pytest.raises(UserError, match="needs prefill_busy_threshold"):
-        DynamoConfig(conditional="prefill_load")
-
-
 def served(config: DynamoConfig, sessions: list[Session]) -> ClusterRun:
     cluster = dynamo(hardware(), Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8), config)
     return cluster.simulate(OpenLoop(sessions=sessions))
@@ -99,10 +94,11 @@ def test_shared_queue_never_leaves_a_worker_idle():
     assert waits["shared"] <= min(waits.values()) * 1.001
 
 
-def test_colocated_deployment_is_refused():
-    platform = hardware()
+def test_each_is_for_one_kind_of_deployment():
     with pytest.raises(UserError, match="needs prefill workers"):
-        dynamo(platform, Deployment.colocated(4, 2), profiled(num_gpus=8))
+        dynamo(hardware(), Deployment.colocated(4, 2), profiled(num_gpus=8))
+    with pytest.raises(UserError, match="is co-located"):
+        vllm(hardware(), Deployment.disaggregated(2, 1, 2, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +137,11 @@ def test_a_session_stays_with_its_prefill_worker_and_reads_nothing():
     assert computed["none"] > computed["prefix"]
 
 
-def test_affinity_needs_a_cache():
+def test_what_a_knob_needs_is_asked_for():
     with refuses("affinity='cost'"):
         given_to(DynamoConfig(), {"affinity": "cost"})
+    with pytest.raises(UserError, match="needs prefill_busy_threshold"):
+        DynamoConfig(conditional="prefill_load")
 
 
 PLAN = Deployment.colocated(4, 2)
@@ -197,11 +195,6 @@ def test_every_balance_uses_both_replicas(balance):
     sessions = [session(index, 0.2 * index, (500, 20)) for index in range(30)]
     found = vllm(hardware(), PLAN, VllmConfig(balance=balance)).simulate(OpenLoop(sessions=sessions))
     assert min(found.workers["num_prefills"]) > 8
-
-
-def test_vllm_is_co_located():
-    with pytest.raises(UserError, match="is co-located"):
-        vllm(hardware(), Deployment.disaggregated(2, 1, 2, 1))
 
 
 def test_continuum_alone_lets_sessions_in_flight_go_first():

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baselines.ar.dynamo import ConditionalRouter, DynamoConfig
+from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, dynamo
 from baselines.ar.vllm import InFlightFirst
 from engines.ampd.performance import PerformanceModel, profile_hardware
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RouteOrder, RoutingConfig, WindowSignal
+from engines.ampd.system import AmpdConfig, ampd
 from engines.cluster import core
 from engines.cluster.hardware import Deployment, EngineTimes, Hardware, Pool, cost_constants
 from engines.cluster.record import ClusterRun, Values
@@ -43,7 +44,12 @@ try:
 except CompilerError as error:
     pytest.skip(f"no core: {error}", allow_module_level=True)
 
-SLO = Slo(ttft_s=0.3, itl_s=0.02)
+SLO = Slo(ttft_s=0.25, itl_s=0.014)
+ADAPTIVE = [
+    RoutingConfig(route_order=order, window=window)
+    for order in get_args(RouteOrder)
+    for window in get_args(WindowSignal)
+]
 
 
 @cache
@@ -101,17 +107,10 @@ def routers(name: str) -> st.SearchStrategy[Callable[..., Router]]:
         decode_busy_threshold=st.sampled_from([None, 0.3]),
         scheduling=st.just("chunked"),
     )
-    adaptive = st.builds(
-        RoutingConfig,
-        alpha=st.sampled_from([0.1, 0.9]),
-        beta=st.sampled_from([0.3, 0.85]),
-        route_order=st.sampled_from(get_args(RouteOrder)),
-        window=st.sampled_from(get_args(WindowSignal)),
-    )
     return st.one_of(
         dispatch.map(lambda each: partial(RemoteOnly, each)),
         conditional.map(lambda config: partial(ConditionalRouter, config)),
-        adaptive.map(lambda config: partial(AdaptiveRouter, model(name), SLO, config)),
+        st.sampled_from(ADAPTIVE).map(lambda config: partial(AdaptiveRouter, model(name), SLO, config)),
         st.just(lambda *, seed: KvCost(overlap_weight=0.5)),
     )
 
@@ -176,7 +175,7 @@ def test_both_make_the_same_run(data: st.DataObject, until_s: float | None, most
     both(cluster, served, StopRule(until_s=until_s, max_live_sessions=most), steps)
 
 
-@settings(max_examples=20)
+@settings(max_examples=14)
 @given(
     batching=batchings,
     keeps=st.booleans(),
@@ -213,6 +212,24 @@ def test_both_preempt_and_evict_alike(
     run = both(cluster, served)
     if not isinstance(batching, OneByOne) and batching.max_num_seqs > 4:
         assert sum(run.workers["num_preemptions"]) > 0
+
+
+@pytest.mark.parametrize("routing", [*ADAPTIVE, *get_args(Dispatch)])
+def test_both_route_an_overload_alike(routing: RoutingConfig | Dispatch) -> None:
+    """Every line of AMPD's Algorithm 1 decides some prefills."""
+    rng = random.Random(5)
+    served = tuple(
+        Session(place, 0.05 * place, tuple(Round(rng.randrange(100, 3000), 20, 0.2) for _ in "abc"))
+        for place in range(60)
+    )
+    hardware = Hardware(shape=model_shape("Qwen2.5-14B"), gpu=gpu("h100"), constants=cost_constants("physical"))
+    parts, believed = (hardware, Deployment.disaggregated(1, 2, 2, 1)), model("Qwen2.5-14B")
+    if isinstance(routing, RoutingConfig):
+        run = both(ampd(*parts, SLO, believed, AmpdConfig(routing=routing, window_s=1.0)), served)
+        assert set(run.tasks["reason"]) == {"ttft-slack", "itl-slack", "cost"}
+    else:
+        run = both(dynamo(*parts, believed, DynamoConfig(dispatch=routing)), served)
+        assert len(set(run.tasks["worker_id"])) == 2
 
 
 def alone(policies: Policies, kind: type[Hardware] = Hardware) -> ClusterRun:

@@ -102,6 +102,7 @@ def test_decode_line_is_the_step_without_prefills(shape, constants, degree, kern
 
 def test_decode_step_of_llama_by_hand():
     """TP 4, 35 % of bandwidth: the weights take 25 ms, 8,000 tokens of K/V 0.5 ms, launches less."""
+    assert cost_constants("Trial-R2") is TRIAL_R2
     cost = TimedCost(LLAMA_3_1_70B, H20, 4, TRIAL_R2)
     bandwidth = 4e12 * 0.35 * 4
     weights = (LLAMA_3_1_70B.streamed_weight_bytes_layers() + LLAMA_3_1_70B.streamed_weight_bytes_head) / bandwidth
@@ -130,11 +131,6 @@ def test_degrees_that_fit_an_h20(shape, degrees):
     assert hardware(shape).degrees() == degrees
 
 
-def test_kv_capacity_by_hand():
-    room = 4 * 96e9 * 0.85 - LLAMA_3_1_70B.weight_bytes
-    assert hardware(LLAMA_3_1_70B).kv_capacity(4) == int(room / 327_680)
-
-
 @pytest.mark.parametrize(
     ("do", "says"),
     [
@@ -147,10 +143,6 @@ def test_kv_capacity_by_hand():
 def test_what_cannot_be_is_refused(do, says):
     with refuses(says):
         do()
-
-
-def test_constants_are_found_by_name():
-    assert cost_constants("Trial-R2") is TRIAL_R2
 
 
 def test_transfer_takes_the_ports_of_the_smaller_group():
@@ -275,6 +267,8 @@ def test_a_client_is_away_from_the_workers_by_what_its_engine_says():
 
 
 def test_tokens_that_are_asked_for_are_of_workers_that_hold_the_weights():
+    room = 4 * 96e9 * 0.85 - LLAMA_3_1_70B.weight_bytes
+    assert hardware(LLAMA_3_1_70B).kv_capacity(4) == int(room / 327_680)
     asked = replace(hardware(), kv_tokens=123)
     held = {degree: hardware().kv_capacity(degree) for degree in (1, 2, 4, 8)}
     assert {degree: asked.kv_capacity(degree) for degree in held} == {
