@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 from support.command import commands, refused, repro
 from support.hostile import HOSTILE
+from support.tables import data_beside
 
 VALUES = (
     *HOSTILE,
@@ -17,17 +18,7 @@ KINDS = (
     ("a=b", "gen_length=abc", "gen_length=99999999999"),
 )
 """The same, by what may be wrong with them."""
-COMMANDS = {
-    "bench": ("bench", "--dry-run", "--platform", "rtx4090", "--num-prompts", "3"),
-    "measured": ("bench", "--dry-run", "--num-prompts", "3"),
-    "plan": ("plan",),
-    "figure": ("figure", "fig3", "--platform", "rtx4090"),
-    "ablate": ("ablate", "--component", "nope"),
-    "calibrate": ("calibrate",),
-    "url": ("bench", "--url", "http://127.0.0.1:1", "--num-prompts", "2", "--dry-run"),
-    "serve": ("serve",),
-    "serve-ar": ("serve", "--system", "ar", "--model", "tiny-qwen2", "--weights", "random"),
-}
+COMMANDS = {name: tuple(words) for name, words in data_beside(__file__, "options")["commands"].items()}
 EMPTY_PATH = {"--result-dir", "--dataset-path", "--out-dir"}
 FOLDERS = {"--result-dir", "--out-dir"}
 NO_FOLDERS = ("", "x" * 5000, "a\0b")

@@ -181,17 +181,7 @@ def test_what_cannot_be_done_is_refused():
         model.generate_until([asking("Story", num_beams=4)])
     with pytest.raises(UserError, match="exceeds"):
         model.generate_until([asking("Story. " * 1000)])
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"retentoin_ratio": 0.5}, "retentoin_ratio=0.5 has no effect with system='dllm-serve'"),
-        ({"system": "vlm"}, "system='vlm' is unknown"),
-        ({"system": "vllm"}, "system='vllm' is no diffusion-LLM system"),
-        ({"system": "llada", "retention_ratio": 0.5}, "retention_ratio=0.5 has no effect with system='llada'"),
-        ({"batch_size": 4}, "batch_size=4 has no effect with system='dllm-serve'"),
-        ({"num_prompts": 4}, "num_prompts=4 has no effect on a task"),
-        ({"chat": True}, "chat=True has no effect on a task"),
-        ({"steps": 1}, "steps=1 is fewer than"),
-    ]
-    for options, message in refused:
+    for options, message in data_beside(__file__, "lm_eval")["refused"]:
         with pytest.raises(UserError, match=message):
             DiffusionLM(**options)
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Literal
 
 import torch
+from support.tables import data_beside
 from torch import Tensor
 
 Weights = Mapping[str, Tensor]
@@ -98,35 +99,8 @@ class Names:
     head: str
 
 
-LLADA_NAMES = Names(
-    embedding="model.transformer.wte",
-    layer="model.transformer.blocks.{}.",
-    attention_norm="attn_norm",
-    query="q_proj",
-    key="k_proj",
-    value="v_proj",
-    attention_output="attn_out",
-    mlp_norm="ff_norm",
-    gate="ff_proj",
-    up="up_proj",
-    down="ff_out",
-    final_norm="model.transformer.ln_f",
-    head="model.transformer.ff_out",
-)
-DREAM_NAMES = Names(
-    embedding="model.embed_tokens",
-    layer="model.layers.{}.",
-    attention_norm="input_layernorm",
-    query="self_attn.q_proj",
-    key="self_attn.k_proj",
-    value="self_attn.v_proj",
-    attention_output="self_attn.o_proj",
-    mlp_norm="post_attention_layernorm",
-    gate="mlp.gate_proj",
-    up="mlp.up_proj",
-    down="mlp.down_proj",
-    final_norm="model.norm",
-    head="lm_head",
+LLADA_NAMES, DREAM_NAMES = (
+    Names(**data_beside(__file__, "reference_samplers")["names"][family]) for family in ("llada", "dream")
 )
 
 

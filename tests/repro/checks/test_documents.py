@@ -119,17 +119,7 @@ def test_a_declaration_of_another_shape_is_one_sentence(repository, declared):
 
 
 def test_rows_and_columns_may_be_combined(repository):
-    declared = {
-        "of": "speeds.csv",
-        "column": "speed",
-        "format": ".1f",
-        "corner": "place | system",
-        "rows": [
-            {"a": {"where": {"place": "a"}}, "b": {"where": {"place": "b"}, "cells": {"note": "far"}}},
-            {"ours": {"where": {"system": "ours"}}, "third": {"where": {"system": "third"}}},
-        ],
-        "columns": {"tok/s": {}, "note": {"show": "text", "column": "place"}},
-    }
+    declared = data_beside(__file__, "documents")["combined"]
     assert table(declared, repository / "results").splitlines() == [
         "| place | system | tok/s | note |",
         "| --- | --- | --- | --- |",

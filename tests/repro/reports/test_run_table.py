@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.figure_runs import figure_runs
+from support.tables import data_beside
 
 from engines.errors import UserError
 from repro.checks.results import check_figure
@@ -144,17 +145,7 @@ def test_a_folder_in_the_place_of_a_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["table1-h20x32.csv"]
 
 
-HEADS: dict[str, dict[str, Any]] = {
-    "platform is a number": {"platform": 5},
-    "unknown platform": {"platform": "nope"},
-    "unknown figure": {"figure": "nope"},
-    "figure is a number": {"figure": 5},
-    "runs are words": {"num_runs": "x"},
-    "endless runs": {"num_runs": 10**12},
-    "rates are a number": {"rates": 5},
-    "unknown executor": {"executor": 5},
-    "knobs are a number": {"knobs": 5},
-}
+HEADS: dict[str, dict[str, Any]] = data_beside(__file__, "run_table")["heads"]
 
 
 @pytest.mark.parametrize("name", HEADS)
