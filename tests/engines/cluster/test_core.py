@@ -190,7 +190,7 @@ def test_both_preempt_and_evict_alike(
     """Answers that outgrow the memory of a worker, in sessions that come back for more."""
     rng = random.Random(tokens)
     served = tuple(
-        Session(place, 0.02 * place, tuple(Round(rng.randrange(1, 60), rng.randrange(100, 300), 0.1) for _ in "ab"))
+        Session(place, 0.02 * place, tuple(Round(rng.randrange(1, 60), rng.choice([1, 250]), 0.1) for _ in "abc"))
         for place in range(40)
     )
     hardware = Hardware(
