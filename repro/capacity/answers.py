@@ -4,7 +4,7 @@ Those of a site come one after the other, small sizes first, as each search begi
 by side, by processes that share nothing, so that no answer hangs on how many there are.
 
 The search (``repro.runs.tuning.settled``): plans that bounds leave are raced at rates of a lattice, (1 + resolution) to whole powers;
-then those that differ from the best in one choice.
+then those that differ from the best in one choice. A choice that cost a plan ``GAP``, or nothing at all, is not tried with others again.
 
 Whether a plan serves a rate is asked of simulations with the same sessions, in the same pattern of arrivals, at every rate and on every
 plan, and is taken to be monotone in the rate. Then a plan that fails one step above the best so far cannot be better, which takes one
@@ -38,6 +38,14 @@ NEAR = 4
 """Steps below a failure within which a search need not ask first whether anything is served at all, nor of another plan."""
 FEW_GPUS = 16
 """GPUs above which choices are looked for around the best plan alone: a simulation takes as long as there are many."""
+ALONE = 2
+"""Axes without a default that are searched together, before others: deployments and their steps."""
+GAP = 1.1
+"""Times less that a choice makes a plan serve, above which it is not tried with others again."""
+TRUSTED = GAP**2
+"""Times less than the best that plans serve of which this is told at most."""
+LATENCY = 6
+"""About how many times as fast as the rate a latency rises beyond its limit."""
 GUARD = 0.8
 """Share of the rate that was found: a plan that does not serve so much less is not monotone, which is said."""
 
@@ -128,9 +136,11 @@ def largest(
     margin: Margin[P],
     lattice: Lattice,
     start: float,
+    is_behind: Callable[[P, P], bool] = lambda plan, best: False,
 ) -> LeastPlan[P] | None:
     """The plan that serves the largest rate of those that ``searched`` asks a race of; the first of equals. ``most`` is a rate that no
-    run of a plan exceeds, ``start`` where it is looked for first. None where no plan serves any rate."""
+    run of a plan exceeds, ``start`` where it is looked for first. A plan that ``is_behind`` the best so far is not simulated. None where
+    no plan serves any rate."""
     (lowest, highest), begin = lattice.ends(start), lattice.step(start)
     lasts: dict[P, int] = {}
 
@@ -145,7 +155,7 @@ def largest(
         bounds = {plan: min(highest, lattice.last(most(plan))) for plan in some}
         bounds = {plan: last for plan, last in bounds.items() if last >= lowest}
         lasts.update(bounds)
-        return _raced(bounds, begin, lowest, best, of_one)
+        return _raced(bounds, begin, lowest, best, of_one, is_behind)
 
     best = searched(race)
     if best is not None:
@@ -153,7 +163,7 @@ def largest(
         plan, near = best
         step = climb(lambda at: min(max(of_all(plan, at), -1.0), 1.0), near, (lowest, lasts[plan]))
         best = None if step is None else (plan, step)
-    best = _raced(lasts, begin, lowest, best, of_all)
+    best = _raced(lasts, begin, lowest, best, of_all, is_behind)
     if best is None:
         return None
     plan, step = best
@@ -162,20 +172,28 @@ def largest(
 
 
 def _raced(
-    lasts: Mapping[P, int], start: int, lowest: int, best: tuple[P, int] | None, margin: Callable[[P, int], float]
+    lasts: Mapping[P, int],
+    start: int,
+    lowest: int,
+    best: tuple[P, int] | None,
+    margin: Callable[[P, int], float],
+    is_behind: Callable[[P, P], bool],
 ) -> tuple[P, int] | None:
     """The best so far, or a plan that serves a step more, or stands before it and serves as much. ``lasts`` are the steps of plans
     above which they serve nothing."""
     known = None if best is None else best[0]
-    is_before = known in lasts
+    is_before, is_hopeless = known in lasts, False
     for plan, last in lasts.items():
         if plan is known:
             is_before = False
             continue
         above = start if best is None else best[1] + (0 if is_before else 1)
-        if best is not None and (above > last or margin(plan, above) < 0):
+        if best is not None and (above > last or is_behind(plan, best[0]) or margin(plan, above) < 0):
+            continue
+        if is_hopeless and best is None and margin(plan, lowest) < 0:
             continue
         step = climb(partial(margin, plan), above, (lowest, last))
+        is_hopeless = step is None
         if step is not None:
             best, is_before = (plan, step), False
     return best
@@ -233,7 +251,8 @@ class Trials:
     _made: dict[tuple[Plan, float, int], Sample] = field(default_factory=dict)
     _lost: dict[Plan, float] = field(default_factory=dict)
     """A rate of which the first seed alone says that a plan does not serve it, nor more."""
-    _about: dict[Plan, float] = field(default_factory=dict)
+    about: dict[Plan, float] = field(default_factory=dict)
+    """About the step that each plan serves, by its runs."""
 
     def sample(self, plan: Plan, rate: float, seed: int) -> Sample:
         key = plan, rate, seed
@@ -257,15 +276,35 @@ class Trials:
             return -1.0
         seen = self.seen(plan, rate, is_whole)
         margin = -lattice.steps(seen.worst)
-        # Beyond its limit a latency rises some three times as fast as the rate.
-        self._about[plan] = step + (min(margin, 0.0) / 3 if math.isfinite(margin) else -math.inf)
+        if seen.serves:
+            self.about[plan] = max(step, self.about.get(plan, -math.inf))
+        else:
+            # The load rises as the rate.
+            self.about[plan] = step - max(lattice.steps(seen.ratios[LOAD]), -margin / LATENCY)
         if not seen.serves and is_lost([self.sample(plan, rate, 0)], self.site.objectives, 1.5):
             self._lost[plan] = rate
         return margin
 
+    def is_behind(self, plan: Plan, best: Plan, lattice: Lattice) -> bool:
+        """Whether one of the choices in which a plan differs from the best cost others ``GAP`` wherever it was tried, or changed no
+        number. What was tried on plans that serve much less than the best tells nothing."""
+        about = {each.choices: step for each, step in self.about.items()}
+        if plan.choices in about:
+            return False
+        gap, least = lattice.steps(GAP), about[best.choices] - lattice.steps(TRUSTED)
+        for place, (own, usual) in enumerate(zip(plan.choices, best.choices, strict=True)):
+            costs = []
+            for choices, step in about.items():
+                instead = about.get((*choices[:place], usual, *choices[place + 1 :]), -math.inf)
+                if own != usual and choices[place] == own and max(step, instead) >= least and instead > -math.inf:
+                    costs.append(instead - step)
+            if costs and (min(costs) > gap or min(costs) == max(costs) == 0):
+                return True
+        return False
+
     def likely(self) -> list[Plan]:
         """Those that were simulated, by about the step that each serves."""
-        return sorted(self._about, key=lambda plan: -self._about[plan])
+        return sorted(self.about, key=lambda plan: -self.about[plan])
 
     def verdict(self, plan: Plan, rate: float) -> Verdict:
         """Judged by the seeds that were run, at least the first."""
@@ -307,9 +346,17 @@ def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = 
             lambda some, best: race([*map(site.planned, some)], best),
             lambda: [plan.choices for plan in trials.likely()],
             BEAM if gpus <= FEW_GPUS else 1,
+            ALONE,
         )
 
-    found = largest(searched, lambda plan: plan.most, partial(trials.margin, lattice=lattice), lattice, begin)
+    found = largest(
+        searched,
+        lambda plan: plan.most,
+        partial(trials.margin, lattice=lattice),
+        lattice,
+        begin,
+        partial(trials.is_behind, lattice=lattice),
+    )
     if found is None:
         at = trials.verdict(site.planned(ranked.space.first), lattice.rate(lowest))
         return trials.answer(gpus, ranked.num, None, rate=None, at=None, binds=at.binds)
@@ -322,7 +369,7 @@ def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = 
     next_best = None
     if others:
         margin = partial(trials.margin, others[0], is_whole=True, lattice=lattice)
-        step = climb(margin, found.step - 1, (lowest, found.step))
+        step = climb(margin, math.floor(max(trials.about[others[0]], lowest)), (lowest, found.step))
         next_best = None if step is None else (others[0], lattice.rate(step))
     is_monotone = found.is_monotone
     return trials.answer(

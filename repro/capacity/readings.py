@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from engines.machine import usable_cores
-from repro.capacity.answers import FEW_GPUS, Answer, Lattice, Search, Trials, climb, fewest
+from repro.capacity.answers import ALONE, FEW_GPUS, Answer, Lattice, Search, Trials, climb, fewest
 from repro.capacity.objectives import judged
 from repro.capacity.question import Question, parse_sizes
 from repro.capacity.sites import SET_HERE, ClusterSite, Plan, Site
@@ -132,9 +132,10 @@ def outlook(search: Search, sites: Sequence[Site]) -> Outlook:
         num_sizes = len(search.sizes.halved(site)) if search.rate is None else halves
         sized = site.of_size(fitting[-1], search.rate, search.question.num_prompts)
         ranked, num = sized.ranked(fitting[-1], search.rate), int(str(sized.cell.knob_values["num_prompts"]))
-        beam, axes = (BEAM, JOINT) if fitting[-1] <= FEW_GPUS else (1, 2)
-        joint = sum(1 for _ in ranked.space.joint(axes))
-        around = ROUNDS * beam * sum(len(axis) - 1 for axis in ranked.space.axes)
+        beam = BEAM if fitting[-1] <= FEW_GPUS else 1
+        changes = sum(len(axis) - 1 for axis in ranked.space.axes)
+        joint = sum(1 for _ in ranked.space.joint(ALONE if search.rate is None else JOINT))
+        around = ROUNDS * beam * changes
         climbs = CLIMB * (1 + site.num_seeds)
         raced = max(HOPELESS * joint, site.num_seeds * min(ranked.num, joint + around))
         num_answers = num_sizes * sum(each.cell.system == site.cell.system for each in sites)
@@ -144,8 +145,9 @@ def outlook(search: Search, sites: Sequence[Site]) -> Outlook:
             began = time.perf_counter()
             short.run(short.planned(ranked.space.first), ranked.start, 0)
             run_s = num / few * (time.perf_counter() - began)
-        likely, most = likely + num_answers * (joint + climbs), most + num_answers * (raced + climbs)
-        seconds += num_answers * (joint + climbs) * run_s
+        usual = joint + climbs + (changes if search.rate is None else 0)
+        likely, most = likely + num_answers * usual, most + num_answers * (raced + climbs)
+        seconds += num_answers * usual * run_s
         prompts += [num] if search.question.num_prompts is not None else [num, site.most_prompts]
     return Outlook(likely, most, (min(prompts), max(prompts)), seconds / min(usable_cores(), len(sites)))
 

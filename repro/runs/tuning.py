@@ -92,7 +92,7 @@ SEARCH, LAYOUT = "search", "deployment"
 ROUNDS = 3
 """About so many races of a search's halvings."""
 JOINT = 3
-"""Most axes all of whose combinations are raced."""
+"""Axes without a default all of whose combinations are raced, where it is not said."""
 BEAM = 3
 """The best of those that were raced, around which others are looked for."""
 Choices = tuple[Setting, ...]
@@ -149,6 +149,7 @@ def settled(
     race: Callable[[Sequence[Choices], T | None], T | None],
     likely: Callable[[], Sequence[Choices]],
     beam: int = BEAM,
+    joint: int = JOINT,
 ) -> T | None:
     """The best combination of what has no default; then of what differs from one of the best in one choice, until nothing of that is
     better. ``race`` says which of some, or the best so far, is best, and None where none is; ``likely`` are those that were raced,
@@ -160,7 +161,7 @@ def settled(
         tried.update(new)
         return race(new, best) if new else best
 
-    best = better(space.joint(JOINT if beam > 1 else 2), None)
+    best = better(space.joint(joint), None)
     while best is not None:
         found = better([each for base in likely()[:beam] for each in space.around(base)], best)
         if found == best:

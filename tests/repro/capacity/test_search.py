@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from repro.capacity import answers
 from repro.capacity.answers import MOST_RATE, Lattice, climb, fewest
+from repro.capacity.sites import Plan
 from repro.runs.tuning import Space, settled
 
 LATTICE = Lattice(resolution=0.05)
@@ -238,3 +239,21 @@ def test_a_search_finds_the_best_where_choices_do_not_hang_together_and_races_no
     assert not any(each[:2] == bad for each in raced)
     assert value(found) >= max(value(each) for each in every if is_possible(each))
     assert all(value(each) <= value(found) for each in space.around(found) if is_possible(each))
+
+
+@pytest.mark.parametrize(
+    ("about", "is_behind"),
+    [
+        ({"ax": 50.0, "bx": 46.0}, True),
+        ({"ax": 50.0, "bx": 49.0}, False),
+        ({"ax": 50.0, "bx": 50.0}, True),
+        ({"ax": 50.0, "bx": 46.0, "az": 49.0, "bz": 48.5}, False),
+        ({"ax": 44.0, "bx": 40.0, "ay": 50.0}, False),
+        ({"ax": 50.0}, False),
+    ],
+)
+def test_a_choice_that_cost_much_or_nothing_is_not_tried_again(about, is_behind):
+    """By what is known of others, is the plan "by" behind the best, "ay", which serves 50 steps?"""
+    plans = {name: Plan(name, 8, (), math.inf, None, (1, 8), choices=tuple(name)) for name in (*about, "ay", "by")}
+    trials = answers.Trials(site=None, about={plans[name]: step for name, step in {"ay": 50.0, **about}.items()})
+    assert trials.is_behind(plans["by"], plans["ay"], LATTICE) is is_behind
