@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, dynamo
-from baselines.ar.vllm import InFlightFirst
+from baselines.ar.vllm import InFlightFirst, continuum
 from engines.ampd.performance import PerformanceModel, profile_hardware
 from engines.ampd.policies import AdaptiveRouter, ReorderingQueue, RouteOrder, RoutingConfig, WindowSignal
 from engines.ampd.system import AmpdConfig, ampd
@@ -44,7 +44,7 @@ try:
 except CompilerError as error:
     pytest.skip(f"no core: {error}", allow_module_level=True)
 
-SLO = Slo(ttft_s=0.25, itl_s=0.014)
+SLO = Slo(ttft_s=0.25, itl_s=0.018)
 ADAPTIVE = [
     RoutingConfig(route_order=order, window=window)
     for order in get_args(RouteOrder)
@@ -214,22 +214,26 @@ def test_both_preempt_and_evict_alike(
         assert sum(run.workers["num_preemptions"]) > 0
 
 
-@pytest.mark.parametrize("routing", [*ADAPTIVE, *get_args(Dispatch)])
-def test_both_route_an_overload_alike(routing: RoutingConfig | Dispatch) -> None:
+@pytest.mark.parametrize("routing", [*ADAPTIVE, *get_args(Dispatch), "kv-aware", "continuum"])
+def test_both_route_an_overload_alike(routing: RoutingConfig | str) -> None:
     """Every line of AMPD's Algorithm 1 decides some prefills."""
     rng = random.Random(5)
     served = tuple(
         Session(place, 0.05 * place, tuple(Round(rng.randrange(100, 3000), 20, 0.2) for _ in "abc"))
         for place in range(60)
     )
-    hardware = Hardware(shape=model_shape("Qwen2.5-14B"), gpu=gpu("h100"), constants=cost_constants("physical"))
-    parts, believed = (hardware, Deployment.disaggregated(1, 2, 2, 1)), model("Qwen2.5-14B")
+    constants = replace(cost_constants("physical"), engine=AHEAD, transfer_latency_s=0.05)
+    hardware = Hardware(shape=model_shape("Qwen2.5-14B"), gpu=gpu("h100"), constants=constants)
+    parts, believed = (hardware, Deployment.disaggregated(1, 3, 1, 2)), model("Qwen2.5-14B")
     if isinstance(routing, RoutingConfig):
         run = both(ampd(*parts, SLO, believed, AmpdConfig(routing=routing, window_s=1.0)), served)
         assert set(run.tasks["reason"]) == {"ttft-slack", "itl-slack", "cost"}
+    elif routing == "continuum":
+        found = continuum(hardware, Deployment.colocated(1, 2))
+        both(replace(found, policies=replace(found.policies, make_binder=KvCost)), served)
     else:
-        run = both(dynamo(*parts, believed, DynamoConfig(dispatch=routing)), served)
-        assert len(set(run.tasks["worker_id"])) == 2
+        config = DynamoConfig(dispatch=routing, scheduling="chunked", max_num_batched_tokens=512)
+        assert len(set(both(dynamo(*parts, believed, config), served).tasks["worker_id"])) == 3
 
 
 def alone(policies: Policies, kind: type[Hardware] = Hardware) -> ClusterRun:
