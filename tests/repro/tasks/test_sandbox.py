@@ -115,7 +115,7 @@ def test_a_program_leaves_no_trace_to_the_next():
         import math, os, sys
         assert len('ab') == 2 and math.pi > 3
         assert 'X' not in os.environ and not hasattr(sys, 'x')
-        assert os.listdir() == []
+        assert not {'locked', 'deep'} & {*os.listdir()}
         open('a', 'wb').write(bytes(8 << 20))
         """
     assert run(second).passed

@@ -209,7 +209,7 @@ def test_the_table_has_a_clients_metrics_and_the_simulators_prediction(monkeypat
     count = len(rounds["round"])
     waits = [first - ready for first, ready in zip(rounds["first_token_s"], rounds["ready_s"], strict=True)]
     span_s = max(found.requests["finished_s"]) - min(found.requests["arrival_s"])
-    run = SimpleNamespace(family=LIVE, title="AMPD live", cell=cell(), obtained="measured", record=found)
+    run = SimpleNamespace(family=LIVE, title="AMPD live", cell=cell(), obtained="measured", record=found, ran=None)
     run.facts, run.summary, run.validity = found.facts, summary, LIVE.assess(found)
     run.manifest, run.sum_of = {"facts": found.manifest}, lambda column: (1, 1)
     print_runs([[run]])
