@@ -89,7 +89,7 @@ class Ranked(NamedTuple):
     """About the rate that the best may serve."""
 
 
-FEWEST_ROUNDS, MOST_ROUNDS = 1000, 3072
+FEWEST_ROUNDS, MOST_ROUNDS = 1000, 12288
 """Rounds of a run, where no number of requests is asked for."""
 BEYOND = 5
 """Samples beyond the highest percentile, of all seeds together, that a run has at least."""
