@@ -122,8 +122,9 @@ class CoreRun(NamedTuple):
         load = _Load.of(sessions)
         if not load.is_served(min(self.hardware.kv_capacity(each.degree) for each in self.workers)):
             return None
-        _SEEN["rounds"] += len(load.prefill)
-        library = _library(len(load.prefill) >= LONG or _SEEN["rounds"] >= 10 * LONG)
+        # Runs behind a long one find its library, however short they are.
+        _SEEN["rounds"] += len(load.prefill) if len(load.prefill) < LONG else 10 * LONG
+        library = _library(_SEEN["rounds"] >= 10 * LONG)
         return None if library is None else self._run(library, load, *rules)
 
     def _run(self, library: CDLL, load: "_Load", routing: Rule, *queues: Rule) -> ClusterRun:

@@ -236,10 +236,10 @@ def test_both_route_an_overload_alike(routing: RoutingConfig | str) -> None:
         assert len(set(both(dynamo(*parts, believed, config), served).tasks["worker_id"])) == 3
 
 
-def alone(policies: Policies, kind: type[Hardware] = Hardware) -> ClusterRun:
+def alone(policies: Policies, kind: type[Hardware] = Hardware, num_rounds: int = 2) -> ClusterRun:
     hardware = kind(shape=model_shape("Qwen2.5-14B"), gpu=gpu("h100"), constants=cost_constants("none"))
     cluster = Cluster(name="any", hardware=hardware, deployment=Deployment.colocated(1, 1), policies=policies)
-    return cluster.simulate(OpenLoop(sessions=(Session(0, 0.0, (Round(10, 5), Round(20, 5))),)))
+    return cluster.simulate(OpenLoop(sessions=(Session(0, 0.0, (Round(10, 5), Round(20, 5))[:num_rounds]),)))
 
 
 @pytest.mark.parametrize(
@@ -252,6 +252,16 @@ def test_policies_that_the_core_does_not_know_are_served_in_python(change: dict[
 def test_a_router_without_prefill_workers_is_refused_in_python() -> None:
     with pytest.raises(UserError, match="no prefill workers"):
         alone(Policies(make_router=lambda seed: RemoteOnly()))
+
+
+def test_short_runs_behind_a_long_one_find_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(core, "LONG", 2)
+    monkeypatch.setattr(core, "_SEEN", core.Counter())
+    monkeypatch.setattr(core, "_library", asked.append)
+    for num_rounds in (1, 2, 1):
+        alone(Policies(), num_rounds=num_rounds)
+    assert asked == [False, True, True]
 
 
 def test_a_run_hears_ctrl_c_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
