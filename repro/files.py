@@ -155,12 +155,19 @@ def _refusal(name: str, path: Path, use: str, error: OSError) -> UserError:
     return UserError(f"{name}={str(path)!r} {problem}: give a folder that can be {use}")
 
 
+def yaml_loader() -> type[Any]:
+    """The parser in C, which is ten times as fast, where there is one."""
+    import yaml
+
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
 def read_yaml(path: Path, name: str = "file") -> Any:
     """Raises one of ``unreadable_yaml``, or UserError where there is no such file, or none that can be read; a key that is given twice
     is none of YAML's."""
     import yaml
 
-    class Strict(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    class Strict(yaml_loader()):  # type: ignore[misc]
         def construct_yaml_float(self, node: Any) -> float:
             found: float = super().construct_yaml_float(node)
             if math.isinf(found) and "inf" not in node.value.lower():

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from engines.errors import UserError
 from engines.knobs import Checked, check_value
-from repro.files import one_line, unreadable_yaml
+from repro.files import one_line, unreadable_yaml, yaml_loader
 from repro.paths import PAPER
 
 FOLDERS: Mapping[str, str] = {"dllm-serve": "dllm_serve", "ampd": "ampd", "laps": "laps", "block": "block"}
@@ -217,5 +217,4 @@ def _parsed(text: str) -> Any:
     """Shared by its readers, who change nothing in it."""
     import yaml
 
-    # The parser in C is ten times as fast, where there is one.
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(text, Loader=yaml_loader())

@@ -5,11 +5,13 @@ from typing import Any
 
 import yaml
 
+from repro.files import yaml_loader
+
 
 def data_beside(test_file: str, name: str) -> Any:
     """What the YAML file ``name`` beside the test holds."""
     text = Path(test_file).with_name(f"{name}.yaml").read_text(encoding="utf-8")
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return yaml.load(text, Loader=yaml_loader())
 
 
 def edit(path: Path, before: str, after: str) -> None:
