@@ -38,6 +38,7 @@ EDGE_INCHES, ROW_GAP_INCHES = 0.08, 0.1
 """Free space at the sides of the canvas, and between rows of panels."""
 TITLE_POINTS, LETTER_POINTS, LEAST_POINTS = 10, 8, 7
 """Sizes of the title, of letters, and of the smallest letters: numbers of bars, names of many ticks."""
+_LETTERS = "axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize", "legend.fontsize"
 LINE_SPACING = 1.35
 CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH = 16.5, 12
 """Density of caption and title text, with a margin."""
@@ -77,6 +78,8 @@ def drawing() -> Iterator[None]:
 
     with mpl.rc_context(), sns.axes_style("ticks"):
         mpl.rc_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False)
+        own: Any = {"figure.dpi": DPI, **dict.fromkeys(_LETTERS, LETTER_POINTS)}
+        mpl.rcParams.update(own)
         yield
 
 
