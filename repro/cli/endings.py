@@ -36,6 +36,7 @@ _OF_THE_INPUT, _OF_THE_MACHINE = (
     {getattr(errno, name): fix for name, fix in STORED["errors"][f"of the {what}"].items()}
     for what in ("input", "machine")
 )
+_OF_THE_INPUT[errno.EINVAL] = _LOOK
 _INSTALLED = {"site-packages", "dist-packages"}
 _KINDS = {"int": "a whole number", "float": "a number"}
 """What a value should have been, by the beginning of the name of its error."""
