@@ -14,6 +14,7 @@ from engines.errors import RunError
 from repro.capacity import answers
 from repro.capacity.answers import Answer, Search
 from repro.capacity.question import Question, parse_sizes
+from repro.capacity.sites import LASTING, Site
 from repro.runs.pool import worker_processes
 
 SYSTEMS_OF_MINE = """
@@ -174,3 +175,8 @@ def test_the_rate_of_a_burst_is_sought_again_with_the_most_requests(asked, stays
     site.most_prompts = 1000
     search._answers_of(site, [(8,)])
     assert seen == [1000]
+
+
+def test_arrivals_last_at_the_rates_of_64_gpus():
+    site = Mock(rounds_per_prompt=1, alone_s=9.0, objectives=[Mock(fewest=20)], num_seeds=3)
+    assert Site._num_prompts(site, 400.0) >= LASTING * 400.0 * site.alone_s
