@@ -5,9 +5,7 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import random
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile, zip_longest
@@ -18,16 +16,25 @@ from typing import Any, Literal
 
 from engines.errors import RunError, UserError, require
 from repro.families.cost import load_calibration
-from repro.families.platforms import platform
 from repro.files import SEAL, is_whole, replace_bytes, replace_text
 from repro.reports import claims_file
 from repro.reports.claims import Finding, judge_all
 from repro.reports.evidence import FigureSource, sources
-from repro.reports.figures import DLLM_SERVE, PAPERS, default_reading, pictures
+from repro.reports.figures import DLLM_SERVE, PAPERS, pictures
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import Claim, load_claims, read_claims
 from repro.reports.predictions import read_report, report, report_path
-from repro.reports.run_table import Place, RunTable, TableRun, digest_of, read_table, tables_in, value_at, with_head
+from repro.reports.run_table import (
+    Place,
+    RunTable,
+    TableRun,
+    command_of,
+    digest_of,
+    read_table,
+    tables_in,
+    value_at,
+    with_head,
+)
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import MANIFEST, StoredRun, pack, part_of, parts_of
 
@@ -132,23 +139,6 @@ def _first_difference(there: str, now: str) -> tuple[str, str]:
 
 _SHOWN = 60
 """Characters of a line that are shown."""
-
-
-def command_of(table: RunTable) -> str:
-    view, entry = table.view, table.entry
-    where, options = view.platform, list[str]()
-    if where.executor != platform(where.name).executor:
-        options += ["--executor", where.executor]
-    if view.reading != default_reading(where):
-        options += ["--reading", view.reading]
-    if view.accuracy != "usual":
-        options += ["--accuracy", view.accuracy]
-    if table.cells and view.num_runs != entry.load().default_num_runs(where):
-        options += ["--num-runs", str(view.num_runs)]
-    options += [f"--request-rate {rate:g}" for rate in view.rates]
-    options += [f"--{name.replace('_', '-')} {value}" for name, value in view.knobs]
-    out = ["--out-dir", shlex.quote(os.path.relpath(table.path.parent))]
-    return " ".join(["repro reproduce", entry.name, "--platform", where.name, *options, *out])
 
 
 def _check_digests(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:

@@ -1,6 +1,5 @@
 """``repro reproduce``, ``repro figure`` and ``repro claims``: a figure run and drawn, or only drawn, and every claim of a paper judged."""
 
-import re
 import shlex
 import sys
 from collections.abc import Sequence, Set
@@ -20,7 +19,7 @@ from repro.files import readable_folder, writable_folder
 from repro.paths import IS_INSTALLED, RESULTS, figures_beside
 from repro.reports.accuracy import Accuracy
 from repro.reports.claims import Flips, Judged, count, count_by_role, count_facts, facts, judge_all
-from repro.reports.claims_file import as_row, judged_again, read, read_flips, save
+from repro.reports.claims_file import as_row, judged_again, read, read_flips, save, value_said
 from repro.reports.paper import ROLES, Claim, read_claims
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.system import SYSTEMS
@@ -437,7 +436,7 @@ def _print_claims(paper: str, judged: Sequence[Judged], borrowed: Set[str]) -> N
         for each in own:
             which, expected = each.claim.id, each.claim.expected
             verdict = f"{each.verdict} (committed)" if which in borrowed else each.verdict
-            rows.append((which, _value(expected.value, expected.unit), _ours(each), verdict))
+            rows.append((which, value_said(expected.value, expected.unit), _ours(each), verdict))
         if rows:
             print_table(f"Claims of {paper}: {ROLE_TITLES[role]}", ("claim", "states", "ours", "verdict"), rows)
     reasoned = ("not reproduced", "undecided by reading", "not testable here")
@@ -470,28 +469,4 @@ def _ours(each: Judged) -> str:
         return "-"
     if each.claim.expected.value is None and each.finding.holds is not None:
         return "holds" if each.finding.holds else "does not hold"
-    return _value(each.finding.value, each.claim.expected.unit)
-
-
-def _value(value: float | tuple[float, ...] | None, unit: str | None) -> str:
-    """``unit`` may be one for each of several values, and say in brackets of what it is."""
-    if value is None:
-        return "ordering"
-    values = value if isinstance(value, tuple) else (value,)
-    units = [each.strip() for each in re.split("[,;]", (unit or "").partition(" (")[0])]
-    if len(units) == len(values):
-        return ", ".join(_number(one, each) for one, each in zip(values, units, strict=True))
-    if len(set(values)) == 1:
-        return _number(values[0], units[0])
-    *first, last = (f"{one:.4g}" for one in values)
-    return (" to " if len(values) == 2 else ", ").join([*first, f"{last} {units[0]}".strip()])
-
-
-def _number(value: float, unit: str) -> str:
-    if unit == "bool":
-        return "yes" if value else "no"
-    if unit == "rank":
-        return f"rank {value:.4g}"
-    if unit == "bytes":
-        return f"{value / 1e9:.4g} GB"
-    return f"{value:.4g} {'' if unit == 'fraction' else unit}".strip()
+    return value_said(each.finding.value, each.claim.expected.unit)

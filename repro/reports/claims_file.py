@@ -1,6 +1,7 @@
 """Judged claims as rows, which ``repro claims`` writes as CSV and prints as JSON, and the flips of their verdicts."""
 
 import csv
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, fields
 from operator import attrgetter
@@ -114,6 +115,30 @@ def flat(value: object) -> object:
         separator = "; " if any(" " in str(part) for part in value) else " "
         return separator.join(str(flat(part)) for part in value)
     return repr(float(value)).removesuffix(".0") if isinstance(value, float) else value
+
+
+def value_said(value: float | tuple[float, ...] | None, unit: str | None) -> str:
+    """As a table has it. ``unit`` may be one for each of several values, and say in brackets of what it is."""
+    if value is None:
+        return "ordering"
+    values = value if isinstance(value, tuple) else (value,)
+    units = [each.strip() for each in re.split("[,;]", (unit or "").partition(" (")[0])]
+    if len(units) == len(values):
+        return ", ".join(_number(one, each) for one, each in zip(values, units, strict=True))
+    if len(set(values)) == 1:
+        return _number(values[0], units[0])
+    *first, last = (f"{one:.4g}" for one in values)
+    return (" to " if len(values) == 2 else ", ").join([*first, f"{last} {units[0]}".strip()])
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == "bool":
+        return "yes" if value else "no"
+    if unit == "rank":
+        return f"rank {value:.4g}"
+    if unit == "bytes":
+        return f"{value / 1e9:.4g} GB"
+    return f"{value:.4g} {'' if unit == 'fraction' else unit}".strip()
 
 
 # -- flips ------------------------------------------------------------------------------------------------

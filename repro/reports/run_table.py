@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -389,6 +390,24 @@ def read_table(path: Path) -> RunTable:
 def tables_in(root: Path) -> list[Path]:
     """Paths of the tables in a folder's folders."""
     return sorted(path for ending in ("", ".gz") for path in root.glob(f"*/*{SUFFIX}{ending}"))
+
+
+def command_of(table: RunTable) -> str:
+    """Makes the figure again, where it is."""
+    view, entry = table.view, table.entry
+    where, options = view.platform, list[str]()
+    if where.executor != platform(where.name).executor:
+        options += ["--executor", where.executor]
+    if view.reading != default_reading(where):
+        options += ["--reading", view.reading]
+    if view.accuracy != "usual":
+        options += ["--accuracy", view.accuracy]
+    if table.cells and view.num_runs != entry.load().default_num_runs(where):
+        options += ["--num-runs", str(view.num_runs)]
+    options += [f"--request-rate {rate:g}" for rate in view.rates]
+    options += [f"--{name.replace('_', '-')} {value}" for name, value in view.knobs]
+    out = ["--out-dir", shlex.quote(os.path.relpath(table.path.parent))]
+    return " ".join(["repro reproduce", entry.name, "--platform", where.name, *options, *out])
 
 
 # -- drawing ----------------------------------------------------------------------------------------------
