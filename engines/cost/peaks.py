@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from engines.cost.roofline import Gpu, gpu_of_device
-from engines.models.layers import product_of
+from engines.models.product import product_of
 
 REPEATS = 5
 MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}

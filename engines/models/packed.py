@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from engines.models.block_config import BlockConfig
 from engines.models.config import ModelConfig
-from engines.models.layers import FEWEST_ROWS, Product, RMSNorm, product_of, reorder
+from engines.models.layers import RMSNorm, reorder
+from engines.models.product import FEWEST_ROWS, Product, product_of
 from engines.models.protocol import Attend, Ranks, Rotary
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS

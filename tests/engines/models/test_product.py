@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from support.tiny_models import GQA, any_network
 from torch import Tensor, nn
 
-from engines.models import layers as product
-from engines.models import loader
+from engines.models import loader, product
 from engines.models.config import Rope
 from engines.models.decoder import CausalModel
-from engines.models.layers import FEWEST_ROWS, Linear, Product, fewest_rows, product_of, reorder
+from engines.models.layers import Linear, reorder
 from engines.models.llada import LLaDAModelLM
 from engines.models.loader import load_causal
+from engines.models.product import FEWEST_ROWS, Product, fewest_rows, product_of
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
 
