@@ -6,17 +6,25 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Sequence
-from ctypes import CDLL
+from ctypes import CDLL, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 CPU_FACTS = Path("/proc/cpuinfo")
 
 
 class CompilerError(Exception):
     """Nothing was made; ``str`` says why in a sentence."""
+
+
+class Pointer:
+    """How C takes a tensor: its data; None is null."""
+
+    @classmethod
+    def from_param(cls, tensor: Any) -> c_void_p | None:
+        return None if tensor is None else c_void_p(tensor.data_ptr())
 
 
 class Library(NamedTuple):

@@ -6,7 +6,7 @@ makes is wrong on an example (``engines.kernels.probe``), torch's operators serv
 """
 
 from collections.abc import Callable, Mapping
-from ctypes import c_bool, c_float, c_long, c_void_p
+from ctypes import c_bool, c_float, c_long
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -15,22 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engines.compiled import Library, loaded
+from engines.compiled import Library, Pointer, loaded
 from engines.models.layers import rotate_halves
 from engines.runtime.device import store_by_index
 
 DTYPES: Mapping[torch.dtype, str] = MappingProxyType({torch.float32: "float32", torch.bfloat16: "bfloat16"})
 
 
-class _Pointer:
-    """How C takes a tensor: its data; None is null."""
-
-    @classmethod
-    def from_param(cls, tensor: Tensor | None) -> c_void_p | None:
-        return None if tensor is None else c_void_p(tensor.data_ptr())
-
-
-_P, _N, _F, _B = _Pointer, c_long, c_float, c_bool
+_P, _N, _F, _B = Pointer, c_long, c_float, c_bool
 _ARGUMENTS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "rms_norm": (_P, _P, _P, _P, _N, _N, _F, _N),

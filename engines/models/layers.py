@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.models.product import Product, product_of
+from engines.models.product import InTiles, Product, product_of
 from engines.models.protocol import Attend
 
 
@@ -49,6 +49,14 @@ def reorder(model: nn.Module, *, joins: bool) -> bool:
             module.product = product_of(module.weight, module.bias)
             found.append(module.product)
     return None not in found
+
+
+def products_by(model: nn.Module) -> str:
+    """What multiplies in a model's layers: ``amx``, ``onednn`` or ``torch``."""
+    modules = list(model.modules())
+    parts = [*modules, *(part for module in modules for part in vars(module).values() if isinstance(part, Products))]
+    found = {type(product) for part in parts if (product := getattr(part, "product", None)) is not None}
+    return "amx" if InTiles in found else "onednn" if found else "torch"
 
 
 class Products:

@@ -4,15 +4,22 @@ torch's own product of float32 is MKL's, which leaves part of some processors un
 of oneDNN's here, and tests ask: a row's result is the same whatever rows stand beside it, from two rows on (alone, it is from
 fewer inputs than a thousand or so), with any number of threads; and it is torch's, bit for bit, as far as MKL adds all
 products of a row up in one go, which it does with up to 384 inputs. With more, MKL adds partial sums, and last bits differ.
+
+By AMX a row of oneDNN's product hangs on how many rows stand beside it, so oneDNN does without (``repro.runs.environment``) and
+products of bfloat16 on a processor that has it are our own (``InTiles``), each output one sum from the first input to the last.
 """
 
-from functools import lru_cache, partial
+from ctypes import CDLL, c_bool, c_long
+from functools import cache, lru_cache, partial
+from pathlib import Path
 from timeit import repeat
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engines.compiled import CompilerError, Library, Pointer, loaded
 from engines.runtime.rows import MIN_ROWS
 
 ROWS = (8, 16, 32, 64, 128, 256)
@@ -27,6 +34,8 @@ def product_of(weight: Tensor, bias: Tensor | None = None) -> "Product | None":
     """None where torch's own has to do: on other devices, in other dtypes, and while it is trained."""
     if weight.device.type != "cpu" or weight.requires_grad or not torch.backends.mkldnn.is_available():
         return None
+    if weight.dtype == torch.bfloat16 and tiles_fault() is None:
+        return InTiles(weight, bias)
     is_half = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return Product(weight, bias) if weight.dtype == torch.float32 or is_half else None
 
@@ -36,8 +45,7 @@ class Product:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
-        outputs, inputs = weight.shape
-        self._fewest = fewest_rows(inputs, min(outputs, MOST_OUTPUTS), weight.dtype, torch.get_num_threads())
+        self._fewest = self._fewest_rows()
         self._reorder()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -45,16 +53,39 @@ class Product:
             return F.linear(x, self.weight, self.bias)
         if self._version is not None and self._version != self.weight._version:
             self._reorder()
-        return _product(x, self._reordered, self.bias)
+        return self._product(x)
 
     def __reduce__(self) -> "tuple[type[Product], tuple[Tensor, Tensor | None]]":
         """A copy reorders its own weight: a reordered one cannot be copied."""
-        return Product, (self.weight, self.bias)
+        return type(self), (self.weight, self.bias)
 
     def _reorder(self) -> None:
         """Again where the weight was written to since; one made in inference mode cannot say."""
         self._version = None if self.weight.is_inference() else self.weight._version
-        self._reordered = _reordered(self.weight)
+        self._reordered = self._copy()
+
+    def _fewest_rows(self) -> int:
+        outputs, inputs = self.weight.shape
+        return fewest_rows(inputs, min(outputs, MOST_OUTPUTS), self.weight.dtype, torch.get_num_threads())
+
+    def _copy(self) -> Tensor:
+        return _reordered(self.weight)
+
+    def _product(self, x: Tensor) -> Tensor:
+        return _product(x, self._reordered, self.bias)
+
+
+class InTiles(Product):
+    """By AMX, from any number of rows on."""
+
+    def _fewest_rows(self) -> int:
+        return 0
+
+    def _copy(self) -> Tensor:
+        return tiles_of(self.weight.detach())
+
+    def _product(self, x: Tensor) -> Tensor:
+        return multiply(x, self._reordered, self.bias, self.weight.shape[0])
 
 
 @lru_cache(maxsize=256)
@@ -83,3 +114,60 @@ def _reordered(weight: Tensor) -> Tensor:
 
 def _product(x: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, reordered, bias, "none", [], "")
+
+
+# -- in tiles ----------------------------------------------------------------------------------------------
+
+SIDE = 16
+"""Rows of a tile, and pairs of numbers in a row."""
+ROUNDING = 2.0**-6
+"""Largest difference to torch's that rounding explains, of values of order 1."""
+
+LIBRARY = Library(
+    "tiles",
+    (Path(__file__).with_name("tiles.cpp"),),
+    ("-O3", "-march=native", "-pthread"),
+    headers=(Path(__file__).parents[1] / "kernels" / "lanes.hpp",),
+)
+
+
+def tiles_of(weight: Tensor) -> Tensor:
+    """[blocks, steps, 2, 16, 16, 2] of a weight [outputs, inputs]: for 32 outputs after the other, and of these for 32 inputs after
+    the other, two tiles of 16 outputs, whose rows are pairs of inputs; zeros behind the last."""
+    (outputs, inputs), width = weight.shape, 2 * SIDE
+    whole = F.pad(weight, (0, -inputs % width, 0, -outputs % width))
+    return whole.view(-1, 2, SIDE, whole.shape[1] // width, SIDE, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
+
+
+def multiply(x: Tensor, tiles: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    """x W^T + b [N, outputs] of x [N, inputs] and ``tiles_of`` W, all bfloat16."""
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    rows, inputs = x.shape
+    out = x.new_empty((rows, outputs))
+    _library().multiply_bfloat16(x, tiles, bias, out, rows, inputs, outputs, x.stride(0), torch.get_num_threads())
+    return out
+
+
+@cache
+def tiles_fault() -> str | None:
+    """Why products of bfloat16 are not made so, on an example too, whose rows, inputs and outputs fill no tile."""
+    try:
+        if not _library().has_tiles():
+            return "the processor has no AMX"
+    except CompilerError as error:
+        return str(error)
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(shape, generator=generator).bfloat16() for shape in ((37, 300), (45, 300), (45,)))
+    weight /= 16
+    found, expected = multiply(x, tiles_of(weight), bias, len(weight)).float(), F.linear(x, weight, bias).float()
+    return None if torch.allclose(found, expected, rtol=ROUNDING, atol=ROUNDING) else "its products are wrong"
+
+
+@cache
+def _library() -> CDLL:
+    found = loaded(LIBRARY)
+    found.has_tiles.restype = c_bool
+    tensors: list[Any] = [Pointer] * 4
+    found.multiply_bfloat16.argtypes, found.multiply_bfloat16.restype = (*tensors, *[c_long] * 5), None
+    return found

@@ -38,7 +38,7 @@ from engines.errors import require
 from engines.kernels import host
 from engines.kernels.probe import HostKernels, TritonKernels
 from engines.models.decoder import CausalModel
-from engines.models.layers import FusedOps, fuse
+from engines.models.layers import FusedOps, fuse, products_by
 from engines.policies.views import Bucket, Chunk, Rung
 from engines.runtime.device import PoolTensors, Staging, Store, on, staging_to
 from engines.runtime.graphs import CudaRecorder, Graphs, Recorder
@@ -291,6 +291,7 @@ class PagedExecutor:
             "attention": self.attention.name,
             "attention_unavailable": found if isinstance(found, str) else None,
             "host_kernels_unavailable": self._host.fault,
+            "products": products_by(self.model),
             "block_size": self.attention.block_size,
             "num_graphs": 0 if self.graphs is None else len(self.graphs.keys),
         }

@@ -31,7 +31,7 @@ from engines.dllm.executor.step import Forward, GraphRows, Head, SelectAndPack, 
 from engines.dllm.plan import DelegatingExecutor, Executor, ExecutorError, Request, StepOutcome, StepPlan
 from engines.errors import is_out_of_memory
 from engines.kernels.probe import HostKernels, TritonKernels
-from engines.models.layers import FusedOps, fuse
+from engines.models.layers import FusedOps, fuse, products_by
 from engines.models.protocol import DiffusionModel, Ranks
 from engines.parallel.group import TensorParallel
 from engines.runtime.device import PoolTensors
@@ -47,6 +47,8 @@ class KernelChoice:
     ) -> None:
         weight, shape, kv_heads = next(model.parameters()), model.config, model.kv_heads_here
         self._config = config
+        assert isinstance(model, nn.Module)
+        self._model = model
         self._device, self._dtype = weight.device, weight.dtype
         self.triton = TritonKernels(device=self._device, dtype=self._dtype, is_wanted=config.fused_kernels)
         self._host = HostKernels(device=self._device, dtype=self._dtype)
@@ -102,7 +104,11 @@ class KernelChoice:
     def report(self) -> dict[str, Any]:
         """What serves, and what was passed over and why, as JSON."""
         if self._device.type == "cpu":
-            return {"attention_backend": self.attention.name, "host_kernels_unavailable": self._host.fault}
+            return {
+                "attention_backend": self.attention.name,
+                "host_kernels_unavailable": self._host.fault,
+                "products": products_by(self._model),
+            }
         found = availability(self._device, self._dtype, *self._heads)
         return {
             "attention_backend": self.attention.name,

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,13 +10,14 @@ import torch.nn.functional as F
 from support.tiny_models import GQA, any_network
 from torch import Tensor, nn
 
+from engines.compiled import CompilerError, loaded
 from engines.models import loader, product
 from engines.models.config import Rope
 from engines.models.decoder import CausalModel
-from engines.models.layers import Linear, reorder
+from engines.models.layers import Linear, products_by, reorder
 from engines.models.llada import LLaDAModelLM
 from engines.models.loader import load_causal
-from engines.models.product import FEWEST_ROWS, Product, fewest_rows, product_of
+from engines.models.product import FEWEST_ROWS, InTiles, Product, fewest_rows, product_of
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
 
@@ -104,6 +106,70 @@ def test_what_is_trained_or_of_another_dtype_is_left_to_torch():
     assert product_of(weight.half()) is None
     assert product_of(weight.to("meta")) is None
     assert product_of(nn.Parameter(weight)) is None
+
+
+@pytest.fixture
+def in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with AMX; without it the same sums are made one by one. oneDNN's rows would hang on their company."""
+    try:
+        loaded(product.LIBRARY)
+    except CompilerError as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(product, "tiles_fault", lambda: None)
+    own = product._product
+    monkeypatch.setattr(product, "_product", lambda x, *to: own(x, *to) if x.itemsize == 4 else pytest.fail("asked"))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("inputs", "outputs"), [(24, 40), (64, 64), (160, 553), (576, 96), (31, 1)])
+def test_in_tiles_a_row_is_the_same_in_any_company_and_alone(in_tiles, inputs, outputs, threads):
+    x, weight = drawn(inputs, outputs, torch.bfloat16, rows=75)
+    bias = torch.linspace(-1, 1, outputs).bfloat16()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        own = product_of(weight, bias)
+        assert isinstance(own, InTiles)
+        whole = own(x)
+        for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64):
+            assert torch.equal(own(x[7 : 7 + rows]), whole[7 : 7 + rows]), rows
+    finally:
+        torch.set_num_threads(before)
+    exact = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(whole.double(), exact, rtol=2**-8, atol=1e-5)
+    # Rows that lie apart, none, and a row of no number beside them.
+    wide = torch.cat((x, torch.full_like(x, torch.nan)), dim=1)[:, :inputs]
+    assert torch.equal(own(wide), whole)
+    assert own(x[:0]).shape == (0, outputs)
+    x[3] = torch.nan
+    assert torch.equal(own(x)[4:], whole[4:])
+
+
+def test_a_weight_in_tiles_is_read_anew_where_it_is_written_to_and_copied(in_tiles):
+    x, weight = drawn(40, 33, torch.bfloat16, rows=9)
+    own = InTiles(weight)
+    once = own(x)
+    weight.mul_(2)
+    assert torch.equal(own(x), 2 * once)
+    assert torch.equal(deepcopy(own)(x), 2 * once)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "by"), [(torch.bfloat16, "amx"), (torch.float32, "onednn"), (torch.float16, "torch")]
+)
+def test_a_run_tells_what_multiplies(in_tiles, dtype, by):
+    assert products_by(load_causal(TIED, weights="random", dtype=dtype)) == by
+
+
+@pytest.mark.parametrize(("has", "sign", "said"), [(1, 1, None), (0, 1, "no AMX"), (1, -1, "its products are wrong")])
+def test_tiles_are_for_processors_that_have_them_and_are_right(monkeypatch, in_tiles, has, sign, said):
+    monkeypatch.undo()
+    right = product.multiply
+    library = SimpleNamespace(has_tiles=lambda: has, multiply_bfloat16=product._library().multiply_bfloat16)
+    monkeypatch.setattr(product, "_library", lambda: library)
+    monkeypatch.setattr(product, "multiply", lambda *own: sign * right(*own))
+    found = product.tiles_fault.__wrapped__()
+    assert found is None if said is None else said in found
 
 
 def linears(model: nn.Module) -> list[Linear]:

@@ -13,7 +13,7 @@ from engines.dllm.denoise import FusedReduction, Reduction
 from engines.dllm.executor.step import TorchSelectAndPack, TritonSelectAndPack
 from engines.dllm.executor.torch import KernelChoice
 from engines.kernels import probe
-from engines.models.layers import FusedOps
+from engines.models.layers import FusedOps, products_by
 from engines.models.llada import LLaDAModelLM
 
 CONFIG = EngineConfig(decode=DecodeConfig(confidence="margin"), suppress_mask_token=False)
@@ -40,7 +40,8 @@ def test_a_cpu_has_no_choice():
     assert choice.reduction == Reduction(confidence="margin", suppress_id=None)
     assert choice.local is None
     assert choice.recorder() is None
-    assert choice.report() == {"attention_backend": choice.attention.name, "host_kernels_unavailable": fault}
+    told = {"attention_backend": choice.attention.name, "host_kernels_unavailable": fault}
+    assert choice.report() == told | {"products": products_by(network(GQA))}
     assert isinstance(
         KernelChoice(network(GQA), replace(CONFIG, attention_backend="sdpa-padded")).attention, SdpaPadded
     )
@@ -50,7 +51,8 @@ def test_without_a_compiler_torch_attends(monkeypatch):
     monkeypatch.setattr(probe, "host_fault", lambda dtype: "there is no C++ compiler")
     choice = KernelChoice(network(GQA), CONFIG)
     assert choice.attention == Sdpa()
-    assert choice.report() == {"attention_backend": "sdpa", "host_kernels_unavailable": "there is no C++ compiler"}
+    told = choice.report()
+    assert (told["attention_backend"], told["host_kernels_unavailable"]) == ("sdpa", "there is no C++ compiler")
 
 
 def test_a_cpu_s_kernels_make_its_layers(monkeypatch):
