@@ -50,6 +50,10 @@ class Generated:
     """The generated region, gen_length ids."""
     forward_passes: int
     """Counted as the method's published code does."""
+    rows: tuple[int, ...]
+    """That each step computes."""
+    committed: tuple[int, ...]
+    """Tokens that each commits."""
 
 
 def prepare_generation(options: GenerateOptions) -> Prepared:
@@ -80,7 +84,12 @@ def run_prepared(prepared: Prepared, prompt_ids: tuple[int, ...]) -> Generated:
         # Blocks that their first, full forward completed: published code runs one more forward on each.
         refresh = [record.plan.num_refresh == 1 for record in records] + [True]
         extra = sum(now and after for now, after in pairwise(refresh))
-    return Generated(token_ids=token_ids, forward_passes=len(records) + extra)
+    return Generated(
+        token_ids=token_ids,
+        forward_passes=len(records) + extra,
+        rows=tuple(record.outcome.query_rows for record in records),
+        committed=tuple(record.outcome.committed_tokens for record in records),
+    )
 
 
 def _engine(prepared: Prepared, request: Request) -> Engine:
@@ -93,6 +102,7 @@ def _engine(prepared: Prepared, request: Request) -> Engine:
         max_num_seqs=1,
         sparsity=sampler.sparsity,
         settling=sampler.settling,
+        cut=sampler.cut,
         decode=sampler.decode,
         tie_policy=options.tie_policy or sampler.tie_policy,  # type: ignore[arg-type]
         suppress_mask_token=sampler.suppress_mask_token,

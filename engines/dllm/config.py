@@ -4,10 +4,14 @@ Before the knobs stand what they choose among: the phases of a denoising step, a
 (dLLM-Serve §2.3).
 """
 
+import re
 from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
+from random import Random
+from statistics import NormalDist
 from typing import Annotated, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 from engines.data import asked
@@ -39,6 +43,17 @@ Window = Literal["block", "suffix"]
 """What a Reuse step recomputes: the active block, or everything from its start to the end."""
 
 
+class Learned(NamedTuple):
+    """What a step tells a rule that chooses rows (``engines.dllm.rows``)."""
+
+    places: tuple[int, ...]
+    """Positions of the tokens that it committed; of a simulation the first ones that it could."""
+    confidences: tuple[float, ...] = ()
+    """Those of every place of the block, -inf where none was asked for; empty unless the rule needs attention, as the next."""
+    importance: tuple[float, ...] = ()
+    """That of every position, by attention rollout through the step's layers."""
+
+
 class Seen(NamedTuple):
     """What a step did for one request, told to a rule that asks (``SeeingRule``)."""
 
@@ -50,6 +65,8 @@ class Seen(NamedTuple):
     """In the block, after the step."""
     confidences: tuple[float, ...]
     """What ranked the committed tokens, the model's probability unless the method ranks by another measure; the best first."""
+    learned: Learned | None = None
+    """What a rule that chooses rows is told."""
 
 
 class RefreshRule(Protocol):
@@ -191,6 +208,65 @@ def check_settling(settling: Settling, *, window: str, selection: str, caches: b
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cut(Checked):
+    """Masks behind the active block that its steps do without, as if they were not there: neither rows nor keys. A block keeps some, at
+    their true positions, which are drawn anew for each block from the request's seed alone.
+
+    DPad had the idea (arXiv:2508.14148), and draws them; Streaming-dLLM (arXiv:2601.17917) keeps the nearest and the last.
+    """
+
+    suffix: Annotated[Literal["whole", "gaussian", "uniform", "ends"], Only(family="llada")] = "whole"
+    """Masks kept behind a block: whole keeps all, gaussian and uniform draw some (DPad), ends keeps the first of them and the last."""
+    suffix_window: Annotated[int, Range(1, 2**17), Needs(suffix=("gaussian", "uniform", "ends"))] = 256
+    """Masks behind a block that may be kept."""
+    suffix_k: Annotated[float, Range(above=0, most=1e3), Needs(suffix="gaussian")] = 4.0
+    """Standard deviations in the window."""
+    suffix_scale: Annotated[float, Range(above=0, most=1e3), Needs(suffix="gaussian")] = 2.0
+    """Factor of the normal density by which a mask is kept."""
+    suffix_number: Annotated[int, Range(1, 2**17), Needs(suffix="uniform")] = 32
+    """Masks that are drawn from the window."""
+    suffix_kept: Annotated[str, Needs(suffix=("gaussian", "uniform"))] | None = None
+    """Places of the answer to keep, as 8,9;16 for two blocks, in place of drawn ones; drawn by default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.suffix_kept is None or re.fullmatch(r"[0-9,; ]*", self.suffix_kept) is not None,
+            f"suffix_kept={self.suffix_kept!r} is no list of numbers: give those of a block divided by commas, blocks by semicolons",
+        )
+
+    @property
+    def cuts(self) -> bool:
+        return self.suffix != "whole"
+
+    def kept(self, generation: "GenerationConfig", block: int) -> tuple[int, ...]:
+        """Places of the answer behind a block that it keeps."""
+        end = min((block + 1) * generation.block_length, generation.gen_length)
+        behind = generation.gen_length - end
+        if self.suffix_kept is not None:
+            blocks = self.suffix_kept.split(";")
+            places = tuple(map(int, filter(None, blocks[block].split(",")))) if block < len(blocks) else ()
+            require(
+                all(a < b for a, b in pairwise((end - 1, *places, generation.gen_length))),
+                f"suffix_kept={self.suffix_kept!r} has places for block {block} that do not rise from {end} on: correct it",
+            )
+            return places
+        draw, window = Random(f"{generation.seed} {block}"), min(behind, self.suffix_window)
+        if self.suffix == "uniform":
+            if self.suffix_number < behind:
+                return tuple(end + d for d in sorted(draw.sample(range(window), min(self.suffix_number, window))))
+        elif self.suffix == "ends":
+            if behind > self.suffix_window:
+                return (*range(end, end + window), generation.gen_length - 1)
+        elif self.suffix == "gaussian":
+            step = self.suffix_k / max(1, min(self.suffix_window, generation.gen_length) - 1)
+            return tuple(end + d for d in range(window) if draw.random() < self.suffix_scale * _NORMAL.pdf(step * d))
+        return tuple(range(end, generation.gen_length))
+
+
+_NORMAL = NormalDist()
+
 Selection = Literal["head", "uniform", "attended", "dense"]
 LogitRows = Literal["decomposed", "monolithic"]
 TiePolicy = Literal["stable", "parity"]
@@ -238,6 +314,12 @@ class GenerationConfig(Checked):
     """Parallel decoding: commit every masked token of a block that is at least this confident, and the best one always."""
     factor: Annotated[float, Range(above=0, most=1e6), MEASURED] | None = None
     """Fast-dLLM's other rule of parallel decoding: the j-th most confident token needs confidence 1 - factor / (j + 1)."""
+    anchor_threshold: Annotated[Proportion, MEASURED, Needs(threshold=None, factor=None)] | None = None
+    """LocalLeap's rule (arXiv:2510.07081): a step's scheduled tokens that are so confident are anchors; published 0.9."""
+    neighbor_threshold: Annotated[Proportion, MEASURED, Needs(anchor_threshold=SOMETHING)] = 0.75
+    """LocalLeap: masks near an anchor that are so confident are committed too."""
+    radius: Annotated[int, Range(0, MOST_TOKENS), MEASURED, Needs(anchor_threshold=SOMETHING)] = 4
+    """LocalLeap: places on either side of an anchor that are near."""
     remasking: Annotated[Remasking, MEASURED] = "low_confidence"
     """LLaDA: which tokens are committed first."""
     cfg_scale: Annotated[Level, MEASURED] = 0.0
@@ -261,7 +343,13 @@ class GenerationConfig(Checked):
     @property
     def is_parallel(self) -> bool:
         """Whether the model's confidences, not the schedule, decide how many tokens a step commits."""
-        return self.threshold is not None or self.factor is not None
+        return self.parallel_by is not None
+
+    @property
+    def parallel_by(self) -> tuple[str, float] | None:
+        """The setting that has them decide, and its value."""
+        values = {name: getattr(self, name) for name in ("threshold", "factor", "anchor_threshold")}
+        return next(((name, value) for name, value in values.items() if value is not None), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,6 +421,10 @@ class DecodeConfig(Checked):
     first_step: FirstStep = "ranked"
     tells_confidences: bool = False
     """Whether the host waits after every step to hear how sure the model was of what it committed: a refresh rule asks."""
+    relax: float = 0.0
+    """Streaming-dLLM: how far a threshold falls behind a block's first step, times the share of known tokens among its rows."""
+    learns: Literal["nothing", "places", "attention"] = "nothing"
+    """What the host waits for after every step (``Learned``): a rule that chooses rows asks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,6 +445,7 @@ class EngineConfig(Checked):
     """phase, request, lookahead, or a class of one's own as module:NAME."""
     sparsity: Annotated[SparsityConfig, Fixed] = field(default_factory=SparsityConfig)
     settling: Annotated[Settling, Fixed] = field(default_factory=Settling)
+    cut: Annotated[Cut, Fixed] = field(default_factory=Cut)
     decode: Annotated[DecodeConfig, Fixed] = field(default_factory=DecodeConfig)
     tie_policy: Annotated[TiePolicy, MEASURED] = "stable"
     """Among equal confidences: stable, or parity (the library's order of ties)."""
@@ -375,6 +468,10 @@ class EngineConfig(Checked):
             f"full_every={self.settling.full_every}, which no published sampler has: leave it out",
         )
         require(
+            self.tie_policy == "stable" or not (self.cut.cuts or self.decode.learns != "nothing"),
+            "tie_policy='parity' is the library's order over rows that this rule leaves out: leave it out",
+        )
+        require(
             self.suppress_mask_token or not self.settling.settles,
             f"settle_after={self.settling.settle_after} needs suppress_mask_token: a mask that is committed never settles",
         )
@@ -384,9 +481,10 @@ class EngineConfig(Checked):
 class ServeOptions:
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)
     settling: Settling = field(default_factory=Settling)
-    preset: Annotated[Literal["exact", "balanced", "fast"], Only(family="llada")] | None = None
+    cut: Cut = field(default_factory=Cut)
+    preset: Annotated[Literal["exact", "balanced", "trimmed", "fast"], Only(family="llada")] | None = None
     """Knobs set together, each of which may be given beside it: exact keeps and computes every row after one Refresh a block, balanced
-    leaves rows out, fast also commits by a threshold."""
+    leaves rows out, trimmed also masks behind the block, fast commits by a threshold."""
     compat: Annotated[Literal["paper", "upstream"], Only(family="llada"), Needs(refresh_delay=1)] = "paper"
     """paper, or upstream for its first-token rule."""
     refresh_rule: str | None = None

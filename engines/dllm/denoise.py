@@ -211,13 +211,18 @@ def reduce_in_parts(
 
 
 def choose(
-    confidence: Tensor, commit: Tensor | int, threshold: Tensor | None = None, factor: Tensor | None = None
+    confidence: Tensor,
+    commit: Tensor | int,
+    threshold: Tensor | None = None,
+    factor: Tensor | None = None,
+    leap: tuple[Tensor, ...] | None = None,
 ) -> Tensor:
     """[n, B] bool: which positions to commit. Ties go to the lower position (``stable``).
 
     confidence [n, B], -inf where nothing may be committed; commit [n] is the quota, or one for all. With a
     threshold [n] (inf where a request has none) every position reaching it is taken as well; with a
-    factor [n] (0 where a request has none) Fast-dLLM's factor rule says how many.
+    factor [n] (0 where a request has none) Fast-dLLM's factor rule says how many. ``leap`` are LocalLeap's anchor level (inf where a
+    request has none), neighbour level and radius [n]: what is so near an anchor among the chosen and so sure is taken as well.
     """
     if isinstance(commit, int) and commit == 1 and threshold is None and factor is None:
         best = confidence.argmax(dim=-1, keepdim=True)  # of equals the first, as documented
@@ -232,6 +237,11 @@ def choose(
     chosen = rank < commit.unsqueeze(1)
     if threshold is not None:
         chosen |= confidence >= threshold.unsqueeze(1)
+    if leap is not None:
+        anchor, neighbor, radius = (level[:, None, None] for level in leap)
+        is_anchor = (chosen & (confidence >= anchor[:, 0])).unsqueeze(1)
+        is_near = (places[:, :, None] - places[:, None, :]).abs() <= radius
+        chosen |= (is_anchor & is_near).any(dim=2) & (confidence >= neighbor[:, 0])
     return chosen & (confidence > -torch.inf)
 
 

@@ -8,6 +8,7 @@ the requests needed, whatever the scheduler says of itself.
 from collections.abc import Iterable
 from contextlib import suppress
 from time import perf_counter
+from typing import Any
 
 from engines.data import asked
 from engines.dllm.config import Phase, SeeingRule
@@ -23,14 +24,14 @@ from engines.dllm.plan import (
     StepPlan,
     StepRecord,
 )
+from engines.dllm.rows import Chosen
 from engines.dllm.scheduling import Scheduler, booked, due_fields, plan_item
 from engines.dllm.sequence import Sequence, hold_together, is_open_ended
 from engines.errors import RunError
 from engines.runtime.step_timer import DeviceTimes
 
-_KINDS = tuple(
-    Phase if name == "phase" else float if name == "commit_probability" else int for name in PlanItem._fields
-)
+_OTHERS = {"phase": Phase, "commit_probability": float, "suffix": bytes, "chosen": Chosen}
+_KINDS = tuple(_OTHERS.get(name, int) for name in PlanItem._fields)
 
 
 class Ledger:
@@ -89,7 +90,7 @@ class Ledger:
 
     def end(self, plan: StepPlan, outcome: StepOutcome, reported: StepChanges) -> None:
         """Book an executed plan; raise RunError where the scheduler reports something else of it."""
-        due = booked(self.running, plan, outcome.committed, outcome.stops, outcome.confidences)
+        due = booked(self.running, plan, outcome.committed, outcome.stops, **told(outcome))
         for request_id in due.finished:
             self.drop(request_id)
         if reported is due:
@@ -135,6 +136,12 @@ class Ledger:
 
 def _listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values)) or "none"
+
+
+def told(outcome: StepOutcome) -> dict[str, Any]:
+    """What of it a refresh rule asked for."""
+    asked_for = {"confidences": outcome.confidences, "learned": outcome.learned}
+    return {name: value for name, value in asked_for.items() if value is not None}
 
 
 NOTHING_RUN = StepOutcome(committed=(), query_rows=0, logit_rows=0, forward_s=0.0, duration_s=None)
@@ -231,8 +238,7 @@ class Engine:
         )
 
     def _complete(self, plan: StepPlan, outcome: StepOutcome) -> StepChanges:
-        told = {} if outcome.confidences is None else {"confidences": outcome.confidences}
-        done: StepChanges = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told)
+        done: StepChanges = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told(outcome))
         self._ledger.end(plan, outcome, done)
         if done.first_block:
             # A request's times are stamped at the end of this step, which a device may not have reached.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from engines.cost.roofline import StepPrice
 from engines.data import asked, load_named
 from engines.dllm.config import (
+    Cut,
     DecodeConfig,
     DelayedCache,
     EngineConfig,
@@ -46,6 +47,8 @@ DENSE = SparsityConfig(selection="dense")
 EVERYONES = frozenset({"gen_length", "steps", "temperature", "top_p", "top_k", "stop_at_eos"})
 """Settings of a generation that every method heeds; the others are options of some."""
 BLOCKS = frozenset({"block_length"})
+PARALLEL = frozenset({"threshold", "factor"})
+LEAP = frozenset({"anchor_threshold", "neighbor_threshold", "radius"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,7 @@ class Sampler:
     rule: RefreshRule
     sparsity: SparsityConfig = DENSE
     settling: Settling = field(default_factory=Settling)
+    cut: Cut = field(default_factory=Cut)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     exact_steps: bool = True
     """Whether every step of a block runs even when nothing is left to commit, as published."""
@@ -229,14 +233,19 @@ class Method(ABC):
 
 _EXACT: Options = {"selection": "dense", "refresh_delay": 0}
 _BALANCED: Options = {**_EXACT, "settle_after": 1, "renew_at": 2, "full_every": 4}
-PRESETS: Mapping[str, Options] = {"exact": _EXACT, "balanced": _BALANCED, "fast": {**_BALANCED, "full_every": 8}}
+PRESETS: Mapping[str, Options] = {
+    "exact": _EXACT,
+    "balanced": _BALANCED,
+    "trimmed": {**_BALANCED, "suffix": "gaussian"},
+    "fast": {**_BALANCED, "full_every": 8},
+}
 FAST_THRESHOLD = 0.9
 
 
 class DllmServe(Method):
     name = "dllm-serve"
     title = "dLLM-Serve"
-    heeds = dict.fromkeys(("llada", "dream"), BLOCKS | {"threshold", "factor"})
+    heeds = {"llada": BLOCKS | PARALLEL | LEAP, "dream": BLOCKS | PARALLEL}
     own = ServeOptions
 
     def sampler(self, family: str, options: Options) -> Sampler:
@@ -265,6 +274,7 @@ class DllmServe(Method):
             rule=DelayedCache(delay=sparsity.refresh_delay),
             sparsity=sparsity,
             settling=settling,
+            cut=own.cut,
             decode=DecodeConfig(first_step="first_and_ranked" if always else "ranked"),
             exact_steps=False,
             suppress_mask_token=True,

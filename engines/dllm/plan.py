@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from engines.dllm.config import GenerationConfig, Phase
+from engines.dllm.config import GenerationConfig, Learned, Phase
+from engines.dllm.rows import NOTHING_CHOSEN, Chosen
 from engines.errors import RunError, require
 from engines.runtime.step_timer import DeviceTimes
 
@@ -77,6 +78,10 @@ class PlanItem(NamedTuple):
     settled_rows: int = 0
     """Rows of the block that a Reuse step leaves out: its tokens committed before step ``settled_before`` of the block."""
     settled_before: int = 0
+    suffix: bytes = b""
+    """True positions, as int64s, of the rows behind the block where some are cut (``Cut``): ``total_len`` counts these alone."""
+    chosen: Chosen = NOTHING_CHOSEN
+    """The rows of a step whose rule chooses them; ``block_start`` and the like then say what is denoised alone."""
 
     @property
     def block_len(self) -> int:
@@ -88,13 +93,22 @@ class PlanItem(NamedTuple):
         return self.window_end - self.block_start
 
     @property
+    def candidates(self) -> int:
+        """Masks of the block that get logits."""
+        return self.chosen.num_places if self.chosen.rows else self.masks_left
+
+    @property
     def query_tokens(self) -> int:
+        if self.chosen.rows:
+            return self.chosen.num_rows
         if self.phase is Phase.REUSE:
             return self.window_end - self.block_start - self.settled_rows
         return self.total_len - self.first_row
 
     @property
     def key_tokens(self) -> int:
+        if self.chosen.keys:
+            return self.chosen.num_keys
         return self.total_len if self.phase.is_refresh else self.kept_rows + self.window_len
 
 
@@ -130,6 +144,8 @@ class StepOutcome(NamedTuple):
     ``stop_at_eos``, and only once their block has nothing left to commit."""
     confidences: tuple[tuple[float, ...], ...] | None = None
     """Those of the tokens that each item committed, the best first; None unless ``DecodeConfig.tells_confidences``."""
+    learned: tuple[Learned, ...] | None = None
+    """Each item's; None unless ``DecodeConfig.learns``."""
 
     @property
     def committed_tokens(self) -> int:

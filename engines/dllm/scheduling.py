@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
+from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
@@ -23,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.data import load_named, where_of
-from engines.dllm.config import EngineConfig, GenerationConfig, RefreshRule, SeeingRule, check_settling
+from engines.dllm.config import EngineConfig, GenerationConfig, Learned, RefreshRule, SeeingRule, check_settling
 from engines.dllm.plan import PlanItem, Request, StepChanges, StepPlan
 from engines.dllm.sequence import Sequence, is_open_ended
 from engines.errors import UserError, require
@@ -77,8 +78,8 @@ class KvPool:
             del self._starts[i], self._lengths[i]
 
 
-Confidences = tuple[tuple[float, ...], ...]
-"""``StepOutcome.confidences``"""
+Told = Any
+"""``StepOutcome.confidences`` and ``learned``"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,11 +200,7 @@ class Scheduler(ABC):
         return StepPlan(tuple(map(plan_item, chosen)), tuple(admitted), charged)
 
     def complete(
-        self,
-        plan: StepPlan,
-        committed: tuple[int, ...],
-        stops: Mapping[int, int] = MappingProxyType({}),
-        **told: Confidences,
+        self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({}), **told: Told
     ) -> StepChanges:
         """Book an executed plan (``committed`` and ``stops`` are StepOutcome's, as are ``confidences`` where a refresh rule asks for
         them); frees the rows of requests it finished."""
@@ -241,7 +238,8 @@ def booked(
     plan: StepPlan,
     committed: tuple[int, ...],
     stops: Mapping[int, int],
-    confidences: Confidences | None = None,
+    confidences: Sequenced[tuple[float, ...]] | None = None,
+    learned: Sequenced[Learned] | None = None,
 ) -> StepChanges:
     """Advance the sequences, by id of request, by an executed plan; what became of them in it."""
     first_block, finished, stopped = [], [], []
@@ -249,7 +247,12 @@ def booked(
         request_id = item.request_id
         sequence = sequences[request_id]
         block = sequence.block
-        sequence.advance(count, stops.get(request_id), () if confidences is None else confidences[place])
+        sequence.advance(
+            count,
+            stops.get(request_id),
+            () if confidences is None else confidences[place],
+            None if learned is None else learned[place],
+        )
         if sequence.block == block:
             continue
         if block == 0:
@@ -267,7 +270,7 @@ _NOTHING = StepChanges()
 """What becomes of requests in most steps; one, so that whoever compares two has nothing to look at."""
 
 
-_ASKED = {"request_id": "request.request_id", "commit": "quota"}
+_ASKED = {"request_id": "request.request_id", "commit": "quota", "total_len": "length"}
 due_fields = attrgetter(*(_ASKED.get(name, name) for name in PlanItem._fields))
 """Reads from a sequence what is due, in the order of an item's fields: every request of every step passes here."""
 
@@ -338,8 +341,7 @@ class LookaheadScheduler(PhaseScheduler):
     @classmethod
     def check(cls, config: EngineConfig, generation: GenerationConfig) -> None:
         if is_open_ended(generation, config.decode):
-            values = {"threshold": generation.threshold, "factor": generation.factor, "quota": config.decode.quota}
-            name, value = next((name, value) for name, value in values.items() if value is not None)
+            name, value = generation.parallel_by or ("quota", config.decode.quota)
             raise UserError(
                 f"{name}={value!r} leaves open how many steps a block takes, and scheduler='lookahead' plans every step "
                 f"at admission: use scheduler='phase'"
@@ -355,14 +357,16 @@ class LookaheadScheduler(PhaseScheduler):
 
     def submit(self, request: Request) -> None:
         super().submit(request)
-        reuse = self._pattern(replace(request.generation, seed=0))
-        self._trajectories[request.request_id] = np.where(reuse > 0, reuse, request.total_len)
+        own = request.generation if self.config.cut.cuts else replace(request.generation, seed=0)
+        reuse = self._pattern(own)
+        self._trajectories[request.request_id] = np.where(reuse > 0, reuse, request.total_len + reuse)
 
     def _reuse_tokens(self, generation: GenerationConfig) -> Tokens:
-        """Query tokens of every step, 0 where it is a Refresh: those alone depend on the prompt."""
+        """Query tokens of every step; where it is a Refresh, which depends on the prompt, less what the whole length has, 0 or below."""
         request = Request(request_id=0, prompt_len=1, generation=generation)
         sequence = Sequence(request, self.rule, self.config, exact_steps=self.exact_steps)
-        steps = [0 if phase.is_refresh else tokens for phase, tokens in sequence.trajectory()]
+        whole = request.total_len
+        steps = [tokens - whole if phase.is_refresh else tokens for phase, tokens in sequence.trajectory()]
         return np.array(steps, dtype=np.int64)
 
     def schedule(self) -> StepPlan | None:
@@ -388,11 +392,7 @@ class LookaheadScheduler(PhaseScheduler):
         return True
 
     def complete(
-        self,
-        plan: StepPlan,
-        committed: tuple[int, ...],
-        stops: Mapping[int, int] = MappingProxyType({}),
-        **told: Confidences,
+        self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({}), **told: Told
     ) -> StepChanges:
         self._advance()
         return super().complete(plan, committed, stops, **told)

@@ -10,10 +10,13 @@ from copy import copy, deepcopy
 from functools import lru_cache
 from itertools import pairwise
 
+import numpy as np
+
 from engines.dllm.config import (
     DecodeConfig,
     EngineConfig,
     GenerationConfig,
+    Learned,
     Phase,
     RefreshRule,
     SeeingRule,
@@ -23,6 +26,7 @@ from engines.dllm.config import (
     check_phase,
 )
 from engines.dllm.plan import Request
+from engines.dllm.rows import NOTHING_CHOSEN, RowRule, Rows, Standing
 from engines.errors import require
 
 _EPS = 1e-3
@@ -109,6 +113,8 @@ class Sequence:
         self.request = request
         self.sees = isinstance(rule, SeeingRule)
         self.rule = rule_of(rule, request)
+        self.masked = Rows(request.prompt_len, request.total_len) if isinstance(self.rule, RowRule) else None
+        """Where masks are, of a rule that chooses rows by them."""
         self.config, self.decode = config, config.decode
         self.settles = config.settling.settles
         """Whether its Reuse steps may leave rows out."""
@@ -118,6 +124,8 @@ class Sequence:
         self.runs_all_steps = exact_steps and not request.generation.is_parallel
         self.quota_steps = steps_per_block(request.generation)
         self.total_len = request.total_len
+        self.chosen = NOTHING_CHOSEN
+        self.suffix = b""
         self._enter(0)
         self.kv_rows = 0
         if rule.caches:
@@ -140,15 +148,22 @@ class Sequence:
         self.phase: Phase = self._next_phase()
         self.block_start = self.request.prompt_len + block * generation.block_length
         self.block_end = min(self.block_start + generation.block_length, self.total_len)
-        self.window_end = self.block_end if self.rule.window == "block" else self.total_len
+        self.length = self.total_len
+        """Rows of all kinds that the block has: less than ``total_len`` where masks behind it are cut."""
+        if (cut := self.config.cut).cuts:
+            self.suffix = (np.array(cut.kept(generation, block), dtype=np.int64) + self.request.prompt_len).tobytes()
+            self.length = self.block_end + len(self.suffix) // 8
+        self.window_end = self.block_end if self.rule.window == "block" else self.length
         self.masks_left = self.block_end - self.block_start
         self.masks: tuple[int, ...] = (self.masks_left,)
         """In the block at the start of each of its steps so far, where settling asks."""
         self.first_row = self.settled_rows = self.settled_before = 0
         if self.phase is Phase.BUILD and had_cache and self.config.settling.is_partial(block):
             self.phase, self.first_row = Phase.PARTIAL, self.block_start - generation.block_length
-        context = self.total_len - (self.window_end - self.block_start)
+        context = self.length - (self.window_end - self.block_start)
         self.kept_rows = self.config.sparsity.kept_rows(context) if self.rule.caches else 0
+        if self.masked is not None:
+            self._choose(self.masked)
 
     @property
     def is_finished(self) -> bool:
@@ -161,9 +176,11 @@ class Sequence:
 
     @property
     def query_tokens(self) -> int:
+        if self.chosen.rows:
+            return self.chosen.num_rows
         if self.phase is Phase.REUSE:
             return self.window_end - self.block_start - self.settled_rows
-        return self.total_len - self.first_row
+        return self.length - self.first_row
 
     @property
     def quota(self) -> int:
@@ -172,15 +189,23 @@ class Sequence:
         ``even``: n // S, the remainder to the earliest steps of the block; ``timestep``: Dream's
         schedule. Under parallel decoding it is the least, one; the executor says how many passed.
         """
+        return self.chosen.commit if self.chosen.rows else self._due
+
+    @property
+    def _due(self) -> int:
+        """By the schedule."""
         if self.masks_left == 0:
             return 0
         if self.decode.first_step == "first_position" and self.step_in_block == 0:
             return 1
+        if self.request.generation.anchor_threshold is not None:
+            whole, more = divmod(self.block_end - self.block_start, self.block_steps)
+            return min(self.masks_left, whole + (self.step_in_block < more))
         if self.is_open_ended:
             return 0 if self.decode.quota == "origin" else 1
         if self.decode.quota == "timestep":
             return timestep_quota(self.masks_left, self.step_in_block, self.block_steps)
-        return -(-self.masks_left // (self.block_steps - self.step_in_block))
+        return -(-self.masks_left // max(1, self.block_steps - self.step_in_block))
 
     @property
     def commit_probability(self) -> float:
@@ -199,7 +224,17 @@ class Sequence:
             yield ahead.phase, ahead.query_tokens
             ahead.advance(ahead.quota)
 
+    def _choose(self, masked: Rows) -> None:
+        """The rows of the coming step. One that computes all of them is a PARTIAL: nothing is packed behind it."""
+        at = Standing(
+            self.block_start, self.block_end, self.step_in_block, self.block_steps, masked.masks, quota=self._due
+        )
+        self.chosen = self.rule.choose(at)  # type: ignore[attr-defined]
+        self.phase = Phase.PARTIAL if self.chosen.num_rows == self.total_len else Phase.REUSE
+
     def _next_phase(self) -> Phase:
+        if self.masked is not None:
+            return Phase.REUSE
         phase = self.rule.phase(self.step_in_block)
         if self.sees:
             check_phase(self.rule, phase, has_cache=self.has_cache)
@@ -214,13 +249,22 @@ class Sequence:
         self.settled_before = self.config.settling.settled_before(self.masks) if leaves_out else 0
         self.settled_rows = self.masks[0] - self.masks[self.settled_before]
 
-    def advance(self, committed: int, stop: int | None = None, confidences: tuple[float, ...] = ()) -> None:
+    def advance(
+        self,
+        committed: int,
+        stop: int | None = None,
+        confidences: tuple[float, ...] = (),
+        learned: Learned | None = None,
+    ) -> None:
         """Book one executed step; moves on to the next block when this one is complete, or to the end if
         it then holds a stop token, at position ``stop``."""
         self.num_steps += 1
         self.masks_left -= committed
+        if self.masked is not None:
+            places = self.masked.committed(self.chosen, committed, None if learned is None else learned.places)
+            learned = Learned(places) if learned is None else learned
         if self.sees:
-            seen = Seen(self.block, self.step_in_block, self.phase, committed, self.masks_left, confidences)
+            seen = Seen(self.block, self.step_in_block, self.phase, committed, self.masks_left, confidences, learned)
             self.rule.see(seen)  # type: ignore[attr-defined]
         self.step_in_block += 1
         if not self.is_idle:
@@ -231,6 +275,8 @@ class Sequence:
                 self.first_row = 0
                 if self.settles:
                     self._settle(before)
+                if self.masked is not None:
+                    self._choose(self.masked)
                 return
             self.stop = stop
             if stop is None and self.block + 1 < len(self.quota_steps):

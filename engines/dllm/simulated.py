@@ -260,7 +260,10 @@ def step_work(plan: StepPlan, config: EngineConfig, num_layers: int = 1) -> Step
     selects = sparsity.whole_layer is not None
     for item in plan.items:
         kept = sparsity.mean_rows(item.kept_rows, num_layers) if selects else item.kept_rows
-        if item.phase is Phase.REUSE:
+        if item.chosen.rows:
+            rows, keys = item.query_tokens, item.chosen.num_keys or item.total_len
+            written += rows
+        elif item.phase is Phase.REUSE:
             window = item.window_end - item.block_start
             rows, keys = window - item.settled_rows, padded_keys or kept + window
             written += rows
@@ -274,7 +277,7 @@ def step_work(plan: StepPlan, config: EngineConfig, num_layers: int = 1) -> Step
         read += keys
         query_rows += rows
         pairs += rows * keys
-        wanted += item.masks_left if config.suppress_mask_token else item.block_end - item.block_start
+        wanted += item.candidates if config.suppress_mask_token else item.block_end - item.block_start
     if plan.pad_to is None and config.logit_rows == "decomposed":
         logit_rows, chunks = wanted, max(1, -(-wanted // config.max_num_logits))
     else:
@@ -282,8 +285,8 @@ def step_work(plan: StepPlan, config: EngineConfig, num_layers: int = 1) -> Step
     return StepWork(query_rows, pairs, logit_rows, read, written, len(plan.items), logit_chunks=chunks)
 
 
-DATA = ("confidences", "ids")
-"""Confidences of a step's tokens, and the ids themselves, prompts included."""
+DATA = ("confidences", "ids", "attention")
+"""Confidences of a step's tokens, the ids themselves, prompts included, and what the model attended to."""
 
 
 def check_simulated(kind: str, policy: object, *, keeps_state: bool = False) -> None:
@@ -316,6 +319,7 @@ def check_simulated_generation(generation: GenerationConfig) -> None:
         "stop_at_eos": "where a request ends depends on the model",
         "threshold": "how many tokens pass it depends on the model",
         "factor": "how many tokens pass it depends on the model",
+        "anchor_threshold": "how many tokens pass it depends on the model",
         "cfg_scale": "its second forward has no cost here",
     }
     for name, reason in reasons.items():

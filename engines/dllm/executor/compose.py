@@ -22,8 +22,9 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.graphs import PackedForward, StepGraphs
 from engines.dllm.executor.layout import Layouts, PackedLayout, RowLayout
 from engines.dllm.executor.output import CandidateChoice, Commit, PackedHead, RankedSpan, forwarded_span
+from engines.dllm.executor.rollout import Rollout
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import Forward, Head, StepRows
+from engines.dllm.executor.step import AttendFactory, Forward, Head, StepRows
 from engines.dllm.executor.torch import KernelChoice, TorchExecutor
 from engines.dllm.memory import logit_rows_at_once
 from engines.dllm.plan import PlanItem, Request, check_request
@@ -82,6 +83,8 @@ class PackedAttend:
                 pool_k, pool_v = pool.k[layer], pool.v[layer]
                 # The block's fresh rows go right behind the retained ones: one run, no concatenation.
                 store(pool_k, pool_v, rows.pool_row, k[own], v[own])
+                if rows.key_rows is not None:
+                    pool_k, pool_v = pool_k.index_select(0, rows.key_rows), pool_v.index_select(0, rows.key_rows)
                 out = reuse(q, pool_k, pool_v, out)
             timer.lap_inside("attention")
             return out
@@ -180,6 +183,7 @@ class Shared:
         forward: Forward,
         head: Head,
         graphs: StepGraphs | None = None,
+        rollout: Rollout | None = None,
         ranked_span: RankedSpan = forwarded_span,
         also_validate: Callable[[Request], None] | None = None,
         stop_ids: Collection[int] | None = None,
@@ -194,7 +198,7 @@ class Shared:
             staging,
             self.timer,
             shifts_logits=shape.shifts_logits,
-            wants_every_place=not config.suppress_mask_token,
+            wants_every_place=not config.suppress_mask_token and config.decode.learns == "nothing",
         )
         return TorchExecutor(
             config=config,
@@ -210,6 +214,7 @@ class Shared:
             scope=partial(on, self.device),
             checks=(partial(check_request, model=shape), *([also_validate] if also_validate else [])),
             graphs=graphs,
+            rollout=rollout,
             profile_every=profile_every,
         )
 
@@ -230,14 +235,16 @@ def packed_executor(
     kernels, state, staging, timer = shared.kernels, shared.state, shared.staging, shared.timer
     pool = shared.pool(kv_rows)
     graphs = None
-    if shared.recorder is not None:
+    if shared.recorder is not None and config.decode.learns != "attention":
         graphs = StepGraphs(model, kernels.attention, kernels.store, state.tokens, pool, staging, shared.recorder)
+    attend: AttendFactory = PackedAttend(pool, kernels.attention, kernels.store, timer, config.sparsity.whole_layer)
+    rollout = Rollout(attend, pool) if config.decode.learns == "attention" else None
     rows = PackedLayout(
         model,
         state,
         timer,
         kernels.selection,
-        PackedAttend(pool, kernels.attention, kernels.store, timer, config.sparsity.whole_layer),
+        rollout or attend,
         selecting=kernels.selecting,
         sends_spans=not kernels.attention.needs_host_runs,
         graphs=graphs,
@@ -248,6 +255,7 @@ def packed_executor(
         forward=PackedForward(model, state, staging, graphs),
         head=PackedHead(model, config, kernels.reduction, kernels.local),
         graphs=graphs,
+        rollout=rollout,
         stop_ids=stop_ids,
         profile_every=profile_every,
     )
@@ -274,6 +282,7 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
         logit_rows="decomposed",
         scheduler="phase",
         tie_policy="stable",
+        decode=replace(config.decode, learns="nothing"),  # its Refreshes are nobody's choice
     )
     requests = _filling_requests(model, executor_config, generation)
     rows = sum(cache_rows(request.total_len, request.generation, config.sparsity) for request in requests)

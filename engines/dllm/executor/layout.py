@@ -80,7 +80,7 @@ class Layouts:
             slots,
             [(i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows, i.kv_start) for i in items],
             # Rows settle from step to step, and the device is told the step in which a token was committed.
-            [i[_FROM:] for i in items] if self._state.settles else None,
+            [i[_FROM:] for i in items] if self._state.settles else [i[_CHOICES:] for i in items],
         )
         if self._last is None or self._last[0] != key:
             self._last = key, self._new(items, ItemTable.of(items, slots), pad_to)
@@ -119,7 +119,7 @@ class Layouts:
         )
 
 
-_FROM = PlanItem._fields.index("step_in_block")
+_FROM, _CHOICES = PlanItem._fields.index("step_in_block"), PlanItem._fields.index("suffix")
 
 
 RowLengths = Callable[[Sequence[PlanItem], int | None], Ints]
@@ -132,6 +132,7 @@ class Keys(TypedDict):
     reuse_k_runs: list[Run]
     spans: tuple[Spans, Spans] | None
     pack: Pack | None
+    key_rows: Tensor | None
 
 
 class HostKeys(NamedTuple):
@@ -175,7 +176,8 @@ class PackedLayout:
         lengths = None if self._row_lengths is None else self._row_lengths(items, pad_to)
         packed = PackedRows.of(table, lengths, width=self._state.width, least=MIN_ROWS)
         build = BuildRows.of(table, items, packed.base)
-        if self._graphs is not None and build is None and not self._state.guided and not self._timer.detailed:
+        is_plain = build is None and not self._state.guided and not table.gathers
+        if self._graphs is not None and is_plain and not self._timer.detailed:
             key = self._graphs.key_of(table, packed)
             if key is not None:
                 graph = GraphRows(key, table, packed)
@@ -211,7 +213,8 @@ class PackedLayout:
         self, items: Sequence[PlanItem], table: ItemTable, packed: PackedRows, selection: SelectAndPack
     ) -> HostKeys:
         m, arrays = table.num_refresh, list[Ints]()
-        start, key_len = table.kv_start[m:], (table.kept + table.window_end - table.block_start)[m:]
+        start, key_len = table.key_start[m:], table.key_len[m:]
+        key_rows = [table.key_rows()] if table.gathers else []
         if self._sends_spans:
             # ``Spans`` of the Refresh sequences, then of the Reuse ones, whose queries are counted from their own first.
             lengths = np.diff(packed.base)
@@ -222,12 +225,14 @@ class PackedLayout:
             if self._state.settles:
                 arrays += build.kept_blocks()
             arrays += selection.arrays(build)
+        arrays += key_rows
 
         def on_device(sent: Sequence[Tensor]) -> Keys:
             return {
                 "reuse_k_runs": list(zip(start.tolist(), (start + key_len).tolist(), strict=True)),
                 "spans": _spans(sent[0], packed, table, key_len) if self._sends_spans else None,
                 "pack": None if build is None else self._pack(build, selection, sent[num_own:]),
+                "key_rows": sent[-1] if key_rows else None,
             }
 
         return HostKeys(arrays, on_device)

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from engines.dllm.config import EngineConfig
+from engines.dllm.config import EngineConfig, GenerationConfig, Learned
 from engines.dllm.denoise import (
     Reduced,
     Reduction,
@@ -25,6 +26,7 @@ from engines.dllm.denoise import (
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import BlockPlaces, BlockTokens, Candidates, Guidance, Places, StepLayout
 from engines.dllm.plan import PlanItem, Request
+from engines.dllm.rows import array_of
 from engines.models.protocol import DiffusionModel
 from engines.runtime.device import Staging
 from engines.runtime.noise import row_keys, uniform
@@ -102,7 +104,7 @@ class CandidateChoice:
         # How many positions are masked is known here without asking the device; which, there.
         fixed = found.fixed.byte() if found.fixed.is_cuda else found.fixed
         places = fixed.sort(dim=1, stable=True).indices
-        return first_places(np.array([item.masks_left for item in items]), layout.block, places, self._staging)
+        return first_places(np.array([item.candidates for item in items]), layout.block, places, self._staging)
 
     def sampling(self, items: Sequence[PlanItem], candidates: Candidates, block: BlockPlaces) -> Sampling | None:
         """None where no resident request draws at random."""
@@ -136,11 +138,31 @@ class Committed(NamedTuple):
     """``StepOutcome.stops``"""
     confidences: list[tuple[float, ...]] | None = None
     """Those of the tokens of each item, the best first, where they are told."""
+    learned: list[Learned] | None = None
+    """Each item's, where a rule that chooses rows asks; its importance is told elsewhere."""
 
 
 def forwarded_span(item: PlanItem, request: Request) -> tuple[int, int]:
     """All positions on a Refresh, the window on a Reuse."""
     return item.block_start if item.phase.is_refresh else 0, item.query_tokens
+
+
+def _limits(generation: GenerationConfig, item: PlanItem, *, relax: float) -> tuple[float, ...]:
+    """Threshold and factor of a request's step, then LocalLeap's levels and radius; where it has none, what nothing reaches."""
+    threshold = np.inf if generation.threshold is None else generation.threshold
+    if relax and item.step_in_block:
+        rows = item.total_len - item.block_start
+        threshold *= 1 - relax * (1 - (item.masks_left + item.total_len - item.block_end) / rows)
+    anchor = np.inf if generation.anchor_threshold is None else generation.anchor_threshold
+    return threshold, generation.factor or 0.0, anchor, generation.neighbor_threshold, generation.radius
+
+
+def _learned(
+    items: Sequence[PlanItem], at: Sequence[Sequence[int]], surest: Sequence[tuple[float, ...]]
+) -> list[Learned]:
+    """From the places in the block that each item committed."""
+    places = [tuple([item.block_start + place for place in own]) for item, own in zip(items, at, strict=True)]
+    return [Learned(own, *surest[i : i + 1]) for i, own in enumerate(places)]
 
 
 def _told(confidence: Tensor, chosen: Tensor) -> list[tuple[float, ...]]:
@@ -187,12 +209,20 @@ class Commit:
 
         confidence = in_block(confidence, -torch.inf).masked_fill_(found.fixed, -torch.inf)
         token = in_block(token, 0)
-        tells = self._decode.tells_confidences
+        tells, learns = self._decode.tells_confidences, self._decode.learns
+        if learns == "attention":
+            surest = list(map(tuple, confidence.tolist()))
+        if any(item.chosen.weights for item in items):
+            weights = self._staging.floats(self._weights(items, confidence.shape))
+            confidence = (confidence * weights).masked_fill_((weights < 0) | found.fixed, -torch.inf)
         if self._commits_best(items):
             most, best = confidence.max(dim=1, keepdim=True)  # of equals the first, as documented
             self._state.check_finite(block.slot, most.squeeze(1))
             self._state.commit(block, block.flat.gather(1, best), token.gather(1, best))
             committed = self._read_back(items, block, None, [1] * len(items))
+            if learns != "nothing":
+                at = [[place] for (place,) in best.tolist()]
+                committed = committed._replace(learned=_learned(items, at, surest if learns == "attention" else ()))
             return committed._replace(confidences=[tuple(own) for own in most.tolist()]) if tells else committed
         self._state.check_finite(block.slot, confidence.amax(dim=1))
         # Nothing compares with NaN: a request that is lost anyway goes on to its end, as fast as any.
@@ -201,7 +231,19 @@ class Commit:
         chosen, known = self._choose(items, confidence, block)
         self._state.commit_chosen(block, chosen, token, found)
         committed = self._read_back(items, block, chosen, known)
+        if learns != "nothing":
+            at = [list(compress(range(len(own)), own)) for own in chosen.tolist()]
+            committed = committed._replace(learned=_learned(items, at, surest if learns == "attention" else ()))
         return committed._replace(confidences=_told(ranked, chosen)) if tells else committed
+
+    @staticmethod
+    def _weights(items: Sequence[PlanItem], shape: Sequence[int]) -> NDArray[np.float64]:
+        """[n, B], 1 where nothing is said."""
+        weights = np.ones(tuple(shape))
+        for item, own in zip(items, weights, strict=True):
+            if item.chosen.weights:
+                own[array_of(item.chosen.places) - item.block_start] = np.frombuffer(item.chosen.weights)
+        return weights
 
     def _commits_best(self, items: Sequence[PlanItem]) -> bool:
         """Whether every request commits its most confident masked position, no more and no other: most steps."""
@@ -232,12 +274,13 @@ class Commit:
             by_library = choose_parity(confidence, commit, *map(list, zip(*spans, strict=True)))
             if not any(is_parallel):
                 return by_library, commit
-        threshold = factor = None
+        threshold = factor = leap = None
         if any(is_parallel):
-            limits = np.array([[np.inf if g.threshold is None else g.threshold, g.factor or 0.0] for g in generations])
-            threshold, factor = staging.floats(limits.T).to(confidence.dtype)
+            limits = np.array([_limits(*each, relax=decode.relax) for each in zip(generations, items, strict=True)])
+            threshold, factor, *near = staging.floats(limits.T).to(confidence.dtype)
+            leap = tuple(near) if any(g.anchor_threshold is not None for g in generations) else None
         quota = commit[0] if len(set(commit)) == 1 else staging.ints(commit)
-        chosen = choose(confidence, quota, threshold, factor)
+        chosen = choose(confidence, quota, threshold, factor, leap)
         if by_library is not None:
             chosen = torch.where((staging.ints(is_parallel) != 0).unsqueeze(1), chosen, by_library)
         return chosen, None if any(is_parallel) else commit

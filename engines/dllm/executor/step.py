@@ -20,12 +20,13 @@ from engines.attention import Run, Spans
 from engines.dllm.config import EngineConfig, Phase, SparsityConfig
 from engines.dllm.denoise import Reduced, Sampling
 from engines.dllm.plan import PlanItem, StepPlan
+from engines.dllm.rows import Chosen, array_of
 from engines.kernels.pack import Building
 from engines.kernels.scores import ContextRows, attended, importance
 from engines.models.protocol import Attend, Ranks, Rotary
 from engines.runtime.rows import Ints, ranks
 
-_FIRST = PlanItem._fields.index("total_len")
+_FIRST, _END = PlanItem._fields.index("total_len"), PlanItem._fields.index("suffix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +50,16 @@ class ItemTable:
     settled_before: Ints
     num_settling: int = 0
     """The last items, whose steps leave out settled rows: which ones, the device knows."""
+    suffixes: Sequence[bytes] = ()
+    """Each item's, where some have any."""
+    chosen: Sequence[Chosen] = ()
+    """Each item's, where a rule chooses rows."""
 
     @staticmethod
     def of(items: Sequence[PlanItem], slots: Sequence[int]) -> "ItemTable":
         """``items`` with those in a Refresh first and those with settled rows last."""
-        numbers = np.array([item[_FIRST:] for item in items], dtype=np.int64)
-        columns = numbers.reshape(-1, len(PlanItem._fields) - _FIRST).T
+        numbers = np.array([item[_FIRST:_END] for item in items], dtype=np.int64)
+        columns = numbers.reshape(-1, _END - _FIRST).T
         total_len, block_start, block_end, window_end, _, masks_left, kept, kv_start, step, _, *left_out = columns
         first, settled, before = left_out
         num_refresh = sum([item.phase.is_refresh for item in items])
@@ -62,6 +67,8 @@ class ItemTable:
         if first.any():  # a PARTIAL is computed to the end
             is_reuse &= first == 0
         first = np.where(is_reuse, block_start, first)
+        num_rows = np.where(is_reuse, window_end, total_len) - first - settled
+        chosen = [item.chosen for item in items] if items and items[0].chosen.rows else []
         return ItemTable(
             slot=np.array(slots, dtype=np.int64),
             num_refresh=num_refresh,
@@ -74,10 +81,36 @@ class ItemTable:
             kv_start=kv_start,
             step_in_block=step,
             first=first,
-            num_rows=np.where(is_reuse, window_end, total_len) - first - settled,
+            num_rows=np.array([each.num_rows for each in chosen]) if chosen else num_rows,
             settled_before=before,
             num_settling=int(np.count_nonzero(settled)),
+            suffixes=[item.suffix for item in items] if any(item.suffix for item in items) else (),
+            chosen=chosen,
         )
+
+    @property
+    def key_len(self) -> Ints:
+        """Rows of the pool that each item attends to, from ``key_start``, where it is no Refresh."""
+        if self.gathers:
+            return np.array([each.num_keys or int(self.total_len[i]) for i, each in enumerate(self.chosen)])
+        return self.kept + self.window_end - self.block_start
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the keys of some item are not all that it has, so that all items' are gathered."""
+        return any(each.keys for each in self.chosen)
+
+    @property
+    def key_start(self) -> Ints:
+        return np.cumsum(self.key_len) - self.key_len if self.gathers else self.kv_start
+
+    def key_rows(self) -> Ints:
+        """Rows of the pool to gather, those of each item's keys one behind the other."""
+        keys = [
+            array_of(each.keys) if each.keys else np.arange(n)
+            for each, n in zip(self.chosen, self.total_len, strict=True)
+        ]
+        return np.concatenate([own + start for own, start in zip(keys, self.kv_start, strict=True)])
 
     def selecting(self, sparsity: SparsityConfig) -> "ItemTable":
         """As layers see it that select where one keeps every row: their retained rows end where its do, right before the block, whose
@@ -120,14 +153,24 @@ class PackedRows:
         num_rows, num_refresh_rows = int(base[-1]), int(base[num_refresh])
         rows = np.arange(num_rows)
         packed = np.zeros((2, max(num_rows, least)), dtype=np.int64)
-        np.add(rows, (first - base[:-1]).repeat(lengths), out=packed[0, :num_rows])
-        np.add(packed[0, :num_rows], (table.slot * width).repeat(lengths), out=packed[1, :num_rows])
-        behind = table.kv_start[num_refresh:] + table.kept[num_refresh:]
-        pool_row = rows[num_refresh_rows:] + (behind - base[num_refresh:-1]).repeat(lengths[num_refresh:])
-        is_partial = table.num_rows > table.window_end - table.block_start
-        for item in (np.flatnonzero(is_partial[num_refresh:]) + num_refresh).tolist():
-            own = slice(base[item] - num_refresh_rows, base[item + 1] - num_refresh_rows)
-            pool_row[own] = table.pool_rows(item, packed[0, base[item] : base[item + 1]])
+        position = packed[0, :num_rows]
+        if table.chosen:  # K and V of a position lie at its place
+            np.concatenate([array_of(each.rows) for each in table.chosen], out=position)
+            pool_row = position + table.kv_start.repeat(lengths)
+        else:
+            np.add(rows, (first - base[:-1]).repeat(lengths), out=position)
+            behind = table.kv_start[num_refresh:] + table.kept[num_refresh:]
+            pool_row = rows[num_refresh_rows:] + (behind - base[num_refresh:-1]).repeat(lengths[num_refresh:])
+            is_partial = table.num_rows > table.window_end - table.block_start
+            for item in (np.flatnonzero(is_partial[num_refresh:]) + num_refresh).tolist():
+                own = slice(base[item] - num_refresh_rows, base[item + 1] - num_refresh_rows)
+                pool_row[own] = table.pool_rows(item, position[base[item] : base[item + 1]])
+        for item, suffix in enumerate(table.suffixes):
+            own_rows = position[base[item] : base[item + 1]]
+            behind_block = own_rows - table.block_end[item]
+            if suffix and (is_behind := behind_block >= 0).any():
+                own_rows[is_behind] = array_of(suffix)[behind_block[is_behind]]
+        np.add(position, (table.slot * width).repeat(lengths), out=packed[1, :num_rows])
         return PackedRows(
             num_rows=num_rows,
             num_refresh_rows=num_refresh_rows,
@@ -135,7 +178,7 @@ class PackedRows:
             position=packed[0],
             flat=packed[1],
             pool_row=pool_row,
-            key_len=(table.kept + table.window_end - table.block_start)[num_refresh:],
+            key_len=table.key_len[num_refresh:],
         )
 
 
@@ -157,6 +200,8 @@ class BlockRows:
         length = table.block_end - table.block_start
         offset = np.arange(length.max())
         position = start + offset
+        if table.chosen:
+            return BlockRows._of_chosen(table, base, position, width=width, shift=int(shifts_logits))
         in_run = position - table.first[:, None]
         if shifts_logits:
             in_run = np.maximum(in_run - 1, 0)
@@ -171,6 +216,19 @@ class BlockRows:
             flat=table.slot[:, None] * width + position,
             inside=inside,
         )
+
+    @staticmethod
+    def _of_chosen(table: ItemTable, base: Ints, position: Ints, *, width: int, shift: int) -> "BlockRows":
+        """Only the places that get logits are inside: the row that predicts each is among the item's."""
+        packed, inside = np.repeat(base[:-1, None], position.shape[1], axis=1), np.zeros(position.shape, dtype=np.bool_)
+        for item, each in enumerate(table.chosen):
+            places = array_of(each.places)
+            at = places - table.block_start[item]
+            packed[item, at] += np.searchsorted(array_of(each.rows), places - shift)
+            inside[item, at] = True
+        is_real = position < table.block_end[:, None]
+        position = np.where(is_real, position, width - 1)
+        return BlockRows(position=position, packed=packed, flat=table.slot[:, None] * width + position, inside=inside)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,6 +471,8 @@ class StepRows(NamedTuple):
     """The same runs on the device, of Refresh and of Reuse requests; None where attention reads the host's."""
     pack: Pack | None
     """Where some requests build their cache."""
+    key_rows: Tensor | None = None
+    """Rows of the pool that keys are gathered from, where they lie apart."""
     selecting: "StepRows | None" = None
     """The same rows with the runs of keys of layers that select, where one keeps every row; None where all layers are alike."""
 

@@ -26,6 +26,7 @@ from engines.dllm.denoise import FusedReduction, Reduction, VocabularyReduction,
 from engines.dllm.executor.graphs import StepGraphs, mixed_keys, reuse_keys
 from engines.dllm.executor.layout import Layouts, SelectingLayers
 from engines.dllm.executor.output import CandidateChoice, Commit
+from engines.dllm.executor.rollout import Rollout
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forward, GraphRows, Head, SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
 from engines.dllm.plan import DelegatingExecutor, Executor, ExecutorError, Request, StepOutcome, StepPlan
@@ -153,6 +154,8 @@ class TorchExecutor:
     checks: Sequence[Callable[[Request], None]]
     """They refuse requests that the model or the method cannot run."""
     graphs: StepGraphs | None = None
+    rollout: Rollout | None = None
+    """Where a rule needs attention."""
     profile_every: int = 0
     """Every so many steps one is divided into parts (``STEP_PARTS``); 0 divides none."""
     _num_steps: int = field(default=0, init=False)
@@ -261,11 +264,18 @@ class TorchExecutor:
         timer.lap("commit")
         reduced = self.head(hidden, guidance, candidates, sampling)
         timer.lap("logits")
-        counts, stops, told = self.commit(items, layout.block, found, candidates, reduced)
+        counts, stops, told, known = self.commit(items, layout.block, found, candidates, reduced)
         timer.lap("commit")
         taken = timer.end()
         committed = [0] * len(items)
         confidences: list[tuple[float, ...]] = [()] * len(items)
+        learned = None
+        if known is not None:
+            if self.rollout is not None:
+                known = [
+                    k._replace(importance=own) for k, own in zip(known, self.rollout.importance(items), strict=True)
+                ]
+            learned = tuple([known[order.index(i)] for i in places])
         for place, i in enumerate(order):
             committed[i] = counts[place]
             if told is not None:
@@ -280,6 +290,7 @@ class TorchExecutor:
             graph=isinstance(layout.rows, GraphRows),
             parts=None if taken is None else taken.parts,
             confidences=None if told is None else tuple(confidences),
+            learned=learned,
         )
 
 

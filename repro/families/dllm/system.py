@@ -173,6 +173,7 @@ class DllmSystem:
             settings.engine,
             sparsity=sampler.sparsity,
             settling=sampler.settling,
+            cut=sampler.cut,
             decode=sampler.decode,
             suppress_mask_token=sampler.suppress_mask_token,
         )
