@@ -6,7 +6,7 @@ from baselines.dllm.dream import dream_decode, timestep_decode
 from baselines.dllm.options import RANKINGS, FastDllmOptions
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import DecodeConfig, DelayedCache, GenerationConfig, NoCache, RefreshRule
-from engines.dllm.method import BLOCKS, Options, Sampler
+from engines.dllm.method import BLOCKS, LEAP, PARALLEL, Options, Sampler
 from engines.errors import require
 
 THRESHOLD = 0.9
@@ -16,7 +16,7 @@ THRESHOLD = 0.9
 class FastDllm(PublishedMethod):
     name = "fast-dllm"
     title = "Fast-dLLM"
-    heeds = {"llada": BLOCKS | {"threshold", "factor"}, "dream": BLOCKS | {"threshold", "alg_temp"}}
+    heeds = {"llada": BLOCKS | PARALLEL | LEAP, "dream": BLOCKS | {"threshold", "alg_temp"}}
     own = FastDllmOptions
     batches_upstream = True
 

@@ -4,13 +4,13 @@ from typing import Any
 
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import NoCache
-from engines.dllm.method import BLOCKS, Options, Sampler
+from engines.dllm.method import BLOCKS, LEAP, Options, Sampler
 
 
 class Llada(PublishedMethod):
     name = "llada"
     title = "LLaDA"
-    heeds = {"llada": BLOCKS | {"remasking", "cfg_scale"}}
+    heeds = {"llada": BLOCKS | LEAP | {"remasking", "cfg_scale"}}
     batches_upstream = False  # called with one prompt
 
     def _sampler(self, family: str, own: Any, options: Options) -> Sampler:

@@ -4,14 +4,14 @@ from baselines.dllm.dream import timestep_decode
 from baselines.dllm.options import SparseOptions
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import DecodeConfig, DelayedCache, GenerationConfig, SparsityConfig
-from engines.dllm.method import BLOCKS, Options, Sampler
+from engines.dllm.method import BLOCKS, LEAP, Options, Sampler
 from engines.errors import require
 
 
 class SparseDllm(PublishedMethod):
     name = "sparse-dllm"
     title = "Sparse-dLLM"
-    heeds = {"llada": BLOCKS, "dream": BLOCKS | {"alg_temp"}}
+    heeds = {"llada": BLOCKS | LEAP, "dream": BLOCKS | {"alg_temp"}}
     own = SparseOptions
     batches_upstream = False  # its published code indexes the cache as a batch of one
 

@@ -2,7 +2,7 @@
 
 A folder holds ``cases.json`` and the checkpoints it names: ``checkpoints`` (name -> path, sha256), ``ties`` (how equal
 values were ordered when the ids were recorded: ``stable``, or by default ``library``) and ``cases`` (id, checkpoint,
-method, params, prompt_ids, expected_ids, and where known nfe and tie_sensitive). Other keys are for the reader, but
+method, params, prompt_ids, expected_ids, and where known nfe, rows, committed and tie_sensitive). Other keys are for the reader, but
 ``format``, where given, is 1, and a case's ``params`` hold nothing that its replay does not apply.
 """
 
@@ -17,6 +17,7 @@ import yaml
 
 import baselines
 from engines.dllm.config import GenerationConfig
+from engines.dllm.method import EVERYONES
 from engines.errors import UserError
 from engines.models.checkpoint import read_config, read_json
 from repro.generation import GenerateOptions, generate, prepare_generation
@@ -35,6 +36,16 @@ class GoldenReplay:
     options: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     """Parameter of the case, which must be there -> option."""
+    optional: Mapping[str, str] = field(default_factory=dict)
+    """The same where it is there; null is 0."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of a generation: a value, or the name of the case's parameter."""
+    applied: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters whose only value the method has anyway."""
+    steps: bool = True
+    """Whether the case says how many."""
+    ties: str | None = None
+    """The only order of equal values that the system knows."""
 
 
 _STORED = yaml.safe_load(Path(__file__).with_name("golden_methods.yaml").read_text(encoding="utf-8"))
@@ -43,10 +54,10 @@ METHODS = tuple(_METHODS)
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     name: kinds
-    for said, kinds in (("integer", (int,)), ("number", (int, float)), ("boolean", (bool,)))
+    for said, kinds in (("integer", (int,)), ("number", (int, float)), ("boolean", (bool,)), ("list", (list,)))
     for name in _STORED["params"][said]
 }
-_KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false"}
+_KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false", list: "a list"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +70,10 @@ class GoldenCase:
     expected_ids: tuple[int, ...]
     nfe: int | None
     """Forward passes as the method's published code counts them; None where none are recorded."""
+    rows: tuple[int, ...] | None
+    """Rows that each forward computes; None where none are recorded. So the next."""
+    committed: tuple[int, ...] | None
+    """Tokens that each commits."""
     tie_sensitive: bool
     """Its ids depend on the order in which equal values are taken."""
     required: bool
@@ -70,6 +85,8 @@ class CaseResult:
     case: GoldenCase
     token_ids: tuple[int, ...]
     forward_passes: int
+    rows: tuple[int, ...] = ()
+    committed: tuple[int, ...] = ()
 
     @property
     def difference(self) -> str | None:
@@ -78,6 +95,13 @@ class CaseResult:
             return other
         if self.case.nfe is not None and self.forward_passes != self.case.nfe:
             return f"{self.forward_passes} forward passes, recorded {self.case.nfe}"
+        for what, here, there in (
+            ("computes rows", self.rows, self.case.rows),
+            ("commits tokens", self.committed, self.case.committed),
+        ):
+            if there is not None and here != there:
+                step = next((i for i, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), len(there))
+                return f"forward {step} {what} {here[step : step + 1]}, recorded {there[step : step + 1]}"
         return None
 
     @property
@@ -139,7 +163,13 @@ def one_thread() -> Iterator[None]:
 
 def replay(case: GoldenCase, *, device: str = "cpu") -> CaseResult:
     done = generate(replace(case.options, device=device), case.prompt_ids)
-    return CaseResult(case=case, token_ids=done.token_ids, forward_passes=done.forward_passes)
+    return CaseResult(
+        case=case,
+        token_ids=done.token_ids,
+        forward_passes=done.forward_passes,
+        rows=done.rows,
+        committed=done.committed,
+    )
 
 
 def _value(entry: Any, key: str, kind: type, where: str) -> Any:
@@ -203,6 +233,8 @@ def _case(entry: Any, checkpoints: Mapping[str, Path], ties: str, where: str) ->
         prompt_ids=prompt_ids,
         expected_ids=_token_ids(entry, "expected_ids", where),
         nfe=None if entry.get("nfe") is None else _value(entry, "nfe", int, where),
+        rows=None if entry.get("rows") is None else _token_ids(entry, "rows", where),
+        committed=None if entry.get("committed") is None else _token_ids(entry, "committed", where),
         tie_sensitive=tie_sensitive,
         required=not is_defect and (ties == "stable" or not tie_sensitive),
     )
@@ -210,9 +242,10 @@ def _case(entry: Any, checkpoints: Mapping[str, Path], ties: str, where: str) ->
 
 def _check_params(method: str, params: Mapping[str, Any], where: str) -> None:
     """Nothing is left out, and nothing is there that the replay would not apply."""
-    upstream, dream = method.startswith("dllm_serve_upstream_"), method.startswith("dream_")
-    required = ["gen_length", "steps", *_METHODS[method].params]
-    optional = {"block_length", "threshold", "factor", "cfg_scale"}
+    upstream, dream, how = method.startswith("dllm_serve_upstream_"), method.startswith("dream_"), _METHODS[method]
+    asked = [name for name in how.generation.values() if isinstance(name, str)]
+    required = ["gen_length", *(["steps"] if how.steps else []), *how.params, *asked]
+    optional = {"block_length", "threshold", "factor", "cfg_scale", *how.optional}
     if upstream:
         required.append("first_token_rule")
         # Those of the recorded run's own engine, whose schedule changes no ids.
@@ -224,6 +257,7 @@ def _check_params(method: str, params: Mapping[str, Any], where: str) -> None:
         raise UserError(f"{where} lacks params {', '.join(missing)}: method {method!r} needs them")
     applied: dict[str, tuple[object, ...]] = {"temperature": (0,)}
     applied |= {"alg_temp": (0,)} if dream else {"remasking": ("low_confidence",)}
+    applied |= {name: (value,) for name, value in how.applied.items()}
     if upstream:
         applied["head_select"] = (method.endswith("_head"),)
         if params["delay_step"] == 0:
@@ -240,6 +274,13 @@ def _check_params(method: str, params: Mapping[str, Any], where: str) -> None:
             raise UserError(f"{where} has params {key}={value!r}, but method {method!r} applies {only}: correct it")
 
 
+def _listed(value: Any) -> Any:
+    """A list as an option's text, whose lists are divided by semicolons."""
+    if not isinstance(value, list):
+        return value
+    return (";" if any(isinstance(each, list) for each in value) else ",").join(str(_listed(each)) for each in value)
+
+
 def _options(method: str, params: Mapping[str, Any], checkpoint: Path, ties: str) -> GenerateOptions:
     """What a user would give for this case."""
     how = _METHODS[method]
@@ -247,17 +288,24 @@ def _options(method: str, params: Mapping[str, Any], checkpoint: Path, ties: str
     shared = {name: params[name] for name in ("threshold", "factor") if params.get(name) is not None}
     if params.get("cfg_scale"):
         shared["cfg_scale"] = params["cfg_scale"]
-    knobs = {**how.options, **{option: params[name] for name, option in how.params.items()}, **shared}
+    knobs = {**how.options, **{option: _listed(params[name]) for name, option in how.params.items()}}
+    knobs |= {option: params[name] or 0 for name, option in how.optional.items() if name in params}
+    asked = {n: params[value] if isinstance(value, str) else value for n, value in how.generation.items()}
+    own = {name: value for name, value in asked.items() if name not in EVERYONES}
+    knobs |= {**shared, **own}
     if how.system == "dllm-serve" and params.get("first_token_rule") and knobs["refresh_delay"] > 0:
         knobs["compat"] = "upstream"
+    length = params["gen_length"]
+    has_blocks = params.get("block_length") is not None and "block_length" not in how.params
     generation = GenerationConfig(
-        gen_length=params["gen_length"],
-        block_length=params["gen_length"] if params.get("block_length") is None else params["block_length"],
-        steps=params["steps"],
+        gen_length=length,
+        block_length=params["block_length"] if has_blocks else length,
+        steps=params["steps"] if how.steps else length,
         **shared,
+        **asked,
     )
     # Parallel decoding commits by level, where nothing is ordered.
-    library = None if generation.is_parallel else "parity"
+    library = how.ties or (None if generation.is_parallel else "parity")
     return GenerateOptions(
         system=how.system,
         model=str(checkpoint),

@@ -20,6 +20,7 @@ from repro.checks.goldens import GOLDEN_DIR, METHODS, CaseResult, GoldenCase, re
 
 pytestmark = pytest.mark.usefixtures("models_loaded_once")
 CASES = read_cases(GOLDEN_DIR)
+BY_ROWS = {case.method for case in read_cases(Path(__file__).with_name("rows"))}
 
 
 def of_method(method: str, cases: Sequence[GoldenCase] = CASES) -> list[GoldenCase]:
@@ -36,7 +37,7 @@ def replay_under(case: GoldenCase, tie_policy: str | None) -> CaseResult:
 
 def is_ranked(case: GoldenCase) -> bool:
     """Whether ranks decide; parallel decoding commits by level, and takes no order of ties."""
-    return not case.options.generation.is_parallel
+    return not case.options.generation.is_parallel and case.rows is None
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -57,10 +58,13 @@ def test_nothing_else_is_shipped():
 
 
 def test_every_method_has_cases():
-    """Those recorded from dLLM-Serve's own code have the same rules as dllm_serve_*, and are in other folders."""
+    """Those recorded from dLLM-Serve's own code have the same rules as dllm_serve_*, and are in other folders; so are those of rules
+    that are held to their rows (``test_row_rules``)."""
     counts = Counter(case.method for case in CASES)
     assert (
-        counts.keys() == SAMPLERS.keys() == set(METHODS) - {"dllm_serve_upstream_head", "dllm_serve_upstream_uniform"}
+        counts.keys()
+        == SAMPLERS.keys()
+        == set(METHODS) - BY_ROWS - {"dllm_serve_upstream_head", "dllm_serve_upstream_uniform"}
     )
     assert min(counts.values()) >= 6
     assert all(case.required and case.nfe is not None for case in CASES)

@@ -106,5 +106,5 @@ def refuse_unsupported(request: "Request") -> None:
     generation = request.generation
     require(
         not generation.is_parallel,
-        f"threshold={generation.threshold} and factor={generation.factor} have no meaning for dLLM-Cache: leave them out",
+        "{}={} has no meaning for dLLM-Cache: leave it out".format(*generation.parallel_by or ("", "")),
     )

@@ -27,7 +27,7 @@ def check_in_step(generation: GenerationConfig, decode: DecodeConfig, batch_size
     alone = "ends requests of a static batch at different steps, and its members must stay in step: add --batch-size 1"
     require(
         batch_size == 1 or not generation.is_parallel,
-        f"threshold={generation.threshold}, factor={generation.factor}: parallel decoding {alone}",
+        "{}={}: parallel decoding {}".format(*generation.parallel_by or ("", ""), alone),
     )
     require(batch_size == 1 or not generation.stop_at_eos, f"stop_at_eos=True {alone}")
     require(batch_size == 1 or decode.quota != "origin", f"alg='origin' {alone}")

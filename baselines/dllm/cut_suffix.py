@@ -1,0 +1,69 @@
+"""Two published rules that cut most of the masks behind a block: DPad and Streaming-dLLM. Both decode as Fast-dLLM does.
+
+What is cut does not exist for the block. The engine does so with any cache (``engines.dllm.config.Cut``).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from baselines.dllm.options import DPadOptions, StreamingOptions
+from engines.dllm.config import Cut, DecodeConfig, DelayedCache, GenerationConfig, NoCache, RefreshRule
+from engines.dllm.method import BLOCKS, LEAP, PARALLEL, Method, Options, Sampler
+from engines.errors import require
+
+
+class DPad(Method):
+    """Suffix dropout (arXiv:2508.14148), over Fast-dLLM's rules. Its places are drawn from the request's seed, and not from what ran
+    before as in the published code; ``stop_at_eos`` is its early termination."""
+
+    name = "dpad"
+    title = "DPad"
+    heeds = {"llada": BLOCKS | PARALLEL | LEAP}
+    own = DPadOptions
+
+    def _sampler(self, family: str, own: DPadOptions, options: Options) -> Sampler:
+        rule: RefreshRule = NoCache()
+        if own.cache != "none":
+            rule = DelayedCache(delay=0, window="suffix" if own.cache == "prefix" else "block")
+        return _of_fast_dllm(rule, own.cut)
+
+    def _run_as(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
+        window = options.get("suffix_window")
+        require(
+            window is None or window <= generation.gen_length,
+            f"suffix_window={window} is more than gen_length={generation.gen_length}, behind which nothing is: lower it",
+        )
+        return generation
+
+
+class Streaming(Method):
+    """Streaming-dLLM (arXiv:2601.17917): a prefix cache, the nearest masks and the last one, and a threshold that falls as the rows at
+    hand are known. Published code always stops at an end of text: ``stop_at_eos``."""
+
+    name = "streaming-dllm"
+    title = "Streaming-dLLM"
+    heeds = {"llada": BLOCKS | PARALLEL | LEAP}
+    own = StreamingOptions
+
+    def _sampler(self, family: str, own: StreamingOptions, options: Options) -> Sampler:
+        sampler = _of_fast_dllm(
+            DelayedCache(delay=0, window="suffix"), Cut(suffix="ends", suffix_window=own.streaming_window)
+        )
+        return replace(sampler, decode=replace(sampler.decode, relax=own.relax))
+
+    def _run_as(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
+        relax: Any = options.get("relax")
+        require(
+            not relax or generation.threshold is not None,
+            f"relax={relax} has no effect without a threshold, which it lowers: add threshold or leave it out",
+        )
+        return generation
+
+
+def _of_fast_dllm(rule: RefreshRule, cut: Cut) -> Sampler:
+    decode = DecodeConfig(confidence_dtype="float64")
+    return Sampler(rule=rule, cut=cut, decode=decode, exact_steps=False, suppress_mask_token=True, tie_policy="stable")
+
+
+DPAD = DPad()
+STREAMING = Streaming()

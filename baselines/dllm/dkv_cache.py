@@ -1,0 +1,180 @@
+"""dKV-Cache (arXiv:2505.15781): K and V of a token are kept one step after it was committed. It had the idea of ``settle_after`` first.
+
+``decode``: what was committed more than a step ago is left out, and every ``refresh_interval`` steps all rows are computed. ``greedy``: the
+order of commits is drawn beforehand, and only what is due, what was just committed and masks near it are computed. On Dream, whose
+row predicts the next token, rows settle and not tokens. There ``prefill`` leaves out the prompt alone, and ``pd`` both.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from random import Random
+from typing import Literal
+
+import numpy as np
+
+from baselines.dllm.dream import timestep_decode
+from baselines.dllm.options import DkvOptions
+from engines.dllm.config import DecodeConfig, GenerationConfig, Seen
+from engines.dllm.method import BLOCKS, LEAP, PARALLEL, Method, Options, Sampler
+from engines.dllm.plan import Request
+from engines.dllm.rows import Chosen, Positions, RowRule, Standing
+from engines.errors import require
+
+
+@dataclass
+class DkvDecode(RowRule):
+    """On LLaDA. The first two steps of a block are whole, and nothing outlives a block."""
+
+    refresh_interval: int
+    total_len: int = 0
+    committed: Positions = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """By the step before."""
+
+    def of(self, request: Request) -> "DkvDecode":
+        return replace(self, total_len=request.total_len)
+
+    def choose(self, at: Standing) -> Chosen:
+        step = at.step_in_block
+        rows = np.union1d(at.masks, self.committed)
+        if step < 2 or step % self.refresh_interval == 0:
+            rows = np.arange(self.total_len)
+        return Chosen.of(rows, at.in_block, at.quota)
+
+    def see(self, seen: Seen) -> None:
+        assert seen.learned is not None
+        self.committed = np.array(seen.learned.places, dtype=np.int64)
+
+
+@dataclass
+class DkvGreedy(RowRule):
+    """On LLaDA, with ``remasking='random'``: what is due is known a step ahead."""
+
+    refresh_interval: int
+    near: int
+    given: str | None = None
+    total_len: int = 0
+    order: Sequence[int] = ()
+    """Positions as they are committed."""
+    before: tuple[Positions, Positions] | None = None
+    """Masks at the start of the last step, and what it committed."""
+
+    def of(self, request: Request) -> "DkvGreedy":
+        generation = request.generation
+        given = [] if self.given is None else self.given.replace(" ", "").split(",")
+        places = list(map(str, range(generation.gen_length)))
+        require(
+            self.given is None or sorted(given) == sorted(places),
+            f"commit_order={self.given!r} is no order of the {generation.gen_length} places of an answer: name each once",
+        )
+        order = [request.prompt_len + place for place in map(int, given or drawn_order(generation))]
+        return replace(self, total_len=request.total_len, order=order)
+
+    def choose(self, at: Standing) -> Chosen:
+        masks = set(at.in_block.tolist())
+        due = np.array([place for place in self.order if place in masks][: at.quota], dtype=np.int64)
+        rows = np.arange(self.total_len)
+        if at.step_in_block % self.refresh_interval:
+            assert self.before is not None
+            masked, committed = self.before
+            chosen = {*committed.tolist(), *due.tolist()}
+            for place in due.tolist():
+                chosen.update(self._near(place, set(masked.tolist()) - chosen))
+            rows = np.array(sorted(chosen), dtype=np.int64)
+        self.before = at.masks, due
+        return Chosen.of(rows, np.sort(due), len(due))
+
+    def _near(self, place: int, able: set[int]) -> list[int]:
+        """Those of the places that are able, to the left and right in turn, each turn one further."""
+        turns = (at for d in range(1, self.total_len) for at in (place - d, place + d))
+        return list(islice((at for at in turns if at in able), self.near))
+
+
+def drawn_order(generation: GenerationConfig) -> list[int]:
+    """Block by block, from the request's seed alone."""
+    draw, length = Random(generation.seed), generation.block_length
+    blocks = [list(range(s, min(s + length, generation.gen_length))) for s in range(0, generation.gen_length, length)]
+    return [place for block in blocks for place in draw.sample(block, len(block))]
+
+
+@dataclass
+class DkvDream(RowRule):
+    """On Dream, which has no blocks: a row is settled by the token that it predicts, and its own."""
+
+    variant: Literal["decode", "prefill", "pd"]
+    refresh_interval: int
+    shift: Literal["un", "un_right"]
+    prompt_len: int = 0
+    total_len: int = 0
+    settled: Positions = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """As the step before found them: the delay by one step."""
+
+    @property
+    def needs(self) -> Collection[str]:  # type: ignore[override]
+        return frozenset({"ids"} if self.shift == "un_right" else ())
+
+    def of(self, request: Request) -> "DkvDream":
+        return replace(self, prompt_len=request.prompt_len, total_len=request.total_len)
+
+    def choose(self, at: Standing) -> Chosen:
+        step, every = at.step_in_block, np.arange(self.total_len)
+        head = every[: self.prompt_len - 1]  # its last row predicts the first answer token
+        kept = head if step and self.variant != "decode" else every[:0]
+        if self.variant != "prefill" and step % self.refresh_interval:
+            kept = np.union1d(kept, self.settled)
+        self.settled = self._settled(at.masks) if step else head
+        return Chosen.of(np.setdiff1d(every, kept), at.in_block, at.quota)
+
+    def _settled(self, masks: Positions) -> Positions:
+        known = np.ones(self.total_len + 1, dtype=np.bool_)
+        known[masks] = False
+        if self.shift == "un":
+            return np.flatnonzero(known[1:])
+        is_settled = known[:-1] & known[1:]
+        is_settled[-1] = is_settled[-2]
+        return np.flatnonzero(is_settled)
+
+
+class DkvCache(Method):
+    name = "dkv-cache"
+    title = "dKV-Cache"
+    heeds = {"llada": BLOCKS | PARALLEL | LEAP, "dream": frozenset({"alg_temp"})}
+    own = DkvOptions
+
+    def _sampler(self, family: str, own: DkvOptions, options: Options) -> Sampler:
+        variant, every = own.variant, own.refresh_interval
+        if family == "dream":
+            require(
+                variant != "greedy", "variant='greedy' is of LLaDA alone: use decode, prefill or pd on a dream model"
+            )
+            require(
+                variant != "prefill" or not {"refresh_interval", "shift"} & options.keys(),
+                "refresh_interval and shift have no effect with variant='prefill', whose answer is computed at every step: leave them out",
+            )
+            rule: RowRule = DkvDream(variant=variant, refresh_interval=every or 4, shift=own.shift)  # type: ignore[arg-type]
+            decode = timestep_decode(own.alg)
+        else:
+            require(
+                variant in ("decode", "greedy"),
+                f"variant={variant!r} is of Dream alone: use decode or greedy on a llada model",
+            )
+            rule, decode = DkvDecode(every or 8), DecodeConfig(confidence_dtype="float64")
+            if variant == "greedy":
+                rule = DkvGreedy(every or 2, own.greedy_window, own.commit_order)
+        return Sampler(
+            rule=rule, decode=replace(decode, learns="places"), suppress_mask_token=True, tie_policy="stable"
+        )
+
+    def has_blocks(self, family: str, options: Options) -> bool:
+        return family != "dream"
+
+    def _run_as(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
+        require(
+            options.get("variant") != "greedy" or generation.parallel_by is None,
+            f"{'{}={}'.format(*generation.parallel_by or ('', ''))} has no effect with variant='greedy', whose commits are drawn beforehand: "
+            f"leave it out",
+        )
+        return generation
+
+
+DKV_CACHE = DkvCache()

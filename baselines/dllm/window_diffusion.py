@@ -1,0 +1,71 @@
+"""Window-Diffusion: a window of masks slides over the answer, and what lies behind it does not exist until the next Refresh.
+
+Every ``refresh_interval`` steps all rows are computed. For the period that begins so the keys are what is known then, and the first masks.
+Its other steps compute the first ``active`` masks and what they committed themselves. A step commits no more than the masks it
+computes, where published code then writes over known tokens.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from baselines.dllm.options import WindowOptions
+from engines.dllm.config import DecodeConfig, Seen
+from engines.dllm.method import LEAP, PARALLEL, Method, Options, Sampler
+from engines.dllm.plan import Request
+from engines.dllm.rows import Chosen, Positions, RowRule, Standing
+
+_NOTHING = np.zeros(0, dtype=np.int64)
+
+
+@dataclass
+class SlidingWindow(RowRule):
+    refresh: int
+    width: int
+    active: int
+    total_len: int = 0
+    keys: Positions = field(default_factory=lambda: _NOTHING)
+    again: Positions = field(default_factory=lambda: _NOTHING)
+    """Committed tokens that are computed too."""
+
+    def of(self, request: Request) -> "SlidingWindow":
+        return replace(self, total_len=request.total_len)
+
+    def choose(self, at: Standing) -> Chosen:
+        every, step = np.arange(self.total_len), at.step_in_block
+        if step % self.refresh == 0:
+            return Chosen.of(every, at.masks, at.quota)
+        if step % self.refresh == 1:
+            self.keys = np.setdiff1d(every, at.masks[self.width :])
+        active = at.masks[: self.active]
+        rows = np.union1d(active, self.again)
+        return Chosen.of(rows, active, min(at.quota, len(active)), keys=self.keys)
+
+    def see(self, seen: Seen) -> None:
+        assert seen.learned is not None
+        committed = np.array(seen.learned.places, dtype=np.int64)
+        # The Refresh's own commits leave after one step.
+        is_first = seen.step_in_block % self.refresh < 2
+        self.again = committed if is_first else np.union1d(self.again, committed)
+
+
+class WindowDiffusion(Method):
+    name = "window-diffusion"
+    title = "Window-Diffusion"
+    heeds = {"llada": PARALLEL | LEAP}
+    own = WindowOptions
+
+    def _sampler(self, family: str, own: WindowOptions, options: Options) -> Sampler:
+        return Sampler(
+            rule=SlidingWindow(own.refresh_interval or 32, own.window_width, own.active),
+            decode=DecodeConfig(learns="places"),
+            exact_steps=False,
+            suppress_mask_token=True,
+            tie_policy="stable",
+        )
+
+    def has_blocks(self, family: str, options: Options) -> bool:
+        return False
+
+
+WINDOW_DIFFUSION = WindowDiffusion()
