@@ -531,9 +531,12 @@ class Kernels:
         return _Line(sizes, [moved(m, t) for m, t in zip(sizes, times, strict=True)])
 
     def _precision_of(self, product: MatrixProduct) -> Precision:
-        """Routers stay as they are."""
-        is_router = self.shape.num_experts > 1 and product.outputs == self.shape.num_experts
-        return "bf16" if is_router else self.shape.precision
+        """Routers stay as they are, as does a mixture's attention where scales are dynamic (recipes of llm-compressor)."""
+        shape, precision = self.shape, self.shape.precision
+        is_mixture, is_dynamic = shape.num_experts > 1, precision == "fp8-dynamic"
+        if is_mixture and (product.outputs == shape.num_experts or (is_dynamic and product in _attention(shape))):
+            return "bf16"
+        return "fp8" if is_dynamic else precision
 
     def _least_curve(
         self, kernel: Kernel, key: tuple[int, ...], work: Callable[[float], tuple[float, float]], precision: Precision
@@ -558,7 +561,10 @@ class Kernels:
             touched = among * (1 - (1 - chosen / among) ** m)
             return 6 * m * chosen * width * hidden, 2 * (3 * touched * width * hidden + 2 * m * width)
 
-        return self._least_curve("experts", (width, hidden, chosen, among), work, self.shape.precision)
+        # Experts with dynamic scales are CUTLASS's, and those tabled by tensor are Triton's, which are slower.
+        precision = self.shape.precision
+        key = width, hidden, chosen, among
+        return self._least_curve("experts", key, work, "fp8-block" if precision == "fp8-dynamic" else precision)
 
     def _moved(self, work: Callable[[float], tuple[float, float]]) -> Callable[[float, float], float]:
         """A measured time on this card: unchanged on the card of the table, else by what FLOP and bytes take at least on both."""

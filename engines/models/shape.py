@@ -14,7 +14,7 @@ from engines.models.config import LLADA_8B as _LLADA_8B_CONFIG
 from engines.models.config import PUBLISHED, ModelConfig
 
 _OF_MIXTURES = ("shared_hidden", "router_bias", "dense_layers", "dense_hidden")
-Precision = Literal["bf16", "fp8", "fp8-block"]
+Precision = Literal["bf16", "fp8", "fp8-block", "fp8-dynamic"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,7 +75,7 @@ class ClusterKnobs(SessionKnobs, Checked):
     model: str | None = None
     """A shape by its name, or a folder with a config.json."""
     precision: Precision = "bf16"
-    """What layers' matrices are stored and multiplied in: bf16, fp8 (a scale a tensor) or fp8-block."""
+    """What layers' matrices are stored and multiplied in: bf16, fp8 (a scale a tensor), fp8-block or fp8-dynamic."""
     num_gpus: int | None = None
     """GPUs of the deployment."""
     constants: str | None = None

@@ -53,7 +53,7 @@ class InstanceKnobs(TraceKnobs, UntoldAnswers, Checked):
     model: str | None = None
     """A shape by its name, or a folder with a config.json."""
     precision: Annotated[Precision, SIMULATED] = "bf16"
-    """What layers' matrices are stored and multiplied in: bf16, fp8 (a scale a tensor) or fp8-block."""
+    """What layers' matrices are stored and multiplied in: bf16, fp8 (a scale a tensor), fp8-block or fp8-dynamic."""
     num_instances: int = 1
     """Instances, a GPU each."""
     constants: Annotated[PrefillConstants, SIMULATED] = field(default_factory=PrefillConstants)

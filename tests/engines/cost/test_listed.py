@@ -5,10 +5,19 @@ from dataclasses import replace
 import pytest
 from support.refusals import refuses
 
-from engines.cost.kernels import FRAMEWORKS, Kernels, MatrixProduct, cards
+from engines.cost.kernels import FRAMEWORKS, Kernels, MatrixProduct, cards, experts_of
 from engines.cost.listed import between
 from engines.cost.roofline import A100, B200, H20, H100, H200, L40S, gpu
-from engines.models.shape import LLADA_8B, LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, ModelShape, ReadShape
+from engines.models.shape import (
+    LLADA_8B,
+    LLAMA_3_1_70B,
+    MIXTRAL_8X7B,
+    QWEN2_5_7B,
+    QWEN3_32B,
+    ModelShape,
+    ReadShape,
+    model_shape,
+)
 
 
 def read(shape: ModelShape, **changes: int) -> ReadShape:
@@ -113,3 +122,19 @@ def test_routers_of_a_model_in_fp8_stay_in_bfloat16():
     kernels = Kernels(replace(MIXTRAL_8X7B, precision="fp8"), H200, "vllm")
     products = MatrixProduct(8, 4096), MatrixProduct(6144, 4096)
     assert [kernels._precision_of(product) for product in products] == ["bf16", "fp8"]
+
+
+def test_of_dynamic_scales_attention_stays_in_bfloat16_and_experts_are_as_fast_as_in_blocks():
+    tensor, block, dynamic = (
+        Kernels(replace(model_shape("Llama-4-Scout"), precision=each).on_rank(2), H100, "vllm", 2)
+        for each in ("fp8", "fp8-block", "fp8-dynamic")
+    )
+    attention, shared = MatrixProduct(3584, 5120), MatrixProduct(8192, 5120)
+    assert [dynamic._precision_of(product) for product in (attention, shared)] == ["bf16", "fp8"]
+    experts = experts_of(dynamic.shape)
+    assert experts is not None
+    assert dynamic._experts_curve(*experts).times == block._experts_curve(*experts).times
+    # The shared expert's products gain 14 us of a layer at a scale a tensor.
+    gained_s = block.layers_s(16) - dynamic.layers_s(16)
+    assert 48 * 10e-6 < gained_s < 48 * 20e-6
+    assert dynamic.layers_s(16) < tensor.layers_s(16)
