@@ -122,9 +122,9 @@ _TOKENS_OF_TEXT = 1.044
 PRECISIONS: Mapping[str, tuple[Precision, Precision]] = {
     "FP16": ("bf16", "bf16"),
     "BF16": ("bf16", "bf16"),
-    "FP8": ("fp8", "fp8-block"),
+    "FP8": ("fp8", "fp8-dynamic"),
 }
-"""Kernels of dense models, and of mixtures, whose experts are tabled as too slow by tensor. Those of float16 are bfloat16's."""
+"""Kernels of dense models, and of mixtures, whose experts are CUTLASS's. Those of float16 are bfloat16's."""
 _OF_NO_SIZE = frozenset({"instruct", "chat", "hf", "fp8", "dynamic"})
 """Parts of checkpoints' names that say nothing of their shape."""
 
@@ -252,7 +252,7 @@ class Checkpoint(NamedTuple):
     cuts_draws: bool = False
     """Whether its ``generation_config.json`` has a ``top_p`` or a ``top_k``."""
     tokens_per_text: float = 1.0
-    """Tokens of a piece of text, between which the client of the first requests measures."""
+    """Tokens of an answer to each that the client counts in its text, by which it divides: special ones have no text."""
 
     @staticmethod
     def of(name: str) -> "Checkpoint":
@@ -307,8 +307,7 @@ def _count(where: str, row: Mapping[str, str], name: str) -> int:
 def _held(row: Mapping[str, str], cell: Cell, num: int | None, *, is_fitted: bool) -> Held:
     runs = [_times(cell.with_seed(seed), num) for seed in range(1 if num is None else _SEEDS)]
     predicted = {name: fmean(run[name] for run in runs) for name in METRICS}
-    if num is not None:
-        predicted["itl_mean"] *= Checkpoint.of(row["model"]).tokens_per_text
+    predicted["itl_mean"] *= Checkpoint.of(row["model"]).tokens_per_text
     return Held(
         row=row, measured={name: float(row[f"{name}_ms"]) for name in METRICS}, predicted=predicted, is_fitted=is_fitted
     )

@@ -61,7 +61,8 @@ def test_errors_are_of_what_was_measured(tmp_path):
     assert first["measured_ms"] == {"ttft_mean": 20.0, "itl_mean": 8.0, "e2e_mean": 300.0}
     # Of tokens: the first with the prefill, each other a gap later.
     predicted = first["predicted_ms"]
-    assert predicted["e2e_mean"] == pytest.approx(predicted["ttft_mean"] + 39 * predicted["itl_mean"], rel=1e-6)
+    gap = predicted["itl_mean"] / truth.Checkpoint.of(ROW["model"]).tokens_per_text
+    assert predicted["e2e_mean"] == pytest.approx(predicted["ttft_mean"] + 39 * gap, rel=1e-6)
     assert [first["is_fitted"], second["is_fitted"]] == [False, True]
     assert shown["errors"]["ours, predicted"]["e2e_mean"]["median"] == pytest.approx(
         abs(first["error_pct"]["e2e_mean"])
@@ -74,9 +75,10 @@ def test_errors_are_of_what_was_measured(tmp_path):
     ]
 
 
-def test_a_client_measures_between_pieces_of_text(tmp_path):
-    first = {**ROW, "scope": "first 300"}
-    listed, other = truth.hold(folder(tmp_path, first, {**first, "model": "Llama-3.1-8B"}))
+@pytest.mark.parametrize("scope", ["all", "first 300"])
+def test_a_client_divides_by_the_tokens_of_the_text(tmp_path, scope):
+    row = {**ROW, "scope": scope}
+    listed, other = truth.hold(folder(tmp_path, row, {**row, "model": "Llama-3.1-8B"}))
     gap = listed.predicted["itl_mean"] / truth.Checkpoint.of(ROW["model"]).tokens_per_text
     assert gap < listed.predicted["itl_mean"]
     for each, between in ((listed, gap), (other, other.predicted["itl_mean"])):
@@ -126,7 +128,7 @@ def test_published_errors_of_other_simulators_are_beside_ours():
 def test_checkpoints_are_of_shapes(tmp_path, checkpoint, model):
     row = {**ROW, "model": checkpoint, "tp": 4, "precision": "FP8"}
     knobs = truth._cell(row, {"chat": LOAD}, tmp_path).knob_values
-    assert (knobs["model"], knobs["precision"]) == (model, "fp8-block" if "Mixtral" in model else "fp8")
+    assert (knobs["model"], knobs["precision"]) == (model, "fp8-dynamic" if "Mixtral" in model else "fp8")
 
 
 def test_a_checkpoint_says_whether_its_draws_are_cut(tmp_path):
@@ -137,7 +139,7 @@ def test_a_checkpoint_says_whether_its_draws_are_cut(tmp_path):
 
 def test_precision_follows_from_the_shape_in_a_folder(tmp_path):
     configs = yaml.safe_load((REPO / "tests/engines/models/hub_configs.yaml").read_text())["read"]
-    for name, expected in (("Qwen3-30B-A3B", "fp8-block"), ("Llama-3.1-8B-Instruct", "fp8")):
+    for name, expected in (("Qwen3-30B-A3B", "fp8-dynamic"), ("Llama-3.1-8B-Instruct", "fp8")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(configs[name]["config"]))
         row = {**ROW, "model": str(tmp_path / name), "precision": "FP8"}
