@@ -156,7 +156,7 @@ class PlanClusterOptions(CostKnobs, Checked):
     """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..., or a folder with a config.json."""
     trace: str
     """toolbench, gaia, hotpotqa or dureader; or sessions of yours, a file or module:NAME as repro capacity takes it."""
-    gpus: Annotated[int, Range(2, 4096)]
+    gpus: Annotated[int, Range(1, 4096)]
     """GPUs to split: a prefill and a decode worker need one each."""
     hardware: str = "h20"
     """The kind of GPU: h20, b200, h200, h100, a100, l40s or rtx4090, a card's YAML file, module:NAME, or h20x32 and h200x32."""
