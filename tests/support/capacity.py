@@ -15,10 +15,11 @@ from repro.capacity.answers import Answer, Lattice, Trials, climb, largest_rate
 from repro.capacity.question import Question, parse_sizes
 from repro.capacity.sites import Plan, Site
 from repro.runs.cell import Scalar
+from repro.runs.tuning import axes_of
 
 LATTICE = Lattice(resolution=0.03)
-ROUNDS = 240
-"""Rounds that a run has."""
+ROUNDS = 960
+"""Rounds that a run has, about the fewest of a question: of a quarter, a plan's verdicts are not monotone in the rate in a case of ten."""
 SYSTEMS = (*["vllm-sim"] * 6, *["continuum-sim"] * 3, "dynamo-sim")
 SECOND = {"": (0,), "itl-gap": (20, 30, 50, 80), "itl-request": (20, 30, 50, 80), "e2el": (4000, 8000, 16000)}
 
@@ -82,7 +83,7 @@ def cases(seed: int, folder: Path, least: int = 32, most: int = 64) -> Iterator[
         case = Case(question, draw.choice((2, 4, 8)))
         try:
             while len(case.site.plans(case.gpus)) > most:
-                axes = case.site.ranked(case.gpus, None).space.axes[1:]
+                axes = axes_of(case.site.cell, "deployment")
                 axis = draw.choice([each for each in axes if len(each) > 1])
                 knobs: dict[str, Scalar] = {**case.question.knobs, **dict(draw.choice([each for each in axis if each]))}
                 case = Case(replace(case.question, knobs=knobs), case.gpus)
