@@ -4,7 +4,8 @@ Those of a site come one after the other, small sizes first, as each search begi
 by side, by processes that share nothing, so that no answer hangs on how many there are.
 
 The search (``repro.runs.tuning.settled``): plans that bounds leave are raced at rates of a lattice, (1 + resolution) to whole powers;
-then those that differ from the best in one choice. A choice that cost a plan ``GAP``, or nothing at all, is not tried with others again.
+then those that differ from the best in one choice. A choice that cost a plan ``GAP``, or changed nothing, is not tried with others again
+that are alike (``Plan.has_share_of``).
 
 Whether a plan serves a rate is asked of simulations with the same sessions, in the same pattern of arrivals, at every rate and on every
 plan, and is taken to be monotone in the rate. Then a plan that fails one step above the best so far cannot be better, which takes one
@@ -294,9 +295,13 @@ class Trials:
         gap, least = lattice.steps(GAP), about[best.choices] - lattice.steps(TRUSTED)
         for place, (own, usual) in enumerate(zip(plan.choices, best.choices, strict=True)):
             costs = []
-            for choices, step in about.items():
-                instead = about.get((*choices[:place], usual, *choices[place + 1 :]), -math.inf)
-                if own != usual and choices[place] == own and max(step, instead) >= least and instead > -math.inf:
+            for each, step in self.about.items():
+                instead = about.get((*each.choices[:place], usual, *each.choices[place + 1 :]), -math.inf)
+                if own == usual or each.choices[place] != own or max(step, instead) < least or instead == -math.inf:
+                    continue
+                # Nothing on one worker may be much on several, and little where most prefill much where most decode.
+                same = each.choices[0] == plan.choices[0] or (instead != step and each.has_share_of(plan))
+                if same if place else each.is_mixed == plan.is_mixed:
                     costs.append(instead - step)
             if costs and (min(costs) > gap or min(costs) == max(costs) == 0):
                 return True
@@ -360,20 +365,26 @@ def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = 
     if found is None:
         at = trials.verdict(site.planned(ranked.space.first), lattice.rate(lowest))
         return trials.answer(gpus, ranked.num, None, rate=None, at=None, binds=at.binds)
+    plan, is_monotone = found.plan, found.is_monotone
     rate, above = lattice.rate(found.step), lattice.rate(found.step + 1)
-    binds = None
-    if found.step < highest:
-        binds = LOAD if above > found.plan.most else trials.verdict(found.plan, above).binds
-    at = trials.verdict(found.plan, rate)
-    others = [plan for plan in trials.likely() if plan != found.plan]
+    others = [each for each in trials.likely() if each != plan]
     next_best = None
     if others:
         margin = partial(trials.margin, others[0], is_whole=True, lattice=lattice)
-        step = climb(margin, math.floor(max(trials.about[others[0]], lowest)), (lowest, found.step))
+        least = max(lowest, math.ceil(found.step - lattice.steps(TRUSTED)))
+        step = climb(margin, math.floor(max(trials.about[others[0]], least)), (least, found.step))
         next_best = None if step is None else (others[0], lattice.rate(step))
-    is_monotone = found.is_monotone
+        both = plan, others[0]
+        kept = [trials.verdict(each, rate).session_attainment for each in both] if step == found.step else [0.0, 0.0]
+        if kept[1] > kept[0]:
+            plan, next_best = others[0], (plan, rate)
+            is_monotone = trials.seen(plan, max(GUARD * rate, lattice.rate(lowest)), False).serves
+    binds = None
+    if found.step < highest:
+        binds = LOAD if above > plan.most else trials.verdict(plan, above).binds
+    at = trials.verdict(plan, rate)
     return trials.answer(
-        gpus, ranked.num, found.plan, rate=rate, at=at, binds=binds, is_monotone=is_monotone, next_best=next_best
+        gpus, ranked.num, plan, rate=rate, at=at, binds=binds, is_monotone=is_monotone, next_best=next_best
     )
 
 

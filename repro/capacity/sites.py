@@ -79,6 +79,20 @@ class Plan(NamedTuple):
     choices: Choices = ()
     """What the search set: the deployment, and of each axis behind it one setting."""
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether decode workers take some of the prompts."""
+        return dict(self.knobs).get("conditional") is not None
+
+    @property
+    def share(self) -> float:
+        """Part of the GPUs whose workers prefill alone."""
+        return 0.0 if self.prefill is None else prod(self.prefill) / self.gpus
+
+    def has_share_of(self, other: "Plan") -> bool:
+        """Whether of both the larger part of the GPUs does the same."""
+        return bool(np.sign(self.share - 0.5) == np.sign(other.share - 0.5))
+
 
 class Ranked(NamedTuple):
     space: Space
@@ -238,6 +252,8 @@ def alone_s(cost: StepTimes, sessions: Iterable[Session]) -> float:
 
 CANDIDATES = 8
 """Most deployments of a number of GPUs that are simulated."""
+MIXED = 2
+"""Of these, where decode workers may prefill too: the ones of which about a quarter prefills alone."""
 _MOST_LIVE = 20_000
 """More sessions at once: the run is given up, as one of ``repro bench`` is."""
 WARM_UP = 0.5
@@ -338,7 +354,9 @@ class ClusterSite(Site):
     @cached_property
     def axes(self) -> tuple[tuple[Knobs, ...], ...]:
         """What is searched besides the deployment: of each axis the settings, () being the default."""
-        return () if self.held else axes_of(self.cell, "deployment")
+        axes = () if self.held else axes_of(self.cell, "deployment")
+        # Who prefills hangs on the deployment more than what else is chosen.
+        return tuple(sorted(axes, key=lambda axis: "conditional" not in dict(axis[-1])))
 
     # ---- plans -----------------------------------------------------------------------------------------
 
@@ -423,6 +441,10 @@ class ClusterSite(Site):
             start = -min(values.values())
         likely = sorted(every, key=lambda plan: values[plan])
         keeping_up = [plan for plan in likely if rate is None or plan.most >= rate]
+        if self.cell.knob_values.get("conditional") or (self.axes and "conditional" in dict(self.axes[0][-1])):
+            # Decode workers that take prompts leave fewer to others.
+            likely, rest = keeping_up[: CANDIDATES - MIXED], keeping_up[CANDIDATES - MIXED :]
+            keeping_up = likely + sorted(rest, key=lambda plan: abs(plan.share - 0.25))
         space = Space((tuple(plan.choices[0] for plan in keeping_up[:CANDIDATES]), *self.axes))
         return Ranked(space, len(every) * prod(map(len, self.axes)), start)
 
@@ -507,22 +529,23 @@ def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: boo
     counts = (ready_s >= first_s + WARM_UP * (last_s - first_s)) & (ready_s <= last_s)
     if is_whole:
         counts = np.ones(len(ready_s), dtype=np.bool_)
-    gaps = run.gaps.whole if isinstance(run.gaps, GapLog) else run.gaps
-    gaps = Gaps(*(each[counts[gaps.row]] for each in gaps))
-    num_gaps = np.bincount(gaps.row, gaps.tokens, len(ready_s))
-    with np.errstate(invalid="ignore"):  # NaN of a round of one token
-        mean_gap_s = np.bincount(gaps.row, gaps.gap_s * gaps.tokens, len(ready_s)) / num_gaps
-    by_round = {"ttft": first_token_s - ready_s, "e2el": finished_s - ready_s, "tpot": mean_gap_s}
-    times = {name: Times.of(by_round[name][counts]) for name in ("ttft", "e2el")}
-    times["tpot"] = Times.of(mean_gap_s[counts & (num_gaps > 0)])
-    times["itl"] = Times(gaps.gap_s, gaps.tokens)
+    by_round = {"ttft": first_token_s - ready_s, "e2el": finished_s - ready_s}
+    times = {name: Times.of(each[counts]) for name, each in by_round.items()}
+    if any(each.metric in ("itl", "tpot") for each in objectives):  # they take as long as the run
+        gaps = run.gaps.whole if isinstance(run.gaps, GapLog) else run.gaps
+        gaps = Gaps(*(each[counts[gaps.row]] for each in gaps))
+        num_gaps = np.bincount(gaps.row, gaps.tokens, len(ready_s))
+        with np.errstate(invalid="ignore"):  # NaN of a round of one token
+            by_round["tpot"] = np.bincount(gaps.row, gaps.gap_s * gaps.tokens, len(ready_s)) / num_gaps
+        times["tpot"] = Times.of(by_round["tpot"][counts & (num_gaps > 0)])
+        times["itl"] = Times(gaps.gap_s, gaps.tokens)
     good = counts & ~np.isnan(finished_s)
     for each in objectives:
         if each.metric == "itl":
             good &= keeping(gaps, len(ready_s), each.limit_s)
         else:
             # What never came keeps no limit; a round of one token has no gap to limit.
-            good &= (by_round[each.metric] <= each.limit_s) | ((each.metric == "tpot") & (num_gaps == 0))
+            good &= (by_round[each.metric] <= each.limit_s) | (each.metric == "tpot" and num_gaps == 0)
     num_counted, num_missed = (np.bincount(session[each]) for each in (counts, counts & ~good))
     end_s, arrival_s = (np.asarray(run.sessions[name], dtype=np.float64) for name in ("finished_s", "arrival_s"))
     stay_s = end_s - arrival_s

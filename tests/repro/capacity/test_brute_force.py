@@ -15,7 +15,7 @@ from support.capacity import cases
 from repro.capacity.answers import Lattice, fewest_gpus, largest_rate
 from repro.capacity.objectives import Times
 from repro.capacity.question import Question, parse_sizes
-from repro.capacity.sites import BEYOND, Plan, Site
+from repro.capacity.sites import BEYOND, CANDIDATES, MIXED, Plan, Site
 
 LATTICE = Lattice(resolution=0.1)
 FINE = 1.05
@@ -156,6 +156,17 @@ def test_no_run_serves_more_than_its_bound(tmp_path):
     fastest = max(plans, key=lambda plan: plan.most)
     assert site.ranked(8, fastest.most).space.axes[0] == fastest.choices[:1]
     assert site.ranked(8, fastest.most * 1.001).space.axes[0] == ()
+
+
+@pytest.mark.parametrize("knobs", [{}, {"conditional": "isl_bounding"}])
+def test_deployments_of_which_few_gpus_prefill_are_raced_where_decode_workers_may(knobs, tmp_path):
+    knobs = {"model": "Llama-3.1-8B", **knobs}
+    question = replace(PLACES["remote prefills"], workload="own", num_prompts=2, knobs=knobs).question(tmp_path)
+    (site,) = question.sites(parse_sizes("8"))
+    space = site.ranked(8, None).space
+    shares = sorted(site.planned((each, *space.first[1:])).share for each in space.axes[0])
+    assert len(shares) == CANDIDATES
+    assert shares[:MIXED] == [1 / 4] * MIXED < shares[MIXED:]
 
 
 def test_a_run_is_that_of_bench(tmp_path):

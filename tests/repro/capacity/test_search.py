@@ -1,14 +1,17 @@
 """The search over plans and rates, against functions whose answers are known."""
 
 import math
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from repro.capacity import answers
 from repro.capacity.answers import MOST_RATE, Lattice, climb, fewest
-from repro.capacity.sites import Plan
+from repro.capacity.objectives import Sample, Times, parse_objectives
+from repro.capacity.sites import Plan, Ranked
 from repro.runs.tuning import Space, settled
 
 LATTICE = Lattice(resolution=0.05)
@@ -257,3 +260,40 @@ def test_a_choice_that_cost_much_or_nothing_is_not_tried_again(about, is_behind)
     plans = {name: Plan(name, 8, (), math.inf, None, (1, 8), choices=tuple(name)) for name in (*about, "ay", "by")}
     trials = answers.Trials(site=None, about={plans[name]: step for name, step in {"ay": 50.0, **about}.items()})
     assert trials.is_behind(plans["by"], plans["ay"], LATTICE) is is_behind
+
+
+def test_what_a_choice_costs_where_most_gpus_prefill_tells_nothing_of_where_most_decode():
+    def plan(prefill: int, *others: object, mixed: str | None = None) -> Plan:
+        workers = (1, prefill), (1, 8 - prefill)
+        return Plan("", 8, (("conditional", mixed),), math.inf, *workers, choices=(prefill, mixed, *others))
+
+    best = plan(6)
+    about = {best: 50.0, plan(6, mixed="isl"): 20.0, plan(2): 30.0}
+    trials = answers.Trials(site=None, about=about)
+    assert trials.is_behind(plan(5, mixed="isl"), best, LATTICE)
+    assert not trials.is_behind(plan(2, mixed="isl"), best, LATTICE)
+    # Nor does a choice that changes nothing of one deployment, such as how to part sessions among one worker.
+    for deployment, is_behind in ((6, True), (7, False)):
+        base = plan(6, "sessions", "chunked")
+        own = {plan(deployment, how, "one-by-one"): 50.0 for how in ("sessions", "memory")}
+        trials = answers.Trials(site=None, about={base: 50.0, **own})
+        assert trials.is_behind(plan(6, "memory", "chunked"), base, LATTICE) is is_behind
+
+
+@pytest.mark.parametrize(("good", "chosen"), [((9, 10), "b"), ((10, 9), "a"), ((9, 9), "a")])
+def test_of_equal_plans_the_one_whose_sessions_keep_more_limits_wins(good, chosen):
+    def run(plan: Plan, rate: float, seed: int) -> Sample:
+        times = {"ttft": Times.of(np.full(10, rate / 10.2))}
+        num = good["ab".index(plan.name)]
+        counts = {"num_rounds": 10, "num_good": num, "num_sessions": 10, "num_good_sessions": num}
+        return Sample(times=times, longest_s=1.0, load=0.0, span_s=9.0, stay_s=1.0, **counts)
+
+    def planned(choices):
+        return Plan(choices[0], 8, (), math.inf, None, (1, 8), choices=choices)
+
+    space = Space((("a", "b"), ("", "", "")))
+    site = Mock(run=run, planned=planned, num_seeds=1, objectives=parse_objectives("ttft:p95:1000"))
+    site.ranked.return_value = Ranked(space, 2, 8.0)
+    found = answers.largest_rate(site, 8, LATTICE)
+    assert (found.plan.name, found.next_best[0].name) == (chosen, "ba"["ab".index(chosen)])
+    assert found.rate == found.next_best[1] == LATTICE.rate(LATTICE.last(10.2))
