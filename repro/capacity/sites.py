@@ -253,7 +253,7 @@ def alone_s(cost: StepTimes, sessions: Iterable[Session]) -> float:
 CANDIDATES = 8
 """Most deployments of a number of GPUs that are simulated."""
 MIXED = 2
-"""Of these, where decode workers may prefill too: the ones of which about a quarter prefills alone."""
+"""Among them, where decode workers may prefill too, those of which about a quarter prefills alone."""
 _MOST_LIVE = 20_000
 """More sessions at once: the run is given up, as one of ``repro bench`` is."""
 WARM_UP = 0.5
