@@ -8,7 +8,7 @@ from typing import Any
 
 from baselines.dllm.options import DPadOptions, StreamingOptions
 from engines.dllm.config import Cut, DecodeConfig, DelayedCache, GenerationConfig, NoCache, RefreshRule
-from engines.dllm.method import BLOCKS, LEAP, PARALLEL, Method, Options, Sampler
+from engines.dllm.method import BLOCKS, LEAP, PARALLEL, SERVED, Method, Options, Sampler
 from engines.errors import require
 
 
@@ -26,14 +26,6 @@ class DPad(Method):
         if own.cache != "none":
             rule = DelayedCache(delay=0, window="suffix" if own.cache == "prefix" else "block")
         return _of_fast_dllm(rule, own.cut)
-
-    def _run_as(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
-        window = options.get("suffix_window")
-        require(
-            window is None or window <= generation.gen_length,
-            f"suffix_window={window} is more than gen_length={generation.gen_length}, behind which nothing is: lower it",
-        )
-        return generation
 
 
 class Streaming(Method):
@@ -62,7 +54,7 @@ class Streaming(Method):
 
 def _of_fast_dllm(rule: RefreshRule, cut: Cut) -> Sampler:
     decode = DecodeConfig(confidence_dtype="float64")
-    return Sampler(rule=rule, cut=cut, decode=decode, exact_steps=False, suppress_mask_token=True, tie_policy="stable")
+    return Sampler(rule=rule, cut=cut, decode=decode, exact_steps=False, **SERVED)
 
 
 DPAD = DPad()

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from baselines.dllm.dream import timestep_decode
 from baselines.dllm.options import D2CacheOptions
 from engines.dllm.config import DecodeConfig, Seen
-from engines.dllm.method import LEAP, PARALLEL, Method, Options, Sampler
+from engines.dllm.method import LEAP, PARALLEL, SERVED, Method, Options, Sampler
 from engines.dllm.plan import Request
-from engines.dllm.rows import Chosen, Positions, RowRule, Standing
+from engines.dllm.rows import NONE, Chosen, Positions, RowRule, Standing
 
 Numbers = NDArray[np.float64]
 
@@ -40,10 +40,10 @@ class ByNeed(RowRule):
     prompt_len: int = 0
     total_len: int = 0
     block: int = 0
-    rows: Positions = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    able: Positions = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    rows: Positions = field(default_factory=NONE.copy)
+    able: Positions = field(default_factory=NONE.copy)
     """Masks of the block as the step began."""
-    masks: Positions = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    masks: Positions = field(default_factory=NONE.copy)
     certain: Numbers | None = None
     """[G] confidences of the first step."""
     needs: Collection[str] = frozenset({"attention"})
@@ -136,13 +136,8 @@ class D2Cache(Method):
     def _sampler(self, family: str, own: D2CacheOptions, options: Options) -> Sampler:
         is_dream = family == "dream"
         decode = timestep_decode("maskgit_plus") if is_dream else DecodeConfig()
-        return Sampler(
-            rule=ByNeed(own, shift=int(is_dream)),
-            decode=replace(decode, learns="attention"),
-            exact_steps=False,
-            suppress_mask_token=True,
-            tie_policy="stable",
-        )
+        decode = replace(decode, learns="attention")
+        return Sampler(rule=ByNeed(own, shift=int(is_dream)), decode=decode, exact_steps=False, **SERVED)
 
     def has_blocks(self, family: str, options: Options) -> bool:
         return False

@@ -16,9 +16,9 @@ import numpy as np
 from baselines.dllm.dream import timestep_decode
 from baselines.dllm.options import DkvOptions
 from engines.dllm.config import DecodeConfig, GenerationConfig, Seen
-from engines.dllm.method import BLOCKS, LEAP, PARALLEL, Method, Options, Sampler
+from engines.dllm.method import BLOCKS, LEAP, PARALLEL, SERVED, Method, Options, Sampler
 from engines.dllm.plan import Request
-from engines.dllm.rows import Chosen, Positions, RowRule, Standing
+from engines.dllm.rows import NONE, Chosen, Positions, RowRule, Standing
 from engines.errors import require
 
 
@@ -28,7 +28,7 @@ class DkvDecode(RowRule):
 
     refresh_interval: int
     total_len: int = 0
-    committed: Positions = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    committed: Positions = field(default_factory=NONE.copy)
     """By the step before."""
 
     def of(self, request: Request) -> "DkvDecode":
@@ -106,7 +106,7 @@ class DkvDream(RowRule):
     shift: Literal["un", "un_right"]
     prompt_len: int = 0
     total_len: int = 0
-    settled: Positions = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    settled: Positions = field(default_factory=NONE.copy)
     """As the step before found them: the delay by one step."""
 
     @property
@@ -161,9 +161,7 @@ class DkvCache(Method):
             rule, decode = DkvDecode(every or 8), DecodeConfig(confidence_dtype="float64")
             if variant == "greedy":
                 rule = DkvGreedy(every or 2, own.greedy_window, own.commit_order)
-        return Sampler(
-            rule=rule, decode=replace(decode, learns="places"), suppress_mask_token=True, tie_policy="stable"
-        )
+        return Sampler(rule=rule, decode=replace(decode, learns="places"), **SERVED)
 
     def has_blocks(self, family: str, options: Options) -> bool:
         return family != "dream"

@@ -102,8 +102,5 @@ class WindowOptions(RefreshOptions):
     """Window-Diffusion: masks that a step between Refreshes computes."""
 
 
-OPTIONS = (
-    *(ServeOptions, FastDllmOptions, DllmCacheOptions, SparseOptions),
-    *(DkvOptions, D2CacheOptions, DPadOptions, StreamingOptions, WindowOptions),
-)
-"""Options of all methods that have any, the plain samplers' among them."""
+OPTIONS = (ServeOptions, FastDllmOptions, DllmCacheOptions, SparseOptions)
+"""Those of a command line, the plain samplers' among them; the other methods' are given by ``--knob``."""

@@ -11,11 +11,9 @@ import numpy as np
 
 from baselines.dllm.options import WindowOptions
 from engines.dllm.config import DecodeConfig, Seen
-from engines.dllm.method import LEAP, PARALLEL, Method, Options, Sampler
+from engines.dllm.method import LEAP, PARALLEL, SERVED, Method, Options, Sampler
 from engines.dllm.plan import Request
-from engines.dllm.rows import Chosen, Positions, RowRule, Standing
-
-_NOTHING = np.zeros(0, dtype=np.int64)
+from engines.dllm.rows import NONE, Chosen, Positions, RowRule, Standing
 
 
 @dataclass
@@ -24,8 +22,8 @@ class SlidingWindow(RowRule):
     width: int
     active: int
     total_len: int = 0
-    keys: Positions = field(default_factory=lambda: _NOTHING)
-    again: Positions = field(default_factory=lambda: _NOTHING)
+    keys: Positions = field(default_factory=NONE.copy)
+    again: Positions = field(default_factory=NONE.copy)
     """Committed tokens that are computed too."""
 
     def of(self, request: Request) -> "SlidingWindow":
@@ -56,13 +54,8 @@ class WindowDiffusion(Method):
     own = WindowOptions
 
     def _sampler(self, family: str, own: WindowOptions, options: Options) -> Sampler:
-        return Sampler(
-            rule=SlidingWindow(own.refresh_interval or 32, own.window_width, own.active),
-            decode=DecodeConfig(learns="places"),
-            exact_steps=False,
-            suppress_mask_token=True,
-            tie_policy="stable",
-        )
+        rule = SlidingWindow(own.refresh_interval or 32, own.window_width, own.active)
+        return Sampler(rule=rule, decode=DecodeConfig(learns="places"), exact_steps=False, **SERVED)
 
     def has_blocks(self, family: str, options: Options) -> bool:
         return False

@@ -48,6 +48,8 @@ EVERYONES = frozenset({"gen_length", "steps", "temperature", "top_p", "top_k", "
 """Settings of a generation that every method heeds; the others are options of some."""
 BLOCKS = frozenset({"block_length"})
 PARALLEL = frozenset({"threshold", "factor"})
+SERVED: dict[str, Any] = {"suppress_mask_token": True, "tie_policy": "stable"}
+"""A sampler's that commits no mask, whatever its published code does, and takes the lower of equal places."""
 LEAP = frozenset({"anchor_threshold", "neighbor_threshold", "radius"})
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engines.dllm.config import GenerationConfig, Learned, Phase
-from engines.dllm.rows import NOTHING_CHOSEN, Chosen
+from engines.dllm.rows import NOTHING_CHOSEN, SIZE, Chosen
 from engines.errors import RunError, require
 from engines.runtime.step_timer import DeviceTimes
 
@@ -95,7 +95,7 @@ class PlanItem(NamedTuple):
     @property
     def candidates(self) -> int:
         """Masks of the block that get logits."""
-        return self.chosen.num_places if self.chosen.rows else self.masks_left
+        return len(self.chosen.places) // SIZE if self.chosen.rows else self.masks_left
 
     @property
     def query_tokens(self) -> int:
@@ -108,7 +108,7 @@ class PlanItem(NamedTuple):
     @property
     def key_tokens(self) -> int:
         if self.chosen.keys:
-            return self.chosen.num_keys
+            return len(self.chosen.keys) // SIZE
         return self.total_len if self.phase.is_refresh else self.kept_rows + self.window_len
 
 

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 Positions = NDArray[np.int64]
 """In ascending order."""
-_SIZE = 8
+Numbers = NDArray[Any]
+NONE: Positions = np.zeros(0, dtype=np.int64)
+SIZE = NONE.itemsize
+"""Bytes of a position."""
 
 
 class Chosen(NamedTuple):
@@ -39,33 +42,14 @@ class Chosen(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        rows: Positions,
-        places: Positions,
-        commit: int,
-        *,
-        keys: Positions | None = None,
-        weights: NDArray[np.float64] | None = None,
+        cls, rows: Positions, places: Positions, commit: int, keys: Positions = NONE, weights: Numbers = NONE
     ) -> Self:
-        return cls(
-            rows=rows.astype(np.int64).tobytes(),
-            keys=b"" if keys is None else keys.astype(np.int64).tobytes(),
-            places=places.astype(np.int64).tobytes(),
-            weights=b"" if weights is None else weights.astype(np.float64).tobytes(),
-            commit=commit,
-        )
+        ints = [each.astype(np.int64).tobytes() for each in (rows, keys, places)]
+        return cls(*ints, weights.astype(np.float64).tobytes(), commit)
 
     @property
     def num_rows(self) -> int:
-        return len(self.rows) // _SIZE
-
-    @property
-    def num_keys(self) -> int:
-        return len(self.keys) // _SIZE
-
-    @property
-    def num_places(self) -> int:
-        return len(self.places) // _SIZE
+        return len(self.rows) // SIZE
 
 
 NOTHING_CHOSEN = Chosen()
@@ -81,8 +65,6 @@ class Standing(NamedTuple):
     block_start: int
     block_end: int
     step_in_block: int
-    steps: int
-    """Those of the block."""
     masks: Positions
     """Those of the whole answer."""
     quota: int
@@ -125,9 +107,6 @@ class Rows:
     def committed(self, chosen: Chosen, count: int, places: Any) -> tuple[int, ...]:
         """Positions of the tokens that a step committed; where nobody says which, the first that it could."""
         if places is None:
-            allowed = array_of(chosen.places)
-            if chosen.weights:
-                allowed = allowed[np.frombuffer(chosen.weights) >= 0]
-            places = allowed[:count].tolist()
+            places = array_of(chosen.places)[:count].tolist()
         self.masks = self.masks[~np.isin(self.masks, places)]
         return tuple(places)

@@ -26,7 +26,7 @@ from engines.dllm.config import (
     check_phase,
 )
 from engines.dllm.plan import Request
-from engines.dllm.rows import NOTHING_CHOSEN, RowRule, Rows, Standing
+from engines.dllm.rows import NOTHING_CHOSEN, SIZE, RowRule, Rows, Standing
 from engines.errors import require
 
 _EPS = 1e-3
@@ -152,7 +152,7 @@ class Sequence:
         """Rows of all kinds that the block has: less than ``total_len`` where masks behind it are cut."""
         if (cut := self.config.cut).cuts:
             self.suffix = (np.array(cut.kept(generation, block), dtype=np.int64) + self.request.prompt_len).tobytes()
-            self.length = self.block_end + len(self.suffix) // 8
+            self.length = self.block_end + len(self.suffix) // SIZE
         self.window_end = self.block_end if self.rule.window == "block" else self.length
         self.masks_left = self.block_end - self.block_start
         self.masks: tuple[int, ...] = (self.masks_left,)
@@ -226,9 +226,7 @@ class Sequence:
 
     def _choose(self, masked: Rows) -> None:
         """The rows of the coming step. One that computes all of them is a PARTIAL: nothing is packed behind it."""
-        at = Standing(
-            self.block_start, self.block_end, self.step_in_block, self.block_steps, masked.masks, quota=self._due
-        )
+        at = Standing(self.block_start, self.block_end, self.step_in_block, masked.masks, self._due)
         self.chosen = self.rule.choose(at)  # type: ignore[attr-defined]
         self.phase = Phase.PARTIAL if self.chosen.num_rows == self.total_len else Phase.REUSE
 

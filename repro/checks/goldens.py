@@ -163,13 +163,7 @@ def one_thread() -> Iterator[None]:
 
 def replay(case: GoldenCase, *, device: str = "cpu") -> CaseResult:
     done = generate(replace(case.options, device=device), case.prompt_ids)
-    return CaseResult(
-        case=case,
-        token_ids=done.token_ids,
-        forward_passes=done.forward_passes,
-        rows=done.rows,
-        committed=done.committed,
-    )
+    return CaseResult(case=case, **vars(done))
 
 
 def _value(entry: Any, key: str, kind: type, where: str) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from engines.dllm.config import Settling
+from engines.dllm.config import Cut, Settling
 from engines.knobs import Checked, Range
 from engines.models.checkpoint import EMBEDDED
 from repro.cli import options as opt
@@ -290,10 +290,10 @@ def _cache(sampler: "Sampler") -> str:
         )
     if not sampler.rule.caches:
         return "no KV cache"
-    if sampler.rule.window == "suffix":
-        return "the rows before the block"
-    usual, own = asdict(Settling()), asdict(sampler.settling)
+    usual, own = asdict(Settling()) | asdict(Cut()), asdict(sampler.settling) | asdict(sampler.cut)
     left_out = "".join(f", {name}={value}" for name, value in own.items() if value != usual[name])
+    if sampler.rule.window == "suffix":
+        return f"the rows before the block{left_out}"
     if sparsity.selection == "dense":
         return f"all context rows{left_out}"
     whole = "" if sparsity.whole_layer is None else f", all of them in layer {sparsity.whole_layer}"

@@ -176,7 +176,7 @@ class PackedLayout:
         lengths = None if self._row_lengths is None else self._row_lengths(items, pad_to)
         packed = PackedRows.of(table, lengths, width=self._state.width, least=MIN_ROWS)
         build = BuildRows.of(table, items, packed.base)
-        is_plain = build is None and not self._state.guided and not table.gathers
+        is_plain = build is None and not self._state.guided and table.keys()[2] is None
         if self._graphs is not None and is_plain and not self._timer.detailed:
             key = self._graphs.key_of(table, packed)
             if key is not None:
@@ -213,8 +213,8 @@ class PackedLayout:
         self, items: Sequence[PlanItem], table: ItemTable, packed: PackedRows, selection: SelectAndPack
     ) -> HostKeys:
         m, arrays = table.num_refresh, list[Ints]()
-        start, key_len = table.key_start[m:], table.key_len[m:]
-        key_rows = [table.key_rows()] if table.gathers else []
+        start, key_len, gathered = table.keys()
+        start, key_len = start[m:], key_len[m:]
         if self._sends_spans:
             # ``Spans`` of the Refresh sequences, then of the Reuse ones, whose queries are counted from their own first.
             lengths = np.diff(packed.base)
@@ -225,14 +225,14 @@ class PackedLayout:
             if self._state.settles:
                 arrays += build.kept_blocks()
             arrays += selection.arrays(build)
-        arrays += key_rows
+        arrays += [] if gathered is None else [gathered]
 
         def on_device(sent: Sequence[Tensor]) -> Keys:
             return {
                 "reuse_k_runs": list(zip(start.tolist(), (start + key_len).tolist(), strict=True)),
                 "spans": _spans(sent[0], packed, table, key_len) if self._sends_spans else None,
                 "pack": None if build is None else self._pack(build, selection, sent[num_own:]),
-                "key_rows": sent[-1] if key_rows else None,
+                "key_rows": None if gathered is None else sent[-1],
             }
 
         return HostKeys(arrays, on_device)

@@ -88,29 +88,16 @@ class ItemTable:
             chosen=chosen,
         )
 
-    @property
-    def key_len(self) -> Ints:
-        """Rows of the pool that each item attends to, from ``key_start``, where it is no Refresh."""
-        if self.gathers:
-            return np.array([each.num_keys or int(self.total_len[i]) for i, each in enumerate(self.chosen)])
-        return self.kept + self.window_end - self.block_start
-
-    @property
-    def gathers(self) -> bool:
-        """Whether the keys of some item are not all that it has, so that all items' are gathered."""
-        return any(each.keys for each in self.chosen)
-
-    @property
-    def key_start(self) -> Ints:
-        return np.cumsum(self.key_len) - self.key_len if self.gathers else self.kv_start
-
-    def key_rows(self) -> Ints:
-        """Rows of the pool to gather, those of each item's keys one behind the other."""
-        keys = [
-            array_of(each.keys) if each.keys else np.arange(n)
-            for each, n in zip(self.chosen, self.total_len, strict=True)
-        ]
-        return np.concatenate([own + start for own, start in zip(keys, self.kv_start, strict=True)])
+    def keys(self) -> tuple[Ints, Ints, Ints | None]:
+        """Where each item's keys begin in the pool and how many they are, where it is no Refresh. Where those of some item are not all
+        that it has, also the rows of the pool that are gathered, in which they then begin."""
+        if not any(each.keys for each in self.chosen):
+            return self.kv_start, self.kept + self.window_end - self.block_start, None
+        pairs = zip(self.chosen, self.total_len, strict=True)
+        own = [array_of(each.keys) if each.keys else np.arange(length) for each, length in pairs]
+        count = np.array([len(each) for each in own])
+        rows = np.concatenate([each + start for each, start in zip(own, self.kv_start, strict=True)])
+        return np.cumsum(count) - count, count, rows
 
     def selecting(self, sparsity: SparsityConfig) -> "ItemTable":
         """As layers see it that select where one keeps every row: their retained rows end where its do, right before the block, whose
@@ -178,7 +165,7 @@ class PackedRows:
             position=packed[0],
             flat=packed[1],
             pool_row=pool_row,
-            key_len=table.key_len[num_refresh:],
+            key_len=table.keys()[1][num_refresh:],
         )
 
 

@@ -97,6 +97,7 @@ def test_list_names_everything():
     }
     assert names["system"] == {
         *("dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada", "dream"),
+        *("dkv-cache", "d2cache", "dpad", "streaming-dllm", "window-diffusion"),
         "block-diffusion",
         *("ampd", "ampd-live", "dynamo-sim", "vllm-sim", "continuum-sim", "openai-http"),
         *("vllm", "dynamo", "sglang"),
