@@ -30,7 +30,14 @@ from engines.server.codec import Codec, IdsAlone, TextCodec
 from engines.server.diffusion import BlockGeneration
 from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
 from engines.server.settings import DTYPE_BYTES, SYSTEM, ArSettings
-from repro.families.block.settings import EMBEDDED, NAME, BlockKnobs, BlockSettings, settings_of_requests
+from repro.families.block.settings import (
+    DECODING_OF_CANVASES,
+    EMBEDDED,
+    NAME,
+    BlockKnobs,
+    BlockSettings,
+    settings_of_requests,
+)
 from repro.families.block.system import ON_TORCH, BlockDeployment
 from repro.families.block.text import find_text
 from repro.families.dllm.deployment import DllmDeployment
@@ -187,6 +194,7 @@ def _without_seed(model: DllmModel, fields: tuple[tuple[str, Any], ...], *, igno
 # -- block diffusion ---------------------------------------------------------------------------------------
 
 _OF_A_BLOCK = ("rule", "threshold", "edit_threshold", "max_post_steps", "steps", "sub_block")
+_OF_A_CANVAS = ("steps", *DECODING_OF_CANVASES)
 """Settings of an answer that a request may ask for, beside those of OpenAI's API: requests of any rules share a step."""
 
 
@@ -232,12 +240,12 @@ class BlockModel:
 
     def room(self, prompt_tokens: int) -> int:
         """A prompt and its answer fill whole blocks."""
-        return self.max_model_len // self.settings.block * self.settings.block - prompt_tokens
+        return self.settings.most_tokens - prompt_tokens
 
     @property
     def options(self) -> Mapping[str, Kind]:
         knobs = knobs_of(BlockKnobs)
-        return {name: knobs[name].kind for name in _OF_A_BLOCK}
+        return {name: knobs[name].kind for name in (_OF_A_CANVAS if self.settings.is_of_canvases else _OF_A_BLOCK)}
 
     def generation(self, asked: Mapping[str, Any]) -> BlockGeneration:
         """An end that may come too early to count is none to the engine: the server ends the answer at a later one."""
@@ -252,8 +260,7 @@ class BlockModel:
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: BlockGeneration) -> None:
         settings = self.settings
-        most, vocabulary = settings.max_model_len, settings.config.vocab_size
-        check_prompt(prompt_ids, generation.gen_length, most, vocabulary, block=settings.block)
+        _check_prompt(settings, prompt_ids, generation.gen_length)
 
     def check_machine(self) -> None:
         import_module(ON_TORCH).check_machine(self.settings)
@@ -272,10 +279,18 @@ def _block_settings(model: BlockModel, given: tuple[tuple[str, Any], ...]) -> Bl
     return settings_of_requests({**dict(model.knobs), **dict(given)}, model.platform)
 
 
+def _check_prompt(settings: BlockSettings, prompt_ids: Sequence[int], length: int, **said: Any) -> None:
+    """Canvases are whole where blocks are, and the prompt is no part of one."""
+    block, vocabulary = settings.block, settings.config.vocab_size
+    if settings.is_of_canvases:
+        length, block = -(-length // block) * block, 1
+    check_prompt(prompt_ids, length, settings.max_model_len, vocabulary, block=block, **said)
+
+
 def answer_alone(settings: BlockSettings, prompt_ids: tuple[int, ...], *, seed: int) -> BlockAnswer:
     """The answer to one prompt, up to its end token, by an engine with nothing else to do."""
-    most, vocabulary, length = settings.max_model_len, settings.config.vocab_size, settings.knobs.gen_length
-    check_prompt(prompt_ids, length, most, vocabulary, asked_as="gen_length", block=settings.block)
+    length = settings.knobs.gen_length
+    _check_prompt(settings, prompt_ids, length, asked_as="gen_length")
     import_module(ON_TORCH).check_machine(settings)
     asked = BlockRequest(
         request_id=0,

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
+from engines.blockdiffusion.canvas import CanvasSequence
 from engines.blockdiffusion.rules import Blocks, Bools, DecodeRule, anywhere
 from engines.blockdiffusion.scheduler import BlockEngineConfig, BlockScheduler, SeparateScheduler
 from engines.blockdiffusion.sequence import (
@@ -19,6 +20,7 @@ from engines.blockdiffusion.sequence import (
 )
 from engines.data import asked
 from engines.errors import require
+from engines.runtime.rows import Ints
 
 
 class BlockEngine:
@@ -48,11 +50,18 @@ class BlockEngine:
         """Raises UserError for a request that the engine has no room for, or whose rule has no meaning for its blocks."""
         block = self.executor.block
         request.rule.check_block(block)
+        canvases = self.executor.makes_canvases
+        require(
+            request.rule.of_canvases == canvases,
+            f"rule={type(request.rule).__name__} decides {'blocks' if canvases else 'canvases'}, and the model makes "
+            f"{'canvases' if canvases else 'blocks'}: give another rule",
+        )
         require(
             request.request_id not in self.sequences and request.request_id not in self.answers,
             f"request_id={request.request_id} is taken: give another",
         )
-        sequence = BlockSequence(request, self._num_arrived, block, self.executor.shifts)
+        kind = CanvasSequence if canvases else BlockSequence
+        sequence = kind(request, self._num_arrived, block, self.executor.shifts)
         self.scheduler.add(sequence)
         self._num_arrived += 1
         self.sequences[request.request_id] = sequence
@@ -78,22 +87,14 @@ class BlockEngine:
         wanted = np.zeros(blocks.holes.shape, dtype=bool)
         for rule, which in groups.items():
             wanted[which] = asked(rule.wanted, blocks.of(which))
-        outcome = self.executor.run(
-            plan,
-            Denoised(
-                blocks.ids,
-                blocks.holes,
-                wanted,
-                tuple(each.request.sampling for each in denoising),
-                np.array([each.draws for each in denoising], dtype=np.int64),
-                np.array([each.forwards for each in denoising], dtype=np.int64),
-            ),
-        )
+        outcome = self.executor.run(plan, _denoised(denoising, blocks, wanted))
+        was_done = self.scheduler.were_done(denoising)
+        if outcome.likeliest is not None:
+            blocks = blocks._replace(full=_seen(denoising, outcome, was_done))
         take, is_done = np.zeros_like(wanted), np.zeros(len(denoising), dtype=bool)
         for rule, which in groups.items():
             predicted = outcome.tokens[which], outcome.confidence[which]
             take[which], is_done[which] = asked(rule.decide, blocks.of(which), *predicted)
-        was_done = self.scheduler.were_done(denoising)
         take, is_done = self.scheduler.settled(denoising, take, is_done)
         committed, prefilled = self._caught_up(plan, sequences, outcome)
         finished = self._decided(denoising, outcome, take, is_done, was_done)
@@ -139,15 +140,11 @@ class BlockEngine:
         firsts = iter(outcome.first.tolist())
         num_committed = num_prefilled = 0
         for sequence, work in zip(sequences, plan.works, strict=True):
-            sequence.rows += work.num_rows(sequence.block)
-            if work.blocks:
-                first = sequence.computed // sequence.block
-                prompt_blocks = sequence.request.prompt_len // sequence.block
-                committed = max(0, first + work.blocks - max(first, prompt_blocks))
-                sequence.committed += committed
-                sequence.prefilled += work.blocks - committed
-                num_committed, num_prefilled = num_committed + committed, num_prefilled + work.blocks - committed
-                before, sequence.computed = sequence.computed, sequence.computed + work.blocks * sequence.block
+            sequence.rows += work.num_rows
+            if work.tokens:
+                before = sequence.computed
+                committed, prefilled = sequence.caught_up(work.tokens)
+                num_committed, num_prefilled = num_committed + committed, num_prefilled + prefilled
                 self.scheduler.publish(sequence, before)
             if work.wants_first:
                 sequence.take_first(next(firsts))
@@ -196,4 +193,29 @@ def _stacked(sequences: Items[BlockSequence]) -> Blocks:
         np.stack([each.given for each in sequences]),
         np.array([each.step for each in sequences], dtype=np.int64),
         np.array([each.full for each in sequences], dtype=np.int64),
+    )
+
+
+def _seen(denoising: Items[BlockSequence], outcome: Outcome, was_done: Bools) -> Ints:
+    """[n] as ``Blocks.full`` of canvases; a forward that decides nothing changes none."""
+    assert outcome.likeliest is not None
+    assert outcome.noise is not None
+    found = np.zeros(len(denoising), dtype=np.int64)
+    for i, sequence in enumerate(denoising):
+        assert isinstance(sequence, CanvasSequence)
+        if not was_done[i]:
+            found[i] = sequence.saw(outcome.likeliest[i], outcome.noise[i])
+    return found
+
+
+def _denoised(denoising: Items[BlockSequence], blocks: Blocks, wanted: Bools) -> Denoised:
+    return Denoised(
+        blocks.ids,
+        blocks.holes,
+        wanted,
+        tuple(each.request.sampling for each in denoising),
+        np.array([each.draw for each in denoising], dtype=np.int64),
+        np.array([each.forwards for each in denoising], dtype=np.int64),
+        blocks.step,
+        tuple(each.request.rule for each in denoising),
     )

@@ -8,6 +8,7 @@ of (seed, which draw of the request, position) alone. Shapes: s segments, N rows
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
@@ -54,46 +55,49 @@ class BlockStepRows(NamedTuple):
         return len(self.slot)
 
 
-def step_rows(works: Sequence[Work], tables: SharedTables, block: int, *, least: int) -> BlockStepRows:
-    """The works' rows one behind the other, padded to at least ``least``."""
+def step_rows(
+    works: Sequence[Work], tables: SharedTables, block: int, *, least: int, grain: int | None = None
+) -> BlockStepRows:
+    """The works' rows one behind the other, padded to at least ``least``; ``grain`` final tokens see each other, a block's unless given."""
+    grain = grain or block
     columns = [
-        (work.slot, work.start, work.blocks, *(work.rows or (0, 0)), work.rows is not None, work.wants_first)
+        (work.slot, work.start, work.tokens, *(work.rows or (0, 0)), work.rows is not None, work.wants_first)
         for work in works
     ]
-    slot, start, blocks, begin, end, denoises, wants_first = np.array(columns, dtype=np.int64).T
+    slot, start, tokens, begin, end, denoises, wants_first = np.array(columns, dtype=np.int64).T
     denoised = end - begin
-    counts = blocks * block + denoised
+    counts = tokens + denoised
     total = int(counts.sum())
     size = max(total, least)
     first = counts.cumsum() - counts
-    behind = start + blocks * block
+    behind = start + tokens
     """Where each work's denoised block begins."""
     slots = np.full(size, tables.padding_slot, dtype=np.int64)
     position, pool_row = np.zeros((2, size), dtype=np.int64)
     place = ranks(counts)
     slots[:total] = slot.repeat(counts)
     # Rows that are not computed lie between the final blocks and those that are.
-    jump = np.where(place >= (blocks * block).repeat(counts), begin.repeat(counts), 0)
+    jump = np.where(place >= tokens.repeat(counts), begin.repeat(counts), 0)
     position[:total] = start.repeat(counts) + place + jump
     pool_row[:total] = tables.rows(slots[:total], position[:total])
 
     num_keys = behind + np.where(denoises, block, 0)
     key_first = num_keys.cumsum() - num_keys
-    segments = blocks + denoises
+    segments = tokens // grain + denoises
     which, index = np.arange(len(works)).repeat(segments), ranks(segments)
-    is_final = index < blocks[which]
+    is_final = index < (tokens // grain)[which]
     keys = tables.rows(slot.repeat(num_keys), ranks(num_keys))
     return BlockStepRows(
         slots,
         position,
         pool_row,
-        np.where(is_final, block, denoised[which]),
+        np.where(is_final, grain, denoised[which]),
         key_first[which],
-        start[which] + (index + 1) * block,
+        np.where(is_final, start[which] + (index + 1) * grain, (behind + block)[which]),
         keys,
-        (first + blocks * block - begin)[denoises.astype(bool)],
+        (first + tokens - begin)[denoises.astype(bool)],
         behind[denoises.astype(bool)],
-        (first + blocks * block - 1)[wants_first.astype(bool)],
+        (first + tokens - 1)[wants_first.astype(bool)],
     )
 
 
@@ -200,10 +204,13 @@ def reduced(
 ) -> Reduced:
     """Token and confidence of hidden states [m, d], at most ``most`` rows of logits at a time and in parts of nearly equal size:
     none is so small that it would be summed in another order."""
-    num_parts = -(-len(hidden) // most)
-    bounds = np.linspace(0, len(hidden), num_parts + 1).astype(int).tolist()
-    parts = [slice(start, end) for start, end in pairwise(bounds)]
+    parts = equal_parts(len(hidden), most)
     return joined(reduction(model.logits(hidden[part]), None if draws is None else draws.rows(part)) for part in parts)
+
+
+def equal_parts(count: int, most: int) -> list[slice]:
+    bounds = np.linspace(0, count, -(-count // most) + 1).astype(int).tolist()
+    return [slice(start, end) for start, end in pairwise(bounds)]
 
 
 _LEAST_LOGITS = 64
@@ -211,6 +218,8 @@ _LEAST_LOGITS = 64
 
 class TorchBlockExecutor:
     """``num_slots`` requests of up to ``max_len`` tokens over ``num_tokens`` tokens of K/V."""
+
+    makes_canvases = False
 
     def __init__(
         self,
@@ -246,26 +255,32 @@ class TorchBlockExecutor:
             host = HostKernels(device=self.device, dtype=model.dtype)
             kernels = TritonKernels(device=self.device, dtype=model.dtype)
             fuse(model, kernels.ops(host.ops(FusedOps(joins=True))))
-            backend = attention_backend(
-                attention, self.device, model.dtype, config.head_dim, config.n_heads, config.n_kv_heads
-            )
-            self.attention = GatheredAttention(backend, host.store(kernels.store), self._staging)
+            self._gathering = partial(GatheredAttention, store=host.store(kernels.store), staging=self._staging)
             self.tables = SharedTables(
                 num_slots=num_slots,
                 num_blocks=-(-num_tokens // size),
                 block_size=size,
                 max_len=max_len,
-                diffusion_block=self.block,
+                diffusion_block=1 if self.makes_canvases else self.block,
                 caches=prefix_cache,
             )
             # Before the pool takes what is left of the memory: while a layer's experts are joined they are there twice.
             for module in model.modules():
                 if isinstance(module, ExpertLayers):
                     module.matrices()
-            self.pool = PoolTensors.of_blocks(model, self.tables)
+            self._place(attention)
         self._reduction = Reduction(confidence_of="sampler", suppress_id=config.mask_token_id)
         self._tokens = np.zeros((num_slots + 1, max_len), dtype=np.int64)
         """[slots, max_len] ids of final blocks; of the last, which is padding's, none."""
+
+    def _place(self, attention: str) -> None:
+        """The pool, and what attends to it."""
+        config = self.model.config
+        backend = attention_backend(
+            attention, self.device, self.model.dtype, config.head_dim, config.n_heads, config.n_kv_heads
+        )
+        self.attention = self._gathering(backend)
+        self.pool = PoolTensors.of_blocks(self.model, self.tables)
 
     def open(self, final: Ints) -> int:
         vocabulary = self.model.config.vocab_size

@@ -1,4 +1,4 @@
-"""Which places of a block take their predicted tokens: decode rules of LLaDA2, SDAR and Fast-dLLM v2, over plain arrays.
+"""Which places of a block take their predicted tokens: rules of LLaDA2, SDAR, Fast-dLLM v2 and DiffusionGemma, over plain arrays.
 
 A forward computes a block's rows; a rule sees what was predicted and how surely, and says what is written. A hole is a place
 without a token, marked as such: a token that happens to be the mask's id is a token. Shapes: n blocks of B places.
@@ -34,7 +34,7 @@ class Blocks(NamedTuple):
     step: Ints
     """[n] forwards the block has been denoised by."""
     full: Ints
-    """[n] of them those that found no hole."""
+    """[n] of them those that found no hole; of canvases, those right before this one that found the same tokens likeliest."""
 
     def of(self, which: list[int]) -> "Blocks":
         return Blocks(self.ids[which], self.holes[which], self.given[which], self.step[which], self.full[which])
@@ -51,6 +51,8 @@ class Verdict(NamedTuple):
 class DecodeRule(Checked, ABC):
     edits: ClassVar[bool] = False
     """Whether tokens that were written may change until their block is final."""
+    of_canvases: ClassVar[bool] = False
+    """Whether blocks are canvases, whose every place is decided anew by each forward."""
 
     @property
     def is_exact(self) -> bool:
@@ -64,6 +66,10 @@ class DecodeRule(Checked, ABC):
     def wanted(self, blocks: Blocks) -> Bools:
         """[n, B] places whose prediction the rule reads; all others need no logits."""
         return blocks.holes
+
+    def closing_forwards(self, *, changes: bool) -> int:
+        """Forwards that SGLang runs a block by that the rule has done with; ``changes`` says that the last one wrote something."""
+        return 2 if self.edits and changes else 1
 
     def span(self, holes: Bools, step: int) -> tuple[int, int]:
         """The rows of a block, holes [B], that its next forward computes."""
@@ -216,3 +222,58 @@ class SubBlocks(DecodeRule):
     def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
         one = np.ones(len(tokens), dtype=np.int64)
         return _filled(blocks, surest(confidence, self.wanted(blocks), self.threshold, one))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntropyBudget(DecodeRule):
+    """The places of least entropy whose sum before each is within a bound keep their draw, all others get a random token (DiffusionGemma).
+
+    Confidence is entropy in nats, negated. What a canvas ends with is the likeliest tokens of its last forward: once these were the same
+    for ``stability`` forwards before and mean entropy is small, or after ``steps``.
+    """
+
+    edits: ClassVar[bool] = True
+    of_canvases: ClassVar[bool] = True
+
+    steps: Steps = 48
+    """Forwards of a canvas, at most."""
+    entropy_bound: Annotated[float, Range(above=0, most=1e9)] = 0.1
+    stability: Annotated[int, Range(0, 4096)] = 1
+    confidence: Annotated[float, Range(0, 1e9)] = 0.005
+    """Mean entropy below which a canvas may end; 0 leaves every canvas its ``steps``."""
+    t_min: Annotated[float, Range(0, 1e6)] | None = 0.4
+    """Temperature falls from ``t_max`` towards it; None draws at temperature 1."""
+    t_max: Annotated[float, Range(0, 1e6)] = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.t_min is None or self.t_max > self.t_min,
+            f"t_min={self.t_min} must be below t_max={self.t_max}: lower it",
+        )
+
+    @property
+    def is_exact(self) -> bool:
+        """A canvas whose memory is lost begins anew: what its forwards thought of it is lost, too."""
+        return False
+
+    def temperature(self, step: int) -> float:
+        """The forward's that comes after ``step`` others."""
+        if self.t_min is None:
+            return 1.0
+        return self.t_min + (self.t_max - self.t_min) * (self.steps - step) / self.steps
+
+    def wanted(self, blocks: Blocks) -> Bools:
+        return np.ones_like(blocks.holes)
+
+    def closing_forwards(self, *, changes: bool) -> int:
+        return 0
+
+    def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
+        entropy = -confidence.astype(np.float64)
+        order = np.argsort(entropy, axis=1, kind="stable")
+        rising = np.take_along_axis(entropy, order, axis=1)
+        take = np.empty_like(blocks.holes)
+        np.put_along_axis(take, order, rising.cumsum(axis=1) - rising <= self.entropy_bound, axis=1)
+        is_sure = (blocks.full >= self.stability) & (entropy.mean(axis=1) < self.confidence)
+        return Verdict(take, is_sure | (blocks.step + 1 >= self.steps))

@@ -59,7 +59,7 @@ class BlockScheduler:
         return min(self.tables.num_blocks * self.tables.block_size, self.tables.max_len)
 
     def add(self, sequence: BlockSequence) -> None:
-        total = -(-sequence.request.total // self.block) * self.block
+        total = sequence.longest
         require(
             total <= self.most_tokens,
             f"request {sequence.request.request_id} grows to {total} tokens in whole blocks of {self.block}; a sequence may "
@@ -71,7 +71,7 @@ class BlockScheduler:
         """None where there is nothing to run."""
         step = _Step(self.config.max_num_batched_tokens)
         # Whoever was left out of a step goes first in the next; prefills wait for those that denoise.
-        for sequence in sorted(self.running, key=lambda each: (each.missing > 1, each.served, each.order)):
+        for sequence in sorted(self.running, key=lambda each: (each.missing > self.block, each.served, each.order)):
             self._run(sequence, step)
         while not step.preempted and (begun := self._admitted(step)) is not None:
             self._run(begun, step)
@@ -118,24 +118,24 @@ class BlockScheduler:
         denoised."""
         if sequence.slot < 0:  # preempted for the sake of one before it
             return
-        blocks = min(sequence.missing, step.budget // self.block)
-        is_caught_up = blocks == sequence.missing
+        tokens = min(sequence.missing, step.budget // sequence.grain * sequence.grain)
+        is_caught_up = tokens == sequence.missing
         rows = None
         if denoises and is_caught_up and not sequence.awaits_first:
             rows = sequence.request.rule.span(sequence.holes, sequence.step)
-            if rows[1] - rows[0] > step.budget - blocks * self.block:
+            if rows[1] - rows[0] > step.budget - tokens:
                 rows = None
-        if not blocks and rows is None:
+        if not tokens and rows is None:
             return
-        end = sequence.computed + blocks * self.block + (self.block if rows is not None else 0)
+        end = sequence.computed + tokens + (self.block if rows is not None else 0)
         if not self._grow(sequence, end, step):
             return
         sequence.served = self.step
-        wants_first = is_caught_up and sequence.awaits_first and blocks > 0
-        work = Work(sequence.request.request_id, sequence.slot, sequence.computed, blocks, rows, wants_first)
+        wants_first = is_caught_up and sequence.awaits_first and tokens > 0
+        work = Work(sequence.request.request_id, sequence.slot, sequence.computed, tokens, rows, wants_first)
         step.works.append(work)
         step.orders.add(sequence.order)
-        step.budget -= work.num_rows(self.block)
+        step.budget -= work.num_rows
 
     def _planned(self, step: _Step) -> BlockStepPlan | None:
         if not step.works:
@@ -226,7 +226,7 @@ class SeparateScheduler(BlockScheduler):
                 self._left[sequence.order] = max(0, self._left[sequence.order] - 1)
             elif done:
                 # Edits that their limit ended are found to be over by a forward of its own.
-                self._left[sequence.order] = 2 if sequence.request.rule.edits and changes else 1
+                self._left[sequence.order] = sequence.request.rule.closing_forwards(changes=bool(changes))
         ends = np.array([self._left.get(each.order) == 0 for each in denoising], dtype=bool)
         if self.config.batching == "synchronous" and not ends.all():
             return take, np.zeros_like(ends)

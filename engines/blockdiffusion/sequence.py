@@ -79,7 +79,7 @@ class BlockAnswer:
     committed: int
     """Forwards that wrote the K/V of a generated block that was final."""
     prefilled: int
-    """Blocks of the prompt that were computed, anew after a preemption too; a prefix hit saves them."""
+    """Blocks of the prompt, in front of canvases its tokens, that were computed, anew after a preemption too; a prefix hit saves them."""
     rows: int
     """Rows that were computed for it."""
 
@@ -127,14 +127,39 @@ class BlockSequence:
 
     def __post_init__(self) -> None:
         prompt = np.array(self.request.prompt_ids, dtype=np.int64)
-        whole = len(prompt) // self.block * self.block
+        whole = len(prompt) // self.grain * self.grain
         self.final = prompt[:whole]
         self._open(prompt[whole:])
 
     @property
+    def grain(self) -> int:
+        """Final tokens are computed so many at a time, which see each other."""
+        return self.block
+
+    @property
+    def longest(self) -> int:
+        """Tokens by its end, the last block whole."""
+        return -(-self.request.total // self.block) * self.block
+
+    @property
+    def draw(self) -> int:
+        """Which of its draws the next forward is."""
+        return self.draws
+
+    @property
     def missing(self) -> int:
-        """Final blocks without K/V."""
-        return (len(self.final) - self.computed) // self.block
+        """Final tokens without K/V."""
+        return len(self.final) - self.computed
+
+    def caught_up(self, tokens: int) -> tuple[int, int]:
+        """K/V of so many more final tokens was made: of how many generated blocks, and how many of the prompt."""
+        first, prompt = self.computed // self.block, self.request.prompt_len // self.block
+        self.computed += tokens
+        committed = max(0, self.computed // self.block - max(first, prompt))
+        prefilled = tokens // self.block - committed
+        self.committed += committed
+        self.prefilled += prefilled
+        return committed, prefilled
 
     def take_first(self, token: int) -> None:
         """The token that the block before gives."""
@@ -325,16 +350,16 @@ class Work(NamedTuple):
     slot: int
     start: int
     """Tokens with K/V before it."""
-    blocks: int
-    """Final blocks behind ``start`` whose K/V it makes: PREFILL or COMMIT."""
+    tokens: int
+    """Final tokens behind ``start`` whose K/V it makes: PREFILL or COMMIT."""
     rows: tuple[int, int] | None
     """Rows of the block behind those that are denoised, from and to."""
     wants_first: bool
-    """Whether the last row of ``blocks`` is to give the next block's first token."""
+    """Whether the last row of ``tokens`` is to give the next block's first token."""
 
-    def num_rows(self, block: int) -> int:
-        denoised = 0 if self.rows is None else self.rows[1] - self.rows[0]
-        return self.blocks * block + denoised
+    @property
+    def num_rows(self) -> int:
+        return self.tokens + (0 if self.rows is None else self.rows[1] - self.rows[0])
 
 
 class BlockStepPlan(NamedTuple):
@@ -357,6 +382,9 @@ class Denoised(NamedTuple):
     """[n] which draw of its request each is."""
     forward: Ints
     """[n] which of its request's forwards; some draw nothing, for their block is done."""
+    step: Ints
+    """[n] forwards the block has been denoised by."""
+    rules: tuple[DecodeRule, ...]
 
 
 class Outcome(NamedTuple):
@@ -366,10 +394,16 @@ class Outcome(NamedTuple):
     first: Ints
     """[works that want one] first tokens."""
     duration_s: float
+    likeliest: Ints | None = None
+    """[denoised, B] of canvases."""
+    noise: Ints | None = None
+    """[denoised, B] what places hold next that their rule accepts nothing at; of canvases."""
 
 
 class BlockExecutor(Protocol):
     tables: SharedTables
+    makes_canvases: bool
+    """Whether its requests are ``CanvasSequence``s."""
 
     @property
     def block(self) -> int:
@@ -399,7 +433,7 @@ class BlockStepRecord(NamedTuple):
     committed: int
     """Generated blocks whose K/V was made."""
     prefilled: int
-    """Blocks of prompts."""
+    """Blocks of prompts, in front of canvases their tokens."""
     taken: int
     """Tokens written, edits included."""
     admitted: tuple[int, ...]

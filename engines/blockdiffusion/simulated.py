@@ -92,7 +92,10 @@ class SimulatedExecutor:
         host: HostCost | None = None,
         head_rows: HeadRows = "wanted",
         max_num_logits: int = 2048,
+        makes_canvases: bool = False,
     ) -> None:
+        """A canvas is sure of what a block is; once that is all its places, they are the same twice and have no entropy."""
+        self.makes_canvases = makes_canvases
         self.cost, self.sure, self.tables = cost, sure, tables
         self.block, self.shifts = block, shifts
         self._host = host or HostCost()
@@ -111,11 +114,21 @@ class SimulatedExecutor:
 
     def run(self, plan: BlockStepPlan, denoised: Denoised) -> Outcome:
         wanted = denoised.wanted
-        work = step_work(plan, wanted, self.block, head_rows=self._head_rows, max_num_logits=self._max_num_logits)
+        work = step_work(
+            plan,
+            wanted,
+            self.block,
+            grain=1 if self.makes_canvases else self.block,
+            windowed=self.cost.shape,
+            head_rows=self._head_rows,
+            max_num_logits=self._max_num_logits,
+        )
         seconds = self._seconds.get(work)
         if seconds is None:
             seconds = self._seconds[work] = self.cost.step_time(work).total_s
         denoising = [each.request_id for each in plan.works if each.rows is not None]
+        if self.makes_canvases:
+            return self._of_canvases(denoising, denoised, seconds + self._host.of(plan))
         count = [self.sure(request_id, n) for request_id, n in zip(denoising, denoised.forward.tolist(), strict=True)]
         num_sure = np.array(count, dtype=np.int64)[:, None]
         is_sure = wanted & (wanted.cumsum(axis=1) <= num_sure) if count else wanted
@@ -126,14 +139,37 @@ class SimulatedExecutor:
             seconds + self._host.of(plan),
         )
 
+    def _of_canvases(self, denoising: list[int], denoised: Denoised, seconds: float) -> Outcome:
+        is_sure = [
+            sum(self.sure(request_id, n) for n in range(forward - step, forward + 1)) >= self.block
+            for request_id, forward, step in zip(denoising, denoised.forward, denoised.step, strict=True)
+        ]
+        shape = denoised.wanted.shape
+        tokens = np.broadcast_to(np.array(denoising, dtype=np.int64)[:, None], shape)
+        confidence = np.broadcast_to(np.where(np.array(is_sure, dtype=bool), 0.0, -1e9)[:, None], shape)
+        return Outcome(tokens, confidence, np.zeros(0, dtype=np.int64), seconds, tokens, tokens)
+
 
 def step_work(
-    plan: BlockStepPlan, wanted: Bools, block: int, *, head_rows: HeadRows = "wanted", max_num_logits: int = 2048
+    plan: BlockStepPlan,
+    wanted: Bools,
+    block: int,
+    *,
+    grain: int | None = None,
+    windowed: ModelShape | None = None,
+    head_rows: HeadRows = "wanted",
+    max_num_logits: int = 2048,
 ) -> StepWork:
-    """What a plan asks of a card: final blocks see all before them and themselves, and so do the rows that are denoised. A request's
-    keys are read once, whatever number of its blocks reads them."""
-    parts = [_of(work, block) for work in plan.works]
+    """What a plan asks of a card: final blocks (or runs of ``grain`` tokens) see all before them and themselves, and so do the rows that are denoised. A request's
+    keys are read once, whatever number of its blocks reads them. Where some layers have a window, pairs and keys are those that layers
+    have on average, weighted by what one takes."""
+    parts = [_of(work, block, grain or block) for work in plan.works]
     rows, pairs, keys = (sum(part[i] for part in parts) for i in range(3))
+    if windowed is not None and windowed.canvas is not None:
+        near = [_near(work, block, windowed.canvas.window) for work in plan.works]
+        of_pairs, of_keys = windowed.windowed_shares
+        pairs += round(of_pairs * (sum(part[0] for part in near) - pairs))
+        keys += round(of_keys * (sum(part[1] for part in near) - keys))
     firsts = sum(work.wants_first for work in plan.works)
     logits = rows if head_rows == "all" else int(wanted.sum()) + firsts
     return StepWork(
@@ -147,12 +183,23 @@ def step_work(
     )
 
 
-def _of(work: Work, block: int) -> tuple[int, int, int]:
+def _of(work: Work, block: int, grain: int) -> tuple[int, int, int]:
     """Rows, pairs of a row and a key, and keys of a request's share."""
-    behind = work.start + work.blocks * block
-    # The i-th final block of n sees start + i blocks: n start + (1 + ... + n) blocks, for each of its rows.
-    pairs = block * (work.blocks * work.start + block * work.blocks * (work.blocks + 1) // 2)
+    behind, runs = work.start + work.tokens, work.tokens // grain
+    # The i-th run of n sees start + i runs: n start + (1 + ... + n) runs, for each of its rows.
+    pairs = grain * (runs * work.start + grain * runs * (runs + 1) // 2)
     if work.rows is None:
-        return work.num_rows(block), pairs, behind
+        return work.num_rows, pairs, behind
     denoised = work.rows[1] - work.rows[0]
-    return work.num_rows(block), pairs + denoised * (behind + block), behind + block
+    return work.num_rows, pairs + denoised * (behind + block), behind + block
+
+
+def _near(work: Work, block: int, window: int) -> tuple[int, int]:
+    """Pairs and keys of a request's share on a layer with a window, as ``canvas_executor.within_window`` has them."""
+    start, behind = work.start, work.start + work.tokens
+    whole = min(max(window - start, 0), work.tokens)
+    pairs = whole * start + whole * (whole + 1) // 2 + (work.tokens - whole) * window
+    low = max(0, (start if work.tokens else behind) - (window - 1))
+    if work.rows is None:
+        return pairs, behind - low
+    return pairs + block * (min(behind, window - 1) + block), behind + block - low

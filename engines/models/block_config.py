@@ -1,6 +1,7 @@
 """Architecture of a block-diffusion checkpoint, read strictly from its published config.json; no torch.
 
 LLaDA2 (2.0 and 2.1, mini and flash), SDAR (dense) and Fast-dLLM v2. Tokens of a block see each other and all blocks before.
+DiffusionGemma's block is a canvas, which begins behind any token.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,9 @@ from engines.models.checkpoint import checkpoint_dir, published_config
 from engines.models.config import (
     DECODER_SIZES,
     IMPLEMENTED,
+    LAYERS,
     PUBLISHED,
+    SAID,
     Heads,
     Hidden,
     Layers,
@@ -23,6 +26,7 @@ from engines.models.config import (
     Rows,
     Width,
     decoder_fields,
+    layer_types,
     plain_rope,
     read_numbers,
     refuse_unsupported,
@@ -30,7 +34,7 @@ from engines.models.config import (
     token_id,
 )
 
-BlockFamily: TypeAlias = Literal["llada2", "sdar", "fast-dllm-v2"]
+BlockFamily: TypeAlias = Literal["llada2", "sdar", "fast-dllm-v2", "diffusion-gemma"]
 BlockLength = Annotated[int, Range(1, 4096)]
 _Count = Annotated[int, Range(1, 2**16)]
 
@@ -52,7 +56,8 @@ _FAMILIES = {
     "sdar": _Published("sdar", "block_size", 4, 151669, _DECODER),
     "Fast_dLLM_Qwen": _Published("fast-dllm-v2", "bd_size", 32, 151665, {**_DECODER, "attention_bias": (True, None)}),
 }
-BLOCK_TYPES = tuple(_FAMILIES)
+CANVAS_TYPE = "diffusion_gemma"
+BLOCK_TYPES = (*_FAMILIES, CANVAS_TYPE)
 """Values of ``model_type`` that ``BlockConfig.from_dict`` accepts, spelt as published."""
 
 
@@ -140,6 +145,8 @@ class BlockConfig:
     def from_dict(raw: Mapping[str, Any]) -> "BlockConfig":
         """Unknown keys are ignored, unsupported values refused."""
         kind = raw.get("model_type")
+        if kind == CANVAS_TYPE:
+            return CanvasConfig.from_dict(raw)
         published = _FAMILIES.get(kind) if isinstance(kind, str) else None
         if published is None:
             mixture = ", SDAR's mixture of experts, which is not implemented" if kind == "sdar_moe" else ""
@@ -180,6 +187,149 @@ class BlockConfig:
             rope=rope,
             experts=_read_experts(raw) if is_moe else None,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanvasConfig(BlockConfig):
+    """DiffusionGemma: causal over what is final, which most layers see a window of, and bidirectional within the canvas.
+
+    ``head_dim``, ``n_kv_heads`` and ``rope`` are those of layers with a window. The shared expert is the MLP beside the experts.
+    """
+
+    window: Rows
+    """Tokens that a final one sees on such a layer, itself included; a canvas sees one fewer before it."""
+    full_layers: tuple[int, ...]
+    """Those without, whose values are their keys before these are normed and rotated."""
+    full_kv_heads: Heads
+    full_head_dim: Width
+    full_theta: Positive
+    full_rotary_dim: Width
+    """Dimensions of a head that are rotated there, half of them at its beginning and half from its middle on."""
+    softcap: Positive = 30.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.n_heads % self.full_kv_heads == 0,
+            f"{SAID}num_attention_heads={self.n_heads} must be a multiple of the {self.full_kv_heads} key-value heads of full layers",
+        )
+        require(
+            self.full_rotary_dim % 2 == 0 and self.full_rotary_dim <= self.full_head_dim,
+            f"{SAID}{self.full_rotary_dim} of {self.full_head_dim} dimensions of full layers are rotated, which must be an even part",
+        )
+
+    @property
+    def mixture(self) -> ExpertsConfig:
+        assert self.experts is not None
+        return self.experts
+
+    def is_full(self, layer: int) -> bool:
+        return layer in self.full_layers
+
+    def kv_shape(self, layer: int) -> tuple[int, int]:
+        """Key-value heads of a layer, and their width."""
+        return (self.full_kv_heads, self.full_head_dim) if self.is_full(layer) else (self.n_kv_heads, self.head_dim)
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any]) -> "CanvasConfig":
+        """Written by transformers 5.24, or before with ``global_head_dim`` and ``num_global_key_value_heads``."""
+        text = raw.get("text_config")
+        if not isinstance(text, Mapping):
+            raise UserError(f"{SAID}text_config={text!r} must be the object of the text model's fields: restore it")
+        text = {"tie_word_embeddings": True, **text}
+        require_fields(text, (*DECODER_SIZES.values(), "rms_norm_eps", "sliding_window", *_CANVAS_NAMES.values()))
+        refuse_unsupported(text, IMPLEMENTED["canvas"])
+        fields = decoder_fields(CanvasConfig, text, layers=LAYERS)
+        names = {"n_kv_heads": "num_key_value_heads", "head_dim": "head_dim", "window": "sliding_window"}
+        fields |= read_numbers(CanvasConfig, text, {**names, "softcap": "final_logit_softcapping"})
+        experts = read_numbers(ExpertsConfig, text, _CANVAS_NAMES)
+        full = _full_layers(text, fields["n_layers"])
+        kv_heads, head_dim = _full_heads(text, full, fields)
+        theta, rotary_dim = _canvas_ropes(text, head_dim)
+        ends = text.get("eos_token_id", 1)
+        first = {"eos_token_id": ends[0] if isinstance(ends, list) and ends else ends}
+        return CanvasConfig(
+            **fields,
+            **read_numbers(CanvasConfig, {"canvas_length": 256, **raw}, {"block_length": "canvas_length"}),
+            family="diffusion-gemma",
+            rotary_dim=fields["head_dim"],
+            mask_token_id=NO_MASK,
+            eos_token_id=token_id(first, "eos_token_id", fields["vocab_size"]),
+            rope=Rope(theta=theta[0]),
+            experts=ExpertsConfig(
+                **experts,
+                num_groups=1,
+                groups_per_token=1,
+                scaling=1.0,
+                shared_hidden=fields["mlp_hidden_size"],
+                dense_layers=0,
+            ),
+            full_layers=full,
+            full_kv_heads=kv_heads,
+            full_head_dim=head_dim,
+            full_theta=theta[1],
+            full_rotary_dim=rotary_dim,
+        )
+
+
+NO_MASK = -1
+"""``mask_token_id`` of a model that has none."""
+_CANVAS_NAMES = {
+    "num_experts": "num_experts",
+    "experts_per_token": "top_k_experts",
+    "expert_hidden": "moe_intermediate_size",
+}
+
+
+def _full_layers(text: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
+    """Every sixth and the last, unless ``layer_types`` says otherwise."""
+    types = layer_types(text, LAYERS)
+    if types is None:
+        return tuple(i for i in range(num_layers) if i % 6 == 5 or i == num_layers - 1)
+    require(
+        len(types) == num_layers,
+        f"{SAID}layer_types has {len(types)} entries and num_hidden_layers={num_layers}: give one a layer",
+    )
+    return tuple(i for i, each in enumerate(types) if each == LAYERS[0])
+
+
+def _full_heads(text: Mapping[str, Any], full: Sequence[int], fields: Mapping[str, Any]) -> tuple[int, int]:
+    """Key-value heads of full layers and their width, of both spellings, which must not contradict each other."""
+    spelt = {"num_key_value_heads": "num_global_key_value_heads", "head_dim": "global_head_dim"}
+    of_layers = text.get("per_layer_config") or {}
+    require(
+        isinstance(of_layers, Mapping) and set(of_layers) in (set(), {str(i) for i in full}),
+        f"{SAID}per_layer_config={of_layers!r} must say the heads of the full layers, {', '.join(map(str, full))}: correct it",
+    )
+    found = []
+    for ours, (new, old) in zip(("n_kv_heads", "head_dim"), spelt.items(), strict=True):
+        said = {repr(each[new]): each for each in of_layers.values() if isinstance(each, Mapping) and new in each}
+        values = [read_numbers(CanvasConfig, each, {ours: new})[ours] for each in said.values()]
+        values += read_numbers(CanvasConfig, text, {ours: old}).values()
+        require(
+            len(set(values)) <= 1,
+            f"{SAID}{new} of full layers is {' and '.join(map(str, values))} in per_layer_config and {old}: correct one of them",
+        )
+        found.append(values[0] if values else fields[ours])
+    return found[0], found[1]
+
+
+def _canvas_ropes(text: Mapping[str, Any], head_dim: int) -> tuple[tuple[float, float], int]:
+    """theta of layers with a window and of full ones, and how many dimensions of a head these rotate."""
+    ropes = {LAYERS[1]: {"rope_theta": 1e4}, LAYERS[0]: {"rope_theta": 1e6}, **(text.get("rope_parameters") or {})}
+    usual: Mapping[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+    full = {**usual, **ropes[LAYERS[0]]}
+    require(
+        full["rope_type"] == "proportional",
+        f"{SAID}rope_type={full['rope_type']!r} of full layers; only 'proportional' is implemented",
+    )
+    share = full.pop("partial_rotary_factor")
+    rotated = 2 * (_rotary_dim({"partial_rotary_factor": share}, head_dim) // 2)
+    plain = {name: value for name, value in full.items() if name != "rope_type"}
+    return (
+        plain_rope({"rope_parameters": ropes[LAYERS[1]]}).theta,
+        plain_rope({"rope_parameters": plain}).theta,
+    ), rotated
 
 
 def _read_rope(raw: Mapping[str, Any], *, rotates_parts: bool) -> tuple[Mapping[str, Any], Rope]:
@@ -226,19 +376,22 @@ def _read_experts(raw: Mapping[str, Any]) -> ExpertsConfig:
 
 
 def read_block_config(directory: Path) -> BlockConfig:
-    return BlockConfig.from_dict(published_config(directory, "LLaDA2, SDAR or Fast-dLLM v2"))
+    return BlockConfig.from_dict(published_config(directory, "LLaDA2, SDAR, Fast-dLLM v2 or DiffusionGemma"))
 
 
 def _published(raw: Mapping[str, Any]) -> BlockConfig:
     own = dict(raw)
     rope = Rope(theta=own.pop("rope_theta"))
     experts = own.pop("experts", None)
-    return BlockConfig(**own, rope=rope, experts=experts and ExpertsConfig(**experts))
+    kind: type[BlockConfig] = BlockConfig
+    if own["family"] == "diffusion-gemma":
+        kind, own["full_layers"] = CanvasConfig, tuple(own["full_layers"])
+    return kind(**own, rope=rope, experts=experts and ExpertsConfig(**experts))
 
 
 BLOCK_SHAPES: Mapping[str, BlockConfig] = {name: _published(raw) for name, raw in PUBLISHED["block"].items()}
 """Full-size shapes that need no download with random weights. LLaDA2.0 and 2.1 have 16,255,643,392 parameters (mini) and
-102,889,705,216 (flash), SDAR-8B 8,190,735,360 and Fast-dLLM v2 7B 7,615,616,512."""
+102,889,705,216 (flash), SDAR-8B 8,190,735,360, Fast-dLLM v2 7B 7,615,616,512 and DiffusionGemma's text part 25,250,986,812."""
 SMALL_BLOCKS: Mapping[str, BlockConfig] = {name: _published(raw) for name, raw in PUBLISHED["small block"].items()}
 """Small models of each family with random weights, whose steps a CPU core runs in milliseconds."""
 

@@ -99,17 +99,23 @@ class ExpertLayers(nn.ModuleList):
         return self._joined
 
     def forward(self, h: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[n, d] of h [n, d]: the weighted sum of what each row's experts make of it."""
-        inner, outer = self.matrices()
-        n, k = chosen.shape
-        place, ends, size = _sorted_places(chosen.flatten(), len(inner))
-        rows = h.new_zeros((size, h.shape[1])).index_copy_(0, place, h.repeat_interleave(k, dim=0))
-        gate, up = F.grouped_mm(rows, inner.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-        made = F.grouped_mm(F.silu(gate).mul_(up), outer.transpose(1, 2), offs=ends)
-        parts = made.index_select(0, place).view(n, k, -1)
-        return (parts * weights.to(parts.dtype).unsqueeze(-1)).sum(dim=1)
+        return experts_sum(h, chosen, weights, *self.matrices(), F.silu)
 
     __call__ = forward
+
+
+def experts_sum(
+    h: Tensor, chosen: Tensor, weights: Tensor, inner: Tensor, outer: Tensor, activation: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """[n, d] of h [n, d]: the weighted sum of what each row's experts make of it, whose matrices are ``ExpertLayers.matrices``."""
+    n, k = chosen.shape
+    place, ends, size = _sorted_places(chosen.flatten(), len(inner))
+    rows = h.new_zeros((size, h.shape[1])).index_copy_(0, place, h.repeat_interleave(k, dim=0))
+    gate, up = F.grouped_mm(rows, inner.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+    gate = activation(gate)
+    made = F.grouped_mm(gate * up if gate.requires_grad else gate.mul_(up), outer.transpose(1, 2), offs=ends)
+    parts = made.index_select(0, place).view(n, k, -1)
+    return (parts * weights.to(parts.dtype).unsqueeze(-1)).sum(dim=1)
 
 
 def _sorted_places(expert: Tensor, num_experts: int) -> tuple[Tensor, Tensor, int]:

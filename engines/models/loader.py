@@ -15,13 +15,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from engines.errors import UserError
 from engines.machine import keep_freed_memory, machine_memory_bytes
-from engines.models.block_config import BLOCK_SHAPES, BlockConfig, block_config, read_block_config
+from engines.models.block_config import BLOCK_SHAPES, BlockConfig, CanvasConfig, block_config, read_block_config
 from engines.models.checkpoint import (
     INDEX_FILE,
     PUBLISHED_CONFIGS,
@@ -32,6 +32,7 @@ from engines.models.checkpoint import (
 )
 from engines.models.config import DreamConfig, LLaDAConfig
 from engines.models.decoder import BlockModel, CausalModel, DreamModel
+from engines.models.gemma import GemmaModel
 from engines.models.layers import RMSNorm
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada2 import LLaDA2Model
@@ -96,7 +97,7 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
 
 
 def _check(
-    network: nn.Module,
+    network: PackedModel[Any],
     stored: dict[str, StoredTensor],
     repeated: dict[str, str],
     parts: Mapping[str, Slice],
@@ -123,7 +124,7 @@ def _check(
 
 
 def load_weights(
-    network: nn.Module,
+    network: PackedModel[Any],
     directory: Path,
     *,
     repeated: dict[str, str],
@@ -138,7 +139,8 @@ def load_weights(
     ``parts`` says which tensors ``network`` holds a part of; the rest of those is not read. ``in_float32`` are tensors that
     ``dtype`` is not for, and that nothing else would show to be broken: routers choose among NaN too.
     """
-    stored = stored_tensors(directory)
+    every = stored_tensors(directory)
+    stored = {name: tensor for name, tensor in every.items() if not name.startswith(network.ignored)}
     _check(network, stored, repeated, parts, directory)
     in_vain: dict[str, Tensor] = {}
     for file in sorted({tensor.file for tensor in stored.values()}):
@@ -276,7 +278,7 @@ def load_block(
     device: str = "cpu",
     weights: Weights = "checkpoint",
     seed: int = 0,
-) -> BlockModel | LLaDA2Model:
+) -> BlockModel | LLaDA2Model | GemmaModel:
     """As ``load_model``, a block-diffusion one; with random weights ``model`` may be a name of BLOCK_SHAPES, or a config."""
     check_weights(weights)
     check_device(device)
@@ -287,8 +289,10 @@ def load_block(
     return _stored(build_block(read_block_config(directory)), directory, dtype, device, {})
 
 
-def build_block(config: BlockConfig) -> BlockModel | LLaDA2Model:
+def build_block(config: BlockConfig) -> BlockModel | LLaDA2Model | GemmaModel:
     with shapes_only():
+        if isinstance(config, CanvasConfig):
+            return GemmaModel(config)
         return BlockModel(config) if config.experts is None else LLaDA2Model(config)
 
 
@@ -343,11 +347,12 @@ def _drawn(network: _Network, dtype: torch.dtype, device: str, seed: int, parts:
     # ``to_empty`` imports sympy for tensors of the meta device, which takes a second.
     network.to(dtype)._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
     generator = torch.Generator(device=device).manual_seed(seed)
-    norms = {id(module.weight) for module in network.modules() if isinstance(module, RMSNorm)}
+    ones = {id(module.weight) for module in network.modules() if isinstance(module, RMSNorm)}
+    ones |= {id(network.get_parameter(name)) for name in network.unit_weights}
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             part = parts.get(name)
-            if id(parameter) in norms:
+            if id(parameter) in ones:
                 parameter.fill_(1.0)
             elif part is None:
                 parameter.normal_(0.0, 0.02, generator=generator)
@@ -363,7 +368,7 @@ def _ready(network: _Network) -> _Network:
         keep_freed_memory()
     room = machine_memory_bytes()
     if room is not None and ROOM_FOR_COPIES * _num_bytes(network, network.dtype) <= room:
-        network.reorder(joins=isinstance(network, CausalModel | BlockModel | LLaDA2Model))
+        network.reorder(joins=isinstance(network, CausalModel | BlockModel | LLaDA2Model | GemmaModel))
     return network
 
 

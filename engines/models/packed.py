@@ -33,6 +33,8 @@ class PackedModel(nn.Module, Generic[Config]):
     EMBEDDING: ClassVar[str]
     """Name of its weight in the state dict; likewise ``HEAD``."""
     HEAD: ClassVar[str]
+    ignored: ClassVar[tuple[str, ...]] = ()
+    """What names of a checkpoint's tensors begin with that nothing here computes with."""
     rotates_in_float32: ClassVar[bool] = False
     """Else in the dtype of the activations."""
 
@@ -74,6 +76,11 @@ class PackedModel(nn.Module, Generic[Config]):
     @property
     def float32_weights(self) -> frozenset[str]:
         """Names of what stays in float32 whatever the model is in."""
+        return frozenset()
+
+    @property
+    def unit_weights(self) -> frozenset[str]:
+        """Names of those that are one in a random model, beside the norms'."""
         return frozenset()
 
     @property

@@ -5,16 +5,25 @@ counted; norms, rotations, biases and activations are below one percent and are 
 """
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from engines.errors import UserError
-from engines.models.block_config import BLOCK_SHAPES, BlockConfig
+from engines.models.block_config import BLOCK_SHAPES, BlockConfig, CanvasConfig
 from engines.models.config import DREAM_7B as _DREAM_7B_CONFIG
 from engines.models.config import LLADA_8B as _LLADA_8B_CONFIG
 from engines.models.config import PUBLISHED, ModelConfig
 
-_OF_MIXTURES = ("shared_hidden", "router_bias", "dense_layers", "dense_hidden")
+_OF_MIXTURES = ("shared_hidden", "router_bias", "dense_layers", "dense_hidden", "canvas")
 Precision = Literal["bf16", "fp8", "fp8-block", "fp8-dynamic"]
+
+
+class CanvasLayers(NamedTuple):
+    """What a model of canvases has besides: layers that see everything, whose values are their keys, among those with a window."""
+
+    window: int
+    full_layers: int
+    full_kv_heads: int
+    full_head_dim: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,8 @@ class ModelShape:
     dense_layers: int | None = None
     """So many layers have one MLP of width ``dense_hidden`` instead of experts."""
     dense_hidden: int | None = None
+    canvas: CanvasLayers | None = None
+    """Then every row of logits is multiplied by the embedding once more, and logits are float32."""
     dtype_bytes: int = 2
     precision: Precision = "bf16"
     """What the layers' matrices are stored and multiplied in: FP8 has a scale a tensor, or a block of it."""
@@ -123,8 +134,40 @@ class ModelShape:
             "kv_bytes_per_token": 2 * kv_width * self.dtype_bytes * self.n_layers,
             "activation_bytes_per_query_token": alive * self.dtype_bytes,
         }
+        if self.canvas is not None:
+            figures = self._with_canvas(self.canvas, figures)
         for name, value in figures.items():
             object.__setattr__(self, name, value)
+
+    def _with_canvas(self, canvas: CanvasLayers, figures: dict[str, int]) -> dict[str, int]:
+        """Full layers' heads are others. A layer has five norms, the router's two scales and two scalars more, and the model an MLP that
+        takes in what a step expects, with a norm."""
+        full, windowed = canvas.full_layers, self.n_layers - canvas.full_layers
+        q, kv = self.n_heads * canvas.full_head_dim, canvas.full_kv_heads * canvas.full_head_dim
+        products = full * self.d_model * (2 * q + kv - 2 * (figures["q_width"] + figures["kv_width"]))
+        conditioning = 3 * self.d_model * (self.shared_hidden or 0)
+        others = self.n_layers * (6 * self.d_model + self.num_experts + 2) + self.d_model
+        others += 2 * full * (canvas.full_head_dim - self.head_dim)
+        more = products + conditioning + others
+        return figures | {
+            "dense_weights": figures["dense_weights"] + round(more / self.n_layers),
+            "weight_bytes": figures["weight_bytes"] + more * self.layer_weight_bytes,
+            "streamed_weight_bytes_head": 2 * figures["streamed_weight_bytes_head"],
+            "linear_flops_per_token": figures["linear_flops_per_token"] + 2 * (products + conditioning),
+            "attention_flops_per_pair": 4 * (windowed * figures["q_width"] + full * q),
+            "logits_flops_per_row": 2 * figures["logits_flops_per_row"],
+            "logits_bytes_per_row": 4 * self.vocab_rows,
+            "kv_bytes_per_token": 2 * (windowed * figures["kv_width"] + full * kv) * self.dtype_bytes,
+        }
+
+    @property
+    def windowed_shares(self) -> tuple[float, float]:
+        """Shares of a pair's FLOPs and of a token's K/V bytes that layers with a window have."""
+        if self.canvas is None:
+            return 0.0, 0.0
+        windowed = self.n_layers - self.canvas.full_layers
+        pairs = 4 * windowed * self.q_width / self.attention_flops_per_pair
+        return pairs, 2 * windowed * self.kv_width * self.dtype_bytes / self.kv_bytes_per_token
 
     @property
     def layer_weight_bytes(self) -> int:
@@ -157,10 +200,14 @@ class ModelShape:
                 "num_experts": experts.num_experts,
                 "experts_per_token": experts.experts_per_token,
                 "shared_hidden": experts.shared_hidden,
-                "router_bias": True,
+                "router_bias": not isinstance(config, CanvasConfig),
             }
             if experts.dense_layers:
                 mixture |= {"dense_layers": experts.dense_layers, "dense_hidden": config.mlp_hidden_size}
+        if isinstance(config, CanvasConfig):
+            mixture["canvas"] = CanvasLayers(
+                config.window, len(config.full_layers), config.full_kv_heads, config.full_head_dim
+            )
         return ModelShape(
             **_sizes(config),
             mlp_hidden=config.mlp_hidden_size if experts is None else experts.expert_hidden,
@@ -235,6 +282,7 @@ BLOCK_DIFFUSION = tuple(
     ModelShape.from_block_config(BLOCK_SHAPES[name.lower()], name=name)
     for name in ("LLaDA2-mini", "LLaDA2-flash", "SDAR-8B", "Fast-dLLM-v2-7B")
 )
+DIFFUSION_GEMMA = ModelShape.from_block_config(BLOCK_SHAPES["diffusiongemma-26b"], name="DiffusionGemma-26B")
 LLADA2_MINI, LLADA2_FLASH, SDAR_8B, FAST_DLLM_V2_7B = BLOCK_DIFFUSION
 
 SHAPES = (LLADA_8B, DREAM_7B, QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B)

@@ -231,7 +231,7 @@ def verify_blocks(cases: list[BlockCase], *, device: str = "cpu") -> list[BlockR
     for checkpoint, block in dict.fromkeys((case.checkpoint, case.block) for case in cases):
         own = {i: case for i, case in enumerate(cases) if (case.checkpoint, case.block) == (checkpoint, block)}
         executor = TorchBlockExecutor(
-            _model(checkpoint, device),
+            load_checkpoint(checkpoint, device),
             num_slots=len(own),
             max_len=_LONGEST,
             num_tokens=len(own) * _LONGEST,
@@ -246,7 +246,7 @@ def verify_blocks(cases: list[BlockCase], *, device: str = "cpu") -> list[BlockR
 
 
 @cache
-def _model(checkpoint: Path, device: str = "cpu") -> PackedModel[BlockConfig]:
+def load_checkpoint(checkpoint: Path, device: str = "cpu") -> PackedModel[BlockConfig]:
     from engines.models.loader import load_block
 
     return load_block(str(checkpoint), device=device)
@@ -276,7 +276,7 @@ def embedded_cases(count: int = 2) -> Iterator[BlockCase]:
         for i, problem in enumerate(GENERATORS[task](23, count, "heldout", num_facts=(2, 6), num_distractors=(0, 3))):
             prompt = text.encode(problem.prompt)
             for name, rule in _RULES.items():
-                plain = plain_run(_model(EMBEDDED_DIR), list(prompt), length, rule, block)
+                plain = plain_run(load_checkpoint(EMBEDDED_DIR), list(prompt), length, rule, block)
                 yield BlockCase(
                     id=f"{name}-{task}-{i}",
                     method=f"block {name}",

@@ -23,6 +23,7 @@ from repro.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from repro.checks.blocks import BlockResult
+    from repro.checks.canvases import CanvasResult
     from repro.checks.doctor import FoundGpu
     from repro.checks.goldens import CaseResult
     from repro.checks.results import Checked
@@ -129,22 +130,25 @@ def verify_baselines(
 ) -> None:
     """Replay recorded cases of every sampler, and of block diffusion a plain loop's. Exit code 1 if a case fails.
 
-    Where REPRO_BLOCK_GOLDENS names the folder of block diffusion's authors' cases, those are replayed instead of the loop's.
+    Where REPRO_BLOCK_GOLDENS names the folder of block diffusion's authors' cases, those are replayed instead of the loop's; those of
+    DiffusionGemma in the folder that REPRO_GEMMA_GOLDENS names are, too.
     """
     from repro.checks.goldens import GOLDEN_DIR, one_thread, read_cases, verify
 
     folder = GOLDEN_DIR if golden is None else golden
     cases = read_cases(folder)
-    results: list[CaseResult | BlockResult] = []
+    results: list[CaseResult | BlockResult | CanvasResult] = []
     where = str(folder)
     with one_thread(), counting("replaying", len(cases)) as advance:
         results += verify(cases, advance, device=device)
         if golden is None:
             from repro.checks.blocks import block_cases, verify_blocks
+            from repro.checks.canvases import canvas_cases, verify_canvases
 
             where_blocks, blocks = block_cases()
-            where = f"{where}, and {where_blocks}"
-            results += verify_blocks(blocks, device=device)
+            where_canvases, canvases = canvas_cases()
+            where = ", and ".join(each for each in (where, where_blocks, where_canvases) if each)
+            results += [*verify_blocks(blocks, device=device), *verify_canvases(canvases, device=device)]
     rows = [
         _method_row(method, [result for result in results if result.case.method == method])
         for method in sorted({result.case.method for result in results})
@@ -163,7 +167,7 @@ def verify_baselines(
         raise typer.Exit(1)
 
 
-def _method_row(method: str, results: "Sequence[CaseResult | BlockResult]") -> dict[str, Any]:
+def _method_row(method: str, results: "Sequence[CaseResult | BlockResult | CanvasResult]") -> dict[str, Any]:
     firm = [result for result in results if result.case.required and not result.case.tie_sensitive]
     ties = [result for result in results if result.case.tie_sensitive]
     failed = {result.case.id: result.difference for result in results if result.case.required and not result.passed}
@@ -179,7 +183,7 @@ def _method_row(method: str, results: "Sequence[CaseResult | BlockResult]") -> d
     }
 
 
-def _print_notes(results: "Sequence[CaseResult | BlockResult]") -> None:
+def _print_notes(results: "Sequence[CaseResult | BlockResult | CanvasResult]") -> None:
     for result in results:
         if result.case.required and not result.passed:
             say(f"  failed: {result.case.id}: {result.difference}")
@@ -192,7 +196,7 @@ def _print_notes(results: "Sequence[CaseResult | BlockResult]") -> None:
         )
 
 
-TRAINED = Some(TrainConfig, ("steps", "seed", "start", "gen_length", "tokens_per_batch", "block_diffusion"))
+TRAINED = Some(TrainConfig, ("steps", "seed", "start", "gen_length", "tokens_per_batch", "block_diffusion", "canvas"))
 
 
 def train_tiny(

@@ -50,7 +50,7 @@ class TrainConfig(Checked):
     """Optimiser steps."""
     tasks: tuple[str, ...] = ("mini-gsm", "mini-code")
     """Tasks it is trained on, in equal number in every batch."""
-    start: Annotated[str, Needs(block_diffusion=None)] | None = None
+    start: Annotated[str, Needs(block_diffusion=None, canvas=None)] | None = None
     """Checkpoint of this shape whose tokenizer and weights it starts from; drawn by default."""
 
     d_model: int = 160
@@ -93,6 +93,8 @@ class TrainConfig(Checked):
 
     block_diffusion: BlockLength | None = None
     """Tokens of a block: train a block-diffusion model, of SDAR's architecture, instead of a LLaDA."""
+    canvas: Annotated[BlockLength, Needs(block_diffusion=None, start=None)] | None = None
+    """Tokens of a canvas: train a model of DiffusionGemma's architecture instead."""
     replaced_shares: tuple[float, float] = (0.2, 0.15)
     """Share of a block-diffusion model's noisy blocks in which visible tokens are replaced, and of their visible tokens."""
 

@@ -26,19 +26,23 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from engines.errors import require
-from engines.models.block_config import BLOCK_TYPES, BlockConfig
+from engines.models.block_config import BLOCK_TYPES, BlockConfig, CanvasConfig
 from engines.models.checkpoint import checkpoint_dir, config_of
 from engines.models.config import DECODER_SIZES, LLaDAConfig, Rope
 from engines.models.decoder import BlockModel, DecoderLayer
+from engines.models.gemma import GemmaLayer, GemmaModel
 from engines.models.layers import RotaryAttention
 from engines.models.llada import LLaDABlock, LLaDAModelLM
 from engines.models.protocol import Attend
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.files import replace_bytes, replace_text, writable_file, writable_folder
 from repro.training import objective
+from repro.training.canvas import canvas_batch, canvas_config, canvas_dict, canvas_loss, prepare
 from repro.training.config import TrainConfig
 
 # -- the loop ---------------------------------------------------------------------------------------------
+
+Trained = LLaDAModelLM | BlockModel | GemmaModel
 
 _SHARED = 0.5
 """Value of coordinate 0 in every embedding: what "always on" scores are read from."""
@@ -58,13 +62,13 @@ class _Layer(NamedTuple):
     attention: RotaryAttention
     q_proj: nn.Linear
     k_proj: nn.Linear
-    v_proj: nn.Linear
+    v_proj: nn.Linear | None
     out: nn.Linear
     mlp_out: nn.Linear
 
 
 @torch.no_grad()
-def initialise(model: LLaDAModelLM | BlockModel, seed: int) -> None:
+def initialise(model: Trained, seed: int) -> None:
     """Seeded. Normal weights of deviation 1/sqrt(fan-in), then:
 
     - the first layer's heads each look at one relative offset, from four to the left to four to the right;
@@ -80,12 +84,17 @@ def initialise(model: LLaDAModelLM | BlockModel, seed: int) -> None:
             std = 0.1 if parameter is embedding else parameter.shape[1] ** -0.5
             nn.init.normal_(parameter, std=std, generator=generator)
     layers = [_layer(block) for block in model.blocks]
+    has_mask = not isinstance(model, GemmaModel)
+    if isinstance(model, GemmaModel):
+        prepare(model, generator)
     embedding[:, 0] = 0
-    mask = embedding[model.config.mask_token_id].clone()
-    direction = mask / mask.norm()
+    mask = embedding[model.config.mask_token_id].clone() * has_mask
+    direction = mask / mask.norm().clamp(min=1e-9)
     embedding[:, 0] = _SHARED
     for index, layer in enumerate(layers):
         layer.mlp_out.weight.mul_(0.1)
+        if layer.v_proj is None:
+            continue
         nn.init.orthogonal_(layer.v_proj.weight, generator=generator)
         if index == 0:  # Neither the shared coordinate nor a masked neighbour brings anything along.
             layer.v_proj.weight[:, 0] = 0
@@ -99,8 +108,8 @@ def initialise(model: LLaDAModelLM | BlockModel, seed: int) -> None:
         _find_same_neighbour(layers[0], layers[1], mask, theta)
     for layer, gain in zip(layers, _NORM_GAINS, strict=False):
         for norm in (layer.attention.q_norm, layer.attention.k_norm):
-            if norm is not None:
-                norm.weight.fill_(gain)
+            if norm is not None:  # Gemma's scores are not divided by the square root of a head's width
+                norm.weight.fill_(gain if has_mask else gain * layer.attention.head_dim**-0.25)
     if not model.config.weight_tying:
         cast(nn.Linear, model.head).weight.copy_(embedding)
 
@@ -108,9 +117,10 @@ def initialise(model: LLaDAModelLM | BlockModel, seed: int) -> None:
 def _layer(block: nn.Module) -> _Layer:
     if isinstance(block, LLaDABlock):
         return _Layer(block, block.q_proj, block.k_proj, block.v_proj, block.attn_out, block.ff_out)
-    own = cast(DecoderLayer, block)
+    own = cast(DecoderLayer | GemmaLayer, block)
     attention = own.self_attn
-    return _Layer(attention, attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, own.mlp.down_proj)
+    values = attention.v_proj if getattr(attention, "has_values", True) else None
+    return _Layer(attention, attention.q_proj, attention.k_proj, values, attention.o_proj, own.mlp.down_proj)
 
 
 def _look_at_neighbours(layer: _Layer, embedding: Tensor, theta: float) -> None:
@@ -143,7 +153,7 @@ def _find_same_neighbour(first: _Layer, second: _Layer, mask: Tensor, theta: flo
     second.k_proj.weight.copy_(rows)
     for slowest in range(half - 1, heads * width, width):
         second.q_proj.weight[slowest, 0] += _MASK_PENALTY
-        second.k_proj.weight[slowest] -= _MASK_PENALTY * mask / mask.norm()
+        second.k_proj.weight[slowest] -= _MASK_PENALTY * mask / mask.norm().clamp(min=1e-9)
 
 
 log = logging.getLogger(__name__)
@@ -155,7 +165,7 @@ class Trainer:
 
     config: TrainConfig
     tokenizer: TextTokenizer
-    model: LLaDAModelLM | BlockModel
+    model: Trained
     optimizers: tuple[torch.optim.Optimizer, ...]
     """Muon for the matrices of the blocks, AdamW for the rest."""
     step: int = 0
@@ -165,6 +175,10 @@ class Trainer:
 
     def loss(self) -> Tensor:
         batch = objective.make_batch(self.config, self.tokenizer, self.step)
+        if isinstance(self.model, GemmaModel):
+            canvases = canvas_batch(self.config, batch, self.tokenizer, self.step)
+            with self.autocast():
+                return canvas_loss(self.config, self.model, canvases, masked_attention, self.step)
         masked: objective.MaskedBatch
         if self.config.block_diffusion is None:
             masked = objective.mask_batch(self.config, batch, self.tokenizer.mask_token_id, self.step)
@@ -201,8 +215,10 @@ class Trainer:
         return torch.autocast("cpu", dtype=torch.bfloat16) if self.config.bfloat16 else nullcontext()
 
 
-def new_model(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAModelLM | BlockModel:
+def new_model(config: TrainConfig, tokenizer: TextTokenizer) -> Trained:
     """On the CPU, with the weights torch gives."""
+    if config.canvas is not None:
+        return GemmaModel(canvas_config(config, config.canvas, _sizes(config, tokenizer)))
     if config.block_diffusion is None:
         return LLaDAModelLM(model_config(config, tokenizer))
     return BlockModel(block_model_config(config, config.block_diffusion, tokenizer))
@@ -348,16 +364,19 @@ def _write_json(path: Path, content: Any) -> None:
     replace_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
-def save_model(model: LLaDAModelLM | BlockModel, config: TrainConfig, directory: Path) -> None:
+def save_model(model: Trained, config: TrainConfig, directory: Path) -> None:
     """``config.json``, ``generation_config.json`` and float16 weights."""
     halved = {name: tensor.detach().to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
     replace_bytes(directory / WEIGHTS_FILE, save(halved, metadata={"format": "pt"}))
     own = model.config
-    described = own.to_dict() if isinstance(own, LLaDAConfig) else sdar_dict(own)
+    if isinstance(own, CanvasConfig):
+        described = canvas_dict(own)
+    else:
+        described = own.to_dict() if isinstance(own, LLaDAConfig) else sdar_dict(own)
     _write_json(directory / "config.json", described | {"torch_dtype": "float16"})
     generation = {
         "gen_length": config.gen_length,
-        "block_length": config.block_diffusion or max(config.block_lengths),
+        "block_length": config.canvas or config.block_diffusion or max(config.block_lengths),
         "steps": config.gen_length,
         "temperature": 0.0,
         "mask_token_id": model.config.mask_token_id,
@@ -387,24 +406,22 @@ def sdar_dict(config: BlockConfig) -> dict[str, Any]:
     }
 
 
-def load_model(directory: Path) -> LLaDAModelLM | BlockModel:
+def load_model(directory: Path) -> Trained:
     """The stored weights in float32; every name and shape must match."""
     raw = json.loads((directory / "config.json").read_text())
-    is_block = raw["model_type"] in BLOCK_TYPES
-    model = BlockModel(BlockConfig.from_dict(raw)) if is_block else LLaDAModelLM(LLaDAConfig.from_dict(raw))
+    model: Trained
+    if raw["model_type"] in BLOCK_TYPES:
+        own = BlockConfig.from_dict(raw)
+        model = GemmaModel(own) if isinstance(own, CanvasConfig) else BlockModel(own)
+    else:
+        model = LLaDAModelLM(LLaDAConfig.from_dict(raw))
     weights = load_file(directory / WEIGHTS_FILE)
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=True)
     return model.eval()
 
 
 def export_checkpoint(
-    model: LLaDAModelLM | BlockModel,
-    config: TrainConfig,
-    directory: Path,
-    *,
-    step: int,
-    wall_s: float,
-    history: list[dict[str, Any]],
+    model: Trained, config: TrainConfig, directory: Path, *, step: int, wall_s: float, history: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """Save the weights, write the report and return it."""
     save_model(model, config, directory)

@@ -245,7 +245,7 @@ def double_batch(config: TrainConfig, batch: Batch, tokenizer: TextTokenizer, st
     where = opens[:, None] + np.arange(noisy)
     truth = np.take_along_axis(clean, where, axis=1)
     is_answer = where >= batch.prompt_lengths[:, None]
-    masked = _masked(config, rng, (count, blocks, block)).reshape(count, noisy) & is_answer
+    masked = masked_places(config, rng, (count, blocks, block)).reshape(count, noisy) & is_answer
     is_wrong = _replaced(config, rng, (count, blocks, block)).reshape(count, noisy) & is_answer & ~masked
     is_fill = where > (batch.prompt_lengths + batch.answer_lengths)[:, None]
     others = rng.choice(truth[is_answer & ~is_fill], size=truth.shape)
@@ -272,7 +272,8 @@ def _allowed(block_of: NDArray[np.int64], columns: int) -> NDArray[np.bool_]:
     )
 
 
-def _masked(config: TrainConfig, rng: np.random.Generator, shape: tuple[int, int, int]) -> NDArray[np.bool_]:
+def masked_places(config: TrainConfig, rng: np.random.Generator, shape: tuple[int, int, int]) -> NDArray[np.bool_]:
+    """Places of ``shape`` (sequences, blocks, places): as many of a block as a ratio says, or all but a left part."""
     count, blocks, block = shape
     each = (count, blocks, 1)
     at_random = rng.random(shape) < rng.random(each)

@@ -5,8 +5,8 @@ from contextlib import closing, contextmanager
 from functools import lru_cache
 from typing import Any
 
+from engines.blockdiffusion.canvas_executor import executor_for
 from engines.blockdiffusion.engine import BlockEngine
-from engines.blockdiffusion.executor import TorchBlockExecutor
 from engines.blockdiffusion.sequence import BlockRequest
 from engines.models.block_config import BlockConfig
 from engines.models.loader import check_device, load_block, parse_dtype
@@ -22,7 +22,7 @@ def check_machine(settings: BlockSettings) -> None:
 def serving(settings: BlockSettings) -> Iterator[tuple[BlockEngine, Mapping[str, Any]]]:
     knobs = settings.knobs
     model = _load(settings.config if settings.directory is None else str(settings.directory), knobs.dtype, knobs.device)
-    executor = TorchBlockExecutor(
+    executor = executor_for(
         model,
         num_slots=knobs.max_num_seqs,
         max_len=settings.max_model_len,

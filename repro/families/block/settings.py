@@ -10,6 +10,7 @@ import engines.models
 from engines.blockdiffusion.rules import (
     DecodeRule,
     Dynamic,
+    EntropyBudget,
     JointThreshold,
     Level,
     LowConfidence,
@@ -26,9 +27,17 @@ from engines.cost.roofline import gpu
 from engines.errors import require
 from engines.knobs import Memory, Needs, Only, Proportion, Range, Tokens
 from engines.knobs import resolve as resolve_knobs
-from engines.models.block_config import BLOCK_SHAPES, SMALL_BLOCKS, BlockConfig, BlockLength, block_config
-from engines.models.checkpoint import checkpoint_digest, checkpoint_dir
-from engines.models.shape import BLOCK_DIFFUSION, ModelShape
+from engines.models.block_config import (
+    BLOCK_SHAPES,
+    CANVAS_TYPE,
+    SMALL_BLOCKS,
+    BlockConfig,
+    BlockLength,
+    CanvasConfig,
+    block_config,
+)
+from engines.models.checkpoint import checkpoint_digest, checkpoint_dir, stored_type
+from engines.models.shape import BLOCK_DIFFUSION, DIFFUSION_GEMMA, ModelShape
 from repro.families.cost import CostKnobs, load_calibration
 from repro.families.platforms import BlockPart, Platform, platform
 from repro.runs.cell import Cell
@@ -43,8 +52,11 @@ RULES: Mapping[str, type[DecodeRule]] = {
     "dynamic": Dynamic,
     "sequential": Sequential,
     "sub-blocks": SubBlocks,
+    "entropy-budget": EntropyBudget,
 }
-RuleName = Literal["low-confidence", "joint-threshold", "static", "dynamic", "sequential", "sub-blocks"]
+RuleName = Literal[
+    "low-confidence", "joint-threshold", "static", "dynamic", "sequential", "sub-blocks", "entropy-budget"
+]
 EMBEDDED = "tiny-block"
 EMBEDDED_DIR = Path(engines.models.__file__).parent / "tiny_block"
 """The embedded checkpoint: a small SDAR."""
@@ -54,15 +66,16 @@ EMBEDDED_TASKS = ("mini-gsm", "mini-code")
 _IN_BLOCKS = Needs(autoregressive=False)
 """Marks a setting of blocks: one token at a time leaves nothing to decide."""
 _HAS_THRESHOLD = Only(rule=tuple(name for name, rule in RULES.items() if "threshold" in rule.__dataclass_fields__))
-_HAS_STEPS = Only(rule=("static", "dynamic", "sequential"))
+_HAS_STEPS = Only(rule=("static", "dynamic", "sequential", "entropy-budget"))
+_OF_CANVASES = Only(rule="entropy-budget")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockKnobs(TraceKnobs):
     model: str | None = None
     """tiny-block, the embedded checkpoint and the default of a graded task; tiny-llada2, the default elsewhere, tiny-sdar,
-    tiny-fast-dllm-v2, llada2-mini, llada2-flash, sdar-8b or fast-dllm-v2-7b with random weights; or a checkpoint's directory or
-    hub id."""
+    tiny-fast-dllm-v2, tiny-diffusiongemma, llada2-mini, llada2-flash, sdar-8b, fast-dllm-v2-7b or diffusiongemma-26b with random
+    weights; or a checkpoint's directory or hub id."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -78,7 +91,7 @@ class BlockKnobs(TraceKnobs):
     block_length: Annotated[BlockLength, _IN_BLOCKS] | None = None
     """Tokens per block; the checkpoint's own unless given."""
     rule: Annotated[RuleName, _IN_BLOCKS] = "low-confidence"
-    """Which places of a block take their tokens."""
+    """Which places of a block take their tokens; entropy-budget is DiffusionGemma's, and its default."""
     threshold: Annotated[Level, _IN_BLOCKS, _HAS_THRESHOLD] | None = None
     """Confidence above which a token is taken; the rule's own default unless given."""
     edit_threshold: Annotated[Level, Only(rule="joint-threshold")] = 0.0
@@ -86,11 +99,21 @@ class BlockKnobs(TraceKnobs):
     max_post_steps: Annotated[int, Range(0, 4096), Only(rule="joint-threshold")] = 16
     """Forwards a full block is edited by, at most."""
     steps: Annotated[Steps, _HAS_STEPS] | None = None
-    """Forwards per block; one a token unless given."""
+    """Forwards per block; one a token unless given, and at most 48 of a canvas."""
     sub_block: Annotated[int, Range(1, 4096), Only(rule="sub-blocks")] = 8
     """Tokens of a sub-block."""
     dual_cache: Annotated[bool, Only(rule="sub-blocks")] = False
     """Compute a sub-block alone against stale K/V of the rest: an approximation."""
+    entropy_bound: Annotated[float, Range(above=0, most=1e9), _OF_CANVASES] = EntropyBudget.entropy_bound
+    """Entropy in nats that accepted places of a canvas share."""
+    stability: Annotated[int, Range(0, 4096), _OF_CANVASES] = EntropyBudget.stability
+    """Forwards in a row before the last that have to agree with it, before a canvas ends early."""
+    confidence: Annotated[float, Range(0, 1e9), _OF_CANVASES] = EntropyBudget.confidence
+    """Mean entropy below which a canvas may end early; 0 gives each all its steps."""
+    t_min: Annotated[float, Range(0, 1e6), _OF_CANVASES] = 0.4
+    """What the temperature of a canvas falls towards."""
+    t_max: Annotated[float, Range(0, 1e6), _OF_CANVASES] = EntropyBudget.t_max
+    """Temperature of its first forward."""
     temperature: Annotated[float, Range(0, 1e6), _IN_BLOCKS] = 0.0
     """0 is greedy."""
     top_p: Proportion = 1.0
@@ -151,8 +174,19 @@ class BlockSettings:
 
     @property
     def pool_block(self) -> int:
-        """Tokens of K/V that lie together: a block's, and of an autoregressive model some."""
-        return 16 if self.knobs.autoregressive else self.block
+        """Tokens of K/V that lie together: a block's, and of a model whose final tokens are causal some."""
+        return 16 if self.knobs.autoregressive or self.is_of_canvases else self.block
+
+    @property
+    def is_of_canvases(self) -> bool:
+        return isinstance(self.config, CanvasConfig)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens a prompt and its answer may have, where these end within a block."""
+        if self.is_of_canvases:
+            return self.max_model_len - self.block + 1
+        return self.max_model_len // self.block * self.block
 
     @property
     def engine(self) -> BlockEngineConfig:
@@ -187,7 +221,7 @@ MAX_NUM_LOGITS = 2048
 def shape_of(config: BlockConfig, name: str, dtype_bytes: int = 2) -> ModelShape:
     """The catalogued shape of a full-size model, under whose name tables are known; any other's under its own."""
     found = ModelShape.from_block_config(config, name=name, dtype_bytes=dtype_bytes)
-    known = (each for each in BLOCK_DIFFUSION if replace(found, name=each.name) == each)
+    known = (each for each in (*BLOCK_DIFFUSION, DIFFUSION_GEMMA) if replace(found, name=each.name) == each)
     return next(known, found)
 
 
@@ -202,26 +236,25 @@ def resolve(cell: Cell) -> BlockSettings:
         cell.executor in ("torch", "roofline"),
         f"executor={cell.executor!r}: block-diffusion is measured (torch) or simulated (roofline), use one of them",
     )
+    usual_knobs = _usual(where, cell.executor)
+    has_canvases = _has_canvases(cell.asked.get("model", usual_knobs.get("model")))
+    if has_canvases:
+        usual_knobs["rule"] = "entropy-budget"
     knobs = resolve_knobs(
         BlockKnobs,
         cell.asked,
         workload_knobs(cell.asked),
         system=NAME,
-        usual=_usual(where, cell.executor),
+        usual=usual_knobs,
         beside={"executor": cell.executor},
     )
+    _check_canvases(knobs, cell.asked, has_canvases=has_canvases)
     is_graded = cell.dataset in TASKS and knobs.workload is None
     model = knobs.model or (EMBEDDED if is_graded else "tiny-llada2")
-    has_weights = not is_random(model)
-    known = (EMBEDDED, *SMALL_BLOCKS, *BLOCK_SHAPES)
-    config = (
-        SMALL_BLOCKS[model]
-        if model in SMALL_BLOCKS
-        else block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model, known=known)
-    )
+    config = _config_of(model)
     block = 1 if knobs.autoregressive else knobs.block_length or config.block_length
     check_batching(knobs.batching, config.shifts_logits)
-    rule = rule_of(knobs, block)
+    rule = rule_of(knobs, block, has_canvases=has_canvases)
     rule.check_block(block)
     usual = min(knobs.max_model_len or 2048, config.max_sequence_length)
     max_model_len = (knobs.max_model_len if "max_model_len" in cell.asked else None) or usual
@@ -232,7 +265,7 @@ def resolve(cell: Cell) -> BlockSettings:
         f"most the model's {config.max_sequence_length} positions",
     )
     directory = None
-    if has_weights:
+    if not is_random(model):
         directory = EMBEDDED_DIR if model == EMBEDDED else checkpoint_dir(model)
     basis = repr((config, knobs_of_sampling)) if directory is None else checkpoint_digest(directory)
     if cell.executor == "roofline":
@@ -256,6 +289,34 @@ def resolve(cell: Cell) -> BlockSettings:
     return found
 
 
+def _config_of(model: str) -> BlockConfig:
+    if model in SMALL_BLOCKS:
+        return SMALL_BLOCKS[model]
+    known = (EMBEDDED, *SMALL_BLOCKS, *BLOCK_SHAPES)
+    return block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model, known=known)
+
+
+def _has_canvases(model: object) -> bool:
+    if not isinstance(model, str):
+        return False
+    config = SMALL_BLOCKS.get(model) or BLOCK_SHAPES.get(model.lower())
+    return isinstance(config, CanvasConfig) if config else model != EMBEDDED and stored_type(model) == CANVAS_TYPE
+
+
+def _check_canvases(knobs: BlockKnobs, asked: Mapping[str, Any], *, has_canvases: bool) -> None:
+    """Raise UserError for a rule of the other kind of model, and for what a canvas has no meaning of."""
+    require(
+        RULES[knobs.rule].of_canvases == has_canvases,
+        f"rule={knobs.rule!r} does not fit model={knobs.model!r}: entropy-budget is for canvases, and nothing else is",
+    )
+    name = next((each for each in ("temperature", "top_p", "top_k", "autoregressive") if asked.get(each)), None)
+    name = "temperature" if "temperature" in asked else name
+    require(
+        not has_canvases or name is None,
+        f"{name}={asked.get(name or '')!r} has no meaning for canvases, which are drawn between t_max and t_min: leave it out, or give those",
+    )
+
+
 def _usual(where: Platform, executor: str) -> dict[str, Any]:
     """A platform's defaults, by name; a CPU has none beside those of the fields."""
     if where.gpu is None:
@@ -276,7 +337,8 @@ def _usual(where: Platform, executor: str) -> dict[str, Any]:
 
 
 NAME = "block-diffusion"
-DECODING = ("rule", "edit_threshold", "max_post_steps", "sub_block", "dual_cache")
+DECODING_OF_CANVASES = ("entropy_bound", "stability", "confidence", "t_min", "t_max")
+DECODING = ("rule", "edit_threshold", "max_post_steps", "sub_block", "dual_cache", *DECODING_OF_CANVASES)
 """Knobs of an answer that only block diffusion has."""
 
 
@@ -286,15 +348,16 @@ def settings_of_requests(knobs: Mapping[str, Any], platform: str = "cpu-tiny") -
     return resolve(Cell(system=NAME, dataset="requests", platform=platform, executor="torch", knobs=own))
 
 
-def rule_of(knobs: BlockKnobs, block: int) -> DecodeRule:
+def rule_of(knobs: BlockKnobs, block: int, *, has_canvases: bool = False) -> DecodeRule:
     kind = RULES[knobs.rule]
     own = {each.name for each in fields(kind)}
     given: dict[str, Any] = {
         "threshold": knobs.threshold,
         "edit_threshold": knobs.edit_threshold,
         "max_post_steps": knobs.max_post_steps,
-        "steps": knobs.steps or block,
+        "steps": knobs.steps or (None if has_canvases else block),
         "length": min(knobs.sub_block, block),
         "dual_cache": knobs.dual_cache,
+        **{name: getattr(knobs, name) for name in DECODING_OF_CANVASES},
     }
     return kind(**{name: value for name, value in given.items() if name in own and value is not None})

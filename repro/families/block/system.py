@@ -299,7 +299,7 @@ def _traced(cell: Cell, settings: BlockSettings, file: Traced) -> tuple[Workload
         arrivals_asked(cell.rate, knobs),
         cell.seed,
         whole_answer,
-        most=settings.max_model_len // settings.block * settings.block,
+        most=settings.most_tokens,
         num=knobs.num_prompts if "num_prompts" in cell.asked else None,
         length_scale=knobs.length_scale if "length_scale" in cell.asked else 1.0,
         fixed_prompt_len=knobs.input_len,
@@ -363,7 +363,7 @@ def engine_of(settings: BlockSettings, seed: int) -> BlockEngine:
         num_blocks=-(-settings.num_tokens // size),
         block_size=size,
         max_len=settings.max_model_len,
-        diffusion_block=block,
+        diffusion_block=1 if settings.is_of_canvases else block,
         caches=knobs.prefix_cache,
     )
     assert settings.platform.gpu is not None, "settings refuse a platform without a card"
@@ -375,8 +375,9 @@ def engine_of(settings: BlockSettings, seed: int) -> BlockEngine:
         tables=tables,
         host=knobs.host,
         # SGLang makes logits of all rows that it denoises.
-        head_rows="wanted" if knobs.batching == "mixed" else "all",
+        head_rows="wanted" if knobs.batching == "mixed" or settings.is_of_canvases else "all",
         max_num_logits=MAX_NUM_LOGITS,
+        makes_canvases=settings.is_of_canvases,
     )
     return BlockEngine(executor, settings.engine)
 

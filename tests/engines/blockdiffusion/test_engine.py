@@ -76,7 +76,7 @@ def test_t3_company_changes_nothing(family):
     engine = engine_for(family, rows=64, num_slots=len(asked))
     answers = engine.run(asked)
     phases = {
-        (bool(work.rows), work.start >= len(asked[work.request_id].prompt_ids) // B * B, work.blocks > 0)
+        (bool(work.rows), work.start >= len(asked[work.request_id].prompt_ids) // B * B, work.tokens > 0)
         for plan, _ in recorder(engine).steps
         for work in plan.works
     }
@@ -161,7 +161,7 @@ def test_commits_ride_along_and_are_left_out_where_nothing_reads_them():
     asked = request(0, 2 * B, 3 * B, LowConfidence(threshold=0.0))
     engine = engine_for("sdar")
     engine.run([asked])
-    shares = [(work.blocks, work.rows) for plan, _ in recorder(engine).steps for work in plan.works]
+    shares = [(work.tokens // B, work.rows) for plan, _ in recorder(engine).steps for work in plan.works]
     assert shares == [
         (2, (0, B)),
         (1, (0, B)),

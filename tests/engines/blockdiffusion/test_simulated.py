@@ -106,12 +106,12 @@ def test_draws_are_a_request_s_own():
 
 
 works = st.builds(
-    lambda start, blocks, rows, first: Work(0, 0, start * B, blocks, rows, first and blocks > 0),
+    lambda start, blocks, rows, first: Work(0, 0, start * B, blocks * B, rows, first and blocks > 0),
     st.integers(0, 4),
     st.integers(0, 3),
     st.sampled_from([None, (0, B), (4, 8)]),
     st.booleans(),
-).filter(lambda work: work.blocks or work.rows)
+).filter(lambda work: work.tokens or work.rows)
 
 
 @given(works=st.lists(works, min_size=1, max_size=5), chunk=st.integers(1, 40))
@@ -120,7 +120,7 @@ def test_the_work_is_that_of_the_rows_an_executor_lays_out(works, chunk):
     tables = SharedTables(num_slots=5, num_blocks=100, block_size=B, max_len=160, diffusion_block=B)
     works = [work._replace(request_id=i, slot=tables.open()) for i, work in enumerate(works)]
     for work in works:
-        tables.grow(np.array([work.slot]), np.array([work.start + (work.blocks + 1) * B]))
+        tables.grow(np.array([work.slot]), np.array([work.start + work.tokens + B]))
     denoised = [work for work in works if work.rows]
     wanted = np.zeros((len(denoised), B), dtype=bool)
     for row, work in zip(wanted, denoised, strict=True):
@@ -137,7 +137,7 @@ def test_the_work_is_that_of_the_rows_an_executor_lays_out(works, chunk):
 
 
 def test_the_host_s_time_counts_steps_requests_and_what_stands_before_them():
-    plan = BlockStepPlan((Work(0, 0, 500, 0, (0, B), False), Work(1, 1, 1500, 1, None, False)), (), (), 0)
+    plan = BlockStepPlan((Work(0, 0, 500, 0, (0, B), False), Work(1, 1, 1500, B, None, False)), (), (), 0)
     host = HostCost(step_overhead_s=1.0, request_overhead_s=0.25, prefix_overhead_s=0.5)
     assert host.of(plan) == 1 + 2 * 0.25 + 2.0 * 0.5
 
@@ -271,8 +271,8 @@ def test_answers_are_those_of_mixed_steps(family, batching, prefix_cache):
         assert answers[each.request_id].committed == 0
     assert is_whole(engine)
     for plan, _ in recorder(engine).steps:
-        assert len({(work.blocks > 0, work.rows is not None) for work in plan.works}) == 1
-        assert all((work.blocks > 0) != (work.rows is not None) for work in plan.works)
+        assert len({(work.tokens > 0, work.rows is not None) for work in plan.works}) == 1
+        assert all((work.tokens > 0) != (work.rows is not None) for work in plan.works)
 
 
 @pytest.mark.parametrize("family", ["llada2", "sdar"])

@@ -17,6 +17,7 @@ from engines.models.qwen2_config import CAUSAL_SHAPES
 from engines.models.shape import (
     BLOCK_DIFFUSION,
     CATALOGUE,
+    DIFFUSION_GEMMA,
     DREAM_7B,
     LLADA2_FLASH,
     LLADA2_MINI,
@@ -31,7 +32,7 @@ from engines.models.shape import (
 PUBLISHED = data_beside(__file__, "published_sizes")
 
 
-@pytest.mark.parametrize("shape", SHAPES + BLOCK_DIFFUSION, ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [*SHAPES, *BLOCK_DIFFUSION, DIFFUSION_GEMMA], ids=lambda shape: shape.name)
 def test_parameter_counts_are_the_published_ones(shape):
     assert shape.weight_bytes == 2 * (PUBLISHED["shapes"] | PUBLISHED["block diffusion"])[shape.name]
 
@@ -52,8 +53,9 @@ def test_every_catalogue_shape_has_a_published_count():
 
 
 def test_block_diffusion_shapes_are_those_of_their_modules():
-    assert [*PUBLISHED["block diffusion"]] == [shape.name for shape in BLOCK_DIFFUSION]
-    for shape, config in zip(BLOCK_DIFFUSION, BLOCK_SHAPES.values(), strict=True):
+    shapes = *BLOCK_DIFFUSION, DIFFUSION_GEMMA
+    assert [*PUBLISHED["block diffusion"]] == [shape.name for shape in shapes]
+    for shape, config in zip(shapes, BLOCK_SHAPES.values(), strict=True):
         assert 2 * sum(parameter.numel() for parameter in build_block(config).parameters()) == shape.weight_bytes
 
 

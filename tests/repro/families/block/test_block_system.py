@@ -34,7 +34,7 @@ def run(**asked):
     return deployment.run(workload)
 
 
-@pytest.mark.parametrize("model", SMALL_BLOCKS)
+@pytest.mark.parametrize("model", [name for name in SMALL_BLOCKS if name != "tiny-diffusiongemma"])
 def test_a_run_is_valid_and_counts_what_it_did(model):
     record = run(model=model, rule="static", steps=4)
     BLOCK.check_tables(record)
@@ -55,11 +55,37 @@ def test_a_run_is_valid_and_counts_what_it_did(model):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_serves(rule):
-    model = "tiny-fast-dllm-v2" if rule == "sub-blocks" else "tiny-llada2"
+    model = {"sub-blocks": "tiny-fast-dllm-v2", "entropy-budget": "tiny-diffusiongemma"}.get(rule, "tiny-llada2")
     options = {"dual_cache": True} if rule == "sub-blocks" else {}
     record = run(model=model, rule=rule, rate=50.0, num_prompts=3, max_num_seqs=2, **options)
     assert record.requests["status"] == ["ok"] * 3
-    assert record.manifest["rule"]["is_exact"] == (rule != "sub-blocks")
+    assert record.manifest["rule"]["is_exact"] == (rule not in ("sub-blocks", "entropy-budget"))
+
+
+def test_canvases_are_served_and_counted():
+    record = run(model="tiny-diffusiongemma", rule="entropy-budget", steps=3, confidence=0.0)
+    BLOCK.check_tables(record)
+    requests = record.requests
+    assert set(requests["prefilled"]) == {20}
+    assert (set(requests["committed"]), set(requests["denoised"])) == ({1}, {2 * 3})
+    assert sum(record.tables[STEPS]["num_committed"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"temperature": 0.0}, "temperature=0.0 has no meaning for canvases"),
+        ({"top_k": 3, "temperature": 0.5}, "temperature=0.5 has no meaning"),
+        ({"autoregressive": True, "block_length": None}, "autoregressive=True has no meaning"),
+        ({"rule": "static"}, "entropy-budget is for canvases"),
+        ({"t_min": 0.9}, "t_min=0.9 must be below t_max=0.8"),
+    ],
+)
+def test_what_canvases_have_no_meaning_of_is_refused(asked, said):
+    with pytest.raises(UserError, match=said):
+        SYSTEM.prepare(cell(**{"model": "tiny-diffusiongemma", **asked}))
+    with pytest.raises(UserError, match="entropy-budget is for canvases"):
+        SYSTEM.prepare(cell(model="tiny-sdar", rule="entropy-budget"))
 
 
 def test_a_checkpoint_serves(tmp_path):

@@ -1,0 +1,227 @@
+"""Runs steps of DiffusionGemma as ``TorchBlockExecutor`` does those of blocks: final tokens are causal, a canvas' rows see it whole and all
+final tokens before it, and layers with a window see the last of these alone.
+
+One call of attention a layer: a final token is a segment of its own. A canvas' rows write K/V where its final tokens' will lie, which
+nothing else reads. Logits of all its rows are made in chunks, and each chunk gives at once what the rule reads and the expected
+embedding that the next step takes in: [block, d] are kept of a canvas, in the dtype of the weights, and no logits.
+"""
+
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.attention import attention_backend
+from engines.blockdiffusion.executor import BlockStepRows, GatheredAttention, TorchBlockExecutor, equal_parts, step_rows
+from engines.blockdiffusion.rules import EntropyBudget
+from engines.blockdiffusion.sequence import BlockStepPlan, Denoised, Outcome
+from engines.dllm.memory import REDUCTION_ROWS
+from engines.errors import require
+from engines.models.block_config import BlockConfig, CanvasConfig
+from engines.models.gemma import CanvasRows, GemmaModel
+from engines.models.packed import PackedModel
+from engines.models.protocol import Attend
+from engines.runtime.device import PoolTensors, on
+from engines.runtime.noise import gumbel_argmax, row_keys, uniform
+from engines.runtime.rows import Ints, ranks
+
+_START, _NOISE = 0, 1
+
+
+class CanvasDraws:
+    """Each a function of a request's seed, the canvas and the step (``CanvasSequence.draw``), and the position."""
+
+    def start(self, seed: Ints, draw: Ints, position: Ints, vocabulary: int) -> Ints:
+        """Ids that canvases begin with; all four [n, B], or one number."""
+        return self._ids(_START, seed, draw, position, vocabulary)
+
+    def noise(self, seed: Ints, draw: Ints, position: Ints, vocabulary: int) -> Ints:
+        """Ids of places that nothing is accepted at."""
+        return self._ids(_NOISE, seed, draw, position, vocabulary)
+
+    def tokens(self, logits: Tensor, seed: Tensor, draw: Tensor, position: Tensor) -> Tensor:
+        """[m] of softmax(logits [m, V]); may overwrite them."""
+        one = torch.ones((), dtype=torch.float64, device=logits.device).expand(len(logits))
+        return gumbel_argmax(logits, one, row_keys(seed, draw, position))
+
+    @staticmethod
+    def _ids(stream: int, seed: Ints, draw: Ints, position: Ints, vocabulary: int) -> Ints:
+        flat = (torch.from_numpy(np.ascontiguousarray(each).ravel()) for each in (seed, draw, position))
+        drawn = uniform(~row_keys(*flat), 2)[:, stream].numpy().reshape(position.shape)
+        return (drawn * vocabulary).astype(np.int64)
+
+
+class _TwoPools:
+    def __init__(self, windowed: PoolTensors, full: PoolTensors) -> None:
+        self.windowed, self.full = windowed, full
+
+    def close(self) -> None:
+        self.windowed.close()
+        self.full.close()
+
+
+class _TwoAttentions:
+    """Layers with a window and full ones have keys of different shapes, and different ones."""
+
+    def __init__(self, windowed: GatheredAttention, full: GatheredAttention, config: CanvasConfig, block: int) -> None:
+        self._windowed, self._full, self._config, self._block = windowed, full, config, block
+        self._place = [0, 0]
+        self._index = []
+        for layer in range(config.n_layers):
+            self._index.append(self._place[config.is_full(layer)])
+            self._place[config.is_full(layer)] += 1
+
+    @property
+    def name(self) -> str:
+        return " and ".join(dict.fromkeys((self._windowed.name, self._full.name)))
+
+    def attend(self, rows: BlockStepRows, pool: PoolTensors) -> Attend:
+        config, pools = self._config, cast(_TwoPools, pool)
+        near = within_window(rows, self._block, config.window)
+        windowed, full = self._windowed.attend(near, pools.windowed), self._full.attend(rows, pools.full)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return (full if config.is_full(layer) else windowed)(self._index[layer], q, k, v)
+
+        return attend
+
+
+def within_window(rows: BlockStepRows, block: int, window: int) -> BlockStepRows:
+    """The rows with the keys that layers with a window see: a final token's ``window`` last with itself, a canvas' all of its own and
+    ``window`` - 1 before it."""
+    reach = np.where(rows.q_len == block, block + window - 1, window)
+    low = np.maximum(rows.k_len - reach, 0)
+    # A request's segments follow each other, and so do the ends of what they see.
+    first = np.flatnonzero(np.diff(rows.k_start, prepend=-1))
+    last = np.append(first[1:], len(low)) - 1
+    count = rows.k_len[last] - low[first]
+    begin = count.cumsum() - count
+    own = (rows.k_start[first] + low[first]).repeat(count) + ranks(count)
+    segments = last - first + 1
+    start = begin.repeat(segments) + low - low[first].repeat(segments)
+    return rows._replace(keys=rows.keys[own], k_start=start, k_len=rows.k_len - low)
+
+
+class CanvasExecutor(TorchBlockExecutor):
+    model: GemmaModel
+    makes_canvases = True
+
+    def __init__(self, model: GemmaModel, *, draws: CanvasDraws | None = None, **options: Any) -> None:
+        """``options`` as ``TorchBlockExecutor``'s; ``block_size`` has nothing to do with a canvas."""
+        super().__init__(model, **options)
+        self._draws = draws or CanvasDraws()
+        slots = self.tables.num_slots
+        self._soft = torch.zeros((slots, self.block, model.config.d_model), dtype=model.dtype, device=self.device)
+        """By slot: what the last forward expects to stand in each place of its canvas, as an embedding."""
+
+    def _place(self, attention: str) -> None:
+        config, model = self.model.config, self.model
+        attentions, pools = [], []
+        for kv_heads, head_dim, count in (
+            (config.n_kv_heads, config.head_dim, config.n_layers - len(config.full_layers)),
+            (config.full_kv_heads, config.full_head_dim, len(config.full_layers)),
+        ):
+            backend = attention_backend(attention, self.device, model.dtype, head_dim, config.n_heads, kv_heads)
+            attentions.append(self._gathering(backend))
+            own = SimpleNamespace(n_layers=count, head_dim=head_dim)
+            layers: Any = SimpleNamespace(config=own, kv_heads_here=kv_heads, parameters=model.parameters)
+            pools.append(PoolTensors.of_blocks(layers, self.tables))
+        windowed, full = attentions
+        self.attention = cast(GatheredAttention, _TwoAttentions(windowed, full, config, self.block))
+        self.pool = cast(PoolTensors, _TwoPools(*pools))
+
+    @torch.inference_mode()
+    def run(self, plan: BlockStepPlan, denoised: Denoised) -> Outcome:
+        began = perf_counter()
+        least = self.model.min_rows
+        shape, vocabulary = denoised.holes.shape, self.model.config.vocab_size
+        with on(self.device):
+            rows = step_rows(plan.works, self.tables, self.block, least=least, grain=1)
+            if not shape[0]:
+                self._hidden(rows, self._tokens_of(rows), None)
+                none = np.zeros(shape, dtype=np.int64)
+                return Outcome(none, np.zeros(shape), none.ravel(), perf_counter() - began, none, none)
+            position = rows.block_start[:, None] + np.arange(self.block)
+            seed = np.array([each.seed for each in denoised.sampling], dtype=np.int64)[:, None].repeat(self.block, 1)
+            draw = denoised.draw[:, None].repeat(self.block, 1)
+            drawn = seed, draw, position
+            is_first = denoised.step == 0
+            ids = self._tokens_of(rows)
+            index = rows.first_denoised[:, None] + np.arange(self.block)
+            starts = self._draws.start(*drawn, vocabulary)
+            ids[index] = np.where(is_first[:, None], starts, denoised.ids)
+            slots = np.array([work.slot for work in plan.works if work.rows is not None], dtype=np.int64)
+            slot, own, had = self._staging.send(slots, index.ravel(), (~is_first).astype(np.int64))
+            soft = self._soft.index_select(0, slot) * had.view(-1, 1, 1).to(self.model.dtype)
+            hidden = self._hidden(rows, ids, CanvasRows(own, soft.flatten(0, 1)), least)
+            temperature = [
+                cast(EntropyBudget, rule).temperature(step)
+                for rule, step in zip(denoised.rules, denoised.step, strict=True)
+            ]
+            temperatures = self._staging.floats(np.repeat(temperature, self.block)).float()
+            found, soft = self._reduced(hidden.index_select(0, own), temperatures, self._staging.send(*drawn))
+            self._soft.index_copy_(0, slot, soft.view(len(slots), self.block, -1))
+            # One transfer, the only one that waits for the device.
+            sampled, likeliest, entropy = found.cpu().numpy().reshape(3, *shape)
+        require(
+            bool(np.isfinite(entropy).all()),
+            "the model's logits are not finite: check its weights, or give a wider dtype",
+        )
+        return Outcome(
+            sampled.astype(np.int64),
+            -entropy,
+            np.zeros(0, dtype=np.int64),
+            perf_counter() - began,
+            likeliest.astype(np.int64),
+            self._draws.noise(*drawn, vocabulary),
+        )
+
+    # ---- in between ------------------------------------------------------------------------------------------------------
+
+    def _tokens_of(self, rows: BlockStepRows) -> Ints:
+        """[N] ids of final tokens; anything of a canvas'."""
+        return self._tokens[rows.slot, np.minimum(rows.position, self._tokens.shape[1] - 1)]
+
+    def _hidden(self, rows: BlockStepRows, ids: Ints, canvas: CanvasRows | None, least: int = 0) -> Tensor:
+        if canvas is not None and len(canvas.row) < least:
+            # Rows more than once: their numbers are those they have among others.
+            again = torch.arange(least, device=self.device) % len(canvas.row)
+            canvas = CanvasRows(canvas.row[again], canvas.soft[again])
+        sent, position = self._staging.send(ids, rows.position)
+        attend = self.attention.attend(rows, self.pool)
+        return self.model.hidden(sent, self.model.rotary(position), attend, canvas)
+
+    def _reduced(self, hidden: Tensor, temperature: Tensor, drawn: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """float64 [3, m] drawn and likeliest tokens and entropies of hidden states [m, d], and their soft embeddings [m, d]."""
+        found, soft = [], []
+        m, flat = len(hidden), [each.flatten() for each in drawn]
+        least = self.model.min_rows
+        if m < least:
+            again = torch.arange(least, device=self.device) % m
+            hidden, temperature, flat = hidden[again], temperature[again], [each[again] for each in flat]
+        for part in equal_parts(len(hidden), self._max_num_logits):
+            scaled = self.model.logits(hidden[part]).div_(temperature[part].unsqueeze(1))
+            likeliest = scaled.argmax(dim=-1)
+            sampled = [
+                self._draws.tokens(scaled[own], *(each[part][own] for each in flat))
+                for own in equal_parts(len(scaled), REDUCTION_ROWS)
+            ]
+            if self.model.dtype == torch.float32:
+                scaled -= scaled.logsumexp(dim=-1, keepdim=True)
+                p = scaled.exp()
+                soft.append(self.model.soft_embeddings(p))
+            else:  # self-conditioning sees rounded logits
+                soft.append(self.model.soft_embeddings(scaled.to(self.model.dtype).float().softmax(dim=-1)))
+                scaled -= scaled.logsumexp(dim=-1, keepdim=True)
+                p = scaled.exp()
+            entropy = -p.mul_(scaled).sum(dim=-1)
+            found.append(torch.stack((torch.cat(sampled).double(), likeliest.double(), entropy.double())))
+        return torch.cat(found, dim=1)[:, :m], torch.cat(soft)[:m]
+
+
+def executor_for(model: PackedModel[BlockConfig], **options: Any) -> TorchBlockExecutor:
+    """The one that runs the model's steps."""
+    return CanvasExecutor(model, **options) if isinstance(model, GemmaModel) else TorchBlockExecutor(model, **options)

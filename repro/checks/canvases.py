@@ -1,0 +1,268 @@
+"""Recorded answers of DiffusionGemma, replayed by the engine on the draws that were recorded with them.
+
+They do not come with the package: ``REPRO_GEMMA_GOLDENS`` names their folder, with ``cases.json``, ``probe.json`` where there is one, and
+the tiny checkpoints they were made with. A case of several requests is served as several, which change nothing of each other.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.blockdiffusion.canvas_executor import CanvasDraws, CanvasExecutor
+from engines.blockdiffusion.engine import BlockEngine
+from engines.blockdiffusion.rules import Blocks, EntropyBudget, Floats, Verdict
+from engines.blockdiffusion.scheduler import BlockEngineConfig
+from engines.blockdiffusion.sequence import BlockRequest, BlockSampling, BlockStepPlan, Denoised, Outcome
+from engines.errors import UserError
+from engines.models.gemma import CanvasRows, GemmaModel
+from engines.runtime.rows import Ints
+from repro.checks.blocks import load_checkpoint
+from repro.checks.goldens import other_ids
+
+FOLDER_VARIABLE = "REPRO_GEMMA_GOLDENS"
+_LONGEST = 256
+"""Tokens of a case."""
+ENTROPY, PROBED = 2e-3, 2e-4
+"""Largest difference of an entropy, and of a probed number."""
+_STEPS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanvasCase:
+    id: str
+    checkpoint: Path
+    raw: Mapping[str, Any]
+    """As recorded."""
+    method: str = "canvas entropy-budget"
+    required: bool = True
+    tie_sensitive: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanvasResult:
+    case: CanvasCase
+    difference: str | None
+    """The first thing that is not as recorded."""
+
+    @property
+    def passed(self) -> bool:
+        return self.difference is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedRule(EntropyBudget):
+    """Notes its verdicts; no two requests of a replay share one."""
+
+    number: int = 0
+    accepted: list[str] = field(default_factory=list, compare=False)
+    entropies: list[Floats] = field(default_factory=list, compare=False)
+
+    def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
+        verdict = super().decide(blocks, tokens, confidence)
+        self.accepted.append("".join(map(str, verdict.take[0].astype(int))))
+        self.entropies.append(-confidence[0])
+        return verdict
+
+
+class RecordedDraws(CanvasDraws):
+    """By the number of a request, in place of its seed."""
+
+    def __init__(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
+        self._rows = rows
+
+    def start(self, seed: Ints, draw: Ints, position: Ints, vocabulary: int) -> Ints:
+        return np.array([self._canvas(*each)["start"] for each in zip(seed[:, 0], draw[:, 0], strict=True)])
+
+    def noise(self, seed: Ints, draw: Ints, position: Ints, vocabulary: int) -> Ints:
+        return np.array([self._step(*each)["renoise"] for each in zip(seed[:, 0], draw[:, 0], strict=True)])
+
+    def tokens(self, logits: Tensor, seed: Tensor, draw: Tensor, position: Tensor) -> Tensor:
+        found = []
+        for number, which, where in zip(seed.tolist(), draw.tolist(), position.tolist(), strict=True):
+            sampled = self._step(number, which)["sampled"]
+            found.append(sampled[(where - len(self._rows[number]["prompt"])) % len(sampled)])
+        return torch.tensor(found, device=logits.device)
+
+    def _canvas(self, number: int, draw: int) -> Mapping[str, Any]:
+        canvases = self._rows[int(number)]["canvases"]
+        found: Mapping[str, Any] = canvases[min(int(draw) // _STEPS, len(canvases) - 1)]
+        return found
+
+    def _step(self, number: int, draw: int) -> Mapping[str, Any]:
+        """The last that was recorded where the replay goes on: it differs already."""
+        steps = self._canvas(number, draw)["steps"]
+        found: Mapping[str, Any] = steps[min(int(draw) % _STEPS, len(steps) - 1)]
+        return found
+
+
+class TracingExecutor(CanvasExecutor):
+    """Notes the likeliest tokens of every forward, by request."""
+
+    def run(self, plan: BlockStepPlan, denoised: Denoised) -> Outcome:
+        found = super().run(plan, denoised)
+        if not hasattr(self, "likeliest"):
+            self.likeliest: dict[int, list[list[int]]] = {}
+        numbers = [work.request_id for work in plan.works if work.rows is not None]
+        assert found.likeliest is not None
+        for number, likeliest in zip(numbers, found.likeliest.tolist(), strict=True):
+            self.likeliest.setdefault(number, []).append(likeliest)
+        return found
+
+
+def canvas_cases() -> tuple[str, list[CanvasCase]]:
+    """Where cases are from, and the cases; none where no folder is named."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    if not named:
+        return "", []
+    folder, found = Path(named), []
+    for name in ("cases", "probe"):
+        path = folder / f"{name}.json"
+        if not path.is_file():
+            if name == "probe":
+                continue
+            raise UserError(f"{FOLDER_VARIABLE}={named!r} has no {path.name}: give the folder of recorded cases")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for i, raw in enumerate(content if isinstance(content, list) else content["cases"]):
+            case = CanvasCase(id=raw.get("name", f"{name}-{i}"), checkpoint=folder / raw["checkpoint"], raw=raw)
+            found.append(case if name == "cases" else replace(case, method="canvas probe"))
+    return named, found
+
+
+def verify_canvases(cases: Sequence[CanvasCase], *, device: str = "cpu", most: int = 64) -> list[CanvasResult]:
+    """In float32; requests of one checkpoint are served together, at most ``most`` tokens a step."""
+    differences: dict[str, str | None] = {}
+    for checkpoint in dict.fromkeys(case.checkpoint for case in cases):
+        model = load_checkpoint(checkpoint, device)
+        assert isinstance(model, GemmaModel)
+        own = [case for case in cases if case.checkpoint == checkpoint]
+        served: dict[int, tuple[CanvasCase, int, BlockRequest]] = {}
+        for case in own:
+            if case.method == "canvas probe":
+                differences[case.id] = probed(model, case.raw)
+                continue
+            try:
+                for row in range(max(1, len(case.raw.get("rows", ())))):
+                    served[len(served)] = case, row, _request(case.raw, row, len(served), model.config.block_length)
+            except UserError as error:
+                differences[case.id] = None if "error" in case.raw else f"refused: {error}"
+        refused = [case.id for case, _, _ in served.values() if "error" in case.raw]
+        differences |= dict.fromkeys(refused, "served, and recorded as refused")
+        served = {number: each for number, each in served.items() if each[0].id not in refused}
+        for case, difference in _replayed(model, served, most):
+            differences[case.id] = differences.get(case.id) or difference
+    return [CanvasResult(case=case, difference=differences[case.id]) for case in cases]
+
+
+def _request(raw: Mapping[str, Any], row: int, number: int, block: int) -> BlockRequest:
+    given = raw["params"]
+    rule = TracedRule(
+        number=number,
+        steps=given["max_denoising_steps"],
+        entropy_bound=_float(given, "entropy_bound"),
+        stability=given["stability_threshold"],
+        confidence=_float(given, "confidence_threshold") or 0.0,
+        t_min=given["t_min"],
+        t_max=given["t_max"],
+    )
+    ends = given["eos_token_id"]
+    return BlockRequest(
+        request_id=number,
+        prompt_ids=tuple(raw["rows"][row]["prompt"]) if raw.get("rows") else (0,),
+        gen_length=-(-given["max_new_tokens"] // block) * block,
+        rule=rule,
+        sampling=BlockSampling(seed=number),
+        stop_ids=frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends]),
+    )
+
+
+def _float(given: Mapping[str, Any], name: str) -> Any:
+    """transformers refuses a whole number, which our rule takes for a float: here it is refused, too."""
+    value = given[name]
+    if type(value) is int:
+        raise UserError(f"{name}={value} is a whole number: give a float")
+    return value
+
+
+def _replayed(
+    model: GemmaModel, served: Mapping[int, tuple[CanvasCase, int, BlockRequest]], most: int
+) -> Iterator[tuple[CanvasCase, str | None]]:
+    """Each request's case, and the first thing that is not as recorded."""
+    if not served:
+        return
+    rows = {number: case.raw["rows"][row] for number, (case, row, _) in served.items()}
+    executor = TracingExecutor(
+        model,
+        draws=RecordedDraws(rows),
+        num_slots=len(rows),
+        max_len=_LONGEST,
+        num_tokens=len(rows) * _LONGEST,
+        block_size=4,
+    )
+    config = BlockEngineConfig(max_num_batched_tokens=most)
+    answers = BlockEngine(executor, config).run([request for _, _, request in served.values()])
+    for number, (case, _, request) in served.items():
+        recorded, rule, answer = rows[number], request.rule, answers[number]
+        assert isinstance(rule, TracedRule)
+        steps = [step for canvas in recorded["canvases"] for step in canvas["steps"]]
+        cut = next((i + 1 for i, each in enumerate(recorded["output"]) if each in request.stop_ids), None)
+        difference = other_ids(list(answer.ids), tuple(recorded["output"][:cut]))
+        if difference is None and answer.denoised != recorded["denoise_forwards"]:
+            difference = f"{answer.denoised} forwards, recorded {recorded['denoise_forwards']}"
+        seen = zip(rule.accepted, executor.likeliest[number], rule.entropies, steps, strict=False)
+        for i, (accepted, likeliest, entropy, step) in enumerate(seen):
+            off = float(np.abs(entropy - np.array(step["H"])).max())
+            for name, mine, theirs in (("accept", accepted, step["accept"]), ("argmax", likeliest, step["argmax"])):
+                if mine != theirs:
+                    difference = difference or f"step {i}: {name} {mine}, recorded {theirs}"
+            if off > ENTROPY:
+                difference = difference or f"step {i}: entropies off by {off:.2g}"
+        yield case, difference
+    executor.close()
+
+
+@torch.inference_mode()
+def probed(model: GemmaModel, raw: Mapping[str, Any]) -> str | None:
+    """Single forwards of a canvas behind a prompt, and behind one more canvas that is committed."""
+    block, prompt = model.config.block_length, list(raw["prompt"])
+    for first, hidden, logits in (
+        (prompt, "hidden_prompt_last", "logits_first_step"),
+        (prompt + list(raw["committed"]), "hidden_committed_last", "logits_after_commit"),
+    ):
+        soft = torch.zeros(block, model.config.d_model)
+        found = plain_hidden(model, first + list(raw["canvas"]), soft)
+        made = {hidden: found[len(first) - 1], logits: model.logits(found[len(first) :])}
+        if first == prompt:
+            p = (made[logits] / 0.8).softmax(dim=-1)
+            again = plain_hidden(model, first + list(raw["canvas"]), model.soft_embeddings(p))
+            made["logits_second_step"] = model.logits(again[len(first) :])
+        for name, value in made.items():
+            off = (value - torch.tensor(raw[name])).abs().max().item()
+            if not off <= PROBED:
+                return f"{name} is off by {off:.2g}"
+    return None
+
+
+def plain_hidden(model: GemmaModel, ids: Sequence[int], soft: Tensor) -> Tensor:
+    """[N, d] of final tokens and a canvas behind them, in one forward over all under masks."""
+    config, n, start = model.config, len(ids), len(ids) - len(soft)
+    position = torch.arange(n)
+    seen = {True: position <= position[:, None]}
+    seen[False] = seen[True] & (position > position[:, None] - config.window)
+    seen[True][start:] = True
+    seen[False][start:] = position >= start - (config.window - 1)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        mask = seen[config.is_full(layer)]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(0, 1)
+
+    rows = CanvasRows(position[start:], soft)
+    return model.hidden(torch.tensor(ids), model.rotary(position), attend, rows)
