@@ -146,6 +146,8 @@ class ListedTables(Tables):
         return not between(*heads_of(shape), self.of(framework, self._of_width("decode", shape)))
 
     def _of_width(self, kernel: Kernel, shape: ModelShape) -> Kernel:
+        if shape.canvas is not None:  # scaled by its heads' width (``Kernels``)
+            return kernel
         width = shape.head_dim
         require(
             width in (64, 128),
@@ -320,6 +322,15 @@ def dense_layer_products(shape: ModelShape) -> tuple[MatrixProduct, ...]:
     return () if shape.dense_hidden is None else (*_attention(shape), *_mlp(shape, shape.dense_hidden))
 
 
+def full_layer_products(shape: ModelShape) -> tuple[MatrixProduct, ...]:
+    """The same of a canvas model's layers without a window, whose values are their keys; empty where there are none."""
+    if shape.canvas is None:
+        return ()
+    heads, d = shape.n_heads * shape.canvas.full_head_dim, shape.d_model
+    keys = shape.canvas.full_kv_heads * shape.canvas.full_head_dim
+    return MatrixProduct(heads + keys, d), MatrixProduct(d, heads), *layer_products(shape)[2:]
+
+
 def _attention(shape: ModelShape) -> tuple[MatrixProduct, ...]:
     return MatrixProduct(shape.q_width + 2 * shape.kv_width, shape.d_model), MatrixProduct(shape.d_model, shape.q_width)
 
@@ -349,6 +360,8 @@ ELEMENTWISE_SHARE = 0.8
 """Share of memory bandwidth that norms, rotation and activations reach; with the next, what AIConfigurator assumes."""
 ELEMENTWISE_S = 3e-6
 """Each such kernel takes besides its traffic."""
+_TABLED_WIDTH = 128
+"""Heads' width in the tables of attention."""
 _ELEMENTWISE_KERNELS = 5
 """Two norms, rotation, K/V store, activation."""
 DECODED = (512, 8192)
@@ -364,7 +377,9 @@ def has_tables(card: str | Gpu, shape: ModelShape | None = None) -> bool:
 
 def _folder(shape: ModelShape | None) -> Path:
     """Where a model's tables are: what is added for one family, or for any model, leaves the runs of others what they rest on."""
-    if isinstance(shape, ReadShape) or (shape is not None and (shape.name in _OTHERS or shape.precision != "bf16")):
+    if isinstance(shape, ReadShape):
+        return LISTED_FOLDER
+    if shape is not None and (shape.name in _OTHERS or shape.precision != "bf16" or shape.canvas is not None):
         return LISTED_FOLDER
     return BLOCK_FOLDER if shape is not None and shape.name in _BLOCK_DIFFUSION else FOLDER
 
@@ -445,6 +460,8 @@ class Kernels:
         self._layers = self._layer_curve(layer_products(shape), degree, has_experts=shape.num_experts > 1)
         dense = dense_layer_products(shape)
         self._dense_layers = self._layer_curve(dense, degree, has_experts=False) if dense else None
+        full = full_layer_products(shape)
+        self._full_layers = self._layer_curve(full, degree, has_experts=True) if full else None
         self._head = self._product_curve(*head_product(shape))
         # Steps repeat: most of a simulation's time would go into looking up the same ones.
         self.layers_s: Callable[[float], float] = cache(self._layers_s)
@@ -475,12 +492,16 @@ class Kernels:
             return 0.0
         dense = self.shape.dense_layers or 0
         experts_s = (self.shape.n_layers - dense) * self._layers.at(rows)
+        if self.shape.canvas is not None and self._full_layers is not None:
+            experts_s += self.shape.canvas.full_layers * (self._full_layers.at(rows) - self._layers.at(rows))
         return experts_s if self._dense_layers is None else experts_s + dense * self._dense_layers.at(rows)
 
     def _head_s(self, rows: float) -> float:
         if not rows:
             return 0.0
-        return self._head.at(rows) + self.elementwise_s(rows * self.shape.logits_bytes_per_row)
+        # A canvas' probabilities are multiplied by the embedding, after they were written and read.
+        passes = 1 if self.shape.canvas is None else 2
+        return passes * (self._head.at(rows) + self.elementwise_s(rows * self.shape.logits_bytes_per_row))
 
     def elementwise_s(self, num_bytes: float, kernels: int = 1) -> float:
         return kernels * ELEMENTWISE_S + num_bytes / (ELEMENTWISE_SHARE * self.card.bandwidth)
@@ -607,6 +628,8 @@ class Kernels:
             found.append(f"decodes over more than {DECODED[1]:,} tokens")
         if context and self.tables.has_fewer_kv_heads(self.framework, self.shape):
             found.append(f"decodes of {self.shape.n_kv_heads} K/V heads on a card, as of several sequences with fewer")
+        if self.shape.canvas is not None:
+            found.append(f"attention of heads wider than {_TABLED_WIDTH}, as of more heads of that width")
         if self._is_capped:
             found.append(f"{self.shape.precision} where the tables have it slower than bf16, as that")
         return found
@@ -621,6 +644,8 @@ class Kernels:
 
         moved = self._moved(work)
         each = self.shape.n_layers / batch
+        if self.shape.canvas is not None:  # heads are wider than a table's
+            each = self.shape.attention_flops_per_pair / (4 * heads * _TABLED_WIDTH) / batch
         times = _at_batch(self._attention_rows("prompt"), batch)
         return PowerLaws(
             [_causal(length) for length in times], [each * moved(length, t) for length, t in times.items()]

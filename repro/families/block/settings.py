@@ -37,7 +37,7 @@ from engines.models.block_config import (
     block_config,
 )
 from engines.models.checkpoint import checkpoint_digest, checkpoint_dir, stored_type
-from engines.models.shape import BLOCK_DIFFUSION, DIFFUSION_GEMMA, ModelShape
+from engines.models.shape import BLOCK_DIFFUSION, DIFFUSION_GEMMA, ModelShape, Precision
 from repro.families.cost import CostKnobs, load_calibration
 from repro.families.platforms import BlockPart, Platform, platform
 from repro.runs.cell import Cell
@@ -142,6 +142,8 @@ class BlockKnobs(TraceKnobs):
     before."""
     tokens_per_forward: Annotated[float, Range(1, 4096), Only(executor="roofline")] | None = None
     """Places a simulated forward is sure of, on average; the platform's assumption unless given."""
+    precision: Annotated[Precision, Only(executor="roofline")] = "bf16"
+    """What the layers' matrices of a simulated model are stored and multiplied in; the embedding stays in bf16."""
     charged: CostKnobs = field(default_factory=CostKnobs)
     host: HostCost = field(default_factory=HostCost)
 
@@ -194,7 +196,8 @@ class BlockSettings:
 
     @property
     def shape(self) -> ModelShape:
-        return shape_of(self.config, self.model, 4 if self.knobs.dtype == "float32" else 2)
+        found = shape_of(self.config, self.model, 4 if self.knobs.dtype == "float32" else 2)
+        return replace(found, precision=self.knobs.precision)
 
     @property
     def num_tokens(self) -> int:
@@ -269,7 +272,7 @@ def resolve(cell: Cell) -> BlockSettings:
         directory = EMBEDDED_DIR if model == EMBEDDED else checkpoint_dir(model)
     basis = repr((config, knobs_of_sampling)) if directory is None else checkpoint_digest(directory)
     if cell.executor == "roofline":
-        card, shape = where.gpu, shape_of(config, model)
+        card, shape = where.gpu, replace(shape_of(config, model), precision=knobs.precision)
         charged = knobs.charged.on(card, shape)
         check_kernels(shape, gpu(card), charged.framework)
         basis += repr((shape, gpu(card), load_calibration(card))) + charged.basis(card, shape) + where.digest
