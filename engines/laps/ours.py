@@ -4,14 +4,17 @@ Reserve runs the shortest remaining prefill first among requests that can still 
 for company. In every step a share of the budget is that of late ones, first come, first served, which bounds the longest wait
 (``longest_wait_s``).
 
-On-time is its successor: it goes by due time while all that waits is on time. Else it gives up the fewest (``engines.policies.batching``),
-and a share of the steps is theirs. A prefill ends with the step that has its last token: who can be on time is a question of the steps
-to come. Going by due time costs a long prompt nothing until there is too much work for all.
+On-time is its successor: it gives up as few as possible (Moore and Hodgson, ``engines.policies.batching``), and a share of the steps
+is theirs. Of those kept shorter ones go first while that makes none late (Smith 1956: the longest that may come last does). A prefill
+ends with the step that has its last token: who can be on time is a question of the steps to come.
 """
 
+import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import NormalDist
 from typing import Annotated
 
 from engines.errors import UserError, require
@@ -101,7 +104,22 @@ StepSeconds = Annotated[float, Range(above=0, most=1e6)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepSize(Checked):
+class Belief(Checked):
+    misjudged: Annotated[float, Range(0, 10)] = 0.0
+    """Sigma of the log-normal factor by which a prompt's work is misjudged; 0 knows it."""
+
+    def factor(self, task: PrefillTask) -> float:
+        return math.exp(self.misjudged * _deviate(task.task_id)) if self.misjudged else 1.0
+
+
+@lru_cache(maxsize=2**17)
+def _deviate(number: int) -> float:
+    """A standard normal's, the same for a number whenever it is asked."""
+    return NormalDist().inv_cdf((number * 2654435761 % 2**32 + 0.5) / 2**32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSize(Belief):
     """How much work a step takes."""
 
     min_step_s: StepSeconds = 0.05
@@ -203,7 +221,7 @@ class Reserve:
         """On-time requests by remaining work less aging, late ones by arrival, and all their work."""
         model = self._model
         token_s, alpha, latest_s = model.token_s, model.alpha, self._slo_s - model.base_s - now
-        aging = self.config.aging
+        aging, factor = self.config.aging, self.config.factor
         on_time: list[tuple[float, int, PrefillTask]] = []
         late: list[tuple[float, int, PrefillTask]] = []
         backlog_s = 0.0
@@ -211,7 +229,7 @@ class Reserve:
             for task in group:
                 done = task.computed
                 left = task.tokens - done
-                work_s = left * (token_s + alpha * (left + 2 * (task.history + done)))
+                work_s = left * (token_s + alpha * (left + 2 * (task.history + done))) * factor(task)
                 backlog_s += work_s
                 ready_s = task.ready_s
                 if work_s <= ready_s + latest_s:
@@ -222,6 +240,26 @@ class Reserve:
         on_time.sort()
         late.sort()
         return [task for *_, task in on_time], [task for *_, task in late], backlog_s
+
+
+class MooreHodgson(Reserve):
+    """As many as can be on time by due time, one machine's jobs without steps; then those given up by arrival (Moore 1968)."""
+
+    def __init__(self, model: StepModel, config: ReserveConfig) -> None:
+        super().__init__(model, replace(config, share=1.0))
+        self.share = 0.0
+
+    def _split(self, at: Situation, now: float) -> tuple[list[PrefillTask], list[PrefillTask], float]:
+        model, tasks = self._model, sorted([*at.begun, *at.queue], key=by_arrival)
+        works_s = [
+            task.left
+            * (model.token_s + model.alpha * (task.left + 2 * (task.history + task.computed)))
+            * self.config.factor(task)
+            for task in tasks
+        ]
+        latest_s = self._slo_s - model.base_s - now
+        kept, given_up = Split.of(tasks, works_s, [task.ready_s + latest_s for task in tasks])
+        return kept, given_up, sum(works_s)
 
 
 # ---- On-time -------------------------------------------------------------------------------------------------------
@@ -237,12 +275,18 @@ HALVINGS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnTimeConfig(LateShare):
+class OnTimeConfig(LateShare, Belief):
     slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
     """TTFT objective; None: no due times, first come, first served."""
-    min_step: ObjectiveShare = 0.125
+    share: Annotated[float, Range(0, 1)] = 0.125
+    """Share of the work that goes by arrival, late or not, while one given up has waited so long; 0 forgets them."""
+    haste: Annotated[float, Range(0, 1)] = 0.8
+    """Part of a kept prefill's time that shorter ones may take; 0 goes by due time."""
+    aging: Annotated[float, Range(0, 1e6)] = 0.05
+    """Seconds of remaining work a second of waiting is worth in the order of those given up."""
+    min_step: ObjectiveShare = 0.0625
     """Least budget of a step as a part of the objective; of 0.4 s where there is none."""
-    max_step: ObjectiveShare = 0.375
+    max_step: ObjectiveShare = 0.1875
     """Most: long steps amortise, short ones respond."""
     backlog_share: Annotated[float, Range(0, 1e6)] = 0.5
     """A step's budget as a share of all waiting work, between the two."""
@@ -255,6 +299,23 @@ class OnTimeConfig(LateShare):
     @property
     def unit_s(self) -> float:
         return 0.4 if self.slo_s is None else self.slo_s
+
+
+def shorter_first(works_s: Sequence[float], limits_s: Sequence[float]) -> list[int]:
+    """The places of jobs, in rising order of their limits, in an order of least mean in which the work of each and of those before it
+    is within its limit: from the last on, the longest that may be there, or the latest where none may (Smith 1956). O(n log n)."""
+    done_s, latest = sum(works_s), len(works_s) - 1
+    longest, order = list[tuple[float, int]](), list[int]()
+    while len(order) < len(works_s):
+        while latest >= 0 and (limits_s[latest] >= done_s or not longest):
+            heapq.heappush(longest, (-works_s[latest], -latest))
+            latest -= 1
+            if limits_s[latest + 1] < done_s:
+                break
+        negative_s, which = heapq.heappop(longest)
+        order.append(-which)
+        done_s += negative_s
+    return order[::-1]
 
 
 class OnTime:
@@ -287,14 +348,28 @@ class OnTime:
         split, budget_s, share = self._chosen(tasks, now)
         step = Filling(at, self._model, self.config.max_num_seqs, goes_past=True)
         spent_s = step.fill(tasks, share * budget_s, rounds_up=True) if share else 0.0
-        spent_s += step.fill(split.kept, budget_s - spent_s)
-        step.fill(split.given_up, budget_s - spent_s)
+        spent_s += step.fill(self._hastened(split.kept, budget_s, 1 - share, now), budget_s - spent_s)
+        step.fill(self._aged(split.given_up), budget_s - spent_s)
         for task in step.admitted:
             queue.pull(task)
         shares = list(step.shares.values())
         if shares:
             self._last = now, self._step_s(shares)
         return NextStep(shares) if shares else IDLE
+
+    def _hastened(self, kept: Sequence[PrefillTask], budget_s: float, rate: float, now: float) -> Sequence[PrefillTask]:
+        haste, overhead_s = self.config.haste, self._model.base_s
+        if len(kept) < 2 or self._slo_s == math.inf:
+            return kept
+        works_s = [self._work_s(task) for task in kept]
+        slacks_s = [haste / self._pace * (task.ready_s + self._slo_s - now) for task in kept]
+        limits_s = work_by(slacks_s, budget_s=budget_s, overhead_s=overhead_s, rate=rate, all_s=sum(works_s))
+        return [kept[index] for index in shorter_first(works_s, limits_s)]
+
+    def _aged(self, given_up: Sequence[PrefillTask]) -> Sequence[PrefillTask]:
+        """By remaining work less aging."""
+        aging = self.config.aging
+        return sorted(given_up, key=lambda task: (self._work_s(task) + aging * task.ready_s, task.task_id))
 
     def _measure(self, tasks: Sequence[PrefillTask], now: float) -> None:
         """A step is followed at once where one it left is still there. Else they ended, or their clients went away, and time passed."""
@@ -360,4 +435,5 @@ class OnTime:
 
     def _work_s(self, task: PrefillTask) -> float:
         model, left, done = self._model, task.left, task.history + task.computed
-        return model.request_s + left * (model.token_s + model.alpha * (left + 2 * done))
+        work_s = left * (model.token_s + model.alpha * (left + 2 * done))
+        return model.request_s + work_s * self.config.factor(task)

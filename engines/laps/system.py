@@ -27,7 +27,7 @@ from engines.laps.batching import (
     graph_choice,
 )
 from engines.laps.latency import StepModel
-from engines.laps.ours import OnTime, OnTimeConfig, Reserve, ReserveConfig, StepSize
+from engines.laps.ours import MooreHodgson, OnTime, OnTimeConfig, Reserve, ReserveConfig, StepSize
 from engines.policies.views import BacklogView, Batching, Bucket, Chunk, OpenQueue, PrefillQueue, PrefillTask
 
 LengthClass = Literal["short", "long"]
@@ -268,14 +268,33 @@ def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "lap
 
 
 def srpt(
-    model: StepModel, size: StepSize | None = None, *, graphs: Graphs = "ladder", name: str = "srpt"
+    model: StepModel, size: StepSize | None = None, *, aging: float = 0.0, graphs: Graphs = "ladder", name: str = "srpt"
 ) -> PrefillSystem:
-    """Shortest remaining prefill first: Reserve's steps where no deadline and no wait counts, so that only the order differs."""
+    """Shortest remaining prefill first: Reserve's steps where no deadline counts, nor a wait but for ``aging``, so that only the order
+    differs."""
+    return reserve(model, _sized(size, slo_s=None, aging=aging), graphs=graphs, name=name)
+
+
+def edf(model: StepModel, size: StepSize | None = None, *, graphs: Graphs = "ladder") -> PrefillSystem:
+    """By due time, late or not, in the same steps; with one objective that is by arrival."""
+    return srpt(model, size, aging=_ALL_WORK, graphs=graphs, name="edf")
+
+
+def moore_hodgson(
+    model: StepModel, size: StepSize | None = None, *, slo_s: float | None, graphs: Graphs = "ladder"
+) -> PrefillSystem:
+    """The same steps, the fewest given up."""
+    config = _sized(size, slo_s=slo_s)
+    return _ours(lambda: MooreHodgson(model, config), model, graphs, "moore-hodgson")
+
+
+def _sized(size: StepSize | None, **config: float | None) -> ReserveConfig:
     size = size or StepSize()
-    config = ReserveConfig(
-        slo_s=None, aging=0.0, **{field.name: getattr(size, field.name) for field in fields(StepSize)}
-    )
-    return reserve(model, config, graphs=graphs, name=name)
+    return ReserveConfig(**config, **{field.name: getattr(size, field.name) for field in fields(StepSize)})
+
+
+_ALL_WORK = 1e6
+"""Aging by which the shortest wait counts more than all of a prefill's work."""
 
 
 def reserve(

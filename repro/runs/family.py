@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.errors import require
+from repro.runs.cell import Cell
 from repro.runs.record import EVERY, REQUEST_COLUMNS, REQUESTS, Column, RunRecord, Table, columns_in, is_marked, rows_in
 
 Floats = npt.NDArray[np.float64]
@@ -320,6 +321,8 @@ class Family:
     """Whether runs serve requests; the harness's own metrics and checks are about them."""
     score: Callable[[RunRecord], Score] | None = None
     """What a search for the best settings makes least (repro.runs.tuning); None: nothing is tuned."""
+    trial: Callable[[Cell], Cell] | None = None
+    """The cell that a search tries settings in, where runs are longer than its trials have to be."""
 
     @cached_property
     def columns(self) -> Mapping[str, tuple[Column, ...]]:

@@ -239,6 +239,8 @@ def searched(cell: Cell) -> SearchResult:
     family = SYSTEMS.get(cell.system).family
     score = family.score
     assert score is not None
+    if family.trial is not None:
+        cell = family.trial(cell)
 
     @cache
     def trial(setting: Setting, sample: int) -> Score:

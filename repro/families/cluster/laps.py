@@ -28,7 +28,9 @@ from engines.laps.system import (
     Pooling,
     PrefillSystem,
     Spatial,
+    edf,
     laps,
+    moore_hodgson,
     on_time,
     reserve,
     srpt,
@@ -413,6 +415,12 @@ class SrptKnobs(GraphKnobs):
     size: StepSize = field(default_factory=StepSize)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SrptAgingKnobs(SrptKnobs):
+    aging: Annotated[float, Range(0, 1e6)] = 0.05
+    """Seconds of remaining work a second of waiting is worth in the order."""
+
+
 def _with_graphs(settings: PrefillSettings, make: Callable[..., PrefillSystem], own: Any) -> PrefillSystem:
     model, graphs = _captured(settings)
     return make(model, own, graphs=graphs)
@@ -500,6 +508,29 @@ SRPT = PrefillSystemEntry(
     title="SRPT",
     own=SrptKnobs,
     build=lambda settings: _with_graphs(settings, srpt, settings.own.size),
+    usual=_ladder,
+)
+SRPT_AGING = PrefillSystemEntry(
+    name="srpt-aging",
+    title="SRPT, aging",
+    own=SrptAgingKnobs,
+    build=lambda settings: _with_graphs(
+        settings, partial(srpt, aging=settings.own.aging, name="srpt-aging"), settings.own.size
+    ),
+    usual=_ladder,
+)
+EDF = PrefillSystemEntry(
+    name="edf",
+    title="EDF",
+    own=SrptKnobs,
+    build=lambda settings: _with_graphs(settings, edf, settings.own.size),
+    usual=_ladder,
+)
+MOORE_HODGSON = PrefillSystemEntry(
+    name="moore-hodgson",
+    title="Moore-Hodgson",
+    own=SrptKnobs,
+    build=lambda settings: _with_graphs(settings, partial(moore_hodgson, slo_s=settings.deadline_s), settings.own.size),
     usual=_ladder,
 )
 SGLANG_PD = PrefillSystemEntry(

@@ -9,6 +9,7 @@ are over all steps. A turn that never had its first token misses the objective.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import fsum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from engines.cluster.record import rows_of
 from engines.laps.cluster import PrefillRun
 from repro.families.cluster.system import request_table
+from repro.runs.cell import Cell
 from repro.runs.family import Compute, Mask, column, distribution, family_in, known, mask
 from repro.runs.record import REQUESTS, RunRecord, Table
 
@@ -273,6 +275,19 @@ def _keeps_up(record: RunRecord) -> Iterator[str]:
         )
 
 
+MOST_TRIED = 3000
+"""Turns of a trial of a search, an instance."""
+
+
+def trial(cell: Cell) -> Cell:
+    """With as many turns as a trial has at most."""
+    turns, instances = cell.asked.get("num_prompts"), cell.asked.get("num_instances", 1)
+    if not isinstance(turns, int) or not isinstance(instances, int) or turns <= MOST_TRIED * instances:
+        return cell
+    knobs = tuple((name, MOST_TRIED * instances if name == "num_prompts" else value) for name, value in cell.knobs)
+    return replace(cell, knobs=knobs)
+
+
 def score(record: RunRecord) -> tuple[float, ...]:
     """At a rate the share of late turns, then their mean TTFT; without one turns/s, the same number as the mean where no one thinks."""
     if record.facts["closed_loops"]:
@@ -288,6 +303,7 @@ PREFILL = family_in(
     globals(),
     checks=(_window_is_long_enough, tokens_are_whole, _steps_do_not_overlap, littles_law, _keeps_up),
     score=score,
+    trial=trial,
     unit="turns",
     ends_at_first_token=True,
 )
