@@ -1,7 +1,9 @@
 """AMPD knee: the rate at which attainment falls to 90 %, panel by panel.
 
 Figure 4's rates leave most systems at 100 % and say nothing of them there. Here the rates of a panel are multiples of what the prefill
-workers of Table 2's plan keep up with, up to where all fall. Tuned deployments are searched for four of them.
+workers of Table 2's plan keep up with, up to where all fall: higher ones in panels where tuned systems do not fall before. Tuned
+deployments are searched for some of them. Panels are three models by four traces: what holds of a mean over them for other models and
+traces is an interval of crossed effects.
 """
 
 import math
@@ -33,7 +35,10 @@ SHOWN = (*ON_PLAN, *TUNED)
 DRAWN = ("ampd", "ampd-tuned", "ours-tuned", "dynamo", "dynamo-tuned", "vllm-tuned")
 LEVEL = 0.9
 MULTIPLES = (0.2, 0.3, 0.45, 0.65, 0.85, 1.1, 1.4, 1.8, 2.3)
-TUNED_FOR = (0.45, 0.85, 1.4, 2.3)
+BEYOND = (3.2, 4.5, 6.4)
+STEEP = (*((model, "gaia") for model in MODELS), ("Llama-3.1-70B", "dureader"))
+"""Panels that have these rates too."""
+TUNED_FOR = (0.45, 0.85, 1.4, 2.3, 3.2, 6.4)
 """Multiples that deployments are searched for; a rate has that of the next. One for all would be past most systems' knees, where the
 best gives one objective away."""
 SEEDS = 5
@@ -75,7 +80,11 @@ def keeps_up(view: View, panel: TracePanel) -> float:
 
 def multiples_of(view: View) -> tuple[float, ...]:
     """Those of what ``keeps_up``; rates that are asked for take their place in every panel."""
-    return view.rates or MULTIPLES
+    return view.rates or (*MULTIPLES, *BEYOND)
+
+
+def is_run(view: View, panel: TracePanel, multiple: float) -> bool:
+    return bool(view.rates) or multiple in MULTIPLES or (panel.model, panel.trace) in STEEP
 
 
 def rate_of(view: View, panel: TracePanel, multiple: float) -> float:
@@ -94,14 +103,25 @@ def cell_of(
 
 
 def cells(view: View) -> list[Cell]:
-    return cells_at(multiples_of(view), panels(), SHOWN, partial(cell_of, view), view)
+    return cells_at(multiples_of(view), panels(), SHOWN, partial(cell_of, view), view, partial(is_run, view))
 
 
 def cells_at(
-    multiples: Sequence[float], among: Sequence[TracePanel], names: Sequence[str], ask: Ask, view: View
+    multiples: Sequence[float],
+    among: Sequence[TracePanel],
+    names: Sequence[str],
+    ask: Ask,
+    view: View,
+    has: Callable[[TracePanel, float], bool] = lambda panel, multiple: True,
 ) -> list[Cell]:
-    """Cells of every contender in every panel, at multiples of a rate."""
-    asked = (ask(name, panel, multiple) for panel in among for multiple in multiples for name in names)
+    """Cells of every contender in every panel, at the multiples of a rate that it ``has``."""
+    asked = (
+        ask(name, panel, multiple)
+        for panel in among
+        for multiple in multiples
+        if has(panel, multiple)
+        for name in names
+    )
     return seed_by_seed(asked, view)
 
 
@@ -160,12 +180,17 @@ def crossing(rates: Sequence[float], shares: Sequence[float] | Floats, level: fl
 def knees_of(runs: Runs, of: Of = ATTAINED) -> Knees:
     view, multiples = runs.view, multiples_of(runs.view)
     table = tabulate(runs, SHOWN, panels(), multiples, of=of, ask=partial(cell_of, view))
-    return Knees(table=table, rates=rates_in(view, panels(), multiples))
+    return Knees(table=table, rates=rates_in(view, panels(), multiples, partial(is_run, view)))
 
 
-def rates_in(view: View, among: Sequence[TracePanel], multiples: Sequence[float]) -> tuple[tuple[float, ...], ...]:
-    """Sessions/s [panel][multiple]."""
-    return tuple(tuple(rate_of(view, panel, each) for each in multiples) for panel in among)
+def rates_in(
+    view: View,
+    among: Sequence[TracePanel],
+    multiples: Sequence[float],
+    has: Callable[[TracePanel, float], bool] = lambda panel, multiple: True,
+) -> tuple[tuple[float, ...], ...]:
+    """Sessions/s [panel][multiple]; those that not all have are the last."""
+    return tuple(tuple(rate_of(view, panel, each) for each in multiples if has(panel, each)) for panel in among)
 
 
 def page(runs: Runs) -> Page:
@@ -188,7 +213,7 @@ def page(runs: Runs) -> Page:
         ),
         csv=Table(
             columns=(
-                *("panel", "contender", "rate_sessions_s", "attainment_percent", "half_width", "ttft_p99_s"),
+                *("panel", "model", "trace", "contender", "rate_sessions_s", "attainment_percent", "half_width", "ttft_p99_s"),
                 *("ttft_longest_s", "knee_sessions_s", "knee_low", "knee_high", "obtained"),
             ),
             rows=[
@@ -210,7 +235,8 @@ def _lines(
     for column, rate in enumerate(found.rates[row]):
         share = found.table.at(name, row, column)
         waits = (float(each[name][row, column]) for each in (p99, longest))
-        lines.append((panel.title, name, rate, share.mean, share.half_width, *waits, knee, low, high, obtained))
+        where = panel.title, panel.model, panel.trace
+        lines.append((*where, name, rate, share.mean, share.half_width, *waits, knee, low, high, obtained))
     return lines
 
 

@@ -54,7 +54,7 @@ def over_rates(
                     Line(
                         label=CONTENDERS[name].title,
                         places=_beside(own[row], place - (len(names) - 1) / 2, is_log=rates is not None),
-                        at=[at(name, row, column) for column in range(len(table.rates))],
+                        at=[at(name, row, column) for column in range(len(own[row]))],
                         look=CONTENDERS[name].look,
                         within=within,
                         names=[f"{rate:g}" for rate in own[row]],

@@ -20,7 +20,15 @@ from typing import Any
 from engines.errors import UserError, require
 from repro.files import one_line, read_yaml, replace_text, unreadable_yaml
 from repro.paths import REPO, RESULTS
-from repro.runs.statistics import Interval, as_percent, decimals, from_logarithms, mean_interval, paired_ratio
+from repro.runs.statistics import (
+    Interval,
+    as_percent,
+    crossed_interval,
+    decimals,
+    from_logarithms,
+    mean_interval,
+    paired_ratio,
+)
 
 TABLES = Path("docs/tables")
 COMMAND = "python -m repro.checks.documents"
@@ -53,8 +61,8 @@ class TableCell:
     other: Mapping[str, Any] = field(default_factory=dict)
     best: str = ""
     """Column of the competitors: the other side is the one with the largest mean."""
-    pair: str = "seed"
-    """Column that pairs the two sides; a side is one row if there is no such column."""
+    pair: str | Sequence[str] = "seed"
+    """Column that pairs the two sides; a side is one row if there is no such column. Two columns are crossed effects."""
     each: Sequence[str] = ()
     """Columns that divide the rows into cells, each compared by itself."""
     take: str = ""
@@ -111,13 +119,18 @@ class TableCell:
         return self._by_pair(one), max(found, key=lambda values: mean(values.values()))
 
     def _by_pair(self, rows: Sequence[Row]) -> Mapping[str, float]:
-        found = {(row.get(self.pair, ""), self.times * float(row[self.column])) for row in rows}
+        names = [self.pair] if isinstance(self.pair, str) else self.pair
+        found = {
+            (" | ".join(row.get(name, "") for name in names), self.times * float(row[self.column])) for row in rows
+        }
         if not found or len(found) != len(dict(found)):
             raise ValueError(f"{len(rows)} rows of one side, where one for each {self.pair} is needed")
         return dict(found)
 
     def _compared(self, sides: tuple[Mapping[str, float], Mapping[str, float]]) -> Interval:
         one, other = sides
+        if not isinstance(self.pair, str):
+            return from_logarithms(crossed_interval(_crossed({at: math.log(one[at] / other[at]) for at in one})))
         if self.show == "ratio":
             return paired_ratio(one, other)
         return mean_interval([one[seed] - other[seed] for seed in one if seed in other])
@@ -144,6 +157,12 @@ class TableCell:
             return mean_interval([mean(one[seed] - other[seed] for one, other in sides) for seed in seeds])
         logs = [mean(math.log(one[seed] / other[seed]) for one, other in sides) for seed in seeds]
         return from_logarithms(mean_interval(logs))
+
+
+def _crossed(values: Mapping[str, float]) -> list[list[float]]:
+    """Rows by columns of what ``pair`` names by both."""
+    rows, columns = (list(dict.fromkeys(name.split(" | ")[place] for name in values)) for place in (0, 1))
+    return [[values[f"{row} | {column}"] for column in columns] for row in rows]
 
 
 def _chosen(rows: Sequence[Row], where: Mapping[str, Any]) -> Sequence[Row]:

@@ -112,6 +112,33 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     return Interval(mean=mean, half_width=quantile * float(data.std(ddof=1)) / math.sqrt(n), n=n, confidence=confidence)
 
 
+def crossed_interval(table: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
+    """The interval of the mean over rows by columns, such as models by traces, as of other rows and other columns: cells of a row
+    share what is the row's, so that they are no independent repeats. An effect that is no larger than what is left counts as none.
+    The degrees are Satterthwaite's, of both effects no fewer than of the one with the fewest."""
+    data = np.asarray(table, dtype=np.float64)
+    num_rows, num_columns = data.shape
+    mean, rows, columns = float(data.mean()), data.mean(axis=1), data.mean(axis=0)
+    if min(data.shape) < 2:
+        return Interval(mean=mean, half_width=None, n=data.size, confidence=confidence)
+    rest = data - rows[:, None] - columns[None, :] + mean
+    free = (num_rows - 1) * (num_columns - 1)
+    left = float((rest**2).sum()) / free
+    effects = [
+        (float(num * ((found - mean) ** 2).sum()) / (found.size - 1), found.size - 1)
+        for num, found in ((num_columns, rows), (num_rows, columns))
+    ]
+    large = [(square, degrees) for square, degrees in effects if square > left]
+    if len(large) == 2:
+        square = sum(each for each, _ in large) - left
+        spread = sum(each**2 / degrees for each, degrees in (*large, (left, free)))
+        degrees = max(int(square**2 / spread), min(degrees for _, degrees in large))
+    else:
+        square, degrees = large[0] if large else (float(((data - mean) ** 2).sum()) / (data.size - 1), data.size - 1)
+    half = student_t_two_sided(confidence, degrees) * math.sqrt(square / data.size)
+    return Interval(mean=mean, half_width=half, n=data.size, confidence=confidence)
+
+
 def paired_ratio(
     ours: Mapping[Key, float], theirs: Mapping[Key, float], *, confidence: float = 0.95, percent: bool = False
 ) -> Interval:
