@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 import pytest
 from hypothesis import given, settings
@@ -27,15 +27,17 @@ from support.tables import data_beside
 from engines.errors import UserError
 from engines.laps.cluster import OpenTurns, PrefillCluster
 from engines.laps.latency import StepModel
-from engines.laps.ours import OnTime, OnTimeConfig, ReserveConfig
+from engines.laps.ours import OnTime, OnTimeConfig, ReserveConfig, shorter_first
 from engines.laps.system import on_time, reserve
 from engines.policies.batching import kept, work_by
 from engines.policies.views import PrefillQueue
 
 
 def policy(model: StepModel = LINEAR_MODEL, **config: float | None) -> OnTime:
-    """With steps of 50 ms for all but long queues."""
-    return OnTime(model, OnTimeConfig(**{"backlog_share": 0.15, "patience": 5.0, **config}))
+    """By due time and by arrival, with steps of 50 ms for all but long queues."""
+    usual = {"share": 0.25, "haste": 0.0, "aging": 1e6, "min_step": 0.125, "max_step": 0.375, "backlog_share": 0.15}
+    patience = {} if config.get("share") == 0 else {"patience": 5.0}
+    return OnTime(model, OnTimeConfig(**{**usual, **patience, **config}))
 
 
 # ---- the set --------------------------------------------------------------------------------------------------
@@ -82,6 +84,44 @@ def test_work_that_ends_by_a_time_is_that_of_the_steps_until_then(work, budget_s
             assert ((before_s + done_s) / 2 <= limit_s) == (end_s <= slack_s)
 
 
+# ---- the order ---
+
+
+@given(jobs=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 30)), min_size=1, max_size=6))
+def test_shorter_ones_go_first_as_far_as_none_is_late_by_it(jobs):
+    """Against every order: of those in which all are within their limits none has a less mean."""
+    jobs.sort(key=lambda job: job[1])
+    works, limits = zip(*jobs, strict=True)
+    order = shorter_first(works, limits)
+
+    def ends(places):
+        return [sum(works[place] for place in places[: at + 1]) for at in range(len(places))]
+
+    def is_on_time(places):
+        return all(end <= limits[place] for place, end in zip(places, ends(places), strict=True))
+
+    assert sorted(order) == list(range(len(jobs)))
+    possible = [places for places in permutations(range(len(jobs))) if is_on_time(places)]
+    if possible:
+        assert is_on_time(order)
+        assert sum(ends(order)) == min(sum(ends(places)) for places in possible)
+
+
+@pytest.mark.parametrize(("haste", "first"), [(0.0, 0), (0.4, 0), (0.6, 1), (1.0, 1)])
+def test_a_shorter_one_goes_first_within_its_part_of_the_time(haste, first):
+    """150 ms of work, of which the older has 300 ms left."""
+    batching = policy(haste=haste)
+    plan = ask(batching, queue_of((100, -0.1), (50, 0.0)), 0.0)
+    assert given_tokens(plan)[0][0] == first
+
+
+@pytest.mark.parametrize(("aging", "first"), [(0.0, 1), (0.05, 1), (0.2, 0)])
+def test_those_given_up_go_by_what_is_left_of_them_less_aging(aging, first):
+    """900 and 800 ms of work, of which the longer came a second before."""
+    plan = ask(policy(aging=aging, share=0.0), queue_of((900, -1.0), (800, 0.0)), 0.0)
+    assert given_tokens(plan)[0][0] == first
+
+
 # ---- a step ----------------------------------------------------------------------------------------------------
 
 
@@ -111,7 +151,7 @@ def test_steps_are_measured_by_the_objective():
     for slo_s in (0.04, 0.4, 4.0):
         batching = OnTime(replace(LINEAR_MODEL, token_s=1e-5), OnTimeConfig(slo_s=slo_s))
         plan = ask(batching, queue_of((20, 0.0), (10**6, -99.0)), 0.0)
-        assert sum(share.tokens for share in plan.shares) == pytest.approx(0.375 * slo_s / 1e-5, abs=1)
+        assert sum(share.tokens for share in plan.shares) == pytest.approx(0.1875 * slo_s / 1e-5, abs=1)
 
 
 # ---- runs -------------------------------------------------------------------------------------------------------
