@@ -213,7 +213,16 @@ def page(runs: Runs) -> Page:
         ),
         csv=Table(
             columns=(
-                *("panel", "model", "trace", "contender", "rate_sessions_s", "attainment_percent", "half_width", "ttft_p99_s"),
+                *(
+                    "panel",
+                    "model",
+                    "trace",
+                    "contender",
+                    "rate_sessions_s",
+                    "attainment_percent",
+                    "half_width",
+                    "ttft_p99_s",
+                ),
                 *("ttft_longest_s", "knee_sessions_s", "knee_low", "knee_high", "obtained"),
             ),
             rows=[

@@ -73,14 +73,15 @@ def figure(
     num_runs: int = 1,
     is_timed: bool = True,
     decides_on: tuple[str, ...] | None = None,
-    card: str | None = None,
+    card: str | tuple[str, ...] | None = None,
     place: Callable[[Platform], str] = lambda where: where.title,
     under_title: Callable[[Runs], str] = basis_of,
     origin: Callable[[Runs], Sequence[str]] = origin_of,
 ) -> Figure:
     """``name`` is ``paper/figure``, or where the paper is given the figure's own; its paper lists it with a title, unless one is
-    given. ``cells`` are None where arithmetic is enough. ``card`` is the paper's: only there, and only of baselines as published, are its
-    numbers comparable. ``origin`` says how the runs came about, in a picture's caption and on the terminal."""
+    given. ``cells`` are None where arithmetic is enough. ``card`` is the paper's, or its cards
+    where it does not say which: only there, and only of baselines as published, are its numbers comparable. ``origin`` says how the runs came about, in a picture's caption and on the terminal."""
+    on = card if isinstance(card, tuple) else tuple(filter(None, [card]))
     whole = name if paper is None else f"{paper}/{name}"
     title, bare = title or FIGURES[whole].title, whole.rpartition("/")[2]
 
@@ -101,8 +102,12 @@ def figure(
         return _write(shown, title, lambda: under_title(runs), out / f"{bare}-{view.stem}")
 
     def found(stored: Sequence[StoredRun], view: View) -> list[Finding]:
-        is_comparable = card is None or (view.platform.name == card and view.reading == "published")
-        return findings(Runs(stored, view)) if is_comparable else []
+        if card is None:
+            return findings(Runs(stored, view))
+        if view.platform.name not in on or view.reading != "published":
+            return []
+        place = f"card={view.platform.name}" if len(on) > 1 else ""
+        return [replace(each, place=place) for each in findings(Runs(stored, view))]
 
     return Figure(
         title=title,
@@ -113,7 +118,7 @@ def figure(
         findings=found,
         num_runs=1 if cells is None else num_runs,
         is_timed=is_timed,
-        decides_on=decides_on if card is None else (card,),
+        decides_on=decides_on if card is None else on,
         place=place,
     )
 

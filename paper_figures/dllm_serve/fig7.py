@@ -8,7 +8,7 @@ from paper_figures.common.runs import Of, Runs
 from paper_figures.dllm_serve import comparison
 from paper_figures.dllm_serve.comparison import BASELINES, OURS, contender_of, look_of, ours_of
 from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, per_processor_second
-from paper_figures.dllm_serve.layout import PAPER, PROCESSOR_COLOR, compared_figure, printed_in
+from paper_figures.dllm_serve.layout import CARDS, PAPER, PROCESSOR_COLOR, compared_figure, printed_in
 from repro.reports.claims import Finding
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
@@ -16,10 +16,6 @@ from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun
 
 SOURCE = f"{PAPER}, Figure 7, §6.5"
-CARD = "l40s"
-"""The paper names no card; its ratios are those of Table 4, so it is taken to be the L40S."""
-CARDS = ("rtx4090", CARD)
-"""Where the paper's values are drawn, which names no card."""
 BASE = "sparse-dllm"
 DATASET = "burst"
 """Only its texts are used: lengths are fixed."""
@@ -183,5 +179,5 @@ def findings(runs: Runs) -> list[Finding]:
 
 
 FIGURE = compared_figure(
-    "fig7", SOURCE, platforms=("cpu-tiny", CARD), page=page, cells=cells, findings=findings, card=CARD
+    "fig7", SOURCE, platforms=("cpu-tiny", *CARDS), page=page, cells=cells, findings=findings, card=CARDS
 )

@@ -24,7 +24,6 @@ from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun
 
 SOURCE = f"{layout.PAPER}, Figure 8, §6.6"
-"""The paper does not say which card; Table 4's ratios on the L40S differ, so it is taken to be the RTX 4090."""
 COLORS = dict(zip(LADDER, ("#D55E00", "#F5B27A", "#A6CEE3", "#56B4E9", "#0072B2", "#B2DF8A", "#009E73"), strict=True))
 SPENT = Look(color=layout.PROCESSOR_COLOR, marker=".", linestyle="none")
 SPENT_BESIDE = 0.3
@@ -71,7 +70,7 @@ def relative(runs: Runs, dataset: str, rung: Variant, of: Of = THROUGHPUT) -> In
 
 
 def paper_ladder(view: View) -> dict[tuple[str, Variant], float]:
-    values = layout.printed_in("fig8") if view.platform.name == layout.CARD else {}
+    values = layout.printed_in("fig8") if view.platform.name in layout.CARDS else {}
     return {
         (dataset, rung): float(value)
         for dataset in DATASETS
@@ -215,4 +214,6 @@ def findings(runs: Runs) -> list[Finding]:
     return [*found, runs.finding("dllm-abl-engine-largest", engines, how, holds=largest)]
 
 
-FIGURE = layout.comparison_figure("fig8", SOURCE, page=page, cells=cells, findings=findings)
+FIGURE = layout.comparison_figure(
+    "fig8", SOURCE, platforms=("cpu-tiny", *layout.CARDS), card=layout.CARDS, page=page, cells=cells, findings=findings
+)

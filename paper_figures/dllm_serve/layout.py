@@ -65,7 +65,9 @@ def origin_of_compared(runs: Runs) -> list[str]:
 dllm_figure = partial(figure, paper="dllm-serve", under_title=basis_and_reading)
 compared_figure = partial(dllm_figure, origin=origin_of_compared)
 CARD = "rtx4090"
-"""The card of Figures 3, 4, 5 and 8: their values are comparable there and nowhere else."""
+"""The card of Figures 3, 4 and 5: their values are comparable there and nowhere else."""
+CARDS = (CARD, "l40s")
+"""The paper's; of figures that do not say which the one is as good a reading as the other."""
 comparison_figure = partial(compared_figure, platforms=("cpu-tiny", CARD), card=CARD, num_runs=SIMULATED_RUNS)
 
 

@@ -6,11 +6,12 @@ Hodgson's order alone, to all of it, first come, first served; and the orders of
 
 from collections.abc import Sequence
 
+from paper_figures.common.contender import Contender
 from paper_figures.common.figure import Page
 from paper_figures.common.panel import Axis, Labels, Line, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.words import is_above, number, said
-from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, rate_of
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, rate_of, tuned
 from paper_figures.laps.layout import laps_figure, laps_page, line
 from paper_figures.laps.measures import CUT, LATE, LATE_1K, LONGEST, P99
 from repro.reports.figures import View
@@ -19,12 +20,17 @@ from repro.runs.cell import Cell, Scalar
 LOADS = (0.5, 0.7, 0.8, 0.95, 1.05)
 DRAWN = (0.8, 0.95, 1.05)
 SHARES = (0.0, 0.125, 0.25, 0.5, 1.0)
-USUAL = 0.25
-OTHERS = ("sglang", "laps", "srpt", "reserve")
+USUAL = 0.125
+SEARCHED = "sglang-tuned"
+OTHERS = ("sglang", SEARCHED, "laps", "srpt", "srpt-aging", "edf", "moore-hodgson", "reserve")
+
+
+def contender(name: str) -> Contender:
+    return tuned("sglang") if name == SEARCHED else CONTENDERS[name]
 
 
 def cell(view: View, name: str, load: float, **own: Scalar) -> Cell:
-    return CONTENDERS[name].cell(view, LMSYS, {"model": MIDDLE, "transient": True, **own}, rate=rate_of(load))
+    return contender(name).cell(view, LMSYS, {"model": MIDDLE, "transient": True, **own}, rate=rate_of(load))
 
 
 def front(view: View, share: float, load: float) -> Cell:
@@ -42,8 +48,13 @@ def cells(view: View) -> list[Cell]:
 
 
 def panel(runs: Runs, wait: Measure, load: float) -> Panel:
+    def places(own: Sequence[Cell]) -> list[float]:
+        return [number(runs.at(each, wait)) for each in own]
+
     def over_wait(name: str, own: Sequence[Cell]) -> Line:
-        return line(runs, name, [number(runs.at(each, wait)) for each in own], own, LATE)
+        look = {"linestyle": "none", "marker": "D"} if name == SEARCHED else {}
+        title = contender(name).title
+        return line(runs, contender(name).name.removesuffix("-tuned"), places(own), own, LATE, title, **look)
 
     ours = over_wait("on-time", [front(runs.view, share, load) for share in SHARES])
     at = [front(runs.view, share, load) for share in SHARES]
@@ -79,7 +90,7 @@ def standing(runs: Runs) -> str:
             for load in LOADS
             if is_above(runs.versus(front(runs.view, USUAL, load), cell(runs.view, name, load), LATE, "points"))
         ]
-        texts.append(f"{CONTENDERS[name].title} {', '.join(more) or 'none'}")
+        texts.append(f"{contender(name).title} {', '.join(more) or 'none'}")
     ratios = [
         number(runs.at(front(runs.view, USUAL, load), LONGEST))
         / number(runs.at(cell(runs.view, "sglang", load), LONGEST))

@@ -37,6 +37,8 @@ class Finding:
     """Whether an ordering holds, for claims that state no number."""
     readings: tuple[tuple[str, float], ...] = ()
     """The same in other readings of what the paper leaves open: a name and the value there."""
+    place: str = ""
+    """The reading that it is of, where a paper does not say on which of its cards it measured; the first finding has the first card."""
     is_between: bool = False
     """Whether readings are points of something continuous, as a load, so that what lies between two of them is met between them."""
     comparable: bool = True
@@ -109,7 +111,7 @@ def judge_all(claims: Sequence[Claim], findings: Iterable[Finding], flips: Flips
         if finding.claim not in by_claim:
             raise ValueError(f"finding for unknown claim {finding.claim!r}")
         by_claim[finding.claim].append(finding)
-    judged = [judge(claim, by_claim[claim.id]) for claim in claims]
+    judged = [_judged_by_place(claim, by_claim[claim.id]) for claim in claims]
     verdicts: dict[str, Judged] = {each.claim.id: _turned(each, flips or {}) for each in judged}
 
     def settled(each: Judged) -> Judged:
@@ -139,6 +141,27 @@ def _turned(each: Judged, flips: Flips) -> Judged:
     holds = each.verdict == "reproduced"
     reason = f"holds by default; not with {texts}" if holds else f"holds with {texts}; not by default"
     return replace(each, verdict="undecided by reading", reason=reason)
+
+
+def _judged_by_place(claim: Claim, findings: Sequence[Finding]) -> Judged:
+    """Undecided where findings of other places, which the paper leaves open, get another verdict."""
+    by_place: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_place.setdefault(finding.place, []).append(finding)
+    first, *others = [judge(claim, own) for own in by_place.values()] or [judge(claim)]
+    places = dict(zip(by_place, (first, *others), strict=False))
+    if not others or first.finding is None:
+        return first
+    scalars = {place: each.finding.value for place, each in places.items() if each.finding is not None}
+    readings = tuple((place, value) for place, value in scalars.items() if isinstance(value, float))
+    again = judge(claim, [replace(first.finding, readings=(*first.finding.readings, *readings))])
+    if again.verdict != first.verdict or all(each.verdict != _OPPOSITE.get(first.verdict) for each in others):
+        return again
+    holds, fails = (
+        ", ".join(place for place, each in places.items() if (each.verdict == "reproduced") == is_met)
+        for is_met in (True, False)
+    )
+    return replace(again, verdict="undecided by reading", reason=f"holds with {holds}; not with {fails}")
 
 
 def judge(claim: Claim, findings: Sequence[Finding] = ()) -> Judged:
