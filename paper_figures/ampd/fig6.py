@@ -133,11 +133,22 @@ def findings(runs: Runs) -> list[Finding]:
         text = ", ".join(f"{value:g}: {said(at(runs, name, value))}" for value in SWEEPS[name])
         how = f"below 0 the highest mean is no peak; means of {text} %; differs from the default outside noise at {apart}; {where}"
         found.append(runs.finding(claim, peak(runs, name), how))
-    means = [number(at(runs, "w", value)) for value in SWEEPS["w"]]
-    texts = ", ".join(f"{mean:.1f}" for mean in means)
-    how = f"largest minus least mean over w = 2..5 ({texts} %); {where}"
-    found.append(runs.finding("ampd-w-insensitive", max(means) - min(means), how))
-    return [*found, postponed(runs), *set_here(runs)]
+    return [*found, insensitive(runs, where), postponed(runs), *set_here(runs)]
+
+
+def insensitive(runs: Runs, where: str) -> Finding:
+    """The ends of its interval are readings: a bound inside is neither met nor missed."""
+    means = {value: number(at(runs, "w", value)) for value in SWEEPS["w"]}
+    best, worst = (pick(means, key=means.__getitem__) for pick in (max, min))
+    gap = runs.versus(cell(runs.view, "w", best), cell(runs.view, "w", worst), PERCENT, "points")
+    texts = ", ".join(f"{mean:.1f}" for mean in means.values())
+    ends = {"low end of the interval": gap.low, "high end": gap.high}
+    return runs.finding(
+        "ampd-w-insensitive",
+        means[best] - means[worst],
+        f"largest minus least mean over w = 2..5 ({texts} %), {said(gap)} points paired by seed; {where}",
+        readings=tuple((name, end) for name, end in ends.items() if end is not None),
+    )
 
 
 def postponed(runs: Runs) -> Finding:
