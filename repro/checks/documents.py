@@ -39,6 +39,7 @@ BLOCK = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end
 _SUMMARIES: Mapping[str, Callable[[Sequence[float]], Number]] = {
     "mean": mean,
     "sum": sum,
+    "max": max,
     "range": lambda values: (min(values), max(values)),
 }
 
@@ -75,6 +76,8 @@ class TableCell:
     times: float = 1
     format: str = ""
     """Python's for a number; ``%`` shows the excess over 1 in percent, ``+`` before it the sign."""
+    says: Mapping[str, str] = field(default_factory=dict)
+    """How a row's text names a column's value, or what is compared cell by cell, where it does not say the value itself."""
     missing: str = ""
     """Text for a cell without rows, which is else refused. A row of nothing else is left out."""
 
@@ -87,6 +90,20 @@ class TableCell:
             (text,) = {row[self.column] for row in rows}
             return text
         return _formatted(self._number(rows), self.format)
+
+    def check_named(self, said: str, read: Callable[[str], Sequence[Row]]) -> None:
+        """Refuse a text that leaves out on which of several values of a table's column its number hangs."""
+        names = [self.of] if isinstance(self.of, str) else self.of
+        rows = [row for name in names for row in read(name)]
+        pairs = [] if self.pair == "seed" else [self.pair] if isinstance(self.pair, str) else self.pair
+        for column in dict.fromkeys([*self.where, *self.each, *pairs]):
+            words = self.says.get(column, str(self.where.get(column, column)))
+            several = len({row.get(column) for row in rows}) > 1
+            require(
+                words in said or not several,
+                f"{said!r} does not name {column}={self.where.get(column, 'each')}, one of several in {', '.join(names)}: say it, and add "
+                f"the words as says: {{{column}: WORDS}}",
+            )
 
     def _number(self, rows: Sequence[Row]) -> Number:
         if self.show == "count":
@@ -220,7 +237,10 @@ def _table(declared: Mapping[str, Any], results: Path) -> str:
     read = cache(partial(_read_rows, results))
     columns = _axis(declared["columns"], ", ")
     lines = [[declared.get("corner", ""), *(name for name, _ in columns)]]
+    has_conditions = "conditions" in str(declared.get("corner", "")).split(" | ")
     for name, row in _axis(declared["rows"], " | "):
+        if has_conditions:
+            TableCell(**_merged(common, {key: row[key] for key in row if key != "cells"})).check_named(name, read)
         literal = row.pop("cells", {})
         unknown = literal.keys() - {column for column, _ in columns}
         require(not unknown, f"row {name!r} has cells for {sorted(unknown)}, which are no columns: rename them")
