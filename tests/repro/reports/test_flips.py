@@ -34,6 +34,7 @@ from repro.runs.system import ENTRIES, free_of
 
 SPEED = {"dllm-serve": 76.6, "fast-dllm": 42.4}
 OF_NO_CLAIM = {"llada", "dream", "srpt", "edf", "moore-hodgson", "on-time", "srpt-aging", "laps-graphs-only"}
+OF_NO_CLAIM |= {"d2cache", "dkv-cache", "dpad", "streaming-dllm", "window-diffusion"}
 """Systems that no claim of a paper is of."""
 IN_ANOTHER_READING = {(name, "requests running at once") for name in ("fast-dllm", "dllm-cache", "sparse-dllm")}
 """What is free where a reading is not the default."""
