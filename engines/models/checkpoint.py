@@ -15,8 +15,10 @@ from engines.models.config import DREAM_7B, LLADA_8B, DreamConfig, LLaDAConfig
 
 TINY_DIR = Path(__file__).parent / "tiny"
 """The embedded checkpoint: a small model trained on tasks this project generates."""
-EMBEDDED = MappingProxyType({"tiny": TINY_DIR, "tiny-long": Path(__file__).parent / "tiny_long"})
-"""Both embedded checkpoints by name; the second answers in up to 96 tokens, whose blocks depend on each other."""
+EMBEDDED = MappingProxyType(
+    {"tiny": TINY_DIR, **{f"tiny-{name}": Path(__file__).parent / f"tiny_{name}" for name in ("long", "far")}}
+)
+"""Embedded checkpoints by name; the others both answer in up to 96 tokens, the last after prompts of up to 2,048."""
 
 PUBLISHED_CONFIGS: dict[str, LLaDAConfig | DreamConfig] = {"llada-8b": LLADA_8B, "dream-7b": DREAM_7B}
 """Full-size shapes that need no download with ``weights="random"``."""

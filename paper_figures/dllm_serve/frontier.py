@@ -172,10 +172,13 @@ def solved_on_cpu(setting: str, pace: str, policy: Policy) -> Solved | None:
 
 
 def keep_followed(stored: Path, kept: Path) -> list[Path]:
+    return keep_runs({Path(followed(*each)).name for each in followed_points()}, stored, kept)
+
+
+def keep_runs(names: set[str], stored: Path, kept: Path) -> list[Path]:
     """Copy the runs that cards follow from where they are stored, in place of those kept before."""
-    names = {Path(followed(setting, pace, policy)).name for setting, pace, policy in followed_points()}
     if missing := sorted(name for name in names if not (stored / name).is_file()):
-        raise UserError(f"{stored} has no {missing[0]}: give the --result-dir in which {MEASURED} was measured")
+        raise UserError(f"{stored} has no {missing[0]}: give the --result-dir in which {MEASURED.parent} was measured")
     kept.mkdir(exist_ok=True)
     for old in kept.glob("*.jsonl.gz"):
         old.unlink()

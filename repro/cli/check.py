@@ -196,7 +196,9 @@ def _print_notes(results: "Sequence[CaseResult | BlockResult | CanvasResult]") -
         )
 
 
-TRAINED = Some(TrainConfig, ("steps", "seed", "start", "gen_length", "tokens_per_batch", "block_diffusion", "canvas"))
+_MODELS = ("block_diffusion", "canvas")
+_RATES = ("max_sequence_length", "matrix_learning_rate", "learning_rate", "warmup_steps")
+TRAINED = Some(TrainConfig, ("steps", "seed", "start", "gen_length", "tokens_per_batch", *_MODELS, *_RATES))
 
 
 def train_tiny(

@@ -5,8 +5,9 @@ from functools import partial
 
 from repro.tasks.problem import Problem, Span, Split, check_span, draw, generate_split
 
-TASK, CHAIN = "mini-gsm", "mini-chain"
-"""The second: sums of many terms, whose answer spans several blocks, each line of which needs the total of the line before."""
+TASK, CHAIN, FAR = "mini-gsm", "mini-chain", "mini-far"
+"""The second: sums of many terms, whose answer spans several blocks, each line of which needs the total of the line before. The third:
+the same of facts in the middle of 512 to 2,048 tokens."""
 
 NAMES = (
     *("Mia", "Tom", "Zoe", "Ben", "Ann", "Sam", "Leo", "Eva"),
@@ -30,12 +31,13 @@ def generate(
     drill_terms: Span = (2, 3),
     difference_share: float = 0.2,
     num_names: int = len(NAMES),
+    is_far: bool = False,
     task: str = TASK,
 ) -> list[Problem]:
     """The same arguments give the same problems on any machine. A difference always uses two facts.
     ``listing_share`` of the problems, for training only, ask to recall every fact of the story (up to 12),
     and ``drill_share`` to add ``drill_terms`` numbers that stand in the question itself; ``difference_share`` of those
-    that could be a total are a difference. Names come from the first ``num_names`` of ``NAMES``.
+    that could be a total are a difference. Names come from the first ``num_names`` of ``NAMES``. Facts that are ``is_far`` stand in the story's middle quarter.
     """
     check_span("num_names", num_names, 1, len(NAMES))
     check_span("num_facts", num_facts, 1, num_names)
@@ -61,9 +63,8 @@ def generate(
             kind, question, answer, final = "difference", *_difference(used, counts)
         else:
             kind, question, answer, final = f"total-{len(used)}", *_total(used, counts)
-        story = [f"{name} has {counts[name]} {items[name]}." for name in counts]
-        story += [f"The {rng.choice(_NOUNS)} was {rng.choice(_ADJECTIVES)}." for _ in range(draw(rng, num_distractors))]
-        rng.shuffle(story)
+        facts = [f"{name} has {counts[name]} {items[name]}." for name in counts]
+        story = _story(rng, facts, draw(rng, num_distractors), is_far=is_far)
         names = (sentence.split()[0] for sentence in story)
         return Problem(
             task=task,
@@ -77,6 +78,14 @@ def generate(
         )
 
     return generate_split(count, split, make)
+
+
+def _story(rng: random.Random, facts: list[str], num_distractors: int, *, is_far: bool) -> list[str]:
+    others = [f"The {rng.choice(_NOUNS)} was {rng.choice(_ADJECTIVES)}." for _ in range(num_distractors)]
+    edge = 3 * num_distractors // 8 if is_far else 0
+    middle = facts + others[2 * edge :]
+    rng.shuffle(middle)
+    return others[:edge] + middle + others[edge : 2 * edge]
 
 
 def _total(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
@@ -111,3 +120,4 @@ def _enumerate(names: list[str]) -> str:
 
 generate_chain = partial(generate, num_used=(5, 8), drill_terms=(4, 8), difference_share=0.0, task=CHAIN)
 """``generate`` of totals alone."""
+generate_far = partial(generate_chain, num_distractors=(90, 391), num_used=(3, 5), is_far=True, task=FAR)

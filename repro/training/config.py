@@ -39,7 +39,10 @@ def _stage(given: Mapping[str, Any]) -> Stage:
     return Stage(**found)
 
 
-CURRICULUM = tuple(map(_stage, read_yaml(Path(__file__).with_name("curriculum.yaml"))))
+CURRICULA: Mapping[str, tuple[Stage, ...]] = {
+    task: tuple(map(_stage, stages)) for task, stages in read_yaml(Path(__file__).with_name("curriculum.yaml")).items()
+}
+"""By the first task that is trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,8 @@ class TrainConfig(Checked):
     n_layers: int = 4
     n_heads: int = 8
     mlp_hidden_size: int = 448
-    max_sequence_length: int = 1024
+    max_sequence_length: Annotated[int, Range(1, 10**5)] = 1024
+    """Most tokens of a prompt and its answer; a start's may be another."""
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
     weight_tying: bool = False
@@ -72,17 +76,19 @@ class TrainConfig(Checked):
     block_lengths: tuple[int, ...] = (16, 32)
     tokens_per_batch: Annotated[int, Range(1, 10**7)] = 3072
     """Rows of a batch, padding included, about."""
-    curriculum: tuple[Stage, ...] = CURRICULUM
+    curriculum: tuple[Stage, ...] = ()
+    """By default that of the first task, or of mini-gsm."""
     rehearsal: float = 0.15
     """Share of batches drawn from a random earlier stage."""
 
-    matrix_learning_rate: float = 5e-3
+    matrix_learning_rate: Annotated[float, Range(above=0, most=1)] = 5e-3
     """Peak rate of Muon, which trains the matrices of the blocks."""
-    learning_rate: float = 3e-3
+    learning_rate: Annotated[float, Range(above=0, most=1)] = 3e-3
     """Peak rate of AdamW, which trains the embedding, the head and the gains."""
     final_rate_share: float = 0.02
     """Both rates end at this share of their peak."""
-    warmup_steps: int = 100
+    warmup_steps: Annotated[int, Range(0, 10**7)] = 100
+    """Steps in which both rates rise to their peak."""
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.05
     grad_clip: float = 1.0
@@ -114,6 +120,8 @@ class TrainConfig(Checked):
         require(bool(self.tasks), "tasks=() must name at least one")
         for task in self.tasks:
             require(task in GENERATORS, f"tasks={task!r} is no task of embedded models: use {', '.join(GENERATORS)}")
+        if not self.curriculum:
+            object.__setattr__(self, "curriculum", CURRICULA.get(self.tasks[0], CURRICULA["mini-gsm"]))
         ends = [stage.until for stage in self.curriculum]
         if not ends or ends[-1] != 1.0 or ends != sorted(set(ends)):
             raise UserError(f"curriculum ends at {ends}: give increasing `until`, the last one 1.0")

@@ -15,7 +15,7 @@ import platform
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -267,14 +267,15 @@ def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
         initialise(model, config.seed)
     else:
         folder = checkpoint_dir(config.start)
-        tokenizer = load_tokenizer(folder)
+        tokenizer, found = load_tokenizer(folder), config_of(config.start)
         require(
-            config_of(config.start) == model_config(config, tokenizer),
+            replace(found, max_sequence_length=config.max_sequence_length) == model_config(config, tokenizer),
             f"start={config.start!r} is a model of another shape: give one that 'repro train-tiny' made",
         )
         for name in objective.TOKENIZER_FILES:
             replace_bytes(out_dir / name, (folder / name).read_bytes())
-        model = load_model(folder).train()
+        model = new_model(config, tokenizer)
+        model.load_state_dict(load_model(folder).state_dict())
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]

@@ -19,7 +19,7 @@ from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
 from repro.training import loop
-from repro.training.config import Stage, TrainConfig
+from repro.training.config import CURRICULA, Stage, TrainConfig
 from repro.training.objective import TOKENIZER_FILES, double_batch, encode_problems, make_batch, mask_batch, masked_loss
 
 SMALL = TrainConfig(
@@ -308,4 +308,13 @@ def test_embedded_checkpoints_answer_heldout_problems(name, tasks, gen_length):
 
 def test_embedded_files_fit_the_repository():
     files = [path for folder in EMBEDDED.values() for path in folder.iterdir()]
-    assert sum(path.stat().st_size for path in files) <= 8 * 2**20
+    assert sum(path.stat().st_size for path in files) <= 12 * 2**20
+
+
+def test_a_start_may_have_another_length_and_the_first_task_its_curriculum(tmp_path):
+    config = TrainConfig(tasks=("mini-far",), start="tiny-long", gen_length=96, max_sequence_length=2304)
+    assert config.curriculum == CURRICULA["mini-far"] != TrainConfig().curriculum == CURRICULA["mini-gsm"]
+    model = loop.build_trainer(config, tmp_path).model
+    assert model.config.max_sequence_length == 2304
+    weights = loop.load_model(EMBEDDED["tiny-long"]).state_dict()
+    assert all(torch.equal(weights[name], each) for name, each in model.state_dict().items())

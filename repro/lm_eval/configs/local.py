@@ -43,6 +43,10 @@ class MiniChain(_Named):
     name = mini_gsm.CHAIN
 
 
+class MiniFar(_Named):
+    name = mini_gsm.FAR
+
+
 class Gsm8k(_Named):
     name = gsm8k.NAME
 

@@ -105,6 +105,20 @@ def test_every_block_of_a_mini_chain_answer_hangs_on_the_first(block):
         assert all(one[start : start + block] != other[start : start + block] for start in starts)
 
 
+def test_facts_of_mini_far_stand_in_the_middle_of_long_prompts():
+    tokenizer = load_tokenizer(checkpoint_dir("tiny-far"))
+    problems = mini_gsm.generate_far(4, 60, "heldout")
+    lengths = [len(prompt) for prompt in tokenizer.encode_batch([problem.prompt for problem in problems])]
+    assert min(lengths) >= 512
+    assert max(lengths) <= 2048
+    assert min(lengths) < 800 < 1700 < max(lengths)
+    for problem in problems:
+        sentences = problem.prompt.split(" Question: ")[0].split(". ")
+        places = [at for at, each in enumerate(sentences) if " has " in each]
+        assert len(places) == len(problem.facts)
+        assert 0.3 * len(sentences) < places[0] <= places[-1] < 0.7 * len(sentences)
+
+
 def test_mini_code_answers_run_and_agree_with_the_glossary():
     for problem in mini_code.generate(2, 200):
         scope: dict = {}
@@ -124,8 +138,9 @@ def test_mini_code_answers_run_and_agree_with_the_glossary():
 def test_default_problems_need_several_of_many_facts(task):
     for problem in GENERATORS[task](0, 100, "heldout"):
         assert 8 <= len(problem.facts) <= 12
-        assert 6 <= problem.num_distractors <= 20
-        least, most = {"mini-gsm": (2, 3), "mini-code": (2, 5), "mini-chain": (5, 8)}[task]
+        fewest, others = (90, 391) if task == "mini-far" else (6, 20)
+        assert fewest <= problem.num_distractors <= others
+        least, most = {"mini-gsm": (2, 3), "mini-code": (2, 5), "mini-chain": (5, 8), "mini-far": (3, 5)}[task]
         assert least <= len(problem.used) <= most
         assert len({name for name, _ in problem.facts}) == len(problem.facts)
 
