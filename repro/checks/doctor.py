@@ -5,9 +5,11 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from ctypes import CDLL
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from engines.cost.kernels import tables_of
 from engines.cost.roofline import GPUS, gpu_of_device
@@ -77,8 +79,8 @@ class Item(NamedTuple):
 
 
 def look() -> Machine:
-    """Loads torch, if there is one: only torch knows which GPUs it can use."""
-    torch, torch_error, gpus = torch_and_cards()
+    """Loads torch, if there is one that was built for cards: only torch knows which it can use."""
+    cuda, torch_error, gpus = torch_and_cards()
     data_dir, data_dir_error = None, None
     try:
         data_dir = find_data_dir(None)
@@ -91,7 +93,7 @@ def look() -> Machine:
         python=sys.version_info[:3],
         torch=version_of("torch"),
         torch_error=torch_error,
-        cuda=torch.version.cuda if torch is not None else None,
+        cuda=cuda,
         gpus=gpus,
         has_nvidia_driver=shutil.which("nvidia-smi") is not None,
         cpu=recorded["cpu"]["model"],
@@ -295,16 +297,22 @@ def _gigabytes(count: int) -> str:
     return f"{count / 1e9:.1f} GB"
 
 
-def torch_and_cards() -> tuple[Any, str | None, tuple[FoundGpu, ...]]:
-    """torch, or why it cannot be loaded; and the cards that it can use."""
+def torch_and_cards() -> tuple[str | None, str | None, tuple[FoundGpu, ...]]:
+    """What torch was built for, why it cannot be loaded, and the cards that it can use. A CPU's knows of none, and its package
+    takes a second to load: of that its library alone is tried."""
     try:
+        found = find_spec("torch")
+        folder = None if found is None or found.origin is None else Path(found.origin).parent
+        if folder is not None and "+cpu" in (version_of("torch") or ""):
+            CDLL(str(folder / "lib" / "libtorch_cpu.so"))
+            return None, None, ()
         import torch
-    except (ImportError, OSError) as error:  # OSError: a shared library of it is missing
+    except (ImportError, OSError, ValueError) as error:  # OSError: a shared library of it is missing
         return None, f"{type(error).__name__}: {error}", ()
     if not torch.cuda.is_available():
-        return torch, None, ()
+        return torch.version.cuda, None, ()
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return torch, None, tuple(FoundGpu(name=each.name, memory_bytes=each.total_memory) for each in devices)
+    return torch.version.cuda, None, tuple(FoundGpu(name=each.name, memory_bytes=each.total_memory) for each in devices)
 
 
 def driver_card() -> FoundGpu | None:
@@ -317,8 +325,8 @@ def driver_card() -> FoundGpu | None:
 
 def torch_card() -> FoundGpu | str:
     """The card that torch runs on, or why there is none. It knows of parts of a card that nvidia-smi does not."""
-    torch, error, cards = torch_and_cards()
-    if torch is None:
+    _, error, cards = torch_and_cards()
+    if error is not None:
         return f"torch cannot be loaded ({error})"
     return cards[0] if cards else "torch sees no CUDA device"
 

@@ -46,7 +46,17 @@ def examples_of(command: str) -> list[tuple[str, str]]:
         return [(row["line"], row["does"]) for row in csv.DictReader(file) if row["command"] == command]
 
 
-class PanelCommand(TyperCommand):
+class _HelpOff:
+    def get_help_option(self, ctx: Any) -> Any:
+        """Off where it is not given: of no value the library would ask pydantic what it is, which takes longer to load than all
+        else that a help needs."""
+        option: Any = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.default = False
+        return option
+
+
+class PanelCommand(_HelpOff, TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.help = held(self.help or "")
@@ -142,10 +152,25 @@ def _built(name: str) -> Any:
     module, _, function = COMMANDS[name].partition(":")
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name=name, cls=PanelCommand)(spread(getattr(import_module(f"repro.cli.{module}"), function)))
-    return get_command(alone)
+    command: Any = get_command(alone)
+    for param in command.params:
+        param._runtime_param = _Late()
+    return command
 
 
-class Root(TyperGroup):
+class _Late:
+    """In place of the library's conversion of a value, for which it loads pydantic: longer than most else of a command. What is
+    of its kind already, or not there, needs none."""
+
+    def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:
+        takes_many = param.multiple or param.nargs != 1
+        if not takes_many and (value is None or type(value) is param.type_descriptor.annotation):
+            return value
+        param._runtime_param = None
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+class Root(_HelpOff, TyperGroup):
     """Lists the whole first sentence of every command's help, by what the commands are for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -156,14 +181,6 @@ class Root(TyperGroup):
 
     def get_help(self, ctx: Any) -> str:
         return released(super().get_help(ctx))
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """Off where it is not given: of no value the library would ask pydantic what it is, which takes longer to load than all
-        else that a help needs."""
-        option: Any = super().get_help_option(ctx)
-        if option is not None:
-            option.default = False
-        return option
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         longest = max(map(len, COMMANDS))

@@ -49,7 +49,7 @@ def called(*arguments):
 for arguments in (["--help"], ["bench", "--help"], ["reproduce", "--help"]):
     called(*arguments)
 heavy = {"torch", "transformers", "datasets", "pandas", "pyarrow", "matplotlib", "seaborn", "numpy", "tokenizers",
-         "safetensors", "yaml", "rich.progress", "rich.table", "vllm", "ray"}
+         "safetensors", "yaml", "rich.progress", "rich.table", "vllm", "ray", "pydantic"}
 print("LOADED", sorted(name for name in heavy if name in sys.modules))
 called("list")
 read = {"yaml", "rich.table"}
