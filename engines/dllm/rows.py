@@ -44,8 +44,8 @@ class Chosen(NamedTuple):
     def of(
         cls, rows: Positions, places: Positions, commit: int, keys: Positions = NONE, weights: Numbers = NONE
     ) -> Self:
-        ints = [each.astype(np.int64).tobytes() for each in (rows, keys, places)]
-        return cls(*ints, weights.astype(np.float64).tobytes(), commit)
+        own, attended, asked = (each.astype(np.int64).tobytes() for each in (rows, keys, places))
+        return cls(own, attended, asked, weights.astype(np.float64).tobytes(), commit)
 
     @property
     def num_rows(self) -> int:
