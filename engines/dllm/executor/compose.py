@@ -30,6 +30,7 @@ from engines.dllm.memory import logit_rows_at_once
 from engines.dllm.plan import PlanItem, Request, check_request
 from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.dllm.sequence import cache_rows
+from engines.errors import require
 from engines.machine import without_collection
 from engines.models.protocol import Attend, DiffusionModel
 from engines.runtime.device import PoolTensors, Staging, Store, on, staging_to
@@ -239,6 +240,10 @@ def packed_executor(
         graphs = StepGraphs(model, kernels.attention, kernels.store, state.tokens, pool, staging, shared.recorder)
     attend: AttendFactory = PackedAttend(pool, kernels.attention, kernels.store, timer, config.sparsity.whole_layer)
     rollout = Rollout(attend, pool) if config.decode.learns == "attention" else None
+    require(
+        rollout is None or model.tensor_parallel is None,
+        "tensor_parallel divides the heads, and this rule rests on the mean of all: leave it out",
+    )
     rows = PackedLayout(
         model,
         state,

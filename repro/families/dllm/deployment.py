@@ -35,6 +35,7 @@ from engines.dllm.engine import Engine
 from engines.dllm.memory import REDUCTION_ROWS, MemoryPlan, divide_memory, logit_rows_at_once
 from engines.dllm.method import Method, Sampler
 from engines.dllm.plan import Executor
+from engines.dllm.rows import RowRule
 from engines.dllm.scheduling import KvPool, Scheduler, scheduler_of
 from engines.dllm.simulated import RecordingExecutor, Replayed, ReplayedRule, ReplayingExecutor, RooflineExecutor
 from engines.errors import UserError, require
@@ -117,7 +118,7 @@ class DllmDeployment:
 
     def scheduler(self) -> Scheduler:
         pool, rule, exact = KvPool(self.kv_rows), self.sampler.rule, self.sampler.exact_steps
-        if self.replayed is not None and isinstance(rule, SeeingRule):
+        if self.replayed is not None and isinstance(rule, SeeingRule) and not isinstance(rule, RowRule):
             rule = ReplayedRule(rule=rule, replayed=self.replayed)
         if self.batching.kind == "packed":
             kind, given = scheduler_of(self.config.scheduler), self.settings.scheduler_knobs

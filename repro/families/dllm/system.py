@@ -11,6 +11,7 @@ from engines.cost.kernels import check_kernels
 from engines.cost.roofline import gpu
 from engines.dllm.config import GenerationConfig, SeeingRule, check_rule
 from engines.dllm.method import Method
+from engines.dllm.rows import RowRule
 from engines.dllm.scheduling import scheduler_of
 from engines.dllm.simulated import check_simulated, check_simulated_generation
 from engines.errors import UserError, require
@@ -159,7 +160,7 @@ class DllmSystem:
         check_rule(sampler.rule, settings.generation.steps)
         if settings.is_simulated:
             check_simulated("method", self.method, keeps_state=True)
-            if settings.replay is None:
+            if settings.replay is None or isinstance(sampler.rule, RowRule):
                 check_simulated("refresh rule", sampler.rule)
             if batching.kind == "packed":
                 check_simulated("scheduler", scheduler_of(settings.engine.scheduler), keeps_state=True)
