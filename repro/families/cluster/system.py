@@ -14,7 +14,7 @@ from engines.models.shape import CATALOGUE, DIFFUSION, ModelShape, Precision, mo
 from engines.policies.own import Kind, named_in
 from repro.runs.cell import Cell
 from repro.runs.record import Obtained, RunRecord, Table
-from repro.runs.system import FreeSetting, free_settings
+from repro.runs.system import SYSTEMS, FreeSetting, free_settings
 
 Options = tuple[tuple[str, Any], ...]
 """A system's own knobs that a cell sets, by name."""
@@ -60,6 +60,15 @@ class PolicyDeployment(Generic[Build, SettingsOf]):
     basis: str
     obtained: Obtained
     modules: tuple[str, ...]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process looks up by the system's name what cannot be sent."""
+        is_named = getattr(self.build, "__name__", "") != "<lambda>"
+        return {name: value for name, value in vars(self).items() if is_named or name != "build"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        build = {} if "build" in state else {"build": SYSTEMS.get(state["system"]).build}  # type: ignore[attr-defined]
+        vars(self).update(state | build)
 
     def check_machine(self) -> None:
         """Any machine will do: one without a card simulates, or measures on its CPU."""

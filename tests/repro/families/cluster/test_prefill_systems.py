@@ -1,6 +1,7 @@
 """Prefill systems through the harness: what a cell becomes, what its record holds, what is checked of it, what is refused."""
 
 import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from support.cells import a_cell, ran
 from repro.families.cluster.laps_record import PREFILL, STEPS, Window, littles_law, tokens_are_whole, window_of
 from repro.families.cluster.laps_settings import open_turns
 from repro.runs.cell import Cell, Scalar
+from repro.runs.experiment import prepare
 from repro.runs.record import REQUESTS
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
 from repro.workloads.draws import ArrivalConfig
@@ -28,6 +30,12 @@ def cell(system: str = "laps", *, rate: float | None = None, seed: int = 0, **kn
     if "long_clients" in knobs or "short_clients" in knobs:
         given.pop("clients")
     return a_cell(system, dataset="lmsys-chat-1m", platform="h200", executor="roofline", rate=rate, seed=seed, **given)
+
+
+@pytest.mark.parametrize("system", [*SYSTEMS, "edf"])
+def test_another_process_builds_the_same_system(system):
+    deployment = prepare(cell(system, rate=40.0)).deployment
+    assert pickle.loads(pickle.dumps(deployment)).build is deployment.build  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
