@@ -18,7 +18,6 @@ from engines.attention import attention_backend
 from engines.blockdiffusion.executor import BlockStepRows, GatheredAttention, TorchBlockExecutor, equal_parts, step_rows
 from engines.blockdiffusion.rules import EntropyBudget
 from engines.blockdiffusion.sequence import BlockStepPlan, Denoised, Outcome
-from engines.dllm.memory import REDUCTION_ROWS
 from engines.errors import require
 from engines.models.block_config import BlockConfig, CanvasConfig
 from engines.models.gemma import CanvasRows, GemmaModel
@@ -29,6 +28,8 @@ from engines.runtime.noise import gumbel_argmax, row_keys, uniform
 from engines.runtime.rows import Ints, ranks
 
 _START, _NOISE = 0, 1
+_DRAWN_ROWS = 32
+"""Rows that are drawn at a time: noise takes several float64 a logit."""
 
 
 class CanvasDraws:
@@ -203,23 +204,28 @@ class CanvasExecutor(TorchBlockExecutor):
             again = torch.arange(least, device=self.device) % m
             hidden, temperature, flat = hidden[again], temperature[again], [each[again] for each in flat]
         for part in equal_parts(len(hidden), self._max_num_logits):
-            scaled = self.model.logits(hidden[part]).div_(temperature[part].unsqueeze(1))
-            likeliest = scaled.argmax(dim=-1)
-            sampled = [
-                self._draws.tokens(scaled[own], *(each[part][own] for each in flat))
-                for own in equal_parts(len(scaled), REDUCTION_ROWS)
-            ]
-            if self.model.dtype == torch.float32:
-                scaled -= scaled.logsumexp(dim=-1, keepdim=True)
-                p = scaled.exp()
-                soft.append(self.model.soft_embeddings(p))
-            else:  # self-conditioning sees rounded logits
-                soft.append(self.model.soft_embeddings(scaled.to(self.model.dtype).float().softmax(dim=-1)))
-                scaled -= scaled.logsumexp(dim=-1, keepdim=True)
-                p = scaled.exp()
-            entropy = -p.mul_(scaled).sum(dim=-1)
-            found.append(torch.stack((torch.cat(sampled).double(), likeliest.double(), entropy.double())))
+            of_part = self._of_part(hidden[part], temperature[part], [each[part] for each in flat])
+            found.append(of_part[0])
+            soft.append(of_part[1])
         return torch.cat(found, dim=1)[:, :m], torch.cat(soft)[:m]
+
+    def _of_part(self, hidden: Tensor, temperature: Tensor, drawn: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """The same of so few rows that their logits fit."""
+        scaled = self.model.logits(hidden).div_(temperature.unsqueeze(1))
+        likeliest = scaled.argmax(dim=-1)
+        sampled = [
+            self._draws.tokens(scaled[own], *(each[own] for each in drawn))
+            for own in equal_parts(len(scaled), _DRAWN_ROWS)
+        ]
+        soft = None
+        if self.model.dtype != torch.float32:  # self-conditioning sees rounded logits
+            rounded = scaled.to(self.model.dtype)
+            soft = self.model.soft_embeddings(rounded.softmax(dim=-1, dtype=torch.float32))
+        scaled -= scaled.logsumexp(dim=-1, keepdim=True)
+        p = scaled.exp()
+        soft = self.model.soft_embeddings(p) if soft is None else soft
+        entropy = -p.mul_(scaled).sum(dim=-1)
+        return torch.stack((torch.cat(sampled).double(), likeliest.double(), entropy.double())), soft
 
 
 def executor_for(model: PackedModel[BlockConfig], **options: Any) -> TorchBlockExecutor:

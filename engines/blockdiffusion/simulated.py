@@ -21,6 +21,8 @@ from engines.runtime.rows import Ints
 
 _LOGIT_BYTES = 10
 """A logit of a chunk takes these: itself, and two copies in float32 while it is reduced."""
+CANVAS_LOGIT_BYTES = 12
+"""The same of canvases, whose logits are float32: rounded, as probabilities, and rounded again. In a float32 model two thirds."""
 _EXPERT_COPIES = 3
 """Rows as experts take them, what they make of them, and that sorted back, all as many as experts are chosen."""
 
@@ -30,7 +32,7 @@ def pool_tokens(shape: ModelShape, memory_bytes: int, *, rows: int, logit_rows: 
     step = rows * shape.activation_bytes_per_query_token
     if shape.num_experts > 1:
         step += rows * _EXPERT_COPIES * shape.experts_per_token * shape.d_model * shape.dtype_bytes
-    logits = logit_rows * shape.vocab_rows * _LOGIT_BYTES
+    logits = logit_rows * shape.vocab_rows * (_LOGIT_BYTES if shape.canvas is None else CANVAS_LOGIT_BYTES)
     left = memory_bytes - shape.weight_bytes - step - logits - round(GUARD_FRACTION * memory_bytes)
     found = left // (shape.kv_bytes_per_token + shape.kv_bytes_per_token // shape.n_layers)
     require(

@@ -104,7 +104,7 @@ def initialise(model: Trained, seed: int) -> None:
         layer.out.weight.copy_(0.5 * layer.v_proj.weight.T)
     theta = model.config.rope_theta if isinstance(model, LLaDAModelLM) else model.config.rope.theta
     _look_at_neighbours(layers[0], embedding, theta)
-    if len(layers) > 1:
+    if len(layers) > 1 and layers[1].v_proj is not None:
         _find_same_neighbour(layers[0], layers[1], mask, theta)
     for layer, gain in zip(layers, _NORM_GAINS, strict=False):
         for norm in (layer.attention.q_norm, layer.attention.k_norm):

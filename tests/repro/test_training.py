@@ -15,10 +15,12 @@ from engines.models.block_config import read_block_config
 from engines.models.checkpoint import EMBEDDED, TINY_DIR
 from engines.models.tokenizer import NO_ID, TextTokenizer, load_tokenizer
 from repro.checks.blocks import masked_logits
+from repro.checks.canvases import plain_hidden
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
 from repro.training import loop
+from repro.training.canvas import canvas_batch, canvas_loss
 from repro.training.config import CURRICULA, Stage, TrainConfig
 from repro.training.objective import TOKENIZER_FILES, double_batch, encode_problems, make_batch, mask_batch, masked_loss
 
@@ -190,6 +192,27 @@ def test_a_noisy_block_is_computed_as_a_server_computes_it(tokenizer):
             )
 
 
+def test_a_noisy_canvas_is_computed_as_a_server_computes_it(tokenizer):
+    config = dataclasses.replace(SMALL, canvas=8)
+    batch = make_batch(config, tokenizer, 3)
+    found = canvas_batch(config, batch, tokenizer, 3)
+    model = loop.new_model(config, tokenizer).eval()
+    loop.initialise(model, 0)
+    logits = []
+    with torch.no_grad():
+        kept, model.logits = model.logits, lambda hidden: logits.append(kept(hidden)) or logits[-1]
+        losses = [canvas_loss(config, model, found, loop.masked_attention, step) for step in range(6)]
+    assert len(logits) > len(losses), "some go on from what the first forward expects"
+    count, noisy = len(batch.ids), len(found.rows) // len(batch.ids)
+    first, columns = logits[0].view(count, noisy, -1), found.inputs.shape[1] - noisy
+    for start in range(0, noisy, 8):
+        at = int(found.positions[0, columns + start])
+        shown = found.noise[0, columns + start : columns + start + 8]
+        ids = [*found.inputs[0, :at].tolist(), *shown.tolist()]
+        expected = kept(plain_hidden(model, ids, torch.zeros(8, config.d_model))[at:])
+        torch.testing.assert_close(first[0, start : start + 8], expected, rtol=1e-4, atol=1e-4)
+
+
 # --- loop
 
 
@@ -217,9 +240,10 @@ def test_first_layer_heads_start_as_neighbour_heads(tmp_path, block):
     assert best.tolist() == [-1, 1, -2, 2, -3, 3, -4, 4]
 
 
-@pytest.mark.parametrize("block", [None, 16])
+@pytest.mark.parametrize("block", [None, 16, "canvas"])
 def test_training_lowers_the_loss_and_comes_out_the_same_again(tmp_path, block):
-    config = dataclasses.replace(SMALL, block_diffusion=block)
+    own = {"canvas": 16} if block == "canvas" else {"block_diffusion": block}
+    config = dataclasses.replace(SMALL, **own)
     history = loop.train_tiny(config, tmp_path / "whole")["history"]
     assert history[-1]["loss"] < 0.8 * history[0]["loss"]
     assert loop.train_tiny(config, tmp_path / "again")["steps_done"] == config.steps
@@ -228,7 +252,8 @@ def test_training_lowers_the_loss_and_comes_out_the_same_again(tmp_path, block):
     assert (tmp_path / "whole" / "tokenizer.json").read_bytes() == (tmp_path / "again" / "tokenizer.json").read_bytes()
     if block is not None:
         stored = read_block_config(tmp_path / "whole")
-        assert (stored.family, stored.block_length, stored.qk_norm) == ("sdar", 16, True)
+        family = "diffusion-gemma" if block == "canvas" else "sdar"
+        assert (stored.family, stored.block_length, stored.qk_norm) == (family, 16, True)
 
 
 def test_training_that_stops_before_its_end_leaves_a_checkpoint(tmp_path):
