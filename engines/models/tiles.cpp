@@ -14,6 +14,7 @@
 namespace {
 
 constexpr long SIDE = 16, TILE = 2 * SIDE * SIDE, WIDTH = 2 * SIDE;  // a row of a tile is WIDTH numbers
+constexpr long CACHED = 1 << 18;
 constexpr long AHEAD = 8;  // steps, of weights that come from memory
 
 #ifdef __AMX_BF16__
@@ -105,8 +106,12 @@ extern "C" bool has_tiles() {
 extern "C" void multiply_bfloat16(const BFloat16* x, const BFloat16* weight, const BFloat16* bias, BFloat16* out, long rows,
                                   long inputs, long outputs, long stride, long threads) {
     const long steps = (inputs + WIDTH - 1) / WIDTH, columns = (outputs + WIDTH - 1) / WIDTH;
-    const BFloat16* tiles = tiled(x, rows, inputs, stride, steps);
     const bool in_tiles = has_tiles();
+    // As many as the second cache holds beside weights.
+    const long most = std::max(CACHED / (steps * WIDTH) / (2 * SIDE), 1L) * 2 * SIDE;
+    if (rows > most) multiply_bfloat16(x + most * stride, weight, bias, out + most * outputs, rows - most, inputs, outputs, stride, threads);
+    rows = std::min(rows, most);
+    const BFloat16* tiles = tiled(x, rows, inputs, stride, steps);
     each(columns, rows * inputs * outputs / 64, threads, [=](long column) {
         const BFloat16* own = weight + column * steps * 2 * TILE;
         const long first = column * WIDTH, n = outputs - first;
