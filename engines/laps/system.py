@@ -12,7 +12,7 @@ that would leave the pool that gave the more pressed of the two.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from engines.knobs import Checked, Count, Range, Seconds, Tokens
 from engines.laps.batching import (
@@ -290,7 +290,8 @@ def moore_hodgson(
 
 def _sized(size: StepSize | None, **config: float | None) -> ReserveConfig:
     size = size or StepSize()
-    return ReserveConfig(**config, **{field.name: getattr(size, field.name) for field in fields(StepSize)})
+    own: dict[str, Any] = dict(config)
+    return ReserveConfig(**own, **{field.name: getattr(size, field.name) for field in fields(StepSize)})
 
 
 _ALL_WORK = 1e6

@@ -15,20 +15,21 @@ from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, r
 from paper_figures.laps.layout import laps_figure, laps_page, line
 from paper_figures.laps.measures import CUT, LATE, LONGEST, MEAN, P99
 from repro.reports.figures import View
-from repro.runs.cell import Cell
+from repro.runs.cell import Cell, Scalar
 from repro.runs.tuning import CANDIDATES, TRIALS
 
 OURS = "on-time"
 RIVALS = ("sglang", "srpt", "srpt-aging", "edf", "moore-hodgson")
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1)
 TURNS = 15_000
+SEEDS = 7
 BEHIND = 0.1
 """Of a rival's late turns: more than that is behind."""
 
 
 def cell(view: View, name: str, load: float, *, is_tuned: bool = True) -> Cell:
     contender = tuned(name) if is_tuned else CONTENDERS[name]
-    knobs = {"model": MIDDLE, "transient": True, "num_prompts": TURNS}
+    knobs: dict[str, Scalar] = {"model": MIDDLE, "transient": True, "num_prompts": TURNS}
     return contender.cell(view, LMSYS, knobs, rate=rate_of(load))
 
 
@@ -104,4 +105,4 @@ def page(runs: Runs) -> Page:
     )
 
 
-FIGURE = laps_figure("orders", "ours; the objective of LAPS §4.1", page=page, cells=cells)
+FIGURE = laps_figure("orders", "ours; the objective of LAPS §4.1", page=page, cells=cells, num_runs=SEEDS)

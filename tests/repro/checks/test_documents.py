@@ -45,6 +45,21 @@ def test_every_table_is_what_the_results_say():
     assert stale_tables(REPO, RESULTS) == []
 
 
+def test_a_headline_names_which_of_several_conditions_it_is_of(repository):
+    """One row of a table of two systems: its name, or words that stand for it, are in the text."""
+    row = {"where": {"system": "ours"}}
+
+    def made(text: str, **keys: object) -> str:
+        declared = {"of": "speeds.csv", "column": "speed", "corner": "finding | conditions", "columns": {"value": {}}}
+        return table({**declared, "rows": {text: {**row, **keys}}}, repository / "results")
+
+    assert "speed of ours" in made("speed of ours | all")
+    assert "our speed" in made("our speed | all", says={"system": "our speed"})
+    for keys in ({}, {"says": {"system": "of ours"}}):
+        with pytest.raises(UserError, match="does not name system=ours"):
+            made("our speed | all", **keys)
+
+
 def test_a_table_has_its_rows_and_columns(repository):
     page = (repository / "docs/page.md").read_text()
     expected = "| system | a | b |\n| --- | --- | --- |\n| ours | 8.4 | 1.1 |\n| theirs | 2.0 | 4.2 |"

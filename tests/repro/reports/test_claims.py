@@ -297,6 +297,22 @@ def test_a_claim_that_some_readings_meet_is_undecided():
     assert judged(claim, 10.0, readings=(("points", 10.0), ("at 0.8", 12.0))).verdict == "not reproduced"
 
 
+@pytest.mark.parametrize(
+    ("other", "verdict"), [(2.6, "reproduced"), (4.5, "undecided by reading")], ids=("both", "one alone")
+)
+def test_cards_that_a_paper_leaves_open_are_readings_of_it(other, verdict):
+    claim = CLAIMS["dllm-in-long"]  # 2.45, 15 % allowed
+    found = [answer(claim.id, value, place=f"card={card}") for card, value in (("rtx4090", 2.55), ("l40s", other))]
+    (first,) = (each for each in judge_all([claim], found) if each.claim.id == claim.id)
+    assert (first.verdict, first.finding.value) == (verdict, 2.55)
+    assert first.finding.readings == (("card=rtx4090", 2.55), ("card=l40s", other))
+    # An ordering has no number to be met: it holds on both, or is open.
+    trend = CLAIMS["dllm-in-trend"]
+    found = [answer(trend.id, -1.0, holds=holds, place=f"card={holds}") for holds in (True, other < 3)]
+    (first,) = judge_all([trend], found)
+    assert first.verdict == verdict
+
+
 def test_what_lies_between_two_loads_is_met_between_them():
     readings = (("load 0.7", 4.0), ("load 1", 61.0))
     claim = LAPS["laps-slo-single-dp"]

@@ -10,6 +10,7 @@ from engines.errors import UserError
 from repro.runs.statistics import (
     Discordance,
     Interval,
+    crossed_interval,
     decimals,
     discordance,
     mean_interval,
@@ -27,6 +28,27 @@ def test_wilson_interval():
     assert (low, high) == (pytest.approx(0.8256, abs=1e-4), pytest.approx(0.9448, abs=1e-4))
     assert wilson_interval(0, 10)[0] == 0.0
     assert wilson_interval(10, 10)[1] == pytest.approx(1.0)
+
+
+def test_what_rows_share_is_no_independent_repeat():
+    """Of three rows that differ and four columns that do not the interval is that of three means."""
+    rows = [1.0, 2.0, 4.0]
+    found = crossed_interval([[row] * 4 for row in rows])
+    assert found.mean == pytest.approx(7 / 3)
+    assert found.half_width == pytest.approx(mean_interval(rows).half_width)
+
+
+def test_cells_that_share_nothing_are_independent():
+    """Where neither effect is larger than what is left."""
+    cells = [[1.0, -1.0, 0.5], [-1.0, 0.5, 1.0], [0.5, 1.0, -1.0]]
+    found = crossed_interval(cells)
+    assert found.half_width == pytest.approx(mean_interval([each for row in cells for each in row]).half_width)
+
+
+def test_two_effects_add_up():
+    """Rows 0 and 2 by columns 0 and 4, with nothing left: mean squares 4 and 16 of one degree each."""
+    found = crossed_interval([[0.0, 4.0], [2.0, 6.0]])
+    assert found.half_width == pytest.approx(student_t_two_sided(0.95, 1) * np.sqrt((4 + 16) / 4))
 
 
 @given(n=st.integers(1, 2000), data=st.data())

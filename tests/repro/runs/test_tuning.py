@@ -130,6 +130,13 @@ def test_a_search_is_no_worse_than_the_defaults_where_they_are_poor():
     assert late["search"] < 0.6 * late["off"]
 
 
+@pytest.mark.parametrize(("turns", "instances", "tried"), [(15_000, 1, 3000), (15_000, 8, 15_000), (2000, 1, 2000)])
+def test_trials_of_long_runs_are_short_ones(turns, instances, tried):
+    own = cell("sglang-pd", num_prompts=turns, num_instances=instances)
+    assert PREFILL.trial(own).asked["num_prompts"] == tried
+    assert PREFILL.trial(own).without("num_prompts") == own.without("num_prompts")
+
+
 def test_off_is_as_printed_and_a_stored_run_knows_what_was_searched():
     plain, off, search = (prepare(cell("sglang-pd", **own)) for own in ({}, {"tune": "off"}, {"tune": "search"}))
     assert off.run().tables == plain.run().tables
