@@ -4,7 +4,6 @@ from collections.abc import Sequence as Items
 
 import numpy as np
 
-from engines.blockdiffusion.canvas import CanvasSequence
 from engines.blockdiffusion.rules import Blocks, Bools, DecodeRule, anywhere
 from engines.blockdiffusion.scheduler import BlockEngineConfig, BlockScheduler, SeparateScheduler
 from engines.blockdiffusion.sequence import (
@@ -15,6 +14,7 @@ from engines.blockdiffusion.sequence import (
     BlockSequence,
     BlockStepPlan,
     BlockStepRecord,
+    CanvasSequence,
     Denoised,
     Outcome,
 )

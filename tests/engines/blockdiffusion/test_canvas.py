@@ -15,13 +15,12 @@ from support.block_runs import finished, is_whole, submitted
 from support.memory_probe import LogitsProbe
 
 from engines.blockdiffusion import canvas_executor
-from engines.blockdiffusion.canvas import CanvasSequence
 from engines.blockdiffusion.canvas_executor import CanvasExecutor, within_window
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import step_rows
 from engines.blockdiffusion.rules import Blocks, EntropyBudget, LowConfidence
 from engines.blockdiffusion.scheduler import BlockEngineConfig
-from engines.blockdiffusion.sequence import BlockRequest, BlockSampling, SharedTables, Work
+from engines.blockdiffusion.sequence import BlockRequest, BlockSampling, CanvasSequence, SharedTables, Work
 from engines.blockdiffusion.simulated import CANVAS_LOGIT_BYTES, _near
 from engines.errors import UserError
 from engines.models import gemma
