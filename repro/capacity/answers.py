@@ -41,10 +41,9 @@ FEW_GPUS = 16
 """GPUs above which choices are looked for around the best plan alone: a simulation takes as long as there are many."""
 ALONE = 2
 """Axes without a default that are searched together, before others: deployments and their steps."""
-GAP = 1.1
-"""Times less that a choice makes a plan serve, above which it is not tried with others again."""
-TRUSTED = GAP**2
-"""Times less than the best that plans serve of which this is told at most."""
+GAP = 1.2
+"""Times less that a choice makes a plan serve, above which it is not tried with others again; and times less than the best that plans
+serve of which this is told at most."""
 LATENCY = 6
 """About how many times as fast as the rate a latency rises beyond its limit."""
 GUARD = 0.8
@@ -292,7 +291,8 @@ class Trials:
         about = {each.choices: step for each, step in self.about.items()}
         if plan.choices in about:
             return False
-        gap, least = lattice.steps(GAP), about[best.choices] - lattice.steps(TRUSTED)
+        gap = lattice.steps(GAP)
+        least = about[best.choices] - gap
         for place, (own, usual) in enumerate(zip(plan.choices, best.choices, strict=True)):
             costs = []
             for each, step in self.about.items():
@@ -371,7 +371,7 @@ def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = 
     next_best = None
     if others:
         margin = partial(trials.margin, others[0], is_whole=True, lattice=lattice)
-        least = max(lowest, math.ceil(found.step - lattice.steps(TRUSTED)))
+        least = max(lowest, math.ceil(found.step - lattice.steps(GAP)))
         step = climb(margin, math.floor(max(trials.about[others[0]], least)), (least, found.step))
         next_best = None if step is None else (others[0], lattice.rate(step))
         both = plan, others[0]
