@@ -79,8 +79,8 @@ def figure(
     origin: Callable[[Runs], Sequence[str]] = origin_of,
 ) -> Figure:
     """``name`` is ``paper/figure``, or where the paper is given the figure's own; its paper lists it with a title, unless one is
-    given. ``cells`` are None where arithmetic is enough. ``card`` is the paper's, or its cards
-    where it does not say which: only there, and only of baselines as published, are its numbers comparable. ``origin`` says how the runs came about, in a picture's caption and on the terminal."""
+    given. ``cells`` are None where arithmetic is enough. ``card`` is the paper's, or its cards where it does not say which: only there,
+    and only of baselines as published, are its numbers comparable. ``origin`` says on pictures and the terminal how the runs came about."""
     on = card if isinstance(card, tuple) else tuple(filter(None, [card]))
     whole = name if paper is None else f"{paper}/{name}"
     title, bare = title or FIGURES[whole].title, whole.rpartition("/")[2]
@@ -102,12 +102,10 @@ def figure(
         return _write(shown, title, lambda: under_title(runs), out / f"{bare}-{view.stem}")
 
     def found(stored: Sequence[StoredRun], view: View) -> list[Finding]:
-        if card is None:
-            return findings(Runs(stored, view))
-        if view.platform.name not in on or view.reading != "published":
+        if card is not None and (view.platform.name not in on or view.reading != "published"):
             return []
         place = f"card={view.platform.name}" if len(on) > 1 else ""
-        return [replace(each, place=place) for each in findings(Runs(stored, view))]
+        return [replace(each, place=place) if place else each for each in findings(Runs(stored, view))]
 
     return Figure(
         title=title,

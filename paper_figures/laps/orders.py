@@ -24,7 +24,7 @@ LOADS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1)
 TURNS = 15_000
 SEEDS = 7
 BEHIND = 0.1
-"""Of a rival's late turns: more than that is behind."""
+"""Share of a rival's late turns by which ours may exceed them before we call it behind."""
 
 
 def cell(view: View, name: str, load: float, *, is_tuned: bool = True) -> Cell:

@@ -33,7 +33,7 @@ class Condition(NamedTuple):
     """Turns/s that SGLang serves with 256 clients."""
     knobs: Mapping[str, Scalar] = {}
     policy: Mapping[str, Scalar] = {}
-    """Of those policies alone that look at lengths."""
+    """Settings that policies which look at lengths get besides."""
     model: str = MIDDLE
 
 
@@ -72,7 +72,7 @@ def rows(runs: Runs, condition: str, load: float) -> list[tuple[str | float, ...
 
 
 def verdict(runs: Runs, ours: Cell, theirs: Cell, of: Measure) -> str:
-    """Of ours against theirs, outside noise."""
+    """Whether ours has fewer or more than theirs, outside noise."""
     gap = runs.versus(ours, theirs, of, "points")
     return FEWER if is_below(gap) else MORE if is_above(gap) else NONE
 
