@@ -1,5 +1,6 @@
 """``repro compare`` and ``repro export``: whether stored runs differ from others, and stored runs as a table for other tools."""
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -12,10 +13,11 @@ from engines.errors import require
 from engines.knobs import Checked, Range
 from repro.cli import options as opt
 from repro.cli.output import counted, print_json, print_table, say
-from repro.files import writable_file
+from repro.files import replace_text, writable_file, writable_folder
 from repro.paths import LOCAL
 
 if TYPE_CHECKING:
+    from repro.runs.store import StoredRun
     from repro.workbench.comparison import Change, Comparison, Side
 
 
@@ -159,20 +161,40 @@ def _json(comparison: "Comparison") -> dict[str, Any]:
     return {**own, "changed": comparison.is_changed, "rows": rows}
 
 
+REPORT = "llmd-benchmark-report"
+
+
+def _write_reports(runs: "Sequence[StoredRun]", out: Path) -> None:
+    from repro.interchange.exported import report_of
+    from repro.workbench.comparison import name_of
+
+    out.mkdir(parents=True, exist_ok=True)
+    for run in runs:
+        replace_text(out / f"{name_of(run)}.json", json.dumps(report_of(run), indent=1))
+    say(f"{counted(len(runs), 'report')}: {out}", file=sys.stderr)
+
+
 def export(
     *,
     folder: Annotated[Path, typer.Argument(help="Where runs are: a --result-dir.")],
     format: Annotated[
-        Literal["csv", "parquet"], typer.Option(help="csv or parquet.", rich_help_panel=opt.RUNS)
+        Literal["csv", "parquet", "llmd-benchmark-report"],
+        typer.Option(
+            help="csv, parquet, or llmd-benchmark-report: JSON of llm-d, a file a run.", rich_help_panel=opt.RUNS
+        ),
     ] = "csv",
     out: Annotated[
-        Path | None, typer.Option(help="File to write [default: standard output].", rich_help_panel=opt.RUNS)
+        Path | None,
+        typer.Option(help="File to write, or folder of reports [default: standard output].", rich_help_panel=opt.RUNS),
     ] = None,
 ) -> None:
     """Write a row a run: what was asked, with a column a knob, commit and code, how it came about, and every metric."""
     from repro.workbench.comparison import folder_of, frame_of, write_frame
 
-    require(out is not None or format == "csv", "format='parquet' is no text: give a file with --out")
+    require(out is not None or format == "csv", f"format={format!r} is no text: give a place with --out")
+    if out is not None and format == REPORT:
+        _write_reports(folder_of(folder).runs, writable_folder("out", out))
+        return
     if out is not None:
         other = {".csv": "csv", ".parquet": "parquet"}.get(out.suffix.lower(), format)
         require(

@@ -1,0 +1,67 @@
+"""``repro import`` and ``repro trace-events``: other tools' results as runs, and a run as a trace that viewers open."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from repro.cli import options as opt
+from repro.cli.output import print_json, print_table, say
+from repro.files import replace_text, writable_file, writable_folder
+from repro.paths import LOCAL
+
+SHOWN = ("ttft_s", "tpot_s", "itl_s", "e2el_s")
+
+
+def import_(
+    *,
+    files: Annotated[list[Path], typer.Argument(help="Result files with single requests; a repeat each.")],
+    dataset: Annotated[str, typer.Option(help="What was served, in your words.")] = "imported",
+    platform: Annotated[str, typer.Option(help="Where, in your words.")] = "elsewhere",
+    result_dir: Annotated[Path | None, typer.Option(help="Where runs go [default: results/local].")] = None,
+    json: opt.Json = False,
+) -> None:
+    """Read result files of vLLM's, SGLang's, AIPerf's, GuideLLM's or inference-perf's benchmark as runs that 'repro compare' takes."""
+    from repro.interchange.imported import import_file
+    from repro.runs.store import Store
+
+    store = Store(writable_folder("result_dir", result_dir or LOCAL))
+    runs = [import_file(path, store, dataset=dataset, platform=platform, seed=seed) for seed, path in enumerate(files)]
+    if json:
+        print_json({"runs": [{"file": str(run.file), "summary": run.summary} for run in runs]})
+        return
+    rows = []
+    for run in runs:
+        means = [(run.summary[name] or {}).get("mean") for name in SHOWN]
+        number = run.summary["throughput_tok_s"]
+        told = [f"{1e3 * mean:.2f}" if mean is not None else "-" for mean in means]
+        rows.append(
+            (
+                str(run.cell.knob_values["tool"]),
+                str(run.num_requests),
+                "-" if number is None else f"{number:.1f}",
+                *told,
+            )
+        )
+    print_table("Imported: means in ms", ("tool", "requests", "tok/s", "TTFT", "TPOT", "ITL", "E2E"), rows)
+    for warning in dict.fromkeys(text for run in runs for text in (*run.validity.reasons, *run.validity.warnings)):
+        say(warning, "  ")
+    say(f"runs: {store.root}")
+
+
+def trace_events(
+    *,
+    run: Annotated[Path, typer.Argument(help="File of a stored run.")],
+    out: Annotated[Path, typer.Option(help="The trace to write.")] = Path("trace.json"),
+    json: opt.Json = False,
+) -> None:
+    """Write a run as a trace of events, which ui.perfetto.dev and chrome://tracing open."""
+    from repro.interchange.exported import trace_of
+
+    writable_file("out", out)
+    text, count = trace_of(run)
+    replace_text(out, text)
+    if json:
+        print_json({"file": str(out), "events": count})
+    else:
+        say(f"file: {out}, {count} events")

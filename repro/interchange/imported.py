@@ -1,0 +1,306 @@
+"""Result files of other load generators as runs against an endpoint, so that ``compare`` and ``export`` take them.
+
+Each reader takes stamps and counts of single requests, never a tool's own summary: our metrics are computed of them. None of the tools says when
+a request was due, so all times count from its sending. An answer ends with its last token, where a tool has it."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, ClassVar
+
+from engines.data import read_bytes
+from engines.errors import UserError, require
+from repro.families.http.record import CHUNKS, HTTP, tables_of
+from repro.families.http.system import EXECUTOR
+from repro.runs.cell import Cell
+from repro.runs.experiment import Experiment
+from repro.runs.http_driver import Exchange, Reply
+from repro.runs.provenance import Timing, collect, utc_now
+from repro.runs.record import Obtained, RunRecord
+from repro.runs.store import Store, StoredRun, pack
+
+SYSTEM = "openai-http"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One request as a tool tells it; stamps in seconds on the tool's clock."""
+
+    sent_s: float
+    pieces_s: Sequence[float]
+    """When pieces came: all of them, or the first and the last alone."""
+    prompt_len: int
+    output_len: int
+    has_all: bool = True
+    """Whether ``pieces_s`` are all: the tool keeps every gap."""
+    error: str | None = None
+
+
+Reader = Callable[[Any], list[Answer]]
+
+
+def _gaps(ttft: float, gaps: Sequence[float], sent_s: float) -> list[float]:
+    return [*accumulate((ttft, *gaps), initial=sent_s)][1:]
+
+
+def _vllm(told: Mapping[str, Any]) -> list[Answer]:
+    """``vllm bench serve --save-detailed``."""
+    names = ("start_times", "input_lens", "output_lens", "ttfts", "itls", "errors")
+    return [
+        Answer(sent_s=sent, pieces_s=_gaps(ttft, gaps, sent), prompt_len=asked, output_len=got, error=_line(error))
+        for sent, asked, got, ttft, gaps, error in zip(*(told[name] for name in names), strict=True)
+    ]
+
+
+def _sglang(told: Mapping[str, Any]) -> list[Answer]:
+    """SGLang's ``bench_serving --output-details``. It keeps no time of sending: places under ``max_concurrency`` are taken in
+    turn, and the last answer ends with the run."""
+    rows = [*zip(*(told[name] for name in ("input_lens", "output_lens", "ttfts", "itls", "errors")), strict=True)]
+    took = [ttft + sum(gaps) for _, _, ttft, gaps, _ in rows]
+    free = [0.0] * min(int(told.get("max_concurrency") or len(rows)), len(rows))
+    found = []
+    for (asked, got, ttft, gaps, error), seconds in zip(rows, took, strict=True):
+        sent = min(free)
+        free[free.index(sent)] = sent + seconds
+        pieces = _gaps(ttft, gaps, sent)
+        found.append(Answer(sent_s=sent, pieces_s=pieces, prompt_len=asked, output_len=got, error=_line(error)))
+    late = max(0.0, float(told["duration"]) - max(free))
+    last = max(range(len(found)), key=lambda place: found[place].pieces_s[-1])
+    each = found[last]
+    moved = [stamp + late for stamp in each.pieces_s]
+    found[last] = Answer(
+        sent_s=each.sent_s + late,
+        pieces_s=moved,
+        prompt_len=each.prompt_len,
+        output_len=each.output_len,
+        error=each.error,
+    )
+    return found
+
+
+def _inference_perf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
+    """``per_request_lifecycle_metrics.json``. Tokens of one event have one stamp each, and the same."""
+    return [
+        Answer(
+            sent_s=each["start_time"],
+            pieces_s=each["info"]["response_metrics"]["output_token_times"],
+            prompt_len=each["info"]["request_metrics"]["text"]["input_tokens"],
+            output_len=each["info"]["response_metrics"]["output_tokens"],
+            error=_line((each.get("error") or {}).get("error_msg")),
+        )
+        for each in told
+    ]
+
+
+def _guidellm(told: Mapping[str, Any]) -> list[Answer]:
+    """The JSON of one benchmark. Its latency ends with the stream: the last token is found by its gaps' mean."""
+    (benchmark,) = told["benchmarks"]
+    found = []
+    for each in benchmark["requests"]["successful"]:
+        sent, count = each["request_start_time"], each["output_tokens"]
+        first = sent + each["time_to_first_token_ms"] / 1e3
+        last = first + (each["inter_token_latency_ms"] or 0.0) / 1e3 * (count - 1)
+        found.append(
+            Answer(
+                sent_s=sent, pieces_s=[first, last], prompt_len=each["prompt_tokens"], output_len=count, has_all=False
+            )
+        )
+    for each in benchmark["requests"]["errored"]:
+        sent = each["request_start_time"] or 0.0
+        found.append(
+            Answer(sent_s=sent, pieces_s=[], prompt_len=each["prompt_tokens"] or 0, output_len=0, error="failed")
+        )
+    return found
+
+
+def _aiperf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
+    """``profile_export.jsonl``; its inter-token latency is the time per token behind the first."""
+    found = []
+    for each in told:
+        if each["metadata"].get("benchmark_phase", "profiling") != "profiling":
+            continue
+        sent = each["metadata"]["request_start_ns"] / 1e9
+        values = {name: value["value"] for name, value in each["metrics"].items()}
+        error = (each.get("error") or {}).get("message")
+        is_told = error is None
+        first, last = (
+            sent + values[name] / 1e3 if is_told else sent for name in ("time_to_first_token", "request_latency")
+        )
+        found.append(
+            Answer(
+                sent_s=sent,
+                pieces_s=[first, last] if is_told else [],
+                prompt_len=int(values.get("input_sequence_length", 0)),
+                output_len=int(values.get("output_sequence_length", 0)),
+                has_all=False,
+                error=_line(error),
+            )
+        )
+    return found
+
+
+def _line(error: object) -> str | None:
+    return " ".join(str(error).split())[:200] or None if error else None
+
+
+READERS: Mapping[str, Reader] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "aiperf": _aiperf,
+    "guidellm": _guidellm,
+    "inference-perf": _inference_perf,
+}
+_FILES = (
+    "vllm bench serve --save-detailed, SGLang's bench_serving --output-details, AIPerf's profile_export.jsonl, GuideLLM's JSON, or "
+    "inference-perf's per_request_lifecycle_metrics.json"
+)
+
+
+def tool_of(told: Any) -> str | None:
+    """Whose file it is, by what it holds."""
+    first = told[0] if isinstance(told, list) and told else told
+    match first:
+        case {"metadata": {"request_start_ns": _}, "metrics": _}:
+            return "aiperf"
+        case {"start_time": _, "info": _}:
+            return "inference-perf"
+        case {"benchmarks": [_]}:
+            return "guidellm"
+        case {"start_times": _, "itls": _, "input_lens": _}:
+            return "vllm"
+        case {"itls": _, "ttfts": _, "output_lens": _, "duration": _}:
+            return "sglang"
+    return None
+
+
+def read_answers(path: Path) -> tuple[str, list[Answer]]:
+    """The tool and its requests, in the order of their sending; refuses what is no such file."""
+    text = read_bytes("file", path).decode("utf-8", "replace")
+    try:
+        told = json.loads(text)
+    except ValueError:
+        told = _lines(path, text)
+    tool = tool_of(told)
+    require(tool is not None, f"file={str(path)!r} holds no requests of a tool that is known: give {_FILES}")
+    assert tool is not None
+    if tool in ("vllm", "sglang", "guidellm") and isinstance(told, list):
+        require(len(told) == 1, f"file={str(path)!r} holds {len(told)} benchmarks: give a file of one")
+        (told,) = told
+    try:
+        found = READERS[tool]([told] if tool in ("aiperf", "inference-perf") and isinstance(told, dict) else told)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"file={str(path)!r} is not as {tool} writes it ({type(error).__name__}: {error}): give {_FILES}"
+        ) from error
+    require(found != [], f"file={str(path)!r} holds no request: give a file with some")
+    return tool, sorted(found, key=lambda each: each.sent_s)
+
+
+def _lines(path: Path, text: str) -> list[Any]:
+    try:
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except ValueError as error:
+        raise UserError(f"file={str(path)!r} is no JSON and has no JSON lines: give {_FILES}") from error
+
+
+def record_of(tool: str, answers: Sequence[Answer]) -> RunRecord:
+    """The record of a run against an endpoint, as far as the tool tells it."""
+    start = answers[0].sent_s
+    exchanges = [_exchange(number, each, start) for number, each in enumerate(answers)]
+    tables = tables_of(exchanges)
+    if not all(each.has_all for each in answers):
+        # Gaps of the first and the last piece are none between tokens.
+        tables[CHUNKS] = {name: [] for name in tables[CHUNKS]}
+        tables["requests"]["num_chunks"] = [each.output_len for each in answers]
+    for name in ("finish_lag_s", "usage_lag_s", "close_lag_s", "text_bytes"):
+        tables["requests"][name] = [None] * len(answers)
+    facts = {
+        "endpoint": {"tool": tool},
+        "requested_rate": None,
+        "ignore_eos": False,
+        "goodput": {},
+        "tokens_counted_by": dict(Counter(by for by in tables["requests"]["counted_by"] if by is not None)),
+        "warnings": [*_warnings(tool)],
+    }
+    return RunRecord(tables=tables, manifest={"obtained": "measured", "facts": facts})
+
+
+def _warnings(tool: str) -> Iterator[str]:
+    yield f"imported of {tool}: times count from sending, since its file does not say when requests were due"
+    if tool == "sglang":
+        yield "its file has no times of sending: only lengths of answers and of the whole run are its own"
+
+
+def _exchange(number: int, each: Answer, start: float) -> Exchange:
+    sent, is_ok = each.sent_s - start, each.error is None and len(each.pieces_s) > 0
+    pieces = [stamp - start for stamp in each.pieces_s]
+    reply = Reply(
+        chunks_s=pieces,
+        # An event of several tokens has several stamps, or less stamps than tokens.
+        chunk_tokens=[1] * len(pieces) if each.has_all and len(pieces) == each.output_len else [None] * len(pieces),
+        chunk_reads=[*range(len(pieces))],
+        prompt_tokens=each.prompt_len,
+        completion_tokens=each.output_len,
+        counted_by="usage",
+        first_tokens=1,
+        first_by="one each",
+    )
+    return Exchange(
+        session_id=number,
+        turn=0,
+        due_s=sent,
+        queued_s=sent,
+        sent_s=sent,
+        ended_s=pieces[-1] if is_ok else None,
+        reply=reply if is_ok else None,
+        error=None if is_ok else each.error or "no answer",
+    )
+
+
+# -- the run ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedDeployment:
+    """Stands for a run that another tool made."""
+
+    record: RunRecord
+    basis: str
+    obtained: ClassVar[Obtained] = "measured"
+    modules: ClassVar[tuple[str, ...]] = (__name__,)
+    is_tied_here: ClassVar[bool] = True
+
+    def check_machine(self) -> None:
+        """Any machine can read a file."""
+
+    def run(self, workload: object, on_progress: object = None) -> RunRecord:
+        return self.record
+
+
+def import_file(path: Path, store: Store, *, dataset: str, platform: str, seed: int = 0) -> StoredRun:
+    """Stores the file's requests as a run of ``openai-http``; which tool made it is a knob."""
+    tool, answers = read_answers(path)
+    basis = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    cell = Cell(
+        system=SYSTEM,
+        dataset=dataset,
+        platform=platform,
+        executor=EXECUTOR,
+        seed=seed,
+        knobs=(("tool", tool), ("basis", basis)),
+    )
+    deployment = ImportedDeployment(record=record_of(tool, answers), basis=basis)
+    place = {"cpu": None, "cores": None, "threads": None, "torch": None}
+    experiment = Experiment(cell=cell, deployment=deployment, workload=None, place=place)
+    now = utc_now()
+    took = max(each.pieces_s[-1] for each in answers if each.pieces_s) - answers[0].sent_s
+    provenance = collect(
+        obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=took), dataset=None
+    )
+    assert experiment.family is HTTP
+    store.root.mkdir(parents=True, exist_ok=True)
+    return store.put(pack(experiment, deployment.record, provenance))

@@ -1,0 +1,136 @@
+"""Files of other tools as our runs, and our runs in their formats. ``files/guidellm.json`` was recorded against ``repro serve``, and is cut
+to what is read of it; the other tools' files are written here as they write them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command import refused, repro
+
+from repro.interchange.exported import report_of, trace_of
+from repro.interchange.imported import READERS, import_file, read_answers
+from repro.runs.store import Store
+from repro.workbench.comparison import folder_of
+
+FILES = Path(__file__).with_name("files")
+SENT, TTFT, GAP, TOKENS = 0.5, 0.2, 0.05, 5
+"""Ten requests, one every half second: the first token after 200 ms, and four more every 50 ms."""
+
+
+def written(tool: str, folder: Path) -> Path:
+    """Ten such requests, as the tool writes them."""
+    sent = [100 + SENT * place for place in range(10)]
+    gaps = [GAP] * (TOKENS - 1)
+    latency = TTFT + sum(gaps)
+    lists = {"input_lens": [8] * 10, "output_lens": [TOKENS] * 10, "ttfts": [TTFT] * 10, "itls": [gaps] * 10}
+    lists["errors"] = [""] * 10
+    path = folder / f"{tool}.json"
+    match tool:
+        case "vllm":
+            told = json.dumps({**lists, "start_times": sent, "duration": 5.0})
+        case "sglang":
+            told = json.dumps({**lists, "duration": 4.9, "max_concurrency": 1}) + "\n"
+        case "inference-perf":
+            stamps = [[start + TTFT + GAP * token for token in range(TOKENS)] for start in sent]
+            told = json.dumps(
+                [
+                    {
+                        "start_time": start,
+                        "end_time": start + latency + 0.3,
+                        "error": None,
+                        "info": {
+                            "request_metrics": {"text": {"input_tokens": 8}},
+                            "response_metrics": {"output_tokens": TOKENS, "output_token_times": own},
+                        },
+                    }
+                    for start, own in zip(sent, stamps, strict=True)
+                ]
+            )
+        case "aiperf":
+            values = {"time_to_first_token": 1e3 * TTFT, "request_latency": 1e3 * latency}
+            values |= {"input_sequence_length": 8, "output_sequence_length": TOKENS}
+            metrics = {name: {"value": value, "unit": "ms"} for name, value in values.items()}
+            lines = [{"metadata": {"request_start_ns": int(1e9 * start)}, "metrics": metrics} for start in sent]
+            told = "\n".join(map(json.dumps, lines))
+    path.write_text(told)
+    return path
+
+
+@pytest.mark.parametrize("tool", ["vllm", "sglang", "inference-perf", "aiperf"])
+def test_a_file_gives_the_numbers_of_its_requests(tool, tmp_path):
+    path = written(tool, tmp_path)
+    assert read_answers(path)[0] == tool
+    run = import_file(path, Store(tmp_path / "runs"), dataset="d", platform="p")
+    assert run.validity.valid, run.validity.reasons
+    mean = {name: run.summary[name]["mean"] for name in ("ttft_s", "tpot_s", "e2el_s")}
+    assert mean == pytest.approx({"ttft_s": TTFT, "tpot_s": GAP, "e2el_s": 0.4}, rel=1e-6)
+    # AIPerf keeps no gaps; all others every one.
+    assert run.summary["itl_s"]["mean"] == (None if tool == "aiperf" else pytest.approx(GAP))
+    assert run.summary["throughput_tok_s"] == pytest.approx(10 * TOKENS / 4.9)
+
+
+def test_what_was_recorded_gives_what_the_tool_says(tmp_path):
+    told = json.loads((FILES / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
+    summary = import_file(FILES / "guidellm.json", Store(tmp_path), dataset="d", platform="p").summary
+    theirs = {name: each["successful"]["mean"] for name, each in told.items()}
+    assert 1e3 * summary["ttft_s"]["mean"] == pytest.approx(theirs["time_to_first_token_ms"], rel=1e-6)
+    assert 1e3 * summary["tpot_s"]["mean"] == pytest.approx(theirs["inter_token_latency_ms"], rel=1e-6)
+    # Its latency ends with the stream, ours with the last token.
+    assert summary["e2el_s"]["mean"] < theirs["request_latency"]
+
+
+def test_two_sides_are_compared(tmp_path):
+    for tool in ("vllm", "aiperf"):
+        repro("import", written(tool, tmp_path), "--result-dir", tmp_path / tool)
+    ran = repro("compare", tmp_path / "vllm", tmp_path / "aiperf", "--metric", "ttft_s.mean")
+    assert ran.code == 0, ran
+    assert "no change" in ran.out
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"benchmarks": [{}]}', '{"a": 1}\n{"a": 2}', "no"])
+def test_other_files_are_refused_in_one_sentence(text, tmp_path):
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    assert "give vllm bench serve" in refused(repro("import", path, "--result-dir", tmp_path / "runs"))
+
+
+def test_failed_requests_are_kept_as_failed(tmp_path):
+    told = json.loads(written("vllm", tmp_path).read_text())
+    told["errors"][3], told["ttfts"][3], told["itls"][3] = "refused\nthere", 0.0, []
+    (tmp_path / "bad.json").write_text(json.dumps(told))
+    run = import_file(tmp_path / "bad.json", Store(tmp_path / "runs"), dataset="d", platform="p")
+    assert run.summary["num_requests"] == {"ok": 9, "failed": 1, "unfinished": 0}
+    assert not run.validity.valid
+    assert set(READERS) == {"vllm", "sglang", "aiperf", "guidellm", "inference-perf"}
+
+
+def test_a_report_of_llm_d_has_our_numbers_in_its_units(tmp_path):
+    import_file(written("vllm", tmp_path), Store(tmp_path / "runs"), dataset="d", platform="p")
+    ran = repro("export", tmp_path / "runs", "--format", "llmd-benchmark-report", "--out", tmp_path / "out")
+    assert ran.code == 0, ran
+    (file,) = (tmp_path / "out").iterdir()
+    told = json.loads(file.read_text())
+    (run,) = folder_of(tmp_path / "runs").runs
+    assert told == json.loads(json.dumps(report_of(run)))
+    assert told["version"] == "0.2.1"
+    aggregate = told["results"]["request_performance"]["aggregate"]
+    assert aggregate["requests"]["total"] == 10
+    assert aggregate["latency"]["time_to_first_token"]["units"] == "s"
+    assert aggregate["latency"]["time_to_first_token"]["mean"] == pytest.approx(TTFT)
+    assert aggregate["throughput"]["output_token_rate"] == {"units": "tokens/s", "mean": pytest.approx(50 / 4.9)}
+
+
+def test_a_trace_has_every_span_of_a_run(tmp_path):
+    run = import_file(written("vllm", tmp_path), Store(tmp_path), dataset="d", platform="p")
+    text, count = trace_of(run.file)
+    events = json.loads(text)["traceEvents"]
+    spans = [each for each in events if each["ph"] == "X"]
+    assert (len(events), len(spans)) == (count, 20)
+    first = [each for each in spans if each["name"] == "first output"]
+    assert [each["ts"] for each in first] == pytest.approx([1e6 * SENT * place for place in range(10)])
+    assert {each["dur"] for each in first} == {pytest.approx(1e6 * TTFT)}
+    # No two of one thread overlap: they are never two requests at once.
+    assert {each["tid"] for each in spans} == {0}
+    path = tmp_path / "no.gz"
+    path.write_bytes(b"no run")
+    assert "holds no run" in refused(repro("trace-events", path, "--out", tmp_path / "t.json"))
