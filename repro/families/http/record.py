@@ -270,7 +270,8 @@ def output_lengths(record: RunRecord) -> Iterator[str]:
     """Exactly as long as asked for where ends of text are ignored, else at most. A tokenizer may read text otherwise than it was made."""
     is_exact = record.facts.get("ignore_eos", False)
     rows = _ok_rows(record, "asked_tokens", "output_len", "counted_by")
-    wrong = sum((got != asked if is_exact else got > asked) for asked, got, by in rows if by != "tokenizer")
+    rows = ((asked, got) for asked, got, by in rows if by != "tokenizer" and asked is not None)
+    wrong = sum((got != asked if is_exact else got > asked) for asked, got in rows)
     if wrong:
         rule = "exactly" if is_exact else "at most"
         yield f"{wrong} answers have not {rule} the tokens that were asked for"
@@ -279,7 +280,7 @@ def output_lengths(record: RunRecord) -> Iterator[str]:
 def prompt_lengths(record: RunRecord) -> Iterator[str]:
     """As the endpoint counts them, where it does: it cannot have read more or less than was sent."""
     rows = _ok_rows(record, "prompt_len", "least_prompt", "most_prompt")
-    wrong = [(told, least, most) for told, least, most in rows if not least <= told <= most]
+    wrong = [(told, least, most) for told, least, most in rows if least is not None and not least <= told <= most]
     if wrong:
         told, least, most = wrong[0]
         sent = f"{least} that were sent" if least == most else f"{least} to {most} that what was sent can be"
@@ -344,7 +345,7 @@ def warnings(record: RunRecord) -> Iterator[str]:
 def _unseen_tokens(record: RunRecord) -> Iterator[str]:
     """Ends of text that are ignored leave no text, and neither does a lie."""
     rows = _ok_rows(record, "output_len", "text_bytes", "num_ids")
-    if unseen := sum(ids is None and told > num_bytes for told, num_bytes, ids in rows):
+    if unseen := sum(ids is None and num_bytes is not None and told > num_bytes for told, num_bytes, ids in rows):
         yield f"{unseen} answers have fewer bytes of text than tokens (usage), and nothing shows the others: {SHOW_IDS}"
 
 
