@@ -84,16 +84,21 @@ def _sglang(told: Mapping[str, Any]) -> list[Answer]:
 
 def _inference_perf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """``per_request_lifecycle_metrics.json``. Tokens of one event have one stamp each, and the same."""
-    return [
-        Answer(
-            sent_s=each["start_time"],
-            pieces_s=each["info"]["response_metrics"]["output_token_times"],
-            prompt_len=each["info"]["request_metrics"]["text"]["input_tokens"],
-            output_len=each["info"]["response_metrics"]["output_tokens"],
-            error=_line((each.get("error") or {}).get("error_msg")),
+    found = []
+    for each in told:
+        error, info = _line((each.get("error") or {}).get("error_msg")), each["info"]
+        # A request that failed may have no answer at all.
+        answer = {"output_token_times": [], "output_tokens": 0} if error else info["response_metrics"]
+        found.append(
+            Answer(
+                sent_s=each["start_time"],
+                pieces_s=answer["output_token_times"],
+                prompt_len=info["request_metrics"]["text"]["input_tokens"],
+                output_len=answer["output_tokens"],
+                error=error,
+            )
         )
-        for each in told
-    ]
+    return found
 
 
 def _guidellm(told: Mapping[str, Any]) -> list[Answer]:
@@ -236,7 +241,7 @@ def _warnings(tool: str) -> Iterator[str]:
 
 
 def _exchange(number: int, each: Answer, start: float) -> Exchange:
-    sent, is_ok = each.sent_s - start, each.error is None and len(each.pieces_s) > 0
+    sent, is_ok = each.sent_s - start, each.error is None and each.output_len > 0 < len(each.pieces_s)
     pieces = [stamp - start for stamp in each.pieces_s]
     reply = Reply(
         chunks_s=pieces,
