@@ -82,13 +82,16 @@ def _sglang(told: Mapping[str, Any]) -> list[Answer]:
     return found
 
 
+_NONE: Mapping[str, Any] = {"output_token_times": (), "output_tokens": 0}
+
+
 def _inference_perf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """``per_request_lifecycle_metrics.json``. Tokens of one event have one stamp each, and the same."""
     found = []
     for each in told:
         error, info = _line((each.get("error") or {}).get("error_msg")), each["info"]
         # A request that failed may have no answer at all.
-        answer = {"output_token_times": [], "output_tokens": 0} if error else info["response_metrics"]
+        answer: Mapping[str, Any] = info["response_metrics"] if error is None else _NONE
         found.append(
             Answer(
                 sent_s=each["start_time"],
@@ -279,6 +282,10 @@ class ImportedDeployment:
     modules: ClassVar[tuple[str, ...]] = (__name__,)
     is_tied_here: ClassVar[bool] = True
 
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return self.record.facts
+
     def check_machine(self) -> None:
         """Any machine can read a file."""
 
@@ -302,7 +309,7 @@ def import_file(path: Path, store: Store, *, dataset: str, platform: str, seed: 
     place = {"cpu": None, "cores": None, "threads": None, "torch": None}
     experiment = Experiment(cell=cell, deployment=deployment, workload=None, place=place)
     now = utc_now()
-    took = max(each.pieces_s[-1] for each in answers if each.pieces_s) - answers[0].sent_s
+    took = max((each.pieces_s[-1] for each in answers if each.pieces_s), default=answers[0].sent_s) - answers[0].sent_s
     provenance = collect(
         obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=took), dataset=None
     )

@@ -101,6 +101,13 @@ def test_failed_requests_are_kept_as_failed(tmp_path):
     run = import_file(tmp_path / "bad.json", Store(tmp_path / "runs"), dataset="d", platform="p")
     assert run.summary["num_requests"] == {"ok": 9, "failed": 1, "unfinished": 0}
     assert not run.validity.valid
+    # Where all failed there is no time, and where a tool keeps no answer of such a request, none is read.
+    told = json.loads(written("inference-perf", tmp_path).read_text())
+    for each in told:
+        each["error"], each["info"]["response_metrics"] = {"error_type": "HTTP Error 400", "error_msg": "no"}, None
+    (tmp_path / "bad.json").write_text(json.dumps(told))
+    run = import_file(tmp_path / "bad.json", Store(tmp_path / "none"), dataset="d", platform="p")
+    assert run.summary["num_requests"] == {"ok": 0, "failed": 10, "unfinished": 0}
     assert set(READERS) == {"vllm", "sglang", "aiperf", "guidellm", "inference-perf"}
 
 
