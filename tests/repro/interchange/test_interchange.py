@@ -1,5 +1,5 @@
-"""Files of other tools as our runs, and our runs in their formats. ``files/guidellm.json`` was recorded against ``repro serve``, and is cut
-to what is read of it; the other tools' files are written here as they write them."""
+"""Files of other tools as our runs, and our runs in their formats. Those in ``files`` were recorded against
+``repro serve``, and are cut to what is read of them; the other tools' are written here as they write them."""
 
 import json
 from pathlib import Path
@@ -77,6 +77,14 @@ def test_what_was_recorded_gives_what_the_tool_says(tmp_path):
     assert 1e3 * summary["tpot_s"]["mean"] == pytest.approx(theirs["inter_token_latency_ms"], rel=1e-6)
     # Its latency ends with the stream, ours with the last token.
     assert summary["e2el_s"]["mean"] < theirs["request_latency"]
+
+
+def test_what_aiperf_recorded_gives_what_it_says(tmp_path):
+    """It said TTFT and latency 1076.867 ms and 42.2551 tokens a second; its last second ends with the run, ours with the last token."""
+    summary = import_file(FILES / "aiperf.jsonl", Store(tmp_path), dataset="d", platform="p").summary
+    assert 1e3 * summary["ttft_s"]["mean"] == pytest.approx(1076.8666916666666, rel=1e-6)
+    assert 1e3 * summary["e2el_s"]["mean"] == pytest.approx(1076.8666916666666, rel=1e-6)
+    assert 42.2551 < summary["throughput_tok_s"] == pytest.approx(42.2551, rel=5e-3)
 
 
 def test_two_sides_are_compared(tmp_path):
