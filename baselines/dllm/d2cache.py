@@ -15,8 +15,8 @@ from baselines.dllm.dream import timestep_decode
 from baselines.dllm.options import D2CacheOptions
 from engines.dllm.config import DecodeConfig, Seen
 from engines.dllm.method import LEAP, PARALLEL, SERVED, Method, Options, Sampler
-from engines.dllm.plan import Request
-from engines.dllm.rows import NONE, Chosen, Positions, RowRule, Standing
+from engines.dllm.plan import Chosen, Request
+from engines.dllm.rows import NONE, Positions, RowRule, Standing
 
 Numbers = NDArray[np.float64]
 

@@ -17,8 +17,8 @@ from baselines.dllm.dream import timestep_decode
 from baselines.dllm.options import DkvOptions
 from engines.dllm.config import DecodeConfig, GenerationConfig, Seen
 from engines.dllm.method import BLOCKS, LEAP, PARALLEL, SERVED, Method, Options, Sampler
-from engines.dllm.plan import Request
-from engines.dllm.rows import NONE, Chosen, Positions, RowRule, Standing
+from engines.dllm.plan import Chosen, Request
+from engines.dllm.rows import NONE, Positions, RowRule, Standing
 from engines.errors import require
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from baselines.dllm.options import WindowOptions
 from engines.dllm.config import DecodeConfig, Seen
 from engines.dllm.method import LEAP, PARALLEL, SERVED, Method, Options, Sampler
-from engines.dllm.plan import Request
-from engines.dllm.rows import NONE, Chosen, Positions, RowRule, Standing
+from engines.dllm.plan import Chosen, Request
+from engines.dllm.rows import NONE, Positions, RowRule, Standing
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any
 from engines.data import asked
 from engines.dllm.config import Phase, SeeingRule
 from engines.dllm.plan import (
+    Chosen,
     Executor,
     ExecutorError,
     Occupancy,
@@ -24,7 +25,6 @@ from engines.dllm.plan import (
     StepPlan,
     StepRecord,
 )
-from engines.dllm.rows import Chosen
 from engines.dllm.scheduling import Scheduler, booked, due_fields, plan_item
 from engines.dllm.sequence import Sequence, hold_together, is_open_ended
 from engines.errors import RunError

@@ -7,15 +7,54 @@ answers it with a ``StepOutcome``; the engine reports the step as a ``StepRecord
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from engines.dllm.config import GenerationConfig, Learned, Phase
-from engines.dllm.rows import NOTHING_CHOSEN, SIZE, Chosen
 from engines.errors import RunError, require
 from engines.runtime.step_timer import DeviceTimes
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from engines.models.config import ModelConfig
+
+POSITION_BYTES = 8
+
+
+class Chosen(NamedTuple):
+    """What a step computes, of a rule that chooses its rows (``engines.dllm.rows``). Arrays are kept as their bytes: the engine compares
+    every plan with what is due."""
+
+    rows: bytes = b""
+    """Positions, as int64s; so the next two."""
+    keys: bytes = b""
+    """None for all."""
+    places: bytes = b""
+    """Masks of the block that get logits."""
+    weights: bytes = b""
+    """float64 of each place, by which its confidence is multiplied before it is ranked: below 0 it is not committed. None for all 1."""
+    commit: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        rows: "NDArray[Any]",
+        places: "NDArray[Any]",
+        commit: int,
+        keys: "NDArray[Any] | None" = None,
+        weights: "NDArray[Any] | None" = None,
+    ) -> Self:
+        own, attended, asked = (
+            b"" if each is None else each.astype("int64").tobytes() for each in (rows, keys, places)
+        )
+        return cls(own, attended, asked, b"" if weights is None else weights.astype("float64").tobytes(), commit)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows) // POSITION_BYTES
+
+
+NOTHING_CHOSEN = Chosen()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +134,7 @@ class PlanItem(NamedTuple):
     @property
     def candidates(self) -> int:
         """Masks of the block that get logits."""
-        return len(self.chosen.places) // SIZE if self.chosen.rows else self.masks_left
+        return len(self.chosen.places) // POSITION_BYTES if self.chosen.rows else self.masks_left
 
     @property
     def query_tokens(self) -> int:
@@ -108,7 +147,7 @@ class PlanItem(NamedTuple):
     @property
     def key_tokens(self) -> int:
         if self.chosen.keys:
-            return len(self.chosen.keys) // SIZE
+            return len(self.chosen.keys) // POSITION_BYTES
         return self.total_len if self.phase.is_refresh else self.kept_rows + self.window_len
 
 

@@ -9,50 +9,17 @@ Positions of tokens have to be known on the host, which therefore waits for ever
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engines.dllm.config import Phase, Seen, Window
-
-if TYPE_CHECKING:
-    from engines.dllm.plan import Request
+from engines.dllm.plan import Chosen, Request
 
 Positions = NDArray[np.int64]
 """In ascending order."""
-Numbers = NDArray[Any]
 NONE: Positions = np.zeros(0, dtype=np.int64)
-SIZE = NONE.itemsize
-"""Bytes of a position."""
-
-
-class Chosen(NamedTuple):
-    """What a step computes. Arrays are kept as their bytes: the engine compares every plan with what is due."""
-
-    rows: bytes = b""
-    """Positions, as int64s; so the next two."""
-    keys: bytes = b""
-    """None for all."""
-    places: bytes = b""
-    """Masks of the block that get logits."""
-    weights: bytes = b""
-    """float64 of each place, by which its confidence is multiplied before it is ranked: below 0 it is not committed. None for all 1."""
-    commit: int = 0
-
-    @classmethod
-    def of(
-        cls, rows: Positions, places: Positions, commit: int, keys: Positions = NONE, weights: Numbers = NONE
-    ) -> Self:
-        own, attended, asked = (each.astype(np.int64).tobytes() for each in (rows, keys, places))
-        return cls(own, attended, asked, weights.astype(np.float64).tobytes(), commit)
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.rows) // SIZE
-
-
-NOTHING_CHOSEN = Chosen()
 
 
 def array_of(positions: bytes) -> Positions:
@@ -88,7 +55,7 @@ class RowRule(ABC):
         return Phase.REUSE
 
     @abstractmethod
-    def of(self, request: "Request") -> "RowRule":
+    def of(self, request: Request) -> "RowRule":
         """A request's own, which keeps state."""
 
     @abstractmethod

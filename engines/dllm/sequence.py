@@ -25,8 +25,8 @@ from engines.dllm.config import (
     Window,
     check_phase,
 )
-from engines.dllm.plan import Request
-from engines.dllm.rows import NOTHING_CHOSEN, SIZE, RowRule, Rows, Standing
+from engines.dllm.plan import NOTHING_CHOSEN, POSITION_BYTES, Request
+from engines.dllm.rows import RowRule, Rows, Standing
 from engines.errors import require
 
 _EPS = 1e-3
@@ -152,7 +152,7 @@ class Sequence:
         """Rows of all kinds that the block has: less than ``total_len`` where masks behind it are cut."""
         if (cut := self.config.cut).cuts:
             self.suffix = (np.array(cut.kept(generation, block), dtype=np.int64) + self.request.prompt_len).tobytes()
-            self.length = self.block_end + len(self.suffix) // SIZE
+            self.length = self.block_end + len(self.suffix) // POSITION_BYTES
         self.window_end = self.block_end if self.rule.window == "block" else self.length
         self.masks_left = self.block_end - self.block_start
         self.masks: tuple[int, ...] = (self.masks_left,)

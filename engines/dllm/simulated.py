@@ -16,8 +16,7 @@ import numpy as np
 
 from engines.cost.roofline import StepPrice, StepWork
 from engines.dllm.config import EngineConfig, GenerationConfig, Phase, RefreshRule, Seen
-from engines.dllm.plan import DelegatingExecutor, Executor, Request, StepOutcome, StepPlan
-from engines.dllm.rows import SIZE
+from engines.dllm.plan import POSITION_BYTES, DelegatingExecutor, Executor, Request, StepOutcome, StepPlan
 from engines.errors import UserError, require
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import DeviceTimes
@@ -262,7 +261,7 @@ def step_work(plan: StepPlan, config: EngineConfig, num_layers: int = 1) -> Step
     for item in plan.items:
         kept = sparsity.mean_rows(item.kept_rows, num_layers) if selects else item.kept_rows
         if item.chosen.rows:
-            rows, keys = item.query_tokens, len(item.chosen.keys) // SIZE or item.total_len
+            rows, keys = item.query_tokens, len(item.chosen.keys) // POSITION_BYTES or item.total_len
             written += rows
         elif item.phase is Phase.REUSE:
             window = item.window_end - item.block_start

@@ -19,8 +19,8 @@ from torch import Tensor
 from engines.attention import Run, Spans
 from engines.dllm.config import EngineConfig, Phase, SparsityConfig
 from engines.dllm.denoise import Reduced, Sampling
-from engines.dllm.plan import PlanItem, StepPlan
-from engines.dllm.rows import Chosen, array_of
+from engines.dllm.plan import Chosen, PlanItem, StepPlan
+from engines.dllm.rows import array_of
 from engines.kernels.pack import Building
 from engines.kernels.scores import ContextRows, attended, importance
 from engines.models.protocol import Attend, Ranks, Rotary
