@@ -7,8 +7,8 @@ becomes KV rows.
 
 from dataclasses import dataclass
 
-from engines.dllm.config import EngineConfig, GenerationConfig, LogitRows
-from engines.dllm.sequence import cache_rows
+from engines.dllm.config import EngineConfig, GenerationConfig, LogitRows, SparsityConfig, Window
+from engines.errors import require
 from engines.models.shape import ModelShape
 
 GUARD_FRACTION = 0.05
@@ -81,3 +81,18 @@ def divide_memory(
 def concurrency(plan: MemoryPlan, config: EngineConfig, total_len: int, generation: GenerationConfig) -> int:
     """Requests of this size that can be alive together: pool rows and ``max_num_seqs`` permitting."""
     return min(config.max_num_seqs, plan.kv_rows // cache_rows(total_len, generation, config.sparsity))
+
+
+def cache_rows(total_len: int, generation: GenerationConfig, sparsity: SparsityConfig, window: Window = "block") -> int:
+    """KV rows that a request of ``total_len`` tokens, prompt and answer, holds for life: max over its blocks b of
+    kept_rows(T - B_b) + B_b (§4.5). A block's own K and V lie behind the retained rows; the last may be shorter."""
+    require(
+        total_len >= generation.gen_length,
+        f"total_len={total_len} is less than gen_length={generation.gen_length}: it includes the prompt",
+    )
+    if window == "suffix":
+        lengths = set(range(generation.gen_length, 0, -generation.block_length))
+    else:
+        last = generation.gen_length - (generation.num_blocks - 1) * generation.block_length
+        lengths = {last} if generation.num_blocks == 1 else {generation.block_length, last}
+    return max(sparsity.kept_rows(total_len - length) + length for length in lengths)

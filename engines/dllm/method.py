@@ -27,9 +27,9 @@ from engines.dllm.config import (
     check_settling,
 )
 from engines.dllm.engine import Engine
+from engines.dllm.memory import cache_rows
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler
-from engines.dllm.sequence import cache_rows
 from engines.dllm.simulated import RooflineExecutor
 from engines.errors import UserError, require
 from engines.knobs import given_to, knobs_of

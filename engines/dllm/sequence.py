@@ -21,13 +21,11 @@ from engines.dllm.config import (
     RefreshRule,
     SeeingRule,
     Seen,
-    SparsityConfig,
-    Window,
     check_phase,
 )
+from engines.dllm.memory import cache_rows
 from engines.dllm.plan import NOTHING_CHOSEN, POSITION_BYTES, Request
 from engines.dllm.rows import RowRule, Rows, Standing
-from engines.errors import require
 
 _EPS = 1e-3
 
@@ -76,21 +74,6 @@ def steps_per_block(generation: GenerationConfig) -> tuple[int, ...]:
 def is_open_ended(generation: GenerationConfig, decode: DecodeConfig) -> bool:
     """Whether the executor, not the schedule, says how many tokens a step commits."""
     return generation.is_parallel or decode.quota == "origin"
-
-
-def cache_rows(total_len: int, generation: GenerationConfig, sparsity: SparsityConfig, window: Window = "block") -> int:
-    """KV rows that a request of ``total_len`` tokens, prompt and answer, holds for life: max over its blocks b of
-    kept_rows(T - B_b) + B_b (§4.5). A block's own K and V lie behind the retained rows; the last may be shorter."""
-    require(
-        total_len >= generation.gen_length,
-        f"total_len={total_len} is less than gen_length={generation.gen_length}: it includes the prompt",
-    )
-    if window == "suffix":
-        lengths = set(range(generation.gen_length, 0, -generation.block_length))
-    else:
-        last = generation.gen_length - (generation.num_blocks - 1) * generation.block_length
-        lengths = {last} if generation.num_blocks == 1 else {generation.block_length, last}
-    return max(sparsity.kept_rows(total_len - length) + length for length in lengths)
 
 
 def rule_of(rule: RefreshRule, request: Request) -> RefreshRule:

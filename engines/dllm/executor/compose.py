@@ -26,10 +26,9 @@ from engines.dllm.executor.rollout import Rollout
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import AttendFactory, Forward, Head, StepRows
 from engines.dllm.executor.torch import KernelChoice, TorchExecutor
-from engines.dllm.memory import logit_rows_at_once
+from engines.dllm.memory import cache_rows, logit_rows_at_once
 from engines.dllm.plan import PlanItem, Request, check_request
 from engines.dllm.scheduling import KvPool, PhaseScheduler
-from engines.dllm.sequence import cache_rows
 from engines.errors import require
 from engines.machine import without_collection
 from engines.models.protocol import Attend, DiffusionModel

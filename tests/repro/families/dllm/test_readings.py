@@ -69,7 +69,7 @@ def facts_of(cell: Cell) -> Mapping[str, Any]:
 
 def test_parallel_decoding_needs_a_batch_of_one_or_continuous_batching():
     for reading in ("published", "efficient"):
-        with pytest.raises(UserError, match=r"threshold=0\.9, factor=None: parallel .*add --batch-size 1"):
+        with pytest.raises(UserError, match=r"threshold=0\.9: parallel .*add --batch-size 1"):
             prepare(cell_of("fast-dllm", "cpu-tiny", reading=reading, threshold=0.9))
     assert prepare(cell_of("fast-dllm", "cpu-tiny", reading="policy", threshold=0.9)).deployment.batch_size is None
     assert prepare(cell_of("fast-dllm", "cpu-tiny", batch_rule="one", threshold=0.9)).deployment.batch_size == 1
