@@ -289,18 +289,22 @@ class GapLog:
         return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
 
     def _of_stays(self, stays: Ints) -> Gaps:
-        row, start = self.stay_row[stays], self.start[stays]
-        length = self.end[stays] - start
-        # Of the slices, one index after the other: start[i] + 0..length[i].
-        within = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
-        index = np.repeat(start, length) + within
-        rows = np.concatenate([row, np.repeat(row, length)])
-        order = np.argsort(rows, kind="stable")
-        return Gaps(
-            rows[order],
-            np.concatenate([self.first_gap_s[stays], self.log_gap_s[index]])[order],
-            np.concatenate([np.ones(len(row), dtype=np.int64), self.log_tokens[index]])[order],
-        )
+        stays = stays[np.argsort(self.stay_row[stays], kind="stable")]
+        row, length = self.stay_row[stays], self.end[stays] - self.start[stays] + 1
+        # Each stay's first gap, and behind it its part of the log.
+        first = np.cumsum(length) - length
+        index = np.arange(length.sum()) + np.repeat(self.start[stays] - 1 - first, length)
+        index[first] = 0
+        rows, is_empty = np.repeat(row, length), not len(self.log_gap_s)
+        gap_s = np.empty(len(index)) if is_empty else self.log_gap_s[index]
+        tokens = np.empty(len(index), np.int64) if is_empty else self.log_tokens[index]
+        gap_s[first], tokens[first] = self.first_gap_s[stays], 1
+        if (row[1:] == row[:-1]).any():  # first gaps of a round stand before the others
+            is_later = np.ones(len(index), dtype=np.bool_)
+            is_later[first] = False
+            order = np.lexsort((is_later, rows))
+            rows, gap_s, tokens = rows[order], gap_s[order], tokens[order]
+        return Gaps(rows, gap_s, tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ def tightest(objectives: Sequence[Objective], *metrics: str) -> float | None:
 
 
 class Times(NamedTuple):
-    """``values[i]`` seconds, ``counts[i]`` times; what never came took for ever."""
+    """``values[i]`` seconds, ``counts[i]`` times, at least once each; what never came took for ever."""
 
     values: Floats
     counts: Ints
@@ -99,14 +99,19 @@ class Times(NamedTuple):
 
     def percentile(self, percentile: float) -> float | None:
         """Interpolates linearly between order statistics, as numpy does and as ``repro bench`` reports; None of nothing."""
-        if not self.num:
+        num = self.num
+        if not num:
             return None
-        order = np.argsort(self.values, kind="stable")
-        ends = np.cumsum(self.counts[order])
-        place = (int(ends[-1]) - 1) * percentile / 100
+        place = (num - 1) * percentile / 100
         below = int(np.floor(place))
+        # Those from there on are among as many of the largest, as each counts at least once.
+        least = max(0, len(self.values) - (num - below))
+        largest = np.argpartition(self.values, least)[least:]
+        order = largest[np.argsort(self.values[largest])]
+        ends = np.cumsum(self.counts[order])
+        ends += num - ends[-1]
         low, high = (
-            float(self.values[order[int(np.searchsorted(ends, min(index, ends[-1] - 1), side="right"))]])
+            float(self.values[order[int(np.searchsorted(ends, min(index, num - 1), side="right"))]])
             for index in (below, below + 1)
         )
         part = place - below
