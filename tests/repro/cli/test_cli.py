@@ -108,7 +108,20 @@ def test_list_names_everything():
     assert names["platform"] == {
         *("h20-llada2-mini", "h200-llada2-mini", "h200-sdar-8b", "h100-sdar-8b"),
         *("h100-diffusiongemma", "h200-diffusiongemma"),
-        *("cpu-tiny", "cpu-long", "rtx4090", "l40s", "a100", "h100", "h200", "b200", "h20", "h20x32", "h200x32", "endpoint"),
+        *(
+            "cpu-tiny",
+            "cpu-long",
+            "rtx4090",
+            "l40s",
+            "a100",
+            "h100",
+            "h200",
+            "b200",
+            "h20",
+            "h20x32",
+            "h200x32",
+            "endpoint",
+        ),
     }
     assert names["figure"] == set(FIGURES)
     assert "dllm-serve/fig3" in names["figure"]
