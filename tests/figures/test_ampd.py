@@ -177,11 +177,16 @@ def test_attainment_falls_between_two_rates_by_their_logarithms(shares, rate):
 
 def test_rates_of_the_knee_are_multiples_of_what_the_prefill_workers_of_the_plan_keep_up_with():
     cells = knee.FIGURE.cells(VIEW)
-    assert len(cells) == len(set(cells)) == 12 * len(knee.MULTIPLES) * len(knee.SHOWN) * 3
+    rates = 12 * len(knee.MULTIPLES) + len(knee.STEEP) * len(knee.BEYOND)
+    assert len(cells) == len(set(cells)) == rates * len(knee.SHOWN) * 3
     panel = panel_of("Llama-3.1-70B", "gaia")
     rate = knee.keeps_up(VIEW, panel)
     own = [cell for cell in cells if (cell.dataset, cell.knob_values["model"]) == ("gaia", panel.model)]
-    assert sorted({cell.rate for cell in own}) == [float(f"{each * rate:.2g}") for each in knee.MULTIPLES]
+    assert sorted({cell.rate for cell in own}) == [
+        float(f"{each * rate:.2g}") for each in (*knee.MULTIPLES, *knee.BEYOND)
+    ]
+    usual = {cell.rate for cell in cells if (cell.dataset, cell.knob_values["model"]) == ("toolbench", panel.model)}
+    assert len(usual) == len(knee.MULTIPLES), "not a steep panel"
     tuned = [cell for cell in own if cell.knob_values["deployment"] == "search"]
     told = {float(f"{each * rate:.2g}") for each in knee.TUNED_FOR}
     assert {cell.knob_values["planning_rate"] for cell in tuned} == told

@@ -20,6 +20,8 @@ ROUNDING = 1e-9
 
 _CHOSEN = frozenset({"n", "num_requests"})
 """Entries of a summary that the workload chooses and no run finds."""
+_LIMITED = frozenset({"most_postponed"})
+"""Counts that the code keeps within a limit: runs are below where they are, never above."""
 _TIMES = ("submit_lag_s", "admitted_s", "first_output_s", "finished_s")
 _MARKS = ("correct", "correct_strict")
 
@@ -93,6 +95,8 @@ class _Scaled(Mapping[str, Any]):
                 self._scaled[name] = draw.uniform(0, self._size)
             else:
                 self._scaled[name] = own if name in _CHOSEN else _scaled(own, draw, self._size)
+            if name in _LIMITED:
+                self._scaled[name] = min(own, self._scaled[name])
         return self._scaled[name]
 
     def __iter__(self) -> Iterator[str]:
