@@ -15,9 +15,11 @@ SHOWN = ("ttft_s", "tpot_s", "itl_s", "e2el_s")
 
 def import_(
     *,
-    files: Annotated[list[Path], typer.Argument(help="Result files with single requests; a repeat each.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="ARGS", help="Result files with single requests; a repeat each.")
+    ],
     dataset: Annotated[str, typer.Option(help="What was served, in your words.")] = "imported",
-    platform: Annotated[str, typer.Option(help="Where, in your words.")] = "elsewhere",
+    where: Annotated[str, typer.Option(help="On which machine, in your words.")] = "elsewhere",
     result_dir: Annotated[Path | None, typer.Option(help="Where runs go [default: results/local].")] = None,
     json: opt.Json = False,
 ) -> None:
@@ -26,7 +28,7 @@ def import_(
     from repro.runs.store import Store
 
     store = Store(writable_folder("result_dir", result_dir or LOCAL))
-    runs = [import_file(path, store, dataset=dataset, platform=platform, seed=seed) for seed, path in enumerate(files)]
+    runs = [import_file(path, store, dataset=dataset, platform=where, seed=seed) for seed, path in enumerate(files)]
     if json:
         print_json({"runs": [{"file": str(run.file), "summary": run.summary} for run in runs]})
         return

@@ -151,6 +151,7 @@ def test_every_option_of_a_path_is_known_as_one():
     assert found == {
         *("--dataset-path", "--export", "--golden", "--out", "--out-dir", "--plot", "--prompt-ids", "--result-dir"),
         *("--results", "--trace-path", "--file", "--folder", "--grid", "--measured", "--aisimulate"),
+        *("--files", "--run"),
     }
 
 
