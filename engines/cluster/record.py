@@ -276,6 +276,26 @@ class GapLog:
     def whole(self) -> Gaps:
         return self._of_stays(np.arange(len(self.stay_row)))
 
+    def of_rounds(self, which: npt.NDArray[np.bool_]) -> "GapLog":
+        """The stays of these rounds, in the same log."""
+        kept = which[self.stay_row]
+        stays = {name: getattr(self, name)[kept] for name in ("stay_row", "start", "end", "first_gap_s")}
+        return GapLog(log_gap_s=self.log_gap_s, log_tokens=self.log_tokens, **stays)
+
+    def spread(self) -> tuple[Floats, Ints]:
+        """Gaps [n] in s, and for how many tokens [n] each stands: a gap of the log once, however many stays it is part of."""
+        num = len(self.log_gap_s)
+        stays = np.cumsum(np.bincount(self.start, minlength=num + 1) - np.bincount(self.end, minlength=num + 1))[:num]
+        kept, ones = stays > 0, np.ones(len(self.first_gap_s), dtype=np.int64)
+        tokens = (self.log_tokens * stays)[kept]
+        return np.concatenate([self.first_gap_s, self.log_gap_s[kept]]), np.concatenate([ones, tokens])
+
+    def num_gaps(self, num_rounds: int, limit_s: float = math.inf) -> Floats:
+        """Gaps of at most ``limit_s``, by round [num_rounds]."""
+        sums = np.concatenate([[0], np.cumsum(self.log_tokens * (self.log_gap_s <= limit_s))])
+        of_stay = sums[self.end] - sums[self.start] + (self.first_gap_s <= limit_s)
+        return np.bincount(self.stay_row, of_stay, num_rounds)
+
     def stats(self, group: Ints, num_groups: int) -> dict[ItlStat, Floats]:
         """As ``grouped_stats`` of all gaps, by the group of each round."""
         stay_group = group[self.stay_row]

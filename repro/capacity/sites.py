@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from engines.ampd.planner import PlanningWorkload, coefficients
 from engines.cluster.hardware import Deployment, replications, splits
-from engines.cluster.record import ClusterRun, GapLog, Gaps, grouped_stats, sessions_of_rounds
+from engines.cluster.record import ClusterRun, GapLog, sessions_of_rounds
 from engines.cluster.sessions import OpenLoop, Session
 from engines.cluster.simulation import Cluster, StopRule
 from engines.errors import UserError, require
@@ -532,13 +532,14 @@ def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: boo
     by_round = {"ttft": first_token_s - ready_s, "e2el": finished_s - ready_s}
     times = {name: Times.of(each[counts]) for name, each in by_round.items()}
     if any(each.metric in ("itl", "tpot") for each in objectives):  # they take as long as the run
-        gaps = run.gaps.whole if isinstance(run.gaps, GapLog) else run.gaps
-        gaps = Gaps(*(each[counts[gaps.row]] for each in gaps))
-        num_gaps = np.bincount(gaps.row, gaps.tokens, len(ready_s))
+        assert isinstance(run.gaps, GapLog), "a simulated run logs gaps by worker"
+        gaps = run.gaps.of_rounds(counts)
+        num_gaps = gaps.num_gaps(len(ready_s))
+        times["itl"] = Times(*gaps.spread())
+    if any(each.metric == "tpot" for each in objectives):
         with np.errstate(invalid="ignore"):  # NaN of a round of one token
             by_round["tpot"] = np.bincount(gaps.row, gaps.gap_s * gaps.tokens, len(ready_s)) / num_gaps
         times["tpot"] = Times.of(by_round["tpot"][counts & (num_gaps > 0)])
-        times["itl"] = Times(gaps.gap_s, gaps.tokens)
     good = counts & ~np.isnan(finished_s)
     for each in objectives:
         if each.metric == "itl":
@@ -562,16 +563,14 @@ def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: boo
     )
 
 
-def keeping(gaps: Gaps, num_rounds: int, limit_s: float) -> npt.NDArray[np.bool_]:
+def keeping(gaps: GapLog, num_rounds: int, limit_s: float) -> npt.NDArray[np.bool_]:
     """Which rounds have a P95 of their own gaps within a limit, or no gap. Only those whose P95 lies between a gap within the limit and
     one beyond are sorted."""
-    num_gaps = np.bincount(gaps.row, gaps.tokens, num_rounds)
-    num_within = np.bincount(gaps.row, gaps.tokens * (gaps.gap_s <= limit_s), num_rounds)
+    num_gaps, num_within = gaps.num_gaps(num_rounds), gaps.num_gaps(num_rounds, limit_s)
     place = 0.95 * (num_gaps - 1)
     keeps = (num_within > np.ceil(place)) | (num_gaps == 0)
     is_open = ~keeps & (num_within > np.floor(place))
-    own = Gaps(*(each[is_open[gaps.row]] for each in gaps))
-    p95_s = grouped_stats(own.row, own.gap_s, own.tokens, num_rounds)["p95"]
+    p95_s = gaps.of_rounds(is_open).stats(np.arange(num_rounds), num_rounds)["p95"]
     return keeps | (is_open & (p95_s <= limit_s))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.refusals import refuses
 
-from engines.cluster.record import Gaps
+from engines.cluster.record import GapLog
 from engines.errors import UserError
 from repro.capacity.objectives import LOAD, Objective, Sample, Times, is_lost, judged, parse_objectives, tightest
 from repro.capacity.sites import keeping
@@ -43,13 +43,28 @@ def test_percentiles_of_counted_times_are_numpys(pairs, percentile):
     assert Times(values.astype(float), counts).percentile(percentile) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@given(st.lists(st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.integers(1, 30)), max_size=4), min_size=1))
-def test_rounds_keep_a_limit_by_numpys_p95_of_their_own_gaps(rounds):
-    every = [(row, *each) for row, own in enumerate(rounds) for each in own]
-    gaps = Gaps(*np.array(every).reshape(-1, 3).T)
-    p95s = [np.percentile(np.repeat(*zip(*own, strict=True)), 95) if own else 0.0 for own in rounds]
-    keeps = keeping(gaps._replace(row=gaps.row.astype(int)), len(rounds), 2.5)
-    assert keeps.tolist() == [each <= 2.5 for each in p95s]
+GAPS = st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0]), st.integers(1, 30)), max_size=6)
+STAYS = st.lists(st.tuples(*[st.integers(0, 6)] * 3, st.sampled_from([1.0, 2.0, 3.0])), max_size=8)
+
+
+@given(GAPS, STAYS)
+def test_gaps_that_rounds_share_count_for_each_of_them(gaps, stays):
+    places = [(row % 4, *sorted((a % (len(gaps) + 1), b % (len(gaps) + 1))), first) for row, a, b, first in stays]
+    row, start, end = np.array([each[:3] for each in places], dtype=np.int64).reshape(-1, 3).T
+    gap_s, tokens = np.array(gaps, dtype=np.float64).reshape(-1, 2).T
+    first_gap_s = np.array([each[3] for each in places], dtype=np.float64)
+    log = GapLog(
+        log_gap_s=gap_s, log_tokens=tokens.astype(int), stay_row=row, start=start, end=end, first_gap_s=first_gap_s
+    )
+    rounds: list[list[float]] = [[], [], [], []]
+    for place, begin, stop, first in places:
+        rounds[place] += [first, *(each for value, num in gaps[begin:stop] for each in [value] * num)]
+    assert sorted(np.repeat(*log.spread())) == sorted(each for own in rounds for each in own)
+    assert log.num_gaps(4).tolist() == [len(each) for each in rounds]
+    assert keeping(log, 4, 2.5).tolist() == [not each or np.percentile(each, 95) <= 2.5 for each in rounds]
+    assert log.of_rounds(np.array([True, False, True, True])).num_gaps(4, 2.5).tolist() == [
+        0 if place == 1 else sum(value <= 2.5 for value in each) for place, each in enumerate(rounds)
+    ]
 
 
 def test_what_never_came_took_for_ever():
