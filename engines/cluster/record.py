@@ -294,7 +294,7 @@ class GapLog:
         """Gaps of at most ``limit_s``, by round [num_rounds]."""
         sums = np.concatenate([[0], np.cumsum(self.log_tokens * (self.log_gap_s <= limit_s))])
         of_stay = sums[self.end] - sums[self.start] + (self.first_gap_s <= limit_s)
-        return np.bincount(self.stay_row, of_stay, num_rounds)
+        return np.asarray(np.bincount(self.stay_row, of_stay, num_rounds), dtype=np.float64)
 
     def stats(self, group: Ints, num_groups: int) -> dict[ItlStat, Floats]:
         """As ``grouped_stats`` of all gaps, by the group of each round."""
