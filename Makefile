@@ -32,7 +32,7 @@ LAPS_FIGURES := $(call figures_in,laps)
 VENV := .venv
 EXTRAS := .venv-extras
 CLIENTS := .venv-clients
-EXTRA_TESTS := tests/engines/models/test_chat.py tests/engines/models/test_causal_config.py tests/repro/cli/test_generate.py tests/repro/cli/test_serve.py tests/repro/tasks/test_grading.py tests/repro/test_lm_eval.py tests/repro/test_serving_ar.py
+EXTRA_TESTS := tests/engines/models/test_chat.py tests/engines/models/test_causal_config.py tests/repro/cli/test_generate.py tests/repro/cli/test_serve.py tests/repro/tasks/test_grading.py tests/repro/test_lm_eval.py tests/repro/test_serving_ar.py tests/properties/test_site.py
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
 # What is imported is compiled then: all that is installed would take as long as installing it.
@@ -42,7 +42,7 @@ SAY := @printf '%s\n'
 .DEFAULT_GOAL := help
 # Measured runs must not disturb each other.
 .NOTPARALLEL:
-.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps reproduce-block $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) $(BLOCK_FIGURES:%=reproduce-block-%) check-results test test-extras test-clients lint check mutate gpu-suite gpu-first clean
+.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps reproduce-block $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) $(BLOCK_FIGURES:%=reproduce-block-%) check-results docs test test-extras test-clients lint check mutate gpu-suite gpu-first clean
 
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 2.5 GB)' \
@@ -56,8 +56,9 @@ help:
   'make reproduce-all   every figure there is: $(FIGURES), and those of AMPD, LAPS and block diffusion' \
   '                     (about an hour; the runs of AMPD and LAPS take 0.1 GB in 20,000 files below results/local)' \
 	  'make check-results   whether committed figures and verdicts come out of the committed tables of runs, byte for byte' \
+	  'make docs            these pages as a site, in build/site (half a minute)' \
 	  'make test            the tests' \
-	  'make test-extras     the tests that need lm-eval, transformers and datasets, in $(EXTRAS)' \
+	  'make test-extras     the tests that need lm-eval, transformers, datasets and mkdocs, in $(EXTRAS)' \
 	  'make test-clients    real clients (openai, GuideLLM, AIPerf, lm-eval, vLLM) against repro serve, in $(CLIENTS)' \
   'make lint            ruff, format check, mypy' \
 	  'make check           lint and test' \
@@ -139,6 +140,11 @@ check-results: $(STAMP)
 	$(SAY) 'check-results: every figure and verdict again from the committed tables of runs (under a minute of one core)'
 	@$(BIN)/repro check-results
 
+docs: $(STAMP)
+	@$(BIN)/python -c 'import material' 2>/dev/null || $(INSTALL) -e '.[docs]'
+	$(SAY) 'docs: every page and the reference, links checked, into build/site/index.html (under half a minute)'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
+
 # Tests start some hundred interpreters: what one has compiled, the next ones read.
 test: $(STAMP)
 	$(SAY) 'test: $(TEST_JOBS) workers (a few minutes)'
@@ -146,11 +152,11 @@ test: $(STAMP)
 
 # Its own environment, on top of the other: what is installed there is not installed twice.
 test-extras: $(STAMP)
-	$(SAY) 'test-extras: lm-eval, transformers and datasets in $(EXTRAS), and the tests that need them (1-3 minutes)'
+	$(SAY) 'test-extras: lm-eval, transformers, datasets and mkdocs in $(EXTRAS), and the tests that need them (1-3 minutes)'
 	@test -x $(EXTRAS)/bin/python || $(PYTHON) -m venv $(EXTRAS)
 	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	  $(BIN)/python -c "$$site" > "$$($(EXTRAS)/bin/python -c "$$site")/setup.pth"
-	@$(EXTRAS)/bin/python -m pip -qq --disable-pip-version-check install -e '.[eval,hub]'
+	@$(EXTRAS)/bin/python -m pip -qq --disable-pip-version-check install -e '.[eval,hub,docs]'
 	@PYTHONDONTWRITEBYTECODE= $(EXTRAS)/bin/python -m pytest -n $(TEST_JOBS) $(EXTRA_TESTS)
 
 # Programs of other projects, pinned, against repro serve; beside vLLM too where .venv-vllm is there (repro install vllm).
