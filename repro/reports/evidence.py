@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from repro.families.platforms import platform as platform_of
 from repro.files import kept
 from repro.reports.claims import Finding
-from repro.reports.figures import FIGURES, Figure, FigureEntry, Knobs, View, default_reading
+from repro.reports.figures import Figure, FigureEntry, Knobs, View, default_reading
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import Store, StoredRun
@@ -25,10 +25,9 @@ class FigureSource:
     @property
     def command(self) -> str:
         """Makes its runs and draws it."""
-        bare = self.entry.name.rpartition("/")[2]
-        first = next((name for name in FIGURES if name.rpartition("/")[2] == bare), self.entry.name)
-        name = bare if first == self.entry.name else self.entry.name
-        return " ".join([f"repro reproduce {name} --platform {self.view.platform.name}", *self.view.charged_options])
+        return " ".join(
+            [f"repro reproduce {self.entry.asked} --platform {self.view.platform.name}", *self.view.charged_options]
+        )
 
     def findings(self, runs: Sequence[StoredRun]) -> list[Finding]:
         """``runs`` are those of ``cells``."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from engines.data import load_module, load_named
+from engines.data import installed, load_module, load_named, where_of
 from engines.errors import UserError, require
 from engines.knobs import Checked, Range, given_to, knobs_of
 from repro.families.cost import CostKnobs
@@ -198,6 +198,14 @@ class FigureEntry:
     title: str
     module: str
 
+    @property
+    def asked(self) -> str:
+        """What a command calls it: its bare name if no other paper before has one, its module and a colon if no package names its paper."""
+        paper, _, bare = self.name.partition("/")
+        if self.name in FIGURES:
+            return bare if figure(bare).name == self.name else self.name
+        return self.name if paper in installed("paper") else f"{self.module}:"
+
     def load(self) -> Figure:
         """The module's ``FIGURE``, or one made of the names that a plain module has."""
         module = load_module("figure", self.name, self.module)
@@ -260,21 +268,24 @@ FIGURES: Mapping[str, FigureEntry] = MappingProxyType(
 
 
 def paper(name: str) -> Paper:
-    """One of ``PAPERS``, or any other as ``module:NAME``."""
+    """One of ``PAPERS``, of those that installed packages have, or any other as ``module:NAME``."""
     if name in PAPERS:
         return PAPERS[name]
-    if ":" in name:
-        found: Paper = load_named("paper", name)
-        require(isinstance(found, Paper), f"paper={name!r} is no repro.reports.figures.Paper: name one")
-        return found
-    raise UserError(f"paper={name!r} is unknown: use one of {', '.join(PAPERS)}")
+    found: Paper = load_named("paper", where_of("paper", name, PAPERS))
+    require(isinstance(found, Paper), f"paper={name!r} is no repro.reports.figures.Paper: name one")
+    return found
 
 
 def figure(name: str) -> FigureEntry:
-    """The figure called ``paper/figure``, or by its bare name (the first paper's that has it), or by its module and a colon."""
+    """The figure called ``paper/figure``, or by its bare name (the first paper's that has it), or by its module and a colon. Papers of
+    installed packages have theirs, too."""
     for entry in FIGURES.values():
         if name in (entry.name, entry.name.partition("/")[2]):
             return entry
+    if (theirs := name.partition("/")[0]) in installed("paper"):
+        entries = {entry.name: entry for entry in paper(theirs).entries}
+        require(name in entries, f"figure={name!r} is unknown: use one of {', '.join(entries)}")
+        return entries[name]
     if name.endswith(":"):
         module = name.removesuffix(":")
         return FigureEntry(name=module, title=module, module=module)

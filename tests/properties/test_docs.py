@@ -103,7 +103,7 @@ def resolves(dotted: str) -> bool:
 @page_of
 def test_modules_exist(page):
     named = re.findall(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+", " ".join(quoted(text_of(page))))
-    entry_points = {f"repro.{kind}" for kind in (SYSTEMS.kind, PLATFORMS.kind, "gpu", *KINDS)}
+    entry_points = {f"repro.{kind}" for kind in (SYSTEMS.kind, PLATFORMS.kind, "gpu", "paper", *KINDS)}
     assert [name for name in named if name not in entry_points and not resolves(name)] == []
 
 
