@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from repro.api import compare, load, run, sweep
 
 __all__ = ["compare", "load", "run", "sweep"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Before torch computes, whoever imports this.
 import_module("repro.runs.environment").settle()
