@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,7 @@ from repro.files import readable_folder, writable_folder
 from repro.paths import IS_INSTALLED, RESULTS, figures_beside
 from repro.reports.accuracy import Accuracy
 from repro.reports.claims import Flips, Judged, count, count_by_role, count_facts, facts, judge_all
-from repro.reports.claims_file import as_row, judged_again, read, read_flips, save, value_said
+from repro.reports.claims_file import as_row, judged_again, ours_said, read, read_flips, save, value_said
 from repro.reports.paper import ROLES, Claim, read_claims
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.system import SYSTEMS
@@ -111,6 +111,9 @@ class ReproduceOptions(FigureOptions):
     """With truth: a folder with experiments.csv and workloads.csv [default: results/truth]."""
     aisimulate: Path | None = None
     """With truth: a Python with ai-dynamo-runtime, whose simulator serves what ours does (docs/truth.md). Nothing is stored."""
+    tier: Literal["kick-tires", "short", "all"] | None = None
+    """In place of a figure: the commands of ARTIFACT.md that take some 30 seconds, 10 minutes, or all; then your verdicts beside
+    the committed ones."""
 
 
 Name = Annotated[
@@ -122,12 +125,31 @@ Force = Annotated[bool, typer.Option("--force", help="Run again what is already 
 
 
 def reproduce(
-    *, name: Name, options: ReproduceOptions, placement: opt.Placement, force: Force = False, json: opt.Json = False
+    *,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the figure, as in 'repro list', or a module of your own and a colon.")
+    ] = None,
+    options: ReproduceOptions,
+    placement: opt.Placement,
+    force: Force = False,
+    json: opt.Json = False,
 ) -> None:
     """Run what is not stored of the runs behind a figure, and draw it: PNG, PDF, CSV and a table of the runs. 'truth' holds
     simulated servers against latencies that others measured (docs/truth.md)."""
+    if options.tier is not None:
+        from repro.cli.tier import run_tier
+
+        require(name is None, f"figure={name!r} has no effect beside a tier: leave one out")
+        check_without_effect(
+            f"tier {options.tier}", options, placement, {"force": force}, ("tier", "result_dir", "jobs", "force")
+        )
+        run_tier(options.tier, options.result_dir, placement.jobs, force=force, json=json)
+        return
+    if name is None:
+        raise UserError("Missing argument 'NAME': give the name of a figure ('repro list' shows them), or a --tier")
     if name == TRUTH:
-        check_truth(options, placement, force=force)
+        heeded = ("measured", "out_dir", "result_dir") if options.aisimulate is None else ("aisimulate",)
+        check_without_effect(f"{TRUTH} here", options, placement, {"force": force}, heeded)
         if options.aisimulate is None:
             _hold(options.measured, options.out("truth/truth"), json=json)
         else:
@@ -143,17 +165,18 @@ def figure(*, name: Name, options: FigureOptions, json: opt.Json = False) -> Non
     _make(name, options, opt.Placement(), force=False, draw_only=True, json=json)
 
 
-def check_truth(options: ReproduceOptions, placement: opt.Placement, *, force: bool) -> None:
-    """Refuse what only runs that are stored, or drawn, have."""
+def check_without_effect(
+    what: str, options: ReproduceOptions, placement: opt.Placement, more: Mapping[str, object], heeded: Sequence[str]
+) -> None:
+    """Refuse options that are given and not among those that are heeded."""
     asked = {
         each.name: getattr(group, each.name)
         for group in (options, placement)
         for each in fields(group)
         if getattr(group, each.name) != each.default
-    } | ({"force": True} if force else {})
-    for option, value in asked.items():
-        if option not in (("measured", "out_dir", "result_dir") if options.aisimulate is None else ("aisimulate",)):
-            raise UserError(f"{option}={value!r} has no effect on {TRUTH} here: leave it out")
+    }
+    for option, value in (asked | {name: value for name, value in more.items() if value}).items():
+        require(option in heeded, f"{option}={value!r} has no effect on {what}: leave it out")
 
 
 def check_rates(name: str, views: "Sequence[View]", cells: Sequence[Cell]) -> None:
@@ -436,7 +459,7 @@ def _print_claims(paper: str, judged: Sequence[Judged], borrowed: Set[str]) -> N
         for each in own:
             which, expected = each.claim.id, each.claim.expected
             verdict = f"{each.verdict} (committed)" if which in borrowed else each.verdict
-            rows.append((which, value_said(expected.value, expected.unit), _ours(each), verdict))
+            rows.append((which, value_said(expected.value, expected.unit), ours_said(each), verdict))
         if rows:
             print_table(f"Claims of {paper}: {ROLE_TITLES[role]}", ("claim", "states", "ours", "verdict"), rows)
     reasoned = ("not reproduced", "undecided by reading", "not testable here")
@@ -462,11 +485,3 @@ def _print_claims(paper: str, judged: Sequence[Judged], borrowed: Set[str]) -> N
         say(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in counts.items())}")
     others = {v: n for v, n in count(judged).items() if v in ("not testable here", "not run", "paper's inconsistency")}
     say("; ".join(f"{verdict}: {number}" for verdict, number in others.items()))
-
-
-def _ours(each: Judged) -> str:
-    if each.finding is None:
-        return "-"
-    if each.claim.expected.value is None and each.finding.holds is not None:
-        return "holds" if each.finding.holds else "does not hold"
-    return value_said(each.finding.value, each.claim.expected.unit)

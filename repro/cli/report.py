@@ -1,11 +1,11 @@
-"""``repro report``: all figures and claims of a folder of results as one page."""
+"""``repro report``: all figures and claims of a folder of results as one page, or the commands behind the claims."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from repro.cli import options as opt
 from repro.cli.output import counting, print_json, say
 from repro.files import readable_folder, replace_text, writable_file
@@ -14,7 +14,15 @@ from repro.paths import IS_INSTALLED, RESULTS
 
 def report(
     *,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write [default: report.html, with --guide ARTIFACT.md].")
+    ] = None,
+    guide: Annotated[
+        bool,
+        typer.Option(
+            "--guide", help="Write the guide of an artifact committee instead: every claim's command and cost."
+        ),
+    ] = False,
     results: Annotated[
         Path | None,
         typer.Option(help="Folder of figures by platform, as results/figures is of your own [default: results]."),
@@ -25,19 +33,27 @@ def report(
     json: opt.Json = False,
 ) -> None:
     """Write all figures beside their claims, as one page that needs no network and no other file."""
+    from repro.reports.artifact import guide as guide_of
     from repro.reports.page import contents, html
 
     if results is None and IS_INSTALLED:
         raise UserError("results: an installed package brings no figures: name a folder of them with --results")
     root = readable_folder("results", results or RESULTS)
     store = None if result_dir is None else readable_folder("result_dir", result_dir)
+    require(not (guide and result_dir), f"result_dir={str(result_dir)!r} has no effect on a guide: leave it out")
+    out = out or Path("ARTIFACT.md" if guide else "report.html")
     writable_file("out", out)
-    with counting("pictures:") as advance:
-        shown = contents(root, store, advance)
-    size = len((text := html(shown)).encode())
+    papers: dict[str, list[str]] = {}
+    if guide:
+        text = guide_of(root)
+    else:
+        with counting("pictures:") as advance:
+            shown = contents(root, store, advance)
+        text = html(shown)
+        papers = {paper.name: [section.name for section in found] for paper, found in shown["papers"]}
+    size = len(text.encode())
     replace_text(out, text)
     if json:
-        papers = {paper.name: [section.name for section in found] for paper, found in shown["papers"]}
         print_json({"file": str(out), "bytes": size, "papers": papers})
         return
     say(f"file: {out}, {size / 1e6:.1f} MB")

@@ -131,6 +131,15 @@ def value_said(value: float | tuple[float, ...] | None, unit: str | None) -> str
     return (" to " if len(values) == 2 else ", ").join([*first, f"{last} {units[0]}".strip()])
 
 
+def ours_said(each: Judged) -> str:
+    """What a table has for the number of a judged claim."""
+    if each.finding is None:
+        return "-"
+    if each.claim.expected.value is None and each.finding.holds is not None:
+        return "holds" if each.finding.holds else "does not hold"
+    return value_said(each.finding.value, each.claim.expected.unit)
+
+
 def _number(value: float, unit: str) -> str:
     if unit == "bool":
         return "yes" if value else "no"

@@ -23,7 +23,7 @@ from repro.runs.system import SYSTEMS
 WITH_PAGE = data_beside(__file__, "docs")["with_page"]
 PAGES = sorted(
     [
-        *(REPO / name for name in ("README.md", "CONTRIBUTING.md")),
+        *(REPO / name for name in ("README.md", "CONTRIBUTING.md", "ARTIFACT.md", "CHANGELOG.md")),
         *(REPO / "docs").glob("*.md"),
         *(REPO / folder / "README.md" for folder in WITH_PAGE),
     ]

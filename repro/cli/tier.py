@@ -1,0 +1,147 @@
+"""``repro reproduce --tier``: commands of the artifact guide, one after the other, and what came out beside what is committed."""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from engines.errors import RunError, UserError
+from repro.cli.output import print_json, print_table, say
+from repro.files import replace_text, writable_folder
+from repro.paths import IS_INSTALLED, LOCAL, RESULTS, figures_beside
+from repro.reports.artifact import (
+    Cost,
+    TierName,
+    commands,
+    committed,
+    costs_csv,
+    read_costs,
+    spend,
+    time_said,
+    written_by,
+)
+from repro.reports.claims import Judged, judge_all
+from repro.reports.claims_file import ours_said, read_flips
+from repro.reports.evidence import stored_findings
+from repro.reports.figures import PAPERS, figure
+from repro.reports.paper import read_claims
+from repro.runs.store import Store
+
+SAME = 1e-6
+"""Relative difference of numbers that are the same: processors differ in the last places."""
+
+
+def run_tier(tier: TierName, result_dir: Path | None, jobs: int | None, *, force: bool, json: bool) -> None:
+    if IS_INSTALLED:
+        raise UserError(
+            f"tier={tier!r} compares with the committed results of a checkout: clone the repository, and run it there"
+        )
+    out = writable_folder("result_dir", figures_beside(result_dir))
+    known, chosen = read_costs(RESULTS / "costs.csv"), [*commands(tier)]
+    total_s = sum(known[each].processor_s for each in chosen if each in known)
+    say(f"tier {tier}: {len(chosen)} commands, {time_said(total_s)} of one core", file=sys.stderr)
+    costs, failed = [], {}
+    for at, command in enumerate(chosen, start=1):
+        say(f"{at} of {len(chosen)}: {command}", file=sys.stderr)
+        try:
+            costs.append(spend(command, *_options(command, result_dir, jobs, force=force)))
+        except RunError as error:
+            failed[command] = str(error)
+    file = replace_text(out / f"tier-{tier}.csv", costs_csv(costs))
+    judged = _compared(chosen, Store(result_dir or LOCAL, accept_other_machine=True))
+    others = [row for row in judged if not row["same"]]
+    if json:
+        print_json(
+            {
+                "tier": tier,
+                "costs": [asdict(each) for each in costs],
+                "failed": failed,
+                "claims": judged,
+                "file": str(file),
+            }
+        )
+    else:
+        _print(costs, failed, judged)
+        say(f"file: {file}")
+    if failed or any(not row["measured"] for row in others):
+        raise typer.Exit(1)
+
+
+def _options(command: str, result_dir: Path | None, jobs: int | None, *, force: bool) -> list[str]:
+    """Options that the user gave, as far as the command takes them."""
+    name, *words = command.split()[1:]
+    folder = [] if result_dir is None else ["--result-dir", str(result_dir)]
+    if name not in ("reproduce", "claims"):
+        return []
+    if name == "claims" or words[0] == "truth":
+        return folder
+    return [*folder, *([] if jobs is None else ["--jobs", str(jobs)]), *(["--force"] if force else [])]
+
+
+def _compared(chosen: Sequence[str], store: Store) -> list[dict[str, Any]]:
+    """Claims that the commands answer: a row each, with what is committed."""
+    wanted = {each.claim.id: each for command, each in committed() if command and {*command.split(" && ")} <= {*chosen}}
+    drawn = {
+        figure(words[2]).name
+        for command in chosen
+        if (words := command.split())[1] == "reproduce" and words[2] != "truth"
+    }
+    rows = []
+    for paper in PAPERS.values():
+        entries = [
+            entry for entry in paper.entries if entry.name in drawn or f"repro claims --paper {paper.name}" in chosen
+        ]
+        findings = stored_findings(entries, store)
+        for own in judge_all(read_claims(paper.claims, paper.name), findings, read_flips(paper.name)):
+            if (theirs := wanted.get(own.claim.id)) is not None:
+                rows.append(_row(paper.name, own, theirs))
+    return rows
+
+
+def _row(paper: str, own: Judged, theirs: Judged) -> dict[str, Any]:
+    is_measured = theirs.finding is not None and theirs.finding.obtained == "measured"
+    pairs = [each.finding.values if each.finding is not None else () for each in (own, theirs)]
+    is_same = len(pairs[0]) == len(pairs[1]) and all(
+        math.isclose(*pair, rel_tol=SAME, abs_tol=1e-12) for pair in zip(*pairs, strict=True)
+    )
+    return {
+        "paper": paper,
+        "claim": own.claim.id,
+        "ours": ours_said(own),
+        "committed": ours_said(theirs),
+        "verdict": own.verdict,
+        "committed_verdict": theirs.verdict,
+        "measured": is_measured,
+        "same": own.verdict == theirs.verdict and (is_same or is_measured),
+    }
+
+
+def _print(costs: Sequence[Cost], failed: dict[str, str], judged: Sequence[dict[str, Any]]) -> None:
+    print_table(
+        "What ran",
+        ("command", "took", "one core", "MB", "writes"),
+        [
+            (
+                each.command,
+                time_said(each.wall_s),
+                time_said(each.processor_s),
+                f"{each.memory_bytes / 1e6:.0f}",
+                written_by(each.command)[1] or "-",
+            )
+            for each in costs
+        ],
+    )
+    for error in failed.values():
+        say(f"failed: {error}")
+    if others := [row for row in judged if not row["same"]]:
+        columns = ("claim", "ours", "committed", "verdict", "committed_verdict")
+        print_table(
+            "Claims that came out otherwise", columns, [tuple(str(row[name]) for name in columns) for row in others]
+        )
+    say(
+        f"claims: {len(judged)} compared, {len(judged) - len(others)} as committed, {len(others)} otherwise (of these {sum(row['measured'] for row in others)} measured)"
+    )

@@ -1,0 +1,216 @@
+"""The guide of an artifact committee: the commands behind every claim, what they cost, and what comes out.
+
+``artifact.yaml`` says which commands the short tiers have, ``results/costs.csv`` what each took, ``artifact.md`` how the guide looks."""
+
+import csv
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, Literal, get_args
+
+from engines.errors import RunError, require
+from repro.families.platforms import platform
+from repro.files import csv_text, read_yaml
+from repro.paths import RESULTS
+from repro.reports.claims import Judged, allowed
+from repro.reports.claims_file import judged_again, ours_said, read, read_flips, value_said
+from repro.reports.figures import PAPERS, View, default_reading, figure
+from repro.reports.paper import read_claims
+from repro.runs.provenance import machine_identity
+
+TierName = Literal["kick-tires", "short", "all"]
+TIERS: Mapping[TierName, str] = {"kick-tires": "30 seconds", "short": "10 minutes", "all": "everything"}
+"""Names, and how long each is meant to take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a command took that made every run anew, one at a time."""
+
+    command: str
+    wall_s: float
+    processor_s: float
+    memory_bytes: int
+    """At most, in its largest process."""
+    processor: str
+    how: str = "measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A command of the guide, and what it shows."""
+
+    command: str
+    tier: TierName
+    title: str
+    file: str
+    """What it writes; empty where it prints."""
+    cost: Cost | None
+    claims: Sequence[Mapping[str, str]] = ()
+
+
+# -- costs ------------------------------------------------------------------------------------------------
+
+
+def read_costs(path: Path) -> dict[str, Cost]:
+    require(
+        path.is_file(),
+        f"results={str(path.parent)!r} has no {path.name}, which says what commands cost: give the repository's",
+    )
+    rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines(), strict=True)
+    kinds = {each.name: each.type for each in fields(Cost)}
+    return {row["command"]: Cost(**{name: kinds[name](text) for name, text in row.items()}) for row in rows}  # type: ignore[operator]
+
+
+def costs_csv(costs: Sequence[Cost]) -> str:
+    return csv_text([each.name for each in fields(Cost)], map(astuple, costs))
+
+
+def spend(command: str, *more: str) -> Cost:
+    """Run a command of the guide, quietly; raises RunError with its last words where it fails."""
+    words = [sys.executable, "-m", "repro", *shlex.split(command)[1:], *more]
+    began = time.perf_counter()
+    with TemporaryFile() as said:
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=said)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            process.wait()  # an interrupt reached it too
+            raise
+        wall_s, code = time.perf_counter() - began, os.waitstatus_to_exitcode(status)
+        process.returncode = code
+        if code:
+            said.seek(0)
+            *_, last = [f"exit code {code}", *said.read().decode(errors="replace").splitlines()]
+            raise RunError(f"{command}: {last.removeprefix('error: ')}")
+    here = machine_identity("cpu")
+    return Cost(
+        command=command,
+        wall_s=round(wall_s, 1),
+        processor_s=round(usage.ru_utime + usage.ru_stime, 1),
+        memory_bytes=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        processor=f"{here['cpu']}, {here['cores']} cores",
+    )
+
+
+# -- claims by command ------------------------------------------------------------------------------------
+
+
+def committed(root: Path = RESULTS) -> Iterator[tuple[str, Judged]]:
+    """Every claim as the repository has judged it, with the command that answers it; empty where no run does."""
+    for paper in PAPERS.values():
+        rows = read(root / f"claims-{paper.name}.csv")
+        command_of = {row["id"]: row["command"] for row in rows}
+        flips = read_flips(paper.name, root)
+        for each in judged_again(read_claims(paper.claims, paper.name), rows, flips):
+            own = f"repro claims --paper {paper.name}" if each.finding is not None else ""
+            yield command_of[each.claim.id] or own, each
+
+
+def commands(tier: TierName, root: Path = RESULTS) -> dict[str, TierName]:
+    """A tier's commands in their order, each with the shortest tier that has it."""
+    declared: Mapping[TierName, Sequence[str]] = read_yaml(Path(__file__).with_suffix(".yaml"))
+    found: dict[str, TierName] = {}
+    for name in TIERS:
+        for each in declared[name]:
+            found.setdefault(each, name)
+        if name == tier:
+            break
+    if tier == "all":
+        alone = [part for command, _ in committed(root) for part in command.split(" && ") if part]
+        found |= {each: "all" for each in alone if each not in found}
+    return found
+
+
+def _row(command: str, each: Judged) -> dict[str, str]:
+    claim = each.claim
+    first, *others = command.split(" && ")
+    with_others = f" (with {', '.join(f'`{other}`' for other in others)})" if others else ""
+    return {
+        "id": claim.id,
+        "command": first,
+        "statement": claim.statement + with_others,
+        "states": value_said(claim.expected.value, claim.expected.unit),
+        "allowed": allowed(claim),
+        "ours": ours_said(each),
+        "verdict": each.verdict,
+        "role": each.role or "",
+        "reason": each.reason or ("" if claim.recomputed is None else claim.recomputed.verdict.replace("_", " ")),
+    }
+
+
+def written_by(command: str) -> tuple[str, str]:
+    """What a command is about, and the file that it writes; empty where it prints."""
+    name, *words = shlex.split(command)[1:]
+    if name == "claims":
+        return "arithmetic on shapes and settings", f"results/figures/claims-{words[-1]}.csv"
+    if name != "reproduce":
+        return "", ""
+    if words[0] == "truth":
+        return "servers that others measured", "results/figures/truth/truth.csv"
+    entry = figure(words[0])
+    places = [words[i + 1] for i, word in enumerate(words) if word == "--platform"] or entry.load().platforms
+    paper, _, bare = entry.name.partition("/")
+    stems = [View(platform=where, reading=default_reading(where)).stem for where in map(platform, places)]
+    return entry.title, " ".join(f"results/figures/{paper}/{bare}-{stem}.csv" for stem in stems)
+
+
+def steps(root: Path = RESULTS) -> list[Step]:
+    costs = read_costs(root / "costs.csv")
+    rows = [_row(command, each) for command, each in committed(root) if command]
+    return [
+        Step(
+            command=command,
+            tier=tier,
+            title=(written := written_by(command))[0],
+            file=written[1],
+            cost=costs.get(command),
+            claims=[row for row in rows if row["command"] == command],
+        )
+        for command, tier in commands("all", root).items()
+    ]
+
+
+# -- the guide --------------------------------------------------------------------------------------------
+
+
+def time_said(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
+
+
+def _sums(found: Sequence[Step]) -> Iterator[dict[str, Any]]:
+    """A row a tier: how many commands and claims it has, and what it costs."""
+    names = get_args(TierName)
+    for at, name in enumerate(names):
+        own = [each for each in found if each.tier in names[: at + 1]]
+        costs = [each.cost for each in own if each.cost is not None]
+        yield {
+            "name": name,
+            "meant": TIERS[name],
+            "commands": len(own),
+            "claims": sum(len(each.claims) for each in own),
+            "processor_s": sum(each.processor_s for each in costs),
+            "wall_s": sum(each.wall_s for each in costs),
+            "memory_bytes": max((each.memory_bytes for each in costs), default=0),
+        }
+
+
+def guide(root: Path = RESULTS) -> str:
+    import jinja2
+
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True, autoescape=False
+    )
+    made.filters |= {"time": time_said, "cell": lambda text: re.sub(r"\s+", " ", text).replace("|", "\\|")}
+    found = steps(root)
+    left = [_row("", each) for command, each in committed(root) if not command]
+    processors = sorted({each.cost.processor for each in found if each.cost is not None})
+    template = made.get_template("artifact.md")
+    return template.render(tiers=[*_sums(found)], steps=found, left=left, processors=processors)
