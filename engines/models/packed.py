@@ -103,9 +103,12 @@ class PackedModel(nn.Module, Generic[Config]):
         """As ``forward``, with the positions' rotations made beforehand."""
         x = self.embedding(ids)
         cos, sin = rotary if self.rotates_in_float32 else (table.to(x.dtype) for table in rotary)
-        delta = None
-        for layer, block in enumerate(self.blocks):
-            x, delta = block(x, delta, cos, sin, layer, attend)
+        delta, all_layers = None, getattr(attend, "all_layers", None)
+        if all_layers is not None:
+            x, delta = all_layers(x, cos, sin)
+        else:
+            for layer, block in enumerate(self.blocks):
+                x, delta = block(x, delta, cos, sin, layer, attend)
         return self.final_norm.of_sum(x, delta)[1]
 
     def local_logits(self, hidden: Tensor) -> Tensor:

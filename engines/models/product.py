@@ -51,16 +51,20 @@ class Product:
     def __call__(self, x: Tensor) -> Tensor:
         if MIN_ROWS <= x.shape[0] < self._fewest:
             return F.linear(x, self.weight, self.bias)
-        if self._version is not None and self._version != self.weight._version:
+        if not self.is_current:
             self._reorder()
         return self._product(x)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the weight was not written to since it was copied; one made in inference mode cannot say."""
+        return self._version is None or self._version == self.weight._version
 
     def __reduce__(self) -> "tuple[type[Product], tuple[Tensor, Tensor | None]]":
         """A copy reorders its own weight: a reordered one cannot be copied."""
         return type(self), (self.weight, self.bias)
 
     def _reorder(self) -> None:
-        """Again where the weight was written to since; one made in inference mode cannot say."""
         self._version = None if self.weight.is_inference() else self.weight._version
         self._reordered = self._copy()
 
@@ -83,6 +87,12 @@ class InTiles(Product):
 
     def _copy(self) -> Tensor:
         return tiles_of(self.weight.detach())
+
+    def tiles(self) -> Tensor:
+        """``tiles_of`` the weight as it is now."""
+        if not self.is_current:
+            self._reorder()
+        return self._reordered
 
     def _product(self, x: Tensor) -> Tensor:
         return multiply(x, self._reordered, self.bias, self.weight.shape[0])

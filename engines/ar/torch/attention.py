@@ -15,7 +15,7 @@ small fixed example on the device (``probe``), as for the kernels of ``engines.a
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -110,6 +110,12 @@ class _DecodeStep(NamedTuple):
     pool: PoolTensors
     rows: Tensor
     at: DecodePlace
+    whole: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+    @property
+    def all_layers(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+        """What takes the place of all layers: x [N, d], cos and sin to the residual stream and what is to be added to it."""
+        return None if self.whole is None else partial(self.whole, rows=self.rows, at=self.at)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         pool = self.pool.rows(layer)
@@ -131,11 +137,14 @@ class SdpaAttention:
     ) -> None:
         self.block_size = block_size
         self._store, self._staging, self._kernels = store, staging, kernels
+        self.whole: Callable[..., tuple[Tensor, Tensor]] | None = None
+        """All layers of a decode step over this pool in one call, where a model has such (``engines.kernels.whole``)."""
 
     def attend(self, rows: CausalRows, tables: BlockTables, pool: PoolTensors) -> Attend:
         members = rows.members
         if self._kernels is not None and members.start.all() and bool((members.tokens == 1).all()):
-            return _DecodeStep(self._kernels, pool, self._staging.ints(rows.pool_row), self._place(members, tables))
+            place = self._place(members, tables)
+            return _DecodeStep(self._kernels, pool, self._staging.ints(rows.pool_row), place, self.whole)
         groups: list[_Group | _Decodes] = []
         order = []
         is_alone = pool.k.device.type == "cpu"

@@ -37,6 +37,7 @@ from engines.cost.roofline import DecodeLine
 from engines.errors import require
 from engines.kernels import host
 from engines.kernels.probe import HostKernels, TritonKernels
+from engines.kernels.whole import WholeLayers
 from engines.models.decoder import CausalModel
 from engines.models.layers import FusedOps, fuse, products_by
 from engines.policies.views import Bucket, Chunk, Rung
@@ -175,6 +176,8 @@ class PagedExecutor:
             )
             self._longest_bucket = longest_bucket
             self.pool = PoolTensors.of_blocks(model, self.tables)
+            if isinstance(self.attention, SdpaAttention) and self._host.serve_heads(config.head_dim):
+                self.attention.whole = WholeLayers.of(model, self.pool)
             # The last column belongs to no position, the last row to no sequence.
             self._tokens = torch.zeros((num_slots + 1, max_len + 2), dtype=torch.int64, device=self.device)
             if recorder is None and self.device.type == "cuda" and uses_graphs:

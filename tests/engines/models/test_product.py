@@ -4,12 +4,16 @@ from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from support.tiny_models import GQA, any_network
 from torch import Tensor, nn
 
+from engines.ar.torch.attention import SdpaAttention
+from engines.ar.torch.executor import PagedExecutor
+from engines.ar.torch.rows import PackedWork
 from engines.compiled import CompilerError, loaded
 from engines.models import loader, product
 from engines.models.config import Rope
@@ -252,3 +256,34 @@ def test_a_model_in_another_dtype_multiplies_by_its_own_weights(config):
     assert copy.min_rows == MIN_ROWS
     torch.testing.assert_close(copy.logits(x.double()), before.double(), rtol=1e-4, atol=1e-5)
     assert torch.equal(model.logits(x), before)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_all_layers_in_one_call_are_those_one_by_one(in_tiles, monkeypatch, family):
+    """Sequences that decode together, and a weight that is written to between two steps."""
+    network = load_causal(
+        replace(TIED, family=family, qkv_bias=family == "qwen2"), weights="random", dtype=torch.bfloat16
+    )
+    for name, weight in network.named_parameters():
+        if name.endswith(("bias", "norm.weight")):
+            weight.data.uniform_(0.5, 1.5)
+    told = []
+    for is_whole in (True, False):
+        worker = PagedExecutor(network, num_slots=3, max_len=64, num_tokens=192)
+        assert isinstance(worker.attention, SdpaAttention)
+        assert worker.attention.whole is not None
+        if not is_whole:
+            worker.attention.whole = None
+        slots = [worker.open() for _ in range(3)]
+        worker.tables.grow(np.array(slots), np.full(3, 40))
+        for slot in slots:
+            worker.write(slot, 0, [7 * slot + i for i in range(9 + slot)])
+            worker.run(PackedWork.of([(slot, 0, 9 + slot, True)]))
+        weight = network.blocks[0].mlp.down_proj.weight
+        for factor in (1, 2):
+            weight.mul_(factor)
+            worker.run(PackedWork.of([(slot, 8 + factor + slot, 1, True) for slot in slots]))
+        weight.mul_(0.5)
+        told.append((worker.pool.k.clone(), [worker.read(slot, 0, 16) for slot in slots]))
+    assert torch.equal(told[0][0], told[1][0])
+    assert told[0][1] == told[1][1]

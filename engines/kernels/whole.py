@@ -1,0 +1,98 @@
+"""All layers of a decode step in one call, of models whose products are in tiles (``engines.models.product.InTiles``).
+
+Between two layers' kernels Python takes as long as a lone request's attention. The kernels are the same, and so are the numbers.
+"""
+
+from collections.abc import Sequence
+from ctypes import c_float, c_long
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.compiled import CompilerError, Library, Pointer, loaded
+from engines.kernels import host
+from engines.models.decoder import DecoderLayer, DecoderModel
+from engines.models.product import InTiles
+from engines.runtime.device import PoolTensors
+
+LIBRARY = Library(
+    "layers",
+    (Path(__file__).with_name("layers.cpp"),),
+    ("-O3", "-march=native", "-pthread"),
+    headers=(*host.LIBRARY.sources[:1], *host.LIBRARY.headers, Path(__file__).parents[1] / "models" / "tiles.cpp"),
+)
+
+
+class WholeLayers:
+    """The layers of a model over a pool; ``of`` says whether a model has such."""
+
+    def __init__(self, model: DecoderModel[Any], layers: Sequence[DecoderLayer], pool: PoolTensors) -> None:
+        config = model.config
+        self._layers, self._pool = layers, pool
+        self._sizes = config.n_heads, config.n_kv_heads, config.head_dim, config.d_model, config.mlp_hidden_size
+        self._eps = float(config.rms_norm_eps)
+        self._products: list[InTiles] = []
+        self._pointers = self._found()
+
+    @classmethod
+    def of(cls, model: object, pool: PoolTensors) -> "WholeLayers | None":
+        if not isinstance(model, DecoderModel) or model.rotates_in_float32 or model.tensor_parallel is not None:
+            return None
+        layers = [each for each in model.blocks if type(each) is DecoderLayer]
+        is_in_tiles = all(type(product) is InTiles for layer in layers for product in _products(layer))
+        if len(layers) != len(model.blocks) or not is_in_tiles or _library() is None:
+            return None
+        return cls(model, layers, pool)
+
+    def __call__(
+        self, x: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, at: tuple[Tensor, Tensor, Tensor, int]
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream [N, d], in place of x, and what is to be added to it, as ``host.attend`` takes ``rows`` and ``at``."""
+        if not all(product.is_current for product in self._products):
+            self._pointers = self._found()
+        slots, lengths, table, block_size = at
+        delta = torch.empty_like(x)
+        library = _library()
+        assert library is not None, "asked for in `of`"
+        sizes = len(self._layers), len(x), len(slots), table.shape[1], block_size, *self._sizes
+        tensors = x, delta, cos, sin, rows, slots, lengths, table
+        library(self._pointers.ctypes.data, *tensors, *sizes, self._eps, torch.get_num_threads())
+        return x, delta
+
+    def _found(self) -> np.ndarray:
+        """int64 [layers, 14], as ``Layer`` of ``layers.cpp`` has them."""
+        self._products = [product for layer in self._layers for product in _products(layer) if product is not None]
+        return np.array(
+            [
+                [0 if each is None else each.data_ptr() for each in (*_tensors(layer), *self._pool.rows(place))]
+                for place, layer in enumerate(self._layers)
+            ],
+            dtype=np.int64,
+        )
+
+
+def _products(layer: DecoderLayer) -> tuple[Any, ...]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return attention.qkv.product, attention.o_proj.product, mlp.gate_and_up.product, mlp.down_proj.product
+
+
+def _tensors(layer: DecoderLayer) -> tuple[Tensor | None, ...]:
+    attention = layer.self_attn
+    qkv, out, gate_up, down = ((product.tiles(), product.bias) for product in _products(layer))
+    norms = (None if each is None else each.weight for each in (attention.q_norm, attention.k_norm))
+    return layer.input_layernorm.weight, *qkv, *norms, *out, layer.post_attention_layernorm.weight, *gate_up, *down
+
+
+@cache
+def _library() -> Any:
+    try:
+        found = loaded(LIBRARY).decode_layers
+    except CompilerError:
+        return None
+    tensors: list[Any] = [Pointer] * 8
+    found.argtypes, found.restype = (c_long, *tensors, *[c_long] * 10, c_float, c_long), None
+    return found
