@@ -1,12 +1,11 @@
 """DiffusionGemma in the size of the other tiny models: how it starts, and its objective.
 
-Sequences are doubled as block diffusion's are (``objective.double_batch``), but the clean columns are causal, and canvases begin behind the
-prompt, wherever that ends. Two forwards make an example: one of canvases that are all noise, as a server's first is, and one of canvases in
-which some places hold the truth and the others noise, given what the first expects. A third of the batches stop after the first. Every place
-is to be predicted: nothing tells noise from tokens.
+Clean sequences are computed once, causally, and canvases against their K/V, as a server does. Canvases begin behind the prompt, wherever that
+ends. Two forwards of them follow: one of noise alone, as a server's first is, and one of several copies in which some places hold the truth
+and the others noise, given what the first expects. Every place of both is to be predicted: nothing tells noise from tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,8 @@ _WINDOW = 256
 _FULL_THETA, _ROTATED = 1e6, 0.25
 _POST_NORMS = {"post_attention_layernorm": 0.5, "post_feedforward_layernorm": 0.2}
 """What a layer adds begins that large."""
-_FIRST_ONLY = 1 / 3
+_COPIES = 2
+"""Canvases of the second forward over those of the first."""
 
 
 def canvas_config(config: TrainConfig, canvas: int, sizes: dict[str, Any]) -> CanvasConfig:
@@ -101,79 +101,108 @@ def prepare(model: GemmaModel, generator: torch.Generator) -> None:
             norm.weight.fill_(attention.head_dim**-0.25)
 
 
+Masks = Sequence[np.ndarray]
+"""bool [B, N, columns]: which a row sees in full layers, and in those with a window."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class CanvasBatch(objective.DoubledBatch):
-    noise: np.ndarray
-    """[B, R] as ``inputs``, with noise alone in the canvases."""
-    in_window: np.ndarray
-    """As ``allowed``, of layers with a window."""
+class Canvases:
+    """N places behind each of B sequences, which have T clean columns."""
+
+    ids: np.ndarray
+    """[B, N]"""
+    positions: np.ndarray
+    """[B, N]"""
+    masks: Masks
+    targets: np.ndarray
+    """[B, N]"""
+    weights: np.ndarray
+    """[B, N] float32"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanvasBatch:
+    clean: np.ndarray
+    """[B, T]"""
+    noise: Canvases
+    mixed: Canvases
+    """Copies of ``noise``'s, one behind the other."""
 
 
 def canvas_batch(config: TrainConfig, batch: objective.Batch, tokenizer: TextTokenizer, step: int) -> CanvasBatch:
     block = config.canvas
     assert block is not None
     rng = np.random.default_rng((config.seed, step, 1))
-    count, opens = len(batch.ids), batch.prompt_lengths
-    canvases = int(batch.answer_lengths.max()) // block + 1
-    noisy = canvases * block
-    clean = np.pad(batch.ids, ((0, 0), (0, noisy)), constant_values=tokenizer.eos_token_id)[:, : opens.max() + noisy]
-    columns = clean.shape[1]
-    where = opens[:, None] + np.arange(noisy)
-    truth = np.take_along_axis(clean, where, axis=1)
-    # Of a canvas, all places hold noise, some of any, or those behind the first.
-    replaced = objective.masked_places(config, rng, (count, canvases, block)).reshape(count, noisy)
-    noise = rng.integers(tokenizer.vocab_size, size=truth.shape)
-    is_fill = where > (opens + batch.answer_lengths)[:, None]
-    positions = np.concatenate((np.broadcast_to(np.arange(columns), clean.shape), where), axis=1)
-    allowed = _allowed(positions, columns, opens, block)
-    starts = np.concatenate((positions[:, :columns], opens[:, None] + np.arange(noisy) // block * block), axis=1)
-    is_clean = np.arange(columns + noisy) < columns
-    near = positions[:, None, :] > starts[:, :, None] - _WINDOW
-    rows = np.arange(count)[:, None] * (columns + noisy) + columns + np.arange(noisy)
-    return CanvasBatch(
-        inputs=np.concatenate((clean, np.where(replaced, noise, truth)), axis=1),
-        noise=np.concatenate((clean, noise), axis=1),
-        positions=positions,
-        allowed=allowed,
-        in_window=allowed & (near | ~is_clean),
-        rows=rows.reshape(-1),
-        targets=truth.reshape(-1),
-        weights=np.where(is_fill, config.fill_weight, 1.0).reshape(-1).astype(np.float32),
-    )
+    opens, ends = batch.prompt_lengths[:, None], (batch.prompt_lengths + batch.answer_lengths)[:, None]
+    count = int(batch.answer_lengths.max()) // block + 1
+    columns = int(opens.max()) + count * block
+    clean = np.pad(batch.ids, ((0, 0), (0, count * block)), constant_values=tokenizer.eos_token_id)[:, :columns]
+
+    def canvases(copies: int, *, has_truth: bool) -> Canvases:
+        place = np.tile(np.arange(count * block), copies)
+        where = opens + place
+        truth = np.take_along_axis(clean, where, axis=1)
+        ids = rng.integers(tokenizer.vocab_size, size=truth.shape)
+        if has_truth:
+            replaced = objective.masked_places(config, rng, (len(clean), copies * count, block))
+            ids = np.where(replaced.reshape(truth.shape), ids, truth)
+        masks = _masks(opens + place // block * block, columns, block)
+        weights = np.where(where > ends, config.fill_weight, 1.0).astype(np.float32)
+        return Canvases(ids=ids, positions=where, masks=masks, targets=truth, weights=weights)
+
+    return CanvasBatch(clean=clean, noise=canvases(1, has_truth=False), mixed=canvases(_COPIES, has_truth=True))
 
 
-def _allowed(positions: np.ndarray, columns: int, opens: np.ndarray, block: int) -> np.ndarray:
-    """bool [B, R, R]: clean columns see those up to their own, a canvas itself and the clean columns before it."""
-    is_noisy = np.arange(positions.shape[1]) >= columns
-    canvas = (positions - opens[:, None]) // block
-    begin = opens[:, None] + canvas * block
-    own, other = positions[:, :, None], positions[:, None, :]
-    of_canvas = np.where(is_noisy, canvas[:, :, None] == canvas[:, None, :], other < begin[:, :, None])
-    return np.where(is_noisy[:, None], of_canvas, ~is_noisy & (other <= own))
+def _masks(begins: np.ndarray, columns: int, block: int) -> Masks:
+    """A canvas sees itself and the clean columns before it, with a window the last of these alone."""
+    number, own = np.arange(begins.shape[1]) // block, begins[:, :, None]
+    inside = np.broadcast_to(number[:, None] == number, (*begins.shape, begins.shape[1]))
+    before = np.arange(columns) < own
+    near = before & (np.arange(columns) > own - _WINDOW)
+    return np.concatenate((before, inside), axis=2), np.concatenate((near, inside), axis=2)
 
 
 def canvas_loss(
     config: TrainConfig, model: GemmaModel, batch: CanvasBatch, attention: Callable[[Tensor], Attend], step: int
 ) -> Tensor:
     rng = np.random.default_rng((config.seed, step, 2))
-    rows, positions = torch.from_numpy(batch.rows), torch.from_numpy(batch.positions).reshape(-1)
-    full, windowed = (attention(torch.from_numpy(each)) for each in (batch.allowed, batch.in_window))
+    count, columns = batch.clean.shape
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        group = q.shape[1] // k.shape[1]
-        k, v = (x.repeat_interleave(group, dim=1) if group > 1 else x for x in (k, v))
-        return (full if model.config.is_full(layer) else windowed)(layer, q, k, v)
+    def forward(ids: np.ndarray, positions: np.ndarray, masks: Masks, canvas: CanvasRows | None) -> Tensor:
+        full, windowed = (attention(torch.from_numpy(mask)) for mask in masks)
 
-    def logits(inputs: np.ndarray, soft: Tensor) -> Tensor:
-        ids = torch.from_numpy(inputs).reshape(-1)
-        return model.logits(model.hidden(ids, rotary, attend, CanvasRows(rows, soft))[rows])
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if canvas is None:
+                kept[layer] = k, v
+            else:
+                k, v = (_joined(each, own, count) for each, own in zip(kept[layer], (k, v), strict=True))
+            group = q.shape[1] // k.shape[1]
+            k, v = (x.repeat_interleave(group, dim=1) if group > 1 else x for x in (k, v))
+            return (full if model.config.is_full(layer) else windowed)(layer, q, k, v)
 
-    rotary = model.rotary(positions)
-    soft = torch.zeros(len(rows), model.config.d_model)
-    inputs = batch.noise
-    if rng.random() >= _FIRST_ONLY:
-        with torch.no_grad():
-            p = (logits(inputs, soft) / rng.uniform(0.4, 0.8)).softmax(dim=-1)
-            soft = model.soft_embeddings(p).float()
-        inputs = batch.inputs
-    return objective.masked_loss(logits(inputs, soft), torch.from_numpy(batch.targets), torch.from_numpy(batch.weights))
+        rotary = model.rotary(torch.from_numpy(positions).reshape(-1))
+        return model.hidden(torch.from_numpy(ids).reshape(-1), rotary, attend, canvas)
+
+    def denoise(of: Canvases, soft: Tensor) -> tuple[Tensor, Tensor]:
+        rows = CanvasRows(torch.arange(of.ids.size), soft)
+        logits = model.logits(forward(of.ids, of.positions, of.masks, rows))
+        targets, weights = (torch.from_numpy(each).reshape(-1) for each in (of.targets, of.weights))
+        return logits, objective.masked_loss(logits, targets, weights)
+
+    place = np.arange(columns)
+    before = place <= place[:, None]
+    near = before & (place > place[:, None] - _WINDOW)
+    forward(batch.clean, np.tile(place, count), tuple(np.tile(each, (count, 1, 1)) for each in (before, near)), None)
+    first, noise = denoise(batch.noise, torch.zeros(batch.noise.ids.size, model.config.d_model))
+    with torch.no_grad():
+        p = (first / rng.uniform(0.4, 0.8)).softmax(dim=-1)
+        soft = model.soft_embeddings(p).float().view(*batch.noise.ids.shape, -1)
+    mixed = denoise(batch.mixed, soft.repeat(1, _COPIES, 1).flatten(0, 1))[1]
+    return (noise + _COPIES * mixed) / (1 + _COPIES)
+
+
+def _joined(kept: Tensor, own: Tensor, count: int) -> Tensor:
+    """Rows of ``count`` sequences: those kept of each, its own behind them."""
+    parts = (x.reshape(count, -1, *x.shape[1:]) for x in (kept, own))
+    return torch.cat(tuple(parts), dim=1).flatten(0, 1)

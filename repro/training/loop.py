@@ -331,7 +331,7 @@ def batched_attention(lengths: Tensor, columns: int) -> Attend:
 
 
 def masked_attention(allowed: Tensor) -> Attend:
-    """Rows are B sequences of R each; ``allowed`` [B, R or 1, R] says which columns a row of its sequence sees.
+    """Rows are B sequences of R each; ``allowed`` [B, R or 1, C] says which columns a row of its sequence sees.
 
     It is written as two batched products: on a CPU their backward pass takes half the time of the
     fused call's in bfloat16. Query and key heads must be equal in number.
@@ -344,13 +344,13 @@ def masked_attention(allowed: Tensor) -> Attend:
         heads, width = q.shape[1:]
 
         def per_head(x: Tensor) -> Tensor:
-            return x.view(batch, columns, heads, width).transpose(1, 2).reshape(batch * heads, columns, width)
+            return x.view(batch, -1, heads, width).transpose(1, 2).reshape(batch * heads, -1, width)
 
         scores = torch.bmm(per_head(q) * width**-0.5, per_head(k).transpose(1, 2))
         if is_masked:
-            scores = (scores.view(batch, heads, columns, columns) + bias[:, None].to(scores.dtype)).view_as(scores)
+            scores = (scores.view(batch, heads, -1, columns) + bias[:, None].to(scores.dtype)).view_as(scores)
         mixed = torch.bmm(scores.softmax(-1).to(v.dtype), per_head(v))
-        return mixed.view(batch, heads, columns, width).transpose(1, 2).reshape(batch * columns, heads, width)
+        return mixed.view(batch, heads, -1, width).transpose(1, 2).reshape(-1, heads, width)
 
     return attend
 

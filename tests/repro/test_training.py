@@ -19,6 +19,7 @@ from repro.checks.canvases import plain_hidden
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
+from repro.training import canvas as training_canvas
 from repro.training import loop
 from repro.training.canvas import canvas_batch, canvas_loss
 from repro.training.config import CURRICULA, Stage, TrainConfig
@@ -192,25 +193,31 @@ def test_a_noisy_block_is_computed_as_a_server_computes_it(tokenizer):
             )
 
 
-def test_a_noisy_canvas_is_computed_as_a_server_computes_it(tokenizer):
+def test_a_noisy_canvas_is_computed_as_a_server_computes_it(tokenizer, monkeypatch):
+    """Behind prompts that a window does not cover, too."""
+    monkeypatch.setattr(training_canvas, "_WINDOW", 24)
     config = dataclasses.replace(SMALL, canvas=8)
     batch = make_batch(config, tokenizer, 3)
     found = canvas_batch(config, batch, tokenizer, 3)
     model = loop.new_model(config, tokenizer).eval()
     loop.initialise(model, 0)
-    logits = []
+    logits, soft = [], []
     with torch.no_grad():
-        kept, model.logits = model.logits, lambda hidden: logits.append(kept(hidden)) or logits[-1]
-        losses = [canvas_loss(config, model, found, loop.masked_attention, step) for step in range(6)]
-    assert len(logits) > len(losses), "some go on from what the first forward expects"
-    count, noisy = len(batch.ids), len(found.rows) // len(batch.ids)
-    first, columns = logits[0].view(count, noisy, -1), found.inputs.shape[1] - noisy
-    for start in range(0, noisy, 8):
-        at = int(found.positions[0, columns + start])
-        shown = found.noise[0, columns + start : columns + start + 8]
-        ids = [*found.inputs[0, :at].tolist(), *shown.tolist()]
-        expected = kept(plain_hidden(model, ids, torch.zeros(8, config.d_model))[at:])
-        torch.testing.assert_close(first[0, start : start + 8], expected, rtol=1e-4, atol=1e-4)
+        kept, expected = model.logits, model.soft_embeddings
+        model.logits = lambda hidden: logits.append(kept(hidden)) or logits[-1]
+        model.soft_embeddings = lambda p: soft.append(expected(p)) or soft[-1]
+        assert canvas_loss(config, model, found, loop.masked_attention, 0) > 0
+    assert found.mixed.ids.shape[1] == 2 * found.noise.ids.shape[1]
+    for made, canvases, of_step in zip(
+        logits, (found.noise, found.mixed), (torch.zeros_like(soft[0]), soft[0]), strict=True
+    ):
+        count, places = canvases.ids.shape
+        of_first = of_step.view(count, -1, config.d_model)[0].repeat(places // found.noise.ids.shape[1], 1)
+        for start in range(0, places, 8):
+            at, own = int(canvases.positions[0, start]), slice(start, start + 8)
+            ids = [*found.clean[0, :at].tolist(), *canvases.ids[0, own].tolist()]
+            wanted = kept(plain_hidden(model, ids, of_first[own])[at:])
+            torch.testing.assert_close(made.view(count, places, -1)[0, own], wanted, rtol=1e-4, atol=1e-4)
 
 
 # --- loop
