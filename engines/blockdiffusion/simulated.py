@@ -21,26 +21,42 @@ from engines.runtime.rows import Ints
 
 _LOGIT_BYTES = 10
 """A logit of a chunk takes these: itself, and two copies in float32 while it is reduced."""
-CANVAS_LOGIT_BYTES = 12
-"""The same of canvases, whose logits are float32: rounded, as probabilities, and rounded again. In a float32 model two thirds."""
+_DRAWN_LOGITS, _NOISE_BYTES = 32, 32
+"""Rows that tokens are drawn for at a time, and what the noise of a logit takes."""
+_ROW_COPIES, _CANVAS_COPIES = 6, 5
+"""Embeddings a row of a canvas takes while its experts are summed: what the layer was given and made of it, two normed, the MLP's sum,
+and what the step before expects. While its logits are made: four, and what is now expected."""
 _EXPERT_COPIES = 3
-"""Rows as experts take them, what they make of them, and that sorted back, all as many as experts are chosen."""
+"""Rows as experts take them, what they make of them, and that sorted back, all as many as experts are chosen. Two are there at once."""
 
 
 def pool_tokens(shape: ModelShape, memory_bytes: int, *, rows: int, logit_rows: int) -> int:
     """``rows`` are those of a step. A layer's keys and values are copied out of the pool while it attends."""
-    step = rows * shape.activation_bytes_per_query_token
-    if shape.num_experts > 1:
-        step += rows * _EXPERT_COPIES * shape.experts_per_token * shape.d_model * shape.dtype_bytes
-    logits = logit_rows * shape.vocab_rows * (_LOGIT_BYTES if shape.canvas is None else CANVAS_LOGIT_BYTES)
-    left = memory_bytes - shape.weight_bytes - step - logits - round(GUARD_FRACTION * memory_bytes)
+    step = step_bytes(shape, rows, logit_rows)
+    left = memory_bytes - shape.weight_bytes - step - round(GUARD_FRACTION * memory_bytes)
     found = left // (shape.kv_bytes_per_token + shape.kv_bytes_per_token // shape.n_layers)
     require(
         found > 0,
-        f"memory_limit={memory_bytes}: {shape.name} takes {shape.weight_bytes} bytes of weights and {step + logits} of a step of "
+        f"memory_limit={memory_bytes}: {shape.name} takes {shape.weight_bytes} bytes of weights and {step} of a step of "
         f"max_num_batched_tokens={rows}: give more memory or a smaller step",
     )
     return found
+
+
+def step_bytes(shape: ModelShape, rows: int, logit_rows: int) -> int:
+    """The most that a step holds besides weights and pool; ``logit_rows`` are made at a time."""
+    copied = rows * shape.experts_per_token * shape.d_model * shape.dtype_bytes if shape.num_experts > 1 else 0
+    if shape.canvas is None:
+        logits = logit_rows * shape.vocab_rows * _LOGIT_BYTES
+        return rows * shape.activation_bytes_per_query_token + _EXPERT_COPIES * copied + logits
+    row, float32 = shape.d_model * shape.dtype_bytes, 4
+    rounded = shape.dtype_bytes if shape.dtype_bytes < float32 else 0
+    tables = 2 * (shape.head_dim + shape.canvas.full_head_dim) * (float32 + rounded)
+    # Logits and their probabilities, and both rounded where the model is narrower.
+    of_logit = 2 * (float32 + rounded)
+    logits = max(of_logit * logit_rows, float32 * logit_rows + _NOISE_BYTES * min(logit_rows, _DRAWN_LOGITS))
+    head = rows * _CANVAS_COPIES * row + logits * shape.vocab_rows
+    return max(rows * (_ROW_COPIES * row + tables) + 2 * copied, head)
 
 
 Sure = Callable[[int, int], int]

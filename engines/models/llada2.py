@@ -110,12 +110,16 @@ def experts_sum(
     """[n, d] of h [n, d]: the weighted sum of what each row's experts make of it, whose matrices are ``ExpertLayers.matrices``."""
     n, k = chosen.shape
     place, ends, size = _sorted_places(chosen.flatten(), len(inner))
+    # Each name is used again once what it named is not needed: these are the largest tensors of a layer.
     rows = h.new_zeros((size, h.shape[1])).index_copy_(0, place, h.repeat_interleave(k, dim=0))
-    gate, up = F.grouped_mm(rows, inner.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-    gate = activation(gate)
-    made = F.grouped_mm(gate * up if gate.requires_grad else gate.mul_(up), outer.transpose(1, 2), offs=ends)
-    parts = made.index_select(0, place).view(n, k, -1)
-    return (parts * weights.to(parts.dtype).unsqueeze(-1)).sum(dim=1)
+    rows = F.grouped_mm(rows, inner.transpose(1, 2), offs=ends)
+    gate, rows = activation(rows[:, : len(inner[0]) // 2]), rows[:, len(inner[0]) // 2 :]
+    rows = gate * rows if gate.requires_grad else gate.mul_(rows)
+    del gate
+    rows = F.grouped_mm(rows, outer.transpose(1, 2), offs=ends)
+    rows = rows.index_select(0, place).view(n, k, -1)
+    weights = weights.to(rows.dtype).unsqueeze(-1)
+    return (rows * weights if rows.requires_grad else rows.mul_(weights)).sum(dim=1)
 
 
 def _sorted_places(expert: Tensor, num_experts: int) -> tuple[Tensor, Tensor, int]:

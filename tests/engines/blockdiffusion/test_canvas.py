@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.block_runs import finished, is_whole, submitted
-from support.memory_probe import LogitsProbe
 
 from engines.blockdiffusion import canvas_executor
 from engines.blockdiffusion.canvas_executor import CanvasExecutor, within_window
@@ -21,7 +20,8 @@ from engines.blockdiffusion.executor import step_rows
 from engines.blockdiffusion.rules import Blocks, EntropyBudget, LowConfidence
 from engines.blockdiffusion.scheduler import BlockEngineConfig
 from engines.blockdiffusion.sequence import BlockRequest, BlockSampling, CanvasSequence, SharedTables, Work
-from engines.blockdiffusion.simulated import CANVAS_LOGIT_BYTES, _near
+from engines.blockdiffusion.simulated import _near, step_bytes
+from engines.dllm.executor.compose import peak_bytes
 from engines.errors import UserError
 from engines.models import gemma
 from engines.models.block_config import SMALL_BLOCKS
@@ -30,6 +30,7 @@ from engines.server.diffusion import BlockGeneration, ServedBlocks
 from engines.server.protocol import Finished, Submission, Tokens
 from repro.checks import canvases
 from repro.checks.canvases import FOLDER_VARIABLE, canvas_cases, verify_canvases
+from repro.families.block.settings import shape_of
 
 FOLDER = Path(__file__).with_name("canvases")
 CHECKPOINT = FOLDER / "dgemma_random"
@@ -254,22 +255,20 @@ def test_t5_layers_with_a_window_see_what_a_simulated_step_charges():
         assert (near.keys[ends - 1] == rows.keys[rows.k_start + rows.k_len - 1]).all()
 
 
+@pytest.mark.parametrize("most", [128, 1024])
 @pytest.mark.parametrize("count", [4, 16, 80])
-def test_a_step_of_canvases_takes_the_memory_that_is_charged(count):
-    """Logits in chunks; what is kept of a canvas are as many embeddings as it has places."""
+def test_a_step_of_canvases_takes_the_memory_that_is_charged(count, most):
+    """All of it. Few logits at a time leave the layers the most, many the head; what is kept of a canvas are its places' embeddings."""
     small = load_block(SMALL_BLOCKS["tiny-diffusiongemma"], weights="random")
-    sizes = {"num_slots": count, "max_len": 64, "num_tokens": 64 * count, "block_size": 16, "max_num_logits": 1024}
+    sizes = {"num_slots": count, "max_len": 64, "num_tokens": 64 * count, "block_size": 16, "max_num_logits": most}
     engine = BlockEngine(CanvasExecutor(small, **sizes), BlockEngineConfig(max_num_batched_tokens=64 * count))
     submitted(
         engine, [BlockRequest(request_id=i, prompt_ids=(1,), gen_length=32, rule=EntropyBudget()) for i in range(count)]
     )
-    with LogitsProbe(small.config.vocab_size) as probe:
-        assert engine.step().denoised == count
-    rows = -(-32 * count // -(-32 * count // 1024))  # chunks are of equal size
-    # Noise of 32 rows takes 32 bytes a logit, which shows in small steps.
-    charged = max(CANVAS_LOGIT_BYTES * 2 // 3 * rows, 4 * rows + 32 * 32) * small.config.vocab_size
-    assert probe.peak_bytes == pytest.approx(charged, rel=0.1)
-    assert engine.executor._soft.nbytes == count * 32 * small.config.d_model * 4
+    rows = 32 * count
+    charged = step_bytes(shape_of(small.config, "tiny-diffusiongemma", 4), rows, rows // -(-rows // most))
+    assert [peak_bytes(engine.step, small.device) for _ in range(2)] == pytest.approx([charged] * 2, rel=0.1)
+    assert engine.executor._soft.nbytes == rows * small.config.d_model * 4
 
 
 def test_a_server_tells_a_canvas_at_a_time(model, alone):
