@@ -500,7 +500,7 @@ class Kernels:
         if not rows:
             return 0.0
         # A canvas' probabilities are multiplied by the embedding, after they were written and read.
-        passes = 1 if self.shape.canvas is None else 2
+        passes = 1 if self.shape.canvas is None else 1 + self.shape.canvas.takes_back
         return passes * (self._head.at(rows) + self.elementwise_s(rows * self.shape.logits_bytes_per_row))
 
     def elementwise_s(self, num_bytes: float, kernels: int = 1) -> float:

@@ -24,6 +24,8 @@ class CanvasLayers(NamedTuple):
     full_layers: int
     full_kv_heads: int
     full_head_dim: int
+    takes_back: int = 1
+    """0 where nothing of a step's logits goes into the next: of the autoregressive model with these layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class ModelShape:
     """So many layers have one MLP of width ``dense_hidden`` instead of experts."""
     dense_hidden: int | None = None
     canvas: CanvasLayers | None = None
-    """Then every row of logits is multiplied by the embedding once more, and logits are float32."""
+    """Then logits are float32, and every row of them may be multiplied by the embedding once more."""
     dtype_bytes: int = 2
     precision: Precision = "bf16"
     """What the layers' matrices are stored and multiplied in: FP8 has a scale a tensor, or a block of it."""
@@ -145,17 +147,18 @@ class ModelShape:
         full, windowed = canvas.full_layers, self.n_layers - canvas.full_layers
         q, kv = self.n_heads * canvas.full_head_dim, canvas.full_kv_heads * canvas.full_head_dim
         products = full * self.d_model * (2 * q + kv - 2 * (figures["q_width"] + figures["kv_width"]))
-        conditioning = 3 * self.d_model * (self.shared_hidden or 0)
+        conditioning = canvas.takes_back * 3 * self.d_model * (self.shared_hidden or 0)
+        passes = 1 + canvas.takes_back
         others = self.n_layers * (6 * self.d_model + self.num_experts + 2) + self.d_model
         others += 2 * full * (canvas.full_head_dim - self.head_dim)
         more = products + conditioning + others
         return figures | {
             "dense_weights": figures["dense_weights"] + round(more / self.n_layers),
             "weight_bytes": figures["weight_bytes"] + more * self.layer_weight_bytes,
-            "streamed_weight_bytes_head": 2 * figures["streamed_weight_bytes_head"],
+            "streamed_weight_bytes_head": passes * figures["streamed_weight_bytes_head"],
             "linear_flops_per_token": figures["linear_flops_per_token"] + 2 * (products + conditioning),
             "attention_flops_per_pair": 4 * (windowed * figures["q_width"] + full * q),
-            "logits_flops_per_row": 2 * figures["logits_flops_per_row"],
+            "logits_flops_per_row": passes * figures["logits_flops_per_row"],
             "logits_bytes_per_row": 4 * self.vocab_rows,
             "kv_bytes_per_token": 2 * (windowed * figures["kv_width"] + full * kv) * self.dtype_bytes,
         }

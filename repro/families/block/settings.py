@@ -139,7 +139,7 @@ class BlockKnobs(TraceKnobs):
     ends with a forward more, and synchronous ends those of a batch together."""
     autoregressive: bool = False
     """The same decoder one token at a time, as the model it was trained from decodes: blocks of one token, each predicted by the one
-    before."""
+    before. Of a model of canvases in simulations alone."""
     tokens_per_forward: Annotated[float, Range(1, 4096), Only(executor="roofline")] | None = None
     """Places a simulated forward is sure of, on average; the platform's assumption unless given."""
     precision: Annotated[Precision, Only(executor="roofline")] = "bf16"
@@ -181,7 +181,7 @@ class BlockSettings:
 
     @property
     def is_of_canvases(self) -> bool:
-        return isinstance(self.config, CanvasConfig)
+        return isinstance(self.config, CanvasConfig) and not self.knobs.autoregressive
 
     @property
     def most_tokens(self) -> int:
@@ -197,6 +197,8 @@ class BlockSettings:
     @property
     def shape(self) -> ModelShape:
         found = shape_of(self.config, self.model, 4 if self.knobs.dtype == "float32" else 2)
+        if found.canvas is not None and self.knobs.autoregressive:  # Gemma 4: what a step expects goes nowhere
+            found = replace(found, canvas=found.canvas._replace(takes_back=0))
         return replace(found, precision=self.knobs.precision)
 
     @property
@@ -240,7 +242,9 @@ def resolve(cell: Cell) -> BlockSettings:
         f"executor={cell.executor!r}: block-diffusion is measured (torch) or simulated (roofline), use one of them",
     )
     usual_knobs = _usual(where, cell.executor)
-    has_canvases = _has_canvases(cell.asked.get("model", usual_knobs.get("model")))
+    named = cell.asked.get("model", usual_knobs.get("model"))
+    decodes_tokens = bool(cell.asked.get("autoregressive")) and cell.executor == "roofline"
+    has_canvases = _has_canvases(named) and not decodes_tokens
     if has_canvases:
         usual_knobs["rule"] = "entropy-budget"
     knobs = resolve_knobs(

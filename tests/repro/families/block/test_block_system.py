@@ -12,7 +12,7 @@ from support.tables import data_beside
 from engines.errors import UserError
 from engines.knobs import Range
 from engines.models.block_config import SMALL_BLOCKS
-from repro.families.block.settings import RULES, settings_of_requests
+from repro.families.block.settings import RULES, resolve, settings_of_requests
 from repro.families.block.system import BLOCK, STEPS
 from repro.families.block.text import text_of
 from repro.runs.system import SYSTEMS
@@ -86,6 +86,18 @@ def test_what_canvases_have_no_meaning_of_is_refused(asked, said):
         SYSTEM.prepare(cell(**{"model": "tiny-diffusiongemma", **asked}))
     with pytest.raises(UserError, match="entropy-budget is for canvases"):
         SYSTEM.prepare(cell(model="tiny-sdar", rule="entropy-budget"))
+
+
+def test_the_decoder_of_canvases_is_charged_one_token_a_step_too():
+    """Without what a canvas' logits give the next step, on a card: here its weights are those of canvases alone."""
+    given = {"platform": "h100-diffusiongemma", "executor": "roofline", "gen_length": 32}
+    made = [resolve(a_cell("block-diffusion", **given, **own)) for own in ({}, {"autoregressive": True})]
+    canvases, tokens = (each.shape for each in made)
+    assert [each.is_of_canvases for each in made] == [True, False]
+    assert canvases.logits_flops_per_row == 2 * tokens.logits_flops_per_row
+    assert canvases.linear_flops_per_token - tokens.linear_flops_per_token == 6 * 2816 * 2112
+    with pytest.raises(UserError, match="autoregressive=True has no meaning for canvases"):
+        resolve(a_cell("block-diffusion", model="tiny-diffusiongemma", autoregressive=True))
 
 
 def test_a_checkpoint_serves(tmp_path):
