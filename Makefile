@@ -42,7 +42,7 @@ SAY := @printf '%s\n'
 .DEFAULT_GOAL := help
 # Measured runs must not disturb each other.
 .NOTPARALLEL:
-.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps reproduce-block $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) $(BLOCK_FIGURES:%=reproduce-block-%) check-results docs test test-extras test-clients lint check mutate gpu-suite gpu-first clean
+.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps reproduce-block $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) $(BLOCK_FIGURES:%=reproduce-block-%) check-results docs lock test test-extras test-clients lint check mutate gpu-suite gpu-first clean
 
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 2.5 GB)' \
@@ -57,6 +57,7 @@ help:
   '                     (about an hour; the runs of AMPD and LAPS take 0.1 GB in 20,000 files below results/local)' \
 	  'make check-results   whether committed figures and verdicts come out of the committed tables of runs, byte for byte' \
 	  'make docs            these pages as a site, in build/site (half a minute)' \
+	  'make lock            write requirements.lock from $(VENV), which Dockerfile installs' \
 	  'make test            the tests' \
 	  'make test-extras     the tests that need lm-eval, transformers, datasets and mkdocs, in $(EXTRAS)' \
 	  'make test-clients    real clients (openai, GuideLLM, AIPerf, lm-eval, vLLM) against repro serve, in $(CLIENTS)' \
@@ -144,6 +145,11 @@ docs: $(STAMP)
 	@$(BIN)/python -c 'import material' 2>/dev/null || $(INSTALL) -e '.[docs]'
 	$(SAY) 'docs: every page and the reference, links checked, into build/site/index.html (under half a minute)'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file docs/site/mkdocs.yml
+
+# The heading stays; releases for CPU have no mark of their own.
+lock: $(STAMP)
+	@{ sed -n '/^#/p' requirements.lock; $(BIN)/python -m pip --disable-pip-version-check freeze --all --exclude-editable | sed 's/+cpu$$//; /^pip==/d'; } > requirements.lock.new
+	@mv requirements.lock.new requirements.lock
 
 # Tests start some hundred interpreters: what one has compiled, the next ones read.
 test: $(STAMP)
