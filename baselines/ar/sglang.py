@@ -16,7 +16,7 @@ from engines.laps.batching import Graphs, Ladder, WithGraphs, graph_choice
 from engines.laps.latency import StepModel
 from engines.laps.system import InstanceRouter, InstancesInTurn, InstanceView, LeastRequests, LeastTokens, PrefillSystem
 from engines.policies.batching import CHUNK_TOKENS, Chunked
-from engines.policies.views import FALLBACK, IDLE, Chunk, NextStep, PrefillTask, Rung, Situation, StepMode
+from engines.policies.views import FALLBACK, IDLE, Chunk, NextStep, PrefillTask, Rule, Rung, Situation, StepMode
 
 Routing = Literal["round-robin", "least-requests", "least-tokens", "cache-aware"]
 CHUNKED_PREFILL_SIZE = 8192
@@ -30,6 +30,9 @@ class TokenBudget(Chunked):
 
     max_num_batched_tokens: Tokens = CHUNKED_PREFILL_SIZE
 
+    def rule(self) -> Rule:
+        return super().rule()  # where nothing decodes
+
     def next_step(self, at: Situation, now: float) -> NextStep:
         # A prefill step holds decodes up; its budget is its own.
         shares = super().next_step(at._replace(decoding=0) if at.decoding else at, now).shares
@@ -40,14 +43,17 @@ class GuardedRungs(Ladder):
     """The next captured size, unless that pads beyond ``_MAX_PADDING``, whatever it costs."""
 
     def __init__(self, captured: Sequence[Rung]) -> None:
-        self._rungs = sorted(captured)
+        self.rungs, self.times = sorted(captured), None
+
+    def rule(self) -> Rule:
+        return Rule("ladder", limits=(_MAX_PADDING,))
 
     def choose(self, chunks: Sequence[Chunk]) -> StepMode:
         tokens = sum(chunk.tokens for chunk in chunks)
-        index = bisect_left(self._rungs, Rung(tokens))
-        if index == len(self._rungs) or self._rungs[index].tokens > _MAX_PADDING * tokens:
+        index = bisect_left(self.rungs, Rung(tokens))
+        if index == len(self.rungs) or self.rungs[index].tokens > _MAX_PADDING * tokens:
             return FALLBACK
-        return self._rungs[index]
+        return self.rungs[index]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +69,10 @@ class CacheAware(Checked):
     balance_abs_threshold: Annotated[int, Range(least=0)] = 64
     balance_rel_threshold: Annotated[float, Range(least=1)] = 1.5
     """Out of balance: the largest number of requests exceeds the least by the one and times the other."""
+
+    def rule(self) -> Rule:
+        limits = self.cache_threshold, self.balance_abs_threshold, self.balance_rel_threshold
+        return Rule("cache-aware", limits=limits)
 
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
         loads = [each.num_requests for each in instances]

@@ -3,31 +3,18 @@
 //
 // Names are those of the Python modules, which say what each does and why.
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
 #include <deque>
 #include <initializer_list>
-#include <limits>
 #include <list>
 #include <numeric>
 #include <queue>
 #include <set>
 #include <string>
 #include <unordered_map>
-#include <utility>
-#include <vector>
+
+#include "core.hpp"
 
 namespace {
-
-using Int = std::int64_t;
-const double NOT_YET = std::numeric_limits<double>::quiet_NaN();
-const double INFINITE = std::numeric_limits<double>::infinity();
-
-enum Question : Int { LAYERS, HEAD, LINE, LAW, STEP, ESTIMATE, HERE, AWAY, DRAW };
-
-// Asks Python: of `cost`, or of workers of a degree, the numbers of `question`, into `out`. Returns how many there are, or -1 to stop the run.
-using Ask = Int (*)(Int question, Int cost, Int n, const Int* in, double* out);
 
 enum Batching : Int { ONE_BY_ONE, PREFILL_FIRST, CHUNKED };
 enum Binding : Int { ROUND_ROBIN, LEAST_KV, FEWEST_SESSIONS, LEAST_COST };
@@ -37,81 +24,25 @@ enum Signal : Int { DONE, AGE, BACKLOG };
 enum Reason : Int { COLOCATED, ALWAYS_REMOTE, NOT_BYPASSED, SHORT, PREFILL_BUSY, TTFT_SLACK, ITL_SLACK, COST, BY_KV };
 enum Content : Int { HISTORY, INCREMENT };
 
-struct Stopped {};
-
-// math.fsum: the sum, rounded once (Shewchuk 1997).
-double exact_sum(const std::vector<double>& values) {
-    std::vector<double> parts;
-    for (double x : values) {
-        std::size_t kept = 0;
-        for (double y : parts) {
-            if (std::fabs(x) < std::fabs(y)) std::swap(x, y);
-            const double high = x + y, low = y - (high - x);
-            if (low != 0) parts[kept++] = low;
-            x = high;
-        }
-        parts.resize(kept);
-        parts.push_back(x);
-    }
-    if (parts.empty()) return 0.0;
-    std::size_t n = parts.size() - 1;
-    double high = parts[n], low = 0;
-    while (n > 0 && low == 0) {
-        const double x = high, y = parts[--n];
-        high = x + y;
-        low = y - (high - x);
-    }
-    if (n > 0 && ((low < 0 && parts[n - 1] < 0) || (low > 0 && parts[n - 1] > 0))) {
-        const double twice = low * 2, x = high + twice;
-        if (twice == x - high) high = x;
-    }
-    return high;
-}
-
 struct Line {
     double base, slope, floor;
 };
 
-struct Law {
-    std::vector<double> sizes, times, powers;
-
-    double at(double size) const {
-        const std::size_t place = std::lower_bound(sizes.begin(), sizes.end(), size) - sizes.begin();
-        if (place == sizes.size()) return times.back() * size / sizes.back();
-        if (place == 0) return times.front();
-        return times[place - 1] * std::pow(size / sizes[place - 1], powers[place]);
-    }
-};
-
-struct Chunk {
-    Int history, tokens;
-};
-
 // WorkerCost, or any other by asking for each step.
-struct Cost {
-    Ask ask;
-    Int id;
+struct Cost : Prices {
     bool is_composed;
     double share, least_s, sequence_s, fixed_s, row_s, prefill_s;
-    std::vector<double> layers, heads;
-    std::vector<Line> lines;
-    std::vector<Law> laws;
-    std::vector<double> answer = std::vector<double>(4096);
+    std::vector<Line> lines, attention;
 
-    Int numbers(Question question, Int n, const Int* in = nullptr) {
-        const Int num = ask(question, id, n, in, answer.data());
-        if (num <= 0) throw Stopped{};
-        return num;
-    }
-
-    double number(std::vector<double>& known, Question question, Int n) {
-        if (n >= Int(known.size())) known.resize(std::max<Int>(n + 1, 2 * Int(known.size())), NOT_YET);
-        if (std::isnan(known[n])) {
-            numbers(question, n);
-            known[n] = answer[0];
-        }
-        return known[n];
-    }
+    Cost(Ask ask, Int id, const double* terms)
+        : Prices{ask, id},
+          is_composed(terms[0]),
+          share(terms[1]),
+          least_s(terms[2]),
+          sequence_s(terms[3]),
+          fixed_s(terms[4]),
+          row_s(terms[5]),
+          prefill_s(terms[6]) {}
 
     // A whole step's of n sequences, and that of their attention alone by the sign.
     const Line& line(std::vector<Line>& known, Int n, Int sign) {
@@ -122,18 +53,6 @@ struct Cost {
         }
         return known[n];
     }
-
-    const Law& law(Int n) {
-        if (n >= Int(laws.size())) laws.resize(n + 1);
-        if (laws[n].sizes.empty()) {
-            const Int num = numbers(LAW, n) / 3;
-            const double* at = answer.data();
-            laws[n] = Law{{at, at + num}, {at + num, at + 2 * num}, {at + 2 * num, at + 3 * num}};
-        }
-        return laws[n];
-    }
-
-    std::vector<Line> attention;
 
     double step_s(const std::vector<Chunk>& chunks, Int decoding, Int context) {
         const Int num = Int(chunks.size());
@@ -517,11 +436,6 @@ struct Setup {
     double bind_weight, keep_s, request_s, response_s, until_s, window_s, latency_s, intra_bytes_s, inter_bytes_s;
     Ask ask;
 };
-
-struct Totals {
-    Int num_arrived, num_live, num_events, has_too_many;
-    double now;
-};
 }
 
 namespace {
@@ -583,16 +497,7 @@ struct Simulation {
 #undef COLUMN
 
     explicit Simulation(const Setup& given) : setup(given) {
-        for (Int i = 0; i < given.num_costs; ++i) {
-            const double* t = given.cost_terms + 7 * i;
-            Cost cost;
-            cost.ask = given.ask;
-            cost.id = i;
-            cost.is_composed = t[0] != 0;
-            cost.share = t[1], cost.least_s = t[2], cost.sequence_s = t[3];
-            cost.fixed_s = t[4], cost.row_s = t[5], cost.prefill_s = t[6];
-            costs.push_back(std::move(cost));
-        }
+        for (Int i = 0; i < given.num_costs; ++i) costs.emplace_back(given.ask, i, given.cost_terms + 7 * i);
         const Int num_rounds = given.first_round[given.num_sessions];
         lives.reserve(given.num_sessions);
         for (const auto& [name, column] : ints())
@@ -618,6 +523,8 @@ struct Simulation {
     void at(double time_s, Kind kind, Int subject, Int detail = 0) {
         events.push(Event{time_s, ++num_scheduled, kind, subject, detail});
     }
+
+    Int num_arrived() const { return Int(session_worker_id.size()); }
 
     // Whether there are more, after so many.
     bool go_on(Int num) {
@@ -1391,31 +1298,4 @@ struct Simulation {
 
 }  // namespace
 
-extern "C" {
-
-Simulation* begin(const Setup* setup) { return new Simulation(*setup); }
-
-// Runs so many events. Returns whether there are more, or -1 for a run that Python has stopped.
-Int go_on(Simulation* made, Int num, Totals* totals) {
-    Int has_more = -1;
-    try {
-        has_more = made->go_on(num);
-    } catch (const Stopped&) {
-    }
-    if (!has_more) made->end_all();
-    const Int num_events = made->num_scheduled - Int(made->events.size());
-    *totals = Totals{Int(made->session_worker_id.size()), made->num_live, num_events, made->has_too_many, made->now};
-    return has_more;
-}
-
-// A column of ints, or of seconds where its name says so. Returns how many there are.
-Int column_of(Simulation* made, const char* name, const void** at) {
-    for (const auto& [own, column] : made->ints())
-        if (own == name) return *at = column->data(), Int(column->size());
-    for (const auto& [own, column] : made->seconds())
-        if (own == name) return *at = column->data(), Int(column->size());
-    return -1;
-}
-
-void let_go(Simulation* made) { delete made; }
-}
+#include "exports.hpp"

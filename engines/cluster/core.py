@@ -37,8 +37,10 @@ from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.routing import FewestSessions, KvCost, LeastKvMemory, RoundRobin
 from engines.policies.views import Batching, Chunk, Rule, rule_of
 
-LIBRARY = Library("cluster", (Path(__file__).with_suffix(".cpp"),), ("-O2", "-ffp-contract=off"))
+SHARED = tuple(Path(__file__).with_name(name) for name in ("core.hpp", "exports.hpp"))
+OPTIONS = "-O2", "-ffp-contract=off"
 """No two operations become one of another rounding."""
+LIBRARY = Library("cluster", (Path(__file__).with_suffix(".cpp"),), OPTIONS, SHARED)
 LONG = 2000
 """Rounds of a run that is worth the seconds of a compiler; ten times as many of all runs of a process are."""
 _SEEN = Counter[str]()
@@ -63,37 +65,45 @@ _NAMES: Mapping[str, tuple[Any, ...]] = {
 """Values of columns that ``core.cpp`` numbers."""
 _LAYERS, _HEAD, _LINE, _LAW, _STEP, _ESTIMATE, _, _, _DRAW = range(9)
 
-_Ask = CFUNCTYPE(c_int64, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_double))
+Ask = CFUNCTYPE(c_int64, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_double))
 
 
-def _fields(names: str, kind: Any) -> list[tuple[str, Any]]:
+def fields_of(names: str, kind: Any) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
 class _Setup(Structure):
     _fields_ = [
-        *_fields("num_sessions num_workers num_homes num_costs", c_int64),
-        *_fields("session_id arrival_s first_round prefill decode delay_s", c_void_p),
-        *_fields("worker_cost worker_capacity worker_degree worker_server cost_terms batching queues limits", c_void_p),
-        *_fields("binding keeps schedules_ahead max_run_steps max_live", c_int64),
-        *_fields("routing choice signal has_estimator shares_queue overlaps kv_bytes", c_int64),
-        *_fields("bind_weight keep_s request_s response_s until_s window_s", c_double),
-        *_fields("latency_s intra_bytes_s inter_bytes_s", c_double),
-        ("ask", _Ask),
+        *fields_of("num_sessions num_workers num_homes num_costs", c_int64),
+        *fields_of("session_id arrival_s first_round prefill decode delay_s", c_void_p),
+        *fields_of(
+            "worker_cost worker_capacity worker_degree worker_server cost_terms batching queues limits", c_void_p
+        ),
+        *fields_of("binding keeps schedules_ahead max_run_steps max_live", c_int64),
+        *fields_of("routing choice signal has_estimator shares_queue overlaps kv_bytes", c_int64),
+        *fields_of("bind_weight keep_s request_s response_s until_s window_s", c_double),
+        *fields_of("latency_s intra_bytes_s inter_bytes_s", c_double),
+        ("ask", Ask),
     ]
 
 
 class _Totals(Structure):
-    _fields_ = [*_fields("num_arrived num_live num_events has_too_many", c_int64), ("now", c_double)]
+    _fields_ = [*fields_of("num_arrived num_live num_events has_too_many", c_int64), ("now", c_double)]
 
 
 @cache
-def _library(is_long: bool) -> CDLL | None:
+def _found(library: Library, is_long: bool) -> CDLL | None:
     """None where nothing can be compiled, or a short run would wait for it. Asked once, as a grid has thousands of runs."""
     try:
-        return loaded(LIBRARY) if is_long or LIBRARY.kept(LIBRARY.command()).is_file() else None
+        return loaded(library) if is_long or library.kept(library.command()).is_file() else None
     except CompilerError:
         return None
+
+
+def library_for(library: Library, num_rounds: int) -> CDLL | None:
+    """For a run of so many rounds. Runs behind a long one find its library, however short they are."""
+    _SEEN[library.name] += num_rounds if num_rounds < LONG else 10 * LONG
+    return _found(library, _SEEN[library.name] >= 10 * LONG)
 
 
 class CoreRun(NamedTuple):
@@ -119,27 +129,25 @@ class CoreRun(NamedTuple):
             return None
         if rules[0].kind not in ("local", "adaptive") and all(each.is_decode for each in self.workers):
             return None
-        load = _Load.of(sessions)
+        load = Load.of(sessions)
         if not load.is_served(min(self.hardware.kv_capacity(each.degree) for each in self.workers)):
             return None
-        # Runs behind a long one find its library, however short they are.
-        _SEEN["rounds"] += len(load.prefill) if len(load.prefill) < LONG else 10 * LONG
-        library = _library(_SEEN["rounds"] >= 10 * LONG)
+        library = library_for(LIBRARY, len(load.prefill))
         return None if library is None else self._run(library, load, *rules)
 
-    def _run(self, library: CDLL, load: "_Load", routing: Rule, *queues: Rule) -> ClusterRun:
+    def _run(self, library: CDLL, load: "Load", routing: Rule, *queues: Rule) -> ClusterRun:
         policies, engine, links = self.policies, self.hardware.constants.engine, self.hardware.links
         cost_of = self._costs()
         costs = list({id(each): each for each in cost_of}.values())
-        asks = _Asks(costs, policies, routing)
+        asks = Asks(costs, policies, routing)
         arrays = {
             **load._asdict(),
-            "worker_cost": _ints(map(costs.index, cost_of)),
-            "worker_capacity": _ints(self.hardware.kv_capacity(each.degree) for each in self.workers),
-            "worker_degree": _ints(each.degree for each in self.workers),
-            "worker_server": _ints(each.server for each in self.workers),
+            "worker_cost": ints_of(map(costs.index, cost_of)),
+            "worker_capacity": ints_of(self.hardware.kv_capacity(each.degree) for each in self.workers),
+            "worker_degree": ints_of(each.degree for each in self.workers),
+            "worker_server": ints_of(each.server for each in self.workers),
             "cost_terms": np.array([(1.0, *each.terms) if _is_composed(each) else (0.0,) * 7 for each in costs]),
-            "batching": _ints([*_limits(policies.local_batching), *_limits(policies.prefill_batching)]),
+            "batching": ints_of([*_limits(policies.local_batching), *_limits(policies.prefill_batching)]),
             "queues": np.array([each.limits for each in queues], dtype=np.float64),
             "limits": np.array(routing.limits, dtype=np.float64),
         }
@@ -170,9 +178,9 @@ class CoreRun(NamedTuple):
             latency_s=links.intra.latency_s,
             intra_bytes_s=links.intra.bytes_per_s,
             inter_bytes_s=links.inter.bytes_per_s,
-            ask=_Ask(asks.answer),
+            ask=Ask(asks.answer),
         )
-        made = _Made(library, setup)
+        made = Made(library, setup)
         totals = made.ended()
         if asks.error is not None:
             raise asks.error
@@ -182,7 +190,7 @@ class CoreRun(NamedTuple):
         batchings, run_cost = (self.policies.prefill_batching, self.policies.local_batching), self.hardware.run_cost
         return [run_cost(each.degree, batchings[each.is_decode], is_remote=not each.is_decode) for each in self.workers]
 
-    def _record(self, made: "_Made", load: "_Load", totals: _Totals) -> ClusterRun:
+    def _record(self, made: "Made", load: "Load", totals: _Totals) -> ClusterRun:
         workers: Table = {name: list(values) for name, values in made.table("worker").items()}
         num, busy = totals.num_arrived, rows_of(workers, "role", "busy_prefill_s")
         return ClusterRun(
@@ -215,7 +223,7 @@ class CoreRun(NamedTuple):
         return None
 
 
-class _Load(NamedTuple):
+class Load(NamedTuple):
     """Sessions by columns; rounds of all one after the other, those of session i from ``first_round[i]`` on."""
 
     session_id: Ints
@@ -226,7 +234,7 @@ class _Load(NamedTuple):
     delay_s: Floats
 
     @classmethod
-    def of(cls, sessions: Sequence[Session]) -> "_Load":
+    def of(cls, sessions: Sequence[Session]) -> "Load":
         if isinstance(sessions, SessionColumns):
             index = np.arange(len(sessions) + 1)
             delay_s = np.zeros(len(sessions))
@@ -234,11 +242,11 @@ class _Load(NamedTuple):
         rounds = [each.rounds for each in sessions]
         every = list(chain.from_iterable(rounds))
         return cls(
-            session_id=_ints(each.session_id for each in sessions),
+            session_id=ints_of(each.session_id for each in sessions),
             arrival_s=np.array([each.arrival_s for each in sessions], dtype=np.float64),
             first_round=np.cumsum([0, *map(len, rounds)], dtype=np.int64),
-            prefill=_ints(each.prefill_tokens for each in every),
-            decode=_ints(each.decode_tokens for each in every),
+            prefill=ints_of(each.prefill_tokens for each in every),
+            decode=ints_of(each.decode_tokens for each in every),
             delay_s=np.array([each.delay_s for each in every], dtype=np.float64),
         )
 
@@ -252,7 +260,7 @@ class _Load(NamedTuple):
         return int(self.sums(self.prefill + self.decode).max()) <= most_tokens
 
 
-class _Asks:
+class Asks:
     """What the core asks of costs and policies; an exception stops the run and is raised behind it."""
 
     def __init__(self, costs: Sequence[StepCost], policies: Policies, routing: Rule) -> None:
@@ -295,12 +303,14 @@ def _is_composed(cost: StepCost) -> TypeGuard[WorkerCost]:
     return type(cost) is WorkerCost and type(cost.price) is Composed
 
 
-class _Made:
+class Made:
     """A run in the core's memory, which goes when no array of it is left."""
 
-    def __init__(self, library: CDLL, setup: _Setup) -> None:
+    def __init__(self, library: CDLL, setup: Structure) -> None:
         library.begin.restype = c_void_p
         self.library, self.run = library, c_void_p(library.begin(byref(setup)))
+        self.is_given_up = False
+        """Whether Python stopped it, or has to make it."""
 
     def __del__(self) -> None:
         self.library.let_go(self.run)
@@ -310,6 +320,7 @@ class _Made:
         while has_more > 0:
             with held():  # what Ctrl-C raises while Python answers the core would be lost
                 has_more = self.library.go_on(self.run, c_int64(_EVENTS), byref(totals))
+        self.is_given_up = has_more < 0
         return totals
 
     def ints(self, name: str) -> Ints:
@@ -346,5 +357,5 @@ def _limits(batching: Batching) -> tuple[int, int, int]:
     return _BATCHING.index(type(batching)), tokens, sequences
 
 
-def _ints(values: Iterable[int]) -> Ints:
+def ints_of(values: Iterable[int]) -> Ints:
     return np.array(list(values), dtype=np.int64)

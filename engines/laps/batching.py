@@ -21,10 +21,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol, get_args
 
 from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Only, Range, Seconds, Tokens
+from engines.laps.latency import StepModel
 from engines.policies.views import (
     FALLBACK,
     IDLE,
@@ -34,6 +35,7 @@ from engines.policies.views import (
     NextStep,
     OpenQueue,
     PrefillTask,
+    Rule,
     Rung,
     Share,
     Situation,
@@ -85,11 +87,11 @@ class Nearest:
     predicted to be faster than the standard kernels."""
 
     def __init__(self, captured: Iterable[Bucket], times: StepTimes | None = None) -> None:
-        shapes, self._times = tuple(captured), times
+        shapes, self.times = tuple(captured), times
         self.lengths = sorted({shape.length for shape in shapes})
         self.batches = sorted({shape.batch for shape in shapes})
         # cover[i][j]: fewest tokens among the shapes at least as long as lengths[i] and as deep as batches[j].
-        self._cover = [
+        self.cover = [
             [
                 min(
                     (shape for shape in shapes if shape.length >= length and shape.batch >= batch),
@@ -101,12 +103,15 @@ class Nearest:
             for length in self.lengths
         ]
 
+    def rule(self) -> Rule:
+        return Rule("nearest")
+
     def choose(self, chunks: Sequence[Chunk]) -> StepMode:
         row = bisect_left(self.lengths, max(chunk.tokens for chunk in chunks))
         column = bisect_left(self.batches, len(chunks))
         if row == len(self.lengths) or column == len(self.batches):
             return FALLBACK
-        bucket, times = self._cover[row][column], self._times
+        bucket, times = self.cover[row][column], self.times
         if bucket is None:
             return FALLBACK
         return bucket if times is None else _faster(bucket, times, chunks)
@@ -115,14 +120,20 @@ class Nearest:
 class Ladder:
     """The next rung where it is predicted to be faster than the standard kernels."""
 
+    rungs: list[Rung]
+    times: StepTimes | None
+
     def __init__(self, captured: Iterable[Rung], times: StepTimes) -> None:
-        self._rungs, self._times = sorted(captured), times
+        self.rungs, self.times = sorted(captured), times
+
+    def rule(self) -> Rule:
+        return Rule("ladder", limits=(math.inf,))
 
     def choose(self, chunks: Sequence[Chunk]) -> StepMode:
-        index = bisect_left(self._rungs, Rung(sum(chunk.tokens for chunk in chunks)))
-        if index == len(self._rungs):
+        index = bisect_left(self.rungs, Rung(sum(chunk.tokens for chunk in chunks)))
+        if index == len(self.rungs) or self.times is None:
             return FALLBACK
-        return _faster(self._rungs[index], self._times, chunks)
+        return _faster(self.rungs[index], self.times, chunks)
 
 
 def _faster(graph: Bucket | Rung, times: StepTimes, chunks: Sequence[Chunk]) -> StepMode:
@@ -303,7 +314,7 @@ class AdaptiveWait:
         """D."""
         self.window_s = config.max_window_s
         """W; line 1 takes the minimum over no request as none."""
-        self._service_s = service_s
+        self.service_s = service_s
         self._round_s: float | None = None
         self._full_rounds = 0
         self._collected = 0
@@ -334,7 +345,7 @@ class AdaptiveWait:
         oldest = queue.oldest_short()
         assert oldest is not None
         assert self._round_s is not None
-        service_s = self._service_s(depth, queue.short_tokens)
+        service_s = self.service_s(depth, queue.short_tokens)
         latest_start_s = oldest.ready_s + config.deadline_s - service_s
         if config.wait == "repaired":
             if config.slo_s is None:
@@ -372,7 +383,7 @@ class AdaptiveWait:
         wake_s = self._round_s + self.window_s
         oldest = queue.oldest_short()
         if oldest is not None:
-            latest_start_s = oldest.ready_s + self.config.deadline_s - self._service_s(depth, queue.short_tokens)
+            latest_start_s = oldest.ready_s + self.config.deadline_s - self.service_s(depth, queue.short_tokens)
             urgent_s = latest_start_s - self.config.slack_s
             if now >= urgent_s:
                 # Line 3 looks at the next request before line 5 adds it: only what was collected before goes.
@@ -423,6 +434,22 @@ class TemporalDisaggregation:
     config: TemporalConfig
     _was_long: bool = False
     """The class of the step before."""
+
+    def rule(self) -> Rule:
+        config, wait = self.config, self.wait
+        of_wait = wait.config
+        own = (
+            *(config.chunk_tokens, config.long_dispatch == "pack", config.class_rule == "urgency"),
+            *(config.max_long_wait_s, config.short_tokens, get_args(Joins).index(config.joins)),
+            config.while_waiting == "idle",
+        )
+        waits = (
+            *(get_args(WaitRule).index(of_wait.wait), of_wait.min_window_s, of_wait.max_window_s, of_wait.slack_s),
+            *(of_wait.margin_s, of_wait.max_wait_s, of_wait.deadline_s, of_wait.token_max, of_wait.slo_s is not None),
+        )
+        model = getattr(wait.service_s, "__self__", None)
+        terms = model.terms if isinstance(model, StepModel) and wait.service_s == model.batch_s else None
+        return Rule("temporal", limits=(*own, *waits, *wait.depths), terms=terms)
 
     def next_step(self, at: Situation, now: float) -> NextStep:
         queue = at.queue

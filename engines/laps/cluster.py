@@ -24,6 +24,7 @@ from engines.cost.roofline import DecodeLine, Gpu, Roofline, StepPrice, StepWork
 from engines.data import asked
 from engines.errors import RunError, UserError, require
 from engines.knobs import Checked, Count, Fixed, Proportion, Range, Seconds, Tokens
+from engines.laps import core
 from engines.laps.system import LengthClass, PrefillSystem, PressureController, Signals
 from engines.models.shape import ModelShape
 from engines.policies.routing import FewestSessions, Local, RemoteOnly
@@ -107,7 +108,7 @@ class PrefillCost:
             self.price = Roofline(shape, gpu, shares=constants, is_coarse=True)
         else:
             self.price = Composed(kernels_of(shape, gpu, kernels))
-        self._launch_s = shape.n_layers * constants.layer_launch_s
+        self.launch_s = shape.n_layers * constants.layer_launch_s
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         constants = self.constants
@@ -116,7 +117,7 @@ class PrefillCost:
             gpu_s = self.gpu_s(chunks, decoding, context)
             if mode is not None:
                 fixed_s += constants.graph_check_s
-            busy_s = gpu_s + self._launch_s if constants.overlap == "add" else max(gpu_s, self._launch_s)
+            busy_s = gpu_s + self.launch_s if constants.overlap == "add" else max(gpu_s, self.launch_s)
             return fixed_s + busy_s
         require(not decoding, f"mode={mode!r}: graphs are captured for prefills alone, {decoding} sequences decode")
         return fixed_s + constants.graph_check_s + constants.graph_launch_s + self.gpu_s(chunks, 0, 0, mode)
@@ -336,10 +337,28 @@ class PrefillCluster(Checked):
             (loop,) = streams
             assert isinstance(loop, ClosedLoop), "answers are decoded for clients in a closed loop alone"
             return self._simulate_answers(self.decoding, loop, until_s)
+        if (compiled := self._compiled(streams, until_s)) is not None:
+            return compiled
         simulation = _PrefillSimulation(self)
         run = simulation.run(streams, until_s)
         simulation.let_go()
         return run
+
+    def _compiled(self, streams: Sequence[PrefillArrivals], until_s: float) -> PrefillRun | None:
+        if type(self.cost) is not PrefillCost:
+            return None
+        made = core.simulated(
+            self.system,
+            self.cost,
+            streams,
+            until_s,
+            num_instances=self.num_instances,
+            slo_s=self.slo_s,
+            boundary=self.boundary,
+            is_shared=self.cache == "shared",
+            reprefills=self.reprefills_answer,
+        )
+        return None if made is None else PrefillRun(**made)
 
     def _simulate_answers(self, decoding: Decoding, loop: ClosedLoop, until_s: float) -> PrefillRun:
         system, num = self.system, self.num_instances
@@ -467,25 +486,12 @@ class PrefillInstance(Worker):
             num_short,
             len(plan.shares) - num_short,
             num_finished,
-            _label(plan.mode),
+            core.label(plan.mode),
         )
         self.steps.append(row)
         self.num_requests -= num_finished
         self.backlog_tokens -= self._tokens
         super()._finish(plan)
-
-
-def _label(mode: object) -> str:
-    """As in the steps table: "eager", "fallback", "graph 64x8" or "rung 512"."""
-    if mode is None:
-        return "eager"
-    if isinstance(mode, Fallback):
-        return "fallback"
-    if isinstance(mode, Bucket):
-        return f"graph {mode.length}x{mode.batch}"
-    if isinstance(mode, Rung):
-        return f"rung {mode.tokens}"
-    return str(mode)
 
 
 NOWHERE = -1

@@ -242,6 +242,16 @@ class StepModel:
             + self.history_s * history
         )
 
+    @property
+    def terms(self) -> tuple[float, ...]:
+        """Its constants, captured shapes aside."""
+        of_work = self.token_s, self.alpha, self.history_s
+        return self.base_s, self.request_s, self.floor_s, *of_work, self.fallback_s
+
+    def batch_s(self, requests: int, tokens: int) -> float:
+        """A step of so many prompts without history, the pairs of which count as those of one."""
+        return self.step_s((Chunk(0, tokens),), 0, 0) + self.request_s * (requests - 1)
+
     def prefill_s(self, history: int, tokens: int, degree: int = 1) -> float:
         """One prompt alone, an ``Estimator``'s answer."""
         return self.step_s((Chunk(history, tokens),), 0, 0)

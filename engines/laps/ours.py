@@ -21,7 +21,7 @@ from engines.errors import UserError, require
 from engines.knobs import Checked, Fixed, Proportion, Range, Seconds
 from engines.laps.latency import StepModel
 from engines.policies.batching import LateShare, Split, by_arrival, whole_steps_s, work_by
-from engines.policies.views import IDLE, NextStep, OpenQueue, PrefillTask, Share, Situation
+from engines.policies.views import IDLE, NextStep, OpenQueue, PrefillTask, Rule, Share, Situation
 
 
 class Filling:
@@ -109,7 +109,10 @@ class Belief(Checked):
     """Sigma of the log-normal factor by which a prompt's work is misjudged; 0 knows it."""
 
     def factor(self, task: PrefillTask) -> float:
-        return math.exp(self.misjudged * _deviate(task.task_id)) if self.misjudged else 1.0
+        return self.factor_of(task.task_id)
+
+    def factor_of(self, number: int) -> float:
+        return math.exp(self.misjudged * _deviate(number)) if self.misjudged else 1.0
 
 
 @lru_cache(maxsize=2**17)
@@ -197,6 +200,11 @@ class Reserve:
         self._model = model
         self._slo_s = math.inf if config.slo_s is None else config.slo_s
 
+    def rule(self, kind: str = "reserve") -> Rule:
+        config = self.config
+        sizes = config.backlog_share, config.min_step_s, config.max_step_s, config.max_num_seqs
+        return Rule(kind, limits=(self.share, self._slo_s, *sizes, config.aging), terms=self._model.terms)
+
     def next_step(self, at: Situation, now: float) -> NextStep:
         queue = at.queue
         if not isinstance(queue, OpenQueue):
@@ -248,6 +256,9 @@ class MooreHodgson(Reserve):
     def __init__(self, model: StepModel, config: ReserveConfig) -> None:
         super().__init__(model, replace(config, share=1.0))
         self.share = 0.0
+
+    def rule(self, kind: str = "moore-hodgson") -> Rule:
+        return super().rule(kind)
 
     def _split(self, at: Situation, now: float) -> tuple[list[PrefillTask], list[PrefillTask], float]:
         model, tasks = self._model, sorted([*at.begun, *at.queue], key=by_arrival)
@@ -335,6 +346,12 @@ class OnTime:
         """When the last step began and what it should take."""
         self._first_come_s: dict[int, float] = {}
         """What each that waited at the last step would wait, first come, first served, when it was first seen."""
+
+    def rule(self) -> Rule:
+        config = self.config
+        order = self.config.share, self._slo_s, config.patience, config.haste, config.aging
+        sizes = config.min_step, config.max_step, config.backlog_share, config.max_num_seqs, config.unit_s
+        return Rule("on-time", limits=(*order, *sizes), terms=self._model.terms)
 
     def next_step(self, at: Situation, now: float) -> NextStep:
         queue = at.queue

@@ -28,7 +28,7 @@ from engines.laps.batching import (
 )
 from engines.laps.latency import StepModel
 from engines.laps.ours import MooreHodgson, OnTime, OnTimeConfig, Reserve, ReserveConfig, StepSize
-from engines.policies.views import BacklogView, Batching, Bucket, Chunk, OpenQueue, PrefillQueue, PrefillTask
+from engines.policies.views import BacklogView, Batching, Bucket, OpenQueue, PrefillQueue, PrefillTask, Rule
 
 LengthClass = Literal["short", "long"]
 
@@ -59,6 +59,9 @@ class InstancesInTurn:
 
     turn: int = field(default=0, init=False)
 
+    def rule(self) -> Rule:
+        return Rule("in-turn")
+
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
         self.turn += 1
         return instances[(self.turn - 1) % len(instances)].worker_id
@@ -66,6 +69,9 @@ class InstancesInTurn:
 
 @dataclass(frozen=True, kw_only=True)
 class LeastRequests:
+    def rule(self) -> Rule:
+        return Rule("least-requests")
+
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
         return min(instances, key=lambda each: (each.num_requests, each.worker_id)).worker_id
 
@@ -74,6 +80,9 @@ class LeastRequests:
 class LeastTokens:
     """Least outstanding tokens, those counted that an instance would prefill again for want of the history; of equal ones the
     lowest id."""
+
+    def rule(self) -> Rule:
+        return Rule("least-tokens")
 
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
         # What the task has of tokens and history is the same everywhere.
@@ -85,6 +94,9 @@ class LeastTokensInPool:
     """The pool of the request's class, and least tokens in it; a history prefilled again can make it long."""
 
     boundary: int
+
+    def rule(self) -> Rule:
+        return Rule("least-in-pool", limits=(self.boundary,))
 
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
         tokens = task.history + task.tokens
@@ -252,14 +264,11 @@ def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "lap
     depths = sorted({shape.batch for shape in captured if isinstance(shape, Bucket)}) or list(BATCHES)
     wait = replace(config.wait, slo_s=config.slo_s)
 
-    def service_s(requests: int, tokens: int) -> float:
-        return model.step_s((Chunk(0, tokens),), 0, 0) + model.request_s * (requests - 1)
-
     return PrefillSystem(
         name=name,
         make_queue=lambda: ClassQueue(config.boundary),
         make_batching=lambda: WithGraphs(
-            TemporalDisaggregation(AdaptiveWait(wait, depths, service_s), config.temporal), choice
+            TemporalDisaggregation(AdaptiveWait(wait, depths, model.batch_s), config.temporal), choice
         ),
         make_router=lambda: LeastTokens() if config.spatial is None else LeastTokensInPool(boundary=config.boundary),
         work_s=model.work_s,

@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 from engines.errors import RunError
 from engines.knobs import Checked, Count, Needs, Range, Tokens
 from engines.policies.routing import Decision
-from engines.policies.views import IDLE, NextStep, OpenQueue, PrefillTask, Share, Situation
+from engines.policies.views import IDLE, NextStep, OpenQueue, PrefillTask, Rule, Share, Situation
 
 CHUNK_TOKENS = 2048
 """vLLM's token budget of a step with chunked prefill."""
@@ -72,6 +72,9 @@ class Chunked(_Limited):
     """Decodes first, prefills in what is left of the token budget, the last one in part (vLLM's chunked prefill)."""
 
     max_num_batched_tokens: Tokens = CHUNK_TOKENS
+
+    def rule(self) -> Rule:
+        return Rule("chunked", limits=(self.max_num_batched_tokens, self.max_num_seqs))
 
     def next_step(self, at: Situation, now: float) -> NextStep:
         shares: list[Share] = []

@@ -67,6 +67,8 @@ class Rule(NamedTuple):
     """From 0 to 1, of the policy's own chance."""
     estimates: tuple[Callable[..., float], ...] = ()
     """Seconds of a prefill here, by its history, tokens and the degree; and away, by the degree of its decode worker too."""
+    terms: tuple[float, ...] | None = ()
+    """Constants of the step model that it predicts by; None of one that is not ours."""
 
 
 def rule_of(policy: object) -> Rule | None:

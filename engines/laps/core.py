@@ -1,0 +1,404 @@
+"""Runs of prefill instances by ``core.cpp``: the numbers of ``engines.laps.cluster``, to the last bit, in a twentieth of the time.
+
+It knows our own policies alone. Runs of others stay in Python, and so do those where nothing can be compiled.
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from ctypes import CDLL, Structure, c_double, c_int64, c_void_p
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engines.cluster.core import OPTIONS, SHARED, Ask, Load, Made, fields_of, library_for
+from engines.cluster.record import Floats, Ints, Table, Values, times_of
+from engines.cluster.sessions import ClosedLoop, OpenLoop, Session
+from engines.compiled import Library
+from engines.cost.kernels import Composed, Kernels
+from engines.laps.batching import ClassQueue, Ladder, Nearest, WithGraphs
+from engines.laps.latency import StepModel
+from engines.laps.system import Adjustment, PrefillSystem, PressureController, Signals
+from engines.policies.views import Bucket, Fallback, OpenQueue, PrefillQueue, Rule, Rung, rule_of
+
+LIBRARY = Library("laps", (Path(__file__).with_suffix(".cpp"),), OPTIONS, SHARED)
+_BATCHING = "chunked", "temporal", "reserve", "moore-hodgson", "on-time"
+_ROUTING = "in-turn", "least-requests", "least-tokens", "least-in-pool", "cache-aware"
+_TURNS, _OPEN, _CLOSED = range(3)
+_CLASSES = "short", "long"
+_OF_TEMPORAL = 7
+"""Constants of its own; those of waiting follow, and depths."""
+_OF_WAITING = 9
+
+
+class _Setup(Structure):
+    _fields_ = [
+        *fields_of("num_streams num_instances num_shapes", c_int64),
+        *fields_of("streams think_s session_id arrival_s first_round prefill decode delay_s turns turn_s", c_void_p),
+        *fields_of("factors batching wait own_model graph_model work_model router constants", c_void_p),
+        *fields_of("depths shapes shape_s lengths batches cover", c_void_p),
+        *fields_of("num_depths num_lengths num_batches", c_int64),
+        *fields_of("batching_kind choice router_kind compares boundary class_boundary num_short", c_int64),
+        *fields_of("reprefills is_shared is_global has_works compensates", c_int64),
+        *fields_of("most_padding slo_s period_s until_s", c_double),
+        ("prices", c_void_p),
+        ("ask", Ask),
+    ]
+
+
+def simulated(
+    system: PrefillSystem,
+    cost: Any,
+    streams: Sequence[Any],
+    until_s: float,
+    *,
+    num_instances: int,
+    slo_s: float | None,
+    boundary: int,
+    is_shared: bool,
+    reprefills: bool,
+) -> dict[str, Any] | None:
+    """A run's tables and facts. None of one that only Python can make: of policies or prices that are not ours, arrivals that it
+    refuses, or a short one where nothing is compiled yet."""
+    if type(cost.price) is not Composed:
+        return None
+    policies, arrivals = _Policies.of(system, num_instances), _arrivals(streams)
+    if policies is None or arrivals is None:
+        return None
+    library = library_for(LIBRARY, arrivals.num_turns)
+    if library is None:
+        return None
+    spatial, decides = system.spatial, _Decides(system)
+    arrays = {
+        **arrivals.sessions._asdict(),
+        **{name: getattr(arrivals, name) for name in ("streams", "think_s", "turns", "turn_s")},
+        **policies.arrays,
+        "factors": policies.factors(arrivals.num_turns),
+        "constants": _constants(cost),
+    }
+    setup = _Setup(
+        num_streams=len(arrivals.think_s),
+        num_instances=num_instances,
+        **{name: array.ctypes.data for name, array in arrays.items() if array is not None},
+        **policies.numbers,
+        boundary=boundary,
+        num_short=0 if spatial is None else spatial.num_short,
+        reprefills=reprefills,
+        is_shared=is_shared,
+        is_global=spatial is not None and spatial.pooling == "global",
+        compensates=sys.version_info >= (3, 12),
+        slo_s=math.inf if slo_s is None else slo_s,
+        period_s=0.0 if decides.controller is None else decides.controller.config.period_s,
+        until_s=until_s,
+        prices=_prices(library, cost.price.kernels).at,
+        ask=Ask(decides.answer),
+    )
+    totals = (made := Made(library, setup)).ended()
+    if decides.error is not None:
+        raise decides.error
+    if made.is_given_up:
+        return None
+    return {
+        "requests": _requests(made, boundary, slo_s, totals.now),
+        "steps": _steps(made, policies.modes),
+        "moves": _moves(made, decides.made),
+        "instances": _instances(made, has_pools=spatial is not None),
+        "facts": {"end_s": totals.now, "num_events": totals.num_events},
+    }
+
+
+def _constants(cost: Any) -> Floats:
+    constants = cost.constants
+    return _floats(
+        *(constants.step_overhead_s, constants.request_overhead_s, constants.graph_check_s, constants.graph_launch_s),
+        *(cost.launch_s, constants.kappa, constants.boundary, constants.overlap == "add"),
+    )
+
+
+# ---- what a run is given ----------------------------------------------------------------------------------------------
+
+
+class _Policies(NamedTuple):
+    numbers: Mapping[str, Any]
+    arrays: Mapping[str, Any]
+    modes: Sequence[str]
+    """As in the steps table, by the core's number."""
+    belief: Any
+    """How a policy misjudges the work of a prefill, where it may."""
+
+    @classmethod
+    def of(cls, system: PrefillSystem, num_instances: int) -> "_Policies | None":
+        made = [system.make_batching() for _ in range(num_instances)]
+        parts = [(each.batching, each.choice) if type(each) is WithGraphs else (each, None) for each in made]
+        rules, choices = {rule_of(batching) for batching, _ in parts}, {id(choice): choice for _, choice in parts}
+        rule, graphs = rules.pop(), _Graphs.of(choices.popitem()[1])
+        queue, router, works = system.make_queue(), rule_of(system.make_router()), _terms_of(system.work_s)
+        is_classed = type(queue) is ClassQueue
+        if rules or choices or graphs is None or router is None or works is None or rule is None or rule.terms is None:
+            return None
+        if rule.kind not in _BATCHING or router.kind not in _ROUTING or is_classed != (rule.kind == "temporal"):
+            return None
+        if not is_classed and type(queue) not in (PrefillQueue, OpenQueue):
+            return None
+        depths = rule.limits[_OF_TEMPORAL + _OF_WAITING :] if is_classed else ()
+        numbers = {
+            **graphs.numbers,
+            "num_depths": len(depths),
+            "batching_kind": _BATCHING.index(rule.kind),
+            "router_kind": _ROUTING.index(router.kind),
+            "class_boundary": queue.boundary if isinstance(queue, ClassQueue) else 0,
+            "has_works": bool(works),
+        }
+        arrays = {
+            **graphs.arrays,
+            "depths": np.array(depths, dtype=np.int64),
+            "batching": _floats(*rule.limits),
+            "wait": _floats(*(rule.limits[_OF_TEMPORAL:] if is_classed else [0.0] * _OF_WAITING)),
+            "own_model": _terms(rule.terms),
+            "work_model": _terms(works),
+            "router": _floats(*router.limits),
+        }
+        return cls(numbers, arrays, graphs.modes, getattr(parts[0][0], "config", None))
+
+    def factors(self, num: int) -> Floats | None:
+        if not getattr(self.belief, "misjudged", 0.0):
+            return None
+        return _floats(*(self.belief.factor_of(number) for number in range(num)))
+
+
+def _terms_of(work_s: Any) -> tuple[float, ...] | None:
+    """Constants of the model that tells the work of a prefill; nothing where none does, None where it is not ours."""
+    if work_s is None:
+        return ()
+    model = getattr(work_s, "__self__", None)
+    return model.terms if type(model) is StepModel and work_s == model.work_s else None
+
+
+class _Graphs(NamedTuple):
+    """How steps choose among captured shapes."""
+
+    numbers: Mapping[str, Any]
+    arrays: Mapping[str, Any]
+    modes: Sequence[str]
+
+    @classmethod
+    def of(cls, choice: object) -> "_Graphs | None":
+        rule = Rule("none") if choice is None else rule_of(choice)
+        times = getattr(choice, "times", None)
+        if rule is None or not (times is None or type(times) is StepModel):
+            return None
+        shapes: list[Any] = []
+        lengths = batches = cover = list[int]()
+        if isinstance(choice, Ladder):
+            shapes = choice.rungs
+        elif isinstance(choice, Nearest):
+            lengths, batches = choice.lengths, choice.batches
+            cells = [shape for row in choice.cover for shape in row]
+            shapes = [*dict.fromkeys(shape for shape in cells if shape is not None)]
+            cover = [-1 if shape is None else shapes.index(shape) for shape in cells]
+        numbers = {
+            "choice": ("none", "nearest", "ladder").index(rule.kind),
+            "compares": times is not None,
+            "num_shapes": len(shapes),
+            "num_lengths": len(lengths),
+            "num_batches": len(batches),
+            "most_padding": rule.limits[0] if rule.limits else math.inf,
+        }
+        sides = [(shape.length, shape.batch) if isinstance(shape, Bucket) else (shape.tokens, 0) for shape in shapes]
+        arrays = {
+            **{name: np.array(each, dtype=np.int64) for name, each in (("lengths", lengths), ("batches", batches))},
+            "cover": np.array(cover, dtype=np.int64),
+            "shapes": np.array(sides, dtype=np.int64),
+            "shape_s": _floats(*(0.0 if times is None else times.shapes[shape] for shape in shapes)),
+            "graph_model": _terms(() if times is None else times.terms),
+        }
+        return cls(numbers, arrays, [label(mode) for mode in (None, Fallback(), *shapes)])
+
+
+def label(mode: object) -> str:
+    """As in the steps table: "eager", "fallback", "graph 64x8" or "rung 512"."""
+    if mode is None:
+        return "eager"
+    if isinstance(mode, Fallback):
+        return "fallback"
+    if isinstance(mode, Bucket):
+        return f"graph {mode.length}x{mode.batch}"
+    if isinstance(mode, Rung):
+        return f"rung {mode.tokens}"
+    return str(mode)
+
+
+class _Arrivals(NamedTuple):
+    streams: Ints
+    """[n, 4] kind, first and last of its turns or sessions, clients."""
+    think_s: Floats
+    sessions: Load
+    turns: Ints
+    turn_s: Floats
+    num_turns: int
+
+
+_SEEN: dict[tuple[int, ...], tuple[Sequence[Any], _Arrivals | None]] = {}
+_KEPT = 64
+"""Streams whose columns are at hand: systems that are compared serve the same ones."""
+
+
+def _arrivals(streams: Sequence[Any]) -> _Arrivals | None:
+    """None where Python has to look at them one by one."""
+    key = tuple(map(id, streams))
+    if key not in _SEEN:
+        if len(_SEEN) == _KEPT:
+            _SEEN.clear()
+        _SEEN[key] = streams, _columns(streams)
+    return _SEEN[key][1]
+
+
+def _columns(streams: Sequence[Any]) -> _Arrivals | None:
+    rows, think_s = list[tuple[int, ...]](), list[float]()
+    sessions, turns = list[Session](), list[Any]()
+    for stream in streams:
+        is_loop = isinstance(stream, OpenLoop | ClosedLoop)
+        items, all_items = (stream.sessions, sessions) if is_loop else (stream.turns, turns)
+        if not isinstance(items, list | tuple):
+            return None
+        is_closed = isinstance(stream, ClosedLoop)
+        times = [each.arrival_s for each in items]
+        if not is_closed and times != sorted(times):
+            return None
+        kind = _CLOSED if is_closed else _OPEN if is_loop else _TURNS
+        begun = len(all_items)
+        all_items.extend(items)  # type: ignore[arg-type]
+        rows.append((kind, begun, len(all_items), stream.num_clients if is_closed else 0))
+        think_s.append(stream.think_s if is_closed else 0.0)
+    whole = np.array([each[1:] for each in turns], dtype=np.int64).reshape(-1, 5)
+    turn_s = _floats(*(each.arrival_s for each in turns))
+    _, _, history, tokens, answered = whole.T
+    if (tokens < 1).any() or (answered < 0).any() or (answered > history).any() or (turn_s < 0).any():
+        return None
+    load = Load.of(sessions)
+    return _Arrivals(
+        np.array(rows, dtype=np.int64), _floats(*think_s), load, whole, turn_s, len(load.prefill) + len(turn_s)
+    )
+
+
+class _Prices:
+    """A framework's kernel times in the core's memory, of all runs of a process."""
+
+    def __init__(self, library: CDLL, kernels: Kernels) -> None:
+        self._kernels, self._ask = kernels, Ask(self._answer)
+        library.prices_of.restype = c_void_p
+        self.at = library.prices_of(self._ask)
+
+    def _answer(self, question: int, place: int, num: int, given: Any, out: Any) -> int:
+        kernels = self._kernels
+        if question == _LAW:
+            law = kernels.prompts_s(num)
+            numbers = [*law.sizes, *law.times, *law.powers]
+        else:
+            numbers = [kernels.layers_s(num) if question == _LAYERS else kernels.head_s(num)]
+        for index, number in enumerate(numbers):
+            out[index] = number
+        return len(numbers)
+
+
+_LAYERS, _HEAD, _, _LAW = range(4)
+_prices = lru_cache(maxsize=64)(_Prices)
+
+
+class _Decides:
+    """The controller of the pools, which the core asks; an exception stops the run and is raised behind it."""
+
+    def __init__(self, system: PrefillSystem) -> None:
+        config = None if system.spatial is None else system.spatial.controller
+        self.controller = None if config is None else PressureController(config)
+        self.made: list[Adjustment] = []
+        """Those that moved an instance."""
+        self.error: BaseException | None = None
+
+    def answer(self, question: int, place: int, num: int, given: Any, told: Any) -> int:
+        """Told the time, then of each instance its pool and its signals; says which pool grows, from 1."""
+        try:
+            assert self.controller is not None
+            pools: tuple[list[Signals], list[Signals]] = [], []
+            for index in range(num):
+                pool, *signals = told[1 + 4 * index : 5 + 4 * index]
+                pools[int(pool)].append(Signals(*signals))
+            made = self.controller.decide(*pools, told[0])
+        except BaseException as error:
+            self.error = error
+            return -1
+        told[0] = 0.0
+        if made.grows is not None:
+            self.made.append(made)
+            told[0] = 1 + _CLASSES.index(made.grows)
+        return 1
+
+
+def _floats(*values: float) -> Floats:
+    return np.array(values, dtype=np.float64)
+
+
+def _terms(terms: Sequence[float]) -> Floats:
+    return _floats(*(terms or [0.0] * 7))
+
+
+# ---- what it leaves ---------------------------------------------------------------------------------------------------
+
+
+def _requests(made: Made, boundary: int, slo_s: float | None, end_s: float) -> Table:
+    ready_s, landed_s = made.seconds("request_ready_s"), made.seconds("request_landed_s")
+    tokens, num, is_open = made.ints("request_tokens"), len(ready_s), np.isnan(landed_s)
+    is_late = np.zeros(num, dtype=bool)
+    if slo_s is not None:
+        is_late = ready_s + slo_s < np.where(is_open, end_s, landed_s)
+    return {
+        "request_id": Values(np.arange(num)),
+        "session_id": Values(made.ints("request_session_id")),
+        "turn": Values(made.ints("request_turn")),
+        "length_class": Values((tokens >= boundary).astype(np.int8), names=_CLASSES),
+        "history": Values(made.ints("request_history")),
+        "tokens": Values(tokens),
+        "arrival_s": Values(ready_s),
+        "started_s": times_of(made.seconds("request_started_s")),
+        "finished_s": times_of(landed_s),
+        "instance": Values(made.ints("request_worker"), missing=-1),
+        "deadline_s": [None] * num if slo_s is None else Values(ready_s + slo_s),
+        "violated": Values(np.where(is_late, 1, np.where(is_open, 2, 0)), names=(False, True, None)),
+    }
+
+
+def _steps(made: Made, modes: Sequence[str]) -> Table:
+    start_s, instance = made.seconds("step_start_s"), made.ints("step_instance")
+    order = np.lexsort((instance, start_s))
+    counts = ("tokens", "padded_tokens", "num_short", "num_long", "num_finished")
+    return {
+        "instance": Values(instance[order]),
+        "start_s": Values(start_s[order]),
+        "duration_s": Values(made.seconds("step_duration_s")[order]),
+        **{name: Values(made.ints(f"step_{name}")[order]) for name in counts},
+        "mode": Values(made.ints("step_mode")[order], names=modes),
+    }
+
+
+def _moves(made: Made, adjustments: Sequence[Adjustment]) -> Table:
+    return {
+        "time_s": made.seconds("move_time_s").tolist(),
+        "instance": made.ints("move_instance").tolist(),
+        "to": [each.grows for each in adjustments],
+        "short_pressure": [each.short_pressure for each in adjustments],
+        "long_pressure": [each.long_pressure for each in adjustments],
+        "num_short": made.ints("move_num_short").tolist(),
+    }
+
+
+def _instances(made: Made, *, has_pools: bool) -> Table:
+    pools = made.ints("instance_pool").tolist()
+    counts = ("num_steps", "num_finished", "tokens", "padded_tokens")
+    return {
+        "instance": list(range(len(pools))),
+        "pool": [_CLASSES[pool] if has_pools else None for pool in pools],
+        "busy_s": made.seconds("instance_busy_s").tolist(),
+        **{name: made.ints(f"instance_{name}").tolist() for name in counts},
+    }
