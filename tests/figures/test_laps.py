@@ -8,7 +8,7 @@ from support.tables import data_beside
 from paper_figures.common.figure import seed_by_seed
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import is_above, is_below, said
-from paper_figures.laps import fig1, fig3, pools
+from paper_figures.laps import fig1, fig3, orders, pools
 from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, PAIRED_SEEDS
 from paper_figures.laps.layout import crossing
 from paper_figures.laps.measures import MEAN, RPS
@@ -110,6 +110,23 @@ def test_a_knee_is_between_the_loads_around_it():
     assert crossing((0.5, 0.7), (12.0, 50.0)) == 0.5
     # Before it falls again.
     assert crossing((0.5, 0.7, 0.9), (0.0, 20.0, 2.0)) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "ahead", "behind", "far"), [(0.02, 10, 0, 0), (0.052, 0, 10, 0), (0.06, 0, 10, 10), (None, 0, 0, 10)]
+)
+def test_the_standing_is_against_the_rival_with_the_fewest_late_turns(ours, ahead, behind, far):
+    """SRPT has 5 %, others more; None has 6 % in the mean, whose repeats differ widely."""
+
+    def late(cell: Cell) -> dict[str, float]:
+        own = 0.02 + 0.04 * cell.seed if ours is None else ours
+        return {"late": {"on-time": own, "srpt": 0.05}.get(cell.system, 0.2)}
+
+    found = Runs(prefill_runs(orders.FIGURE.cells(VIEW), late), VIEW)
+    assert orders.best_of(found, ("sglang", "srpt"), 0.9) == "srpt"
+    for is_tuned in (True, False):
+        standing = orders.standing(found, ("sglang", "srpt"), is_tuned=is_tuned)
+        assert tuple(map(len, standing)) == (ahead, behind, far)
 
 
 def test_pools_report_the_runs_in_which_the_controller_moved():
