@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +24,8 @@ from repro.runs.record import Obtained, RunRecord
 from repro.runs.store import Store, StoredRun, pack
 
 SYSTEM = "openai-http"
+ASSUMED_FIRST = 1
+"""Tokens of the first piece, where a tool keeps the first and the last stamp alone, and divides by all tokens but one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class Answer:
     output_len: int
     has_all: bool = True
     """Whether ``pieces_s`` are all: the tool keeps every gap."""
+    piece_tokens: Sequence[int] | None = None
+    """Tokens of each piece, where the tool keeps them."""
     error: str | None = None
 
 
@@ -71,14 +75,8 @@ def _sglang(told: Mapping[str, Any]) -> list[Answer]:
     late = max(0.0, float(told["duration"]) - max(free))
     last = max(range(len(found)), key=lambda place: found[place].pieces_s[-1])
     each = found[last]
-    moved = [stamp + late for stamp in each.pieces_s]
-    found[last] = Answer(
-        sent_s=each.sent_s + late,
-        pieces_s=moved,
-        prompt_len=each.prompt_len,
-        output_len=each.output_len,
-        error=each.error,
-    )
+    stamps = [stamp + late for stamp in each.pieces_s]
+    found[last] = replace(each, sent_s=each.sent_s + late, pieces_s=stamps)
     return found
 
 
@@ -86,18 +84,21 @@ _NONE: Mapping[str, Any] = {"output_token_times": (), "output_tokens": 0}
 
 
 def _inference_perf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
-    """``per_request_lifecycle_metrics.json``. Tokens of one event have one stamp each, and the same."""
+    """``per_request_lifecycle_metrics.json``. Tokens of one event have one stamp each, and the same. Its own count of tokens is of
+    the text, which misses those without any: the server's goes before it."""
     found = []
     for each in told:
         error, info = _line((each.get("error") or {}).get("error_msg")), each["info"]
         # A request that failed may have no answer at all.
         answer: Mapping[str, Any] = info["response_metrics"] if error is None else _NONE
+        events = Counter(answer["output_token_times"])
         found.append(
             Answer(
                 sent_s=each["start_time"],
-                pieces_s=answer["output_token_times"],
+                pieces_s=[*events],
+                piece_tokens=[*events.values()],
                 prompt_len=info["request_metrics"]["text"]["input_tokens"],
-                output_len=answer["output_tokens"],
+                output_len=(answer.get("server_usage") or {}).get("completion_tokens") or answer["output_tokens"],
                 error=error,
             )
         )
@@ -220,27 +221,54 @@ def record_of(tool: str, answers: Sequence[Answer]) -> RunRecord:
     start = answers[0].sent_s
     exchanges = [_exchange(number, each, start) for number, each in enumerate(answers)]
     tables = tables_of(exchanges)
+    requests = tables["requests"]
+    for number in (n for n, each in enumerate(answers) if _is_unsaid(each)):
+        requests["first_tokens"][number] = requests["first_by"][number] = None
     if not all(each.has_all for each in answers):
         # Gaps of the first and the last piece are none between tokens.
         tables[CHUNKS] = {name: [] for name in tables[CHUNKS]}
-        tables["requests"]["num_chunks"] = [each.output_len for each in answers]
+        requests["num_chunks"] = [each.output_len for each in answers]
+        requests["first_by"] = ["one each" if each.error is None else None for each in answers]
     for name in ("finish_lag_s", "usage_lag_s", "close_lag_s", "text_bytes"):
-        tables["requests"][name] = [None] * len(answers)
+        requests[name] = [None] * len(answers)
     facts = {
         "endpoint": {"tool": tool},
         "requested_rate": None,
         "ignore_eos": False,
         "goodput": {},
         "tokens_counted_by": dict(Counter(by for by in tables["requests"]["counted_by"] if by is not None)),
-        "warnings": [*_warnings(tool)],
+        "warnings": [*_warnings(tool, answers)],
     }
     return RunRecord(tables=tables, manifest={"obtained": "measured", "facts": facts})
 
 
-def _warnings(tool: str) -> Iterator[str]:
+def _warnings(tool: str, answers: Sequence[Answer]) -> Iterator[str]:
     yield f"imported of {tool}: times count from sending, since its file does not say when requests were due"
     if tool == "sglang":
         yield "its file has no times of sending: only lengths of answers and of the whole run are its own"
+        yield "its tokens are those that were asked for, unless the server sends usage with every event"
+    if not all(each.has_all for each in answers):
+        yield "its file does not say how many tokens an answer's first event has: the time per token (tpot) takes one"
+    if unknown := sum(map(_is_unsaid, answers)):
+        yield (
+            f"{unknown} answers have other events than tokens, and the file does not say how many each has: no time per token "
+            f"(tpot, itl), gaps between events are icl"
+        )
+
+
+def _tokens_of(each: Answer) -> Sequence[int | None]:
+    """How many each piece has; None where there are other pieces than tokens, and the tool does not say it."""
+    num = len(each.pieces_s)
+    if not each.has_all:
+        return [ASSUMED_FIRST, None][:num]
+    if each.piece_tokens is not None and sum(each.piece_tokens) == each.output_len:
+        return each.piece_tokens
+    return [1] * num if num == each.output_len else [None] * num
+
+
+def _is_unsaid(each: Answer) -> bool:
+    """Whether nobody knows how many tokens came first, and how many behind it."""
+    return each.error is None and each.has_all and len(each.pieces_s) > 1 and None in _tokens_of(each)
 
 
 def _exchange(number: int, each: Answer, start: float) -> Exchange:
@@ -248,14 +276,11 @@ def _exchange(number: int, each: Answer, start: float) -> Exchange:
     pieces = [stamp - start for stamp in each.pieces_s]
     reply = Reply(
         chunks_s=pieces,
-        # An event of several tokens has several stamps, or less stamps than tokens.
-        chunk_tokens=[1] * len(pieces) if each.has_all and len(pieces) == each.output_len else [None] * len(pieces),
+        chunk_tokens=[*_tokens_of(each)],
         chunk_reads=[*range(len(pieces))],
         prompt_tokens=each.prompt_len,
         completion_tokens=each.output_len,
         counted_by="usage",
-        first_tokens=1,
-        first_by="one each",
     )
     return Exchange(
         session_id=number,

@@ -1,5 +1,6 @@
 """Files of other tools as our runs, and our runs in their formats. Those in ``files`` were recorded against
-``repro serve``, and are cut to what is read of them; the other tools' are written here as they write them."""
+``repro serve``, and are cut to what is read of them. Those named blocks came from a block-diffusion model, four tokens an event;
+``written`` makes files whose numbers are known."""
 
 import json
 from pathlib import Path
@@ -89,6 +90,60 @@ def test_what_others_recorded_gives_what_they_say(file, latency_ms, tokens_s, tm
     assert 1e3 * summary["ttft_s"]["mean"] == pytest.approx(latency_ms, rel=1e-6)
     assert 1e3 * summary["e2el_s"]["mean"] == pytest.approx(latency_ms, rel=1e-6)
     assert tokens_s < summary["throughput_tok_s"] == pytest.approx(tokens_s, rel=5e-3)
+
+
+def imported(name, folder):
+    return import_file(FILES / name, Store(folder), dataset="d", platform="p")
+
+
+@pytest.mark.parametrize(
+    ("file", "ttft_ms", "itl_ms", "tokens_s", "off"),
+    [
+        ("sglang.jsonl", 18.002992999754497, 4.030321153344024, 398.0947444286999, 1e-9),
+        # Its time ends with the run, ours with the last token.
+        ("inference-perf.json", 42.80755339987081, 8.122007159994004, 135.3973599111968, 1e-3),
+    ],
+)
+def test_of_one_token_an_event_all_say_the_same(file, ttft_ms, itl_ms, tokens_s, off, tmp_path):
+    run = imported(file, tmp_path)
+    summary = run.summary
+    assert 1e3 * summary["ttft_s"]["mean"] == pytest.approx(ttft_ms, rel=1e-9)
+    assert 1e3 * summary["itl_s"]["mean"] == pytest.approx(itl_ms, rel=1e-9)
+    # All answers have 16 tokens, so the mean over requests is that over gaps.
+    assert summary["tpot_s"]["mean"] == pytest.approx(summary["itl_s"]["mean"])
+    assert summary["throughput_tok_s"] == pytest.approx(tokens_s, rel=off)
+    assert run.validity.valid
+    assert {*run.table("requests")["first_tokens"]} == {1}
+
+
+def test_events_of_several_tokens_are_no_tokens(tmp_path):
+    """SGLang's ITL is a gap between events. inference-perf gives each token its event's stamp, so that three gaps of four are 0, and
+    divides by all tokens but one. We divide by those behind the first event, where the file tells how many it has."""
+    told = json.loads((FILES / "sglang-blocks.jsonl").read_text())
+    run = imported("sglang-blocks.jsonl", tmp_path / "a")
+    assert (run.summary["itl_s"]["mean"], run.summary["tpot_s"]["mean"]) == (None, None)
+    assert 1e3 * run.summary["icl_s"]["mean"] == pytest.approx(told["mean_itl_ms"], rel=1e-9)
+    assert 1e3 * run.summary["ttft_s"]["mean"] == pytest.approx(told["mean_ttft_ms"], rel=1e-9)
+    assert run.summary["throughput_tok_s"] == pytest.approx(told["output_throughput"], rel=1e-9)
+    assert "10 answers have other events than tokens" in " ".join(run.validity.warnings)
+    assert told["max_output_tokens_per_s"] < told["output_throughput"]  # it takes an event for a token
+
+    run = imported("inference-perf-blocks.json", tmp_path / "b")
+    theirs_ms = 5.3581626866919885
+    assert run.summary["itl_s"]["mean"] is None
+    assert 1e3 * run.summary["tpot_s"]["mean"] == pytest.approx(theirs_ms * 15 / 12, rel=1e-9)
+    assert run.summary["icl_s"]["mean"] == pytest.approx(4 * run.summary["tpot_s"]["mean"])
+    assert not any("events" in warning for warning in run.validity.warnings)
+
+
+def test_the_server_s_count_of_tokens_goes_before_that_of_the_text(tmp_path):
+    told = json.loads((FILES / "inference-perf.json").read_text())
+    for each in told:
+        each["info"]["response_metrics"]["server_usage"]["completion_tokens"] = 17
+    (tmp_path / "usage.json").write_text(json.dumps(told))
+    run = import_file(tmp_path / "usage.json", Store(tmp_path / "runs"), dataset="d", platform="p")
+    assert run.summary["output_len"]["mean"] == 17
+    assert run.summary["tpot_s"]["mean"] is None
 
 
 def test_two_sides_are_compared(tmp_path):
