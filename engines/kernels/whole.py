@@ -1,4 +1,4 @@
-"""All layers of a decode step in one call, of models whose products are in tiles (``engines.models.product.InTiles``).
+"""All layers of a decode step in one call, of models whose products are packed (``engines.models.product.Packed``).
 
 Between two layers' kernels Python takes as long as a lone request's attention. The kernels are the same, and so are the numbers.
 """
@@ -16,14 +16,14 @@ from torch import Tensor
 from engines.compiled import CompilerError, Library, Pointer, loaded
 from engines.kernels import host
 from engines.models.decoder import DecoderLayer, DecoderModel
-from engines.models.product import InTiles
+from engines.models.product import Packed
 from engines.runtime.device import PoolTensors
 
 LIBRARY = Library(
     "layers",
     (Path(__file__).with_name("layers.cpp"),),
     ("-O3", "-march=native", "-pthread"),
-    headers=(*host.LIBRARY.sources[:1], *host.LIBRARY.headers, Path(__file__).parents[1] / "models" / "tiles.cpp"),
+    headers=(*host.LIBRARY.sources[:1], *host.LIBRARY.headers, Path(__file__).parents[1] / "models" / "packed.cpp"),
 )
 
 
@@ -35,7 +35,7 @@ class WholeLayers:
         self._layers, self._pool = layers, pool
         self._sizes = config.n_heads, config.n_kv_heads, config.head_dim, config.d_model, config.mlp_hidden_size
         self._eps = float(config.rms_norm_eps)
-        self._products: list[InTiles] = []
+        self._products: list[Packed] = []
         self._pointers = self._found()
 
     @classmethod
@@ -43,8 +43,8 @@ class WholeLayers:
         if not isinstance(model, DecoderModel) or model.rotates_in_float32 or model.tensor_parallel is not None:
             return None
         layers = [each for each in model.blocks if type(each) is DecoderLayer]
-        is_in_tiles = all(type(product) is InTiles for layer in layers for product in _products(layer))
-        if len(layers) != len(model.blocks) or not is_in_tiles or _library() is None:
+        is_packed = all(type(product) is Packed for layer in layers for product in _products(layer))
+        if len(layers) != len(model.blocks) or not is_packed or _kernel(model.dtype) is None:
             return None
         return cls(model, layers, pool)
 
@@ -56,11 +56,11 @@ class WholeLayers:
             self._pointers = self._found()
         slots, lengths, table, block_size = at
         delta = torch.empty_like(x)
-        library = _library()
-        assert library is not None, "asked for in `of`"
+        run = _kernel(x.dtype)
+        assert run is not None, "asked for in `of`"
         sizes = len(self._layers), len(x), len(slots), table.shape[1], block_size, *self._sizes
         tensors = x, delta, cos, sin, rows, slots, lengths, table
-        library(self._pointers.ctypes.data, *tensors, *sizes, self._eps, torch.get_num_threads())
+        run(self._pointers.ctypes.data, *tensors, *sizes, self._eps, torch.get_num_threads())
         return x, delta
 
     def _found(self) -> np.ndarray:
@@ -82,15 +82,15 @@ def _products(layer: DecoderLayer) -> tuple[Any, ...]:
 
 def _tensors(layer: DecoderLayer) -> tuple[Tensor | None, ...]:
     attention = layer.self_attn
-    qkv, out, gate_up, down = ((product.tiles(), product.bias) for product in _products(layer))
+    qkv, out, gate_up, down = ((product.packed(), product.bias) for product in _products(layer))
     norms = (None if each is None else each.weight for each in (attention.q_norm, attention.k_norm))
     return layer.input_layernorm.weight, *qkv, *norms, *out, layer.post_attention_layernorm.weight, *gate_up, *down
 
 
 @cache
-def _library() -> Any:
+def _kernel(dtype: torch.dtype) -> Any:
     try:
-        found = loaded(LIBRARY).decode_layers
+        found = loaded(LIBRARY)[f"decode_layers_{host.DTYPES[dtype]}"]
     except CompilerError:
         return None
     tensors: list[Any] = [Pointer] * 8

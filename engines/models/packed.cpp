@@ -1,8 +1,9 @@
-// Products of bfloat16 rows with weights [outputs, inputs] in tiles, summed in float32.
+// Products of rows with weights [outputs, inputs] that are packed as they are read. Every output is summed in float32 over its inputs
+// from first to last, whatever the number of rows, so a row's numbers are those it has alone.
 //
-// A tile is 16 rows of 16 pairs of numbers; AMX multiplies two and adds what it gets to a third. Every output is summed over
-// its inputs from first to last, in tiles that are whole whatever the number of rows, so a row's numbers are those it has
-// alone. Without AMX the sums are made one by one, for tests.
+// bfloat16: a tile is 16 rows of 16 pairs of numbers; AMX multiplies two and adds what it gets to a third. Tiles are whole. Without
+// AMX the sums are made one by one, for tests.
+// float32: 64 outputs of up to six rows stay in registers.
 
 #include "../kernels/lanes.hpp"
 
@@ -14,7 +15,7 @@
 namespace {
 
 constexpr long SIDE = 16, TILE = 2 * SIDE * SIDE, WIDTH = 2 * SIDE;  // a row of a tile is WIDTH numbers
-constexpr long CACHED = 1 << 18;
+constexpr long CACHED = 1 << 18, CACHED_SINGLE = 1 << 17;
 constexpr long AHEAD = 8;  // steps, of weights that come from memory
 
 #ifdef __AMX_BF16__
@@ -92,7 +93,58 @@ const BFloat16* tiled(const BFloat16* x, long rows, long inputs, long stride, lo
     return to.data();
 }
 
+constexpr long PANEL = 4 * LANES, SEVERAL_ROWS = 6;
+constexpr long PANELS_AHEAD = 24;  // inputs, of weights that come from memory
+
+// R rows and up to n outputs, V vectors of a panel [inputs, PANEL].
+template <int R, int V>
+void multiply_panel(const float* x, long stride, const float* weight, long inputs, bool is_first, const float* bias, float* out,
+                    long outputs, long n) {
+    Floats sums[R][V] = {};
+    for (long k = 0; k < inputs; k++, weight += PANEL) {
+        if (is_first)
+            for (int v = 0; v < V; v++) __builtin_prefetch(weight + PANELS_AHEAD * PANEL + v * LANES, 0, 2);
+        Floats part[V];
+        for (int v = 0; v < V; v++) part[v] = load(weight + v * LANES);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < V; v++) sums[r][v] += x[r * stride + k] * part[v];
+    }
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) {
+            const long left = n - v * LANES;
+            save(out + r * outputs + v * LANES, bias ? sums[r][v] + load(bias + v * LANES, left) : sums[r][v], left);
+        }
+}
+
+template <int V>
+constexpr decltype(&multiply_panel<1, 1>) OF_ROWS[] = {multiply_panel<1, V>, multiply_panel<2, V>, multiply_panel<3, V>,
+                                                       multiply_panel<4, V>, multiply_panel<5, V>, multiply_panel<6, V>};
+
 }  // namespace
+
+extern "C" bool has_lanes() {
+#ifdef __AVX512F__
+    return true;
+#else
+    return false;
+#endif
+}
+
+extern "C" void multiply_float32(const float* x, const float* weight, const float* bias, float* out, long rows, long inputs,
+                                 long outputs, long stride, long threads) {
+    // As many as the second cache holds beside weights.
+    const long most = std::max(CACHED_SINGLE / std::max(inputs, 1L) / SEVERAL_ROWS, 1L) * SEVERAL_ROWS;
+    for (long begin = 0; begin < rows; begin += most) {
+        const long end = std::min(begin + most, rows);
+        each((outputs + PANEL - 1) / PANEL, (end - begin) * inputs * outputs / 16, threads, [=](long panel) {
+            const long first = panel * PANEL, n = outputs - first;
+            const auto* of_rows = n <= LANES ? OF_ROWS<1> : n <= 2 * LANES ? OF_ROWS<2> : n <= 3 * LANES ? OF_ROWS<3> : OF_ROWS<4>;
+            for (long row = begin; row < end; row += SEVERAL_ROWS)
+                of_rows[std::min(end - row, SEVERAL_ROWS) - 1](x + row * stride, stride, weight + first * inputs, inputs, row == begin,
+                                                               bias ? bias + first : bias, out + row * outputs + first, outputs, n);
+        });
+    }
+}
 
 extern "C" bool has_tiles() {
 #ifdef __AMX_BF16__

@@ -21,7 +21,7 @@ from engines.models.decoder import CausalModel
 from engines.models.layers import Linear, products_by, reorder
 from engines.models.llada import LLaDAModelLM
 from engines.models.loader import load_causal
-from engines.models.product import FEWEST_ROWS, InTiles, Product, fewest_rows, product_of
+from engines.models.product import FEWEST_ROWS, Packed, Product, fewest_rows, product_of
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
 
@@ -43,9 +43,9 @@ def test_a_row_is_the_same_whatever_stands_beside_it(inputs, outputs, dtype, thr
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        own = product_of(weight)
-        if own is None:
+        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             pytest.skip("this processor has no products of that dtype")
+        own = Product(weight)
         whole = own(x)
         few = (2, MIN_ROWS - 1, MIN_ROWS, MIN_ROWS + 1, 31, 257)
         for rows in (*range(2, 2 * MIN_ROWS), 31, 32, 33, 64, 100, 128, 257, 512) if threads == 1 else few:
@@ -113,34 +113,34 @@ def test_what_is_trained_or_of_another_dtype_is_left_to_torch():
 
 
 @pytest.fixture
-def in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with AMX; without it the same sums are made one by one. oneDNN's rows would hang on their company."""
+def are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with AMX and AVX-512; without AMX the same sums are made one by one. oneDNN's rows would hang on their company."""
     try:
         loaded(product.LIBRARY)
     except CompilerError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr(product, "tiles_fault", lambda: None)
-    own = product._product
-    monkeypatch.setattr(product, "_product", lambda x, *to: own(x, *to) if x.itemsize == 4 else pytest.fail("asked"))
+    monkeypatch.setattr(product, "packed_fault", lambda _: None)
+    monkeypatch.setattr(product, "_product", lambda *_: pytest.fail("asked"))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("inputs", "outputs"), [(24, 40), (64, 64), (160, 553), (31, 1), (4100, 33)])
-def test_in_tiles_a_row_is_the_same_in_any_company_and_alone(in_tiles, inputs, outputs, threads):
-    x, weight = drawn(inputs, outputs, torch.bfloat16, rows=75)
-    bias = torch.linspace(-1, 1, outputs).bfloat16()
+def test_packed_a_row_is_the_same_in_any_company_and_alone(are_packed, inputs, outputs, dtype, threads):
+    x, weight = drawn(inputs, outputs, dtype, rows=75)
+    bias = torch.linspace(-1, 1, outputs).to(dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         own = product_of(weight, bias)
-        assert isinstance(own, InTiles)
+        assert isinstance(own, Packed)
         whole = own(x)
         for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64):
             assert torch.equal(own(x[7 : 7 + rows]), whole[7 : 7 + rows]), rows
     finally:
         torch.set_num_threads(before)
     exact = x.double() @ weight.double().T + bias.double()
-    torch.testing.assert_close(whole.double(), exact, rtol=2**-8, atol=1e-5)
+    torch.testing.assert_close(whole.double(), exact, rtol=2**-8 if dtype.itemsize == 2 else 1e-5, atol=1e-5)
     # Rows that lie apart, none, and a row of no number beside them.
     wide = torch.cat((x, torch.full_like(x, torch.nan)), dim=1)[:, :inputs]
     assert torch.equal(own(wide), whole)
@@ -149,9 +149,18 @@ def test_in_tiles_a_row_is_the_same_in_any_company_and_alone(in_tiles, inputs, o
     assert torch.equal(own(x)[4:], whole[4:])
 
 
-def test_a_weight_in_tiles_is_read_anew_where_it_is_written_to_and_copied(in_tiles):
-    x, weight = drawn(40, 33, torch.bfloat16, rows=9)
-    own = InTiles(weight)
+@pytest.mark.parametrize(("inputs", "outputs"), [shape for shape in SHAPES if shape[0] <= 448])
+def test_packed_products_of_float32_are_onednns_bit_for_bit_up_to_448_inputs(inputs, outputs):
+    if (fault := product.packed_fault(torch.float32)) is not None:
+        pytest.skip(fault)
+    x, weight = drawn(inputs, outputs)
+    assert torch.equal(Packed(weight)(x), product._product(x, product._reordered(weight), None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_packed_weight_is_read_anew_where_it_is_written_to_and_copied(are_packed, dtype):
+    x, weight = drawn(40, 33, dtype, rows=9)
+    own = Packed(weight)
     once = own(x)
     weight.mul_(2)
     assert torch.equal(own(x), 2 * once)
@@ -159,21 +168,27 @@ def test_a_weight_in_tiles_is_read_anew_where_it_is_written_to_and_copied(in_til
 
 
 @pytest.mark.parametrize(
-    ("dtype", "by"), [(torch.bfloat16, "amx"), (torch.float32, "onednn"), (torch.float16, "torch")]
+    ("dtype", "by"), [(torch.bfloat16, "amx"), (torch.float32, "avx512"), (torch.float16, "torch")]
 )
-def test_a_run_tells_what_multiplies(in_tiles, dtype, by):
+def test_a_run_tells_what_multiplies(are_packed, dtype, by):
     assert products_by(load_causal(TIED, weights="random", dtype=dtype)) == by
 
 
-@pytest.mark.parametrize(("has", "sign", "said"), [(1, 1, None), (0, 1, "no AMX"), (1, -1, "its products are wrong")])
-def test_tiles_are_for_processors_that_have_them_and_are_right(monkeypatch, in_tiles, has, sign, said):
+@pytest.mark.parametrize(("dtype", "needs"), [(torch.float32, "AVX-512"), (torch.bfloat16, "AMX")])
+@pytest.mark.parametrize(("has", "sign", "said"), [(1, 1, None), (0, 1, "no {}"), (1, -1, "its products are wrong")])
+def test_products_are_packed_for_processors_that_have_what_it_takes(
+    monkeypatch, are_packed, has, sign, said, dtype, needs
+):
     monkeypatch.undo()
-    right = product.multiply
-    library = SimpleNamespace(has_tiles=lambda: has, multiply_bfloat16=product._library().multiply_bfloat16)
-    monkeypatch.setattr(product, "_library", lambda: library)
+    right, real = product.multiply, product._library()
+    named = "has_tiles" if needs == "AMX" else "has_lanes"
+    found = dict.fromkeys(("has_tiles", "has_lanes"), not has) | {named: has}
+    asked = {name: lambda value=value: value for name, value in found.items()}
+    kernels = {"multiply_bfloat16": real.multiply_bfloat16, "multiply_float32": real.multiply_float32}
+    monkeypatch.setattr(product, "_library", lambda: SimpleNamespace(**asked, **kernels))
     monkeypatch.setattr(product, "multiply", lambda *own: sign * right(*own))
-    found = product.tiles_fault.__wrapped__()
-    assert found is None if said is None else said in found
+    fault = product.packed_fault.__wrapped__(dtype)
+    assert fault is None if said is None else said.format(needs) in fault
 
 
 def linears(model: nn.Module) -> list[Linear]:
@@ -259,7 +274,7 @@ def test_a_model_in_another_dtype_multiplies_by_its_own_weights(config):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_all_layers_in_one_call_are_those_one_by_one(in_tiles, monkeypatch, family):
+def test_all_layers_in_one_call_are_those_one_by_one(are_packed, monkeypatch, family):
     """Sequences that decode together, and a weight that is written to between two steps."""
     network = load_causal(
         replace(TIED, family=family, qkv_bias=family == "qwen2"), weights="random", dtype=torch.bfloat16
