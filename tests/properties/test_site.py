@@ -139,7 +139,8 @@ def test_every_heading_of_the_repository_is_on_one_page(site):
         own = [page for page in site.every if page.source == source]
         found = sorted(anchor for page in own for anchor in anchors_of(texts[page.site]))
         assert found == sorted(anchors_of((REPO / source).read_text(encoding="utf-8"))), source
-        assert max(len(texts[page.site]) for page in own) < 1.2 * WHOLE, source
+        # The artifact guide is generated: its tables have no headings to be cut at.
+        assert source == "ARTIFACT.md" or max(len(texts[page.site]) for page in own) < 1.2 * WHOLE, source
     assert len(texts) == len(site.every)
 
 
