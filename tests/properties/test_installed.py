@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import repro
 
@@ -49,13 +50,19 @@ PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))
 
 def test_the_lock_pins_what_the_project_asks_for():
     lines = (REPO / "requirements.lock").read_text(encoding="utf-8").splitlines()
-    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    pinned = {
+        canonicalize_name(name): release for name, _, release in (line.partition("==") for line in lines) if release
+    }
     extras = PROJECT["project"]["optional-dependencies"]
     asked = [
         *PROJECT["project"]["dependencies"],
         *(each for name in ("server", "http", "redis", "dev") for each in extras[name]),
     ]
-    found = {each.name.lower(): each for each in map(Requirement, asked) if each.name != PROJECT["project"]["name"]}
+    found = {
+        canonicalize_name(each.name): each
+        for each in map(Requirement, asked)
+        if each.name != PROJECT["project"]["name"]
+    }
     assert [name for name, each in found.items() if pinned.get(name, "0") not in each.specifier] == []
     assert f"TORCH_RELEASE := torch=={pinned['torch']}\n" in (REPO / "Makefile").read_text(encoding="utf-8")
 
