@@ -185,8 +185,8 @@ def time_said(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
 
 
-def _sums(found: Sequence[Step]) -> Iterator[dict[str, Any]]:
-    """A row a tier: how many commands and claims it has, and what it costs."""
+def _sums(found: Sequence[Step], whole: Mapping[str, Cost]) -> Iterator[dict[str, Any]]:
+    """A row a tier: how many commands and claims it has, and what it costs; ``whole`` are tiers that ran as one command."""
     names = get_args(TierName)
     for at, name in enumerate(names):
         own = [each for each in found if each.tier in names[: at + 1]]
@@ -197,7 +197,8 @@ def _sums(found: Sequence[Step]) -> Iterator[dict[str, Any]]:
             "commands": len(own),
             "claims": sum(len(each.claims) for each in own),
             "processor_s": sum(each.processor_s for each in costs),
-            "wall_s": sum(each.wall_s for each in costs),
+            "whole": whole.get(f"repro reproduce --tier {name}"),
+            "without_cost": len(own) - len(costs),
             "memory_bytes": max((each.memory_bytes for each in costs), default=0),
         }
 
@@ -213,4 +214,6 @@ def guide(root: Path = RESULTS) -> str:
     left = [_row("", each) for command, each in committed(root) if not command]
     processors = sorted({each.cost.processor for each in found if each.cost is not None})
     template = made.get_template("artifact.md")
-    return template.render(tiers=[*_sums(found)], steps=found, left=left, processors=processors)
+    return template.render(
+        tiers=[*_sums(found, read_costs(root / "costs.csv"))], steps=found, left=left, processors=processors
+    )

@@ -40,7 +40,8 @@ def test_a_command_of_the_guide_parses(command):
 
 def test_no_cost_is_of_a_command_that_is_gone():
     costs = read_costs(RESULTS / "costs.csv")
-    assert {*costs} <= {*commands("all")}
+    assert {*costs} <= {*commands("all"), *(f"repro reproduce --tier {name}" for name in artifact.TIERS)}
+    assert costs["repro reproduce --tier kick-tires"].wall_s < 120
     assert all(each.wall_s > 0 < each.processor_s and each.memory_bytes > 20e6 for each in costs.values())
 
 
