@@ -121,8 +121,9 @@ def parsed(name: str, words: Sequence[str]) -> dict[str, object]:
                 option,
                 value,
             )
-    if name in ("reproduce", "figure") and given["name"] != TRUTH and not str(given["name"]).endswith(":"):
-        figure(str(given["name"]))
+    drawn = None if name not in ("reproduce", "figure") or given.get("tier") else str(given["name"])
+    if drawn not in (None, TRUTH) and not str(drawn).endswith(":"):
+        figure(str(drawn))
     return given
 
 
