@@ -82,7 +82,7 @@ def test_from_elsewhere(python, tmp_path):
     bench = ("bench", "--system", "fast-dllm", "--reading", "policy", "--platform", "h200", *replay, *lengths, "--json")
     drawn = ("reproduce", "table4", *small, "--num-runs", 1)
     fine = (("doctor", "--json"), drawn, ("claims", "--json"), generate, bench)
-    refused = (("calibrate", "--write"), ("gpu-suite",), ("check-results",))
+    refused = (("calibrate", "--write"), ("gpu-suite",), ("check-results",), ("reproduce", "--tier", "short"))
     done = call(python, "-c", IN_TURN, json.dumps([*fine, *refused]), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     where, said = json.loads(done.stdout)
