@@ -71,7 +71,7 @@ def outside_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def spaced(text: str) -> str:
-    """With an empty line in front of lists and tables, which GitHub does without and Markdown does not."""
+    """With an empty line in front of lists and tables, and bars of code as they are, where Markdown and GitHub differ."""
     found: list[str] = []
     is_code = False
     for line in text.split("\n"):
@@ -80,6 +80,8 @@ def spaced(text: str) -> str:
         is_list, is_table = (re.match(mark, line) is not None for mark in (_ITEM, r"\|"))
         if not is_code and before.strip() and ((is_list and not _is_in_list(found)) or (is_table and before[0] != "|")):
             found.append("")
+        if is_table and not is_code:
+            line = re.sub(r"`[^`]+`", lambda code: code[0].replace(r"\|", "|"), line)
         found.append(line)
     return "\n".join(found)
 

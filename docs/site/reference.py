@@ -16,12 +16,16 @@ from repro.runs.system import SYSTEMS
 
 
 def cell(text: object) -> str:
-    return re.sub(r"([\\|*_<>\[\]`$])", r"\\\1", " ".join(released(str(text)).split()))
+    """As a cell of a table; what stands in double backticks is code."""
+    parts = re.split(r"``(.+?)``", " ".join(released(str(text)).split()))
+    return "".join(
+        code(part) if place % 2 else re.sub(r"([\\|*_<>\[\]`$])", r"\\\1", part) for place, part in enumerate(parts)
+    )
 
 
 def code(text: object) -> str:
-    """As code in a cell of a table; empty if there is none."""
-    told = " ".join(released(str(text)).split()).replace("|", "\\|")
+    """Empty if there is none."""
+    told = " ".join(released(str(text)).split())
     return f"`{told}`" if told else ""
 
 

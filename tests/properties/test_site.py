@@ -43,7 +43,7 @@ Short.
 A table:
 | a |
 |---|
-| 1 |
+| `b\\|c` |
 
 {LONG}"""
 
@@ -96,7 +96,7 @@ def test_code_is_left_and_lists_and_tables_stand_apart(small):
     assert "\n\n- one\n  goes on\n- two\n" in texts["page/first.md"]
     assert "```sh\n## no heading\necho '[no](link.md)'\n```" in texts["page/first.md"]
     assert texts["page/inside.md"].startswith("# Inside\n")
-    assert "A table:\n\n| a |\n|---|\n| 1 |" in texts["page/third.md"]
+    assert "A table:\n\n| a |\n|---|\n| `b|c` |" in texts["page/third.md"]
 
 
 def test_small_sections_stay_with_the_one_before(small):
@@ -164,7 +164,7 @@ def test_the_reference_names_what_the_code_has(site):
         ] == []
         columns = texts[f"reference/columns/{name}.md"]
         assert len(re.findall(r"^\| `", columns, re.MULTILINE)) == sum(map(len, family.columns.values()))
-    assert cell("a|b <c> *d* `e`") == r"a\|b \<c\> \*d\* \`e\`"
+    assert cell("a|b <c> *d* `e` ``f_g``") == r"a\|b \<c\> \*d\* \`e\` `f_g`"
 
 
 def test_the_site_is_built_and_asks_nobody(tmp_path):
