@@ -193,3 +193,5 @@ def test_the_site_is_built_and_asks_nobody(tmp_path):
 def test_a_page_of_its_own_has_its_title():
     page = Page("@x", "x.md", [Section(1, "`repro` this", "\ntext\n")])
     assert (page.title, page.text) == ("repro this", "# `repro` this\n\ntext\n")
+    below = Page("x", "x.md", [Section(2, "A", "\n### B\n"), Section(2, "C", "\n### D\n")])
+    assert re.findall(r"^#.*", below.text, re.MULTILINE) == ["# A", "## B", "## C", "### D"]
