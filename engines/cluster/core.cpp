@@ -118,12 +118,13 @@ struct Plan {
     bool decodes = false;
 };
 
-// PrefillQueue, ReorderingQueue where it looks at more than one, or InFlightFirst.
+// PrefillQueue, ReorderingQueue where it looks at more than one, InFlightFirst, or OnTimeQueue.
 struct Queue {
     std::deque<Task>& tasks;
     Int lookahead;
     double ttft_s;
-    bool is_in_flight_first;
+    bool is_in_flight_first, is_on_time;
+    double share, patience;
     std::deque<Int> waiting;
     Int num_in_flight = 0;
     double backlog_s = 0;
@@ -135,19 +136,69 @@ struct Queue {
     void push(Int id) {
         const Task& task = tasks[id];
         if (is_in_flight_first && !task.is_initial) waiting.insert(waiting.begin() + num_in_flight++, id);
-        else if (task.is_recompute) waiting.push_front(id);
+        else if (task.is_recompute && !is_on_time) waiting.push_front(id);
         else waiting.push_back(id);
         backlog_s += tasks[id].estimate_s;
         backlog_tokens += tasks[id].tokens;
+        if (is_on_time) first_come_s[id] = backlog_s, chosen_s = NOT_YET;
     }
 
     Int peek(double now) {
+        if (is_on_time) return chosen(now);
         if (lookahead <= 1 || waiting.size() <= 1) return waiting.front();
         search(now);
         return window[best[0]];
     }
 
+    // What each that waits would wait, first come, first served; and what is chosen at a time, and owed once it is taken.
+    std::unordered_map<Int, double> first_come_s;
+    double owed_s = 0, owed_then_s = 0, chosen_s = NOT_YET;
+    Int choice = -1;
+
+    Int chosen(double now) {
+        if (chosen_s == now) return choice;
+        chosen_s = now;
+        std::vector<Int> ids(waiting.begin(), waiting.end());
+        std::sort(ids.begin(), ids.end(), [&](Int one, Int other) {
+            const double a = tasks[one].ready_s, b = tasks[other].ready_s;
+            return a != b ? a < b : one < other;
+        });
+        std::vector<double> works_s(ids.size()), limits_s(ids.size());
+        const auto split = [&](double rate) {
+            for (std::size_t place = 0; place < ids.size(); ++place) {
+                works_s[place] = tasks[ids[place]].estimate_s;
+                limits_s[place] = rate * (tasks[ids[place]].ready_s + ttft_s - now);
+            }
+            return kept(works_s, limits_s);
+        };
+        std::vector<bool> keeps = split(1.0);
+        bool owes = false;
+        for (std::size_t place = 0; share > 0 && place < ids.size(); ++place) {
+            const double waited_s = now - tasks[ids[place]].ready_s;
+            owes = owes || (!keeps[place] && waited_s >= patience * std::max(ttft_s, first_come_s[ids[place]]));
+        }
+        if (owes && share < 1) keeps = split(1 - share);
+        owed_then_s = owed_s;
+        if (owes && owed_s >= 0) {
+            owed_then_s = owed_s - (1 - share) * tasks[ids[0]].estimate_s;
+            return choice = ids[0];
+        }
+        const std::size_t place = std::find(keeps.begin(), keeps.end(), true) - keeps.begin();
+        if (place == ids.size()) return choice = ids[0];
+        owed_then_s = owed_s + share * tasks[ids[place]].estimate_s;
+        if (!owes) owed_then_s = std::min(owed_then_s, 0.0);
+        return choice = ids[place];
+    }
+
     Int take(double now) {
+        if (is_on_time) {
+            const auto place = std::find(waiting.begin(), waiting.end(), chosen(now));
+            for (auto before = waiting.begin(); before != place; ++before) ++tasks[*before].postponed;
+            waiting.erase(place);
+            waiting.push_front(choice);
+            first_come_s.erase(choice);
+            owed_s = owed_then_s, chosen_s = NOT_YET;
+        }
         if (lookahead > 1 && waiting.size() > 1) {
             search(now);
             for (Int place = 0; place < Int(best.size()); ++place) {
@@ -429,7 +480,7 @@ struct Setup {
     const Int *worker_cost, *worker_capacity, *worker_degree, *worker_server;  // decode workers first
     const double* cost_terms;  // seven of each cost: whether it is composed, then its constants
     const Int* batching;       // kind, tokens and sequences of a step: of decode workers, then of prefill workers
-    const double* queues;      // how many are reordered at once, the objective, and whether rounds in flight go first: likewise
+    const double* queues;      // how many are reordered at once, the objective, an order, and On-time's share and patience: likewise
     const double* limits;      // of the router
     Int binding, keeps, schedules_ahead, max_run_steps, max_live;
     Int routing, choice, signal, has_estimator, shares_queue, overlaps, kv_bytes;
@@ -512,9 +563,9 @@ struct Simulation {
             worker.cost = &costs[given.worker_cost[i]];
             worker.kv.capacity = given.worker_capacity[i];
             worker.ttft.length_s = worker.itl.length_s = given.window_s;
-            const double* queue = given.queues + (worker.is_home ? 0 : 3);
+            const double* queue = given.queues + (worker.is_home ? 0 : 5);
             if (i <= given.num_homes || !given.shares_queue)
-                queues.push_back(Queue{tasks, Int(queue[0]), queue[1], queue[2] != 0});
+                queues.push_back(Queue{tasks, Int(queue[0]), queue[1], queue[2] == 1, queue[2] == 2, queue[3], queue[4]});
             worker.queue = &queues.back();
         }
         due(-1);

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <queue>
 #include <utility>
 #include <vector>
 
@@ -49,6 +51,29 @@ double exact_sum(const std::vector<double>& values) {
         if (twice == x - high) high = x;
     }
     return high;
+}
+
+using Longest = std::priority_queue<std::pair<double, Int>, std::vector<std::pair<double, Int>>, std::greater<>>;
+
+std::vector<bool> kept(const std::vector<double>& works_s, const std::vector<double>& limits_s) {
+    std::vector<bool> found(works_s.size(), true);
+    double done_s = 0;
+    Longest longest;
+    for (std::size_t index = 0; index < works_s.size(); ++index) {
+        const double latest_s = limits_s[index] + 1e-9;
+        if (works_s[index] > latest_s && longest.empty()) {
+            found[index] = false;
+            continue;
+        }
+        done_s += works_s[index];
+        longest.push({-works_s[index], -Int(index)});
+        if (done_s > latest_s) {
+            done_s += longest.top().first;
+            found[-longest.top().second] = false;
+            longest.pop();
+        }
+    }
+    return found;
 }
 
 struct Law {

@@ -148,7 +148,7 @@ class CoreRun(NamedTuple):
             "worker_server": ints_of(each.server for each in self.workers),
             "cost_terms": np.array([(1.0, *each.terms) if _is_composed(each) else (0.0,) * 7 for each in costs]),
             "batching": ints_of([*_limits(policies.local_batching), *_limits(policies.prefill_batching)]),
-            "queues": np.array([each.limits for each in queues], dtype=np.float64),
+            "queues": np.array([(*each.limits, 0, 0)[:5] for each in queues], dtype=np.float64),
             "limits": np.array(routing.limits, dtype=np.float64),
         }
         setup = _Setup(

@@ -185,29 +185,6 @@ std::vector<double> work_by(const std::vector<double>& slacks_s, double budget_s
     return found;
 }
 
-using Longest = std::priority_queue<std::pair<double, Int>, std::vector<std::pair<double, Int>>, std::greater<>>;
-
-std::vector<bool> kept(const std::vector<double>& works_s, const std::vector<double>& limits_s) {
-    std::vector<bool> found(works_s.size(), true);
-    double done_s = 0;
-    Longest longest;
-    for (std::size_t index = 0; index < works_s.size(); ++index) {
-        const double latest_s = limits_s[index] + 1e-9;
-        if (works_s[index] > latest_s && longest.empty()) {
-            found[index] = false;
-            continue;
-        }
-        done_s += works_s[index];
-        longest.push({-works_s[index], -Int(index)});
-        if (done_s > latest_s) {
-            done_s += longest.top().first;
-            found[-longest.top().second] = false;
-            longest.pop();
-        }
-    }
-    return found;
-}
-
 std::vector<Int> shorter_first(const std::vector<double>& works_s, const std::vector<double>& limits_s, double done_s) {
     Int latest = Int(works_s.size()) - 1;
     Longest longest;

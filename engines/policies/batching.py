@@ -315,6 +315,9 @@ class OnTimeQueue(OpenQueue):
         self._first_come_s: dict[int, float] = {}
         """Work that waited when each came, its own included."""
 
+    def rule(self) -> Rule:
+        return Rule("queue", limits=(0, self.ttft_s, 2, self.late.share, self.late.patience))
+
     def push(self, task: PrefillTask) -> None:
         super().push(task)
         self._first_come_s[task.task_id] = self.backlog_s

@@ -26,7 +26,7 @@ from engines.compiled import CompilerError, loaded
 from engines.cost.roofline import gpu
 from engines.errors import RunError, UserError
 from engines.models.shape import model_shape
-from engines.policies.batching import Chunked, OneByOne, PrefillFirst
+from engines.policies.batching import Chunked, LateShare, OneByOne, OnTimeQueue, PrefillFirst
 from engines.policies.routing import (
     Dispatch,
     FewestSessions,
@@ -131,7 +131,10 @@ def clusters(draw: st.DrawFn, longest: int) -> Cluster:
         st.builds(Pool, degree=st.sampled_from([1, 2]), replicas=st.sampled_from([1, 2])), min_size=1, max_size=2
     ).map(tuple)
     router, is_apart = draw(routers(name)), draw(st.booleans())
-    queue = st.sampled_from([PrefillQueue, partial(ReorderingQueue, ttft_s=SLO.ttft_s), InFlightFirst])
+    lates = LateShare(share=0.0), LateShare(), LateShare(share=0.25, patience=0.1), LateShare(share=1.0, patience=0.1)
+    late = draw(st.sampled_from(lates))
+    on_time = partial(OnTimeQueue, ttft_s=SLO.ttft_s, late=late)
+    queue = st.sampled_from([PrefillQueue, partial(ReorderingQueue, ttft_s=SLO.ttft_s), InFlightFirst, on_time])
     policies = Policies(
         make_router=(lambda seed: router(seed=seed)) if is_apart else (lambda seed: Local()),
         prefill_batching=draw(batchings),
