@@ -51,9 +51,18 @@ class Values(Sequence[Any]):
             yield from self._plain(self.values[start : start + (1 << 16)])
 
     def __contains__(self, value: object) -> bool:
-        if value is None and not self.names:
-            return bool(self.is_missing.any())
-        return any(each == value for each in self)
+        return bool(self.where(value).any())
+
+    def count(self, value: object) -> int:
+        return int(self.where(value).sum())
+
+    def where(self, value: object) -> npt.NDArray[np.bool_]:
+        """Which ones are equal to a value."""
+        if self.names:
+            return np.isin(self.values, [place for place, name in enumerate(self.names) if name == value])
+        if value is None:
+            return self.is_missing
+        return np.asarray(self.values == value, dtype=bool) & ~self.is_missing & np.ones(len(self), dtype=bool)
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented

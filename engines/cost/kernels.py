@@ -473,6 +473,8 @@ class Kernels:
         has as many pairs."""
         self.decode_line: Callable[[int], DecodeLine] = cache(self._fitted_line)
         """Attention of a decode step over all layers, by its sequences."""
+        self.estimated_share: Callable[[float, float], float] = cache(self._estimated_share)
+        """The part of the time of a step's products, experts among them, that follows from other products; by its rows and logits."""
 
     def __reduce__(self) -> "tuple[type[Kernels], tuple[ModelShape, Gpu, str, int]]":
         """Another process looks the tables up itself: what is remembered of steps cannot be sent."""
@@ -600,8 +602,7 @@ class Kernels:
 
         return moved
 
-    def estimated_share(self, rows: float, logit_rows: float) -> float:
-        """The part of the time of a step's products, experts among them, that follows from other products."""
+    def _estimated_share(self, rows: float, logit_rows: float) -> float:
         shape, dense = self.shape, self.shape.dense_layers or 0
         passed = [(product, shape.n_layers - dense, rows) for product in layer_products(shape)]
         passed += [(product, dense, rows) for product in dense_layer_products(shape)]

@@ -159,7 +159,8 @@ def column(record: RunRecord, name: str, table: str = REQUESTS) -> Floats:
 def mask(record: RunRecord, name: str, value: object = True) -> Mask:
     """[requests] where a column has this value; as ``column``."""
     if (REQUESTS, name, value) not in record.derived:
-        is_value = [each == value for each in record.requests[name]]
+        values = record.requests[name]
+        is_value = values.where(value) if hasattr(values, "where") else [each == value for each in values]
         record.derived[REQUESTS, name, value] = _shared(np.asarray(is_value, dtype=np.bool_))
     found: Mask = record.derived[REQUESTS, name, value]
     return found
@@ -226,7 +227,7 @@ def request_counts(record: RunRecord) -> Iterator[str]:
         yield f"{counts['unfinished']} of {n} requests did not finish"
     if other := n - sum(counts.values()):
         yield f"{other} of {n} requests have an unknown status"
-    if negative := sum(length is not None and length < 0 for length in record.requests["output_len"]):
+    if negative := int((column(record, "output_len") < 0).sum()):
         yield f"{negative} of {n} requests have an output_len below 0"
     if (repeated := n - len(set(record.requests["request_id"]))) > 0:
         yield f"{repeated} request ids are repeated"
@@ -234,13 +235,12 @@ def request_counts(record: RunRecord) -> Iterator[str]:
 
 def request_stamps(record: RunRecord) -> Iterator[str]:
     """arrival <= admitted <= first output <= finished. A stamp no request has was not observed, which is no fault."""
-    table = record.requests
     ok, stamps = is_ok(record), {name: column(record, name) for name in _ORDER}
     for name in _ORDER[1:]:
         missing = int((np.isnan(stamps[name]) & ok).sum())
         if missing and (name == "finished_s" or missing < int(ok.sum())):
             yield f"{missing} finished requests have no {name}"
-    if any(lag is not None and lag < 0 for lag in table["submit_lag_s"]):
+    if (column(record, "submit_lag_s") < 0).any():
         yield "some requests were submitted before they were due"
     for i, earlier in enumerate(_ORDER):
         for later in _ORDER[i + 1 :]:
@@ -353,9 +353,8 @@ class Family:
                 if not each.nullable and None in values:
                     raise ValueError(f"table {name}: column {each.name!r} holds a null")
                 if each.kind == "float":
-                    given = [value for value in values if value is not None]
-                    # A sum is finite only of finite values; where it overflows each is looked at.
-                    if not math.isfinite(sum(given)) and not all(map(math.isfinite, given)):
+                    found = column(record, each.name, name)
+                    if np.isfinite(found).sum() != len(values) - values.count(None):
                         raise ValueError(f"table {name}: column {each.name!r} holds a value that is not finite")
 
     def summarize(self, record: RunRecord) -> dict[str, Any]:

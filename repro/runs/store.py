@@ -28,7 +28,7 @@ from repro.files import SEAL, replacing
 from repro.runs.cell import BASIS, Cell
 from repro.runs.clean import cleaned
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.family import Family, Validity, plain_table
+from repro.runs.family import Family, Validity, column, plain_table
 from repro.runs.provenance import contention, unlike
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, LazyTables, RunRecord, Table
 from repro.runs.statistics import Interval, mean_interval
@@ -381,8 +381,7 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
     family.check_tables(record)
     validity = family.assess(record)
     counts = [column.name for column in family.columns[REQUESTS] if column.kind == "int"]
-    given = {name: [int(value) for value in record.requests[name] if value is not None] for name in counts}
-    sums = {name: [len(values), sum(values)] for name, values in given.items()}
+    sums = {name: _sum_of(record, name) for name in counts}
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "key": cell.key,
@@ -405,6 +404,18 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
         manifest=manifest,
         provenance=json.loads(json_line(PROVENANCE, provenance))[PROVENANCE],
     )
+
+
+def _sum_of(record: RunRecord, name: str) -> list[int]:
+    """How many values a column of whole numbers has, nulls aside, and their sum."""
+    import numpy as np
+
+    values = column(record, name)
+    known = values[~np.isnan(values)]
+    if np.abs(known).sum() < 2**53:
+        return [len(known), int(known.sum())]
+    given = [int(value) for value in record.requests[name] if value is not None]  # too large for a double
+    return [len(given), sum(given)]
 
 
 def _told(table: Table) -> Table:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
+
 from baselines.ar.dynamo import DynamoConfig, dynamo
 from baselines.ar.vllm import ContinuumConfig, VllmConfig, continuum, vllm
 from engines.ampd.policies import RoutingConfig
@@ -181,8 +183,8 @@ def _estimates(settings: ClusterSettings, run: ClusterRun) -> dict[str, Any]:
     for degree, prefill_s, decode_s in rows_of(run.workers, "degree", "busy_prefill_s", "busy_decode_s"):
         seconds[PREFILLS, degree] += prefill_s
         seconds[DECODES, degree] += decode_s
-    tasks = rows_of(run.tasks, "history", "tokens")
-    pairs = max((tokens * (history + 0.5 * (tokens + 1)) for history, tokens in tasks), default=0.0)
+    history, tokens = (np.asarray(run.tasks[name], dtype=np.int64) for name in ("history", "tokens"))
+    pairs = float((tokens * (history + 0.5 * (tokens + 1))).max()) if len(tokens) else 0.0
     context = max(map(sum, rows_of(run.sessions, "prefill_tokens", "decode_tokens")), default=0)
     return settings.charged.estimates(hardware.gpu, hardware.shape, seconds, pairs, context)
 

@@ -10,9 +10,10 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, cast
 
+import numpy as np
+
 from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, PdConfig, SglangConfig, graphs_only, sglang, vllm_pd
 from engines.cluster.hardware import StepCost
-from engines.cluster.record import rows_of
 from engines.cost.kernels import Kernel, check_kernels
 from engines.cost.roofline import gpu
 from engines.errors import require
@@ -146,9 +147,9 @@ def _estimates(settings: PrefillSettings, run: PrefillRun) -> dict[str, Any]:
     """What of a composed run's times is estimated."""
     if settings.part.gpu is None:
         return {}
-    chunks = [*rows_of(run.requests, "history", "tokens")]
-    pairs = max((tokens * (history + 0.5 * (tokens + 1)) for history, tokens in chunks), default=0.0)
-    context = 0 if settings.decode == "none" else max(map(sum, chunks), default=0)
+    history, tokens = (np.asarray(run.requests[name], dtype=np.int64) for name in ("history", "tokens"))
+    pairs = float((tokens * (history + 0.5 * (tokens + 1))).max()) if len(tokens) else 0.0
+    context = int((history + tokens).max()) if settings.decode != "none" and len(tokens) else 0
     return settings.charged.estimates(settings.part.gpu, settings.simulated_shape, {(PREFILLS, 1): 1.0}, pairs, context)
 
 

@@ -8,6 +8,7 @@ are over all steps. A turn that never had its first token misses the objective.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import fsum
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engines.cluster.record import rows_of
+from engines.cluster.record import Values, rows_of
 from engines.laps.cluster import PrefillRun
 from repro.families.cluster.system import request_table
 from repro.runs.cell import Cell
@@ -41,21 +42,23 @@ class Window(NamedTuple):
 def window_of(requests: Table, end_s: float, last_sessions: Sequence[int] = ()) -> Window:
     """Closes when the first of the closed loops, whose last conversations these are, runs out, or the run ends before that; with the
     last arrival where there are none."""
-    closes_s = max(requests["arrival_s"], default=0.0)
+    arrival = np.asarray(requests["arrival_s"], dtype=np.float64)
+    closes_s = float(arrival.max()) if len(arrival) else 0.0
     if last_sessions:
         turns = rows_of(requests, "session_id", "turn", "arrival_s")
         begun = {session: arrival_s for session, turn, arrival_s in turns if turn == 0}
         closes_s = min(begun.get(session, end_s) for session in last_sessions)
-    before = sorted(time for time in requests["arrival_s"] if time <= closes_s)
-    return Window(before[int(WARM_UP * len(before))], closes_s) if before else Window(0.0, 0.0)
+    before = np.sort(arrival[arrival <= closes_s])
+    return Window(float(before[int(WARM_UP * len(before))]), closes_s) if len(before) else Window(0.0, 0.0)
 
 
 def tables_of(run: PrefillRun, window: Window) -> dict[str, Table]:
     requests = run.requests
     finished = requests["finished_s"]
+    is_done = ~np.isnan(np.asarray(finished, dtype=np.float64))
+    is_late = np.array([bool(late) for late in requests["violated"]], dtype=bool)
     arrival = np.asarray(requests["arrival_s"], dtype=np.float64)
     counted = (window.start_s <= arrival) & (arrival < window.end_s)
-    is_done = [stamp is not None for stamp in finished]
     return {
         REQUESTS: request_table(
             request_id=requests["request_id"],
@@ -64,10 +67,10 @@ def tables_of(run: PrefillRun, window: Window) -> dict[str, Table]:
             first_output_s=finished,
             finished_s=finished,
             prompt_len=requests["tokens"],
-            output_len=[1] * len(finished),
-            status=["ok" if done else "unfinished" for done in is_done],
-            violated=[bool(late) or not done for late, done in zip(requests["violated"], is_done, strict=True)],
-            counted=counted.tolist(),
+            output_len=np.ones(len(finished), dtype=np.int64),
+            status=Values(is_done.astype(np.int8), names=("unfinished", "ok")),
+            violated=Values(is_late | ~is_done),
+            counted=Values(counted),
             **{name: requests[name] for name in ("session_id", "turn", "length_class", "history", "instance")},
         ),
         STEPS: run.steps,
@@ -130,6 +133,10 @@ def _over_steps(amount: Callable[[Table], float]) -> Compute:
     return compute
 
 
+def _sum(counts: Sequence[int]) -> int:
+    return int(np.sum(np.asarray(counts, dtype=np.int64)))
+
+
 def _finished(record: RunRecord, start_s: float, end_s: float) -> float:
     finished = column(record, "finished_s")
     return float(((start_s <= finished) & (finished < end_s)).sum())
@@ -149,10 +156,11 @@ rps, in_system, moves_per_minute = _over_window(_finished), _over_window(_waitin
 
 def tokens_s(record: RunRecord) -> float | None:
     start_s, end_s = record.facts["window_s"]
-    steps = list(rows_of(record.tables[STEPS], "start_s", "tokens"))
-    if end_s <= start_s or not steps:
+    begun = column(record, "start_s", STEPS)
+    if end_s <= start_s or not len(begun):
         return None
-    return sum(tokens for begun, tokens in steps if start_s <= begun < end_s) / (end_s - start_s)
+    tokens = column(record, "tokens", STEPS)[(start_s <= begun) & (begun < end_s)]
+    return float(tokens.sum()) / (end_s - start_s)
 
 
 def by_length(record: RunRecord) -> dict[str, dict[str, Any]]:
@@ -166,8 +174,10 @@ def by_length(record: RunRecord) -> dict[str, dict[str, Any]]:
 
 
 def mode_shares(record: RunRecord) -> dict[str, float]:
-    kinds = [mode.partition(" ")[0] for mode in record.tables[STEPS]["mode"]]
-    return {kind: kinds.count(kind) / len(kinds) for kind in ("eager", "fallback", "graph", "rung") if kinds}
+    kinds = Counter[str]()
+    for mode, num in Counter(record.tables[STEPS]["mode"]).items():
+        kinds[mode.partition(" ")[0]] += num
+    return {kind: kinds[kind] / kinds.total() for kind in ("eager", "fallback", "graph", "rung") if kinds}
 
 
 def graph_share(record: RunRecord) -> float | None:
@@ -194,9 +204,11 @@ def _late(length_class: str | None = None) -> Compute:
 
 ttft_all_s, ttft_short_s, ttft_long_s = _ttft(), _ttft("short"), _ttft("long")
 slo_violations, slo_violations_short, slo_violations_long = _late(), _late("short"), _late("long")
-requests_per_step = _over_steps(lambda steps: (sum(steps["num_short"]) + sum(steps["num_long"])) / len(steps["tokens"]))
+requests_per_step = _over_steps(
+    lambda steps: (_sum(steps["num_short"]) + _sum(steps["num_long"])) / len(steps["tokens"])
+)
 mixed_steps = _over_steps(lambda steps: sum(map(all, rows_of(steps, "num_short", "num_long"))) / len(steps["tokens"]))
-padding = _over_steps(lambda steps: sum(steps["padded_tokens"]) / sum(steps["tokens"]) - 1)
+padding = _over_steps(lambda steps: _sum(steps["padded_tokens"]) / _sum(steps["tokens"]) - 1)
 busy_s = _over_steps(lambda steps: fsum(steps["duration_s"]))
 
 # ---- checks: that a system lost no turn, held its own rules, and obeys Little's law -------------------------------
@@ -213,7 +225,7 @@ def tokens_are_whole(record: RunRecord) -> Iterator[str]:
     requests, steps, instances = record.requests, record.tables[STEPS], record.tables[INSTANCES]
     if "unfinished" in requests["status"] or record.facts["decode"] != "none":
         return
-    asked, computed = sum(requests["prompt_len"]), sum(steps["tokens"])
+    asked, computed = _sum(requests["prompt_len"]), _sum(steps["tokens"])
     if asked != computed:
         yield f"{computed} tokens were prefilled of {asked}"
     if sum(instances["num_finished"]) != len(requests["status"]):

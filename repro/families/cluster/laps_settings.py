@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -317,7 +317,7 @@ class PrefillWorkload:
     """Session ids are unique over all."""
     provenance: ConversationProvenance
 
-    @property
+    @cached_property
     def arrivals(self) -> tuple[PrefillArrivals, ...]:
         config = self.config
         if config.is_replayed:

@@ -136,7 +136,9 @@ def request_table(
 ) -> Table:
     """Requests that were submitted when they were due, and of which none failed; ``own`` are the family's columns."""
     num = len(request_id)
-    is_ok = np.array([each == "ok" for each in status], dtype=bool)
+    is_ok = (
+        status.where("ok") if isinstance(status, Values) else np.array([each == "ok" for each in status], dtype=bool)
+    )
     return {
         "request_id": request_id,
         "arrival_s": arrival_s,
