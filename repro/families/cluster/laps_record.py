@@ -67,7 +67,7 @@ def tables_of(run: PrefillRun, window: Window) -> dict[str, Table]:
             first_output_s=finished,
             finished_s=finished,
             prompt_len=requests["tokens"],
-            output_len=np.ones(len(finished), dtype=np.int64),
+            output_len=Values(np.ones(len(finished), dtype=np.int64)),
             status=Values(is_done.astype(np.int8), names=("unfinished", "ok")),
             violated=Values(is_late | ~is_done),
             counted=Values(counted),
@@ -175,7 +175,8 @@ def by_length(record: RunRecord) -> dict[str, dict[str, Any]]:
 
 def mode_shares(record: RunRecord) -> dict[str, float]:
     kinds = Counter[str]()
-    for mode, num in Counter(record.tables[STEPS]["mode"]).items():
+    modes = Counter[str](record.tables[STEPS]["mode"])
+    for mode, num in modes.items():
         kinds[mode.partition(" ")[0]] += num
     return {kind: kinds[kind] / kinds.total() for kind in ("eager", "fallback", "graph", "rung") if kinds}
 
