@@ -140,6 +140,8 @@ def _listed(values: Iterable[object]) -> str:
 
 def told(outcome: StepOutcome) -> dict[str, Any]:
     """What of it a refresh rule asked for."""
+    if outcome.confidences is None and outcome.learned is None:
+        return {}  # in most steps
     asked_for = {"confidences": outcome.confidences, "learned": outcome.learned}
     return {name: value for name, value in asked_for.items() if value is not None}
 

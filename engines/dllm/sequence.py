@@ -7,6 +7,7 @@ torch rounds: a quota is a truncated product of these numbers, so their last bit
 import struct
 from collections.abc import Collection, Iterator
 from copy import copy, deepcopy
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -275,6 +276,13 @@ class Sequence:
 def hold_together(members: Collection[Sequence]) -> None:
     """Members of a static batch run as long as the longest of them: published code pads a batch to one gen_length."""
     if len(members) > 1:
-        longest = max(([phase for phase, _ in member.trajectory()] for member in members), key=len)
+        # Phases of those that ask for the same are the same, whatever their prompts, but where rows are chosen or a rule sees.
+        differing = {
+            id(member)
+            if member.sees or member.masked is not None
+            else replace(member.request.generation, seed=0): member
+            for member in members
+        }
+        longest = max(([phase for phase, _ in member.trajectory()] for member in differing.values()), key=len)
         for member in members:
             member.held = tuple(longest)
