@@ -74,9 +74,8 @@ def system_look(name: str) -> Look:
 def drawing() -> Iterator[None]:
     """Matplotlib's settings inside the block; nothing stays changed after it."""
     import matplotlib as mpl
-    import seaborn as sns
 
-    with mpl.rc_context(), sns.axes_style("ticks"):
+    with mpl.rc_context():
         mpl.rc_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False)
         own: Any = {"figure.dpi": DPI, **dict.fromkeys(_LETTERS, LETTER_POINTS)}
         mpl.rcParams.update(own)
