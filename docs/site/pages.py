@@ -183,10 +183,6 @@ class Site:
                 found.setdefault((page.source, anchor), (page.site, anchor))
             found[page.source, page.sections[0].anchor] = (page.site, "")
             found.setdefault((page.source, ""), (page.site, ""))
-        # A page whose first part was picked has its top where its own title is.
-        for path in {page.source for page in self.every if not page.source.startswith(MADE)}:
-            title = sections_of((self.root / path).read_text(encoding="utf-8"))[0].anchor
-            found[path, ""] = found[path, title]
         return found
 
     def linked(self) -> dict[str, str]:
