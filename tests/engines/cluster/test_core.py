@@ -239,6 +239,18 @@ def test_both_route_an_overload_alike(routing: RoutingConfig | str) -> None:
         assert len(set(both(dynamo(*parts, believed, config), served).tasks["worker_id"])) == 3
 
 
+@pytest.mark.parametrize("late", [LateShare(share=0.0), LateShare(share=0.25, patience=0.5), LateShare(share=1.0)])
+def test_both_give_up_the_same_of_an_overload(late: LateShare) -> None:
+    rng = random.Random(7)
+    served = tuple(Session(place, 0.02 * place, (Round(rng.randrange(100, 4000), 5, 0.0),)) for place in range(80))
+    believed, config = model("Qwen2.5-14B"), DynamoConfig(dispatch="shortest", scheduling="one-by-one")
+    hardware = Hardware(shape=model_shape("Qwen2.5-14B"), gpu=gpu("h100"), constants=cost_constants("physical"))
+    found = dynamo(hardware, Deployment.disaggregated(1, 1, 1, 1), believed, config)
+    queue = partial(OnTimeQueue, ttft_s=SLO.ttft_s, late=late)
+    run = both(replace(found, policies=replace(found.policies, make_prefill_queue=queue, estimator=believed)), served)
+    assert max(run.tasks["postponed"]) > 3
+
+
 def alone(policies: Policies, kind: type[Hardware] = Hardware, num_rounds: int = 2) -> ClusterRun:
     hardware = kind(shape=model_shape("Qwen2.5-14B"), gpu=gpu("h100"), constants=cost_constants("none"))
     cluster = Cluster(name="any", hardware=hardware, deployment=Deployment.colocated(1, 1), policies=policies)
