@@ -32,7 +32,7 @@ from engines.server.protocol import Kind, ServedEngine, asked_of_diffusion
 from engines.server.settings import DTYPE_BYTES, SYSTEM, ArSettings
 from repro.families.block.settings import (
     DECODING_OF_CANVASES,
-    EMBEDDED,
+    EMBEDDED_DIRS,
     NAME,
     BlockKnobs,
     BlockSettings,
@@ -200,7 +200,7 @@ _OF_A_CANVAS = ("steps", *DECODING_OF_CANVASES)
 
 def is_block(model: str) -> bool:
     """Whether the model is one of block diffusion; where it is none at all, it is not."""
-    is_shape = model == EMBEDDED or model in SMALL_BLOCKS or model.lower() in BLOCK_SHAPES
+    is_shape = model in EMBEDDED_DIRS or model in SMALL_BLOCKS or model.lower() in BLOCK_SHAPES
     return is_shape or stored_type(model) in BLOCK_TYPES
 
 

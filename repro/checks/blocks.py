@@ -32,7 +32,7 @@ from engines.errors import UserError
 from engines.models.block_config import BlockConfig
 from engines.models.packed import PackedModel
 from repro.checks.goldens import other_ids
-from repro.families.block.settings import EMBEDDED_DIR
+from repro.families.block.settings import EMBEDDED, EMBEDDED_DIRS
 
 # -- the plain loop ---------------------------------------------------------------------------------------
 
@@ -276,11 +276,11 @@ def embedded_cases(count: int = 2) -> Iterator[BlockCase]:
         for i, problem in enumerate(GENERATORS[task](23, count, "heldout", num_facts=(2, 6), num_distractors=(0, 3))):
             prompt = text.encode(problem.prompt)
             for name, rule in _RULES.items():
-                plain = plain_run(load_checkpoint(EMBEDDED_DIR), list(prompt), length, rule, block)
+                plain = plain_run(load_checkpoint(EMBEDDED_DIRS[EMBEDDED]), list(prompt), length, rule, block)
                 yield BlockCase(
                     id=f"{name}-{task}-{i}",
                     method=f"block {name}",
-                    checkpoint=EMBEDDED_DIR,
+                    checkpoint=EMBEDDED_DIRS[EMBEDDED],
                     block=block,
                     prompt=prompt,
                     gen_length=length,

@@ -131,13 +131,13 @@ def evaluate(
 
 def _warn_of_small_models(sweep: "Sweep") -> None:
     """The embedded models answer the generated tasks, and next to nothing of the published ones."""
-    from repro.families.block.settings import EMBEDDED as EMBEDDED_BLOCKS
+    from repro.families.block.settings import EMBEDDED_DIRS
 
     told: dict[tuple[str, str], None] = {}
     for experiment in sweep.to_run:
         entry = task_entry(experiment.cell.dataset)
         model = str(getattr(getattr(experiment.deployment, "settings", None), "model", None))
-        if not entry.is_generated and model in (*EMBEDDED, EMBEDDED_BLOCKS):
+        if not entry.is_generated and model in (*EMBEDDED, *EMBEDDED_DIRS):
             told[model, entry.title] = None
     for model, title in told:
         say(

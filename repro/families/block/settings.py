@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import engines.models
@@ -58,10 +59,12 @@ RuleName = Literal[
     "low-confidence", "joint-threshold", "static", "dynamic", "sequential", "sub-blocks", "entropy-budget"
 ]
 EMBEDDED = "tiny-block"
-EMBEDDED_DIR = Path(engines.models.__file__).parent / "tiny_block"
-"""The embedded checkpoint: a small SDAR."""
+EMBEDDED_DIRS = MappingProxyType(
+    {f"tiny-{name}": Path(engines.models.__file__).parent / f"tiny_{name}" for name in ("block", "canvas")}
+)
+"""Embedded checkpoints by name: a small SDAR and a small DiffusionGemma."""
 EMBEDDED_TASKS = ("mini-gsm", "mini-code")
-"""What it was trained on."""
+"""What they were trained on."""
 
 _IN_BLOCKS = Needs(autoregressive=False)
 """Marks a setting of blocks: one token at a time leaves nothing to decide."""
@@ -73,7 +76,7 @@ _OF_CANVASES = Only(rule="entropy-budget")
 @dataclass(frozen=True, kw_only=True)
 class BlockKnobs(TraceKnobs):
     model: str | None = None
-    """tiny-block, the embedded checkpoint and the default of a graded task; tiny-llada2, the default elsewhere, tiny-sdar,
+    """tiny-block, an embedded checkpoint and the default of a graded task, or tiny-canvas; tiny-llada2, the default elsewhere, tiny-sdar,
     tiny-fast-dllm-v2, tiny-diffusiongemma, llada2-mini, llada2-flash, sdar-8b, fast-dllm-v2-7b or diffusiongemma-26b with random
     weights; or a checkpoint's directory or hub id."""
     device: str = "cpu"
@@ -273,7 +276,7 @@ def resolve(cell: Cell) -> BlockSettings:
     )
     directory = None
     if not is_random(model):
-        directory = EMBEDDED_DIR if model == EMBEDDED else checkpoint_dir(model)
+        directory = EMBEDDED_DIRS.get(model) or checkpoint_dir(model)
     basis = repr((config, knobs_of_sampling)) if directory is None else checkpoint_digest(directory)
     if cell.executor == "roofline":
         card, shape = where.gpu, replace(shape_of(config, model), precision=knobs.precision)
@@ -299,15 +302,17 @@ def resolve(cell: Cell) -> BlockSettings:
 def _config_of(model: str) -> BlockConfig:
     if model in SMALL_BLOCKS:
         return SMALL_BLOCKS[model]
-    known = (EMBEDDED, *SMALL_BLOCKS, *BLOCK_SHAPES)
-    return block_config(str(EMBEDDED_DIR) if model == EMBEDDED else model, known=known)
+    known = (*EMBEDDED_DIRS, *SMALL_BLOCKS, *BLOCK_SHAPES)
+    return block_config(str(EMBEDDED_DIRS.get(model, model)), known=known)
 
 
 def _has_canvases(model: object) -> bool:
     if not isinstance(model, str):
         return False
     config = SMALL_BLOCKS.get(model) or BLOCK_SHAPES.get(model.lower())
-    return isinstance(config, CanvasConfig) if config else model != EMBEDDED and stored_type(model) == CANVAS_TYPE
+    return (
+        isinstance(config, CanvasConfig) if config else stored_type(str(EMBEDDED_DIRS.get(model, model))) == CANVAS_TYPE
+    )
 
 
 def _check_canvases(knobs: BlockKnobs, asked: Mapping[str, Any], *, has_canvases: bool) -> None:

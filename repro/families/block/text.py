@@ -5,19 +5,19 @@ from dataclasses import replace
 
 from engines.errors import UserError, require
 from engines.models.chat import EMBEDDED_CHAT, CausalText, cut_at_end, load_causal_text
-from repro.families.block.settings import EMBEDDED_DIR, BlockSettings
+from repro.families.block.settings import EMBEDDED_DIRS, BlockSettings
 from repro.prompt import TextAnswer
 
 
 def find_text(settings: BlockSettings) -> CausalText | None:
-    """None of random weights, and of a checkpoint without a tokenizer. A conversation with the embedded model is a story, as
+    """None of random weights, and of a checkpoint without a tokenizer. A conversation with an embedded model is a story, as
     it was trained on."""
     if settings.directory is None:
         return None
     found = load_causal_text(settings.directory)
     if found is None:
         return None
-    template = EMBEDDED_CHAT if settings.directory == EMBEDDED_DIR else found.template
+    template = EMBEDDED_CHAT if settings.directory in EMBEDDED_DIRS.values() else found.template
     return replace(found, template=template, mask_id=settings.config.mask_token_id)
 
 

@@ -20,7 +20,7 @@ from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR
 from engines.models.loader import load_block
 from repro.checks.blocks import block_cases, embedded_cases, masked_logits, verify_blocks
-from repro.families.block.settings import EMBEDDED, EMBEDDED_DIR, EMBEDDED_TASKS, settings_of_requests
+from repro.families.block.settings import EMBEDDED, EMBEDDED_DIRS, EMBEDDED_TASKS, settings_of_requests
 from repro.families.block.text import answer_of, encoded, text_of
 from repro.runs.system import SYSTEMS
 from repro.serving import answer_alone
@@ -28,6 +28,7 @@ from repro.tasks.mini import GENERATORS
 from repro.tasks.problem import grade
 
 SYSTEM = SYSTEMS.get("block-diffusion")
+EMBEDDED_DIR = EMBEDDED_DIRS[EMBEDDED]
 LENGTH = 64
 
 
@@ -56,12 +57,25 @@ def served(model, prompts, rules, text, *, batching="mixed", num_slots=8, rows=2
     return engine.run(asked)
 
 
-def test_its_files_are_small_and_those_of_its_card():
-    assert sum(path.stat().st_size for path in EMBEDDED_DIR.iterdir()) <= 4 * 2**20
-    card = (EMBEDDED_DIR / "README.md").read_text()
+@pytest.mark.parametrize("name", EMBEDDED_DIRS)
+def test_its_files_are_small_and_those_of_its_card(name):
+    folder = EMBEDDED_DIRS[name]
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 4 * 2**20
+    card = (folder / "README.md").read_text()
     digest = re.search(r"`([0-9a-f]{64})`", card)
     assert digest is not None
-    assert digest[1] == hashlib.sha256((EMBEDDED_DIR / "model.safetensors").read_bytes()).hexdigest()
+    assert digest[1] == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert (folder / "tokenizer.json").read_bytes() == (TINY_DIR / "tokenizer.json").read_bytes()
+
+
+def test_the_one_of_canvases_is_served_by_its_name_and_has_learnt_to_end():
+    """It solves few problems."""
+    deployment, workload = SYSTEM.prepare(
+        a_cell("block-diffusion", dataset="mini-gsm", num_prompts=4, model="tiny-canvas", steps=16)
+    )
+    record = deployment.run(workload)
+    assert deployment.settings.is_of_canvases
+    assert max(record.tables["requests"]["output_len"]) < LENGTH
 
 
 def test_it_is_as_large_as_the_full_diffusion_one_and_reads_its_tokens(model):
@@ -87,7 +101,7 @@ def test_it_solves_held_out_problems_by_every_rule(model, text):
 
 
 def test_bfloat16_and_float32_find_the_same_tokens_likely(model, text):
-    """At nearly all places of a block that is all holes; docs/block-diffusion.md has the share of more problems."""
+    """At nearly all places of a block that is all holes; its README has the share of more problems."""
     rounded, same = load_block(str(EMBEDDED_DIR), dtype=torch.bfloat16), []
     mask, block = model.config.mask_token_id, model.config.block_length
     for problem in problems(6):
