@@ -1,0 +1,128 @@
+"""Holds ways to decode against each other on embedded models: python -m repro.bench.decoding --help
+
+All were trained by `repro train-tiny` on the same tasks, and serve the same held-out problems, all at once and at most so many at a time, in
+steps of equal budget. Sides take turns repeat by repeat. Compared is what a processor second solves, which others on the machine hardly
+touch, paired by repeat. Answers end with the block or canvas that has their end of text. No embedded model is autoregressive: one token a
+forward, from the left, stands for it, with the block model's rows.
+
+    solved     of so many problems, with Wilson's 95 % interval of the share in percent
+    forwards   packed steps of a repeat; mean
+    tokens     of an answer a forward of its request, commits among them; not known of full diffusion
+    problems/s answered per processor second; mean
+    times      that over the first side's, with Student's 95 % interval of the paired logarithms
+
+One thread on the CPU. Runs are stored in --result-dir, and reused; --csv has a row of each, which documents quote.
+"""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from repro.api import sweep
+from repro.bench.common import Rows, add_counts, parser_of, run, table
+from repro.files import replace_text
+from repro.runs.cell import Cell, Scalar
+from repro.runs.statistics import paired_ratio, wilson_interval
+from repro.runs.store import StoredRun
+
+_BLOCK, _FULL, _SURE = "block-diffusion", {"stop_at_eos": True}, {"threshold": 0.9}
+SIDES: Mapping[str, tuple[str, Mapping[str, Scalar]]] = {
+    "block": (_BLOCK, _SURE),
+    "block, one token a forward": (_BLOCK, {"rule": "sequential", "steps": 16}),
+    "canvas": (_BLOCK, {"model": "tiny-canvas"}),
+    "canvas, synchronous": (_BLOCK, {"model": "tiny-canvas", "batching": "synchronous"}),
+    "dLLM-Serve": ("dllm-serve", {"selection": "dense", **_FULL, **_SURE}),
+    "Fast-dLLM": ("fast-dllm", {"cache": "dual", "reading": "policy", **_FULL, **_SURE}),
+}
+"""The first is what others are compared with."""
+TASKS = ("mini-gsm", "mini-code")
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
+    add_counts(
+        parser,
+        problems=(64, "of each task, others in every repeat"),
+        at_once=(16, "requests running at once"),
+        rows=(4096, "budget of a step"),
+        repeats=(3, "of everything, with seeds 0, 1, ..."),
+    )
+    parser.add_argument("--result-dir", type=Path, default=Path("results/local/decoding"))
+    parser.add_argument("--csv", type=Path, help="write a row of each run here")
+    options = parser.parse_args()
+    shared = {"num_prompts": options.problems, "max_num_seqs": options.at_once, "max_num_batched_tokens": options.rows}
+    cells = {
+        (task, side, seed): Cell(
+            system=system,
+            dataset=task,
+            platform="cpu-tiny",
+            executor="torch",
+            rate=None,
+            seed=seed,
+            knobs=tuple({**shared, **own}.items()),
+        )
+        for task in TASKS
+        for side, (system, own) in SIDES.items()
+        for seed in range(options.repeats)
+    }
+    runs = dict(zip(cells, sweep(list(cells.values()), interleave=True, result_dir=options.result_dir), strict=True))
+    if options.csv is not None:
+        write_csv(options.csv, runs)
+    rows = Rows(options.json, dict(shared))
+    for task in TASKS:
+        of_side = {side: [runs[task, side, seed] for seed in range(options.repeats)] for side in SIDES}
+        for side, own in of_side.items():
+            rows.add({"task": task, "side": side, **compared(own, next(iter(of_side.values())))})
+    print(table(rows.rows))
+
+
+def counts_of(stored: StoredRun) -> dict[str, Any]:
+    accuracy, spent = stored.summary["accuracy"], stored.facts["processor_s"]
+    n = accuracy["n"]
+    return {
+        "solved": round(accuracy["value"] * n),
+        "n": n,
+        "forwards": stored.summary["num_steps"],
+        "tokens_per_forward": stored.summary.get("tokens_per_forward", ""),
+        "processor_s": spent,
+        "problems_per_s": n / spent,
+    }
+
+
+def write_csv(path: Path, runs: Mapping[tuple[str, str, int], StoredRun]) -> None:
+    """A row of each run, by task, side and seed."""
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    for i, ((task, side, seed), stored) in enumerate(runs.items()):
+        counts = counts_of(stored)
+        if not i:
+            rows.writerow(("task", "side", "seed", *counts, "obtained", "valid"))
+        rows.writerow((task, side, seed, *counts.values(), stored.obtained, str(stored.validity.valid).lower()))
+    replace_text(path, out.getvalue())
+
+
+def compared(own: Sequence[StoredRun], first: Sequence[StoredRun]) -> dict[str, Any]:
+    counts = [counts_of(each) for each in own]
+    solved, n = (int(sum(each[name] for each in counts)) for name in ("solved", "n"))
+    speeds, base = ({each.cell.seed: counts_of(each)["problems_per_s"] for each in of} for of in (own, first))
+    ratio = paired_ratio(speeds, base)
+    low, high = wilson_interval(solved, n)
+    means = {name: fmean(each[name] for each in counts) for name in ("forwards", "problems_per_s")}
+    tokens = [each["tokens_per_forward"] for each in counts if each["tokens_per_forward"]]
+    return {
+        "solved": f"{solved} of {n}",
+        "from %": 100 * low,
+        "to %": 100 * high,
+        "tokens": fmean(tokens) if tokens else None,
+        **means,
+        "times": ratio.mean,
+        "times from": ratio.low,
+        "times to": ratio.high,
+    }
+
+
+if __name__ == "__main__":
+    run(main)
