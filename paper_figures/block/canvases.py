@@ -78,8 +78,8 @@ def cells(view: View) -> list[Cell]:
 
 def ratio(runs: Runs, own: Contender, base: Contender, concurrency: int) -> Interval:
     """Throughput over that of ``base``, seed by seed."""
-    cells = (cell_of(runs.view, each, concurrency) for each in (own, base))
-    return runs.versus(*cells, THROUGHPUT, "ratio")
+    ours, others = (cell_of(runs.view, each, concurrency) for each in (own, base))
+    return runs.versus(ours, others, THROUGHPUT, "ratio")
 
 
 def page(runs: Runs) -> Page:
