@@ -34,6 +34,11 @@ CASES = data_beside(__file__, "cases")
 COPIED = (
     *(f"h20-llada2-mini/sglang-h20-llada2-mini.{ending}" for ending in ("csv", "txt", "runs.csv")),
     *(f"h200-sdar-8b/block-diffusion-h200-sdar-8b.{ending}" for ending in ("csv", "txt", "runs.csv")),
+    *(
+        f"{card}-diffusiongemma/canvases-{card}-diffusiongemma.{ending}"
+        for card in ("h100", "h200")
+        for ending in ("csv", "txt", "runs.csv")
+    ),
     *(f"h20x32/table1-h20x32.{ending}" for ending in ("csv", "md", "runs.csv")),
     *("claims-block.csv", "flips-block.csv"),
 )
@@ -74,7 +79,9 @@ def test_words_are_drawn_again_and_numbers_are_not(root):
 
 def test_results_as_they_were_drawn_are_the_same(root):
     assert [(each.figure, each.status) for each in check_results(root)] == [
+        ("block/canvases", "same"),
         ("block/sglang", "same"),
+        ("block/canvases", "same"),
         ("block/block-diffusion", "same"),
         ("ampd/table1", "same"),
         ("claims", "same"),
@@ -174,7 +181,9 @@ def test_claims_are_not_judged_from_another_view(other):
 def test_doubled_throughput_in_drawing_code_is_found(root, monkeypatch):
     plain = Measure.__call__
     monkeypatch.setattr(Measure, "__call__", lambda self, run: 2 * (plain(self, run) or 0.0))
-    assert faults(root) == [f"{name}.runs.csv" for name in (SGLANG, BESIDE)] + ["claims-block.csv"]
+    canvases = [f"{card}-diffusiongemma/canvases-{card}-diffusiongemma" for card in ("h100", "h200")]
+    drawn = (canvases[0], SGLANG, canvases[1], BESIDE)
+    assert faults(root) == [f"{name}.runs.csv" for name in drawn] + ["claims-block.csv"]
 
 
 def test_a_number_changed_in_the_papers_claims_is_found(root, tmp_path, monkeypatch):
@@ -228,6 +237,9 @@ def test_an_edit_of_a_table_of_a_script_is_found(root, name):
 
 
 def again(root: Path, most: int = 2) -> list[Checked]:
+    """Not those of canvases, which take longer."""
+    for table in root.glob("*-diffusiongemma/*.runs.csv"):
+        table.unlink()
     return make_again(root, most, seed=3)
 
 
