@@ -96,6 +96,7 @@ GUESSES = {
     "SiLU": (gemma, "_gelu", F.silu),
     "experts' weights as they are": (gemma.GemmaRouter, "__call__", _not_renormalised),
     "K/V of a canvas kept as those of final tokens": (CanvasSequence, "finish_block", _is_committed),
+    # T7
     "no self-conditioning": (gemma.GemmaModel, "soft_embeddings", lambda self, p: p.new_zeros(len(p), 32)),
     "a canvas' embeddings not normed": (
         gemma.SelfConditioning,
