@@ -23,7 +23,7 @@ DATA = data_beside(__file__, "laps")
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-SEEDS = {"laps/orders": 7, "laps/sensitivity": 5}
+SEEDS = {"laps/sensitivity": 5}
 """Where they are fewer than elsewhere."""
 
 VIEW = View(platform=platform("h200"), reading="published", num_runs=3)
