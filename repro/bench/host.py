@@ -96,7 +96,8 @@ class Attention:
 def launches(num_layers: int, *, has_refresh: bool, fused: bool) -> Launches:
     """Kernels that one captured forward launches."""
     counter = Launches()
-    model = LLaDAModelLM(replace(NARROW, n_layers=num_layers)).requires_grad_(False)
+    # In float16 a CPU multiplies by torch's operators, as a card does.
+    model = LLaDAModelLM(replace(NARROW, n_layers=num_layers)).requires_grad_(False).half()
     store = store_by_index
     if fused:
         fuse(
