@@ -29,7 +29,7 @@ LABELS: Mapping[str, str] = {
     "paper": "the paper prints it",
 }
 VERDICTS = ("reproduced", "not reproduced", "undecided by reading", "by construction", "not testable here", "not run")
-_WIDTH, _COLOURS = 1100, 24
+_WIDTH, _COLOURS = 1000, 24
 """Pixels and colours of a picture: legible in print, and all of the repository's stay below 5 MB."""
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _INTERVAL = re.compile(rf"({_NUMBER}) (?:(\[{_NUMBER}, {_NUMBER}\])|± ({_NUMBER}))")
