@@ -12,7 +12,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
 pip() { "$work/venv/bin/python" -m pip -q --disable-pip-version-check install "$@"; }
-pip 'torch==2.13.0+cpu' --extra-index-url https://download.pytorch.org/whl/cpu
+pip torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu
 pip transformers==5.24.0
 
 cat > "$work/ask.py" <<'PY'
