@@ -30,12 +30,12 @@ LIBRARY = Library(
 class WholeLayers:
     """The layers of a model over a pool; ``of`` says whether a model has such."""
 
-    def __init__(self, model: DecoderModel[Any], layers: Sequence[DecoderLayer], pool: PoolTensors) -> None:
+    def __init__(self, run: Any, model: DecoderModel[Any], layers: Sequence[DecoderLayer], pool: PoolTensors) -> None:
         config = model.config
-        self._layers, self._pool = layers, pool
+        self._run, self._layers, self._pool = run, layers, pool
         self._sizes = config.n_heads, config.n_kv_heads, config.head_dim, config.d_model, config.mlp_hidden_size
         self._eps = float(config.rms_norm_eps)
-        self._products: list[Packed] = []
+        self._products: list[Packed] = [product for layer in layers for product in _products(layer)]
         self._pointers = self._found()
 
     @classmethod
@@ -44,9 +44,8 @@ class WholeLayers:
             return None
         layers = [each for each in model.blocks if type(each) is DecoderLayer]
         is_packed = all(type(product) is Packed for layer in layers for product in _products(layer))
-        if len(layers) != len(model.blocks) or not is_packed or _kernel(model.dtype) is None:
-            return None
-        return cls(model, layers, pool)
+        run = _kernel(model.dtype) if is_packed and len(layers) == len(model.blocks) else None
+        return None if run is None else cls(run, model, layers, pool)
 
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, at: tuple[Tensor, Tensor, Tensor, int]
@@ -56,16 +55,13 @@ class WholeLayers:
             self._pointers = self._found()
         slots, lengths, table, block_size = at
         delta = torch.empty_like(x)
-        run = _kernel(x.dtype)
-        assert run is not None, "asked for in `of`"
         sizes = len(self._layers), len(x), len(slots), table.shape[1], block_size, *self._sizes
         tensors = x, delta, cos, sin, rows, slots, lengths, table
-        run(self._pointers.ctypes.data, *tensors, *sizes, self._eps, torch.get_num_threads())
+        self._run(self._pointers.ctypes.data, *tensors, *sizes, self._eps, torch.get_num_threads())
         return x, delta
 
     def _found(self) -> np.ndarray:
         """int64 [layers, 14], as ``Layer`` of ``layers.cpp`` has them."""
-        self._products = [product for layer in self._layers for product in _products(layer) if product is not None]
         return np.array(
             [
                 [0 if each is None else each.data_ptr() for each in (*_tensors(layer), *self._pool.rows(place))]
@@ -82,7 +78,7 @@ def _products(layer: DecoderLayer) -> tuple[Any, ...]:
 
 def _tensors(layer: DecoderLayer) -> tuple[Tensor | None, ...]:
     attention = layer.self_attn
-    qkv, out, gate_up, down = ((product.packed(), product.bias) for product in _products(layer))
+    qkv, out, gate_up, down = ((product.copy, product.bias) for product in _products(layer))
     norms = (None if each is None else each.weight for each in (attention.q_norm, attention.k_norm))
     return layer.input_layernorm.weight, *qkv, *norms, *out, layer.post_attention_layernorm.weight, *gate_up, *down
 

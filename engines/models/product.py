@@ -35,7 +35,7 @@ def product_of(weight: Tensor, bias: Tensor | None = None) -> "Product | None":
     """None where torch's own has to do: on other devices, in other dtypes, and while it is trained."""
     if weight.device.type != "cpu" or weight.requires_grad or not torch.backends.mkldnn.is_available():
         return None
-    if weight.dtype in _SCALE and packed_fault(weight.dtype) is None:
+    if weight.dtype in _ROUNDING and packed_fault(weight.dtype) is None:
         return Packed(weight, bias)
     is_half = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return Product(weight, bias) if weight.dtype == torch.float32 or is_half else None
@@ -52,8 +52,6 @@ class Product:
     def __call__(self, x: Tensor) -> Tensor:
         if MIN_ROWS <= x.shape[0] < self._fewest:
             return F.linear(x, self.weight, self.bias)
-        if not self.is_current:
-            self._reorder()
         return self._product(x)
 
     @property
@@ -69,6 +67,13 @@ class Product:
         self._version = None if self.weight.is_inference() else self.weight._version
         self._reordered = self._copy()
 
+    @property
+    def copy(self) -> Tensor:
+        """The weight as it is now, in the order that the product reads."""
+        if not self.is_current:
+            self._reorder()
+        return self._reordered
+
     def _fewest_rows(self) -> int:
         outputs, inputs = self.weight.shape
         return fewest_rows(inputs, min(outputs, MOST_OUTPUTS), self.weight.dtype, torch.get_num_threads())
@@ -77,7 +82,7 @@ class Product:
         return _reordered(self.weight)
 
     def _product(self, x: Tensor) -> Tensor:
-        return _product(x, self._reordered, self.bias)
+        return _product(x, self.copy, self.bias)
 
 
 class Packed(Product):
@@ -89,14 +94,8 @@ class Packed(Product):
     def _copy(self) -> Tensor:
         return packed(self.weight.detach())
 
-    def packed(self) -> Tensor:
-        """``packed`` the weight as it is now."""
-        if not self.is_current:
-            self._reorder()
-        return self._reordered
-
     def _product(self, x: Tensor) -> Tensor:
-        return multiply(x, self._reordered, self.bias, self.weight.shape[0])
+        return multiply(x, self.copy, self.bias, self.weight.shape[0])
 
 
 @lru_cache(maxsize=256)
@@ -133,7 +132,7 @@ SIDE = 16
 """Rows of a tile, and pairs of numbers in a row."""
 PANEL = 64
 """Outputs of float32 that are summed at once."""
-_SCALE = {torch.bfloat16: 2.0**-6, torch.float32: 2.0**-20}
+_ROUNDING = {torch.bfloat16: 2.0**-6, torch.float32: 2.0**-20}
 """Largest difference to torch's that rounding explains, of values of order 1."""
 
 LIBRARY = Library(
@@ -181,7 +180,7 @@ def packed_fault(dtype: torch.dtype) -> str | None:
     x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((37, 300), (45, 300), (45,)))
     weight /= 16
     found, expected = multiply(x, packed(weight), bias, len(weight)).float(), F.linear(x, weight, bias).float()
-    is_right = torch.allclose(found, expected, rtol=_SCALE[dtype], atol=_SCALE[dtype])
+    is_right = torch.allclose(found, expected, rtol=_ROUNDING[dtype], atol=_ROUNDING[dtype])
     return None if is_right else "its products are wrong"
 
 
