@@ -17,6 +17,7 @@ from typer.main import get_command
 
 from repro.cli.main import _settle_environment, app
 from repro.reports.figures import FIGURES
+from repro.runs.environment import numeric_variables
 
 pytestmark = pytest.mark.usefixtures("no_data")
 SHORT = ("--gen-length", "8", "--block-length", "4")
@@ -85,6 +86,15 @@ def test_a_cards_memory_grows_in_segments_unless_somebody_says_otherwise(monkeyp
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
     _settle_environment()
     assert os.environ.get("PYTORCH_ALLOC_CONF") == told
+
+
+@pytest.mark.parametrize(("given", "told"), [(None, "1"), ("0", "0")])
+def test_weights_lie_in_large_pages_unless_somebody_says_otherwise_and_runs_tell(monkeypatch, given, told):
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", given or "gone")  # restored afterwards
+    if given is None:
+        monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
+    _settle_environment()
+    assert numeric_variables()["THP_MEM_ALLOC_ENABLE"] == told
 
 
 def test_list_names_everything():
