@@ -219,8 +219,10 @@ class CanvasExecutor(TorchBlockExecutor):
         ]
         soft = None
         if self.model.dtype != torch.float32:  # self-conditioning sees rounded logits
-            rounded = scaled.to(self.model.dtype)
-            soft = self.model.soft_embeddings(rounded.softmax(dim=-1, dtype=torch.float32))
+            p = scaled.to(self.model.dtype).float()
+            p -= p.amax(dim=-1, keepdim=True)
+            soft = self.model.soft_embeddings(p.exp_().div_(p.sum(dim=-1, keepdim=True)))
+            del p
         scaled -= scaled.logsumexp(dim=-1, keepdim=True)
         p = scaled.exp()
         soft = self.model.soft_embeddings(p) if soft is None else soft

@@ -23,11 +23,15 @@ _LOGIT_BYTES = 10
 """A logit of a chunk takes these: itself, and two copies in float32 while it is reduced."""
 _DRAWN_LOGITS, _NOISE_BYTES = 32, 32
 """Rows that tokens are drawn for at a time, and what the noise of a logit takes."""
-_ROW_COPIES, _CANVAS_COPIES = 6, 5
-"""Embeddings a row of a canvas takes while its experts are summed: what the layer was given and made of it, two normed, the MLP's sum,
-and what the step before expects. While its logits are made: four, and what is now expected."""
+_ROW_COPIES, _CANVAS_COPIES = 5, 5
+"""Embeddings a row of a canvas takes while its MLP is computed: what the layer was given and made of it, two normed, and what the step
+before expects; the MLP's sum comes to them while experts are summed. While its logits are made: four, and what is now expected."""
+_MLP_COPIES = 3
+"""The MLP's two products, and one of them activated."""
 _EXPERT_COPIES = 3
 """Rows as experts take them, what they make of them, and that sorted back, all as many as experts are chosen. Two are there at once."""
+_CHOICE_BYTES = 20
+"""Of an expert that a row of a canvas chose: its number, its place among all and its weight."""
 
 
 def pool_tokens(shape: ModelShape, memory_bytes: int, *, rows: int, logit_rows: int) -> int:
@@ -52,11 +56,13 @@ def step_bytes(shape: ModelShape, rows: int, logit_rows: int) -> int:
     row, float32 = shape.d_model * shape.dtype_bytes, 4
     rounded = shape.dtype_bytes if shape.dtype_bytes < float32 else 0
     tables = 2 * (shape.head_dim + shape.canvas.full_head_dim) * (float32 + rounded)
-    # Logits and their probabilities, and both rounded where the model is narrower.
-    of_logit = 2 * (float32 + rounded)
+    # Logits and their probabilities, and one of them rounded where the model is narrower.
+    of_logit = 2 * float32 + rounded
     logits = max(of_logit * logit_rows, float32 * logit_rows + _NOISE_BYTES * min(logit_rows, _DRAWN_LOGITS))
     head = rows * _CANVAS_COPIES * row + logits * shape.vocab_rows
-    return max(rows * (_ROW_COPIES * row + tables) + 2 * copied, head)
+    experts = rows * (row + shape.experts_per_token * _CHOICE_BYTES) + 2 * copied
+    mlp = rows * _MLP_COPIES * (shape.shared_hidden or 0) * shape.dtype_bytes
+    return max(rows * (_ROW_COPIES * row + tables) + max(experts, mlp), head)
 
 
 Sure = Callable[[int, int], int]

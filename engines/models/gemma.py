@@ -43,7 +43,8 @@ class GemmaNorm(RMSNorm):
     """Weighted in float32, too, and rounded once."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.shape, self.weight.float(), self.eps).to(x.dtype)
+        h, weight = F.rms_norm(x.float(), self.shape, None, self.eps), self.weight.float()
+        return (h * weight if h.requires_grad else h.mul_(weight)).to(x.dtype)
 
     __call__ = forward
 
@@ -56,7 +57,7 @@ def normed(x: Tensor, eps: float) -> Tensor:
 class GemmaMLP(DecoderMLP):
     def gated(self, h: Tensor) -> Tensor:
         gate, up = self.gate_and_up(h)
-        return _gelu(gate) * up
+        return _gelu(gate) * up if gate.requires_grad else _gelu(gate).mul_(up)
 
 
 class GemmaRouter(nn.Module):

@@ -213,6 +213,7 @@ def test_t11_places_share_the_budget_that_those_before_them_leave():
     assert verdict(rule, [0.5, 3.0, 0.5, 0.1])[0] == [True, False, True, True]
     assert verdict(rule, [0.6, 3.0, 0.5, 0.0])[0] == [True, False, True, True]
     assert verdict(rule, [0.6, 3.0, 0.5, 0.6])[0].count(True) == 2
+    assert verdict(rule, [0.5, 3.0, 0.5])[0] == [True, True, True], "those before it leave nothing, and no less"
     assert verdict(rule, [9.0, 3.0, 8.0, 7.0])[0] == [False, True, False, False]
     assert verdict(EntropyBudget(entropy_bound=99.0), [9.0, 3.0])[0] == [True, True]
 
@@ -256,20 +257,22 @@ def test_t5_layers_with_a_window_see_what_a_simulated_step_charges():
         assert (near.keys[ends - 1] == rows.keys[rows.k_start + rows.k_len - 1]).all()
 
 
-@pytest.mark.parametrize("most", [128, 1024])
-@pytest.mark.parametrize("count", [4, 16, 80])
-def test_a_step_of_canvases_takes_the_memory_that_is_charged(count, most):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("count", "most", "wide"), [(4, 128, 64), (16, 128, 64), (16, 1024, 64), (16, 128, 176)])
+def test_a_step_of_canvases_takes_the_memory_that_is_charged(count, most, wide, dtype):
     """All of it. Few logits at a time leave the layers the most, many the head; what is kept of a canvas are its places' embeddings."""
-    small = load_block(SMALL_BLOCKS["tiny-diffusiongemma"], weights="random")
+    config = SMALL_BLOCKS["tiny-diffusiongemma"]
+    config = replace(config, mlp_hidden_size=wide, experts=replace(config.mixture, shared_hidden=wide))
+    small = load_block(config, weights="random", dtype=dtype)
     sizes = {"num_slots": count, "max_len": 64, "num_tokens": 64 * count, "block_size": 16, "max_num_logits": most}
     engine = BlockEngine(CanvasExecutor(small, **sizes), BlockEngineConfig(max_num_batched_tokens=64 * count))
     submitted(
         engine, [BlockRequest(request_id=i, prompt_ids=(1,), gen_length=32, rule=EntropyBudget()) for i in range(count)]
     )
-    rows = 32 * count
-    charged = step_bytes(shape_of(small.config, "tiny-diffusiongemma", 4), rows, rows // -(-rows // most))
-    assert [peak_bytes(engine.step, small.device) for _ in range(2)] == pytest.approx([charged] * 2, rel=0.1)
-    assert engine.executor._soft.nbytes == rows * small.config.d_model * 4
+    shape, rows = shape_of(config, "tiny-diffusiongemma", dtype.itemsize), 32 * count
+    charged = [step_bytes(shape, all_rows, rows // -(-rows // most)) for all_rows in (rows + count, rows)]
+    assert [peak_bytes(engine.step, small.device) for _ in charged] == pytest.approx(charged, rel=0.1)
+    assert engine.executor._soft.nbytes == rows * config.d_model * dtype.itemsize
 
 
 def test_a_server_tells_a_canvas_at_a_time(model, alone):
