@@ -119,6 +119,15 @@ def check_rule(rule: RefreshRule, num_steps: int) -> None:
         has_cache = has_cache or phase is Phase.BUILD
 
 
+def is_constant(policy: object) -> bool:
+    """Whether it can hold nothing that changes while it runs."""
+    try:
+        hash(policy)  # fails where one of its values can change
+    except TypeError:
+        return False
+    return bool(getattr(getattr(policy, "__dataclass_params__", None), "frozen", False))
+
+
 def check_phase(rule: RefreshRule, phase: object, *, has_cache: bool) -> None:
     """Raise RunError for what a rule answers in the middle of a run that no step can be."""
     if (fault := _fault(rule, phase, has_cache=has_cache)) is not None:

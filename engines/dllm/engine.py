@@ -5,13 +5,13 @@ A plan is held to it before it is executed, and what the scheduler reports after
 the requests needed, whatever the scheduler says of itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
 from engines.data import asked
-from engines.dllm.config import Phase, SeeingRule
+from engines.dllm.config import Phase, SeeingRule, is_constant
 from engines.dllm.plan import (
     Chosen,
     Executor,
@@ -156,6 +156,9 @@ class Engine:
         self.scheduler = scheduler
         self.executor = executor
         self.num_steps = 0
+        self._repeats = vars(type(scheduler)).get("repeats", False) and is_constant(scheduler.rule)
+        self._ahead: Generator[StepRecord] | None = None
+        """Steps like the last one that need no plan of their own."""
         self._ledger = Ledger(scheduler)
         self._outputs: dict[int, tuple[int, ...] | None] = {}
         self._num_executed = 0
@@ -163,12 +166,14 @@ class Engine:
         """Number of execution -> number of step, of those since ``times`` was called last whose outcome leaves ``forward_s`` open."""
 
     def submit(self, request: Request) -> None:
+        self.settle()
         self.executor.validate(request)
         asked(self.scheduler.submit, request)
         self._ledger.submit(request)
 
     def cancel(self, request_id: int) -> None:
         """Forget a request, between two steps, whether it waits or runs; one that has finished keeps its output."""
+        self.settle()
         self.scheduler.cancel(request_id)
         if self._ledger.drop(request_id):
             with suppress(ExecutorError):  # nobody reads the ids
@@ -200,6 +205,10 @@ class Engine:
     def step(self, now_s: float | None = None) -> StepRecord | None:
         """Run one iteration; None when there is nothing to run. Raises RunError where the scheduler plans what is not due. ``now_s``
         is what the scheduler takes for now, on the clock of the requests' arrivals."""
+        if self._ahead is not None:
+            if (record := next(self._ahead, None)) is not None:
+                return record
+            self._ahead = None
         started = perf_counter()
         if now_s is not None:
             self.scheduler.now_s = now_s
@@ -210,6 +219,8 @@ class Engine:
         ledger.begin(plan)
         # A static batch reserves more than its members need.
         num_running, kv_rows_used = len(ledger.running), max(pool.used_rows, ledger.kv_rows_used)
+        again = getattr(self.executor, "again", None) if self._repeats else None
+        times = 0 if again is None else min([ledger.running[item.request_id].alike() for item in plan.items]) - 1
         num_refresh, num_ran = 0, len(plan.items)
         for item in plan.items:
             num_refresh += item.phase.is_refresh
@@ -230,7 +241,7 @@ class Engine:
             outcome = outcome._replace(parts={**outcome.parts, "idle": idle})
         self.num_steps += 1
         admitted = tuple([request.request_id for request in plan.admitted]) if plan.admitted else ()
-        return StepRecord(
+        record = StepRecord(
             self.num_steps - 1,
             duration,
             PlanFacts(num_refresh, num_ran - num_refresh, plan.scheduled_tokens, admitted),
@@ -238,6 +249,35 @@ class Engine:
             done,
             Occupancy(kv_rows_used, ledger.kv_rows_total, num_running, self.num_waiting),
         )
+        if times:
+            self._ahead = self._again(plan._replace(admitted=()), record, times)
+        return record
+
+    def _again(self, plan: StepPlan, record: StepRecord, times: int) -> Generator[StepRecord]:
+        """Steps like that of a record, of which the last may end blocks. They are booked when they are over, or when somebody comes."""
+        outcome, facts, occupancy = record.outcome, record.plan._replace(admitted=()), record.occupancy
+        again, booked = self.executor.again, 0  # type: ignore[attr-defined]
+        try:
+            while booked < times - 1:
+                outcome = again(plan, outcome)
+                self.num_steps += 1
+                booked += 1
+                yield StepRecord(self.num_steps - 1, outcome.duration_s, facts, outcome, record.done, occupancy)
+        finally:
+            for item in plan.items:
+                for sequence in (self._ledger.running[item.request_id], self.scheduler.find(item.request_id)):
+                    if sequence is not None:
+                        sequence.repeat(booked)
+        outcome = again(plan, outcome)
+        self.num_steps += 1
+        done = self._complete(plan, outcome)
+        yield StepRecord(self.num_steps - 1, outcome.duration_s, facts, outcome, done, occupancy)
+
+    def settle(self) -> None:
+        """Book what has run, for somebody who looks at requests or changes them between two steps."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
 
     def _complete(self, plan: StepPlan, outcome: StepOutcome) -> StepChanges:
         done: StepChanges = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told(outcome))

@@ -92,6 +92,8 @@ class Scheduler(ABC):
 
     knobs: ClassVar[type] = NoKnobs
     """Settings of one's own, a frozen dataclass whose fields all have defaults; a run's knobs are read off it."""
+    repeats: ClassVar[bool] = False
+    """Whether this very class plans the same again as long as its queue, its pool and what its requests are charged stay so."""
     now_s: float = 0.0
     """Seconds on the clock that the requests' ``arrival_s`` are on, as the engine is asked for its next step."""
 
@@ -282,12 +284,16 @@ def plan_item(sequence: Sequence) -> PlanItem:
 class PhaseScheduler(Scheduler):
     """The paper's scheduler: a Refresh is charged its whole length, a Reuse only its block."""
 
+    repeats = True
+
     def charge(self, sequence: Sequence) -> int:
         return sequence.query_tokens
 
 
 class RequestScheduler(Scheduler):
     """Request-level provisioning (§3.1): the whole length for life, so Reuse headroom sits idle."""
+
+    repeats = True
 
     def charge(self, sequence: Sequence) -> int:
         return sequence.total_len

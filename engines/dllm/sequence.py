@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -127,6 +127,7 @@ class Sequence:
         generation = self.request.generation
         self.block = block
         self.block_steps = self.quota_steps[block]
+        self._alike: tuple[int, ...] = ()
         self.step_in_block = 0
         had_cache, self.has_cache = self.has_cache, False
         self.phase: Phase = self._next_phase()
@@ -196,6 +197,21 @@ class Sequence:
         if self.decode.quota != "origin":
             return 0.0
         return float(commit_share(self.step_in_block, self.block_steps))
+
+    def alike(self) -> int:
+        """Steps from this one on that differ in nothing but the masks left; 1 where nobody knows."""
+        if self.is_idle or self.first_row or self.settles or self.sees or self.is_open_ended or self.masked is not None:
+            return 1
+        if not self._alike:
+            length = self.block_end - self.block_start
+            self._alike = steps_alike(self.rule, self.decode, length, self.block_steps, self.runs_all_steps)  # type: ignore[arg-type]
+        return self._alike[self.step_in_block]
+
+    def repeat(self, times: int) -> None:
+        """Book so many executed steps of those ``alike``, but the last of them."""
+        self.masks_left -= times * self.quota
+        self.num_steps += times
+        self.step_in_block += times
 
     def trajectory(self) -> Iterator[tuple[Phase, int]]:
         """Phase and query tokens of this and every later step, which is certain unless ``is_open_ended``.
@@ -271,6 +287,19 @@ class Sequence:
             self.phase = self.held[self.num_steps]
         else:
             self.block = len(self.quota_steps)
+
+
+@lru_cache(maxsize=64)
+def steps_alike(rule: RefreshRule, decode: DecodeConfig, length: int, steps: int, exact_steps: bool) -> tuple[int, ...]:
+    """By step of a block of such a length, ``Sequence.alike``."""
+    generation = GenerationConfig(gen_length=length, block_length=length, steps=steps)
+    request = Request(request_id=0, prompt_len=1, generation=generation)
+    ahead = Sequence(request, rule, EngineConfig(decode=decode), exact_steps=exact_steps)
+    asked: list[tuple[Phase, int]] = []
+    while not ahead.is_finished:
+        asked.append((ahead.phase, ahead.quota))
+        ahead.advance(ahead.quota)
+    return tuple(left for _, same in groupby(asked) for left in range(len(list(same)), 0, -1))
 
 
 def hold_together(members: Collection[Sequence]) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engines.cost.roofline import StepPrice, StepWork
-from engines.dllm.config import EngineConfig, GenerationConfig, Phase, RefreshRule, Seen
+from engines.dllm.config import EngineConfig, GenerationConfig, Phase, RefreshRule, Seen, is_constant
 from engines.dllm.plan import POSITION_BYTES, DelegatingExecutor, Executor, Request, StepOutcome, StepPlan
 from engines.errors import UserError, require
 from engines.models.shape import ModelShape
@@ -166,6 +166,7 @@ class RooflineExecutor:
         self.copied_bytes_per_logit = copied_bytes_per_logit
         # Steps repeat: most of a simulation's time would go into pricing the same ones.
         self._seconds: dict[StepWork, tuple[float, float]] = {}
+        self._work = StepWork()
         self._notes = StepNotes() if roofline.calibration.notes_steps else None
 
     def validate(self, request: Request) -> None:
@@ -184,8 +185,20 @@ class RooflineExecutor:
         return
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        work = self.work(plan)
-        return self.charged(plan, work if self._notes is None else self._notes.noted(plan, work))
+        self._work = self.work(plan)
+        return self._noted(plan)
+
+    def again(self, plan: StepPlan, before: StepOutcome) -> StepOutcome:
+        """``execute`` of a plan like that of the step ``before``, but for the masks left."""
+        if plan.pad_to is None and self.config.logit_rows == "decomposed" and self.config.suppress_mask_token:
+            wanted = before.logit_rows - before.committed_tokens
+            self._work = self._work._replace(logit_rows=wanted, logit_chunks=logit_chunks(wanted, self.config))
+        elif self._notes is None:
+            return before
+        return self._noted(plan)
+
+    def _noted(self, plan: StepPlan) -> StepOutcome:
+        return self.charged(plan, self._work if self._notes is None else self._notes.noted(plan, self._work))
 
     def charged(self, plan: StepPlan, work: StepWork) -> StepOutcome:
         priced = self._seconds.get(work)
@@ -279,10 +292,14 @@ def step_work(plan: StepPlan, config: EngineConfig, num_layers: int = 1) -> Step
         pairs += rows * keys
         wanted += item.candidates if config.suppress_mask_token else item.block_end - item.block_start
     if plan.pad_to is None and config.logit_rows == "decomposed":
-        logit_rows, chunks = wanted, max(1, -(-wanted // config.max_num_logits))
+        logit_rows, chunks = wanted, logit_chunks(wanted, config)
     else:
         logit_rows, chunks = query_rows, 1
     return StepWork(query_rows, pairs, logit_rows, read, written, len(plan.items), logit_chunks=chunks)
+
+
+def logit_chunks(rows: int, config: EngineConfig) -> int:
+    return max(1, -(-rows // config.max_num_logits))
 
 
 DATA = ("confidences", "ids", "attention")
@@ -301,12 +318,7 @@ def check_simulated(kind: str, policy: object, *, keeps_state: bool = False) -> 
         raise UserError(
             f"{kind} {name} needs {said}, which a simulation does not know, they depend on the model: use --executor torch"
         )
-    try:
-        hash(policy)  # fails where one of its values can change
-        is_constant = getattr(getattr(policy, "__dataclass_params__", None), "frozen", False)
-    except TypeError:
-        is_constant = False
-    if needs is None and not keeps_state and not is_constant:
+    if needs is None and not keeps_state and not is_constant(policy):
         raise UserError(
             f"{kind} {name} may change while it runs, and a simulation has no data that it could change by: make it a frozen "
             f"dataclass, or say what it needs (needs = frozenset(), or of {' and '.join(DATA)})"

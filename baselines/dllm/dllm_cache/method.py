@@ -14,7 +14,7 @@ from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, No
 from engines.dllm.engine import Engine
 from engines.dllm.memory import REDUCTION_ROWS
 from engines.dllm.method import BLOCKS, Options, Sampler
-from engines.dllm.plan import Request, StepPlan
+from engines.dllm.plan import Request, StepOutcome, StepPlan
 from engines.dllm.scheduling import KvPool
 from engines.dllm.simulated import RooflineExecutor
 from engines.errors import require
@@ -91,13 +91,20 @@ class FeatureCacheRooflineExecutor(RooflineExecutor):
     ) -> None:
         super().__init__(roofline, config, copied_bytes_per_logit=copied_bytes_per_logit)
         self._clock = BatchClock(cache)
+        self._known: dict[tuple[CacheStep, int], StepWork] = {}
 
     def validate(self, request: Request) -> None:
         super().validate(request)
         refuse_unsupported(request)
 
     def work(self, plan: StepPlan) -> StepWork:
-        return step_work(self._clock.tick(plan), len(plan.items), self.roofline.shape)
+        step = self._clock.tick(plan), len(plan.items)
+        if step not in self._known:
+            self._known[step] = step_work(*step, self.roofline.shape)
+        return self._known[step]
+
+    def again(self, plan: StepPlan, before: StepOutcome) -> StepOutcome:
+        return self.execute(plan)  # its steps go on however alike
 
 
 class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
@@ -130,6 +137,9 @@ class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
             logit_rows=logit_rows,
             logit_chunks=max(1, -(-logit_rows // self.config.max_num_logits)),
         )
+
+    def again(self, plan: StepPlan, before: StepOutcome) -> StepOutcome:
+        return self.execute(plan)
 
     def release(self, request_id: int) -> None:
         del self._steps[request_id], self._gen_lengths[request_id]

@@ -39,6 +39,8 @@ class StaticBatchScheduler(Scheduler):
     tokens is computed on. ``mixes_lengths``: whether requests of several gen_lengths can be members of one batch.
     ``room``: whether a batch of a longest length and a number of members fits in memory, where ``batch_size`` alone does not say."""
 
+    repeats = True
+
     def __init__(
         self,
         config: EngineConfig,
