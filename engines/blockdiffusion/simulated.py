@@ -31,7 +31,7 @@ _MLP_COPIES = 3
 _EXPERT_COPIES = 3
 """Rows as experts take them, what they make of them, and that sorted back, all as many as experts are chosen. Two are there at once."""
 _CHOICE_BYTES = 20
-"""Of an expert that a row of a canvas chose: its number, its place among all and its weight."""
+"""An expert that a row of a canvas chose: its number, its place among all and its weight."""
 
 
 def pool_tokens(shape: ModelShape, memory_bytes: int, *, rows: int, logit_rows: int) -> int:
