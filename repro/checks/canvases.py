@@ -1,7 +1,8 @@
-"""Recorded answers of DiffusionGemma, replayed by the engine on the draws that were recorded with them.
+"""Cases of canvases: DiffusionGemma's recorded answers, replayed by the engine on the draws that were recorded with them, or those of
+the embedded model against a plain loop: one request, every forward over the whole sequence under a mask, the rule in lists.
 
-They do not come with the package: ``REPRO_GEMMA_GOLDENS`` names their folder, with ``cases.json``, ``probe.json`` where there is one, and
-the tiny checkpoints they were made with. A case of several requests is served as several, which change nothing of each other.
+Recorded ones do not come with the package: ``REPRO_GEMMA_GOLDENS`` names their folder, with ``cases.json``, ``probe.json`` where there is
+one, and the tiny checkpoints they were made with. A case of several requests is served as several, which change nothing of each other.
 """
 
 import json
@@ -9,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from engines.models.gemma import CanvasRows, GemmaModel
 from engines.runtime.rows import Ints
 from repro.checks.blocks import load_checkpoint
 from repro.checks.goldens import other_ids
+from repro.families.block.settings import EMBEDDED_DIRS, EMBEDDED_TASKS, settings_of_requests
+from repro.families.block.text import text_of
+from repro.tasks.mini import GENERATORS
 
 FOLDER_VARIABLE = "REPRO_GEMMA_GOLDENS"
 _LONGEST = 256
@@ -38,8 +42,10 @@ _STEPS = 4096
 class CanvasCase:
     id: str
     checkpoint: Path
-    raw: Mapping[str, Any]
+    raw: Mapping[str, Any] = field(default_factory=dict)
     """As recorded."""
+    request: BlockRequest | None = None
+    """What the plain loop answers, in place of a recorded case."""
     method: str = "canvas entropy-budget"
     required: bool = True
     tie_sensitive: bool = False
@@ -117,10 +123,10 @@ class TracingExecutor(CanvasExecutor):
 
 
 def canvas_cases() -> tuple[str, list[CanvasCase]]:
-    """Where cases are from, and the cases; none where no folder is named."""
+    """Where cases are from, and the cases: recorded ones where their folder is named, else the embedded model's."""
     named = os.environ.get(FOLDER_VARIABLE)
     if not named:
-        return "", []
+        return "the embedded model of canvases and a plain loop", list(embedded_canvases())
     folder, found = Path(named), []
     for name in ("cases", "probe"):
         path = folder / f"{name}.json"
@@ -141,7 +147,8 @@ def verify_canvases(cases: Sequence[CanvasCase], *, device: str = "cpu", most: i
     for checkpoint in dict.fromkeys(case.checkpoint for case in cases):
         model = load_checkpoint(checkpoint, device)
         assert isinstance(model, GemmaModel)
-        own = [case for case in cases if case.checkpoint == checkpoint]
+        differences |= _beside_plain(model, [case for case in cases if case.checkpoint == checkpoint and case.request])
+        own = [case for case in cases if case.checkpoint == checkpoint and not case.request]
         served: dict[int, tuple[CanvasCase, int, BlockRequest]] = {}
         for case in own:
             if case.method == "canvas probe":
@@ -225,6 +232,80 @@ def _replayed(
                 difference = difference or f"step {i}: entropies off by {off:.2g}"
         yield case, difference
     executor.close()
+
+
+# ---- the embedded model against a plain loop -----------------------------------------------------------------------------
+
+
+def embedded_canvases(count: int = 2) -> Iterator[CanvasCase]:
+    """``count`` held-out problems of each task."""
+    checkpoint, settings = EMBEDDED_DIRS["tiny-canvas"], settings_of_requests({"model": "tiny-canvas"})
+    text, rule = text_of(settings), replace(cast(EntropyBudget, settings.rule), steps=12)
+    for task in EMBEDDED_TASKS:
+        for i, problem in enumerate(GENERATORS[task](23, count, "heldout", num_facts=(2, 6), num_distractors=(0, 3))):
+            request = BlockRequest(
+                request_id=i,
+                prompt_ids=text.encode(problem.prompt),
+                gen_length=settings.knobs.gen_length // 2,
+                rule=rule,
+                sampling=BlockSampling(seed=i),
+                stop_ids=text.end_ids,
+            )
+            yield CanvasCase(id=f"{task}-{i}", checkpoint=checkpoint, method="block entropy-budget", request=request)
+
+
+def _beside_plain(model: GemmaModel, cases: Sequence[CanvasCase]) -> dict[str, str | None]:
+    """All served together."""
+    if not cases:
+        return {}
+    requests = [replace(case.request, request_id=i) for i, case in enumerate(cases) if case.request]
+    sizes = {"num_slots": len(cases), "max_len": _LONGEST, "num_tokens": len(cases) * _LONGEST, "block_size": 4}
+    executor = CanvasExecutor(model, **sizes)
+    answers = BlockEngine(executor).run(requests)
+    executor.close()
+    found: dict[str, str | None] = {}
+    for case, request in zip(cases, requests, strict=True):
+        answer, (ids, forwards) = answers[request.request_id], plain_answer(model, request, executor.block)
+        found[case.id] = other_ids(list(answer.ids), tuple(ids))
+        if found[case.id] is None and answer.denoised != forwards:
+            found[case.id] = f"{answer.denoised} forwards, the plain loop {forwards}"
+    return found
+
+
+@torch.inference_mode()
+def plain_answer(model: GemmaModel, request: BlockRequest, block: int) -> tuple[list[int], int]:
+    """An answer's ids, and the forwards that denoised."""
+    draws, rule = CanvasDraws(), cast(EntropyBudget, request.rule)
+    final, forwards, start = list(request.prompt_ids), 0, request.prompt_len
+    while len(final) < request.total and request.stop_ids.isdisjoint(final[start:]):
+        key = np.zeros((3, 1, block), dtype=np.int64)
+        key[0], key[1], key[2] = (
+            request.sampling.seed,
+            (len(final) - start) // block * _STEPS,
+            range(len(final), len(final) + block),
+        )
+        ids = draws.start(*key, model.config.vocab_size)[0].tolist()
+        soft, history = torch.zeros(block, model.config.d_model), list[list[int]]()
+        for step in range(rule.steps):
+            hidden = plain_hidden(model, final + ids, soft)[len(final) :]
+            z = model.logits(hidden) / rule.temperature(step)
+            p, entropies = z.softmax(dim=-1), (-z.softmax(dim=-1) * z.log_softmax(dim=-1)).sum(dim=-1).tolist()
+            soft, forwards = model.soft_embeddings(p), forwards + 1
+            history.append(z.argmax(dim=-1).tolist())
+            ids, spent = draws.noise(*key, model.config.vocab_size)[0].tolist(), 0.0
+            sampled = draws.tokens(z, *torch.from_numpy(key[:, 0])).tolist()
+            for i in sorted(range(block), key=entropies.__getitem__):
+                if spent <= rule.entropy_bound:
+                    ids[i] = sampled[i]
+                spent += entropies[i]
+            last = history[-rule.stability - 1 :]
+            is_stable = len(last) > rule.stability and all(each == last[-1] for each in last)
+            if is_stable and spent / block < rule.confidence:
+                break
+            key[1] += 1
+        final += history[-1]
+    cut = next((i for i, token in enumerate(final) if i >= start and token in request.stop_ids), len(final))
+    return final[start : request.total][: cut + 1 - start], forwards
 
 
 @torch.inference_mode()

@@ -130,8 +130,8 @@ def verify_baselines(
 ) -> None:
     """Replay recorded cases of every sampler, and of block diffusion a plain loop's. Exit code 1 if a case fails.
 
-    Where REPRO_BLOCK_GOLDENS names the folder of block diffusion's authors' cases, those are replayed instead of the loop's; those of
-    DiffusionGemma in the folder that REPRO_GEMMA_GOLDENS names are, too.
+    Where REPRO_BLOCK_GOLDENS names the folder of block diffusion's authors' cases, those are replayed instead of the loop's; so are
+    DiffusionGemma's, in the folder that REPRO_GEMMA_GOLDENS names.
     """
     from repro.checks.goldens import GOLDEN_DIR, one_thread, read_cases, verify
 

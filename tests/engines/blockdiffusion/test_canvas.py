@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from support.block_runs import finished, is_whole, submitted
 
 from engines.blockdiffusion import canvas_executor
-from engines.blockdiffusion.canvas_executor import CanvasExecutor, within_window
+from engines.blockdiffusion.canvas_executor import CanvasDraws, CanvasExecutor, within_window
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.executor import step_rows
 from engines.blockdiffusion.rules import Blocks, EntropyBudget, LowConfidence
@@ -29,7 +29,7 @@ from engines.models.loader import load_block
 from engines.server.diffusion import BlockGeneration, ServedBlocks
 from engines.server.protocol import Finished, Submission, Tokens
 from repro.checks import canvases
-from repro.checks.canvases import FOLDER_VARIABLE, canvas_cases, verify_canvases
+from repro.checks.canvases import FOLDER_VARIABLE, canvas_cases, plain_answer, verify_canvases
 from repro.families.block.settings import shape_of
 
 FOLDER = Path(__file__).with_name("canvases")
@@ -173,6 +173,53 @@ def test_t2_t13_preempted_or_aborted_at_any_step_others_go_on(model, alone):
         assert all(each.ids == alone[number].ids for number, each in engine.answers.items())
         assert len(engine.answers) >= len(REQUESTS) - 1
         assert is_whole(engine)
+
+
+@pytest.mark.parametrize("block", [1, 5, 8])
+def test_t3_t4_t5_t14_canvases_of_any_length_are_those_of_a_plain_loop(model, block):
+    """Prompts of a token, about the window of 9, of which some begin alike or as others go on; one is preempted, another aborted."""
+    random = np.random.default_rng(block)
+    rules = [EntropyBudget(steps=3, entropy_bound=2.0), EntropyBudget(steps=4, stability=0, confidence=3.0, t_min=None)]
+    requests = [
+        asked(i, tokens, int(random.integers(1, 3 * block + 1)), rule=rules[i % 2])
+        for i, tokens in enumerate((1, 8, 9, 10, 30))
+    ]
+    requests.append(replace(requests[4], request_id=5, sampling=BlockSampling(seed=5)))
+    requests.append(replace(requests[4], request_id=6, prompt_ids=requests[4].prompt_ids[4:]))
+    engine = submitted(engine_of(model, rows=2 * block + 3, block=block, num_slots=3), requests, 3)
+    engine.abort(2)
+    engine.scheduler.preempt(engine.scheduler.running[0])
+    finished(engine)
+    assert is_whole(engine)
+    expected = {
+        each.request_id: tuple(plain_answer(model, each, block)[0]) for each in requests if each.request_id != 2
+    }
+    assert {number: answer.ids for number, answer in engine.answers.items()} == expected
+
+
+def test_t12_draws_are_of_seed_canvas_and_step_and_place_alone():
+    n, draws = 4096, CanvasDraws()
+    key = np.stack((np.full(n, 3), np.full(n, 4), np.arange(n)))[:, None]
+    drawn = [
+        draw(*(key + np.array(other).reshape(3, 1, 1)), 8)[0]
+        for draw in (draws.start, draws.noise)
+        for other in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, n))
+    ]
+    for i, each in enumerate(drawn):
+        assert np.bincount(each, minlength=8) == pytest.approx([n / 8] * 8, rel=0.2)
+        assert max((np.mean(each == other) for other in drawn[:i]), default=0) < 0.15
+    logits = torch.tensor([0.1, 0.2, 0.7]).log().expand(n, 3)
+    found = draws.tokens(logits.clone(), *torch.from_numpy(key[:, 0]))
+    assert np.bincount(found) / n == pytest.approx([0.1, 0.2, 0.7], abs=0.03)
+
+
+def test_t9_no_canvas_counts_forwards_of_another_or_before_it_was_preempted():
+    sequence, same = CanvasSequence(asked(0, 3, 5 * L), 0, L, False), np.zeros(L, dtype=np.int64)
+    for _ in range(2):
+        assert [sequence.saw(same, same) for _ in range(3)] == [0, 1, 2]
+        sequence.finish_block(has_kv=False)
+        assert [sequence.saw(same, same) for _ in range(3)] == [0, 1, 2]
+        sequence.evict()
 
 
 def test_t3_t14_a_prefix_is_known_token_by_token_of_the_pool(model, alone):

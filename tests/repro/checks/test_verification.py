@@ -60,8 +60,7 @@ def test_the_embedded_cases_pass(monkeypatch):
     assert (result.code, result.err) == (0, "")
     rows = json.loads(result.out)["methods"]
     blocks = [row for row in rows if row["method"].startswith("block ")]
-    # Cases of canvases, which entropy-budget is for, are held by tests/engines/blockdiffusion/test_canvas.py.
-    assert [row["method"] for row in blocks] == [f"block {rule}" for rule in sorted(RULES) if rule != "entropy-budget"]
+    assert [row["method"] for row in blocks] == [f"block {rule}" for rule in sorted(RULES)]
     assert all((row["verdict"], row["passed"], row["cases"]) == ("pass", 4, 4) for row in blocks)
     rows = [row for row in rows if row not in blocks]
     assert [row["method"] for row in rows] == sorted(SAMPLERS)

@@ -15,6 +15,8 @@ from support.block_models import write_block
 from support.http_client import ask, metrics, streaming
 from support.http_server import running_server
 
+from engines.blockdiffusion.rules import EntropyBudget
+from engines.errors import UserError
 from repro.cli.serve import ServeOptions, _served_model
 from repro.families.block.settings import settings_of_requests
 from repro.families.block.text import answer_of, text_of
@@ -142,6 +144,20 @@ def test_the_room_behind_a_prompt_is_the_longest_answer_that_it_may_have(tokens)
     model.check_prompt([5] * tokens, replace(generation, gen_length=room))
     with refuses("max_model_len=251"):
         model.check_prompt([5] * tokens, replace(generation, gen_length=room + 1))
+
+
+def test_a_request_s_fields_are_heeded_or_refused_of_canvases_each_by_name():
+    model = BlockModel.of(platform="cpu-tiny", knobs={"model": "tiny-canvas"}, name=None)
+    heeded = {"steps": 3, "entropy_bound": 0.5, "stability": 2, "confidence": 0.1, "t_min": 0.1, "t_max": 0.3}
+    assert set(model.options) == set(heeded)
+    found = model.generation({**heeded, "seed": 5, "max_tokens": 9, "ignore_eos": True})
+    assert found.rule == EntropyBudget(**heeded)
+    assert (found.sampling.seed, found.gen_length, found.stop_ids) == (5, 9, frozenset())
+    refused = {"temperature": 0.0, "top_p": 0.9, "top_k": 5, "min_p": 0.5, "logprobs": 1, "logit_bias": {3: 1.0}}
+    penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    for name, value in {**refused, **dict.fromkeys(penalties, 0.5), "rule": "static", "threshold": 0.5}.items():
+        with pytest.raises(UserError, match=name):
+            model.generation({name: value})
 
 
 def test_a_conversation_is_a_story(server):
