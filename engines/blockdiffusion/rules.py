@@ -258,10 +258,10 @@ class EntropyBudget(DecodeRule):
         return False
 
     def temperature(self, step: int) -> float:
-        """The forward's that comes after ``step`` others."""
+        """The forward's that comes after ``step`` others; after the last the same again, where a canvas waits for others."""
         if self.t_min is None:
             return 1.0
-        return self.t_min + (self.t_max - self.t_min) * (self.steps - step) / self.steps
+        return self.t_min + (self.t_max - self.t_min) * max(1, self.steps - step) / self.steps
 
     def wanted(self, blocks: Blocks) -> Bools:
         return np.ones_like(blocks.holes)

@@ -259,13 +259,13 @@ def _beside_plain(model: GemmaModel, cases: Sequence[CanvasCase]) -> dict[str, s
     if not cases:
         return {}
     requests = [replace(case.request, request_id=i) for i, case in enumerate(cases) if case.request]
-    sizes = {"num_slots": len(cases), "max_len": _LONGEST, "num_tokens": len(cases) * _LONGEST, "block_size": 4}
-    executor = CanvasExecutor(model, **sizes)
+    n, plain = len(cases), cast(GemmaModel, load_checkpoint(cases[0].checkpoint))
+    executor = CanvasExecutor(model, num_slots=n, max_len=_LONGEST, num_tokens=n * _LONGEST, block_size=4)
     answers = BlockEngine(executor).run(requests)
     executor.close()
     found: dict[str, str | None] = {}
     for case, request in zip(cases, requests, strict=True):
-        answer, (ids, forwards) = answers[request.request_id], plain_answer(model, request, executor.block)
+        answer, (ids, forwards) = answers[request.request_id], plain_answer(plain, request, executor.block)
         found[case.id] = other_ids(list(answer.ids), tuple(ids))
         if found[case.id] is None and answer.denoised != forwards:
             found[case.id] = f"{answer.denoised} forwards, the plain loop {forwards}"
@@ -278,13 +278,10 @@ def plain_answer(model: GemmaModel, request: BlockRequest, block: int) -> tuple[
     draws, rule = CanvasDraws(), cast(EntropyBudget, request.rule)
     final, forwards, start = list(request.prompt_ids), 0, request.prompt_len
     while len(final) < request.total and request.stop_ids.isdisjoint(final[start:]):
-        key = np.zeros((3, 1, block), dtype=np.int64)
-        key[0], key[1], key[2] = (
-            request.sampling.seed,
-            (len(final) - start) // block * _STEPS,
-            range(len(final), len(final) + block),
-        )
-        ids = draws.start(*key, model.config.vocab_size)[0].tolist()
+        seed = np.full((1, block), request.sampling.seed, dtype=np.int64)
+        draw = np.full_like(seed, (len(final) - start) // block * _STEPS)
+        place = np.arange(len(final), len(final) + block)[None]
+        ids = draws.start(seed, draw, place, model.config.vocab_size)[0].tolist()
         soft, history = torch.zeros(block, model.config.d_model), list[list[int]]()
         for step in range(rule.steps):
             hidden = plain_hidden(model, final + ids, soft)[len(final) :]
@@ -292,8 +289,8 @@ def plain_answer(model: GemmaModel, request: BlockRequest, block: int) -> tuple[
             p, entropies = z.softmax(dim=-1), (-z.softmax(dim=-1) * z.log_softmax(dim=-1)).sum(dim=-1).tolist()
             soft, forwards = model.soft_embeddings(p), forwards + 1
             history.append(z.argmax(dim=-1).tolist())
-            ids, spent = draws.noise(*key, model.config.vocab_size)[0].tolist(), 0.0
-            sampled = draws.tokens(z, *torch.from_numpy(key[:, 0])).tolist()
+            ids, spent = draws.noise(seed, draw, place, model.config.vocab_size)[0].tolist(), 0.0
+            sampled = draws.tokens(z, *(torch.from_numpy(each[0]) for each in (seed, draw, place))).tolist()
             for i in sorted(range(block), key=entropies.__getitem__):
                 if spent <= rule.entropy_bound:
                     ids[i] = sampled[i]
@@ -302,7 +299,7 @@ def plain_answer(model: GemmaModel, request: BlockRequest, block: int) -> tuple[
             is_stable = len(last) > rule.stability and all(each == last[-1] for each in last)
             if is_stable and spent / block < rule.confidence:
                 break
-            key[1] += 1
+            draw += 1
         final += history[-1]
     cut = next((i for i, token in enumerate(final) if i >= start and token in request.stop_ids), len(final))
     return final[start : request.total][: cut + 1 - start], forwards

@@ -197,6 +197,14 @@ def test_t3_t4_t5_t14_canvases_of_any_length_are_those_of_a_plain_loop(model, bl
     assert {number: answer.ids for number, answer in engine.answers.items()} == expected
 
 
+def test_a_canvas_that_waits_for_others_is_computed_at_no_lower_temperature(model):
+    """Which is nothing where ``t_min`` is."""
+    rules = (EntropyBudget(steps=steps, t_min=0.0) for steps in (2, 4))
+    requests = [asked(i, 5, L, rule=rule) for i, rule in enumerate(rules)]
+    answers = engine_of(model, batching="synchronous").run(requests)
+    assert all(answers[i].ids == tuple(plain_answer(model, each, L)[0]) for i, each in enumerate(requests))
+
+
 def test_t12_draws_are_of_seed_canvas_and_step_and_place_alone():
     n, draws = 4096, CanvasDraws()
     key = np.stack((np.full(n, 3), np.full(n, 4), np.arange(n)))[:, None]
