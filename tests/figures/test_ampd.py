@@ -249,3 +249,4 @@ def test_a_knee_beyond_the_rates_is_said_to_lie_there():
     values = {name: np.array([[[share, share] for share in own]]) for name, own in shares.items()}
     found = knee.Knees(table=Attainments(panels=(panel,), rates=(1.0, 4.0), values=values), rates=((1.0, 4.0),))
     assert [found.said(name, 0) for name in shares] == ["< 1", "> 4", "2 [2, 2]"]
+    assert math.exp(found.ratio("vllm", "dynamo", [0]).mean) == pytest.approx(2 / 4)
