@@ -16,9 +16,9 @@ from engines.models.config import DREAM_7B, LLADA_8B, DreamConfig, LLaDAConfig
 TINY_DIR = Path(__file__).parent / "tiny"
 """The embedded checkpoint: a small model trained on tasks this project generates."""
 EMBEDDED = MappingProxyType(
-    {"tiny": TINY_DIR, **{f"tiny-{name}": Path(__file__).parent / f"tiny_{name}" for name in ("long", "far")}}
+    {"tiny": TINY_DIR, **{f"tiny-{name}": Path(__file__).parent / f"tiny_{name}" for name in ("long", "far", "roll")}}
 )
-"""Embedded checkpoints by name; the others both answer in up to 96 tokens, the last after prompts of up to 2,048."""
+"""Embedded checkpoints by name; "long" and "far" answer in up to 96 tokens, "far" after prompts of up to 2,048, "roll" in 202."""
 
 PUBLISHED_CONFIGS: dict[str, LLaDAConfig | DreamConfig] = {"llada-8b": LLADA_8B, "dream-7b": DREAM_7B}
 """Full-size shapes that need no download with ``weights="random"``."""

@@ -48,7 +48,7 @@ KNOBS = Knobs(_evaluated, usual=of_platform, several=True)
 class EvalOptions(Checked):
     panel: ClassVar[str] = opt.WHAT
     task: list[str] | None = None
-    """mini-gsm, mini-code, mini-chain, mini-far, gsm8k or humaneval; several times [default: mini-gsm]."""
+    """mini-gsm, mini-code, mini-chain, mini-far, mini-roll, gsm8k or humaneval; several times [default: mini-gsm]."""
     system: list[str] | None = None
     """Any of 'repro list'; several times [default: dllm-serve]."""
     platform: str = "cpu-tiny"

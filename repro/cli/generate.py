@@ -38,7 +38,7 @@ class PromptOptions:
     system: str = "dllm-serve"
     """dllm-serve, fast-dllm, dllm-cache, sparse-dllm, the plain llada or dream sampler, or block-diffusion."""
     model: str | None = None
-    """Checkpoint directory or hub id; tiny, tiny-long, tiny-far, or of block-diffusion tiny-block and tiny-canvas, is embedded [default: tiny, tiny-block]."""
+    """Checkpoint directory or hub id; tiny, tiny-long, tiny-far, tiny-roll, or of block-diffusion tiny-block and tiny-canvas, is embedded [default: tiny, tiny-block]."""
     prompt: str | None = None
     """Prompt text; '-' reads standard input."""
     prompt_ids: Path | None = None

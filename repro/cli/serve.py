@@ -47,7 +47,7 @@ class ServeOptions:
     """Platform of a diffusion LLM: cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, or module:NAME."""
     model: str | None = None
     """Checkpoint directory or hub id of a LLaDA, Dream, LLaDA2, SDAR, Fast-dLLM v2, Qwen2, Qwen3, Llama or Mistral;
-    'tiny', 'tiny-long', 'tiny-far', 'tiny-block' or 'tiny-canvas'; or a shape (llada-8b, dream-7b, qwen2.5-7b, qwen3-8b, tiny-qwen2) with --weights random."""
+    'tiny', 'tiny-long', 'tiny-far', 'tiny-roll', 'tiny-block' or 'tiny-canvas'; or a shape (llada-8b, dream-7b, qwen2.5-7b, qwen3-8b, tiny-qwen2) with --weights random."""
     served_model_name: str | None = None
     """What requests call it [default: the model]."""
 

@@ -16,6 +16,7 @@ GENERATORS: dict[str, Callable[..., list[Problem]]] = {
     mini_code.TASK: mini_code.generate,
     mini_gsm.CHAIN: mini_gsm.generate_chain,
     mini_gsm.FAR: mini_gsm.generate_far,
+    mini_gsm.ROLL: mini_gsm.generate_roll,
 }
 """The seeded problem generators that embedded models are trained on, by name."""
 
@@ -36,7 +37,7 @@ def _sums(name: str, options: TaskOptions) -> Task:
 
 
 mini_gsm_task, mini_chain_task = partial(_sums, mini_gsm.TASK), partial(_sums, mini_gsm.CHAIN)
-mini_far_task = partial(_sums, mini_gsm.FAR)
+mini_far_task, mini_roll_task = partial(_sums, mini_gsm.FAR), partial(_sums, mini_gsm.ROLL)
 
 
 def mini_code_task(options: TaskOptions) -> Task:

@@ -5,9 +5,9 @@ from functools import partial
 
 from repro.tasks.problem import Problem, Span, Split, check_span, draw, generate_split
 
-TASK, CHAIN, FAR = "mini-gsm", "mini-chain", "mini-far"
+TASK, CHAIN, FAR, ROLL = "mini-gsm", "mini-chain", "mini-far", "mini-roll"
 """The second: sums of many terms, whose answer spans several blocks, each line of which needs the total of the line before. The third:
-the same of facts in the middle of 512 to 2,048 tokens."""
+the same of facts in the middle of 512 to 2,048 tokens. The last: everybody's, one after the other, in 200 tokens and more."""
 
 NAMES = (
     *("Mia", "Tom", "Zoe", "Ben", "Ann", "Sam", "Leo", "Eva"),
@@ -32,17 +32,17 @@ def generate(
     difference_share: float = 0.2,
     num_names: int = len(NAMES),
     is_far: bool = False,
+    is_roll: bool = False,
     task: str = TASK,
 ) -> list[Problem]:
-    """The same arguments give the same problems on any machine. A difference always uses two facts.
-    ``listing_share`` of the problems, for training only, ask to recall every fact of the story (up to 12),
-    and ``drill_share`` to add ``drill_terms`` numbers that stand in the question itself; ``difference_share`` of those
-    that could be a total are a difference. Names come from the first ``num_names`` of ``NAMES``. Facts that are ``is_far`` stand in the story's middle quarter.
-    """
+    """The same arguments give the same problems on any machine. A difference always uses two facts. ``listing_share`` of the problems,
+    for training only, ask to recall every fact of the story (up to 12), and ``drill_share`` to add ``drill_terms`` numbers that stand in
+    the question itself; ``difference_share`` of those that could be a total are a difference. Names come from the first ``num_names`` of
+    ``NAMES``. Facts that are ``is_far`` stand in the story's middle quarter; ``is_roll`` asks for all of them, in ``NAMES``' order."""
     check_span("num_names", num_names, 1, len(NAMES))
     check_span("num_facts", num_facts, 1, num_names)
     check_span("num_distractors", num_distractors, 0, 1000)
-    check_span("num_used", num_used, 1, 8)
+    check_span("num_used", num_used, 1, num_names)
     check_span("drill_terms", drill_terms, 2, 8)
     rng = random.Random(f"{task}:{seed}:{split}")
 
@@ -50,19 +50,19 @@ def generate(
         counts = {name: rng.randint(1, 5) for name in rng.sample(NAMES[:num_names], draw(rng, num_facts))}
         items = {name: rng.choice(ITEMS) for name in counts}
         used = rng.sample(list(counts), min(draw(rng, num_used), len(counts)))
+        used = sorted(counts, key=NAMES.index) if is_roll else used
         training_kind = rng.random()
         if training_kind < drill_share:
             used = []
             kind, question, answer, final = _drill([rng.randint(1, 5) for _ in range(draw(rng, drill_terms))])
         elif training_kind < drill_share + listing_share:
             used = rng.sample(list(counts), min(len(counts), 12))
-            answer = "".join(f" {name} has {counts[name]}." for name in used)
-            kind, question, final = f"listing-{len(used)}", f"How many things have {_enumerate(used)}?", answer
+            kind, question, answer, final = f"listing-{len(used)}", *_listing(used, counts)
         elif len(used) >= 2 and counts[used[0]] != counts[used[1]] and rng.random() < difference_share:
             used = sorted(used[:2], key=lambda name: -counts[name])
             kind, question, answer, final = "difference", *_difference(used, counts)
         else:
-            kind, question, answer, final = f"total-{len(used)}", *_total(used, counts)
+            kind, question, answer, final = f"total-{len(used)}", *(_roll if is_roll else _total)(used, counts)
         facts = [f"{name} has {counts[name]} {items[name]}." for name in counts]
         story = _story(rng, facts, draw(rng, num_distractors), is_far=is_far)
         names = (sentence.split()[0] for sentence in story)
@@ -98,6 +98,21 @@ def _total(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
     return f"How many things {who} have in total?", f"{answer} #### {total}", str(total)
 
 
+def _roll(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
+    """Totals past 20 begin again at 1."""
+    total, answer = counts[used[0]], f" {used[0]} has {counts[used[0]]} things."
+    for name in used[1:]:
+        after = (total + counts[name] - 1) % 20 + 1
+        answer += f" {name} has {counts[name]} things. {total} + {counts[name]} = {after} in total."
+        total = after
+    return "How many things do all have in total?", f"{answer} #### {total}", str(total)
+
+
+def _listing(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
+    answer = "".join(f" {name} has {counts[name]}." for name in used)
+    return f"How many things have {_enumerate(used)}?", answer, answer
+
+
 def _difference(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
     more, fewer = used
     result = counts[more] - counts[fewer]
@@ -121,3 +136,4 @@ def _enumerate(names: list[str]) -> str:
 generate_chain = partial(generate, num_used=(5, 8), drill_terms=(4, 8), difference_share=0.0, task=CHAIN)
 """``generate`` of totals alone."""
 generate_far = partial(generate_chain, num_distractors=(90, 391), num_used=(3, 5), is_far=True, task=FAR)
+generate_roll = partial(generate_chain, num_facts=16, num_distractors=(0, 8), num_used=16, is_roll=True, task=ROLL)

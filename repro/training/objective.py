@@ -150,7 +150,7 @@ def _settings_of(task: str, stage: Stage) -> dict[str, Any]:
     if task == mini_code.TASK:
         return {"num_used": stage.num_operations, "num_words": stage.num_names}
     sums = {"drill_share": stage.drill_share, "num_names": stage.num_names}
-    if task in (mini_gsm.CHAIN, mini_gsm.FAR):
+    if task in (mini_gsm.CHAIN, mini_gsm.FAR, mini_gsm.ROLL):
         return {"num_used": stage.num_terms, **sums}
     return {"num_used": stage.num_used, "listing_share": stage.listing_share, **sums}
 

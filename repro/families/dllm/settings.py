@@ -64,7 +64,7 @@ class ModelKnobs:
     """What is run, and in how much memory."""
 
     model: str
-    """Checkpoint directory, hub id, 'tiny', 'tiny-long', 'tiny-far', or with random weights a shape (llada-8b, dream-7b)."""
+    """Checkpoint directory, hub id, 'tiny', 'tiny-long', 'tiny-far', 'tiny-roll', or with random weights a shape (llada-8b, dream-7b)."""
     memory_limit: Memory
     """Emulated device memory, e.g. 24GB: the bytes that the plan may split."""
 

@@ -47,6 +47,10 @@ class MiniFar(_Named):
     name = mini_gsm.FAR
 
 
+class MiniRoll(_Named):
+    name = mini_gsm.ROLL
+
+
 class Gsm8k(_Named):
     name = gsm8k.NAME
 

@@ -117,7 +117,10 @@ def test_unknown_kind_of_weights_is_refused(folder):
 
 @pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "nowhere", "a/b/c", "~/nowhere-at-all"])
 def test_a_folder_that_is_not_there(model):
-    refused(model, r"is not a directory: give a checkpoint directory, a hub id, 'tiny', 'tiny-long' or 'tiny-far'")
+    refused(
+        model,
+        r"is not a directory: give a checkpoint directory, a hub id, 'tiny', 'tiny-long', 'tiny-far' or 'tiny-roll'",
+    )
 
 
 def test_a_file_is_not_a_folder(folder):

@@ -85,6 +85,28 @@ def test_mini_chain_takes_up_the_total_of_the_step_before():
     assert 10 < drilled < 60
 
 
+def test_mini_roll_asks_everybody_in_turn_in_200_to_256_tokens_and_begins_again_after_20():
+    problems = mini_gsm.generate_roll(1, 60, "heldout")
+    totals = set()
+    for problem in problems:
+        facts = dict(re.findall(r"(\w+) has (\d) \w+\.", problem.prompt))
+        assert problem.used == mini_gsm.NAMES
+        assert {*facts} == {*problem.used}
+        answer, before = "", 0
+        for name in problem.used:
+            more = facts[name]
+            total = before + int(more) if before + int(more) <= 20 else before + int(more) - 20
+            answer += f" {name} has {more} things." + f" {before} + {more} = {total} in total." * bool(before)
+            totals.add(total)
+            before = total
+        assert problem.answer == f"{answer} #### {total}"
+        assert grade(problem, problem.answer).strict
+        assert not grade(problem, f"{answer} #### {total % 20 + 1}").strict
+    assert totals == {*range(1, 21)}
+    answers = load_tokenizer(checkpoint_dir("tiny-roll")).encode_batch([problem.answer for problem in problems])
+    assert all(200 <= len(answer) < 256 for answer in answers)
+
+
 def one_more(problem: Problem) -> str:
     """The answer where the first person had one thing more: every total is one higher."""
     first, rest = problem.answer.split(". ", 1)
@@ -137,10 +159,18 @@ def test_mini_code_answers_run_and_agree_with_the_glossary():
 @pytest.mark.parametrize("task", GENERATORS)
 def test_default_problems_need_several_of_many_facts(task):
     for problem in GENERATORS[task](0, 100, "heldout"):
-        assert 8 <= len(problem.facts) <= 12
-        fewest, others = (90, 391) if task == "mini-far" else (6, 20)
+        some, all_ = (16, 16) if task == "mini-roll" else (8, 12)
+        assert some <= len(problem.facts) <= all_
+        fewest, others = {"mini-far": (90, 391), "mini-roll": (0, 8)}.get(task, (6, 20))
         assert fewest <= problem.num_distractors <= others
-        least, most = {"mini-gsm": (2, 3), "mini-code": (2, 5), "mini-chain": (5, 8), "mini-far": (3, 5)}[task]
+        spans = {
+            "mini-gsm": (2, 3),
+            "mini-code": (2, 5),
+            "mini-chain": (5, 8),
+            "mini-far": (3, 5),
+            "mini-roll": (16, 16),
+        }
+        least, most = spans[task]
         assert least <= len(problem.used) <= most
         assert len({name for name, _ in problem.facts}) == len(problem.facts)
 
