@@ -33,6 +33,7 @@ SIDES: Mapping[str, tuple[str, Mapping[str, Scalar]]] = {
     "block": (_BLOCK, _SURE),
     "block, one token a forward": (_BLOCK, {"rule": "sequential", "steps": 16}),
     "canvas": (_BLOCK, {"model": "tiny-canvas"}),
+    "canvas, one forward may do": (_BLOCK, {"model": "tiny-canvas", "stability": 0}),
     "canvas, synchronous": (_BLOCK, {"model": "tiny-canvas", "batching": "synchronous"}),
     "dLLM-Serve": ("dllm-serve", {"selection": "dense", **_FULL, **_SURE}),
     "Fast-dLLM": ("fast-dllm", {"cache": "dual", "reading": "policy", **_FULL, **_SURE}),

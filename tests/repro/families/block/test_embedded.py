@@ -68,14 +68,14 @@ def test_its_files_are_small_and_those_of_its_card(name):
     assert (folder / "tokenizer.json").read_bytes() == (TINY_DIR / "tokenizer.json").read_bytes()
 
 
-def test_the_one_of_canvases_is_served_by_its_name_and_has_learnt_to_end():
-    """It solves few problems."""
+def test_the_one_of_canvases_is_served_by_its_name_and_solves_what_it_is_asked():
     deployment, workload = SYSTEM.prepare(
         a_cell("block-diffusion", dataset="mini-gsm", num_prompts=4, model="tiny-canvas", steps=16)
     )
     record = deployment.run(workload)
     assert deployment.settings.is_of_canvases
     assert max(record.tables["requests"]["output_len"]) < LENGTH
+    assert SYSTEM.family.summarize(record)["accuracy"]["value"] == 1
 
 
 def test_it_is_as_large_as_the_full_diffusion_one_and_reads_its_tokens(model):
