@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from engines.data import asked
-from engines.dllm.config import Phase, SeeingRule, is_constant
+from engines.dllm.config import Phase, is_constant, sees
 from engines.dllm.plan import (
     Chosen,
     Executor,
@@ -157,7 +157,7 @@ class Engine:
         self.executor = executor
         self.num_steps = 0
         self._repeats = vars(type(scheduler)).get("repeats", False) and is_constant(scheduler.rule)
-        self._ahead: Generator[StepRecord] | None = None
+        self.ahead: Generator[StepRecord] | None = None
         """Steps like the last one that need no plan of their own."""
         self._ledger = Ledger(scheduler)
         self._outputs: dict[int, tuple[int, ...] | None] = {}
@@ -186,9 +186,7 @@ class Engine:
     def is_open_ended(self, request: Request) -> bool:
         """Whether a model, and not the schedule, decides how the request's steps go."""
         decode, generation = self.scheduler.config.decode, request.generation
-        return (
-            is_open_ended(generation, decode) or generation.stop_at_eos or isinstance(self.scheduler.rule, SeeingRule)
-        )
+        return is_open_ended(generation, decode) or generation.stop_at_eos or sees(self.scheduler.rule)
 
     @property
     def num_running(self) -> int:
@@ -205,10 +203,10 @@ class Engine:
     def step(self, now_s: float | None = None) -> StepRecord | None:
         """Run one iteration; None when there is nothing to run. Raises RunError where the scheduler plans what is not due. ``now_s``
         is what the scheduler takes for now, on the clock of the requests' arrivals."""
-        if self._ahead is not None:
-            if (record := next(self._ahead, None)) is not None:
+        if self.ahead is not None:
+            if (record := next(self.ahead, None)) is not None:
                 return record
-            self._ahead = None
+            self.ahead = None
         started = perf_counter()
         if now_s is not None:
             self.scheduler.now_s = now_s
@@ -250,7 +248,7 @@ class Engine:
             Occupancy(kv_rows_used, ledger.kv_rows_total, num_running, self.num_waiting),
         )
         if times:
-            self._ahead = self._again(plan._replace(admitted=()), record, times)
+            self.ahead = self._again(plan._replace(admitted=()), record, times)
         return record
 
     def _again(self, plan: StepPlan, record: StepRecord, times: int) -> Generator[StepRecord]:
@@ -275,9 +273,9 @@ class Engine:
 
     def settle(self) -> None:
         """Book what has run, for somebody who looks at requests or changes them between two steps."""
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+        if self.ahead is not None:
+            self.ahead.close()
+            self.ahead = None
 
     def _complete(self, plan: StepPlan, outcome: StepOutcome) -> StepChanges:
         done: StepChanges = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told(outcome))

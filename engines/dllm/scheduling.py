@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.data import load_named, where_of
-from engines.dllm.config import EngineConfig, GenerationConfig, Learned, RefreshRule, SeeingRule, check_settling
+from engines.dllm.config import EngineConfig, GenerationConfig, Learned, RefreshRule, check_settling, sees
 from engines.dllm.plan import PlanItem, Request, StepChanges, StepPlan
 from engines.dllm.sequence import Sequence, is_open_ended
 from engines.errors import UserError, require
@@ -356,7 +356,7 @@ class LookaheadScheduler(PhaseScheduler):
     @classmethod
     def check_rule(cls, rule: RefreshRule) -> None:
         require(
-            not isinstance(rule, SeeingRule),
+            not sees(rule),
             f"refresh rule {type(rule).__name__} decides as it goes, and scheduler='lookahead' plans every step at "
             f"admission: use scheduler='phase'",
         )

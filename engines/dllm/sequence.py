@@ -20,9 +20,9 @@ from engines.dllm.config import (
     Learned,
     Phase,
     RefreshRule,
-    SeeingRule,
     Seen,
     check_phase,
+    sees,
 )
 from engines.dllm.memory import cache_rows
 from engines.dllm.plan import NOTHING_CHOSEN, POSITION_BYTES, Request
@@ -79,7 +79,7 @@ def is_open_ended(generation: GenerationConfig, decode: DecodeConfig) -> bool:
 
 def rule_of(rule: RefreshRule, request: Request) -> RefreshRule:
     """A request's own, of one that sees: what its ``of`` makes for the request, or a copy; else the rule itself."""
-    if not isinstance(rule, SeeingRule):
+    if not sees(rule):
         return rule
     make = getattr(rule, "of", None)
     return deepcopy(rule) if make is None else make(request)
@@ -95,7 +95,7 @@ class Sequence:
     def __init__(self, request: Request, rule: RefreshRule, config: EngineConfig, *, exact_steps: bool = False) -> None:
         """As an engine with that config runs it."""
         self.request = request
-        self.sees = isinstance(rule, SeeingRule)
+        self.sees = sees(rule)
         self.rule = rule_of(rule, request)
         self.masked = Rows(request.prompt_len, request.total_len) if isinstance(self.rule, RowRule) else None
         """Where masks are, of a rule that chooses rows by them."""

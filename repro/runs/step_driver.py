@@ -9,6 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 from engines.errors import RunError, UserError
@@ -87,6 +88,8 @@ R = TypeVar("R", bound=TimedRequest)
 
 
 class StepEngine(Protocol):
+    """One may have ``ahead``: the steps that follow the last one if nobody comes meanwhile, of an engine on virtual time."""
+
     @property
     def has_work(self) -> bool:
         """Whether any submitted request is neither finished nor failed."""
@@ -150,14 +153,20 @@ def drive_steps(
                 )
             clock.sleep_until(pending[0].arrival_s)
             continue
-        clock.advance(step.duration_s)
-        end = clock.now()
-        log.stamp(step, start, end)
-        if on_progress is not None:
-            num_submitted = len(ordered) - len(pending)
-            on_progress(
-                DriveProgress(now_s=end, num_total=len(ordered), num_submitted=num_submitted, num_closed=log.num_closed)
-            )
+        for each in chain((step,), getattr(engine, "ahead", None) or ()):
+            clock.advance(each.duration_s)
+            end = clock.now()
+            log.stamp(each, start, end)
+            if on_progress is not None:
+                num_submitted = len(ordered) - len(pending)
+                on_progress(
+                    DriveProgress(
+                        now_s=end, num_total=len(ordered), num_submitted=num_submitted, num_closed=log.num_closed
+                    )
+                )
+            if (pending and pending[0].arrival_s <= end) or (should_stop is not None and should_stop()):
+                break
+            start = end
 
 
 def in_arrival_order(requests: Iterable[R]) -> list[R]:

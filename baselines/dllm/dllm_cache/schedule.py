@@ -5,7 +5,7 @@ of a static batch start together, so they share one count.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from engines.errors import require
 from engines.knobs import Checked, Only, Range
@@ -18,8 +18,7 @@ GUIDED_STEPS = 5
 """First steps of a request whose guidance is computed anew whatever ``cfg_interval`` says, as published."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CacheStep:
+class CacheStep(NamedTuple):
     """What one forward refreshes in every layer but the first, which always recomputes all rows.
 
     Counts are per member of a batch whose prompts are padded to ``prompt_width`` and whose responses

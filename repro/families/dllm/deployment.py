@@ -30,7 +30,7 @@ from baselines.dllm.static.scheduler import (
 from engines.cost.kernels import price_on
 from engines.cost.roofline import Calibration, Gpu, StepPrice, gpu
 from engines.data import asked
-from engines.dllm.config import EngineConfig, SeeingRule
+from engines.dllm.config import EngineConfig, sees
 from engines.dllm.engine import Engine
 from engines.dllm.memory import REDUCTION_ROWS, MemoryPlan, divide_memory, logit_rows_at_once
 from engines.dllm.method import Method, Sampler
@@ -118,7 +118,7 @@ class DllmDeployment:
 
     def scheduler(self) -> Scheduler:
         pool, rule, exact = KvPool(self.kv_rows), self.sampler.rule, self.sampler.exact_steps
-        if self.replayed is not None and isinstance(rule, SeeingRule) and not isinstance(rule, RowRule):
+        if self.replayed is not None and sees(rule) and not isinstance(rule, RowRule):
             rule = ReplayedRule(rule=rule, replayed=self.replayed)
         if self.batching.kind == "packed":
             kind, given = scheduler_of(self.config.scheduler), self.settings.scheduler_knobs

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from baselines.dllm.published import PublishedMethod
 from engines.cost.kernels import check_kernels
 from engines.cost.roofline import gpu
-from engines.dllm.config import GenerationConfig, SeeingRule, check_rule
+from engines.dllm.config import GenerationConfig, check_rule, sees
 from engines.dllm.method import Method
 from engines.dllm.rows import RowRule
 from engines.dllm.scheduling import scheduler_of
@@ -165,7 +165,7 @@ class DllmSystem:
             if batching.kind == "packed":
                 check_simulated("scheduler", scheduler_of(settings.engine.scheduler), keeps_state=True)
         require(
-            batching.kind == "packed" or not isinstance(sampler.rule, SeeingRule),
+            batching.kind == "packed" or not sees(sampler.rule),
             f"refresh rule {type(sampler.rule).__name__} decides for each request as it goes, and members of a static batch are in "
             f"step: use reading='policy'",
         )
