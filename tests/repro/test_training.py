@@ -272,10 +272,11 @@ def test_a_model_is_trained_on_the_tasks_it_is_asked_for(tmp_path):
     asked = dataclasses.replace(SMALL, tasks=("mini-chain",), steps=2, gen_length=96)
     assert loop.train_tiny(asked, tmp_path)["config"]["tasks"] == ("mini-chain",)
     tokenizer = load_tokenizer(tmp_path)
-    batch = make_batch(dataclasses.replace(TrainConfig(), tasks=tuple(GENERATORS), gen_length=96), tokenizer, 2300)
+    batch = make_batch(dataclasses.replace(TrainConfig(), tasks=tuple(GENERATORS), gen_length=256), tokenizer, 2300)
     texts = [tokenizer.decode(row) for row in batch.ids.tolist()]
-    starts = ("Story", "#", "Story")
-    assert [text[: len(start)] for text, start in zip(texts[:: len(texts) // 3], starts, strict=False)] == [*starts]
+    firsts = texts[:: len(texts) // len(GENERATORS)]
+    starts = dict.fromkeys(GENERATORS, "Story") | {"mini-code": "#"}
+    assert [text[: len(start)] for text, start in zip(firsts, starts.values(), strict=True)] == [*starts.values()]
 
 
 def test_training_starts_from_a_checkpoint_of_its_shape(tmp_path):
