@@ -42,7 +42,7 @@ def generate(
     check_span("num_names", num_names, 1, len(NAMES))
     check_span("num_facts", num_facts, 1, num_names)
     check_span("num_distractors", num_distractors, 0, 1000)
-    check_span("num_used", num_used, 1, num_names)
+    check_span("num_used", num_used, 1, len(NAMES))
     check_span("drill_terms", drill_terms, 2, 8)
     rng = random.Random(f"{task}:{seed}:{split}")
 
