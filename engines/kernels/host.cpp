@@ -71,26 +71,14 @@ void swiglu_row(const T* gate, const T* up, T* out, long width) {
 }
 
 // Lane i is the sum of x[i]'s.
-Floats sums(const Floats* x) {
-    Floats eight[8], four[4], two[2];
-    for (int i = 0; i < 8; i++) {
-        const Floats a = x[i], b = x[i + 8];
-        eight[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-                   __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+template <int S = LANES / 2>
+Floats sums(Floats* x) {
+    for (int i = 0; i < S; i++) {
+        exchange<S>(x[i], x[i + S], EACH_LANE);
+        x[i] += x[i + S];
     }
-    for (int i = 0; i < 4; i++) {
-        const Floats a = eight[i], b = eight[i + 4];
-        four[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-                  __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    }
-    for (int i = 0; i < 2; i++) {
-        const Floats a = four[i], b = four[i + 2];
-        two[i] = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-                 __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    }
-    const Floats a = two[0], b = two[1];
-    return __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-           __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+    if constexpr (S > 1) return sums<S / 2>(x);
+    return x[0];
 }
 
 struct Paged {
@@ -129,12 +117,11 @@ void attend(const T* q, const T* k, const T* v, T* out, const long* at, long len
             for (int g = 0; g < G; g++) dots[g][i] = Floats{};
             for (int c = 0; c < CHUNKS; c++) {
                 const Floats part = chunk(key, c);
-                for (int g = 0; g < G; g++) dots[g][i] += query[g][c] * part;
+                for (int g = 0; g < G; g++) dots[g][i] = fused(query[g][c], part, dots[g][i]);
             }
         }
-        const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         for (int g = 0; g < G; g++) {
-            Floats score = lane < (int32_t)std::min(length - p, (long)LANES) ? sums(dots[g]) : all(-INFINITY);
+            Floats score = lane_numbers() < (int32_t)std::min(length - p, (long)LANES) ? sums(dots[g]) : all(-INFINITY);
             save(scores + g * padded + p, score);
             highest[g] = larger(highest[g], score);
         }
@@ -156,7 +143,7 @@ void attend(const T* q, const T* k, const T* v, T* out, const long* at, long len
         const T* value = v + at[p];
         for (int c = 0; c < CHUNKS; c++) {
             const Floats part = chunk(value, c);
-            for (int g = 0; g < G; g++) mixed[g][c] += scores[g * padded + p] * part;
+            for (int g = 0; g < G; g++) mixed[g][c] = fused(all(scores[g * padded + p]), part, mixed[g][c]);
         }
     }
     for (int g = 0; g < G; g++)
@@ -169,7 +156,7 @@ template <typename T, int CHUNKS, bool IS_WHOLE>
 void attend_heads(const Paged& in, const T* q, const T* k, const T* v, T* out, long slot, long length, long head) {
     static thread_local std::vector<float> scores;
     static thread_local std::vector<long> at;
-    constexpr int MOST = !IS_WHOLE ? 1 : CHUNKS <= 4 ? 4 : 2;  // what registers hold
+    constexpr int MOST = !IS_WHOLE ? 1 : CHUNKS <= REGISTERS / 8 ? 4 : 2;  // what registers hold
     const long padded = (length + LANES - 1) / LANES * LANES, group = in.heads / in.kv_heads;
     scores.resize(MOST * padded);
     at.resize(padded);
@@ -193,9 +180,11 @@ void decode(const Paged& in, const T* q, const T* k, const T* v, T* out, const i
             long sequences, long q_stride, long threads) {
     long work = 0;
     for (long i = 0; i < sequences; i++) work += lengths[i] * in.heads * in.width;
-    auto one = in.width == 64    ? attend_heads<T, 4, true>
-               : in.width == 128 ? attend_heads<T, 8, true>
-                                 : attend_heads<T, 16, false>;
+    auto one = in.width == 64    ? attend_heads<T, 64 / LANES, true>
+               : in.width == 128 ? attend_heads<T, 128 / LANES, true>
+               : in.width < 32   ? attend_heads<T, 32 / LANES, false>
+               : in.width < 64   ? attend_heads<T, 64 / LANES, false>
+                                 : attend_heads<T, 256 / LANES, false>;
     const long units = sequences * in.kv_heads;
     each(units, work, threads, [=, &in](long i) {
         const long s = i / in.kv_heads, next = std::min(i + 1, units - 1);

@@ -1,4 +1,4 @@
-// Sixteen numbers at a time, float32 in hand and float32 or bfloat16 in memory; and threads.
+// As many numbers at a time as a register holds, float32 in hand and float32 or bfloat16 in memory; and threads.
 
 #pragma once
 
@@ -7,15 +7,21 @@
 #include <cstdint>
 #include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
 namespace {
 
-constexpr int LANES = 16;
+#ifdef __AVX512F__
+constexpr int LANES = 16, REGISTERS = 32;
+#else
+constexpr int LANES = 8, REGISTERS = 16;
+#endif
+constexpr auto EACH_LANE = std::make_integer_sequence<int, LANES>();
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
@@ -26,6 +32,24 @@ struct BFloat16 {
 };
 
 Floats all(float value) { return value - Floats{}; }
+
+template <int... I>
+Ints lane_numbers(std::integer_sequence<int, I...>) {
+    return Ints{I...};
+}
+
+Ints lane_numbers() { return lane_numbers(EACH_LANE); }
+
+// a * b + c, rounded once. A compiler left to itself rounds twice where it holds that for faster, by the loop around it.
+inline Floats fused(Floats a, Floats b, Floats c) {
+#ifdef __AVX512F__
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
 
 Floats widen(Halves bits) { return (Floats)(__builtin_convertvector(bits, Words) << 16); }
 
@@ -84,6 +108,10 @@ inline __mmask16 first(long n) { return n >= LANES ? 0xffff : n <= 0 ? 0 : (1 <<
 inline Floats load(const float* from, long n) { return (Floats)_mm512_maskz_loadu_ps(first(n), from); }
 
 inline void save(float* to, Floats x, long n) { _mm512_mask_storeu_ps(to, first(n), (__m512)x); }
+#elif defined(__AVX2__)
+inline Floats load(const float* from, long n) { return (Floats)_mm256_maskload_ps(from, (__m256i)(lane_numbers() < (int32_t)n)); }
+
+inline void save(float* to, Floats x, long n) { _mm256_maskstore_ps(to, (__m256i)(lane_numbers() < (int32_t)n), (__m256)x); }
 #endif
 
 // What T makes of it.
@@ -98,11 +126,21 @@ Floats rounded<BFloat16>(Floats x) {
     return widen(narrow(x));
 }
 
-float sum(Floats x) {
-    x += __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    x += __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    x += __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    return x[0] + x[1];
+template <int S, int... I>
+float sum(Floats x, std::integer_sequence<int, I...> lanes) {
+    x += __builtin_shufflevector(x, x, (I ^ S)...);
+    if constexpr (S > 1) return sum<S / 2>(x, lanes);
+    return x[0];
+}
+
+float sum(Floats x) { return sum<LANES / 2>(x, EACH_LANE); }
+
+// Exchanges lane i of b with lane i + S of a, wherever i has no bit S.
+template <int S, int... I>
+void exchange(Floats& a, Floats& b, std::integer_sequence<int, I...>) {
+    const Floats x = a, y = b;
+    a = __builtin_shufflevector(x, y, (I & S ? LANES + I - S : I)...);
+    b = __builtin_shufflevector(x, y, (I & S ? LANES + I : I + S)...);
 }
 
 Floats larger(Floats a, Floats b) { return a > b ? a : b; }

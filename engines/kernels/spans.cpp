@@ -4,8 +4,6 @@
 // the lanes; and a row's largest score and its sums are a lane's own, over its keys from first to last: the same in every
 // lane and any company.
 
-#include <utility>
-
 #include "lanes.hpp"
 
 namespace {
@@ -32,20 +30,11 @@ Floats power_of_two(Floats x) {
     return (Floats)((Words)p + ((Words)shifted << 23));
 }
 
-// Exchanges lane i of row i + S with lane i + S of row i, wherever i has no bit S.
-template <int S, int... I>
-void exchange(Floats* x, std::integer_sequence<int, I...>) {
-    for (int i = 0; i < LANES; i++) {
-        if (i & S) continue;
-        const Floats a = x[i], b = x[i + S];
-        x[i] = __builtin_shufflevector(a, b, (I & S ? LANES + I - S : I)...);
-        x[i + S] = __builtin_shufflevector(a, b, (I & S ? LANES + I : I + S)...);
-    }
-}
-
+template <int S = LANES / 2>
 void transpose(Floats* x) {
-    constexpr auto lanes = std::make_integer_sequence<int, LANES>();
-    exchange<8>(x, lanes), exchange<4>(x, lanes), exchange<2>(x, lanes), exchange<1>(x, lanes);
+    for (int i = 0; i < LANES; i++)
+        if (!(i & S)) exchange<S>(x[i], x[i + S], EACH_LANE);
+    if constexpr (S > 1) transpose<S / 2>(x);
 }
 
 // The scores [length] of a head's queries [width], and the highest.
@@ -57,7 +46,7 @@ Floats score(const Lane* query, const float* keys, long stride, long length, lon
         Floats dots[KEYS] = {};
         for (long d = 0; d < width; d++) {
             const Floats part = query[d].x;
-            for (int i = 0; i < KEYS; i++) dots[i] += part * key[i][d];
+            for (int i = 0; i < KEYS; i++) dots[i] = fused(part, all(key[i][d]), dots[i]);
         }
         for (int i = 0; i < KEYS; i++) {
             scores[p + i].x = dots[i];
@@ -74,7 +63,7 @@ void mix(const Lane* shares, const float* values, long stride, long length, Floa
     for (long p = 0; p < length; p++) {
         const Floats share = shares[p].x;
 #pragma GCC unroll 32
-        for (int c = 0; c < C; c++) sum[c] += share * values[p * stride + c];
+        for (int c = 0; c < C; c++) sum[c] = fused(share, all(values[p * stride + c]), sum[c]);
     }
     for (int c = 0; c < C; c++) mixed[c].x = sum[c] * over;
 }
@@ -128,8 +117,10 @@ void attend_rows(const T* const* q, T* const* out, int rows, const float* keys, 
     auto some = [&](auto mix, int n) {
         for (; d + n <= width; d += n) mix(scores, values + d, v_stride, length, over, mixed + d);
     };
-    if (width % 16) some(mix<20>, 20);
-    some(mix<16>, 16), some(mix<8>, 8), some(mix<4>, 4), some(mix<1>, 1);
+    if (REGISTERS >= 32 && width % 16) some(mix<20>, 20);
+    if (REGISTERS >= 32) some(mix<16>, 16);
+    if (REGISTERS < 32 && width % 8) some(mix<10>, 10);
+    some(mix<8>, 8), some(mix<4>, 4), some(mix<1>, 1);
     each_part(width, [&](long d, long n) {
         Floats x[LANES];
         for (int i = 0; i < LANES; i++) x[i] = mixed[d + i].x;

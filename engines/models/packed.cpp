@@ -93,10 +93,10 @@ const BFloat16* tiled(const BFloat16* x, long rows, long inputs, long stride, lo
     return to.data();
 }
 
-constexpr long PANEL = 4 * LANES, SEVERAL_ROWS = 6;
+constexpr long PANEL = 64, PART = 4 * LANES, SEVERAL_ROWS = 6;
 constexpr long PANELS_AHEAD = 24;  // inputs, of weights that come from memory
 
-// R rows and up to n outputs, V vectors of a panel [inputs, PANEL].
+// R rows and up to n outputs, V vectors of a part of a panel [inputs, PANEL].
 template <int R, int V>
 void multiply_panel(const float* x, long stride, const float* weight, long inputs, bool is_first, const float* bias, float* out,
                     long outputs, long n) {
@@ -107,7 +107,7 @@ void multiply_panel(const float* x, long stride, const float* weight, long input
         Floats part[V];
         for (int v = 0; v < V; v++) part[v] = load(weight + v * LANES);
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < V; v++) sums[r][v] += x[r * stride + k] * part[v];
+            for (int v = 0; v < V; v++) sums[r][v] = fused(all(x[r * stride + k]), part[v], sums[r][v]);
     }
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) {
@@ -137,11 +137,15 @@ extern "C" void multiply_float32(const float* x, const float* weight, const floa
     for (long begin = 0; begin < rows; begin += most) {
         const long end = std::min(begin + most, rows);
         each((outputs + PANEL - 1) / PANEL, (end - begin) * inputs * outputs / 16, threads, [=](long panel) {
-            const long first = panel * PANEL, n = outputs - first;
-            const auto* of_rows = n <= LANES ? OF_ROWS<1> : n <= 2 * LANES ? OF_ROWS<2> : n <= 3 * LANES ? OF_ROWS<3> : OF_ROWS<4>;
-            for (long row = begin; row < end; row += SEVERAL_ROWS)
-                of_rows[std::min(end - row, SEVERAL_ROWS) - 1](x + row * stride, stride, weight + first * inputs, inputs, row == begin,
-                                                               bias ? bias + first : bias, out + row * outputs + first, outputs, n);
+            const long behind = std::min((panel + 1) * PANEL, outputs);
+            for (long first = panel * PANEL; first < behind; first += PART) {
+                const long n = outputs - first;
+                const float* own = weight + panel * PANEL * inputs + first % PANEL;
+                const auto* of_rows = n <= LANES ? OF_ROWS<1> : n <= 2 * LANES ? OF_ROWS<2> : n <= 3 * LANES ? OF_ROWS<3> : OF_ROWS<4>;
+                for (long row = begin; row < end; row += SEVERAL_ROWS)
+                    of_rows[std::min(end - row, SEVERAL_ROWS) - 1](x + row * stride, stride, own, inputs, row == begin,
+                                                                   bias ? bias + first : bias, out + row * outputs + first, outputs, n);
+            }
         });
     }
 }
@@ -167,7 +171,8 @@ extern "C" void multiply_bfloat16(const BFloat16* x, const BFloat16* weight, con
     each(columns, rows * inputs * outputs / 64, threads, [=](long column) {
         const BFloat16* own = weight + column * steps * 2 * TILE;
         const long first = column * WIDTH, n = outputs - first;
-        const Floats low = bias ? load(bias + first, n) : Floats{}, high = bias ? load(bias + first + SIDE, n - SIDE) : Floats{};
+        Floats added[WIDTH / LANES] = {};
+        for (long v = 0; bias && v < WIDTH; v += LANES) added[v / LANES] = load(bias + first + v, n - v);
         alignas(64) float sums[2 * SIDE * WIDTH];
         if (in_tiles) configure();
         for (long row = 0; row < rows; row += 2 * SIDE) {
@@ -179,8 +184,7 @@ extern "C" void multiply_bfloat16(const BFloat16* x, const BFloat16* weight, con
                 multiply_alone(from, own, steps, some, sums);
             for (long i = 0; i < some; i++) {
                 BFloat16* to = out + (row + i) * outputs + first;
-                save(to, load(sums + i * WIDTH) + low, n);
-                save(to + SIDE, load(sums + i * WIDTH + SIDE) + high, n - SIDE);
+                for (long v = 0; v < WIDTH; v += LANES) save(to + v, load(sums + i * WIDTH + v) + added[v / LANES], n - v);
             }
         }
         if (in_tiles) release();
