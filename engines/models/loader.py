@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from engines.machine import keep_freed_memory, machine_memory_bytes
 from engines.models.block_config import BLOCK_SHAPES, BlockConfig, CanvasConfig, block_config, read_block_config
 from engines.models.checkpoint import (
@@ -284,9 +284,24 @@ def load_block(
     check_device(device)
     if weights == "random":
         config = block_config(model) if isinstance(model, str) else model
+        _check_experts(config, dtype)
         return _drawn(build_block(config), dtype, device, seed, {})
     directory = _stored_in(model, BLOCK_SHAPES)
-    return _stored(build_block(read_block_config(directory)), directory, dtype, device, {})
+    config = read_block_config(directory)
+    _check_experts(config, dtype)
+    return _stored(build_block(config), directory, dtype, device, {})
+
+
+def _check_experts(config: BlockConfig, dtype: torch.dtype) -> None:
+    """torch multiplies rows of several experts only if a row has a multiple of 16 bytes."""
+    if config.experts is None:
+        return
+    for name, size in (("hidden_size", config.d_model), ("moe_intermediate_size", config.experts.expert_hidden)):
+        require(
+            size * dtype.itemsize % 16 == 0,
+            f"config.json: {name}={size} gives rows of {size * dtype.itemsize} bytes in {dtype}, and experts need a multiple of 16: "
+            f"give a multiple of {16 // dtype.itemsize}",
+        )
 
 
 def build_block(config: BlockConfig) -> BlockModel | LLaDA2Model | GemmaModel:

@@ -68,6 +68,16 @@ def test_random_weights_keep_routers_wide():
     assert masked_logits(model, some_ids(12), 4).isfinite().all()
 
 
+def test_experts_of_rows_that_torch_cannot_group_are_refused_before_a_forward():
+    config = BlockConfig.from_dict(RAW["llada2"] | {"moe_intermediate_size": 20})
+    model = load_block(config, weights="random", dtype=torch.float32)
+    assert masked_logits(model, some_ids(12), 4).isfinite().all()
+    with pytest.raises(
+        UserError, match=r"size=20 gives rows of 40 bytes in torch.bfloat16, .* a multiple of 8$"
+    ):
+        load_block(config, weights="random", dtype=torch.bfloat16)
+
+
 def test_a_router_s_bias_may_be_stored_narrow(tmp_path):
     """2.0 has it in bfloat16, 2.1 in float32."""
     folder = write_block(tmp_path / "narrow", "llada2")
