@@ -72,9 +72,7 @@ def test_experts_of_rows_that_torch_cannot_group_are_refused_before_a_forward():
     config = BlockConfig.from_dict(RAW["llada2"] | {"moe_intermediate_size": 20})
     model = load_block(config, weights="random", dtype=torch.float32)
     assert masked_logits(model, some_ids(12), 4).isfinite().all()
-    with pytest.raises(
-        UserError, match=r"size=20 gives rows of 40 bytes in torch.bfloat16, .* a multiple of 8$"
-    ):
+    with pytest.raises(UserError, match=r"size=20 gives rows of 40 bytes in torch.bfloat16, .* a multiple of 8$"):
         load_block(config, weights="random", dtype=torch.bfloat16)
 
 
