@@ -6,24 +6,17 @@ it gets the embedded model. They take each batch of eight in turn, and ratios ar
 
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import torch
+from beside import BATCH, BLOCK, ours, prompts_of_mini_gsm, shown
 from dlmserve.denoise_loop import init_state, step_batch
 from dlmserve.sampler import SamplingParams
 
-from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.engine import Engine
-from engines.dllm.scheduling import KvPool, PhaseScheduler
 from engines.models.loader import load_model
-from repro.generation import GenerateOptions, prepare_generation
-from repro.runs.cell import Cell
-from repro.runs.experiment import prepare
 from repro.runs.statistics import paired_ratio
 
-BATCH, BLOCK = 8, 32
 SYSTEMS = {"llada": {}, "dllm-serve": {"preset": "exact"}}
 
 
@@ -58,42 +51,11 @@ def theirs(model, prompts, steps):
     return [state.seq[0, state.prompt_len :].tolist() for state in states]
 
 
-def ours(model, prompts, steps, system):
-    generation = GenerationConfig(gen_length=steps, block_length=BLOCK, steps=steps)
-    prepared = prepare_generation(
-        GenerateOptions(model="tiny", system=system, generation=generation, knobs=SYSTEMS[system])
-    )
-    requests = [replace(prepared.request(ids), request_id=at) for at, ids in enumerate(prompts)]
-    longest, sampler = max(request.total_len for request in requests), prepared.sampler
-    config = EngineConfig(
-        max_num_batched_tokens=BATCH * longest,
-        max_model_len=longest,
-        max_num_seqs=BATCH,
-        sparsity=sampler.sparsity,
-        settling=sampler.settling,
-        decode=sampler.decode,
-        tie_policy=sampler.tie_policy,
-        suppress_mask_token=sampler.suppress_mask_token,
-    )
-    rows = BATCH * sampler.rows_of_request(longest, prepared.generation)
-    executor = prepared.method.torch_executor("packed")(model, config, rows, num_slots=BATCH, stop_ids=None)
-    engine = Engine(PhaseScheduler(config, KvPool(rows), sampler.rule, exact_steps=sampler.exact_steps), executor)
-    for request in requests:
-        engine.submit(request)
-    engine.run()
-    return [list(engine.take_output(request.request_id)) for request in requests]
-
-
 def main(num_prompts="64", steps="64"):
-    knobs = {"num_prompts": int(num_prompts), "gen_length": int(steps), "block_length": BLOCK, "steps": int(steps)}
-    cell = Cell(
-        figure=None, system="llada", dataset="mini-gsm", platform="cpu-tiny", executor="torch", rate=None, seed=0,
-        knobs=tuple(knobs.items()),
-    )  # fmt: skip
-    prompts = [request.prompt_ids for request in prepare(cell).workload.requests]
+    prompts = prompts_of_mini_gsm(int(num_prompts), int(steps))
     torch.set_num_threads(1)
     model, answers, seconds = load_model("tiny"), {}, {}
-    asked = {"dlmserve": theirs, **{name: partial(ours, system=name) for name in SYSTEMS}}
+    asked = {"dlmserve": theirs, **{name: partial(ours, system=name, **knobs) for name, knobs in SYSTEMS.items()}}
     with torch.no_grad():
         for at in range(0, len(prompts), BATCH):
             for name, ask in asked.items():
@@ -104,7 +66,7 @@ def main(num_prompts="64", steps="64"):
         same = sum(a == b for a, b in zip(answers[name], answers["dlmserve"], strict=True))
         speed, ratio = len(prompts) * int(steps) / sum(each.values()), paired_ratio(seconds["dlmserve"], each)
         print(
-            f"{name}: {same} of {len(prompts)} answers as dlmserve's, {speed:.0f} tokens a processor second, times {ratio}"
+            f"{name}: {same} of {len(prompts)} answers as dlmserve's, {speed:.0f} tokens a processor second, times {shown(ratio)}"
         )
 
 
