@@ -1,5 +1,8 @@
 """The kernels for CPUs: what they give, that company changes no bit of it, and that torch serves where they cannot."""
 
+import platform
+import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +55,18 @@ def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 @dtypes
 def test_all_serve_here(dtype):
     assert probe.host_fault(dtype) is None
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="its instructions are looked for")
+def test_a_processor_without_avx512_compares_no_number_alone(tmp_path):
+    """As g++ does with lanes that are more than a register holds."""
+    made = tmp_path / "spans.s"
+    compiler, standard, *_ = host.LIBRARY.command()
+    options = (standard, "-O1", "-march=x86-64-v3", "-w", "-S", "-o", made)
+    subprocess.run([compiler, *options, host.LIBRARY.sources[1]], check=True, capture_output=True)
+    text = made.read_text()
+    assert "vmaxps" in text
+    assert re.findall(r"v(?:cmp\w*|max|min)ss", text) == []
 
 
 @dtypes
