@@ -301,6 +301,11 @@ class StepPrice(ABC):
     def decode_line(self, decoding: int) -> DecodeLine:
         """Attention of so many sequences that decode a token each."""
 
+    def total_s(self, work: StepWork) -> float:
+        """As ``step_time`` has it."""
+        linear_s, attention_s, logits_s = self.parts(work)
+        return linear_s + attention_s + logits_s + self.calibration.overhead_s(work)
+
     def step_time(self, work: StepWork) -> PricedStep:
         linear_s, attention_s, logits_s = self.parts(work)
         overhead_s = self.calibration.overhead_s(work)
@@ -325,7 +330,8 @@ class StepPrice(ABC):
         without calibration, because one part's arithmetic may not overlap another part's traffic
         there, and because logits are charged one pass here (written once) and two there.
         """
-        flops, moved = (sum(each) for each in zip(*self.loads(work, logit_passes=1), strict=True))
+        linear, attention, logits = self.loads(work, logit_passes=1)
+        flops, moved = linear[0] + attention[0] + logits[0], linear[1] + attention[1] + logits[1]
         return max(flops / self.gpu.peak_flops, moved / self.gpu.bandwidth)
 
     def loads(self, work: StepWork, logit_passes: int = LOGIT_PASSES) -> tuple[Load, Load, Load]:
