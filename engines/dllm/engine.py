@@ -5,7 +5,9 @@ A plan is held to it before it is executed, and what the scheduler reports after
 the requests needed, whatever the scheduler says of itself.
 """
 
-from collections.abc import Generator, Iterable
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
@@ -26,7 +28,7 @@ from engines.dllm.plan import (
     StepRecord,
 )
 from engines.dllm.scheduling import Scheduler, booked, due_fields, plan_item
-from engines.dllm.sequence import Sequence, hold_together, is_open_ended
+from engines.dllm.sequence import Course, Sequence, hold_together, is_open_ended
 from engines.errors import RunError
 from engines.runtime.step_timer import DeviceTimes
 
@@ -102,6 +104,13 @@ class Ledger:
                 if said != is_so:
                     raise self._fault(f"reports {what}={_listed(said)} of a step with {what}={_listed(is_so)}")
 
+    def course(self, request_id: int, scheduler: Scheduler) -> Course:
+        """That of its block; raise RunError where the scheduler's own request goes on otherwise."""
+        course, theirs = self.running[request_id].course(), scheduler.find(request_id)
+        if course is None or theirs is None or theirs.course() is not course:
+            raise self._fault(f"goes on with request {request_id} otherwise than is due")
+        return course
+
     def _admit(self, items: list[PlanItem], plan: StepPlan) -> None:
         """Begin the requests of these items; raise RunError where the plan reports others, or the engine does not hold them."""
         new = []
@@ -146,6 +155,13 @@ def told(outcome: StepOutcome) -> dict[str, Any]:
     return {name: value for name, value in asked_for.items() if value is not None}
 
 
+def _facts(plan: StepPlan) -> PlanFacts:
+    num_refresh = sum([item.phase.is_refresh for item in plan.items])
+    admitted = tuple([request.request_id for request in plan.admitted]) if plan.admitted else ()
+    return PlanFacts(num_refresh, len(plan.items) - num_refresh, plan.scheduled_tokens, admitted)
+
+
+_NOTHING_DONE = StepChanges()
 NOTHING_RUN = StepOutcome(committed=(), query_rows=0, logit_rows=0, forward_s=0.0, duration_s=None)
 
 
@@ -158,7 +174,9 @@ class Engine:
         self.num_steps = 0
         self._repeats = vars(type(scheduler)).get("repeats", False) and is_constant(scheduler.rule)
         self.ahead: Generator[StepRecord] | None = None
-        """Steps like the last one that need no plan of their own."""
+        """Steps behind the last one that need no whole plan of their own."""
+        self._has_come = False
+        """Whether requests were submitted since the last of them was planned."""
         self._ledger = Ledger(scheduler)
         self._outputs: dict[int, tuple[int, ...] | None] = {}
         self._num_executed = 0
@@ -166,7 +184,7 @@ class Engine:
         """Number of execution -> number of step, of those since ``times`` was called last whose outcome leaves ``forward_s`` open."""
 
     def submit(self, request: Request) -> None:
-        self.settle()
+        self._has_come = True
         self.executor.validate(request)
         asked(self.scheduler.submit, request)
         self._ledger.submit(request)
@@ -213,19 +231,12 @@ class Engine:
         plan = asked(self.scheduler.schedule)
         if plan is None:
             return None
-        ledger, pool = self._ledger, self.scheduler.pool
-        ledger.begin(plan)
-        # A static batch reserves more than its members need.
-        num_running, kv_rows_used = len(ledger.running), max(pool.used_rows, ledger.kv_rows_used)
-        again = getattr(self.executor, "again", None) if self._repeats else None
-        times = 0 if again is None else min([ledger.running[item.request_id].alike() for item in plan.items]) - 1
-        num_refresh, num_ran = 0, len(plan.items)
-        for item in plan.items:
-            num_refresh += item.phase.is_refresh
+        self._ledger.begin(plan)
+        occupancy, facts = self._occupancy(), _facts(plan)
         try:
             outcome = self.executor.execute(plan)
         except ExecutorError as error:
-            num_refresh = num_ran = 0
+            facts = facts._replace(num_refresh=0, num_reuse=0)
             outcome, done = NOTHING_RUN, self._fail(plan, str(error))
         else:
             if outcome.forward_s is None:
@@ -238,38 +249,79 @@ class Engine:
             idle = outcome.parts["idle"] + max(0.0, duration - sum(outcome.parts.values()))
             outcome = outcome._replace(parts={**outcome.parts, "idle": idle})
         self.num_steps += 1
-        admitted = tuple([request.request_id for request in plan.admitted]) if plan.admitted else ()
-        record = StepRecord(
-            self.num_steps - 1,
-            duration,
-            PlanFacts(num_refresh, num_ran - num_refresh, plan.scheduled_tokens, admitted),
-            outcome,
-            done,
-            Occupancy(kv_rows_used, ledger.kv_rows_total, num_running, self.num_waiting),
-        )
-        if times:
-            self.ahead = self._again(plan._replace(admitted=()), record, times)
-        return record
+        if self._repeats and len(outcome.committed) == occupancy.num_running and hasattr(self.executor, "again"):
+            self.ahead = self._go_on()
+        occupancy = occupancy._replace(num_waiting=self.num_waiting)
+        return StepRecord(self.num_steps - 1, duration, facts, outcome, done, occupancy)
 
-    def _again(self, plan: StepPlan, record: StepRecord, times: int) -> Generator[StepRecord]:
-        """Steps like that of a record, of which the last may end blocks. They are booked when they are over, or when somebody comes."""
-        outcome, facts, occupancy = record.outcome, record.plan._replace(admitted=()), record.occupancy
-        again, booked = self.executor.again, 0  # type: ignore[attr-defined]
+    def _go_on(self) -> Generator[StepRecord]:
+        """The steps behind one that ran every running request. A request is planned and booked block by block; all are booked when the
+        scheduler has to be asked for a whole plan, or somebody comes to look."""
+        ledger, again = self._ledger, self.executor.again  # type: ignore[attr-defined]
+        items: dict[int, PlanItem] = {}
+        booked: dict[int, int] = {}
+        """By request: the number of the first step that is not."""
+        turns: defaultdict[int, list[tuple[int, Phase, int]]] = defaultdict(list)
+        """By number of step: requests that it runs in another phase, or with another quota."""
+        ends: defaultdict[int, list[int]] = defaultdict(list)
+        """By number of step: requests whose block it ends."""
+        begun, has_gone, before = list(ledger.running), True, None
+        settles = self.scheduler.config.settling.settles  # and so changes what a step is charged
+        plan, facts, occupancy = StepPlan((), (), 0), PlanFacts(0, 0, 0), self._occupancy()
         try:
-            while booked < times - 1:
-                outcome = again(plan, outcome)
+            while True:
+                number, new, done = self.num_steps, [], _NOTHING_DONE
+                if begun or has_gone or settles or number in turns or self._has_come:
+                    if not all(ledger.running[request_id].course() for request_id in begun):
+                        return
+                    if (followed := self.scheduler.follow(begun, number)) is None:
+                        return
+                    self._has_come, before = False, None
+                    if followed.items:
+                        ledger.begin(followed)
+                    for item in followed.items:
+                        request_id, at = item.request_id, item.step_in_block
+                        course = ledger.course(request_id, self.scheduler)
+                        new.append((item, course))
+                        items[request_id], booked[request_id] = item, number
+                        for turn in course.turns[bisect(course.turns, at) :]:
+                            turns[number + turn - at].append((request_id, course.phases[turn], course.quotas[turn]))
+                        ends[number + len(course.phases) - 1 - at].append(request_id)
+                    for request_id, phase, quota in turns.pop(number, ()):
+                        items[request_id] = items[request_id]._replace(phase=phase, commit=quota)
+                    plan = followed._replace(items=tuple(items.values()))
+                    facts, occupancy = _facts(plan), self._occupancy()
+                elif plan.admitted:
+                    plan, facts = plan._replace(admitted=()), facts._replace(admitted=())
+                before = outcome = again(plan, new, number, before)
                 self.num_steps += 1
-                booked += 1
-                yield StepRecord(self.num_steps - 1, outcome.duration_s, facts, outcome, record.done, occupancy)
+                begun, has_gone = [], False
+                if number in ends:
+                    ended = ends.pop(number)
+                    self._book(ended, booked, number)
+                    part = plan._replace(items=tuple([item for item in plan.items if item.request_id in ended]))
+                    done = self._complete(part, outcome._replace(committed=tuple([item.commit for item in part.items])))
+                    booked |= dict.fromkeys(ended, self.num_steps)
+                    begun = [request_id for request_id in ended if request_id in ledger.running]
+                    if has_gone := len(begun) < len(ended):
+                        items = {request_id: item for request_id, item in items.items() if request_id in ledger.running}
+                yield StepRecord(number, outcome.duration_s, facts, outcome, done, occupancy)
         finally:
-            for item in plan.items:
-                for sequence in (self._ledger.running[item.request_id], self.scheduler.find(item.request_id)):
+            self._book(items, booked, self.num_steps)
+
+    def _book(self, requests: Iterable[int], booked: Mapping[int, int], number: int) -> None:
+        """Their steps up to one of a number, in both accounts."""
+        for request_id in requests:
+            if times := number - booked[request_id]:
+                for sequence in (self._ledger.running[request_id], self.scheduler.find(request_id)):
                     if sequence is not None:
-                        sequence.repeat(booked)
-        outcome = again(plan, outcome)
-        self.num_steps += 1
-        done = self._complete(plan, outcome)
-        yield StepRecord(self.num_steps - 1, outcome.duration_s, facts, outcome, done, occupancy)
+                        sequence.move(times)
+
+    def _occupancy(self) -> Occupancy:
+        ledger, pool = self._ledger, self.scheduler.pool
+        # A static batch reserves more than its members need.
+        used = max(pool.used_rows, ledger.kv_rows_used)
+        return Occupancy(used, ledger.kv_rows_total, len(ledger.running), self.num_waiting)
 
     def settle(self) -> None:
         """Book what has run, for somebody who looks at requests or changes them between two steps."""

@@ -12,7 +12,7 @@ request's schedule never depends on requests that arrived after it, so nobody st
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Sequenced
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,12 +21,11 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from engines.data import load_named, where_of
 from engines.dllm.config import EngineConfig, GenerationConfig, Learned, RefreshRule, check_settling, sees
 from engines.dllm.plan import PlanItem, Request, StepChanges, StepPlan
-from engines.dllm.sequence import Sequence, is_open_ended
+from engines.dllm.sequence import Coming, Sequence, Tokens, is_open_ended
 from engines.errors import UserError, require
 
 
@@ -93,7 +92,7 @@ class Scheduler(ABC):
     knobs: ClassVar[type] = NoKnobs
     """Settings of one's own, a frozen dataclass whose fields all have defaults; a run's knobs are read off it."""
     repeats: ClassVar[bool] = False
-    """Whether this very class plans the same again as long as its queue, its pool and what its requests are charged stay so."""
+    """Whether this very class says by ``follow`` what it would plan: the same as long as nobody comes, ends or is charged otherwise."""
     now_s: float = 0.0
     """Seconds on the clock that the requests' ``arrival_s`` are on, as the engine is asked for its next step."""
 
@@ -110,6 +109,7 @@ class Scheduler(ABC):
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
+        self._coming = Coming(1)
 
     @classmethod
     def check(cls, config: EngineConfig, generation: GenerationConfig) -> None:
@@ -185,19 +185,42 @@ class Scheduler(ABC):
             if charge <= budget:
                 budget -= charge
                 chosen.append(sequence)
-        admitted: list[Request] = []
-        if len(chosen) == len(self.running):
-            while self.waiting and len(self.running) < self.config.max_num_seqs:
-                sequence = self.waiting[0]
-                charge = self.charge(sequence)
-                if charge > budget or not self._reserve(sequence):
-                    break
-                budget -= charge
-                self.running.append(self.waiting.popleft())
-                chosen.append(sequence)
-                admitted.append(sequence.request)
-        if not chosen:
+        self._coming = Coming(1)
+        plan = self._filled(chosen, budget, admits=len(chosen) == len(self.running))
+        return plan if plan.items else None
+
+    def follow(self, begun: Iterable[int], number: int) -> StepPlan | None:
+        """What ``schedule`` would plan for the step of that number, behind one that ran every running request, but for the items: only those
+        of the requests in a block that this was not told of yet, and of those that it admits. None where nothing runs, or not all can."""
+        chosen = [self._by_id[request_id] for request_id in begun]
+        for sequence in chosen:
+            self._coming.add(number, self.charges(sequence))
+        if not self.running:
             return None
+        (charged,) = self._coming.at(number)
+        if (budget := self.config.max_num_batched_tokens - charged) < 0:
+            return None
+        plan = self._filled(chosen, budget)
+        for sequence in chosen[len(chosen) - len(plan.admitted) :]:
+            self._coming.add(number + 1, self.charges(sequence)[:, 1:])
+        return plan
+
+    def charges(self, sequence: Sequence) -> Tokens:
+        """[1, steps]: ``charge`` in this step of its block and in the later ones."""
+        return sequence.coming_tokens()[None]
+
+    def _filled(self, chosen: list[Sequence], budget: int, *, admits: bool = True) -> StepPlan:
+        """With the requests, which this appends, that are admitted to what is left of the budget."""
+        admitted: list[Request] = []
+        while admits and self.waiting and len(self.running) < self.config.max_num_seqs:
+            sequence = self.waiting[0]
+            charge = self.charge(sequence)
+            if charge > budget or not self._reserve(sequence):
+                break
+            budget -= charge
+            self.running.append(self.waiting.popleft())
+            chosen.append(sequence)
+            admitted.append(sequence.request)
         charged = self.config.max_num_batched_tokens - budget
         return StepPlan(tuple(map(plan_item, chosen)), tuple(admitted), charged)
 
@@ -298,9 +321,9 @@ class RequestScheduler(Scheduler):
     def charge(self, sequence: Sequence) -> int:
         return sequence.total_len
 
+    def charges(self, sequence: Sequence) -> Tokens:
+        return np.full_like(super().charges(sequence), sequence.total_len)
 
-Tokens = npt.NDArray[np.int64]
-"""Query tokens of consecutive steps."""
 
 MAX_PATTERNS = 64
 """Generation settings whose trajectories are kept for the next request that asks for the same."""

@@ -5,13 +5,14 @@ torch rounds: a quota is a truncated product of these numbers, so their last bit
 """
 
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from engines.dllm.config import (
     DecodeConfig,
@@ -21,12 +22,16 @@ from engines.dllm.config import (
     Phase,
     RefreshRule,
     Seen,
+    Settling,
     check_phase,
     sees,
 )
 from engines.dllm.memory import cache_rows
 from engines.dllm.plan import NOTHING_CHOSEN, POSITION_BYTES, Request
 from engines.dllm.rows import RowRule, Rows, Standing
+
+Tokens = npt.NDArray[np.int64]
+"""Numbers of consecutive steps."""
 
 _EPS = 1e-3
 
@@ -127,7 +132,7 @@ class Sequence:
         generation = self.request.generation
         self.block = block
         self.block_steps = self.quota_steps[block]
-        self._alike: tuple[int, ...] = ()
+        self._course: Course | None = None
         self.step_in_block = 0
         had_cache, self.has_cache = self.has_cache, False
         self.phase: Phase = self._next_phase()
@@ -198,20 +203,39 @@ class Sequence:
             return 0.0
         return float(commit_share(self.step_in_block, self.block_steps))
 
-    def alike(self) -> int:
-        """Steps from this one on that differ in nothing but the masks left; 1 where nobody knows."""
-        if self.is_idle or self.first_row or self.settles or self.sees or self.is_open_ended or self.masked is not None:
-            return 1
-        if not self._alike:
-            length = self.block_end - self.block_start
-            self._alike = steps_alike(self.rule, self.decode, length, self.block_steps, self.runs_all_steps)  # type: ignore[arg-type]
-        return self._alike[self.step_in_block]
+    def course(self) -> "Course | None":
+        """What the steps of its block do; None where the schedule does not decide it."""
+        if self._course is None and not (self.is_idle or self.sees or self.is_open_ended or self.masked is not None):
+            self._course = course_of(
+                self.rule,  # type: ignore[arg-type]
+                self.decode,
+                self.config.settling,
+                self.block_end - self.block_start,
+                self.block_steps,
+                exact_steps=self.runs_all_steps,
+                is_partial=self.first_row > 0,
+            )
+        return self._course
 
-    def repeat(self, times: int) -> None:
-        """Book so many executed steps of those ``alike``, but the last of them."""
-        self.masks_left -= times * self.quota
+    def coming_tokens(self) -> Tokens:
+        """``query_tokens`` of this and the later steps of its block, by its ``course``."""
+        course = self.course()
+        assert course is not None
+        window, partial = self.window_end - self.block_start, self.length - self.first_row
+        return course.rows(self.length, window, partial)[self.step_in_block :]
+
+    def move(self, times: int) -> None:
+        """Book so many executed steps of its ``course``, none of them the last."""
+        course = self.course()
+        assert course is not None
         self.num_steps += times
-        self.step_in_block += times
+        self.step_in_block = at = self.step_in_block + times
+        self.phase, self.masks_left = course.phases[at], course.masks[at]
+        self.settled_rows, self.settled_before = course.settled[at]
+        self.has_cache = self.has_cache or Phase.BUILD in course.phases[: at + 1]
+        self.first_row = 0
+        if self.settles:
+            self.masks = course.masks[: at + 1]
 
     def trajectory(self) -> Iterator[tuple[Phase, int]]:
         """Phase and query tokens of this and every later step, which is certain unless ``is_open_ended``.
@@ -282,24 +306,81 @@ class Sequence:
                 return
             self.masks_left = 0
         # In its last block, until its batch ends too.
-        self.is_idle = self.num_steps < len(self.held)
+        self.is_idle, self._course = self.num_steps < len(self.held), None
         if self.is_idle:
             self.phase = self.held[self.num_steps]
         else:
             self.block = len(self.quota_steps)
 
 
-@lru_cache(maxsize=64)
-def steps_alike(rule: RefreshRule, decode: DecodeConfig, length: int, steps: int, exact_steps: bool) -> tuple[int, ...]:
-    """By step of a block of such a length, ``Sequence.alike``."""
-    generation = GenerationConfig(gen_length=length, block_length=length, steps=steps)
+class Course:
+    """The steps of a block that the schedule decides, by their place in it. Masks left and settled rows are those at a step's start."""
+
+    def __init__(self, steps: list[tuple[Phase, int, int, tuple[int, int]]]) -> None:
+        self.phases, self.quotas, self.masks, self.settled = zip(*steps, strict=True)
+        kinds = list(zip(self.phases, self.quotas, strict=True))
+        self.turns = [at for at in range(1, len(kinds)) if kinds[at] != kinds[at - 1]]
+        """Steps of another phase or quota than the one before."""
+        self.is_build, self.is_reuse, self.is_partial = (
+            np.array([phase is kind for phase in self.phases], dtype=np.int64)
+            for kind in (Phase.BUILD, Phase.REUSE, Phase.PARTIAL)
+        )
+        self.is_refresh = 1 - self.is_reuse - self.is_partial
+        self.num_settled = np.array([rows for rows, _ in self.settled], dtype=np.int64)
+
+        self.rows: Callable[[int, int, int], Tokens] = lru_cache(maxsize=1024)(self._rows)
+
+    def _rows(self, whole: int, window: int, partial: int) -> Tokens:
+        """Query rows of each step, of the numbers that a Refresh, a Reuse and a partial Refresh have."""
+        return whole * self.is_refresh + window * self.is_reuse + partial * self.is_partial - self.num_settled
+
+
+@lru_cache(maxsize=256)
+def course_of(
+    rule: RefreshRule,
+    decode: DecodeConfig,
+    settling: Settling,
+    length: int,
+    num_steps: int,
+    *,
+    exact_steps: bool,
+    is_partial: bool,
+) -> Course:
+    """That of any block of such a length; ``is_partial`` where its first step leaves rows ahead of it out."""
+    generation = GenerationConfig(gen_length=length, block_length=length, steps=num_steps)
     request = Request(request_id=0, prompt_len=1, generation=generation)
-    ahead = Sequence(request, rule, EngineConfig(decode=decode), exact_steps=exact_steps)
-    asked: list[tuple[Phase, int]] = []
+    ahead = Sequence(request, rule, EngineConfig(decode=decode, settling=settling), exact_steps=exact_steps)
+    steps: list[tuple[Phase, int, int, tuple[int, int]]] = []
     while not ahead.is_finished:
-        asked.append((ahead.phase, ahead.quota))
+        phase = Phase.PARTIAL if is_partial and not steps else ahead.phase
+        steps.append((phase, ahead.quota, ahead.masks_left, (ahead.settled_rows, ahead.settled_before)))
         ahead.advance(ahead.quota)
-    return tuple(left for _, same in groupby(asked) for left in range(len(list(same)), 0, -1))
+    return Course(steps)
+
+
+class Coming:
+    """Sums over requests of what they take, of some kinds, in the coming steps, which are numbered."""
+
+    def __init__(self, num_kinds: int) -> None:
+        self._sums: Tokens = np.zeros((num_kinds, 256), dtype=np.int64)
+        self._first: int | None = None
+
+    def add(self, number: int, taken: Tokens) -> None:
+        """[kinds, steps] of a request from that step on; those before are forgotten."""
+        if self._first is None:
+            self._first = number
+        start, num_steps = number - self._first, taken.shape[1]
+        if start + num_steps > self._sums.shape[1]:
+            more = np.zeros((len(self._sums), 256 + num_steps), dtype=np.int64)
+            self._sums = np.concatenate((self._sums[:, start:], more), axis=1)
+            self._first, start = number, 0
+        self._sums[:, start : start + num_steps] += taken
+
+    def at(self, number: int) -> list[int]:
+        """Of a step that some request has."""
+        assert self._first is not None
+        found: list[int] = self._sums[:, number - self._first].tolist()
+        return found
 
 
 def hold_together(members: Collection[Sequence]) -> None:

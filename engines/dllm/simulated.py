@@ -9,6 +9,7 @@ when a rule refreshes and where a request stops. None of it depends on the batch
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ import numpy as np
 
 from engines.cost.roofline import StepPrice, StepWork
 from engines.dllm.config import EngineConfig, GenerationConfig, Phase, RefreshRule, Seen, is_constant
-from engines.dllm.plan import POSITION_BYTES, DelegatingExecutor, Executor, Request, StepOutcome, StepPlan
+from engines.dllm.plan import POSITION_BYTES, DelegatingExecutor, Executor, PlanItem, Request, StepOutcome, StepPlan
+from engines.dllm.sequence import Coming, Course, Tokens
 from engines.errors import UserError, require
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import DeviceTimes
@@ -166,7 +168,11 @@ class RooflineExecutor:
         self.copied_bytes_per_logit = copied_bytes_per_logit
         # Steps repeat: most of a simulation's time would go into pricing the same ones.
         self._seconds: dict[StepWork, tuple[float, float]] = {}
-        self._work = StepWork()
+        self._coming, self._totals = Coming(5), [0] * 5
+        self._block = lru_cache(maxsize=4096)(self._block_totals)
+        self._by_totals: dict[tuple[int | None, ...], dict[int, tuple[int, int, float, float]]] = {}
+        """By all totals but the rows of logits wanted, the number of items and padding: by those rows, what a step makes and takes."""
+        self._prices: dict[int, tuple[int, int, float, float]] = {}
         self._notes = StepNotes() if roofline.calibration.notes_steps else None
 
     def validate(self, request: Request) -> None:
@@ -185,35 +191,65 @@ class RooflineExecutor:
         return
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        self._work = self.work(plan)
-        return self._noted(plan)
+        self._coming = Coming(5)
+        return self._noted(plan, self.work(plan))
 
-    def again(self, plan: StepPlan, before: StepOutcome) -> StepOutcome:
-        """``execute`` of a plan like that of the step ``before``, but for the masks left."""
-        if plan.pad_to is None and self.config.logit_rows == "decomposed" and self.config.suppress_mask_token:
-            wanted = before.logit_rows - before.committed_tokens
-            self._work = self._work._replace(logit_rows=wanted, logit_chunks=logit_chunks(wanted, self.config))
-        elif self._notes is None:
-            return before
-        return self._noted(plan)
+    def again(
+        self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, before: StepOutcome | None
+    ) -> StepOutcome:
+        """``execute`` of the plan of step ``number``, whose items may have the masks and settled rows of an earlier step of their block;
+        ``begun`` are those in a block that this was not told of yet, with its course. ``before`` is the outcome of the same plan."""
+        config, pad_to = self.config, plan.pad_to
+        if before is not None and self._notes is None and not config.settling.settles:
+            if pad_to is not None or config.logit_rows != "decomposed" or not config.suppress_mask_token:
+                return before
+            self._totals[4] = before.logit_rows - before.committed_tokens
+        else:
+            padded_keys = max([item.kept_rows + item.window_len for item in plan.items]) if begun and pad_to else 0
+            for item, course in begun:
+                lengths = item.total_len, item.block_len, item.window_len, item.kept_rows, item.first_row
+                totals = self._block(course, *lengths, pad_to or item.total_len, padded_keys)
+                self._coming.add(number, totals[:, item.step_in_block :])
+            self._totals = self._coming.at(number)
+            if self._notes is not None:
+                return self._noted(plan, summed(self._totals, plan, config))
+            self._prices = self._by_totals.setdefault((*self._totals[:4], len(plan.items), pad_to), {})
+        wanted = self._totals[4]
+        if (priced := self._prices.get(wanted)) is None:
+            work = summed(self._totals, plan, config)
+            priced = self._prices[wanted] = work.query_rows, work.logit_rows, *self._price(work)
+        query_rows, logit_rows, duration, bound = priced
+        committed = tuple([item.commit for item in plan.items]) if before is None else before.committed
+        return StepOutcome(committed, query_rows, logit_rows, duration, duration, bound_s=bound)
 
-    def _noted(self, plan: StepPlan) -> StepOutcome:
-        return self.charged(plan, self._work if self._notes is None else self._notes.noted(plan, self._work))
+    def _block_totals(
+        self, course: Course, total_len: int, length: int, window: int, kept: int, first_row: int, whole: int, keys: int
+    ) -> Tokens:
+        """[5, steps of the block]: one request's of what ``summed`` adds up. A Refresh has ``whole`` rows, padding included, and a Reuse of
+        a padded batch so many ``keys``."""
+        config = self.config
+        if config.sparsity.whole_layer is not None:
+            kept = config.sparsity.mean_rows(kept, self.roofline.shape.n_layers)
+        rows = course.rows(whole, window, total_len - first_row)
+        read = course.rows(whole, keys or kept + window, total_len) + course.num_settled
+        written = rows * (1 - course.is_refresh) + (kept + length * config.settling.settles) * course.is_build
+        wanted = course.masks if config.suppress_mask_token else [length] * len(rows)
+        return np.stack((rows, rows * read, read, written, np.array(wanted)))
+
+    def _noted(self, plan: StepPlan, work: StepWork) -> StepOutcome:
+        return self.charged(plan, work if self._notes is None else self._notes.noted(plan, work))
 
     def charged(self, plan: StepPlan, work: StepWork) -> StepOutcome:
+        duration, bound = self._price(work)
+        committed = tuple([item.commit for item in plan.items])
+        return StepOutcome(committed, work.query_rows, work.logit_rows, duration, duration, bound_s=bound)
+
+    def _price(self, work: StepWork) -> tuple[float, float]:
         priced = self._seconds.get(work)
         if priced is None:
-            charged = self.roofline.step_time(copying(work, self.roofline.shape, self.copied_bytes_per_logit)).total_s
-            priced = self._seconds[work] = charged, self.roofline.lower_bound_s(work)
-        duration, bound = priced
-        return StepOutcome(
-            tuple([item.commit for item in plan.items]),
-            work.query_rows,
-            work.logit_rows,
-            duration,
-            duration,
-            bound_s=bound,
-        )
+            copied = copying(work, self.roofline.shape, self.copied_bytes_per_logit)
+            priced = self._seconds[work] = self.roofline.total_s(copied), self.roofline.lower_bound_s(work)
+        return priced
 
     def work(self, plan: StepPlan) -> StepWork:
         """Work of one step; to be asked once for every step and in their order, as some methods count them."""
@@ -291,15 +327,18 @@ def step_work(plan: StepPlan, config: EngineConfig, num_layers: int = 1) -> Step
         query_rows += rows
         pairs += rows * keys
         wanted += item.candidates if config.suppress_mask_token else item.block_end - item.block_start
+    return summed((query_rows, pairs, read, written, wanted), plan, config)
+
+
+def summed(totals: Sequence[int], plan: StepPlan, config: EngineConfig) -> StepWork:
+    """``totals`` over a plan's items: query rows, attention pairs, K/V rows read and written, and rows of logits where none but those
+    that are wanted are made."""
+    query_rows, pairs, read, written, wanted = totals
     if plan.pad_to is None and config.logit_rows == "decomposed":
-        logit_rows, chunks = wanted, logit_chunks(wanted, config)
+        logit_rows, chunks = wanted, max(1, -(-wanted // config.max_num_logits))
     else:
         logit_rows, chunks = query_rows, 1
     return StepWork(query_rows, pairs, logit_rows, read, written, len(plan.items), logit_chunks=chunks)
-
-
-def logit_chunks(rows: int, config: EngineConfig) -> int:
-    return max(1, -(-rows // config.max_num_logits))
 
 
 DATA = ("confidences", "ids", "attention")

@@ -1,6 +1,6 @@
 """dLLM-Cache as a method: its intervals, its memory, what a step asks of the hardware, and its executors."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,9 @@ from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, No
 from engines.dllm.engine import Engine
 from engines.dllm.memory import REDUCTION_ROWS
 from engines.dllm.method import BLOCKS, Options, Sampler
-from engines.dllm.plan import Request, StepOutcome, StepPlan
+from engines.dllm.plan import PlanItem, Request, StepOutcome, StepPlan
 from engines.dllm.scheduling import KvPool
+from engines.dllm.sequence import Course
 from engines.dllm.simulated import RooflineExecutor
 from engines.errors import require
 from engines.models.shape import ModelShape
@@ -103,8 +104,10 @@ class FeatureCacheRooflineExecutor(RooflineExecutor):
             self._known[step] = step_work(*step, self.roofline.shape)
         return self._known[step]
 
-    def again(self, plan: StepPlan, before: StepOutcome) -> StepOutcome:
-        return self.execute(plan)  # its steps go on however alike
+    def again(
+        self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, before: StepOutcome | None
+    ) -> StepOutcome:
+        return self.execute(plan)  # its steps go on through blocks
 
 
 class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
@@ -138,7 +141,9 @@ class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
             logit_chunks=max(1, -(-logit_rows // self.config.max_num_logits)),
         )
 
-    def again(self, plan: StepPlan, before: StepOutcome) -> StepOutcome:
+    def again(
+        self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, before: StepOutcome | None
+    ) -> StepOutcome:
         return self.execute(plan)
 
     def release(self, request_id: int) -> None:

@@ -7,7 +7,7 @@ free.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -15,7 +15,7 @@ from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, Ph
 from engines.dllm.memory import GUARD_FRACTION
 from engines.dllm.plan import Request, StepPlan
 from engines.dllm.scheduling import KvPool, Scheduler, plan_item
-from engines.dllm.sequence import Sequence, hold_together
+from engines.dllm.sequence import Coming, Sequence, hold_together
 from engines.errors import UserError, require
 from engines.models.shape import ModelShape
 
@@ -80,10 +80,23 @@ class StaticBatchScheduler(Scheduler):
             admitted = [sequence.request for sequence in self.running]
         if not self.running:
             return None
+        self._coming = Coming(1)
         running, rows = self.running, self._pad_to
         if not running[0].phase.is_refresh:
             rows = max([sequence.window_end - sequence.block_start for sequence in running])
         return StepPlan(tuple(map(plan_item, running)), tuple(admitted), rows * len(running), self._pad_to)
+
+    def follow(self, begun: Iterable[int], number: int) -> StepPlan | None:
+        members = [self._by_id[request_id] for request_id in begun]
+        window = max([sequence.window_end - sequence.block_start for sequence in members], default=0)
+        for sequence in members:
+            course = sequence.course()
+            assert course is not None
+            self._coming.add(number, course.rows(self._pad_to, window, 0)[None, sequence.step_in_block :])
+        if not self.running:
+            return None
+        (charged,) = self._coming.at(number)
+        return StepPlan(tuple(map(plan_item, members)), (), charged, self._pad_to)
 
     def _form_batch(self) -> None:
         """Equal slabs, so that the padded cache is one strided view of the pool. Who does not go with the oldest waits, and

@@ -1,4 +1,4 @@
-"""Steps alike, which a simulation runs without a plan of their own, are those that it runs plan by plan."""
+"""Steps that a simulation runs without a whole plan of their own are those that it runs plan by plan."""
 
 from dataclasses import replace
 
@@ -11,7 +11,15 @@ from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.cost.kernels import price_on
 from engines.cost.roofline import RTX4090, Calibration, CardCalibration
-from engines.dllm.config import DecodeConfig, DelayedCache, EngineConfig, GenerationConfig, NoCache
+from engines.dllm.config import (
+    DecodeConfig,
+    DelayedCache,
+    EngineConfig,
+    GenerationConfig,
+    NoCache,
+    Settling,
+    SparsityConfig,
+)
 from engines.dllm.engine import Engine
 from engines.dllm.plan import Request
 from engines.dllm.scheduling import KvPool, PhaseScheduler, RequestScheduler
@@ -25,7 +33,7 @@ NOTING = CardCalibration(**{**PLAIN.__dict__, "layout_s": 1.0, "build_s": 2.0})
 
 
 class Phases(PhaseScheduler):
-    """As its parent, but nobody says that it plans the same again."""
+    """As its parent, but nobody says that it can be followed."""
 
 
 class Requests(RequestScheduler):
@@ -40,12 +48,13 @@ class Static(StaticBatchScheduler):
 @given(st.data())
 def test_records_are_those_of_plans_made_step_by_step(data):
     ask = data.draw
-    lengths, block = ask(st.lists(st.integers(1, 40), min_size=1, max_size=6)), ask(st.integers(1, 12))
+    lengths, block = ask(st.lists(st.integers(1, 40), min_size=1, max_size=9)), ask(st.integers(1, 12))
     own, base = ask(st.sampled_from([(Phases, PhaseScheduler), (Requests, RequestScheduler), (Static, None)]))
     num_blocks = ask(st.integers(1, 3))
     generation = GenerationConfig(
         gen_length=block * num_blocks, block_length=block, steps=num_blocks * ask(st.integers(1, block))
     )
+    longer = replace(generation, gen_length=2 * generation.gen_length, steps=2 * generation.steps)
     config = EngineConfig(
         max_num_batched_tokens=ask(st.sampled_from([80, 200])),
         max_num_seqs=ask(st.integers(1, 4)),
@@ -54,14 +63,23 @@ def test_records_are_those_of_plans_made_step_by_step(data):
         logit_rows=ask(st.sampled_from(["decomposed", "monolithic"])),
         suppress_mask_token=ask(st.booleans()),
         decode=DecodeConfig(quota=ask(st.sampled_from(["even", "timestep"]))),
+        sparsity=SparsityConfig(selection="dense"),
     )
     rule = ask(
         st.sampled_from([NoCache(), DelayedCache(delay=0), DelayedCache(delay=1), DelayedCache(window="suffix")])
     )
+    if base is not None and rule.caches and rule.window == "block" and config.suppress_mask_token:
+        settling = Settling(settle_after=ask(st.sampled_from([None, 1, 2])), full_every=ask(st.integers(1, 3)))
+        config = replace(config, settling=settling)
     price = price_on(LLADA_8B, RTX4090, None, ask(st.sampled_from([PLAIN, NOTING])))
     exact, counts = ask(st.booleans()), base is None and ask(st.booleans())
     requests = [
-        Request(request_id=i, prompt_len=n, generation=generation, arrival_s=ask(st.floats(0, 3)))
+        Request(
+            request_id=i,
+            prompt_len=n,
+            generation=longer if base is not None and n % 3 == 0 and n < 8 else generation,
+            arrival_s=ask(st.floats(0, 3)),
+        )
         for i, n in enumerate(lengths)
     ]
 
