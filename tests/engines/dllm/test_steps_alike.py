@@ -108,3 +108,18 @@ def test_a_cancelled_request_leaves_the_others_as_they_were(after):
         engine.cancel(0)
         found.append((steps, engine.run()))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("full_every", [1, 2])
+def test_settled_rows_are_left_out_as_step_by_step(full_every):
+    settling = Settling(settle_after=1, full_every=full_every)
+    sparsity = SparsityConfig(selection="dense")
+    config = EngineConfig(max_num_batched_tokens=60, max_model_len=80, settling=settling, sparsity=sparsity)
+    price, found = price_on(LLADA_8B, RTX4090, None, PLAIN), []
+    for kind in (PhaseScheduler, Phases):
+        engine = Engine(kind(config, KvPool(400), DelayedCache(delay=0)), RooflineExecutor(price, config))
+        for i in range(4):
+            generation = GenerationConfig(gen_length=24, block_length=8, steps=24)
+            engine.submit(Request(request_id=i, prompt_len=9 + i, generation=generation))
+        found.append(engine.run())
+    assert found[0] == found[1]
