@@ -29,6 +29,13 @@ from repro.runs.store import StoredRun, by_seed
 NUM_SEEDS, NUM_PROBLEMS = 4, 125
 """500 problems of each task."""
 THROUGHPUT = Measure(path="throughput_tok_s")
+THRESHOLD = "threshold 0.9"
+COMMITS: Mapping[str, Mapping[str, Scalar]] = {
+    THRESHOLD: {"threshold": 0.9},
+    "LocalLeap 0.9": {"anchor_threshold": 0.9},
+    "factor 1": {"factor": 1.0},
+}
+"""Rules of commits by name: Fast-dLLM's two, and LocalLeap's (arXiv:2510.07081)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +48,8 @@ class Task:
     """What Burst's requests ask of a card, in the same blocks."""
     steps: tuple[int, int]
     """An answer's, and those of a card's request, at a fixed pace: about as many as a threshold takes."""
+    commits: Sequence[str] = (THRESHOLD,)
+    """Rules of commits asked of it: keys of ``COMMITS``."""
 
 
 TASKS = (
@@ -50,6 +59,7 @@ TASKS = (
         answer={"model": "tiny-long", "gen_length": 96, "block_length": 16},
         at_once={"gen_length": 256, "block_length": 16},
         steps=(12, 32),
+        commits=tuple(COMMITS),
     ),
     Task(
         name="mini-far",
@@ -57,6 +67,13 @@ TASKS = (
         answer={"gen_length": 64, "block_length": 32},
         at_once={"gen_length": 64, "block_length": 32, "input_len": 1280},
         steps=(6, 6),
+    ),
+    Task(
+        name="mini-roll",
+        platform="cpu-tiny",
+        answer={"model": "tiny-roll", "gen_length": 256, "block_length": 32},
+        at_once={"gen_length": 256, "block_length": 32},
+        steps=(24, 24),
     ),
 )
 
@@ -69,28 +86,32 @@ class Policy(Contender):
     is_ours: bool = False
     is_fixed: bool = False
     is_composed: bool = True
-    answered: Sequence[str] = ("mini-chain", "mini-far")
+    answered: Sequence[str] = ("mini-chain", "mini-far", "mini-roll")
 
 
 POLICIES = tuple(contenders_beside(__file__, Policy).values())
 EVERY_ROW, FAST_DLLM = POLICIES[:2]
 
 
-def asked(where: Platform) -> list[tuple[Task, Policy]]:
+def asked(where: Platform) -> list[tuple[Task, Policy, str]]:
+    """Tasks, rules of rows and rules of commits. A card composes a fixed number of tokens a step, so it knows one rule."""
     return [
-        (task, policy)
+        (task, policy, commit)
+        for commit in COMMITS
         for task in TASKS
+        if commit in ((THRESHOLD,) if where.gpu else task.commits)
         for policy in POLICIES
         if (policy.is_composed if where.gpu else task.platform == where.name and task.name in policy.answered)
+        if commit == THRESHOLD or (policy.is_composed and not policy.is_fixed)
     ]
 
 
-def cell_of(view: View, task: Task, policy: Policy) -> Cell:
+def cell_of(view: View, task: Task, policy: Policy, commit: str = THRESHOLD) -> Cell:
     is_card = view.platform.gpu is not None
     own = {**(task.at_once if is_card else task.answer), "num_prompts": CARD_REQUESTS if is_card else NUM_PROBLEMS}
     own["steps"] = task.steps[is_card]
     if not is_card and not policy.is_fixed:
-        own |= {"steps": task.answer["gen_length"], "threshold": 0.9}
+        own |= {"steps": task.answer["gen_length"], **COMMITS[commit]}
     own |= dict(policy.knobs)
     knobs = tuple((name, value) for name, value in own.items() if value is not None)
     return view.cell(None, policy.system, "burst" if is_card else task.name, knobs=knobs)
@@ -105,10 +126,11 @@ def cells(view: View) -> list[Cell]:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """One policy's, over the problems of all seeds; points are of pairs with every row."""
+    """One policy's, over the problems of all seeds; points are of pairs with every row by the same rule of commits."""
 
     task: Task
     policy: Policy
+    commit: str
     runs: tuple[StoredRun, ...]
     every_row: tuple[StoredRun, ...]
 
@@ -135,7 +157,21 @@ class Answers:
 
 
 ANSWER_COLUMNS = (
-    *("task", "policy", "rule", "is_ours", "n", "solved", "low", "high", "lost", "won", "points", "points_low"),
+    *(
+        "task",
+        "commit",
+        "policy",
+        "rule",
+        "is_ours",
+        "n",
+        "solved",
+        "low",
+        "high",
+        "lost",
+        "won",
+        "points",
+        "points_low",
+    ),
     *("points_high", "p_value", "tokens_per_step", "rows_per_request", "obtained", "valid", "run_folder"),
 )
 
@@ -144,7 +180,7 @@ def answer_row(each: Answers) -> tuple[object, ...]:
     solved = each.solved
     numbers = (None,) * 4 if solved is None else (solved.n, round(solved.share * solved.n), solved.low, solved.high)
     return (
-        *(each.task.name, each.policy.name, each.policy.rule, each.policy.is_ours, *numbers),
+        *(each.task.name, each.commit, each.policy.name, each.policy.rule, each.policy.is_ours, *numbers),
         *(*apart(each.pair), each.tokens_per_step, each.rows, obtained_text(each.runs), all_valid(each.runs)),
         " ".join(run.cell.folder_name for run in each.runs),
     )
@@ -164,10 +200,11 @@ def answered(runs: Runs) -> list[Answers]:
         Answers(
             task=task,
             policy=policy,
-            runs=runs.of(cell_of(view, task, policy)),
-            every_row=runs.of(cell_of(view, task, EVERY_ROW)),
+            commit="fixed" if policy.is_fixed else commit,
+            runs=runs.of(cell_of(view, task, policy, commit)),
+            every_row=runs.of(cell_of(view, task, EVERY_ROW, commit)),
         )
-        for task, policy in asked(view.platform)
+        for task, policy, commit in asked(view.platform)
     ]
     return [each for each in found if each.runs]
 
@@ -181,8 +218,20 @@ def answer_page(runs: Runs) -> Page:
         bounds = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*known) if known else "-"
         numbers = ("-" if each.solved is None else str(each.solved), lost, won, bounds, shown(p_value, ".2g"))
         counted = (f"{each.rows:,.0f}", f"{each.tokens_per_step:.1f}", validity_text(each.runs))
-        rows.append((each.policy.name, *numbers, *counted))
-    columns = ("policy", "solved %", "lost", "won", "points", "p", "rows/request", "tokens/step", "valid")
+        rows.append((each.task.name, each.commit, each.policy.name, *numbers, *counted))
+    columns = (
+        "task",
+        "commit",
+        "policy",
+        "solved %",
+        "lost",
+        "won",
+        "points",
+        "p",
+        "rows/request",
+        "tokens/step",
+        "valid",
+    )
     return Page(
         table=Table(columns=columns, rows=rows),
         csv=Table(columns=ANSWER_COLUMNS, rows=[answer_row(each) for each in found]),
@@ -192,9 +241,9 @@ def answer_page(runs: Runs) -> Page:
 
 
 ANSWERED = [
-    f"{NUM_PROBLEMS} held-out problems of each seed, the same for all. Lost, won and points: against every row, with "
-    "the 95 % interval of a paired difference; p: McNemar's exact test. A rule that knows no threshold commits a fixed number of tokens "
-    "a step."
+    f"{NUM_PROBLEMS} held-out problems of each seed, the same for all. Lost, won and points: against every row by "
+    "the same rule of commits, with the 95 % interval of a paired difference; p: McNemar's exact test. A rule that knows no threshold "
+    "commits a fixed number of tokens a step, and is paired with every row by threshold 0.9."
 ]
 
 
@@ -202,12 +251,13 @@ ANSWERED = [
 
 
 @functools.cache
-def committed(platform: str) -> Mapping[str, Mapping[str, str]]:
-    """Rows of the committed table of answers, by policy."""
+def committed(platform: str) -> Mapping[tuple[str, str], Mapping[str, str]]:
+    """Rows of the committed table of answers by a threshold (or a fixed number of tokens), by task and policy."""
     path = Path(paths.COMMITTED, platform, f"rivals-{platform}.csv")
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return {row["policy"]: row for row in csv.DictReader(file) if row["valid"].lower() == "true"}
+            valid = [row for row in csv.DictReader(file) if row["valid"].lower() == "true"]
+        return {(row["task"], row["policy"]): row for row in valid if row["commit"] in (THRESHOLD, "fixed")}
     except (OSError, KeyError, ValueError) as error:
         raise UserError(
             f"{path} holds no answers ({type(error).__name__}): make it by 'repro reproduce rivals --platform {platform} "
@@ -229,7 +279,7 @@ class Speed:
 
     @property
     def answers(self) -> Mapping[str, str]:
-        return committed(self.task.platform).get(self.policy.name, {})
+        return committed(self.task.platform).get((self.task.name, self.policy.name), {})
 
     @property
     def accuracy(self) -> Interval | None:
@@ -249,7 +299,7 @@ class Speed:
 
 def speeds(runs: Runs) -> list[Speed]:
     view, found = runs.view, []
-    for task, policy in asked(view.platform):
+    for task, policy, _ in asked(view.platform):
         own, base = (cell_of(view, task, each) for each in (policy, FAST_DLLM))
         faster = paired_ratio(runs.values(own, THROUGHPUT), runs.values(base, THROUGHPUT))
         found.append(Speed(task=task, policy=policy, runs=runs.of(own), faster=faster))
@@ -272,12 +322,12 @@ def card_page(runs: Runs) -> Page:
     }
     said = [*COMPOSED, *best(found)]
     panels = [panel(task, [each for each in found if each.task is task]) for task in TASKS]
-    return Page(picture=Picture(panels=panels, caption=said, columns=2), csv=table(rows, columns), notes=said)
+    return Page(picture=Picture(panels=panels, caption=said, columns=len(panels)), csv=table(rows, columns), notes=said)
 
 
 COMPOSED = [
     f"{CARD_REQUESTS} requests of Burst at once, in the task's blocks. Steps are composed and commit a fixed number of tokens, about what a "
-    "threshold commits: mini-chain 8 a step, mini-far (prompts of 1,280 tokens) 10.7. Ratios are paired by seed. Accuracy is the embedded "
+    "threshold commits: mini-chain 8 a step, mini-far (prompts of 1,280 tokens) and mini-roll 10.7. Ratios are paired by seed. Accuracy is the embedded "
     "model's on a CPU, of 500 problems by threshold 0.9, with Wilson's 95 % interval. Attention decides d2Cache's rows, which no composed "
     "step knows."
 ]

@@ -6,7 +6,7 @@ from support.stored_runs import FAILED, changed, runs_of, stored
 
 from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve import rivals
-from paper_figures.dllm_serve.rivals import EVERY_ROW, FAST_DLLM, POLICIES, TASKS, cell_of
+from paper_figures.dllm_serve.rivals import COMMITS, EVERY_ROW, FAST_DLLM, POLICIES, TASKS, cell_of
 from repro.reports.figures import View
 from repro.runs.experiment import prepare
 
@@ -17,12 +17,16 @@ BALANCED, TRIMMED, DPAD = (next(each for each in POLICIES if each.name.startswit
 
 @pytest.mark.parametrize("view", [CPU, CARD], ids=lambda view: view.platform.name)
 def test_rivals_are_asked_the_same_but_for_their_own_knobs(view):
-    own = {name for policy in POLICIES for name, _ in policy.knobs} | {"threshold", "steps"}
+    own = {name for policy in POLICIES for name, _ in policy.knobs} | {
+        "threshold",
+        "factor",
+        "anchor_threshold",
+        "steps",
+    }
     for task in TASKS if view is CARD else [CHAIN]:
-        found = [cell_of(view, each, policy) for each, policy in rivals.asked(view.platform) if each is task]
+        found = [cell_of(view, *each) for each in rivals.asked(view.platform) if each[0] is task]
         assert len({tuple(knob for knob in cell.knobs if knob[0] not in own) for cell in found}) == 1
-        paced = [cell.knob_values.get("threshold", cell.knob_values.get("steps")) for cell in found]
-        assert len(set(paced)) == 1 or view is CPU
+        assert len({cell.knob_values["steps"] for cell in found}) == 1 or view is CPU
         for cell in found:
             prepare(cell)
 
@@ -50,7 +54,8 @@ def test_the_fastest_of_each_side_loses_nothing_outside_noise(monkeypatch):
     speed = {FAST_DLLM.name: 1.0, BALANCED.name: 3.0, TRIMMED.name: 9.0, DPAD.name: 2.0, EVERY_ROW.name: 0.5}
     high = {FAST_DLLM.name: "0", BALANCED.name: "0.1", TRIMMED.name: "-0.1", DPAD.name: "1", EVERY_ROW.name: "0"}
     rows = {
-        name: {"points_high": value, "n": "500", "solved": "9", "low": "0", "high": "1"} for name, value in high.items()
+        (CHAIN.name, name): {"points_high": value, "n": "500", "solved": "9", "low": "0", "high": "1"}
+        for name, value in high.items()
     }
     monkeypatch.setattr(rivals, "committed", lambda platform: rows)
     name_of = {policy.name: policy for policy in POLICIES}
@@ -59,3 +64,18 @@ def test_the_fastest_of_each_side_loses_nothing_outside_noise(monkeypatch):
     runs = Runs(runs_of(cells, lambda cell: asked[cell.key] * (1 + cell.seed)), CARD)
     (said,) = rivals.best(rivals.speeds(runs))
     assert "balanced is 1.50 [1.50, 1.50] times as fast as DPad, dual cache" in said
+
+
+def test_points_are_of_pairs_with_every_row_by_the_same_commits():
+    cells = [cell_of(CPU, CHAIN, each, commit).with_seed(0) for each in (EVERY_ROW, BALANCED) for commit in COMMITS]
+    lost = dict(zip([cell.key for cell in cells], (0, 5, 9, 1, 5, 12), strict=True))
+    found = rivals.answered(Runs([graded(cell, lost[cell.key], 0) for cell in cells], CPU))
+    apart = {each.commit: rivals.apart(each.pair)[:2] for each in found if each.policy is BALANCED}
+    assert apart == {"threshold 0.9": (1, 0), "factor 1": (0, 0), "LocalLeap 0.9": (3, 0)}
+
+
+def test_a_card_looks_up_the_answers_of_its_own_task(monkeypatch):
+    rows = {(task.name, BALANCED.name): {"solved": "1", "n": "2", "low": "0", "high": "1"} for task in TASKS[1:]}
+    monkeypatch.setattr(rivals, "committed", lambda platform: rows)
+    runs = Runs(runs_of([cell_of(CARD, task, BALANCED).with_seed(0) for task in TASKS], lambda _: 1.0), CARD)
+    assert [each.accuracy is None for each in rivals.speeds(runs)] == [True, False, False]
