@@ -327,7 +327,7 @@ def card_page(runs: Runs) -> Page:
 
 COMPOSED = [
     f"{CARD_REQUESTS} requests of Burst at once, in the task's blocks. Steps are composed and commit a fixed number of tokens, about what a "
-    "threshold commits: mini-chain 8 a step, mini-far (prompts of 1,280 tokens) and mini-roll 10.7. Ratios are paired by seed. Accuracy is the embedded "
+    "threshold commits: mini-chain 8 a step, mini-far (prompts of 1,280 tokens) and mini-roll 10.7. Speed-ups are over Fast-dLLM's rule, paired by seed. Accuracy is the embedded "
     "model's on a CPU, of 500 problems by threshold 0.9, with Wilson's 95 % interval. Attention decides d2Cache's rows, which no composed "
     "step knows."
 ]
@@ -362,7 +362,7 @@ def panel(task: Task, found: Sequence[Speed]) -> Panel:
     return Panel(
         title=task.name,
         layers=layers if len(layers) > 1 else [Text(text="no valid runs")],
-        x=Axis(label="speed-up over Fast-dLLM's rule", better="higher"),
+        x=Axis(label="speed-up", better="higher"),
         y=Axis(label="accuracy of the tiny model (%)", better="higher"),
     )
 
