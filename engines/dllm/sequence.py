@@ -377,7 +377,7 @@ class Coming:
         self._sums[:, start : start + num_steps] += taken
 
     def at(self, number: int) -> list[int]:
-        """Of a step that some request has."""
+        """The sums of a step that some request has."""
         assert self._first is not None
         found: list[int] = self._sums[:, number - self._first].tolist()
         return found
