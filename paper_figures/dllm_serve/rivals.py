@@ -86,6 +86,7 @@ class Policy(Contender):
     is_ours: bool = False
     is_fixed: bool = False
     is_composed: bool = True
+    is_drawn: bool = True
     answered: Sequence[str] = ("mini-chain", "mini-far", "mini-roll")
 
 
@@ -356,7 +357,7 @@ def panel(task: Task, found: Sequence[Speed]) -> Panel:
     """Accuracy over the speed-up, by a threshold."""
     layers: list[Layer] = [Guide(value=1.0, is_upright=True)]
     for each in found:
-        if each.accuracy is not None and each.faster.mean is not None:
+        if each.policy.is_drawn and each.accuracy is not None and each.faster.mean is not None:
             look = replace(each.policy.look, linestyle="none")
             layers.append(Line(label=each.policy.name, places=[each.faster.mean], at=[each.accuracy], look=look))
     return Panel(
