@@ -30,7 +30,7 @@ from engines.server.service import EngineProcess
 T = TypeVar("T")
 
 LONG_PROMPT = 1 << 10
-"""Tokens from which a prompt is checked, and its scores are worded, behind those of others."""
+"""Tokens from which a prompt's scores are worded behind those of others."""
 LARGE_TEXT = 1 << 15
 """Bytes from which texts are tokenized behind the others."""
 
@@ -199,8 +199,7 @@ class Completion:
         # Before anything is tokenized: what cannot be queued must not cost much.
         served.service.reserve(left)
         try:
-            # Ids of a usual prompt are checked in less time than another thread takes to hear of them.
-            checked = self._encoded() if self._is_of_few_ids else await self._worked(self._encoded, lane)
+            checked = await self._worked(self._encoded, lane)
             self._prompts = [prompt_ids for prompt_ids, _ in checked]
             stops = Stops(
                 texts=tuple(asked.stop),
@@ -267,13 +266,6 @@ class Completion:
                     name,
                 )
         return sum(sizes) + sum(map(_num_bytes, asked.bad_words))
-
-    @property
-    def _is_of_few_ids(self) -> bool:
-        prompts = () if isinstance(self._asked, ChatBody) else self._asked.prompt
-        return (
-            bool(prompts) and sum(LONG_PROMPT if isinstance(each, str) else len(each) for each in prompts) < LONG_PROMPT
-        )
 
     @property
     def _most_bytes(self) -> int:

@@ -1,12 +1,10 @@
 """The routes over a real socket, in front of an engine's process that answers by arithmetic."""
 
-import asyncio
-import json
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,9 +15,6 @@ from support.served_echo import DIE, DIE_AT_ONCE, LONG_ANSWER, LONG_LEN, RAISE, 
 from support.tables import data_beside
 
 from engines.errors import UserError
-from engines.server.body import CompletionBody, Schema
-from engines.server.completion import Completion, Served
-from engines.server.protocol import Accepted, Event, Finished
 from engines.server.settings import ServerSettings
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -554,41 +549,3 @@ def test_bad_words_are_looked_up_beside_the_event_loop(server, monkeypatch):
     loop, lane = threads[4:]
     assert loop not in threads[:4]
     assert lane is threads[0]
-
-
-class AtOnce:
-    """A service whose engine takes and answers a request before its submission returns."""
-
-    max_waiting = 8
-
-    def reserve(self, num: int) -> None:
-        pass
-
-    give_back = cancel = reserve
-
-    def submit(self, prompt_ids: tuple[int, ...], generation: Any, sink: Callable[[Event], None], **_: Any) -> int:
-        for event in (Accepted(0), Finished(0, answer_of(prompt_ids, generation.max_tokens, generation.seed))):
-            sink(event)
-        return 0
-
-
-@pytest.mark.parametrize(
-    ("prompt", "num"), [([5] * 9, 0), ("hello", 1), ([[5] * 300] * 4, 1)], ids=["ids", "text", "many"]
-)
-def test_a_prompt_of_few_ids_is_handed_to_no_thread(prompt, num):
-    handed = []
-
-    class Lane(ThreadPoolExecutor):
-        def submit(self, *given: Any, **named: Any) -> Any:
-            handed.append(given)
-            return super().submit(*given, **named)
-
-    async def answers() -> list[str]:
-        asked = Schema(CompletionBody, "echo", {}).read(json.dumps(body(prompt)).encode())
-        async with Completion(Served(EchoModel(), ByteCodec(), AtOnce(), lane, lane), asked).submitted() as completion:
-            return [part.piece.text async for part in completion.parts()]
-
-    with Lane(1) as lane:
-        found = asyncio.run(answers())
-    assert all(len(text) == 16 for text in found)
-    assert len(handed) == num
