@@ -156,7 +156,7 @@ template <typename T, int CHUNKS, bool IS_WHOLE>
 void attend_heads(const Paged& in, const T* q, const T* k, const T* v, T* out, long slot, long length, long head) {
     static thread_local std::vector<float> scores;
     static thread_local std::vector<long> at;
-    constexpr int MOST = !IS_WHOLE ? 1 : CHUNKS <= REGISTERS / 8 ? 4 : 2;  // what registers hold
+    constexpr int MOST = !IS_WHOLE ? 1 : CHUNKS <= LANES / 4 ? 4 : 2;  // what registers hold
     const long padded = (length + LANES - 1) / LANES * LANES, group = in.heads / in.kv_heads;
     scores.resize(MOST * padded);
     at.resize(padded);

@@ -17,9 +17,9 @@
 namespace {
 
 #ifdef __AVX512F__
-constexpr int LANES = 16, REGISTERS = 32;
+constexpr int LANES = 16;
 #else
-constexpr int LANES = 8, REGISTERS = 16;
+constexpr int LANES = 8;
 #endif
 constexpr auto EACH_LANE = std::make_integer_sequence<int, LANES>();
 typedef float Floats __attribute__((vector_size(4 * LANES)));

@@ -117,10 +117,9 @@ void attend_rows(const T* const* q, T* const* out, int rows, const float* keys, 
     auto some = [&](auto mix, int n) {
         for (; d + n <= width; d += n) mix(scores, values + d, v_stride, length, over, mixed + d);
     };
-    if (REGISTERS >= 32 && width % 16) some(mix<20>, 20);
-    if (REGISTERS >= 32) some(mix<16>, 16);
-    if (REGISTERS < 32 && width % 8) some(mix<10>, 10);
-    some(mix<8>, 8), some(mix<4>, 4), some(mix<1>, 1);
+    constexpr int MOST = LANES + LANES / 4;  // what registers hold
+    if (width % LANES) some(mix<MOST>, MOST);
+    some(mix<LANES>, LANES), some(mix<8>, 8), some(mix<4>, 4), some(mix<1>, 1);
     each_part(width, [&](long d, long n) {
         Floats x[LANES];
         for (int i = 0; i < LANES; i++) x[i] = mixed[d + i].x;

@@ -87,7 +87,7 @@ class Policy(Contender):
     is_fixed: bool = False
     is_composed: bool = True
     is_drawn: bool = True
-    answered: Sequence[str] = ("mini-chain", "mini-far", "mini-roll")
+    answered: Sequence[str] = tuple(task.name for task in TASKS)
 
 
 POLICIES = tuple(contenders_beside(__file__, Policy).values())
@@ -158,22 +158,8 @@ class Answers:
 
 
 ANSWER_COLUMNS = (
-    *(
-        "task",
-        "commit",
-        "policy",
-        "rule",
-        "is_ours",
-        "n",
-        "solved",
-        "low",
-        "high",
-        "lost",
-        "won",
-        "points",
-        "points_low",
-    ),
-    *("points_high", "p_value", "tokens_per_step", "rows_per_request", "obtained", "valid", "run_folder"),
+    *("task", "commit", "policy", "rule", "is_ours", "n", "solved", "low", "high", "lost", "won", "points"),
+    *("points_low", "points_high", "p_value", "tokens_per_step", "rows_per_request", "obtained", "valid", "run_folder"),
 )
 
 
@@ -220,19 +206,8 @@ def answer_page(runs: Runs) -> Page:
         numbers = ("-" if each.solved is None else str(each.solved), lost, won, bounds, shown(p_value, ".2g"))
         counted = (f"{each.rows:,.0f}", f"{each.tokens_per_step:.1f}", validity_text(each.runs))
         rows.append((each.task.name, each.commit, each.policy.name, *numbers, *counted))
-    columns = (
-        "task",
-        "commit",
-        "policy",
-        "solved %",
-        "lost",
-        "won",
-        "points",
-        "p",
-        "rows/request",
-        "tokens/step",
-        "valid",
-    )
+    measured = ("solved %", "lost", "won", "points", "p", "rows/request", "tokens/step", "valid")
+    columns = ("task", "commit", "policy", *measured)
     return Page(
         table=Table(columns=columns, rows=rows),
         csv=Table(columns=ANSWER_COLUMNS, rows=[answer_row(each) for each in found]),
@@ -328,9 +303,9 @@ def card_page(runs: Runs) -> Page:
 
 COMPOSED = [
     f"{CARD_REQUESTS} requests of Burst at once, in the task's blocks. Steps are composed and commit a fixed number of tokens, about what a "
-    "threshold commits: mini-chain 8 a step, mini-far (prompts of 1,280 tokens) and mini-roll 10.7. Speed-ups are over Fast-dLLM's rule, paired by seed. Accuracy is the embedded "
-    "model's on a CPU, of 500 problems by threshold 0.9, with Wilson's 95 % interval. Attention decides d2Cache's rows, which no composed "
-    "step knows."
+    "threshold commits: mini-chain 8 a step, mini-far (prompts of 1,280 tokens) and mini-roll 10.7. Speed-ups are over Fast-dLLM's rule, "
+    "paired by seed. Accuracy is the embedded model's on a CPU, of 500 problems by threshold 0.9, with Wilson's 95 % interval. Attention "
+    "decides d2Cache's rows, which no composed step knows."
 ]
 
 
