@@ -170,9 +170,6 @@ class RooflineExecutor:
         self._seconds: dict[StepWork, tuple[float, float]] = {}
         self._coming, self._totals = Coming(5), [0] * 5
         self._block = lru_cache(maxsize=4096)(self._block_totals)
-        self._by_totals: dict[tuple[int | None, ...], dict[int, tuple[int, int, float, float]]] = {}
-        """By all totals but the rows of logits wanted, the number of items and padding: by those rows, what a step makes and takes."""
-        self._prices: dict[int, tuple[int, int, float, float]] = {}
         self._notes = StepNotes() if roofline.calibration.notes_steps else None
 
     def validate(self, request: Request) -> None:
@@ -211,16 +208,7 @@ class RooflineExecutor:
                 totals = self._block(course, *lengths, pad_to or item.total_len, padded_keys)
                 self._coming.add(number, totals[:, item.step_in_block :])
             self._totals = self._coming.at(number)
-            if self._notes is not None:
-                return self._noted(plan, summed(self._totals, plan, config))
-            self._prices = self._by_totals.setdefault((*self._totals[:4], len(plan.items), pad_to), {})
-        wanted = self._totals[4]
-        if (priced := self._prices.get(wanted)) is None:
-            work = summed(self._totals, plan, config)
-            priced = self._prices[wanted] = work.query_rows, work.logit_rows, *self._price(work)
-        query_rows, logit_rows, duration, bound = priced
-        committed = tuple([item.commit for item in plan.items]) if before is None else before.committed
-        return StepOutcome(committed, query_rows, logit_rows, duration, duration, bound_s=bound)
+        return self._noted(plan, summed(self._totals, plan, config))
 
     def _block_totals(
         self, course: Course, total_len: int, length: int, window: int, kept: int, first_row: int, whole: int, keys: int
