@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.models.product import Packed, Product, product_of
+from engines.models.product import Packed, Product, instructions_of, product_of
 from engines.models.protocol import Attend
 
 
@@ -52,13 +52,13 @@ def reorder(model: nn.Module, *, joins: bool) -> bool:
 
 
 def products_by(model: nn.Module) -> str:
-    """What multiplies in a model's layers: ``amx``, ``avx512``, ``onednn`` or ``torch``."""
+    """What multiplies in a model's layers: ``amx``, ``avx512``, ``avx2``, ``onednn`` or ``torch``."""
     modules = list(model.modules())
     parts = [*modules, *(part for module in modules for part in vars(module).values() if isinstance(part, Products))]
     found = [product for part in parts if (product := getattr(part, "product", None)) is not None]
-    ours = [product.weight.dtype for product in found if isinstance(product, Packed)]
+    ours = {instructions_of(product.weight.dtype) for product in found if isinstance(product, Packed)}
     if ours:
-        return "amx" if torch.bfloat16 in ours else "avx512"
+        return min(ours)
     return "onednn" if found else "torch"
 
 

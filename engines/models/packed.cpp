@@ -1,9 +1,11 @@
 // Products of rows with weights [outputs, inputs] that are packed as they are read. Every output is summed in float32 over its inputs
 // from first to last, whatever the number of rows, so a row's numbers are those it has alone.
 //
-// bfloat16: a tile is 16 rows of 16 pairs of numbers; AMX multiplies two and adds what it gets to a third. Tiles are whole. Without
-// AMX the sums are made one by one, for tests.
-// float32: 64 outputs of up to six rows stay in registers.
+// In tiles, for AMX: a tile is 16 rows of 16 pairs of bfloat16; AMX multiplies two and adds what it gets to a third. Tiles are whole.
+// Without AMX the sums are made one by one, for tests.
+// In panels, for float32 and where bfloat16 has no product of its own: a panel's outputs of up to six rows stay in registers.
+
+#include <array>
 
 #include "../kernels/lanes.hpp"
 
@@ -93,61 +95,109 @@ const BFloat16* tiled(const BFloat16* x, long rows, long inputs, long stride, lo
     return to.data();
 }
 
-constexpr long PANEL = 64, PART = 4 * LANES, SEVERAL_ROWS = 6;
-constexpr long PANELS_AHEAD = 24;  // inputs, of weights that come from memory
+// Vectors of a panel, so that the sums of SEVERAL_ROWS rows stay in registers; and what a lone row is multiplied with at once.
+constexpr int VECTORS = LANES == 16 ? 4 : 2, SEVERAL_ROWS = 6;
+constexpr long PANEL = VECTORS * LANES, UNIT = 64;
+constexpr long BYTES_AHEAD = 6144;  // of weights that come from memory
+constexpr long FEW_ROWS = 64;       // whose weights are widened as they are read, again for every few of them
 
-// R rows and up to n outputs, V vectors of a part of a panel [inputs, PANEL].
-template <int R, int V>
-void multiply_panel(const float* x, long stride, const float* weight, long inputs, bool is_first, const float* bias, float* out,
-                    long outputs, long n) {
-    Floats sums[R][V] = {};
+// R rows and up to n outputs: V vectors each of P panels [inputs, PANEL], one panel behind the other.
+template <typename T, typename W, int R, int P, int V>
+void multiply_panels(const float* x, long stride, const W* weight, long inputs, bool is_first, const T* bias, T* out, long outputs,
+                     long n) {
+    constexpr long AHEAD = BYTES_AHEAD / P / (long)sizeof(W);
+    Floats sums[R][P * V] = {};
     for (long k = 0; k < inputs; k++, weight += PANEL) {
-        if (is_first)
-            for (int v = 0; v < V; v++) __builtin_prefetch(weight + PANELS_AHEAD * PANEL + v * LANES, 0, 2);
-        Floats part[V];
-        for (int v = 0; v < V; v++) part[v] = load(weight + v * LANES);
+        Floats part[P * V];
+        for (int i = 0; i < P * V; i++) {
+            const W* from = weight + i / V * PANEL * inputs + i % V * LANES;
+            if (is_first) __builtin_prefetch(from + AHEAD, 0, 2);
+            part[i] = load(from);
+        }
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < V; v++) sums[r][v] = fused(all(x[r * stride + k]), part[v], sums[r][v]);
+            for (int i = 0; i < P * V; i++) sums[r][i] = fused(all(x[r * stride + k]), part[i], sums[r][i]);
     }
     for (int r = 0; r < R; r++)
-        for (int v = 0; v < V; v++) {
-            const long left = n - v * LANES;
-            save(out + r * outputs + v * LANES, bias ? sums[r][v] + load(bias + v * LANES, left) : sums[r][v], left);
+        for (int i = 0; i < P * V; i++) {
+            const long first = i * LANES, left = n - first;
+            save(out + r * outputs + first, bias ? sums[r][i] + load(bias + first, left) : sums[r][i], left);
         }
 }
 
-template <int V>
-constexpr decltype(&multiply_panel<1, 1>) OF_ROWS[] = {multiply_panel<1, V>, multiply_panel<2, V>, multiply_panel<3, V>,
-                                                       multiply_panel<4, V>, multiply_panel<5, V>, multiply_panel<6, V>};
+template <typename T, typename W>
+using Multiply = decltype(&multiply_panels<T, W, 1, 1, 1>);
 
-}  // namespace
-
-extern "C" bool has_lanes() {
-#ifdef __AVX512F__
-    return true;
-#else
-    return false;
-#endif
+template <typename T, typename W, int V, int... R>
+constexpr std::array<Multiply<T, W>, sizeof...(R)> of_rows(std::integer_sequence<int, R...>) {
+    return {multiply_panels<T, W, R + 1, 1, V>...};
 }
 
-extern "C" void multiply_float32(const float* x, const float* weight, const float* bias, float* out, long rows, long inputs,
-                                 long outputs, long stride, long threads) {
+template <typename T, typename W, int... V>
+constexpr auto of_vectors(std::integer_sequence<int, V...>) {
+    return std::array{of_rows<T, W, V + 1>(std::make_integer_sequence<int, SEVERAL_ROWS>())...};
+}
+
+template <typename T, typename W>
+constexpr auto OF_VECTORS = of_vectors<T, W>(std::make_integer_sequence<int, VECTORS>());
+
+// Up to n outputs of all rows, as many rows at once as has them alike. A lone row has all panels of a unit.
+template <typename T, typename W>
+void multiply_rows(const float* x, long stride, const W* weight, long rows, long inputs, const T* bias, T* out, long outputs, long n) {
+    for (long groups = (rows + SEVERAL_ROWS - 1) / SEVERAL_ROWS, row = 0; groups > 0; groups--) {
+        const long some = (rows - row) / groups;
+        auto multiply = OF_VECTORS<T, W>[std::min((n + LANES - 1) / LANES, (long)VECTORS) - 1][some - 1];
+        if (n > PANEL) multiply = multiply_panels<T, W, 1, UNIT / PANEL, VECTORS>;
+        multiply(x + row * stride, stride, weight, inputs, row == 0, bias, out + row * outputs, outputs, n);
+        row += some;
+    }
+}
+
+const float* single(const float* x, long, long, long&, std::vector<float>&) { return x; }
+
+const float* single(const BFloat16* x, long rows, long width, long& stride, std::vector<float>& to) {
+    if ((long)to.size() < rows * width) to.resize(rows * width);
+    for (long row = 0; row < rows; row++)
+        for (long i = 0; i < width; i += LANES) save(to.data() + row * width + i, load(x + row * stride + i, width - i), width - i);
+    stride = width;
+    return to.data();
+}
+
+template <typename T>
+void multiply_in_panels(const T* given, const T* weight, const T* bias, T* out, long rows, long inputs, long outputs, long stride,
+                        long threads) {
+    static thread_local std::vector<float> widened;
+    const float* x = single(given, rows, inputs, stride, widened);
     // As many as the second cache holds beside weights.
     const long most = std::max(CACHED_SINGLE / std::max(inputs, 1L) / SEVERAL_ROWS, 1L) * SEVERAL_ROWS;
     for (long begin = 0; begin < rows; begin += most) {
-        const long end = std::min(begin + most, rows);
-        each((outputs + PANEL - 1) / PANEL, (end - begin) * inputs * outputs / 16, threads, [=](long panel) {
-            const long behind = std::min((panel + 1) * PANEL, outputs);
-            for (long first = panel * PANEL; first < behind; first += PART) {
-                const long n = outputs - first;
-                const float* own = weight + panel * PANEL * inputs + first % PANEL;
-                const auto* of_rows = n <= LANES ? OF_ROWS<1> : n <= 2 * LANES ? OF_ROWS<2> : n <= 3 * LANES ? OF_ROWS<3> : OF_ROWS<4>;
-                for (long row = begin; row < end; row += SEVERAL_ROWS)
-                    of_rows[std::min(end - row, SEVERAL_ROWS) - 1](x + row * stride, stride, own, inputs, row == begin,
-                                                                   bias ? bias + first : bias, out + row * outputs + first, outputs, n);
+        const long some = std::min(rows - begin, most);
+        each((outputs + UNIT - 1) / UNIT, some * inputs * outputs / 16, threads, [=](long unit) {
+            static thread_local std::vector<float> wide;
+            const long end = std::min((unit + 1) * UNIT, outputs), at_once = some == 1 && end % UNIT == 0 ? UNIT : PANEL;
+            for (long first = unit * UNIT; first < end; first += at_once) {
+                const T *own = weight + first * inputs, *added = bias ? bias + first : bias;
+                const long n = std::min(end - first, at_once);
+                const float* from = x + begin * stride;
+                T* to = out + begin * outputs + first;
+                long width;
+                if (some <= FEW_ROWS)
+                    multiply_rows(from, stride, own, some, inputs, added, to, outputs, n);
+                else
+                    multiply_rows(from, stride, single(own, 1, inputs * PANEL, width, wide), some, inputs, added, to, outputs, n);
             }
         });
     }
+}
+
+}  // namespace
+
+// Outputs of a panel; 0 where a sum would be rounded twice an input.
+extern "C" long panel() {
+#if defined(__AVX512F__) || defined(__AVX2__) && defined(__FMA__)
+    return PANEL;
+#else
+    return 0;
+#endif
 }
 
 extern "C" bool has_tiles() {
@@ -159,13 +209,23 @@ extern "C" bool has_tiles() {
 #endif
 }
 
-extern "C" void multiply_bfloat16(const BFloat16* x, const BFloat16* weight, const BFloat16* bias, BFloat16* out, long rows,
+extern "C" void multiply_float32(const float* x, const float* weight, const float* bias, float* out, long rows, long inputs,
+                                 long outputs, long stride, long threads) {
+    multiply_in_panels(x, weight, bias, out, rows, inputs, outputs, stride, threads);
+}
+
+extern "C" void multiply_panels_bfloat16(const BFloat16* x, const BFloat16* weight, const BFloat16* bias, BFloat16* out, long rows,
+                                         long inputs, long outputs, long stride, long threads) {
+    multiply_in_panels(x, weight, bias, out, rows, inputs, outputs, stride, threads);
+}
+
+extern "C" void multiply_tiles_bfloat16(const BFloat16* x, const BFloat16* weight, const BFloat16* bias, BFloat16* out, long rows,
                                   long inputs, long outputs, long stride, long threads) {
     const long steps = (inputs + WIDTH - 1) / WIDTH, columns = (outputs + WIDTH - 1) / WIDTH;
     const bool in_tiles = has_tiles();
     // As many as the second cache holds beside weights.
     const long most = std::max(CACHED / (steps * WIDTH) / (2 * SIDE), 1L) * 2 * SIDE;
-    if (rows > most) multiply_bfloat16(x + most * stride, weight, bias, out + most * outputs, rows - most, inputs, outputs, stride, threads);
+    if (rows > most) multiply_tiles_bfloat16(x + most * stride, weight, bias, out + most * outputs, rows - most, inputs, outputs, stride, threads);
     rows = std::min(rows, most);
     const BFloat16* tiles = tiled(x, rows, inputs, stride, steps);
     each(columns, rows * inputs * outputs / 64, threads, [=](long column) {
@@ -189,4 +249,10 @@ extern "C" void multiply_bfloat16(const BFloat16* x, const BFloat16* weight, con
         }
         if (in_tiles) release();
     });
+}
+
+extern "C" void multiply_bfloat16(const BFloat16* x, const BFloat16* weight, const BFloat16* bias, BFloat16* out, long rows,
+                                  long inputs, long outputs, long stride, long threads) {
+    auto* multiply = has_tiles() ? multiply_tiles_bfloat16 : multiply_panels_bfloat16;
+    multiply(x, weight, bias, out, rows, inputs, outputs, stride, threads);
 }

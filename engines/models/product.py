@@ -6,8 +6,8 @@ fewer inputs than a thousand or so), with any number of threads; and it is torch
 products of a row up in one go, which it does with up to 384 inputs. With more, MKL adds partial sums, and last bits differ.
 
 By AMX a row of oneDNN's product hangs on how many rows stand beside it, so oneDNN does without (``repro.runs.environment``).
-Products of bfloat16 on a processor that has AMX, and of float32 on one that has AVX-512, are our own (``Packed``), each output one
-sum from the first input to the last. Up to 448 inputs the float32 ones are oneDNN's, bit for bit; few rows are up to a fifth faster.
+On a processor that has AVX2 products of float32 are our own (``Packed``), and those of bfloat16 where it has AMX, or where oneDNN has
+none, which is without AVX-512. Each output is one sum from the first input to the last, in float32.
 """
 
 from ctypes import CDLL, c_bool, c_long
@@ -35,10 +35,12 @@ def product_of(weight: Tensor, bias: Tensor | None = None) -> "Product | None":
     """None where torch's own has to do: on other devices, in other dtypes, and while it is trained."""
     if weight.device.type != "cpu" or weight.requires_grad or not torch.backends.mkldnn.is_available():
         return None
-    if weight.dtype in _ROUNDING and packed_fault(weight.dtype) is None:
+    if weight.dtype not in _ROUNDING:
+        return None
+    is_onednns = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if packed_fault(weight.dtype) is None and (not is_onednns or in_tiles(weight.dtype)):
         return Packed(weight, bias)
-    is_half = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return Product(weight, bias) if weight.dtype == torch.float32 or is_half else None
+    return Product(weight, bias) if weight.dtype == torch.float32 or is_onednns else None
 
 
 class Product:
@@ -130,8 +132,6 @@ def _product(x: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
 
 SIDE = 16
 """Rows of a tile, and pairs of numbers in a row."""
-PANEL = 64
-"""Outputs of float32 that are summed at once."""
 _ROUNDING = {torch.bfloat16: 2.0**-6, torch.float32: 2.0**-20}
 """Largest difference to torch's that rounding explains, of values of order 1."""
 
@@ -146,14 +146,23 @@ LIBRARY = Library(
 def packed(weight: Tensor) -> Tensor:
     """A weight [outputs, inputs] in the order that kernels read, zeros behind the last.
 
-    float32: [panels, inputs, 64] of 64 outputs after the other. bfloat16: [blocks, steps, 2, 16, 16, 2], for 32 outputs after the other,
-    and of these for 32 inputs after the other, two tiles of 16 outputs, whose rows are pairs of inputs.
+    In panels: [panels, inputs, P] of P outputs after the other. bfloat16 with AMX: [blocks, steps, 2, 16, 16, 2], for 32 outputs after
+    the other, and of these for 32 inputs after the other, two tiles of 16 outputs, whose rows are pairs of inputs.
     """
-    (outputs, inputs), width = weight.shape, 2 * SIDE
-    if weight.dtype == torch.float32:
-        return F.pad(weight, (0, 0, 0, -outputs % PANEL)).view(-1, PANEL, inputs).transpose(1, 2).contiguous()
+    (outputs, inputs), width, panel = weight.shape, 2 * SIDE, _library().panel()
+    if not in_tiles(weight.dtype):
+        return F.pad(weight, (0, 0, 0, -outputs % panel)).view(-1, panel, inputs).transpose(1, 2).contiguous()
     whole = F.pad(weight, (0, -inputs % width, 0, -outputs % width))
     return whole.view(-1, 2, SIDE, whole.shape[1] // width, SIDE, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
+
+
+def in_tiles(dtype: torch.dtype) -> bool:
+    return dtype == torch.bfloat16 and _library().has_tiles()
+
+
+def instructions_of(dtype: torch.dtype) -> str:
+    """What multiplies ``packed`` weights."""
+    return "amx" if in_tiles(dtype) else "avx512" if _library().panel() == 64 else "avx2"
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
@@ -171,9 +180,8 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Te
 def packed_fault(dtype: torch.dtype) -> str | None:
     """Why products of bfloat16 or float32 are not made so, on an example too, whose rows, inputs and outputs fill no tile."""
     try:
-        is_single = dtype == torch.float32
-        if not (_library().has_lanes() if is_single else _library().has_tiles()):
-            return f"the processor has no {'AVX-512' if is_single else 'AMX'}"
+        if not in_tiles(dtype) and _library().panel() == 0:
+            return "the processor has no AVX2"
     except CompilerError as error:
         return str(error)
     generator = torch.Generator().manual_seed(0)
@@ -187,8 +195,13 @@ def packed_fault(dtype: torch.dtype) -> str | None:
 @cache
 def _library() -> CDLL:
     found = loaded(LIBRARY)
-    found.has_lanes.restype = found.has_tiles.restype = c_bool
+    found.has_tiles.restype, found.panel.restype = c_bool, c_long
     tensors: list[Any] = [Pointer] * 4
-    for kernel in (found.multiply_float32, found.multiply_bfloat16):
+    for kernel in (
+        found.multiply_float32,
+        found.multiply_bfloat16,
+        found.multiply_panels_bfloat16,
+        found.multiply_tiles_bfloat16,
+    ):
         kernel.argtypes, kernel.restype = (*tensors, *[c_long] * 5), None
     return found

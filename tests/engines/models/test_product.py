@@ -115,19 +115,37 @@ def test_what_is_trained_or_of_another_dtype_is_left_to_torch():
 
 @pytest.fixture
 def are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with AMX and AVX-512; without AMX the same sums are made one by one. oneDNN's rows would hang on their company."""
+    """bfloat16 too, whatever oneDNN has, whose rows would hang on their company."""
     try:
         loaded(product.LIBRARY)
     except CompilerError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr(product, "packed_fault", lambda _: None)
+    if (fault := product.packed_fault(torch.float32)) is not None:
+        pytest.skip(fault)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     monkeypatch.setattr(product, "_product", lambda *_: pytest.fail("asked"))
 
 
+def put(monkeypatch: pytest.MonkeyPatch, **own: object) -> None:
+    """A library with parts of one's own."""
+    real = product._library()
+    names = ("has_tiles", "panel", "multiply_float32", "multiply_bfloat16")
+    monkeypatch.setattr(
+        product, "_library", lambda: SimpleNamespace(**{name: getattr(real, name) for name in names} | own)
+    )
+
+
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "order"), [(torch.float32, "panels"), (torch.bfloat16, "panels"), (torch.bfloat16, "tiles")]
+)
 @pytest.mark.parametrize(("inputs", "outputs"), [(24, 40), (64, 64), (160, 553), (31, 1), (4100, 33)])
-def test_packed_a_row_is_the_same_in_any_company_and_alone(are_packed, inputs, outputs, dtype, threads):
+def test_packed_a_row_is_the_same_in_any_company_and_alone(
+    monkeypatch, are_packed, inputs, outputs, dtype, order, threads
+):
+    """Without AMX the sums of tiles are made one by one."""
+    kernel = getattr(product._library(), f"multiply_{order}_bfloat16")
+    put(monkeypatch, has_tiles=lambda: order == "tiles", multiply_bfloat16=kernel)
     x, weight = drawn(inputs, outputs, dtype, rows=75)
     bias = torch.linspace(-1, 1, outputs).to(dtype)
     before = torch.get_num_threads()
@@ -136,7 +154,7 @@ def test_packed_a_row_is_the_same_in_any_company_and_alone(are_packed, inputs, o
         own = product_of(weight, bias)
         assert isinstance(own, Packed)
         whole = own(x)
-        for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64):
+        for rows in (*range(1, 18), 31, 32, 33, 64):
             assert torch.equal(own(x[7 : 7 + rows]), whole[7 : 7 + rows]), rows
     finally:
         torch.set_num_threads(before)
@@ -168,28 +186,36 @@ def test_a_packed_weight_is_read_anew_where_it_is_written_to_and_copied(are_pack
     assert torch.equal(deepcopy(own)(x), 2 * once)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("has_tiles", "panel", "by"), [(True, 64, "amx"), (False, 64, "avx512"), (False, 16, "avx2")])
+def test_a_run_tells_what_multiplies(monkeypatch, are_packed, dtype, has_tiles, panel, by):
+    model = load_causal(TIED, weights="random", dtype=dtype)
+    put(monkeypatch, has_tiles=lambda: has_tiles, panel=lambda: panel)
+    if dtype == torch.float32 and has_tiles:
+        by = "avx512"
+    assert products_by(model) == ("torch" if dtype == torch.float16 else by)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("dtype", "by"), [(torch.bfloat16, "amx"), (torch.float32, "avx512"), (torch.float16, "torch")]
+    ("panel", "sign", "said"), [(None, 1, None), (0, 1, "no AVX2"), (None, -1, "its products are wrong")]
 )
-def test_a_run_tells_what_multiplies(are_packed, dtype, by):
-    assert products_by(load_causal(TIED, weights="random", dtype=dtype)) == by
-
-
-@pytest.mark.parametrize(("dtype", "needs"), [(torch.float32, "AVX-512"), (torch.bfloat16, "AMX")])
-@pytest.mark.parametrize(("has", "sign", "said"), [(1, 1, None), (0, 1, "no {}"), (1, -1, "its products are wrong")])
-def test_products_are_packed_for_processors_that_have_what_it_takes(
-    monkeypatch, are_packed, has, sign, said, dtype, needs
-):
-    monkeypatch.undo()
-    right, real = product.multiply, product._library()
-    named = "has_tiles" if needs == "AMX" else "has_lanes"
-    found = dict.fromkeys(("has_tiles", "has_lanes"), not has) | {named: has}
-    asked = {name: lambda value=value: value for name, value in found.items()}
-    kernels = {"multiply_bfloat16": real.multiply_bfloat16, "multiply_float32": real.multiply_float32}
-    monkeypatch.setattr(product, "_library", lambda: SimpleNamespace(**asked, **kernels))
+def test_products_are_packed_for_processors_that_have_what_it_takes(monkeypatch, are_packed, panel, sign, said, dtype):
+    right = product.multiply
     monkeypatch.setattr(product, "multiply", lambda *own: sign * right(*own))
+    if panel is not None:
+        put(monkeypatch, has_tiles=lambda: False, panel=lambda: panel)
     fault = product.packed_fault.__wrapped__(dtype)
-    assert fault is None if said is None else said.format(needs) in fault
+    assert fault is None if said is None else said in fault
+
+
+def test_products_of_bfloat16_that_onednn_has_are_its_own_without_amx(monkeypatch, are_packed):
+    put(monkeypatch, has_tiles=lambda: False)
+    weight = torch.randn(4, 4).bfloat16()
+    assert isinstance(product_of(weight), Packed)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(product, "Product", lambda *own: own)
+    assert product_of(weight) == (weight, None)
 
 
 def linears(model: nn.Module) -> list[Linear]:
