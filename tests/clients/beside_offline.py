@@ -75,27 +75,29 @@ def run_alone(name, core, channel):
 
 
 async def stream(port, name, ids, now):
-    """When the first token came, and whether all did."""
+    """When the first token came, and all of them."""
     body = json.dumps({"model": name, "prompt": ids, "stream": True, "return_token_ids": True, **ASKED}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head.encode() + body)
-    first, num, is_done = None, 0, False
+    first, answer, is_done = None, [], False
     while not is_done and (line := await reader.readline()):
         is_done = line.startswith(b"data: [DONE]")
         if line.startswith(b"data: {"):
-            num += sum(len(choice.get("token_ids") or ()) for choice in json.loads(line[6:])["choices"])
-            if num and first is None:
+            for choice in json.loads(line[6:])["choices"]:
+                answer += choice.get("token_ids") or ()
+            if answer and first is None:
                 first = now()
     writer.close()
-    return first, is_done and num == TOKENS
+    return first, answer if is_done else []
 
 
 async def burst(port, name, prompts, pids):
+    """By ``clocks``: times of first tokens, and of all; streams that were lost, and answers."""
     start = clocks(*pids)
     found = await asyncio.gather(*(stream(port, name, ids, lambda: clocks(*pids) - start) for ids in prompts))
-    times = np.array([first for first, is_whole in found if is_whole])
-    return times, clocks(*pids) - start, len(prompts) - len(times)
+    times = np.array([first for first, answer in found if len(answer) == TOKENS])
+    return times, clocks(*pids) - start, len(prompts) - len(times), [answer for _, answer in found]
 
 
 def main(name="tiny-qwen2", repeats="5", clients="128", core="0", clients_core="1"):
@@ -114,7 +116,7 @@ def main(name="tiny-qwen2", repeats="5", clients="128", core="0", clients_core="
         draw, p99, lost = random.Random(0), {}, 0
         for at in range(int(repeats) + 1):  # the first is not counted
             prompts = [[draw.randrange(3, 512) for _ in range(PROMPT)] for _ in range(int(clients))]
-            served, whole, lost_now = asyncio.run(burst(port, name, prompts, pids))
+            served, whole, lost_now, _ = asyncio.run(burst(port, name, prompts, pids))
             lost += lost_now
             here.send(prompts)
             ideal, steps, num_steps = here.recv()
