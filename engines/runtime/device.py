@@ -1,6 +1,7 @@
 """What both token engines do on a device: make it the current one, hold the pool's K and V there, and send a step's arrays to it."""
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -44,9 +45,13 @@ class PoolTensors:
     @classmethod
     def of(cls, model: Model, *places: int) -> "PoolTensors":
         """In the dtype and on the device of the model; unwritten."""
+        return cls._made(torch.empty, model, places)
+
+    @classmethod
+    def _made(cls, make: Callable[..., Tensor], model: Model, places: Sequence[int]) -> "PoolTensors":
         shape, weight = model.config, next(model.parameters())
         size = (shape.n_layers, *places, model.kv_heads_here, shape.head_dim)
-        k, v = (torch.empty(size, dtype=weight.dtype, device=weight.device) for _ in "kv")
+        k, v = (make(size, dtype=weight.dtype, device=weight.device) for _ in "kv")
         return cls(k, v)
 
     @classmethod
@@ -57,14 +62,12 @@ class PoolTensors:
         from where a kernel that multiplies masked weights by V would fetch it.
         """
         try:
-            pool = cls.of(model, tables.num_blocks + 1, tables.block_size)
-        except RuntimeError as error:  # of which torch.OutOfMemoryError is one
+            return cls._made(zeros, model, (tables.num_blocks + 1, tables.block_size))
+        except (RuntimeError, MemoryError) as error:  # of which torch.OutOfMemoryError is one
             said = (str(error).strip() or "no message").splitlines()[0]
             raise UserError(
                 f"num_tokens={tables.num_blocks * tables.block_size}: their K/V do not fit the device ({said}): lower it"
             ) from error
-        pool.fill_with_zeros()
-        return pool
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
         """K and V of a layer, [rows, Hkv, D]."""
@@ -82,6 +85,19 @@ class PoolTensors:
         """Give the memory back; the rows are gone."""
         self._rows = []
         self.k = self.v = self.k.new_empty((self.k.shape[0], 0, *self.k.shape[2:]))
+
+
+def zeros(size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """As torch's. A CPU's system gives them out as they are written, so a pool takes the memory of what it has held."""
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    num_bytes = math.prod(size) * dtype.itemsize
+    memory = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
+    start = -memory.ctypes.data % CACHE_LINE
+    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(*size)
+
+
+CACHE_LINE = 64
 
 
 Store = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
