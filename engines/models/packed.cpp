@@ -98,21 +98,29 @@ const BFloat16* tiled(const BFloat16* x, long rows, long inputs, long stride, lo
 // Vectors of a panel, so that the sums of SEVERAL_ROWS rows stay in registers; and what a lone row is multiplied with at once.
 constexpr int VECTORS = LANES == 16 ? 4 : 2, SEVERAL_ROWS = 6;
 constexpr long PANEL = VECTORS * LANES, UNIT = 64;
-constexpr long BYTES_AHEAD = 6144;  // of weights that come from memory
-constexpr long FEW_ROWS = 64;       // whose weights are widened as they are read, again for every few of them
+constexpr long BYTES_AHEAD = 6144;            // of weights that come from memory
+constexpr long MOST_INPUTS = 1024;            // for which all rows are multiplied before the next, more than FEW_ROWS that is
+constexpr long FEW_ROWS = 3 * SEVERAL_ROWS;  // whose weights are widened as they are read, not beforehand
 
-// R rows and up to n outputs: V vectors each of P panels [inputs, PANEL], one panel behind the other.
+// A part of a product: the inputs `from` to `to`, which panels of `height` inputs hold.
+struct Part {
+    long stride, from, to, height, inputs, outputs;
+};
+
+// R rows and up to n outputs: V vectors each of P panels [height, PANEL], one panel behind the other. Sums wait in `partial`.
 template <typename T, typename W, int R, int P, int V>
-void multiply_panels(const float* x, long stride, const W* weight, long inputs, bool is_first, const T* bias, T* out, long outputs,
-                     long n) {
+void multiply_panels(const Part& of, const float* x, const W* weight, bool is_first, float* partial, const T* bias, T* out, long n) {
     constexpr long AHEAD = BYTES_AHEAD / P / (long)sizeof(W);
+    const long stride = of.stride, height = of.height;
     Floats sums[R][P * V] = {};
-    for (long k = 0; k < inputs; k++, weight += PANEL) {
+    for (int r = 0; r < R && of.from > 0; r++)
+        for (int i = 0; i < P * V; i++) sums[r][i] = load(partial + r * UNIT + i * LANES);
+    for (long k = of.from; k < of.to; k++, weight += PANEL) {
         Floats part[P * V];
         for (int i = 0; i < P * V; i++) {
-            const W* from = weight + i / V * PANEL * inputs + i % V * LANES;
-            if (is_first) __builtin_prefetch(from + AHEAD, 0, 2);
-            part[i] = load(from);
+            const W* at = weight + i / V * PANEL * height + i % V * LANES;
+            if (is_first) __builtin_prefetch(at + AHEAD, 0, 2);
+            part[i] = load(at);
         }
         for (int r = 0; r < R; r++)
             for (int i = 0; i < P * V; i++) sums[r][i] = fused(all(x[r * stride + k]), part[i], sums[r][i]);
@@ -120,7 +128,10 @@ void multiply_panels(const float* x, long stride, const W* weight, long inputs, 
     for (int r = 0; r < R; r++)
         for (int i = 0; i < P * V; i++) {
             const long first = i * LANES, left = n - first;
-            save(out + r * outputs + first, bias ? sums[r][i] + load(bias + first, left) : sums[r][i], left);
+            if (of.to < of.inputs)
+                save(partial + r * UNIT + first, sums[r][i]);
+            else
+                save(out + r * of.outputs + first, bias ? sums[r][i] + load(bias + first, left) : sums[r][i], left);
         }
 }
 
@@ -142,12 +153,12 @@ constexpr auto OF_VECTORS = of_vectors<T, W>(std::make_integer_sequence<int, VEC
 
 // Up to n outputs of all rows, as many rows at once as has them alike. A lone row has all panels of a unit.
 template <typename T, typename W>
-void multiply_rows(const float* x, long stride, const W* weight, long rows, long inputs, const T* bias, T* out, long outputs, long n) {
+void multiply_rows(const Part& of, const float* x, const W* weight, long rows, float* partial, const T* bias, T* out, long n) {
     for (long groups = (rows + SEVERAL_ROWS - 1) / SEVERAL_ROWS, row = 0; groups > 0; groups--) {
         const long some = (rows - row) / groups;
         auto multiply = OF_VECTORS<T, W>[std::min((n + LANES - 1) / LANES, (long)VECTORS) - 1][some - 1];
         if (n > PANEL) multiply = multiply_panels<T, W, 1, UNIT / PANEL, VECTORS>;
-        multiply(x + row * stride, stride, weight, inputs, row == 0, bias, out + row * outputs, outputs, n);
+        multiply(of, x + row * of.stride, weight, row == 0, partial + row * UNIT, bias, out + row * of.outputs, n);
         row += some;
     }
 }
@@ -168,22 +179,27 @@ void multiply_in_panels(const T* given, const T* weight, const T* bias, T* out, 
     static thread_local std::vector<float> widened;
     const float* x = single(given, rows, inputs, stride, widened);
     // As many as the second cache holds beside weights.
-    const long most = std::max(CACHED_SINGLE / std::max(inputs, 1L) / SEVERAL_ROWS, 1L) * SEVERAL_ROWS;
+    const long most = std::max(CACHED_SINGLE / std::clamp(inputs, 1L, MOST_INPUTS) / SEVERAL_ROWS, 1L) * SEVERAL_ROWS;
     for (long begin = 0; begin < rows; begin += most) {
         const long some = std::min(rows - begin, most);
         each((outputs + UNIT - 1) / UNIT, some * inputs * outputs / 16, threads, [=](long unit) {
-            static thread_local std::vector<float> wide;
+            static thread_local std::vector<float> wide, sums;
+            if ((long)sums.size() < some * UNIT) sums.resize(some * UNIT);
             const long end = std::min((unit + 1) * UNIT, outputs), at_once = some == 1 && end % UNIT == 0 ? UNIT : PANEL;
             for (long first = unit * UNIT; first < end; first += at_once) {
                 const T *own = weight + first * inputs, *added = bias ? bias + first : bias;
                 const long n = std::min(end - first, at_once);
-                const float* from = x + begin * stride;
-                T* to = out + begin * outputs + first;
-                long width;
-                if (some <= FEW_ROWS)
-                    multiply_rows(from, stride, own, some, inputs, added, to, outputs, n);
-                else
-                    multiply_rows(from, stride, single(own, 1, inputs * PANEL, width, wide), some, inputs, added, to, outputs, n);
+                auto multiply = [&](const Part& part, const auto* weight) {
+                    multiply_rows(part, x + begin * stride, weight, some, sums.data(), added, out + begin * outputs + first, n);
+                };
+                if (some <= FEW_ROWS || inputs == 0) {
+                    multiply({stride, 0, inputs, inputs, inputs, outputs}, own);
+                } else {
+                    for (long from = 0, height, apart; from < inputs; from += height) {
+                        height = std::min(inputs - from, MOST_INPUTS);
+                        multiply({stride, from, from + height, height, inputs, outputs}, single(own + from * PANEL, 1, height * PANEL, apart, wide));
+                    }
+                }
             }
         });
     }
