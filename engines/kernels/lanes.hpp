@@ -109,7 +109,9 @@ inline Floats load(const float* from, long n) { return (Floats)_mm512_maskz_load
 
 inline void save(float* to, Floats x, long n) { _mm512_mask_storeu_ps(to, first(n), (__m512)x); }
 #elif defined(__AVX2__)
-inline Floats load(const float* from, long n) { return (Floats)_mm256_maskload_ps(from, (__m256i)(lane_numbers() < (int32_t)n)); }
+inline Floats load(const float* from, long n) {
+    return n >= LANES ? load(from) : (Floats)_mm256_maskload_ps(from, (__m256i)(lane_numbers() < (int32_t)n));
+}
 
 // By a mask only where one is needed: AMD's processors take a dozen cycles to store by one.
 inline void save(float* to, Floats x, long n) {
