@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import resource
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +20,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.causal import executor
 from support.refusals import refuses
 from torch import Tensor
 
 from engines import machine
-from engines.runtime.device import SMALLER_THAN_NAMED, PinnedStaging, Staging, limit_memory
+from engines.runtime import device
+from engines.runtime.device import CACHE_LINE, SMALLER_THAN_NAMED, PinnedStaging, Staging, limit_memory, zeros
 from engines.runtime.step_timer import MAX_IN_FLIGHT, STEP_PARTS, CudaTimer
 
 
@@ -157,6 +161,33 @@ def test_a_buffer_is_used_again_once_it_has_left():
     assert device.num_events == 3
     staging.send(np.arange(5000))
     assert device.num_events == 4
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="no /proc")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_zeros_of_a_cpu_take_memory_as_they_are_written(dtype):
+    before, cpu = resident_bytes(), torch.device("cpu")
+    pool = zeros((2, 1 << 20, 32), dtype=dtype, device=cpu)
+    size = pool.numel() * pool.itemsize
+    assert resident_bytes() - before < size / 4
+    pool[0] = 1
+    assert resident_bytes() - before > size / 4
+    assert pool.data_ptr() % CACHE_LINE == 0
+    assert (pool.sum().item(), zeros((2, 0, 3), dtype=dtype, device=cpu).shape) == (1 << 25, (2, 0, 3))
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("no room")])
+def test_a_pool_that_does_not_fit_is_refused(monkeypatch, error):
+    def fail(*_: object, **__: object) -> Tensor:
+        raise error
+
+    monkeypatch.setattr(device, "zeros", fail)
+    with refuses("num_tokens=no room"):
+        executor()
 
 
 def test_a_process_keeps_what_it_frees_where_the_c_library_can(monkeypatch):
