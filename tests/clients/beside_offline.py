@@ -48,6 +48,14 @@ def clocks(*pids):
     return np.array([time.perf_counter(), sum(own), own[-1]])
 
 
+def processes(pid):
+    """A process and all below it."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            yield from processes(int(child))
+
+
 # -- the engine alone ------------------------------------------------------------------------------------------
 
 
@@ -110,8 +118,7 @@ def main(name="tiny-qwen2", repeats="5", clients="128", core="0", clients_core="
     server = subprocess.Popen([*command, *OPTIONS.get(name, ())], stderr=subprocess.PIPE, text=True)
     try:
         port = next(int(found[1]) for line in server.stderr if (found := re.match(r"ready: http://[^/]*:(\d+)/", line)))
-        tasks = Path(f"/proc/{server.pid}/task").glob("*/children")
-        pids = [server.pid, *(int(pid) for task in tasks for pid in task.read_text().split())]
+        pids = [*processes(server.pid)]
         os.sched_setaffinity(0, {int(clients_core)})
         draw, p99, lost = random.Random(0), {}, 0
         for at in range(int(repeats) + 1):  # the first is not counted

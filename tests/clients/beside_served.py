@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 from beside import shown
-from beside_offline import PROMPT, TOKENS, burst
+from beside_offline import PROMPT, TOKENS, burst, processes
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -93,7 +93,7 @@ class Server:
             assert self.process.poll() is None, log.read_text()[-3000:]
             time.sleep(0.1)
         self.ready_s = time.perf_counter() - start
-        self.pids = [*_tree(self.process.pid)]
+        self.pids = [*processes(self.process.pid)]
 
     def _answers(self, route):
         try:
@@ -121,13 +121,6 @@ class Server:
         self.signal(signal.SIGCONT)
         self.process.terminate()
         self.process.wait()
-
-
-def _tree(pid):
-    yield pid
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            yield from _tree(int(child))
 
 
 def _free_port():
