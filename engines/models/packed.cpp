@@ -98,8 +98,8 @@ const BFloat16* tiled(const BFloat16* x, long rows, long inputs, long stride, lo
 // Vectors of a panel, so that the sums of SEVERAL_ROWS rows stay in registers; and what a lone row is multiplied with at once.
 constexpr int VECTORS = LANES == 16 ? 4 : 2, SEVERAL_ROWS = 6;
 constexpr long PANEL = VECTORS * LANES, UNIT = 64;
-constexpr long BYTES_AHEAD = 6144;            // of weights that come from memory
-constexpr long MOST_INPUTS = 1024;            // for which all rows are multiplied before the next, more than FEW_ROWS that is
+constexpr long BYTES_AHEAD = 6144;           // of weights that come from memory
+constexpr long MOST_INPUTS = 1024;           // that more than FEW_ROWS rows are multiplied by, before the next
 constexpr long FEW_ROWS = 3 * SEVERAL_ROWS;  // whose weights are widened as they are read, not beforehand
 
 // A part of a product: the inputs `from` to `to`, which panels of `height` inputs hold.

@@ -87,6 +87,9 @@ class PoolTensors:
         self.k = self.v = self.k.new_empty((self.k.shape[0], 0, *self.k.shape[2:]))
 
 
+CACHE_LINE = 64
+
+
 def zeros(size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
     """As torch's. A CPU's system gives them out as they are written, so a pool takes the memory of what it has held."""
     if device.type != "cpu":
@@ -95,9 +98,6 @@ def zeros(size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> T
     memory = np.zeros(num_bytes + CACHE_LINE, dtype=np.uint8)
     start = -memory.ctypes.data % CACHE_LINE
     return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(*size)
-
-
-CACHE_LINE = 64
 
 
 Store = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
