@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from engines.cache import cache_folder
+
 CPU_FACTS = Path("/proc/cpuinfo")
 
 
@@ -43,8 +45,7 @@ class Library(NamedTuple):
             processor += "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features")))
         read = (path.read_text(encoding="utf-8") for path in (*self.sources, *self.headers))
         digest = hashlib.sha256("\n".join([*command, processor, *read]).encode()).hexdigest()
-        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        return Path(cache, "dllm-serve-repro", f"{self.name}-{digest[:32]}.so")
+        return cache_folder() / f"{self.name}-{digest[:32]}.so"
 
     def command(self) -> list[str]:
         """Raises CompilerError where there is no compiler."""

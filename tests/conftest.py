@@ -139,15 +139,19 @@ def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
     into rendering them. test_layout renders one of every family."""
     from paper_figures.common import style
 
+    draw_again(monkeypatch)
     monkeypatch.setattr(style, "rendered", lambda figure, kind: b"")
+
+
+def draw_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the user's cache has, and leave nothing there."""
+    monkeypatch.setattr("paper_figures.common.figure.kept_or_made", lambda kind, inputs, make: make())
 
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """``test_layout`` draws every figure; here it is the numbers that count."""
-    from paper_figures.common import style
-
-    monkeypatch.setattr(style, "publish", lambda figure, panels, out, name, **words: (out / f"{name}.png",))
+    monkeypatch.setattr("paper_figures.common.figure._pictures", lambda *words: (b"", b""))
 
 
 @pytest.fixture
@@ -155,6 +159,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures handed to ``style.rendered``, to look into them."""
     from paper_figures.common import style
 
+    draw_again(monkeypatch)
     figures: list[Figure] = []
     rendered = style.rendered
 

@@ -1,10 +1,13 @@
 """A figure as data: its grid of cells, the page it shows, and its findings; here these become files."""
 
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
+from engines.cache import kept_or_made
 from engines.errors import UserError
 from paper_figures.common import style
 from paper_figures.common.caption import basis_of, invalid_notes, missing_note, origin_of, repeats_line
@@ -12,7 +15,7 @@ from paper_figures.common.panel import FLAT_PERCENT, Panel
 from paper_figures.common.runs import Runs
 from paper_figures.common.words import brief
 from repro.families.platforms import Platform
-from repro.files import replace_bytes
+from repro.files import replace_all, replace_bytes
 from repro.reports.claims import Finding
 from repro.reports.figures import FIGURES, PICTURES, Figure, Rendered, View
 from repro.runs.cell import Cell
@@ -204,23 +207,42 @@ def _draw(picture: Picture, title: str, out: Path, stem: str) -> tuple[Path, ...
         text = out / f"{stem}.txt"
         replace_bytes(text, style.caption_file(title, caption))
         return (text,)
+    files = tuple(out / f"{stem}.{kind}" for kind in ("png", "pdf", "txt"))
+    png, pdf = _pictures(panels, picture, title, files[-1].name)
+    replace_all(dict(zip(files, (png, pdf, style.caption_file(title, caption)), strict=True)))
+    return files
+
+
+def _pictures(panels: Sequence[Panel], picture: Picture, title: str, text: str) -> tuple[bytes, bytes]:
+    """As PNG and PDF; those of the user's cache where the same code drew the same panels with the same libraries."""
     columns = min(len(panels), picture.columns or (len(panels) if len(panels) <= MOST_IN_A_ROW else 2))
-    with style.drawing():
-        figure, axes = style.grid_of_panels([panel.title for panel in panels], columns=columns)
-        for panel, own in zip(panels, axes, strict=True):
-            panel.draw(own)
-        return style.publish(
-            figure,
-            axes,
-            out,
-            stem,
-            title=title,
-            caption=caption,
-            repeats=picture.repeats or "",
-            columns=columns,
-            width_inches=picture.width_inches,
-            is_plain=PICTURES.get() == "plain",
-        )
+    width, is_plain = picture.width_inches, PICTURES.get() == "plain"
+    characters = int(style.width_of(columns, width) * style.CHARACTERS_PER_INCH)
+    line = style.caption_line(picture.repeats or "", text, characters)
+    above, below = ("", "") if is_plain else (title, line)
+
+    def drawn() -> bytes:
+        with style.drawing():
+            figure, axes = style.grid_of_panels([panel.title for panel in panels], columns=columns)
+            for panel, own in zip(panels, axes, strict=True):
+                panel.draw(own)
+            style.compose(figure, axes, title=above, line=below, columns=columns, width_inches=width)
+            png, pdf = style.rendered(figure, "png"), style.rendered(figure, "pdf")
+        return len(png).to_bytes(8, "little") + png + pdf
+
+    try:
+        shown = pickle.dumps((panels, columns, width, above, below))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        both = drawn()  # a layer is a function: nobody can tell whether it draws the same again
+    else:
+        code = (each.read_bytes() for each in sorted(_HOME.rglob("*")) if each.suffix in (".py", ".mplstyle"))
+        versions = (f"{name} {version(name)}".encode() for name in ("matplotlib", "fonttools", "numpy", "pillow"))
+        both = kept_or_made("pictures", (shown, *versions, *code), drawn)
+    end = 8 + int.from_bytes(both[:8], "little")
+    return both[8:end], both[end:]
+
+
+_HOME = Path(__file__).resolve().parents[1]
 
 
 MOST_IN_A_ROW = 3

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from repro.files import csv_text, replace_all, replace_text
+from repro.files import csv_text, replace_text
 from repro.runs.system import ENTRIES, SYSTEMS
 
 if TYPE_CHECKING:
@@ -355,35 +355,6 @@ def _boxes(axes: Axes, dpi: float) -> list[Any]:
 
 
 BOXES_A_PIECE = 12
-
-
-def publish(
-    figure: Figure,
-    panels: Sequence[Axes],
-    out: Path,
-    name: str,
-    *,
-    title: str,
-    caption: Sequence[str],
-    repeats: str = "",
-    columns: int | None = None,
-    width_inches: float | None = None,
-    is_plain: bool = False,
-) -> tuple[Path, Path, Path]:
-    """PNG, PDF, and the caption beside them, which alone has the title where the picture is plain."""
-    text = out / f"{name}.txt"
-    characters = int(width_of(columns or len(panels), width_inches) * CHARACTERS_PER_INCH)
-    compose(
-        figure,
-        panels,
-        title="" if is_plain else title,
-        line="" if is_plain else caption_line(repeats, text.name, characters),
-        columns=columns,
-        width_inches=width_inches,
-    )
-    png, pdf = (out / f"{name}.{kind}" for kind in ("png", "pdf"))
-    replace_all({png: rendered(figure, "png"), pdf: rendered(figure, "pdf"), text: caption_file(title, caption)})
-    return png, pdf, text
 
 
 def caption_file(title: str, sentences: Sequence[str]) -> bytes:

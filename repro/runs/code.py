@@ -19,6 +19,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
+from engines.cache import kept_or_made
 from engines.data import installed
 from engines.errors import RunError, UserError, require
 from repro.runs.cell import Cell
@@ -119,7 +120,13 @@ def _of_room(room: str) -> str:
     else:
         files = [path] if path.is_file() else list(files_below(path))
     sources = sorted(each for each in files if each.suffix in _SOURCES)
-    return _digest(part for each in sources for part in (each.name.encode(), without_comments(each)))
+    contents = (part for each in sources for part in (each.name.encode(), each.read_bytes()))
+    # Looking for comments takes a hundred times as long as reading: once a version of these files is enough.
+    return kept_or_made(
+        "code",
+        (_COMMENT.pattern, _YAML_COMMENT.pattern, *contents),
+        lambda: _digest(part for each in sources for part in (each.name.encode(), without_comments(each))).encode(),
+    ).decode()
 
 
 def files_below(folder: Path) -> Iterator[Path]:

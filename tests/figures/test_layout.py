@@ -88,28 +88,28 @@ def panel() -> Figure:
     return figure
 
 
-def test_a_sound_figure_has_nothing_to_say(tmp_path, unsaved):
+def test_a_sound_figure_has_nothing_to_say():
     with style.drawing():
         figure = panel()
-        style.publish(figure, figure.axes, tmp_path, "sound", title="a title", caption=["A sentence."])
+        style.compose(figure, figure.axes, title="a title", line="A sentence.")
         assert overprinted(figure) == []
 
 
 @pytest.mark.parametrize(("place", "text", "fault"), DATA["broken_figures_are_found_out"])
-def test_broken_figures_are_found_out(place, text, fault, tmp_path, unsaved):
+def test_broken_figures_are_found_out(place, text, fault):
     with style.drawing():
         figure = panel()
-        style.publish(figure, figure.axes, tmp_path, "broken", title="a title", caption=["A sentence."])
+        style.compose(figure, figure.axes, title="a title", line="A sentence.")
         figure.axes[0].text(*place, text, transform=figure.axes[0].transAxes, ha="center")
         assert any(fault in each for each in overprinted(figure)), overprinted(figure)
 
 
-def test_ticks_beyond_the_axes_are_not_drawn_and_do_not_count(tmp_path, unsaved):
+def test_ticks_beyond_the_axes_are_not_drawn_and_do_not_count():
     with style.drawing():
         figure = panel()
         figure.axes[0].set_xticks([0, 1, 400], ["0", "1", "far away"])
         figure.axes[0].set_xlim(0, 1)
-        style.publish(figure, figure.axes, tmp_path, "ticks", title="a title", caption=[])
+        style.compose(figure, figure.axes, title="a title", line="A sentence.")
         assert overprinted(figure) == []
 
 
@@ -149,7 +149,7 @@ def test_intervals_of_shares_end_where_shares_do():
     assert ends(figure) == [(93, 103), (-1, 3), (45, 55)]
 
 
-def test_the_legend_has_the_order_of_drawing(tmp_path, unsaved):
+def test_the_legend_has_the_order_of_drawing():
     look = style.Look(color="black", marker="o")
     layers = [
         Line(label="a line", places=[0, 1], at=[interval(1.0, 0.1)] * 2, look=look),
@@ -160,7 +160,7 @@ def test_the_legend_has_the_order_of_drawing(tmp_path, unsaved):
     with style.drawing():
         figure, axes = style.grid_of_panels(["a panel"], columns=1)
         Panel(title="a panel", layers=layers).draw(axes[0])
-        style.publish(figure, axes, tmp_path, "order", title="a title", caption=[])
+        style.compose(figure, axes, title="a title", line="A sentence.")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a line", "bars", "printed", "a guide"]
 
 
@@ -278,12 +278,29 @@ def test_an_axis_says_which_way_is_better():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("late (%), lower is better", "turns/s\nhigher is better")
 
 
-def test_a_word_beside_a_point_covers_nothing_or_is_left_out(tmp_path, unsaved):
+def test_a_word_beside_a_point_covers_nothing_or_is_left_out():
     with style.drawing():
         figure = panel()
         figure.axes[0].plot([0.5, 0.52], [0.5, 0.52], marker="s", label="another line", linestyle="none")
         wide = "a word that no place in the panel is wide enough for, however far it is moved from its point"
         Labels(texts=["first", "second", wide], places=[0.5, 0.52, 0.5], values=[0.5, 0.52, 0.1]).draw(figure.axes[0])
-        style.publish(figure, figure.axes, tmp_path, "beside", title="a title", caption=[])
+        style.compose(figure, figure.axes, title="a title", line="A sentence.")
         assert overprinted(figure) == []
     assert [text.get_visible() for text in figure.axes[0].texts] == [True, True, False]
+
+
+def test_a_picture_is_drawn_once_for_the_same_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    composed, compose = [], style.compose
+    monkeypatch.setattr(
+        style, "compose", lambda *given, **words: composed.append(words["title"]) or compose(*given, **words)
+    )
+    module, here = FIGURES["ampd/fig7"].load(), platform("h20x32")
+    contents = []
+    for num_runs in (2, 2, 3):
+        view = View(platform=here, reading=default_reading(here), num_runs=num_runs)
+        rendered = module.render(figure_runs(module, view), view, tmp_path / "out")
+        contents.append({path.name: path.read_bytes() for path in rendered.files})
+    assert len(composed) == 2
+    assert contents[0] == contents[1]
+    assert contents[1]["fig7-h20x32.png"] != contents[2]["fig7-h20x32.png"]

@@ -14,6 +14,7 @@ from engines.errors import require
 from engines.knobs import Range, check_given, given_to
 from paper_figures.common import style
 from repro.families.platforms import Platform
+from repro.files import replace_bytes
 from repro.reports.claims import Finding
 from repro.reports.figures import Paper, Rendered, View
 from repro.runs.cell import Cell
@@ -165,9 +166,12 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     with style.drawing():
         figure, (axes,) = style.grid_of_panels([TITLE], columns=1)
         axes.plot(*zip(*found, strict=True), marker="o", label="simulated")
-        files = style.publish(figure, [axes], out, "md1", title=TITLE, caption=["All runs simulated."])
+        style.compose(figure, [axes], title=TITLE, line="All runs simulated.")
+        picture = replace_bytes(out / "md1.png", style.rendered(figure, "png"))
     csv = style.save_csv(out / "md1.csv", ("load", "wait_s"), found)
-    return Rendered(files=(*files, csv), columns=("load", "wait s"), rows=tuple((str(a), f"{b:.3f}") for a, b in found))
+    return Rendered(
+        files=(picture, csv), columns=("load", "wait s"), rows=tuple((str(a), f"{b:.3f}") for a, b in found)
+    )
 
 
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
