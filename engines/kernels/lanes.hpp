@@ -174,21 +174,23 @@ Floats exponential(Floats x) {
 
 constexpr long WORTH_A_THREAD = 1 << 19;
 
-// f(i) for i < n on up to so many threads, where there is work for them.
+// f(first, last) for parts of n on up to so many threads, where there is work for them.
+template <typename F>
+void each_share(long n, long work, long threads, F f) {
+    threads = std::min({threads, n, work / WORTH_A_THREAD});
+    if (threads <= 1) return f(0, n);
+    std::vector<std::thread> others;
+    for (long t = 1; t < threads; t++) others.emplace_back([=] { f(n * t / threads, n * (t + 1) / threads); });
+    f(0, n / threads);
+    for (auto& other : others) other.join();
+}
+
+// f(i) for i < n, likewise. Compiled once: inlined in two places, a sum may be rounded in two ways.
 template <typename F>
 void each(long n, long work, long threads, F f) {
-    threads = std::min({threads, n, work / WORTH_A_THREAD});
-    if (threads <= 1) {
-        for (long i = 0; i < n; i++) f(i);
-        return;
-    }
-    std::vector<std::thread> others;
-    auto share = [&](long t) {
-        for (long i = n * t / threads; i < n * (t + 1) / threads; i++) f(i);
-    };
-    for (long t = 1; t < threads; t++) others.emplace_back(share, t);
-    share(0);
-    for (auto& other : others) other.join();
+    each_share(n, work, threads, [=](long first, long last) __attribute__((noinline)) {
+        for (long i = first; i < last; i++) f(i);
+    });
 }
 
 }  // namespace

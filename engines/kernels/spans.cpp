@@ -13,7 +13,7 @@ struct alignas(sizeof(Floats)) Lane {
 };
 
 constexpr int KEYS = 8;  // at a time
-constexpr long MOST_IN_PLACE = 2 * LANES;
+constexpr long MOST_IN_PLACE = LANES;  // rows of a head that read float32 where it lies
 
 // 2 to the x <= 0, within two units in the last place; at least the smallest normal number.
 Floats power_of_two(Floats x) {
@@ -79,16 +79,16 @@ void each_part(long width, F f) {
     for (long d = 0; d < width; d += LANES) f(std::max(std::min(d, width - LANES), 0L), std::min(width, (long)LANES));
 }
 
-// K or V of a head as float32: where it lies, unless it is read often or in bfloat16.
+// K or V [length, heads * width] of some heads as float32, head by head. Rows are read whole: what is fetched for one head is
+// in part the next one's, and memory that is read in order comes before it is asked for.
 template <typename T>
-const float* widened(const T* from, long& stride, long length, long width, bool copies, std::vector<float>& to) {
-    if constexpr (std::is_same_v<T, float>)
-        if (!copies) return from;
-    to.resize(length * width + LANES);
+void widen_heads(const T* from, long stride, long length, long heads, long width, std::vector<float>& to) {
+    to.resize(length * heads * width + LANES);
     for (long p = 0; p < length; p++)
-        each_part(width, [&](long d, long n) { save(&to[p * width + d], load(from + p * stride + d, n), n); });
-    stride = width;
-    return to.data();
+        for (long h = 0; h < heads; h++)
+            each_part(width, [&](long d, long n) {
+                save(&to[(h * length + p) * width + d], load(from + p * stride + h * width + d, n), n);
+            });
 }
 
 // At most LANES rows q, of which `seen` keys are seen and `length` multiplied, those that are not with zero.
@@ -135,8 +135,9 @@ struct Sequences {
     long n, heads, kv_heads, width, q_stride, k_stride, v_stride, out_stride;
 };
 
+// Heads `head` to `last` of a sequence.
 template <typename T>
-void attend_head(const Sequences& in, const T* q, const T* k, const T* v, T* out, long sequence, long head) {
+void attend_heads(const Sequences& in, const T* q, const T* k, const T* v, T* out, long sequence, long head, long last) {
     static thread_local Scratch scratch;
     const long length = in.k_len[sequence], seen = in.seen ? in.seen[sequence] : length, start = in.k_start[sequence];
     const long first = in.q_start[sequence], group = in.heads / in.kv_heads, width = in.width;
@@ -145,19 +146,36 @@ void attend_head(const Sequences& in, const T* q, const T* k, const T* v, T* out
     scratch.query.resize(width + LANES);
     scratch.mixed.resize(width + LANES);
     scratch.scores.resize(length + 2 * KEYS);
-    long k_stride = in.k_stride, v_stride = in.v_stride;
-    const float* keys = widened(k + start * k_stride + head * width, k_stride, length, width, rows > MOST_IN_PLACE, scratch.keys);
-    const float* values = widened(v + start * v_stride + head * width, v_stride, length, width, rows > MOST_IN_PLACE, scratch.values);
-    for (long row = 0; row < rows; row += LANES) {
-        const int n = std::min(rows - row, (long)LANES);
-        const T* from[LANES];
-        T* to[LANES];
-        for (int i = 0; i < n; i++) {
-            const long at = first + (row + i) / group, column = (head * group + (row + i) % group) * width;
-            from[i] = q + at * in.q_stride + column;
-            to[i] = out + at * in.out_stride + column;
+    const T *own_k = k + start * in.k_stride + head * width, *own_v = v + start * in.v_stride + head * width;
+    const bool copies = !std::is_same_v<T, float> || rows > MOST_IN_PLACE;
+    if (copies) {
+        widen_heads(own_k, in.k_stride, length, last - head, width, scratch.keys);
+        widen_heads(own_v, in.v_stride, length, last - head, width, scratch.values);
+    }
+    for (long h = head; h < last; h++) {
+        const float *keys, *values;
+        if (copies) {
+            keys = &scratch.keys[(h - head) * length * width], values = &scratch.values[(h - head) * length * width];
+        } else {
+            keys = (const float*)own_k + (h - head) * width, values = (const float*)own_v + (h - head) * width;
+            for (long p = 0; p < length; p++)
+                for (long d = width; d < 2 * width; d += 64 / (long)sizeof(float)) {  // the next head's
+                    __builtin_prefetch(keys + p * in.k_stride + d, 0, 2);
+                    __builtin_prefetch(values + p * in.v_stride + d, 0, 2);
+                }
         }
-        attend_rows(from, to, n, keys, values, k_stride, v_stride, length, seen, width, scratch);
+        for (long row = 0; row < rows; row += LANES) {
+            const int n = std::min(rows - row, (long)LANES);
+            const T* from[LANES];
+            T* to[LANES];
+            for (int i = 0; i < n; i++) {
+                const long at = first + (row + i) / group, column = (h * group + (row + i) % group) * width;
+                from[i] = q + at * in.q_stride + column;
+                to[i] = out + at * in.out_stride + column;
+            }
+            attend_rows(from, to, n, keys, values, copies ? width : in.k_stride, copies ? width : in.v_stride, length, seen,
+                        width, scratch);
+        }
     }
 }
 
@@ -165,15 +183,12 @@ template <typename T>
 void attend_spans(const Sequences& in, const T* q, const T* k, const T* v, T* out, long threads) {
     long work = 0;
     for (long i = 0; i < in.n; i++) work += (long)(in.q_end[i] - in.q_start[i]) * in.k_len[i] * in.heads * in.width / 4;
-    const long units = in.n * in.kv_heads;
-    each(units, work, threads, [=, &in](long i) {
-        const long next = std::min(i + 1, units - 1), s = next / in.kv_heads, head = next % in.kv_heads;
-        for (long p = 0; p < in.k_len[s]; p++)
-            for (long d = 0; d < in.width; d += 64 / (long)sizeof(T)) {
-                __builtin_prefetch(k + (in.k_start[s] + p) * in.k_stride + head * in.width + d, 0, 2);
-                __builtin_prefetch(v + (in.k_start[s] + p) * in.v_stride + head * in.width + d, 0, 2);
-            }
-        attend_head(in, q, k, v, out, i / in.kv_heads, i % in.kv_heads);
+    each_share(in.n * in.kv_heads, work, threads, [=, &in](long first, long last) __attribute__((noinline)) {
+        for (long i = first; i < last;) {
+            const long sequence = i / in.kv_heads, head = i % in.kv_heads, heads = std::min(in.kv_heads - head, last - i);
+            attend_heads(in, q, k, v, out, sequence, head, head + heads);
+            i += heads;
+        }
     });
 }
 
