@@ -350,12 +350,12 @@ class Family:
                 raise ValueError(f"table {name}: columns differ in length: { {k: len(v) for k, v in table.items()} }")
             for each in columns:
                 values = table[each.name]
-                if not each.nullable and None in values:
+                num_known = len(values) - values.count(None)
+                if not each.nullable and num_known < len(values):
                     raise ValueError(f"table {name}: column {each.name!r} holds a null")
-                if each.kind == "float":
-                    found = column(record, each.name, name)
-                    if np.isfinite(found).sum() != len(values) - values.count(None):
-                        raise ValueError(f"table {name}: column {each.name!r} holds a value that is not finite")
+                is_number = each.kind == "float" and num_known > 0
+                if is_number and np.isfinite(column(record, each.name, name)).sum() != num_known:
+                    raise ValueError(f"table {name}: column {each.name!r} holds a value that is not finite")
 
     def summarize(self, record: RunRecord) -> dict[str, Any]:
         """Every metric, by name."""
