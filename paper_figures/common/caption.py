@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paper_figures.common.runs import Runs
+from paper_figures.common.words import plural
 from repro.families.cost import load_calibration
 from repro.families.platforms import Platform
 from repro.reports.predictions import predictions_note
@@ -66,7 +67,8 @@ def device_text(run: StoredRun) -> str:
         limit = manifest.get("facts", {}).get("enforced_memory_bytes")
         return f"{graphics['name']}{'' if limit is None else f' held to {limit / 1e9:g} GB'}{weights}"
     cpu = run.provenance.get("cpu", {})
-    return f"{cpu.get('model') or 'an unnamed CPU'}, {cpu.get('usable') or 'unknown number of'} cores{weights}"
+    cores = plural(cpu["usable"], "core") if cpu.get("usable") else "unknown number of cores"
+    return f"{cpu.get('model') or 'an unnamed CPU'}, {cores}{weights}"
 
 
 def prompt_sources(runs: Sequence[StoredRun]) -> str:

@@ -123,7 +123,12 @@ def rows_for(machine: Machine) -> tuple[Item, ...]:
         Item("python", "ok", ".".join(map(str, machine.python))),
         _item("torch", f"{machine.torch}, {build}", _torch_reason(machine)),
         _gpu_row(machine),
-        Item("CPU", "info", f"{machine.cpu or 'unknown model'}, {machine.cores or 'unknown number of'} cores usable"),
+        Item(
+            "CPU",
+            "info",
+            f"{machine.cpu or 'unknown model'}, {machine.cores or 'unknown number of'} "
+            f"core{'s' * (machine.cores != 1)} usable",
+        ),
         Item("memory", "info", memory),
         _item("disk", f"{_gigabytes(machine.disk_free_bytes)} free", _disk_reason(machine)),
         _git_row(machine),

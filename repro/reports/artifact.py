@@ -96,7 +96,7 @@ def spend(command: str, *more: str) -> Cost:
         wall_s=round(wall_s, 1),
         processor_s=round(usage.ru_utime + usage.ru_stime, 1),
         memory_bytes=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-        processor=f"{here['cpu']}, {here['cores']} cores",
+        processor=f"{here['cpu']}, {here['cores']} core{'s' * (here['cores'] != 1)}",
     )
 
 
