@@ -18,6 +18,7 @@ from engines.cluster.record import (
     Floats,
     ItlStat,
     Observed,
+    Reading,
     Values,
     attainments,
     observe,
@@ -89,19 +90,20 @@ def _itl(stats: Mapping[ItlStat, Floats]) -> dict[str, Values]:
 # ---- metrics, each under the name that it has in metrics.csv ----------------------------------------------
 
 
-def attainment_by_reading(record: RunRecord) -> dict[str, float | None]:
+def attainment_by_reading(record: RunRecord, readings: Sequence[Reading] = READINGS) -> dict[str, float | None]:
     """Every reading of the paper's words, by its name ``scope/ttft/itl``."""
     limits = record.facts["slo"]
     if not any(limits.values()):
-        return {str(reading): None for reading in READINGS}
+        return {str(reading): None for reading in readings}
     slo = Slo(**{name: NO_OBJECTIVE_S if limit_s is None else limit_s for name, limit_s in limits.items()})
-    found = attainments(observed_of(record), slo)
+    found = attainments(observed_of(record), slo, readings)
     return {str(reading): None if math.isnan(share) else share for reading, share in found.items()}
 
 
 def slo_attainment(record: RunRecord) -> float | None:
-    found: dict[str, float | None] = attainment_by_reading(record)
-    return found[record.facts["attainment_reading"]]
+    wanted = [each for each in READINGS if str(each) == record.facts["attainment_reading"]]
+    (found,) = attainment_by_reading(record, wanted).values()
+    return found
 
 
 def round_ttft_s(record: RunRecord) -> Floats:
