@@ -13,6 +13,7 @@ struct alignas(sizeof(Floats)) Lane {
 };
 
 constexpr int KEYS = 8;  // at a time
+constexpr long MOST_COPIED = 1 << 21;  // numbers of K or V at a time, but for one head
 constexpr long MOST_IN_PLACE = LANES;  // rows of a head that read float32 where it lies
 
 // 2 to the x <= 0, within two units in the last place; at least the smallest normal number.
@@ -185,7 +186,9 @@ void attend_spans(const Sequences& in, const T* q, const T* k, const T* v, T* ou
     for (long i = 0; i < in.n; i++) work += (long)(in.q_end[i] - in.q_start[i]) * in.k_len[i] * in.heads * in.width / 4;
     each_share(in.n * in.kv_heads, work, threads, [=, &in](long first, long last) __attribute__((noinline)) {
         for (long i = first; i < last;) {
-            const long sequence = i / in.kv_heads, head = i % in.kv_heads, heads = std::min(in.kv_heads - head, last - i);
+            const long sequence = i / in.kv_heads, head = i % in.kv_heads;
+            const long most = std::max(1L, MOST_COPIED / std::max(1L, in.k_len[sequence] * in.width));
+            const long heads = std::min({in.kv_heads - head, last - i, most});
             attend_heads(in, q, k, v, out, sequence, head, head + heads);
             i += heads;
         }

@@ -211,6 +211,19 @@ def test_keys_that_are_not_seen_change_no_bit(dtype):
     assert torch.equal(found, expected)
 
 
+def test_long_sequences_copy_some_heads_at_a_time():
+    """Of 3 heads two fill what is copied at once."""
+    length, width = 4200, 224
+    q, k, v = draw(9, 3, width, dtype=torch.float32), *(draw(length, 3, width, dtype=torch.float32) for _ in range(2))
+    runs = host.Runs(*(torch.tensor([each], dtype=torch.int32) for each in (0, 9, 0, length)))
+    found = host.attend_runs(q, k, v, runs, torch.empty(q.shape))
+    expected = host.attend_runs_reference(q, k, v, runs, torch.empty(q.shape))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    for head in range(3):
+        own = (each[:, head : head + 1].contiguous() for each in (q, k, v))
+        assert torch.equal(host.attend_runs(*own, runs, torch.empty(9, 1, width)), found[:, head : head + 1])
+
+
 def test_scores_far_apart_are_torch_s():
     q, k, v, runs = in_runs(4, 2, 20, torch.float32)
     found = host.attend_runs(q * 40, k, v, runs, torch.empty(q.shape))
