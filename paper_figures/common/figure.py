@@ -1,10 +1,13 @@
 """A figure as data: its grid of cells, the page it shows, and its findings; here these become files."""
 
+import io
 import pickle
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from types import FunctionType
 from typing import TypeVar
 
 from engines.cache import kept_or_made
@@ -230,18 +233,45 @@ def _pictures(panels: Sequence[Panel], picture: Picture, title: str, text: str) 
             png, pdf = style.rendered(figure, "png"), style.rendered(figure, "pdf")
         return len(png).to_bytes(8, "little") + png + pdf
 
-    try:
-        shown = pickle.dumps((panels, columns, width, above, below))
-    except (pickle.PicklingError, AttributeError, TypeError):
-        both = drawn()  # a layer is a function: nobody can tell whether it draws the same again
+    known = _known_by((panels, columns, width, above, below))
+    if known is None:
+        both = drawn()
     else:
         code = (each.read_bytes() for each in sorted(_HOME.rglob("*")) if each.suffix in (".py", ".mplstyle"))
         versions = (f"{name} {version(name)}".encode() for name in ("matplotlib", "fonttools", "numpy", "pillow"))
-        both = kept_or_made("pictures", (shown, *versions, *code), drawn)
+        both = kept_or_made("pictures", (*known, *versions, *code), drawn)
     end = 8 + int.from_bytes(both[:8], "little")
     return both[8:end], both[end:]
 
 
+class _Pickler(pickle.Pickler):
+    def __init__(self, content: io.BytesIO) -> None:
+        super().__init__(content)
+        self.modules = set[str]()
+
+    def persistent_id(self, value: object) -> None:
+        """Refuses code that is not among what a picture is known by, and notes where the rest is."""
+        if isinstance(value, type | FunctionType):
+            if value.__module__.partition(".")[0] not in _KNOWN:
+                raise pickle.PicklingError(value.__module__)
+            self.modules.add(value.__module__)
+
+
+def _known_by(values: object) -> list[bytes] | None:
+    """The values and the code of their classes. None where some are a user's own, or functions without a name: nobody can tell
+    whether they draw the same again."""
+    pickler = _Pickler(content := io.BytesIO())
+    try:
+        pickler.dump(values)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return None
+    files = (
+        getattr(sys.modules[name], "__file__", None) for name in sorted(pickler.modules) if name.startswith("repro.")
+    )
+    return [content.getvalue(), *(Path(file).read_bytes() for file in files if file)]
+
+
+_KNOWN = frozenset({"paper_figures", "repro", "builtins", "numpy"})
 _HOME = Path(__file__).resolve().parents[1]
 
 

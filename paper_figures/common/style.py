@@ -76,6 +76,7 @@ def drawing() -> Iterator[None]:
     import matplotlib as mpl
 
     with mpl.rc_context():
+        mpl.rcdefaults()  # a user's own settings change no figure
         mpl.rc_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False)
         own: Any = {"figure.dpi": DPI, **dict.fromkeys(_LETTERS, LETTER_POINTS)}
         mpl.rcParams.update(own)

@@ -33,8 +33,16 @@ def test_the_oldest_go(monkeypatch):
     for place in range(4):
         kept_or_made("kind", [bytes([place])], lambda place=place: bytes([place]))
         for each in (cache_folder() / "kind").iterdir():
-            os.utime(each, (each.read_bytes()[0],) * 2)
-    assert sorted(each.read_bytes() for each in (cache_folder() / "kind").iterdir()) == [b"\2", b"\3"]
+            os.utime(each, (each.read_bytes()[-1],) * 2)
+    assert sorted(each.read_bytes()[-1] for each in (cache_folder() / "kind").iterdir()) == [2, 3]
+
+
+def test_what_a_disk_lost_a_part_of_is_made_again():
+    assert kept_or_made("kind", [b"a"], lambda: b"whole") == b"whole"
+    (kept,) = (cache_folder() / "kind").iterdir()
+    for content in (b"", kept.read_bytes()[:-1]):
+        kept.write_bytes(content)
+        assert kept_or_made("kind", [b"a"], lambda: b"again") == b"again"
 
 
 def test_without_a_cache_all_is_made(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from support.tables import data_beside
 from support.text_boxes import drawn_texts, overprinted
 
 from paper_figures.common import style
-from paper_figures.common.figure import Picture, drawn_panels, in_numbers
+from paper_figures.common.figure import Picture, _draw, _known_by, drawn_panels, in_numbers
 from paper_figures.common.panel import ANYWHERE, OF_SHARES, AtMost, Axis, Bars, Guide, Labels, Line, Mark, Panel, Points
 from paper_figures.common.words import exactly
 from repro.families.platforms import platform
@@ -304,3 +304,32 @@ def test_a_picture_is_drawn_once_for_the_same_numbers(tmp_path, monkeypatch):
     assert len(composed) == 2
     assert contents[0] == contents[1]
     assert contents[1]["fig7-h20x32.png"] != contents[2]["fig7-h20x32.png"]
+
+
+class Diagonal:
+    """A layer of a user's own."""
+
+    def draw(self, axes) -> None:
+        axes.plot([0, 1], [0, 1], label="own")
+
+
+def test_a_layer_of_a_user_s_own_is_drawn_each_time(tmp_path, monkeypatch, drawn):
+    monkeypatch.setattr("paper_figures.common.figure.kept_or_made", lambda *_: pytest.fail("it is not to be kept"))
+    look = style.Look(color="black", marker="o")
+    for own in (Diagonal(), lambda axes: axes):
+        panel = Panel(
+            title="a panel", layers=[Line(label="a line", places=[0, 1], at=[interval(1.0, 0.1)] * 2, look=look), own]
+        )
+        assert _known_by(panel) is None
+    assert _known_by(replace(panel, layers=panel.layers[:1])) is not None
+    picture = Picture(panels=[replace(panel, layers=[*panel.layers[:1], Diagonal()])], caption=["A sentence."])
+    _draw(picture, "a title", tmp_path, "own")
+    (figure,) = drawn
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a line", "own"]
+
+
+def test_a_user_s_settings_change_no_figure():
+    import matplotlib as mpl
+
+    with mpl.rc_context({"font.size": 31.0, "axes.facecolor": "red"}), style.drawing():
+        assert mpl.rcParams["axes.facecolor"] == "white"
