@@ -167,10 +167,10 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         figure, (axes,) = style.grid_of_panels([TITLE], columns=1)
         axes.plot(*zip(*found, strict=True), marker="o", label="simulated")
         style.compose(figure, [axes], title=TITLE, line="All runs simulated.")
-        picture = replace_bytes(out / "md1.png", style.rendered(figure, "png"))
+        pictures = [replace_bytes(out / f"md1.{kind}", style.rendered(figure, kind)) for kind in ("png", "pdf")]
     csv = style.save_csv(out / "md1.csv", ("load", "wait_s"), found)
     return Rendered(
-        files=(picture, csv), columns=("load", "wait s"), rows=tuple((str(a), f"{b:.3f}") for a, b in found)
+        files=(*pictures, csv), columns=("load", "wait s"), rows=tuple((str(a), f"{b:.3f}") for a, b in found)
     )
 
 
