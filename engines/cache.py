@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 MOST_KEPT = 400
-"""Of one kind; the oldest go."""
+"""Files of one kind; the oldest go."""
 
 
 def cache_folder() -> Path:

@@ -286,7 +286,7 @@ class EngineLog(RequestLog):
         """The last steps, not in the columns yet. A row kept of every step would be an object more for the collector."""
         self._last: StepOutcome | None = None
         self._told: tuple[object, ...] = ()
-        """Of the last outcome."""
+        """What the columns have of the last outcome."""
         self._parts: dict[int, Mapping[str, float]] = {}
         """By number of step, of those profiled."""
 
