@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from engines.dllm.config import Phase
 from engines.dllm.engine import Engine
-from engines.dllm.plan import Occupancy, PlanFacts, Request, StepChanges, StepOutcome, StepRecord
+from engines.dllm.plan import Occupancy, PlanFacts, Request, StepChanges, StepRecord
 from engines.dllm.simulated import LETTERS, RecordingExecutor
 from engines.runtime.step_timer import STEP_PARTS, DeviceTimes
 from repro.runs.family import (
@@ -284,18 +284,14 @@ class EngineLog(RequestLog):
         self._steps: Table = {name: [] for name in (*_STEP, *_OUTCOME)}
         self._rows: list[tuple[object, ...]] = []
         """The last steps, not in the columns yet. A row kept of every step would be an object more for the collector."""
-        self._last: StepOutcome | None = None
-        self._told: tuple[object, ...] = ()
-        """What the columns have of the last outcome."""
         self._parts: dict[int, Mapping[str, float]] = {}
         """By number of step, of those profiled."""
 
     def stamp(self, step: StepRecord, start: float, end: float) -> None:
         number, duration_s, plan, outcome, done, occupancy = step
         committed, query_rows, logit_rows, forward_s, _, graph, parts, bound_s, *_ = outcome
-        if outcome is not self._last:  # steps of a batch are alike
-            self._last, self._told = outcome, (sum(committed), query_rows, logit_rows, forward_s, graph, bound_s)
-        self._rows.append((number, start, end, duration_s, *plan, *done, *occupancy, *self._told))
+        told = (sum(committed), query_rows, logit_rows, forward_s, graph, bound_s)
+        self._rows.append((number, start, end, duration_s, *plan, *done, *occupancy, *told))
         if len(self._rows) == _MOST_ROWS:
             self._flush()
         if parts is not None:
@@ -325,10 +321,8 @@ class EngineLog(RequestLog):
             known = zip(columns["step"], columns["forward_s"], strict=True)
             columns["forward_s"] = [late[number].forward_s if number in late else seconds for number, seconds in known]
         for name, part in PART_COLUMNS.items():
-            own = map(parts.get, columns["step"]) if parts else ()
-            columns[name] = [None if seconds is None else seconds[part] for seconds in own] or [None] * len(
-                columns["step"]
-            )
+            own = map(parts.get, columns["step"]) if parts else [None] * len(columns["step"])
+            columns[name] = [None if seconds is None else seconds[part] for seconds in own]
         return {column.name: columns[column.name] for column in STEP_COLUMNS}
 
 
