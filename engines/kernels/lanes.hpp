@@ -1,4 +1,4 @@
-// As many numbers at a time as a register holds, float32 in hand and float32 or bfloat16 in memory; and threads.
+// As many numbers at a time as a register holds, float32 in hand and float32, bfloat16 or int8 in memory; and threads.
 
 #pragma once
 
@@ -74,6 +74,19 @@ Floats load(const BFloat16* from) {
     Halves bits;
     std::memcpy(&bits, from, sizeof bits);
     return widen(bits);
+}
+
+// A compiler left to itself widens bytes one by one.
+Floats load(const int8_t* from) {
+#ifdef __AVX512F__
+    return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    Floats x;
+    for (int i = 0; i < LANES; i++) x[i] = from[i];
+    return x;
+#endif
 }
 
 void save(float* to, Floats x) { std::memcpy(to, &x, sizeof x); }

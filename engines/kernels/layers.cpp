@@ -6,10 +6,21 @@
 
 namespace {
 
-// A bias, and the norms of heads, may be null.
-template <typename T>
+template <typename T, typename W>
+struct Weights {
+    const W* packed;
+    Ending<T> end;
+};
+
+// The norms of heads may be null.
+template <typename T, typename W>
 struct Layer {
-    const T *norm, *qkv, *qkv_bias, *q_norm, *k_norm, *out, *out_bias, *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+    const T* norm;
+    Weights<T, W> qkv;
+    const T *q_norm, *k_norm;
+    Weights<T, W> out;
+    const T* mlp_norm;
+    Weights<T, W> gate_up, down;
     T *pool_k, *pool_v;
 };
 
@@ -22,8 +33,8 @@ T* room(std::vector<T>& of, long size) {
 }  // namespace
 
 // x [rows, dim] becomes the residual stream, delta [rows, dim] what is to be added to it.
-#define LAYERS(T, NAME)                                                                                                \
-    extern "C" void decode_layers_##NAME(const Layer<T>* layers, T* x, T* delta, const T* cos, const T* sin,           \
+#define LAYERS(T, NAME, W, FULL_NAME)                                                                                             \
+    extern "C" void decode_layers_##FULL_NAME(const Layer<T, W>* layers, T* x, T* delta, const T* cos, const T* sin,           \
                                          const int64_t* places, const int64_t* slots, const int64_t* lengths,          \
                                          const int32_t* table, long num_layers, long rows, long sequences,             \
                                          long table_width, long block_size, long heads, long kv_heads, long width,     \
@@ -33,9 +44,9 @@ T* room(std::vector<T>& of, long size) {
         T *h = room(normed, rows * dim), *qkv = room(products, rows * std::max(outputs, 2 * hidden)),                  \
           *attended = room(mixed, rows * queries), *active = room(gated, rows * hidden);                               \
         for (long i = 0; i < num_layers; i++) {                                                                        \
-            const Layer<T>& at = layers[i];                                                                            \
+            const Layer<T, W>& at = layers[i];                                                                            \
             rms_norm_##NAME(x, i ? delta : nullptr, at.norm, h, rows, dim, eps, threads);                              \
-            multiply_##NAME(h, at.qkv, at.qkv_bias, qkv, rows, dim, outputs, dim, threads);                            \
+            multiply_any(h, at.qkv.packed, at.qkv.end, qkv, rows, dim, outputs, dim, threads);                            \
             for (long row = 0; at.q_norm && row < rows; row++)                                                         \
                 for (long head = 0; head < heads + kv_heads; head++) {                                                 \
                     T *own = qkv + row * outputs + head * width, *none = nullptr;                                      \
@@ -44,13 +55,15 @@ T* room(std::vector<T>& of, long size) {
             std::memset(attended + sequences * queries, 0, (rows - sequences) * queries * sizeof *attended);           \
             attend_##NAME(qkv, cos, sin, at.pool_k, at.pool_v, places, attended, slots, lengths, table, rows, sequences, \
                           table_width, block_size, heads, kv_heads, width, threads);                                   \
-            multiply_##NAME(attended, at.out, at.out_bias, delta, rows, queries, dim, queries, threads);               \
+            multiply_any(attended, at.out.packed, at.out.end, delta, rows, queries, dim, queries, threads);               \
             rms_norm_##NAME(x, delta, at.mlp_norm, h, rows, dim, eps, threads);                                        \
-            multiply_##NAME(h, at.gate_up, at.gate_up_bias, qkv, rows, dim, 2 * hidden, dim, threads);                 \
+            multiply_any(h, at.gate_up.packed, at.gate_up.end, qkv, rows, dim, 2 * hidden, dim, threads);                 \
             swiglu_##NAME(qkv, qkv + hidden, active, rows, hidden, 2 * hidden, 2 * hidden, threads);                   \
-            multiply_##NAME(active, at.down, at.down_bias, delta, rows, hidden, dim, hidden, threads);                 \
+            multiply_any(active, at.down.packed, at.down.end, delta, rows, hidden, dim, hidden, threads);                 \
         }                                                                                                              \
     }
 
-LAYERS(float, float32)
-LAYERS(BFloat16, bfloat16)
+LAYERS(float, float32, float, float32)
+LAYERS(float, float32, int8_t, float32_int8)
+LAYERS(BFloat16, bfloat16, BFloat16, bfloat16)
+LAYERS(BFloat16, bfloat16, int8_t, bfloat16_int8)

@@ -16,7 +16,7 @@ from torch import Tensor
 from engines.compiled import CompilerError, Library, Pointer, loaded
 from engines.kernels import host
 from engines.models.decoder import DecoderLayer, DecoderModel
-from engines.models.product import Packed
+from engines.models.product import Packed, Quantized
 from engines.runtime.device import PoolTensors
 
 LIBRARY = Library(
@@ -43,8 +43,9 @@ class WholeLayers:
         if not isinstance(model, DecoderModel) or model.rotates_in_float32 or model.tensor_parallel is not None:
             return None
         layers = [each for each in model.blocks if type(each) is DecoderLayer]
-        is_packed = all(type(product) is Packed for layer in layers for product in _products(layer))
-        run = _kernel(model.dtype) if is_packed and len(layers) == len(model.blocks) else None
+        kinds = {type(product) for layer in layers for product in _products(layer)}
+        is_packed = kinds in ({Packed}, {Quantized}) and len(layers) == len(model.blocks)
+        run = _kernel(model.dtype, Quantized in kinds) if is_packed else None
         return None if run is None else cls(run, model, layers, pool)
 
     def __call__(
@@ -61,7 +62,7 @@ class WholeLayers:
         return x, delta
 
     def _found(self) -> np.ndarray:
-        """int64 [layers, 14], as ``Layer`` of ``layers.cpp`` has them."""
+        """int64 [layers, 18], as ``Layer`` of ``layers.cpp`` has them."""
         return np.array(
             [
                 [0 if each is None else each.data_ptr() for each in (*_tensors(layer), *self._pool.rows(place))]
@@ -78,15 +79,15 @@ def _products(layer: DecoderLayer) -> tuple[Any, ...]:
 
 def _tensors(layer: DecoderLayer) -> tuple[Tensor | None, ...]:
     attention = layer.self_attn
-    qkv, out, gate_up, down = ((product.copy, product.bias) for product in _products(layer))
+    qkv, out, gate_up, down = ((product.copy, product.scales, product.bias) for product in _products(layer))
     norms = (None if each is None else each.weight for each in (attention.q_norm, attention.k_norm))
     return layer.input_layernorm.weight, *qkv, *norms, *out, layer.post_attention_layernorm.weight, *gate_up, *down
 
 
 @cache
-def _kernel(dtype: torch.dtype) -> Any:
+def _kernel(dtype: torch.dtype, is_quantized: bool) -> Any:
     try:
-        found = loaded(LIBRARY)[f"decode_layers_{host.DTYPES[dtype]}"]
+        found = loaded(LIBRARY)[f"decode_layers_{host.DTYPES[dtype]}{'_int8' if is_quantized else ''}"]
     except CompilerError:
         return None
     tensors: list[Any] = [Pointer] * 8

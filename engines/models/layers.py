@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.models.product import Packed, Product, instructions_of, product_of
+from engines.models.product import Packed, Product, instructions_of, product_of, quantized
 from engines.models.protocol import Attend
 
 
@@ -46,9 +46,17 @@ def reorder(model: nn.Module, *, joins: bool) -> bool:
         joined |= {id(layer) for layer in part.layers}
     for module in modules:
         if isinstance(module, Linear) and id(module) not in joined:
-            module.product = product_of(module.weight, module.bias)
+            module.product = product_of(module.weight, module.bias, module.scales, module.dtype)
             found.append(module.product)
     return None not in found
+
+
+def quantize(model: nn.Module, dtype: torch.dtype) -> None:
+    """Have a model's linear layers keep int8 weights and a scale an output, for rows of ``dtype``."""
+    for module in model.modules():
+        if isinstance(module, Linear):
+            codes, module.scales = quantized(module.weight)
+            module.weight, module.dtype = nn.Parameter(codes, requires_grad=False), dtype
 
 
 def products_by(model: nn.Module) -> str:
@@ -56,7 +64,7 @@ def products_by(model: nn.Module) -> str:
     modules = list(model.modules())
     parts = [*modules, *(part for module in modules for part in vars(module).values() if isinstance(part, Products))]
     found = [product for part in parts if (product := getattr(part, "product", None)) is not None]
-    ours = {instructions_of(product.weight.dtype) for product in found if isinstance(product, Packed)}
+    ours = {instructions_of(product.dtype) for product in found if isinstance(product, Packed)}
     if ours:
         return min(ours)
     return "onednn" if found else "torch"
@@ -95,7 +103,9 @@ class Products:
         self._widths = [layer.weight.shape[0] for layer in self.layers]
         if self.product is None or self.product.weight.data_ptr() != weight.data_ptr():
             is_trained = any(layer.weight.requires_grad for layer in self.layers)
-            self.product = None if is_trained else product_of(*self._joined)
+            scales = [scale for layer in self.layers if (scale := getattr(layer, "scales", None)) is not None]
+            own = (torch.cat(scales), cast(Linear, self.layers[0]).dtype) if scales else ()
+            self.product = None if is_trained else product_of(*self._joined, *own)
 
     def divide(self) -> None:
         self._joined = self.product = None
@@ -154,6 +164,10 @@ class RMSNorm(nn.Module):
 
 class Linear(nn.Linear):
     product: Product | None = None
+    scales: Tensor | None = None
+    """[outputs] of an int8 weight (``quantize``)."""
+    dtype = torch.float32
+    """The rows' where the weight is int8."""
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "Linear":
         """Weights of another dtype, or elsewhere, are no longer what the product has a copy of."""
@@ -167,7 +181,8 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.product is not None:
             return self.product(x)
-        return F.linear(x, self.weight, self.bias)
+        weight = self.weight if self.scales is None else (self.weight * self.scales[:, None]).to(x.dtype)
+        return F.linear(x, weight, self.bias)
 
     # A module's hooks take as long to look for as the product of a few rows takes.
     __call__ = forward

@@ -37,6 +37,7 @@ from engines.models.layers import RMSNorm
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada2 import LLaDA2Model
 from engines.models.packed import PackedModel
+from engines.models.product import packed_fault
 from engines.models.protocol import DiffusionModel
 from engines.models.qwen2_config import CAUSAL_SHAPES, CausalConfig, causal_config, read_causal_config
 
@@ -195,6 +196,7 @@ def shapes_only() -> Iterator[None]:
 
 
 Weights = Literal["checkpoint", "random"]
+Quantization = Literal["none", "int8"]
 Divide: TypeAlias = Callable[[LLaDAModelLM | DreamModel], Mapping[str, Slice]]
 """Leaves a process's part of a network, in place; name of a tensor -> which part of it that is."""
 _Network = TypeVar("_Network", bound=PackedModel[Any])
@@ -227,12 +229,29 @@ def check_weights(name: str) -> None:
         raise UserError(f"weights={name!r} is unknown: use one of {', '.join(get_args(Weights))}")
 
 
+def check_quantization(name: str, dtype: torch.dtype, device: str, *, has_experts: bool = False) -> None:
+    """Refuse int8 weights where nothing multiplies with them."""
+    if name == "none":
+        return
+    if name not in get_args(Quantization):
+        raise UserError(f"quantization={name!r} is unknown: use one of {', '.join(get_args(Quantization))}")
+    needs = f"quantization={name!r} needs"
+    require(device == "cpu", f"{needs} device='cpu', not {device!r}: leave one of them out")
+    require(
+        dtype in (torch.float32, torch.bfloat16), f"{needs} dtype=float32 or bfloat16, not {dtype}: give one of these"
+    )
+    require(not has_experts, f"{needs} a model without experts: leave it out")
+    fault = packed_fault(dtype)
+    require(fault is None, f"{needs} our own kernels, and {fault}: leave it out")
+
+
 def load_model(
     model: str,
     *,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     weights: Weights = "checkpoint",
+    quantization: Quantization = "none",
     seed: int = 0,
     divide: Divide | None = None,
 ) -> DiffusionModel:
@@ -244,13 +263,16 @@ def load_model(
     """
     check_weights(weights)
     check_device(device)
+    check_quantization(quantization, dtype, device)
     if weights == "random":
         network = build_model(config_of(model))
-        return _drawn(network, dtype, device, seed, {} if divide is None else divide(network))
+        _draw(network, dtype, device, seed, {} if divide is None else divide(network))
+        return _ready(network, quantization)
     _check_stored(model, is_shape=model in PUBLISHED_CONFIGS)
     directory = checkpoint_dir(model)
     network = build_model(read_config(directory))
-    return _stored(network, directory, dtype, device, {} if divide is None else divide(network))
+    _read(network, directory, dtype, device, {} if divide is None else divide(network))
+    return _ready(network, quantization)
 
 
 def load_causal(
@@ -259,16 +281,21 @@ def load_causal(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     weights: Weights = "checkpoint",
+    quantization: Quantization = "none",
     seed: int = 0,
 ) -> CausalModel:
     """As ``load_model``, a causal one; with random weights ``model`` may be a name of CAUSAL_SHAPES, or a config."""
     check_weights(weights)
     check_device(device)
+    check_quantization(quantization, dtype, device)
     if weights == "random":
-        config = causal_config(model) if isinstance(model, str) else model
-        return _drawn(build_causal(config), dtype, device, seed, {})
+        network = build_causal(causal_config(model) if isinstance(model, str) else model)
+        _draw(network, dtype, device, seed, {})
+        return _ready(network, quantization)
     directory = _stored_in(model, CAUSAL_SHAPES)
-    return _stored(build_causal(read_causal_config(directory)), directory, dtype, device, {})
+    network = build_causal(read_causal_config(directory))
+    _read(network, directory, dtype, device, {})
+    return _ready(network, quantization)
 
 
 def load_block(
@@ -277,19 +304,25 @@ def load_block(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     weights: Weights = "checkpoint",
+    quantization: Quantization = "none",
     seed: int = 0,
 ) -> BlockModel | LLaDA2Model | GemmaModel:
     """As ``load_model``, a block-diffusion one; with random weights ``model`` may be a name of BLOCK_SHAPES, or a config."""
     check_weights(weights)
     check_device(device)
-    if weights == "random":
+    directory = None if weights == "random" else _stored_in(model, BLOCK_SHAPES)
+    if directory is not None:
+        config = read_block_config(directory)
+    else:
         config = block_config(model) if isinstance(model, str) else model
-        _check_experts(config, dtype)
-        return _drawn(build_block(config), dtype, device, seed, {})
-    directory = _stored_in(model, BLOCK_SHAPES)
-    config = read_block_config(directory)
     _check_experts(config, dtype)
-    return _stored(build_block(config), directory, dtype, device, {})
+    network = build_block(config)
+    check_quantization(quantization, dtype, device, has_experts=config.experts is not None)
+    if directory is None:
+        _draw(network, dtype, device, seed, {})
+    else:
+        _read(network, directory, dtype, device, {})
+    return _ready(network, quantization)
 
 
 def _check_experts(config: BlockConfig, dtype: torch.dtype) -> None:
@@ -335,9 +368,9 @@ def _check_stored(model: object, *, is_shape: bool) -> None:
         raise UserError(f"model={model!r} is a shape without weights: add --weights random, or give a checkpoint")
 
 
-def _stored(
-    network: _Network, directory: Path, dtype: torch.dtype, device: str, parts: Mapping[str, Slice]
-) -> _Network:
+def _read(
+    network: PackedModel[Any], directory: Path, dtype: torch.dtype, device: str, parts: Mapping[str, Slice]
+) -> None:
     load_weights(
         network,
         directory,
@@ -347,10 +380,9 @@ def _stored(
         parts=parts,
         in_float32=network.float32_weights,
     )
-    return _ready(network)
 
 
-def _drawn(network: _Network, dtype: torch.dtype, device: str, seed: int, parts: Mapping[str, Slice]) -> _Network:
+def _draw(network: PackedModel[Any], dtype: torch.dtype, device: str, seed: int, parts: Mapping[str, Slice]) -> None:
     """Weights from N(0, 0.02), biases too; norms are one."""
     needed = _num_bytes(network, dtype)
     total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
@@ -374,15 +406,16 @@ def _drawn(network: _Network, dtype: torch.dtype, device: str, seed: int, parts:
             else:
                 whole = parameter.new_empty(part.whole(tuple(parameter.shape)))
                 parameter.copy_(part.of(whole.normal_(0.0, 0.02, generator=generator)))
-    return _ready(network)
 
 
-def _ready(network: _Network) -> _Network:
+def _ready(network: _Network, quantization: Quantization) -> _Network:
     network.requires_grad_(False).eval()
     if network.device.type == "cpu":
         keep_freed_memory()
     room = machine_memory_bytes()
-    if room is not None and ROOM_FOR_COPIES * _num_bytes(network, network.dtype) <= room:
+    if quantization == "int8":
+        network.quantize()
+    if network.is_quantized or (room is not None and ROOM_FOR_COPIES * _num_bytes(network, network.dtype) <= room):
         network.reorder(joins=isinstance(network, CausalModel | BlockModel | LLaDA2Model | GemmaModel))
     return network
 

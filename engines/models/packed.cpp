@@ -4,6 +4,7 @@
 // In tiles, for AMX: a tile is 16 rows of 16 pairs of bfloat16; AMX multiplies two and adds what it gets to a third. Tiles are whole.
 // Without AMX the sums are made one by one, for tests.
 // In panels, for float32 and where bfloat16 has no product of its own: a panel's outputs of up to six rows stay in registers.
+// Weights may be int8 beside rows of either: a sum is then multiplied by its output's scale before a bias is added.
 
 #include <array>
 
@@ -95,6 +96,16 @@ const BFloat16* tiled(const BFloat16* x, long rows, long inputs, long stride, lo
     return to.data();
 }
 
+const BFloat16* widened(const BFloat16* weight, long) { return weight; }
+
+// bfloat16 holds every int8.
+const BFloat16* widened(const int8_t* weight, long size) {
+    static thread_local std::vector<BFloat16> to;
+    if ((long)to.size() < size) to.resize(size);
+    for (long i = 0; i < size; i += LANES) save(to.data() + i, load(weight + i));
+    return to.data();
+}
+
 // Vectors of a panel, so that the sums of SEVERAL_ROWS rows stay in registers; and what a lone row is multiplied with at once.
 constexpr int VECTORS = LANES == 16 ? 4 : 2, SEVERAL_ROWS = 6;
 constexpr long PANEL = VECTORS * LANES, UNIT = 64;
@@ -102,15 +113,30 @@ constexpr long BYTES_AHEAD = 6144;           // of weights that come from memory
 constexpr long MOST_INPUTS = 1024;           // that more than FEW_ROWS rows are multiplied by, before the next
 constexpr long FEW_ROWS = 3 * SEVERAL_ROWS;  // whose weights are widened as they are read, not beforehand
 
-// A part of a product: the inputs `from` to `to`, which panels of `height` inputs hold.
+// A product's sizes, and the part at hand of it: the inputs `from` to `to`, which panels of `height` inputs hold.
 struct Part {
     long stride, from, to, height, inputs, outputs;
 };
 
+// What outputs are multiplied by, or null, and what is then added to them, or null.
+template <typename T>
+struct Ending {
+    const float* scale;
+    const T* bias;
+
+    Ending from(long output) const { return {scale ? scale + output : scale, bias ? bias + output : bias}; }
+
+    Floats of(Floats sums, long first, long n) const {
+        const Floats added = bias ? load(bias + first, n) : Floats{};
+        if (scale) return fused(sums, load(scale + first, n), added);
+        return bias ? sums + added : sums;
+    }
+};
+
 // R rows and up to n outputs: V vectors each of P panels [height, PANEL], one panel behind the other. Sums wait in `partial`.
 template <typename T, typename W, int R, int P, int V>
-void multiply_panels(const Part& of, const float* x, const W* weight, bool is_first, float* partial, const T* bias, T* out, long n) {
-    constexpr long AHEAD = BYTES_AHEAD / P / (long)sizeof(W);
+void multiply_panels(const Part& of, const float* x, const W* weight, bool is_first, float* partial, Ending<T> end, T* out, long n) {
+    constexpr long AHEAD = BYTES_AHEAD / P / (long)sizeof(W), LINE = std::max(64 / (PANEL * (long)sizeof(W)), 1L);
     const long stride = of.stride, height = of.height;
     Floats sums[R][P * V] = {};
     for (int r = 0; r < R && of.from > 0; r++)
@@ -119,7 +145,7 @@ void multiply_panels(const Part& of, const float* x, const W* weight, bool is_fi
         Floats part[P * V];
         for (int i = 0; i < P * V; i++) {
             const W* at = weight + i / V * PANEL * height + i % V * LANES;
-            if (is_first) __builtin_prefetch(at + AHEAD, 0, 2);
+            if (is_first && k % LINE == 0 && (LINE == 1 || i % V == 0)) __builtin_prefetch(at + AHEAD, 0, 2);
             part[i] = load(at);
         }
         for (int r = 0; r < R; r++)
@@ -131,7 +157,7 @@ void multiply_panels(const Part& of, const float* x, const W* weight, bool is_fi
             if (of.to < of.inputs)
                 save(partial + r * UNIT + first, sums[r][i]);
             else
-                save(out + r * of.outputs + first, bias ? sums[r][i] + load(bias + first, left) : sums[r][i], left);
+                save(out + r * of.outputs + first, end.of(sums[r][i], first, left), left);
         }
 }
 
@@ -153,19 +179,20 @@ constexpr auto OF_VECTORS = of_vectors<T, W>(std::make_integer_sequence<int, VEC
 
 // Up to n outputs of all rows, as many rows at once as has them alike. A lone row has all panels of a unit.
 template <typename T, typename W>
-void multiply_rows(const Part& of, const float* x, const W* weight, long rows, float* partial, const T* bias, T* out, long n) {
+void multiply_rows(const Part& of, const float* x, const W* weight, long rows, float* partial, Ending<T> end, T* out, long n) {
     for (long groups = (rows + SEVERAL_ROWS - 1) / SEVERAL_ROWS, row = 0; groups > 0; groups--) {
         const long some = (rows - row) / groups;
         auto multiply = OF_VECTORS<T, W>[std::min((n + LANES - 1) / LANES, (long)VECTORS) - 1][some - 1];
         if (n > PANEL) multiply = multiply_panels<T, W, 1, UNIT / PANEL, VECTORS>;
-        multiply(of, x + row * of.stride, weight, row == 0, partial + row * UNIT, bias, out + row * of.outputs, n);
+        multiply(of, x + row * of.stride, weight, row == 0, partial + row * UNIT, end, out + row * of.outputs, n);
         row += some;
     }
 }
 
 const float* single(const float* x, long, long, long&, std::vector<float>&) { return x; }
 
-const float* single(const BFloat16* x, long rows, long width, long& stride, std::vector<float>& to) {
+template <typename W>
+const float* single(const W* x, long rows, long width, long& stride, std::vector<float>& to) {
     if ((long)to.size() < rows * width) to.resize(rows * width);
     for (long row = 0; row < rows; row++)
         for (long i = 0; i < width; i += LANES) save(to.data() + row * width + i, load(x + row * stride + i, width - i), width - i);
@@ -173,8 +200,8 @@ const float* single(const BFloat16* x, long rows, long width, long& stride, std:
     return to.data();
 }
 
-template <typename T>
-void multiply_in_panels(const T* given, const T* weight, const T* bias, T* out, long rows, long inputs, long outputs, long stride,
+template <typename T, typename W>
+void multiply_in_panels(const T* given, const W* weight, Ending<T> end_of, T* out, long rows, long inputs, long outputs, long stride,
                         long threads) {
     static thread_local std::vector<float> widened;
     const float* x = single(given, rows, inputs, stride, widened);
@@ -187,10 +214,10 @@ void multiply_in_panels(const T* given, const T* weight, const T* bias, T* out, 
             if ((long)sums.size() < some * UNIT) sums.resize(some * UNIT);
             const long end = std::min((unit + 1) * UNIT, outputs), at_once = some == 1 && end % UNIT == 0 ? UNIT : PANEL;
             for (long first = unit * UNIT; first < end; first += at_once) {
-                const T *own = weight + first * inputs, *added = bias ? bias + first : bias;
+                const W* own = weight + first * inputs;
                 const long n = std::min(end - first, at_once);
                 auto multiply = [&](const Part& part, const auto* weight) {
-                    multiply_rows(part, x + begin * stride, weight, some, sums.data(), added, out + begin * outputs + first, n);
+                    multiply_rows(part, x + begin * stride, weight, some, sums.data(), end_of.from(first), out + begin * outputs + first, n);
                 };
                 if (some <= FEW_ROWS || inputs == 0) {
                     multiply({stride, 0, inputs, inputs, inputs, outputs}, own);
@@ -225,30 +252,21 @@ extern "C" bool has_tiles() {
 #endif
 }
 
-extern "C" void multiply_float32(const float* x, const float* weight, const float* bias, float* out, long rows, long inputs,
-                                 long outputs, long stride, long threads) {
-    multiply_in_panels(x, weight, bias, out, rows, inputs, outputs, stride, threads);
-}
+namespace {
 
-extern "C" void multiply_panels_bfloat16(const BFloat16* x, const BFloat16* weight, const BFloat16* bias, BFloat16* out, long rows,
-                                         long inputs, long outputs, long stride, long threads) {
-    multiply_in_panels(x, weight, bias, out, rows, inputs, outputs, stride, threads);
-}
-
-extern "C" void multiply_tiles_bfloat16(const BFloat16* x, const BFloat16* weight, const BFloat16* bias, BFloat16* out, long rows,
-                                  long inputs, long outputs, long stride, long threads) {
-    const long steps = (inputs + WIDTH - 1) / WIDTH, columns = (outputs + WIDTH - 1) / WIDTH;
+template <typename W>
+void multiply_in_tiles(const BFloat16* x, const W* weight, Ending<BFloat16> end, BFloat16* out, long rows, long inputs, long outputs,
+                       long stride, long threads) {
+    const long steps = (inputs + WIDTH - 1) / WIDTH, columns = (outputs + WIDTH - 1) / WIDTH, size = steps * 2 * TILE;
     const bool in_tiles = has_tiles();
     // As many as the second cache holds beside weights.
     const long most = std::max(CACHED / (steps * WIDTH) / (2 * SIDE), 1L) * 2 * SIDE;
-    if (rows > most) multiply_tiles_bfloat16(x + most * stride, weight, bias, out + most * outputs, rows - most, inputs, outputs, stride, threads);
+    if (rows > most) multiply_in_tiles(x + most * stride, weight, end, out + most * outputs, rows - most, inputs, outputs, stride, threads);
     rows = std::min(rows, most);
     const BFloat16* tiles = tiled(x, rows, inputs, stride, steps);
     each(columns, rows * inputs * outputs / 64, threads, [=](long column) {
-        const BFloat16* own = weight + column * steps * 2 * TILE;
-        const long first = column * WIDTH, n = outputs - first;
-        Floats added[WIDTH / LANES] = {};
-        for (long v = 0; bias && v < WIDTH; v += LANES) added[v / LANES] = load(bias + first + v, n - v);
+        const BFloat16* own = widened(weight + column * size, size);
+        const long first = column * WIDTH;
         alignas(64) float sums[2 * SIDE * WIDTH];
         if (in_tiles) configure();
         for (long row = 0; row < rows; row += 2 * SIDE) {
@@ -258,17 +276,43 @@ extern "C" void multiply_tiles_bfloat16(const BFloat16* x, const BFloat16* weigh
                 multiply(from, own, steps, some > SIDE, row == 0, sums);
             else
                 multiply_alone(from, own, steps, some, sums);
-            for (long i = 0; i < some; i++) {
-                BFloat16* to = out + (row + i) * outputs + first;
-                for (long v = 0; v < WIDTH; v += LANES) save(to + v, load(sums + i * WIDTH + v) + added[v / LANES], n - v);
-            }
+            for (long i = 0; i < some; i++)
+                for (long v = 0; v < WIDTH; v += LANES) {
+                    const long at = first + v, n = outputs - at;
+                    if (n > 0) save(out + (row + i) * outputs + at, end.of(load(sums + i * WIDTH + v), at, n), n);
+                }
         }
         if (in_tiles) release();
     });
 }
 
-extern "C" void multiply_bfloat16(const BFloat16* x, const BFloat16* weight, const BFloat16* bias, BFloat16* out, long rows,
-                                  long inputs, long outputs, long stride, long threads) {
-    auto* multiply = has_tiles() ? multiply_tiles_bfloat16 : multiply_panels_bfloat16;
-    multiply(x, weight, bias, out, rows, inputs, outputs, stride, threads);
+template <typename W>
+void multiply_any(const float* x, const W* weight, Ending<float> end, float* out, long rows, long inputs, long outputs, long stride,
+                  long threads) {
+    multiply_in_panels(x, weight, end, out, rows, inputs, outputs, stride, threads);
 }
+
+template <typename W>
+void multiply_any(const BFloat16* x, const W* weight, Ending<BFloat16> end, BFloat16* out, long rows, long inputs, long outputs,
+                  long stride, long threads) {
+    auto* multiply = has_tiles() ? multiply_in_tiles<W> : multiply_in_panels<BFloat16, W>;
+    multiply(x, weight, end, out, rows, inputs, outputs, stride, threads);
+}
+
+}  // namespace
+
+#define MULTIPLY(NAME, BY, T, W)                                                                                                    \
+    extern "C" void NAME(const T* x, const W* weight, const float* scale, const T* bias, T* out, long rows, long inputs, long outputs, \
+                         long stride, long threads) {                                                                               \
+        BY(x, weight, Ending<T>{scale, bias}, out, rows, inputs, outputs, stride, threads);                                         \
+    }
+
+MULTIPLY(multiply_float32, multiply_any, float, float)
+MULTIPLY(multiply_float32_int8, multiply_any, float, int8_t)
+MULTIPLY(multiply_bfloat16, multiply_any, BFloat16, BFloat16)
+MULTIPLY(multiply_bfloat16_int8, multiply_any, BFloat16, int8_t)
+// Each order by itself, for tests.
+MULTIPLY(multiply_panels_bfloat16, multiply_in_panels, BFloat16, BFloat16)
+MULTIPLY(multiply_panels_bfloat16_int8, multiply_in_panels, BFloat16, int8_t)
+MULTIPLY(multiply_tiles_bfloat16, multiply_in_tiles, BFloat16, BFloat16)
+MULTIPLY(multiply_tiles_bfloat16_int8, multiply_in_tiles, BFloat16, int8_t)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from engines.models.block_config import BlockConfig
 from engines.models.config import ModelConfig
-from engines.models.layers import RMSNorm, reorder
-from engines.models.product import FEWEST_ROWS, Product, product_of
+from engines.models.layers import RMSNorm, quantize, reorder
+from engines.models.product import FEWEST_ROWS, Product, product_of, quantized
 from engines.models.protocol import Attend, Ranks, Rotary
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
@@ -44,6 +44,7 @@ class PackedModel(nn.Module, Generic[Config]):
         self.kv_heads_here = config.n_kv_heads
         self.tensor_parallel: Ranks | None = None
         self._tied_head: Product | None = None
+        self.is_quantized = False
         self.min_rows = MIN_ROWS
         """Rows among which a row's numbers are those it has in any company."""
 
@@ -122,11 +123,18 @@ class PackedModel(nn.Module, Generic[Config]):
         self._tied_head, self.min_rows = None, MIN_ROWS
         return self
 
+    def quantize(self) -> None:
+        """int8 weights for all products, a tied head's too; embeddings stay, and so do norms. Before ``reorder``."""
+        quantize(self, self.dtype)
+        self.is_quantized = True
+
     def reorder(self, *, joins: bool) -> None:
         """See ``layers.reorder``; a tied head is a product, too."""
         every = reorder(self, joins=joins)
         if self.config.weight_tying:
-            self._tied_head = product_of(self._embedding_weight)
+            weight = self._embedding_weight
+            codes, scales = quantized(weight) if self.is_quantized else (weight, None)
+            self._tied_head = product_of(codes, None, scales, self.dtype)
             every &= self._tied_head is not None
         self.min_rows = FEWEST_ROWS if every else MIN_ROWS
 

@@ -9,6 +9,9 @@ By AMX a row of oneDNN's product hangs on how many rows stand beside it, so oneD
 On a processor that has AVX2 products of float32 are our own (``Packed``), and those of bfloat16 where it has AMX, or where oneDNN has
 none, which is without AVX-512. Each output is one sum from the first input to the last, in float32. Up to 448 inputs that is
 oneDNN's float32, bit for bit.
+
+``Quantized`` weights are int8 with a scale an output, and multiplied so by the same kernels: no sum is rounded but once more, to the
+dtype of the rows.
 """
 
 from ctypes import CDLL, c_bool, c_long
@@ -32,8 +35,13 @@ MOST_OUTPUTS = 1024
 REPEATS = 6
 
 
-def product_of(weight: Tensor, bias: Tensor | None = None) -> "Product | None":
-    """None where torch's own has to do: on other devices, in other dtypes, and while it is trained."""
+def product_of(
+    weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None, dtype: torch.dtype | None = None
+) -> "Product | None":
+    """None where torch's own has to do: on other devices, in other dtypes, and while it is trained. ``scales`` and ``dtype``, that of
+    the rows, are of a weight that ``quantized`` made."""
+    if scales is not None:
+        return Quantized(weight, bias, scales, dtype or torch.float32)
     if weight.device.type != "cpu" or weight.requires_grad or not torch.backends.mkldnn.is_available():
         return None
     if weight.dtype not in _ROUNDING:
@@ -47,8 +55,10 @@ def product_of(weight: Tensor, bias: Tensor | None = None) -> "Product | None":
 class Product:
     """x W^T + b of x [N, inputs]. Few rows go to torch's product where it is faster, and the same bit for bit."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight, self.bias = weight, bias
+    scales: Tensor | None = None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> None:
+        self.weight, self.bias, self.dtype = weight, bias, dtype or weight.dtype
         self._fewest = self._fewest_rows()
         self._reorder()
 
@@ -95,10 +105,30 @@ class Packed(Product):
         return 0
 
     def _copy(self) -> Tensor:
-        return packed(self.weight.detach())
+        return packed(self.weight.detach(), in_tiles(self.dtype))
 
     def _product(self, x: Tensor) -> Tensor:
-        return multiply(x, self.copy, self.bias, self.weight.shape[0])
+        return multiply(x, self.copy, self.bias, self.weight.shape[0], self.scales)
+
+
+class Quantized(Packed):
+    """A product of rows of ``dtype`` with an int8 weight, whose outputs have ``scales`` [outputs]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor, dtype: torch.dtype) -> None:
+        self.scales = scales
+        super().__init__(weight, bias, dtype)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.weight, self.bias, self.scales, self.dtype)
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The int8 [outputs, inputs] nearest to a weight, and float32 [outputs] by which an output is multiplied: symmetric, the largest of
+    a row is 127."""
+    wide = weight.detach().float()
+    largest = wide.abs().amax(dim=1)
+    scales = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
+    return (wide / scales[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales
 
 
 @lru_cache(maxsize=256)
@@ -144,14 +174,14 @@ LIBRARY = Library(
 )
 
 
-def packed(weight: Tensor) -> Tensor:
+def packed(weight: Tensor, by_tiles: bool) -> Tensor:
     """A weight [outputs, inputs] in the order that kernels read, zeros behind the last.
 
-    In panels: [panels, inputs, P] of P outputs after the other. bfloat16 with AMX: [blocks, steps, 2, 16, 16, 2], for 32 outputs after
+    In panels: [panels, inputs, P] of P outputs after the other. By AMX: [blocks, steps, 2, 16, 16, 2], for 32 outputs after
     the other, and of these for 32 inputs after the other, two tiles of 16 outputs, whose rows are pairs of inputs.
     """
     (outputs, inputs), width, panel = weight.shape, 2 * SIDE, _library().panel()
-    if not in_tiles(weight.dtype):
+    if not by_tiles:
         return F.pad(weight, (0, 0, 0, -outputs % panel)).view(-1, panel, inputs).transpose(1, 2).contiguous()
     whole = F.pad(weight, (0, -inputs % width, 0, -outputs % width))
     return whole.view(-1, 2, SIDE, whole.shape[1] // width, SIDE, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
@@ -166,20 +196,22 @@ def instructions_of(dtype: torch.dtype) -> str:
     return "amx" if in_tiles(dtype) else "avx512" if _library().panel() == 64 else "avx2"
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
-    """x W^T + b [N, outputs] of x [N, inputs] and ``packed`` W, all of one dtype."""
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, scales: Tensor | None = None) -> Tensor:
+    """x W^T + b [N, outputs] of x [N, inputs] and ``packed`` W, all of one dtype; W of int8 has ``scales``."""
     if x.stride(1) != 1:
         x = x.contiguous()
     rows, inputs = x.shape
     out = x.new_empty((rows, outputs))
-    kernel = _library().multiply_float32 if x.itemsize == 4 else _library().multiply_bfloat16
-    kernel(x, weight, bias, out, rows, inputs, outputs, x.stride(0), torch.get_num_threads())
+    name = "multiply_float32" if x.itemsize == 4 else "multiply_bfloat16"
+    kernel = getattr(_library(), name if scales is None else f"{name}_int8")
+    kernel(x, weight, scales, bias, out, rows, inputs, outputs, x.stride(0), torch.get_num_threads())
     return out
 
 
 @cache
 def packed_fault(dtype: torch.dtype) -> str | None:
-    """Why products of bfloat16 or float32 are not made so, on an example too, whose rows, inputs and outputs fill no tile."""
+    """Why products of bfloat16 or float32, and of int8 with these, are not made so, on an example too, whose rows, inputs and outputs
+    fill no tile."""
     try:
         if not in_tiles(dtype) and _library().panel() == 0:
             return "the processor has no AVX2"
@@ -188,21 +220,24 @@ def packed_fault(dtype: torch.dtype) -> str | None:
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((37, 300), (45, 300), (45,)))
     weight /= 16
-    found, expected = multiply(x, packed(weight), bias, len(weight)).float(), F.linear(x, weight, bias).float()
-    is_right = torch.allclose(found, expected, rtol=_ROUNDING[dtype], atol=_ROUNDING[dtype])
-    return None if is_right else "its products are wrong"
+    codes, scales = quantized(weight)
+    near = (codes * scales[:, None]).to(dtype)
+    for own, used, by, allowed in (
+        (weight, weight, None, _ROUNDING[dtype]),
+        (codes, near, scales, 4 * _ROUNDING[dtype]),
+    ):
+        found, expected = multiply(x, packed(own, in_tiles(dtype)), bias, len(own), by), F.linear(x, used, bias)
+        if not torch.allclose(found.float(), expected.float(), rtol=allowed, atol=allowed):
+            return "its products are wrong"
+    return None
 
 
 @cache
 def _library() -> CDLL:
     found = loaded(LIBRARY)
     found.has_tiles.restype, found.panel.restype = c_bool, c_long
-    tensors: list[Any] = [Pointer] * 4
-    for kernel in (
-        found.multiply_float32,
-        found.multiply_bfloat16,
-        found.multiply_panels_bfloat16,
-        found.multiply_tiles_bfloat16,
-    ):
-        kernel.argtypes, kernel.restype = (*tensors, *[c_long] * 5), None
+    tensors: list[Any] = [Pointer] * 5
+    for dtype in ("float32", "bfloat16", "panels_bfloat16", "tiles_bfloat16"):
+        for kernel in (getattr(found, f"multiply_{dtype}{weights}") for weights in ("", "_int8")):
+            kernel.argtypes, kernel.restype = (*tensors, *[c_long] * 5), None
     return found

@@ -14,19 +14,30 @@ from typing import Any
 
 import pytest
 import torch
+from support.block_models import RAW
 from support.checkpoints import DREAM, dream_layout, dream_weights, write
 from support.forks import forks
 from support.refusals import refuses
 from support.tables import data_beside
 from support.tiny_models import GQA, MHA
 
-import engines.models.loader
 from engines.errors import UserError
+from engines.models import loader
+from engines.models.block_config import BlockConfig
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir, read_config
 from engines.models.config import DREAM_7B, LLADA_8B, DreamConfig, LLaDAConfig
 from engines.models.decoder import DreamModel
 from engines.models.llada import LLaDAModelLM
-from engines.models.loader import PUBLISHED_CONFIGS, build_model, load_causal, load_model, parse_dtype, shapes_only
+from engines.models.loader import (
+    PUBLISHED_CONFIGS,
+    build_model,
+    check_quantization,
+    load_block,
+    load_causal,
+    load_model,
+    parse_dtype,
+    shapes_only,
+)
 from engines.models.qwen2_config import tiny_causal
 
 WEIGHTS = "model.safetensors"
@@ -111,6 +122,17 @@ def test_dtype_of_the_loaded_weights(folder, name):
         assert {tensor.dtype for tensor in network.state_dict().values()} == {dtype}
 
 
+def test_int8_weights_are_refused_where_nothing_multiplies_with_them(folder, monkeypatch):
+    refused(folder, "quantization='int4' is unknown: use one of none, int8", quantization="int4")
+    refused(folder, "needs dtype=float32 or bfloat16", quantization="int8", dtype=torch.float16)
+    with pytest.raises(UserError, match="needs device='cpu', not 'cuda:1'"):
+        check_quantization("int8", torch.bfloat16, "cuda:1")
+    with pytest.raises(UserError, match="needs a model without experts"):
+        load_block(BlockConfig.from_dict(RAW["llada2"]), weights="random", quantization="int8")
+    monkeypatch.setattr(loader, "packed_fault", lambda dtype: "the processor has no AVX2")
+    refused(folder, "needs our own kernels, and the processor has no AVX2: leave it out", quantization="int8")
+
+
 def test_unknown_kind_of_weights_is_refused(folder):
     refused(folder, "weights='guess'", weights="guess")
 
@@ -184,7 +206,7 @@ def test_published_names_are_the_modules_own():
 def test_only_one_shard_is_open_at_a_time_and_nothing_stays_mapped(tmp_path, monkeypatch):
     write(tmp_path, *LAYOUTS["Dream-v0"], torch.float32, shards=4)
     opened: list[str] = []
-    real, now = engines.models.loader.safe_open, 0
+    real, now = loader.safe_open, 0
 
     @contextmanager
     def counted(path: Path, framework: str) -> Iterator[Any]:
@@ -196,7 +218,7 @@ def test_only_one_shard_is_open_at_a_time_and_nothing_stays_mapped(tmp_path, mon
             yield shard
         now -= 1
 
-    monkeypatch.setattr(engines.models.loader, "safe_open", counted)
+    monkeypatch.setattr(loader, "safe_open", counted)
     model = load_model(str(tmp_path))
     # Headers first, then the tensors.
     assert opened == sorted(set(opened)) * 2

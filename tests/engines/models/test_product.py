@@ -21,7 +21,7 @@ from engines.models.decoder import CausalModel
 from engines.models.layers import Linear, products_by, reorder
 from engines.models.llada import LLaDAModelLM
 from engines.models.loader import load_causal
-from engines.models.product import FEWEST_ROWS, Packed, Product, fewest_rows, product_of
+from engines.models.product import FEWEST_ROWS, Packed, Product, fewest_rows, product_of, quantized
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
 
@@ -131,7 +131,11 @@ def are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
 def put(monkeypatch: pytest.MonkeyPatch, **own: object) -> None:
     """A library with parts of one's own."""
     real = product._library()
-    names = ("has_tiles", "panel", "multiply_float32", "multiply_bfloat16")
+    names = (
+        "has_tiles",
+        "panel",
+        *(f"multiply_{dtype}{of}" for dtype in ("float32", "bfloat16") for of in ("", "_int8")),
+    )
     monkeypatch.setattr(
         product, "_library", lambda: SimpleNamespace(**{name: getattr(real, name) for name in names} | own)
     )
@@ -141,19 +145,24 @@ def put(monkeypatch: pytest.MonkeyPatch, **own: object) -> None:
 @pytest.mark.parametrize(
     ("dtype", "order"), [(torch.float32, "panels"), (torch.bfloat16, "panels"), (torch.bfloat16, "tiles")]
 )
+@pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
 @pytest.mark.parametrize(("inputs", "outputs"), [(24, 40), (64, 64), (160, 553), (31, 1), (4100, 33)])
 def test_packed_a_row_is_the_same_in_any_company_and_alone(
-    monkeypatch, are_packed, inputs, outputs, dtype, order, threads
+    monkeypatch, are_packed, inputs, outputs, dtype, order, threads, is_int8
 ):
     """Without AMX the sums of tiles are made one by one."""
-    kernel = getattr(product._library(), f"multiply_{order}_bfloat16")
-    put(monkeypatch, has_tiles=lambda: order == "tiles", multiply_bfloat16=kernel)
+    of = "_int8" if is_int8 else ""
+    kernel = getattr(product._library(), f"multiply_{order}_bfloat16{of}")
+    put(monkeypatch, has_tiles=lambda: order == "tiles", **{f"multiply_bfloat16{of}": kernel})
     x, weight = drawn(inputs, outputs, dtype, rows=75)
     bias = torch.linspace(-1, 1, outputs).to(dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         own = product_of(weight, bias)
+        if is_int8:
+            codes, scales = quantized(weight)
+            own, weight = product_of(codes, bias, scales, dtype), codes.double() * scales.double()[:, None]
         assert isinstance(own, Packed)
         whole = own(x)
         for rows in (*range(1, 18), 31, 32, 33, 64):
@@ -161,6 +170,7 @@ def test_packed_a_row_is_the_same_in_any_company_and_alone(
     finally:
         torch.set_num_threads(before)
     exact = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(deepcopy(own)(x), whole, rtol=0, atol=0)
     torch.testing.assert_close(whole.double(), exact, rtol=2**-8 if dtype.itemsize == 2 else 1e-5, atol=1e-5)
     # Rows that lie apart, none, and a row of no number beside them.
     wide = torch.cat((x, torch.full_like(x, torch.nan)), dim=1)[:, :inputs]
@@ -301,11 +311,55 @@ def test_a_model_in_another_dtype_multiplies_by_its_own_weights(config):
     assert torch.equal(model.logits(x), before)
 
 
+def test_an_int8_weight_is_the_nearest_whose_largest_is_127():
+    weight = torch.tensor([[0.5, -1.0, 0.003], [0.0, 0.0, 0.0], [2.0, 1.0, -0.4]])
+    codes, scales = quantized(weight)
+    assert codes.tolist() == [[64, -127, 0], [0, 0, 0], [127, 64, -25]]
+    torch.testing.assert_close(scales, torch.tensor([1 / 127, 1.0, 2 / 127]))
+    assert (codes * scales[:, None] - weight).abs().max() <= scales.max() / 2
+
+
+@pytest.mark.parametrize("config", [TIED, replace(TIED, weight_tying=False)], ids=["tied", "own head"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_quantized_model_is_the_one_with_those_weights(are_packed, config, dtype):
+    plain = load_causal(config, weights="random", dtype=dtype)
+    model = load_causal(config, weights="random", dtype=dtype, quantization="int8")
+    assert model.min_rows == FEWEST_ROWS
+    assert products_by(model) == products_by(plain)
+    assert model.dtype == dtype
+    assert torch.equal(model.embedding.weight, plain.embedding.weight)
+    tolerance = {"rtol": 2**-6, "atol": 2**-6} if dtype == torch.bfloat16 else {}
+
+    def near(weight: Tensor) -> Tensor:
+        codes, scales = quantized(weight)
+        return (codes * scales[:, None]).to(dtype)
+
+    for own, other in zip(linears(model), linears(plain), strict=True):
+        assert own.weight.dtype == torch.int8
+        assert torch.equal((own.weight * own.scales[:, None]).to(dtype), near(other.weight))
+        assert not torch.equal(near(other.weight), other.weight)
+    x, wide = torch.randn(9, 32).to(dtype), torch.randn(9, 64).to(dtype)
+    layer, same = model.blocks[0], plain.blocks[0]
+    for part, others in ((layer.self_attn.qkv, same.self_attn.qkv), (layer.mlp.gate_and_up, same.mlp.gate_and_up)):
+        for y, other in zip(part(x), others.layers, strict=True):
+            torch.testing.assert_close(y, F.linear(x, near(other.weight), other.bias), **tolerance)
+    expected = F.linear(wide, near(same.mlp.down_proj.weight))
+    torch.testing.assert_close(layer.mlp.down_proj(wide), expected, **tolerance)
+    head = plain.embedding.weight if config.weight_tying else plain.lm_head.weight
+    torch.testing.assert_close(model.logits(x), F.linear(x, near(head)), **tolerance)
+    elsewhere = deepcopy(model).double()  # no kernel of ours is for it
+    torch.testing.assert_close(elsewhere.blocks[0].mlp.down_proj(wide.double()).to(dtype), expected, **tolerance)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_all_layers_in_one_call_are_those_one_by_one(are_packed, monkeypatch, family):
+def test_all_layers_in_one_call_are_those_one_by_one(are_packed, monkeypatch, family, quantization):
     """Sequences that decode together, and a weight that is written to between two steps."""
     network = load_causal(
-        replace(TIED, family=family, qkv_bias=family == "qwen2"), weights="random", dtype=torch.bfloat16
+        replace(TIED, family=family, qkv_bias=family == "qwen2"),
+        weights="random",
+        dtype=torch.bfloat16,
+        quantization=quantization,
     )
     for name, weight in network.named_parameters():
         if name.endswith(("bias", "norm.weight")):
@@ -323,10 +377,10 @@ def test_all_layers_in_one_call_are_those_one_by_one(are_packed, monkeypatch, fa
             worker.write(slot, 0, [7 * slot + i for i in range(9 + slot)])
             worker.run(PackedWork.of([(slot, 0, 9 + slot, True)]))
         weight = network.blocks[0].mlp.down_proj.weight
-        for factor in (1, 2):
+        for factor in (1, 2) if quantization == "none" else (1, -1):
             weight.mul_(factor)
             worker.run(PackedWork.of([(slot, 8 + factor + slot, 1, True) for slot in slots]))
-        weight.mul_(0.5)
+        weight.mul_(0.5 if quantization == "none" else -1)
         told.append((worker.pool.k.clone(), [worker.read(slot, 0, 16) for slot in slots]))
     assert torch.equal(told[0][0], told[1][0])
     assert told[0][1] == told[1][1]

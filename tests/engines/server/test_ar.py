@@ -1,6 +1,7 @@
 """Requests that come and go over the torch worker: the tokens of each alone, whatever happens to the others."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -81,9 +82,13 @@ CASES: dict[str, tuple[Batching, dict[str, Any]]] = {
 REQUESTS = [(20, 6), (3, 12), (50, 1), (31, 7), (9, 5), (40, 17), (1, 9), (17, 30)]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_answers_in_company_are_those_of_each_request_alone(model, name):
+@pytest.mark.parametrize(("name", "is_int8"), [*((name, False) for name in CASES), ("chunked", True)])
+def test_answers_in_company_are_those_of_each_request_alone(model, name, is_int8):
     batching, options = CASES[name]
+    if is_int8:
+        model = deepcopy(model)
+        model.quantize()
+        model.reorder(joins=True)
     engine = served(model, batching, **options)
     answers: dict[int, tuple[int, ...]] = {}
     for i, (length, tokens) in enumerate(REQUESTS):
