@@ -155,6 +155,7 @@ class ServedBlocks(_Served):
     def __init__(self, engine: BlockEngine) -> None:
         super().__init__(engine)
         self._begun: set[int] = set()
+        self._final: dict[int, int] = {}
         self._counts = {"prefilled_blocks": 0, "committed_blocks": 0, "preemptions": 0}
 
     def submit(self, submission: Submission) -> None:
@@ -174,7 +175,6 @@ class ServedBlocks(_Served):
         record = self._last = engine.step(began)
         assert record is not None, "a request that was taken can be run"
         self._forward_passes += 1
-        self._committed_tokens += record.taken
         self._counts["prefilled_blocks"] += record.prefilled
         self._counts["committed_blocks"] += record.committed
         self._counts["preemptions"] += len(record.preempted)
@@ -183,8 +183,9 @@ class ServedBlocks(_Served):
         self._begun |= set(record.admitted)
         events += self._final_blocks()
         for request_id in record.finished:
-            told = self._told.get(request_id, 0)
-            events.append(Finished(request_id, engine.take(request_id).ids[told:]))
+            ids = engine.take(request_id).ids
+            self._count(request_id, len(ids))
+            events.append(Finished(request_id, ids[self._told.get(request_id, 0) :]))
             self._forget(request_id)
         return events
 
@@ -210,16 +211,22 @@ class ServedBlocks(_Served):
     def _final_blocks(self) -> list[Event]:
         """Ids of final blocks that are not yet told, of requests that go on; what is final does not change, whatever rule edits."""
         events: list[Event] = []
-        for request_id, told in self._told.items():
-            sequence = self._engine.sequences.get(request_id)
-            if sequence is None:
-                continue
-            ids = sequence.final[sequence.request.prompt_len + told :].tolist()
-            if ids:
-                events.append(Tokens(request_id, tuple(ids)))
-                self._told[request_id] += len(ids)
+        for request_id, sequence in self._engine.sequences.items():
+            final = sequence.final[sequence.request.prompt_len :]
+            self._count(request_id, len(final))
+            told = self._told.get(request_id)
+            if told is not None and len(final) > told:
+                events.append(Tokens(request_id, tuple(final[told:].tolist())))
+                self._told[request_id] = len(final)
         return events
+
+    def _count(self, request_id: int, final: int) -> None:
+        """So many tokens of a request are final; a place of a canvas that was accepted once may be drawn anew."""
+        before = self._final.get(request_id, 0)
+        self._final[request_id] = max(before, final)
+        self._committed_tokens += self._final[request_id] - before
 
     def _forget(self, request_id: int) -> None:
         self._told.pop(request_id, None)
+        self._final.pop(request_id, None)
         self._begun.discard(request_id)

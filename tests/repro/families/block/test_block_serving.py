@@ -17,6 +17,7 @@ from support.http_server import running_server
 
 from engines.blockdiffusion.rules import EntropyBudget
 from engines.errors import UserError
+from engines.server.protocol import Finished, Submission, Tokens
 from repro.cli.serve import ServeOptions, _served_model
 from repro.families.block.settings import settings_of_requests
 from repro.families.block.text import answer_of, text_of
@@ -71,6 +72,25 @@ def test_answers_over_http_in_company_are_those_of_a_prompt_alone(server):
     told = metrics(server.port)
     assert told["repro_pool_rows_used"] == 0
     assert told["repro_pool_rows_idle"] > 0
+
+
+@pytest.mark.parametrize("name", ["tiny-block", "tiny-canvas"])
+def test_as_many_tokens_are_committed_as_are_answered(name):
+    """A canvas accepts more places than it has tokens: those of a forward may be drawn anew by the next."""
+    model = BlockModel.of(platform="cpu-tiny", knobs={"model": name}, name=None)
+    answers, was = dict.fromkeys(range(4), 0), 0
+    with model.serving() as engine:
+        for i in answers:
+            prompt = model.codec().encode(PROBLEMS[i].prompt)
+            engine.submit(Submission(i, prompt, model.generation({"max_tokens": 64, "seed": i}), i % 2 == 0))
+        while engine.has_work:
+            for event in engine.step():
+                if isinstance(event, Tokens | Finished):
+                    answers[event.request_id] += len(event.token_ids)
+            assert engine.status().committed_tokens >= was
+            was = engine.status().committed_tokens
+    assert min(answers.values()) > 8
+    assert was == sum(answers.values())
 
 
 @pytest.fixture(scope="module", params=["block", "masked"])
