@@ -12,10 +12,10 @@ from repro.runs.experiment import prepare
 BATCH, BLOCK = 8, 32
 
 
-def prompts_of_mini_gsm(num_prompts, steps):
+def prompts_of(task, num_prompts, steps):
     knobs = {"num_prompts": num_prompts, "gen_length": steps, "block_length": BLOCK, "steps": steps}
     cell = Cell(
-        figure=None, system="llada", dataset="mini-gsm", platform="cpu-tiny", executor="torch", rate=None, seed=0,
+        figure=None, system="llada", dataset=task, platform="cpu-tiny", executor="torch", rate=None, seed=0,
         knobs=tuple(knobs.items()),
     )  # fmt: skip
     return [request.prompt_ids for request in prepare(cell).workload.requests]

@@ -10,7 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
-from beside import BATCH, BLOCK, ours, prompts_of_mini_gsm, shown
+from beside import BATCH, BLOCK, ours, prompts_of, shown
 from dlmserve.denoise_loop import init_state, step_batch
 from dlmserve.sampler import SamplingParams
 
@@ -52,7 +52,7 @@ def theirs(model, prompts, steps):
 
 
 def main(num_prompts="64", steps="64"):
-    prompts = prompts_of_mini_gsm(int(num_prompts), int(steps))
+    prompts = prompts_of("mini-gsm", int(num_prompts), int(steps))
     torch.set_num_threads(1)
     model, answers, seconds = load_model("tiny"), {}, {}
     asked = {"dlmserve": theirs, **{name: partial(ours, system=name, **knobs) for name, knobs in SYSTEMS.items()}}

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 
 import torch
-from beside import BATCH, BLOCK, ours, prompts_of_mini_gsm, shown
+from beside import BATCH, BLOCK, ours, prompts_of, shown
 
 from engines.models.checkpoint import checkpoint_dir
 from engines.models.loader import load_model
@@ -26,7 +26,7 @@ SYSTEMS = {
 
 def batches_of_one_length(num, steps):
     by_length = defaultdict(list)
-    for ids in prompts_of_mini_gsm(64 * num, steps):
+    for ids in prompts_of("mini-gsm", 64 * num, steps):
         by_length[len(ids)].append(ids)
     whole = [same[at : at + BATCH] for same in by_length.values() for at in range(0, len(same) - BATCH + 1, BATCH)]
     return whole[:num]

@@ -83,29 +83,33 @@ def run_alone(name, core, channel):
 
 
 async def stream(port, name, ids, now):
-    """When the first token came, and all of them."""
+    """When the first token came, all of them, and clock seconds between pieces."""
     body = json.dumps({"model": name, "prompt": ids, "stream": True, "return_token_ids": True, **ASKED}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head.encode() + body)
-    first, answer, is_done = None, [], False
+    first, answer, is_done, pieces = None, [], False, []
     while not is_done and (line := await reader.readline()):
         is_done = line.startswith(b"data: [DONE]")
         if line.startswith(b"data: {"):
+            before = len(answer)
             for choice in json.loads(line[6:])["choices"]:
                 answer += choice.get("token_ids") or ()
             if answer and first is None:
                 first = now()
+            if len(answer) > before:
+                pieces.append(time.perf_counter())
     writer.close()
-    return first, answer if is_done else []
+    return first, answer if is_done else [], np.diff(pieces)
 
 
 async def burst(port, name, prompts, pids):
-    """By ``clocks``: times of first tokens, and of all; streams that were lost, and answers."""
+    """By ``clocks``: times of first tokens, and of all; streams that were lost, answers, and seconds between pieces of all streams."""
     start = clocks(*pids)
     found = await asyncio.gather(*(stream(port, name, ids, lambda: clocks(*pids) - start) for ids in prompts))
-    times = np.array([first for first, answer in found if len(answer) == TOKENS])
-    return times, clocks(*pids) - start, len(prompts) - len(times), [answer for _, answer in found]
+    times = np.array([first for first, answer, _ in found if len(answer) == TOKENS])
+    gaps = np.concatenate([each for _, _, each in found])
+    return times, clocks(*pids) - start, len(prompts) - len(times), [answer for _, answer, _ in found], gaps
 
 
 def main(name="tiny-qwen2", repeats="5", clients="128", core="0", clients_core="1"):
@@ -123,7 +127,7 @@ def main(name="tiny-qwen2", repeats="5", clients="128", core="0", clients_core="
         draw, p99, lost = random.Random(0), {}, 0
         for at in range(int(repeats) + 1):  # the first is not counted
             prompts = [[draw.randrange(3, 512) for _ in range(PROMPT)] for _ in range(int(clients))]
-            served, whole, lost_now, _ = asyncio.run(burst(port, name, prompts, pids))
+            served, whole, lost_now, *_ = asyncio.run(burst(port, name, prompts, pids))
             lost += lost_now
             here.send(prompts)
             ideal, steps, num_steps = here.recv()

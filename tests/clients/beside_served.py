@@ -1,8 +1,9 @@
-"""``repro serve`` and vLLM's CPU build with one checkpoint: processor time, tokens a second, first tokens, memory, start-up, answers.
+"""``repro serve`` and vLLM's CPU build with one checkpoint: processor time, tokens a second, TTFT, ITL, memory, start-up, answers.
 
-``PYTHONPATH=. python tests/clients/beside_served.py VLLM FOLDER [DTYPE] [ROUNDS] [CLIENTS ...]``. VLLM is the program that ``repro install
+``PYTHONPATH=. python tests/clients/beside_served.py VLLM FOLDER [DTYPE] [ROUNDS] [CACHE] [CLIENTS ...]``. VLLM is the program that ``repro install
 vllm`` made. FOLDER gets random weights of SmolLM2-135M's shape, unless it has a checkpoint. Both servers share one core, where the idle one is
 stopped, since vLLM spins while it waits; clients have the other. A burst has prompts of 64 ids for 96 tokens each, another round other prompts.
+A second burst goes on from each server's own answers, with 64 ids more. CACHE is on or off. DTYPE float32/int8 has our weights in int8.
 """
 
 import asyncio
@@ -46,6 +47,7 @@ SHAPE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+TURNS = "first", "second"
 SPREAD = 0.08
 """Of weights: far-apart logits, so that two programs' roundings seldom change a token."""
 
@@ -112,10 +114,10 @@ class Server:
         return sum(int(re.search(r"\nPss: +(\d+)", text)[1]) for text in rollups) * 1024
 
     def burst(self, prompts):
-        """Processor seconds a token, seconds to the first tokens, answers; none may be lost."""
-        times, whole, lost, answers = asyncio.run(burst(self.port, NAME, prompts, self.pids))
+        """Processor seconds a token, seconds to the first tokens and between tokens, answers; none may be lost."""
+        times, whole, lost, answers, gaps = asyncio.run(burst(self.port, NAME, prompts, self.pids))
         assert lost == 0, f"{self.name} lost {lost} streams"
-        return whole / (len(prompts) * TOKENS), times[:, 0], answers
+        return whole / (len(prompts) * TOKENS), times[:, 0], gaps, answers
 
     def stop(self):
         self.signal(signal.SIGCONT)
@@ -129,7 +131,8 @@ def _free_port():
         return free.getsockname()[1]
 
 
-def started(vllm, folder, dtype):
+def started(vllm, folder, dtype, keeps):
+    dtype, _, quantization = dtype.partition("/")
     same = [
         "--dtype",
         dtype,
@@ -143,54 +146,70 @@ def started(vllm, folder, dtype):
     with TemporaryDirectory() as logs:
         yield Server(
             "vllm",
-            [vllm, "serve", folder, *same, "--max-model-len", 2048, "--no-enable-prefix-caching"],
+            [vllm, "serve", folder, *same, "--max-model-len", 2048, f"--{'' if keeps else 'no-'}enable-prefix-caching"],
             "/health",
             {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(CORE), "HF_HUB_OFFLINE": "1"},
             Path(logs, "vllm"),
         )
         yield Server(
             "repro",
-            [sys.executable, "-m", "repro", "serve", "--model", folder, *same, "--no-keep-kv"],
+            [
+                *(sys.executable, "-m", "repro", "serve", "--model", folder, *same),
+                *("--keep-kv" if keeps else "--no-keep-kv", "--quantization", quantization or "none"),
+            ],
             "/ready",
             {"OMP_NUM_THREADS": "1"},
             Path(logs, "repro"),
         )
 
 
-def main(vllm, folder, dtype="bfloat16", rounds="5", *clients):
+def main(vllm, folder, dtype="bfloat16", rounds="5", cache="off", *clients):
     if not Path(folder, "config.json").is_file():
         write_checkpoint(Path(folder))
     os.sched_setaffinity(0, {CLIENTS_CORE})
     servers = []
     try:
-        for server in started(vllm, folder, dtype):
+        for server in started(vllm, folder, dtype, cache == "on"):
             print(f"{server.name}: ready after {server.ready_s:.1f} s", flush=True)
             server.signal(signal.SIGSTOP)
             servers.append(server)
         draw = random.Random(0)
+
+        def drawn(num):
+            return [[draw.randrange(3, SHAPE["vocab_size"]) for _ in range(PROMPT)] for _ in range(num)]
+
         for num in map(int, clients or CLIENTS):
-            costs = {server.name: {} for server in servers}
+            costs = {(turn, server.name): {} for turn in TURNS for server in servers}
             for at in range(int(rounds) + 1):  # the first is not counted
-                prompts = [[draw.randrange(3, SHAPE["vocab_size"]) for _ in range(PROMPT)] for _ in range(num)]
-                told, answers = [], []
-                for server in servers[:: 1 if at % 2 else -1]:
-                    server.signal(signal.SIGCONT)
-                    cost, first_s, found = server.burst(prompts)
-                    server.signal(signal.SIGSTOP)
-                    if at:
-                        costs[server.name][at] = cost
-                    answers.append(found)
-                    ttft = np.percentile(first_s, [50, 99])
-                    told.append(
-                        f"{server.name} {1000 * cost[1]:.2f} ms, {1 / cost[0]:.1f} tokens/s, TTFT {ttft[0]:.2f} and {ttft[1]:.2f} s"
+                asked = {server.name: [[]] * num for server in servers}
+                for turn in TURNS:
+                    new, answers = drawn(num), []
+                    for server in servers[:: 1 if at % 2 else -1]:
+                        prompts = [before + ids for before, ids in zip(asked[server.name], new, strict=True)]
+                        server.signal(signal.SIGCONT)
+                        cost, first_s, gaps_s, found = server.burst(prompts)
+                        server.signal(signal.SIGSTOP)
+                        asked[server.name] = [ids + answer for ids, answer in zip(prompts, found, strict=True)]
+                        if at:
+                            costs[turn, server.name][at] = cost
+                        answers.append(found)
+                        ttft, itl = np.percentile(first_s, [50, 99]), 1000 * np.percentile(gaps_s, [50, 99])
+                        print(
+                            f"{num} clients, {at}, {turn} turn, {server.name}: {1000 * cost[1]:.2f} ms, {1 / cost[0]:.1f} tokens/s, TTFT "
+                            f"{ttft[0]:.2f} and {ttft[1]:.2f} s, ITL {itl[0]:.1f} and {itl[1]:.1f} ms",
+                            flush=True,
+                        )
+                    print(
+                        f"{num} clients, {at}, {turn} turn: {sum(a == b for a, b in zip(*answers, strict=True))} alike"
                     )
-                alike = sum(a == b for a, b in zip(*answers, strict=True))
-                print(f"{num} clients, {at}: {'; '.join(told)}; {alike} answers alike", flush=True)
-            for i, what in enumerate(("clock", "processor")):
-                each = {name: {at: float(cost[i]) for at, cost in of.items()} for name, of in costs.items()}
-                print(
-                    f"{num} clients: vLLM's {what} time over repro's {shown(paired_ratio(each['vllm'], each['repro']))}"
-                )
+            for turn in TURNS:
+                for i, what in enumerate(("clock", "processor")):
+                    each = {
+                        server.name: {at: float(cost[i]) for at, cost in costs[turn, server.name].items()}
+                        for server in servers
+                    }
+                    ratio = shown(paired_ratio(each["vllm"], each["repro"]))
+                    print(f"{num} clients, {turn} turn: vLLM's {what} time over repro's {ratio}", flush=True)
         for server in servers:
             print(f"{server.name}: {server.memory_bytes() / 1e9:.2f} GB")
     finally:
