@@ -26,6 +26,7 @@ class GenerateOptions:
     dtype: str = "float32"
     device: str = "cpu"
     weights: str = "checkpoint"
+    quantization: str = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,7 @@ def _engine(prepared: Prepared, request: Request) -> Engine:
         dtype=parse_dtype(options.dtype),
         device=options.device,
         weights=options.weights,  # type: ignore[arg-type]
+        quantization=options.quantization,  # type: ignore[arg-type]
     )
     stop_ids = None
     if request.generation.stop_at_eos and options.weights != "random":

@@ -443,11 +443,11 @@ class ArModel:
     def check_machine(self) -> None:
         import torch
 
-        from engines.models.loader import check_device, parse_dtype
+        from engines.models.loader import check_device, check_quantization, parse_dtype
 
         settings, device = self.settings, self.settings.device
         check_device(device)
-        parse_dtype(self._dtype)
+        check_quantization(settings.quantization, parse_dtype(self._dtype), device)
         total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
         if total is None:
             return
@@ -475,6 +475,7 @@ class ArModel:
             dtype=parse_dtype(self._dtype),
             device=settings.device,
             weights="random" if settings.weights == "random" else "checkpoint",
+            quantization=settings.quantization,
         )
         executor = self._executor(model)
         try:
@@ -541,7 +542,8 @@ class ArModel:
         heads = (2 * config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         layer = config.d_model * (heads + 3 * config.mlp_hidden_size)
         tables = config.vocab_size * config.d_model * (1 if config.weight_tying else 2)
-        return (config.n_layers * layer + tables) * DTYPE_BYTES[self._dtype]
+        own = DTYPE_BYTES[self._dtype]
+        return config.n_layers * layer * (own if self.settings.quantization == "none" else 1) + tables * own
 
     @property
     def _cpu_kv_tokens(self) -> int:

@@ -35,7 +35,7 @@ def _evaluated() -> dict[str, Sequence[type | Some]]:
         opt.ENGINE: (
             Some(BaselineKnobs, ("batch_size",)),
             Some(ModelKnobs, ("memory_limit",)),
-            Some(Device, ("dtype", "device")),
+            Some(Device, ("dtype", "quantization", "device")),
         ),
         **answer_knobs(),
     }

@@ -29,7 +29,7 @@ ENDED_AT_ONCE = (
 
 
 KNOBS = Knobs(answer_knobs, usual=lambda: {"gen_length": 64, "steps": "one a token", "weights": "checkpoint"})
-LOADED = Knobs(lambda: {opt.ENGINE: (Some(Device, ("dtype", "device", "weights")),)})
+LOADED = Knobs(lambda: {opt.ENGINE: (Some(Device, ("dtype", "quantization", "device", "weights")),)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,17 +34,22 @@ def model_of(folder: str, system: str = "dllm-serve", name: str | None = None, *
     return DllmModel.of(system=system, platform="cpu-tiny", knobs={"model": folder, **SHORT, **knobs}, name=name)
 
 
-def generated(model: str, system: str, ids: tuple[int, ...], knobs: Mapping[str, Any], seed: int) -> tuple[int, ...]:
+def generated(
+    model: str, system: str, ids: tuple[int, ...], knobs: Mapping[str, Any], seed: int, **loaded: str
+) -> tuple[int, ...]:
     generation, own = given_to(GenerationConfig(seed=seed), knobs), method(system).options_in(knobs)
-    options = GenerateOptions(system=system, model=model, generation=generation, knobs=own, tie_policy="stable")
+    options = GenerateOptions(
+        system=system, model=model, generation=generation, knobs=own, tie_policy="stable", **loaded
+    )
     return generate(options, ids).token_ids
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize(("system", "family", "asked"), CASES["served"])
-def test_requests_in_company_get_the_tokens_of_generate(folders, system, family, asked):
+def test_requests_in_company_get_the_tokens_of_generate(folders, system, family, asked, quantization):
     """What a request asks for itself, over a server with other defaults, and another's default length beside it."""
     folder = folders[family]
-    model = model_of(folder, system, tie_policy="stable")
+    model = model_of(folder, system, tie_policy="stable", quantization=quantization)
     with model.serving() as engine:
         assert isinstance(engine, ServedDllm)
         codec = model.codec()
@@ -59,7 +64,8 @@ def test_requests_in_company_get_the_tokens_of_generate(folders, system, family,
             found |= {event.request_id: event.token_ids for event in engine.step() if isinstance(event, Finished)}
     for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         knobs = {"block_length": 8, **asked, "gen_length": length, "steps": length}
-        assert found[i] == generated(folder, system, prompt, knobs, seed=7 + i), PROMPTS[i]
+        own = generated(folder, system, prompt, knobs, seed=7 + i, quantization=quantization)
+        assert found[i] == own, PROMPTS[i]
 
 
 def test_a_request_has_the_server_s_steps_per_token_unless_it_says_otherwise(folders):

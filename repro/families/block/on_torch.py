@@ -9,19 +9,26 @@ from engines.blockdiffusion.canvas_executor import executor_for
 from engines.blockdiffusion.engine import BlockEngine
 from engines.blockdiffusion.sequence import BlockRequest
 from engines.models.block_config import BlockConfig
-from engines.models.loader import check_device, load_block, parse_dtype
+from engines.models.loader import Quantization, check_device, check_quantization, load_block, parse_dtype
 from engines.models.packed import PackedModel
 from repro.families.block.settings import MAX_NUM_LOGITS, BlockSettings
 
 
 def check_machine(settings: BlockSettings) -> None:
-    check_device(settings.knobs.device)
+    knobs, has_experts = settings.knobs, settings.config.experts is not None
+    check_device(knobs.device)
+    check_quantization(knobs.quantization, parse_dtype(knobs.dtype), knobs.device, has_experts=has_experts)
 
 
 @contextmanager
 def serving(settings: BlockSettings) -> Iterator[tuple[BlockEngine, Mapping[str, Any]]]:
     knobs = settings.knobs
-    model = _load(settings.config if settings.directory is None else str(settings.directory), knobs.dtype, knobs.device)
+    model = _load(
+        settings.config if settings.directory is None else str(settings.directory),
+        knobs.dtype,
+        knobs.quantization,
+        knobs.device,
+    )
     executor = executor_for(
         model,
         num_slots=knobs.max_num_seqs,
@@ -41,6 +48,12 @@ def serving(settings: BlockSettings) -> Iterator[tuple[BlockEngine, Mapping[str,
 
 
 @lru_cache(maxsize=1)
-def _load(model: str | BlockConfig, dtype: str, device: str) -> PackedModel[BlockConfig]:
+def _load(model: str | BlockConfig, dtype: str, quantization: Quantization, device: str) -> PackedModel[BlockConfig]:
     weights = "checkpoint" if isinstance(model, str) else "random"
-    return load_block(model, dtype=parse_dtype(dtype), device=device, weights=weights)  # type: ignore[arg-type]
+    return load_block(
+        model,
+        dtype=parse_dtype(dtype),
+        device=device,
+        weights=weights,  # type: ignore[arg-type]
+        quantization=quantization,
+    )

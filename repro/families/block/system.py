@@ -245,7 +245,7 @@ class BlockDiffusion:
 
     def check_device(self, cell: Cell) -> None:
         settings = resolve(cell)
-        if not settings.is_simulated and settings.knobs.device != "cpu":
+        if not settings.is_simulated and (settings.knobs.device, settings.knobs.quantization) != ("cpu", "none"):
             import_module(ON_TORCH).check_machine(settings)
 
 

@@ -27,7 +27,7 @@ from engines.errors import UserError
 from engines.machine import machine_memory_bytes
 from engines.models.chat import stop_token_ids
 from engines.models.checkpoint import checkpoint_dir, config_of
-from engines.models.loader import check_device, check_weights, load_model, parse_dtype
+from engines.models.loader import check_device, check_quantization, check_weights, load_model, parse_dtype
 from engines.models.protocol import DiffusionModel
 from engines.parallel.group import TensorParallel, local_ranks, rank_device
 from engines.parallel.shard import load_shard
@@ -35,7 +35,7 @@ from engines.runtime.device import check_memory, limit_memory
 from repro.families.dllm.deployment import DllmDeployment, found_facts, member_tokens, most_members, pool_rows, sized
 from repro.families.dllm.settings import DllmSettings
 
-ModelKey = tuple[str, str, str, str, str]
+ModelKey = tuple[str, str, str, str, str, str]
 
 
 @contextmanager
@@ -68,6 +68,7 @@ def check_machine(settings: DllmSettings) -> None:
     check_device(settings.device)
     dtype = parse_dtype(settings.dtype)
     check_weights(settings.weights)
+    check_quantization(settings.quantization, dtype, settings.device)
     # A size above the machine's own, or the card's: a model is not loaded for it.
     total = machine_memory_bytes()
     if settings.device.startswith("cuda"):
@@ -139,13 +140,20 @@ def _executor(deployment: DllmDeployment, model: DiffusionModel, stops: Collecti
 
 
 def model_key(settings: DllmSettings) -> ModelKey:
-    return settings.model, settings.dtype, settings.device, settings.weights, settings.checkpoint_digest
+    own = settings.dtype, settings.device, settings.weights, settings.checkpoint_digest, settings.quantization
+    return settings.model, *own
 
 
 @lru_cache(maxsize=2)
-def load(name: str, dtype: str, device: str, weights: str, _digest: str) -> DiffusionModel:
+def load(name: str, dtype: str, device: str, weights: str, _digest: str, quantization: str = "none") -> DiffusionModel:
     """One load serves every cell, as long as the checkpoint's files are the same."""
-    return load_model(name, dtype=parse_dtype(dtype), device=device, weights=weights)  # type: ignore[arg-type]
+    return load_model(
+        name,
+        dtype=parse_dtype(dtype),
+        device=device,
+        weights=weights,  # type: ignore[arg-type]
+        quantization=quantization,  # type: ignore[arg-type]
+    )
 
 
 def release(device: str) -> None:
@@ -173,9 +181,9 @@ def _limit_memory(settings: DllmSettings, memory_bytes: int | None) -> int | Non
 
 def _bound(settings: DllmSettings) -> Roofline | None:
     """The card at its peaks: the datasheet's. A device without one has those measured here, only where the run is
-    profiled, as it takes a second. None otherwise, and for guided requests, whose second forward has no cost in the
-    model."""
-    if settings.generation.cfg_scale > 0:
+    profiled, as it takes a second. None otherwise, and for int8 weights and guided requests, whose bytes and second
+    forward have no cost in the model."""
+    if settings.generation.cfg_scale > 0 or settings.quantization != "none":
         return None
     card = datasheet_gpu(torch.device(settings.device))
     if card is None and settings.profile_every:

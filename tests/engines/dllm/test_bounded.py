@@ -211,5 +211,6 @@ def test_whose_peaks_bound_a_measured_run(monkeypatch):
     here = bound_of(monkeypatch, None, profile_every=1)
     assert here is not None
     assert here.gpu.name == "this cpu (measured peaks)"
+    assert bound_of(monkeypatch, None, profile_every=1, quantization="int8") is None
     # The second forward of guided requests has no cost in the model.
     assert bound_of(monkeypatch, "NVIDIA H200", cfg_scale=1.0) is None
