@@ -2,10 +2,10 @@
 # calflops 0.3.2 and PyTorch 2.13.0's FlopCounterMode: on a CPU a transformers model as it is loaded has no FLOPs for attention or for chosen experts.
 #
 # Guess: FLOPs of a prompt of 2,048 tokens include attention's and, in a mixture, those of the experts that the tokens chose.
-# Seen: FLOPs grow in proportion to the prompt. scaled_dot_product_attention, which transformers takes by default, counts 0 in both tools: the small
-# Llama here has 6.71 GFLOP for 15.30. The default experts of a Qwen3-MoE (grouped_mm) count 0 as well: 1.91 GFLOP for 12.11.
+# Seen: FLOPs grow in proportion to the prompt. The default attention, scaled_dot_product_attention, counts 0 in both tools. The small
+# Llama here gets 6.71 GFLOP instead of 15.30. The default experts of a Qwen3-MoE (grouped_mm) count 0 as well: 1.91 GFLOP instead of 12.11.
 # With attn_implementation="eager" and experts_implementation="eager" both tools count both. No warning is printed.
-# Who is hurt: a utilization (MFU) by these FLOPs is too low for long prompts and mixtures, and a comparison of two models compares what was counted.
+# Who is hurt: a utilization (MFU) by these FLOPs is too low for long prompts and mixtures, and models compare wrongly.
 #
 # Needs bash, python3 (3.11) and 2 GB; some two minutes, no card. Exits 1 if the behaviour changes.
 set -euo pipefail

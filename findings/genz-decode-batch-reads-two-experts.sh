@@ -4,7 +4,7 @@
 # Guess: rows choose different experts. A batch of 256 rows of Mixtral reads all 8 experts, as the package's prefill of 256 tokens does.
 # Seen: a decode reads 2 experts a layer at batches of 1, 16 and 256. The other 6 count as unused weights, which fill memory and take no time.
 # With routing at random, 7.9 of 8 experts are expected to be chosen by 16 rows. The products' FLOPs do grow with the batch.
-# Who is hurt: throughput and latency of batched decodes of mixtures come out too good, and a mixture beats a dense model where it should not.
+# Who is hurt: throughput and latency of batched decodes of mixtures come out too good, and mixtures beat dense models where they should not.
 #
 # Needs bash, and Python 3.12 or later as $PYTHON or python3.12; a minute. Exits 1 if the behaviour changes.
 set -euo pipefail

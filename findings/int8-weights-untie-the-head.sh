@@ -2,8 +2,8 @@
 # torchao 0.18.0 and optimum-quanto 0.2.7: weights in int8 make Gemma 3 270M larger than it is in bfloat16, since its tied head becomes a copy.
 #
 # Guess: weights in int8 take about half the bytes of bfloat16; a head that is tied to the embeddings stays tied, quantized or not.
-# Seen: the head is quantized to a tensor of its own, and the embeddings stay in bfloat16: 606 MB (torchao) and 604 MB (quanto) for 536 MB.
-# Without the head, which both can leave out, 437 and 436 MB remain. No warning is printed.
+# Seen: the head is quantized to a tensor of its own, and the embeddings stay in bfloat16. The 536 MB of bfloat16 become
+# 606 MB with torchao and 604 MB with quanto. Without the head, which both can leave out, 437 and 436 MB remain. No warning is printed.
 # Who is hurt: memory budgets of small models, which is where weights in 8 bits are tried first, and tables of bytes against accuracy.
 #
 # Needs bash, python3 (3.11) and 5 GB; some three minutes, no card. Exits 1 if the behaviour changes.
