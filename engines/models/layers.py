@@ -167,7 +167,7 @@ class Linear(nn.Linear):
     scales: Tensor | None = None
     """[outputs] of an int8 weight (``quantize``)."""
     dtype = torch.float32
-    """The rows' where the weight is int8."""
+    """The dtype of rows where the weight is int8."""
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "Linear":
         """Weights of another dtype, or elsewhere, are no longer what the product has a copy of."""

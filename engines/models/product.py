@@ -10,8 +10,8 @@ On a processor that has AVX2 products of float32 are our own (``Packed``), and t
 none, which is without AVX-512. Each output is one sum from the first input to the last, in float32. Up to 448 inputs that is
 oneDNN's float32, bit for bit.
 
-``Quantized`` weights are int8 with a scale an output, and multiplied so by the same kernels: no sum is rounded but once more, to the
-dtype of the rows.
+``Quantized`` weights are int8, with a float32 scale an output. The same kernels widen them as they read, sum in float32 and multiply
+a sum by its scale.
 """
 
 from ctypes import CDLL, c_bool, c_long

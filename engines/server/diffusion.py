@@ -221,7 +221,7 @@ class ServedBlocks(_Served):
         return events
 
     def _count(self, request_id: int, final: int) -> None:
-        """So many tokens of a request are final; a place of a canvas that was accepted once may be drawn anew."""
+        """Counts final tokens of a request. An accepted place of a canvas is none: the next forward may draw it anew."""
         before = self._final.get(request_id, 0)
         self._final[request_id] = max(before, final)
         self._committed_tokens += self._final[request_id] - before

@@ -106,7 +106,7 @@ class ArSettings(Checked):
     dtype: Literal["float32", "float16", "bfloat16"] | None = None
     """float32, float16 or bfloat16."""
     quantization: Annotated[Literal["none", "int8"], Needs(device="cpu", dtype=(None, "float32", "bfloat16"))] = "none"
-    """int8 keeps the weights of products as int8, with a scale an output; a CPU's, of models without experts."""
+    """int8 keeps the weights of products as int8, with a scale an output: on a CPU, for models without experts."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     scheduler: str = "chunked"

@@ -86,7 +86,7 @@ class BlockKnobs(TraceKnobs):
     quantization: Annotated[
         Literal["none", "int8"], Only(executor="torch"), Needs(device="cpu", dtype=("float32", "bfloat16"))
     ] = "none"
-    """int8 keeps the weights of products as int8, with a scale an output; a CPU's, of models without experts."""
+    """int8 keeps the weights of products as int8, with a scale an output: on a CPU, for models without experts."""
     num_prompts: Annotated[int, Range(1, 10**5)] = 16
     """Requests; of a graded task the first problems, all of them unless given."""
     input_len: Tokens | None = None

@@ -54,7 +54,7 @@ class Device(Checked):
     quantization: Annotated[
         Literal["none", "int8"], MEASURED, Needs(device="cpu", dtype=("float32", "bfloat16"), tensor_parallel=1)
     ] = "none"
-    """int8 keeps the weights of products as int8, with a scale an output; a CPU's, of models without experts."""
+    """int8 keeps the weights of products as int8, with a scale an output: on a CPU, for models without experts."""
     weights: Annotated[Literal["checkpoint", "random"], MEASURED] = "checkpoint"
     """checkpoint, or random for a shape without a download."""
     tensor_parallel: Annotated[int, Range(1, 64), MEASURED, PACKED] = 1
