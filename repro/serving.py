@@ -542,8 +542,7 @@ class ArModel:
         heads = (2 * config.n_heads + 2 * config.n_kv_heads) * config.head_dim
         layer = config.d_model * (heads + 3 * config.mlp_hidden_size)
         tables = config.vocab_size * config.d_model * (1 if config.weight_tying else 2)
-        own = DTYPE_BYTES[self._dtype]
-        return config.n_layers * layer * (own if self.settings.quantization == "none" else 1) + tables * own
+        return (config.n_layers * layer + tables) * DTYPE_BYTES[self._dtype]
 
     @property
     def _cpu_kv_tokens(self) -> int:
