@@ -12,11 +12,15 @@ from support.tables import data_beside
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from engines.knobs import given_to
+from engines.models.packed import PackedModel
 from engines.server.diffusion import ServedDllm
 from engines.server.protocol import Finished, Submission
+from engines.server.settings import ArSettings
+from repro.families.block.on_torch import _load as load_blocks
+from repro.families.dllm.on_torch import load as load_dllm
 from repro.families.dllm.system import method
 from repro.generation import GenerateOptions, generate
-from repro.serving import DllmModel
+from repro.serving import ArModel, BlockModel, DllmModel
 
 CASES = data_beside(__file__, "cases")
 
@@ -66,6 +70,41 @@ def test_requests_in_company_get_the_tokens_of_generate(folders, system, family,
         knobs = {"block_length": 8, **asked, "gen_length": length, "steps": length}
         own = generated(folder, system, prompt, knobs, seed=7 + i, quantization=quantization)
         assert found[i] == own, PROMPTS[i]
+
+
+def served(system: str, quantization: str) -> None:
+    knobs = {"quantization": quantization}
+    if system == "ar":
+        model = ArModel.of(ArSettings(model="tiny-qwen2", weights="random", kv_tokens=4096, **knobs), None)
+    elif system == "block-diffusion":
+        model = BlockModel.of(platform="cpu-tiny", knobs=knobs, name=None)
+    else:
+        model = DllmModel.of(system=system, platform="cpu-tiny", knobs=knobs, name=None)
+    with model.serving():
+        pass
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("door", ["ar", "block-diffusion", "dllm-serve", "fast-dllm", "generate"])
+def test_weights_become_int8_where_that_is_chosen(monkeypatch, door, quantization):
+    made, real = [], PackedModel.quantize
+    monkeypatch.setattr(PackedModel, "quantize", lambda model: (made.append(model), real(model)))
+    load_blocks.cache_clear()
+    load_dllm.cache_clear()
+    if door == "generate":
+        generated(
+            "tiny",
+            "llada",
+            (5, 6, 7),
+            {"gen_length": 8, "block_length": 8, "steps": 8},
+            seed=0,
+            quantization=quantization,
+        )
+    else:
+        served(door, quantization)
+    assert [model.is_quantized for model in made] == ([True] if quantization == "int8" else [])
+    load_blocks.cache_clear()
+    load_dllm.cache_clear()
 
 
 def test_a_request_has_the_server_s_steps_per_token_unless_it_says_otherwise(folders):
