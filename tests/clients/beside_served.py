@@ -131,36 +131,34 @@ def _free_port():
         return free.getsockname()[1]
 
 
-def started(vllm, folder, dtype, keeps):
+def usual_options(dtype):
+    sizes = "--max-num-seqs", SEQUENCES, "--max-num-batched-tokens", 2048
+    return "--dtype", dtype, "--served-model-name", NAME, *sizes
+
+
+def our_server(name, folder, dtype, logs, *options):
+    """``dtype`` may be float32/int8."""
     dtype, _, quantization = dtype.partition("/")
-    same = [
-        "--dtype",
-        dtype,
-        "--served-model-name",
-        NAME,
-        "--max-num-seqs",
-        SEQUENCES,
-        "--max-num-batched-tokens",
-        2048,
-    ]
+    own = *usual_options(dtype), "--quantization", quantization or "none", *options
+    command = [sys.executable, "-m", "repro", "serve", "--model", folder, *own]
+    return Server(name, command, "/ready", {"OMP_NUM_THREADS": "1"}, Path(logs, name.replace("/", "-")))
+
+
+def started(vllm, folder, dtype, keeps):
     with TemporaryDirectory() as logs:
+        own = *usual_options(dtype.partition("/")[0]), "--max-model-len", 2048
         yield Server(
             "vllm",
-            [vllm, "serve", folder, *same, "--max-model-len", 2048, f"--{'' if keeps else 'no-'}enable-prefix-caching"],
+            [vllm, "serve", folder, *own, f"--{'' if keeps else 'no-'}enable-prefix-caching"],
             "/health",
             {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(CORE), "HF_HUB_OFFLINE": "1"},
             Path(logs, "vllm"),
         )
-        yield Server(
-            "repro",
-            [
-                *(sys.executable, "-m", "repro", "serve", "--model", folder, *same),
-                *("--keep-kv" if keeps else "--no-keep-kv", "--quantization", quantization or "none"),
-            ],
-            "/ready",
-            {"OMP_NUM_THREADS": "1"},
-            Path(logs, "repro"),
-        )
+        yield our_server("repro", folder, dtype, logs, "--keep-kv" if keeps else "--no-keep-kv")
+
+
+def drawn(draw, num):
+    return [[draw.randrange(3, SHAPE["vocab_size"]) for _ in range(PROMPT)] for _ in range(num)]
 
 
 def main(vllm, folder, dtype="bfloat16", rounds="5", cache="off", *clients):
@@ -174,16 +172,12 @@ def main(vllm, folder, dtype="bfloat16", rounds="5", cache="off", *clients):
             server.signal(signal.SIGSTOP)
             servers.append(server)
         draw = random.Random(0)
-
-        def drawn(num):
-            return [[draw.randrange(3, SHAPE["vocab_size"]) for _ in range(PROMPT)] for _ in range(num)]
-
         for num in map(int, clients or CLIENTS):
             costs = {(turn, server.name): {} for turn in TURNS for server in servers}
             for at in range(int(rounds) + 1):  # the first is not counted
                 asked = {server.name: [[]] * num for server in servers}
                 for turn in TURNS:
-                    new, answers = drawn(num), []
+                    new, answers = drawn(draw, num), []
                     for server in servers[:: 1 if at % 2 else -1]:
                         prompts = [before + ids for before, ids in zip(asked[server.name], new, strict=True)]
                         server.signal(signal.SIGCONT)
