@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 SETTLED = "REPRO_SETTLED"
 """The variable that lists those of the environment which we set and no user."""
@@ -52,16 +53,27 @@ def keep_freed_memory() -> bool:
     glibc gives large blocks back at once, and the system clears every page of them when it is asked again: a tenth of the
     time of a CPU's steps.
     """
+    mallopt = _of_c_library("mallopt")
+    # The first before the second: either alone ends what glibc learns by itself, and is slower than nothing.
+    return mallopt is not None and (
+        any(mallopt(M_MMAP_THRESHOLD, size) for size in (1 << 30, 1 << 25)) and bool(mallopt(M_TRIM_THRESHOLD, 1 << 30))
+    )
+
+
+def give_back_freed_memory() -> None:
+    """Have the system take what this process has freed and keeps, where the C library knows how."""
+    trim = _of_c_library("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_c_library(name: str) -> Any:
     import ctypes
 
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        return getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):
-        return False
-    # The first before the second: either alone ends what glibc learns by itself, and is slower than nothing.
-    return any(mallopt(M_MMAP_THRESHOLD, size) for size in (1 << 30, 1 << 25)) and bool(
-        mallopt(M_TRIM_THRESHOLD, 1 << 30)
-    )
+        return None
 
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)

@@ -114,6 +114,7 @@ def _engine(prepared: Prepared, request: Request) -> Engine:
         device=options.device,
         weights=options.weights,  # type: ignore[arg-type]
         quantization=options.quantization,  # type: ignore[arg-type]
+        keeps_weights=False,
     )
     stop_ids = None
     if request.generation.stop_at_eos and options.weights != "random":

@@ -476,6 +476,7 @@ class ArModel:
             device=settings.device,
             weights="random" if settings.weights == "random" else "checkpoint",
             quantization=settings.quantization,
+            keeps_weights=False,
         )
         executor = self._executor(model)
         try:

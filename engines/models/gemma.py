@@ -15,18 +15,10 @@ from torch import Tensor, nn
 
 from engines.models.block_config import BlockConfig, CanvasConfig
 from engines.models.decoder import DecoderMLP
-from engines.models.layers import (
-    Linear,
-    Product,
-    Products,
-    RMSNorm,
-    RotaryAttention,
-    inverse_frequencies,
-    product_of,
-    rotary_tables,
-)
+from engines.models.layers import Linear, Products, RMSNorm, RotaryAttention, inverse_frequencies, rotary_tables
 from engines.models.llada2 import experts_sum
 from engines.models.packed import PackedModel
+from engines.models.product import Packed, Product, product_of
 from engines.models.protocol import Attend, Rotary
 
 _gelu = partial(F.gelu, approximate="tanh")
@@ -259,6 +251,8 @@ class GemmaModel(PackedModel[BlockConfig]):
         product = self._expected_embedding
         return (p @ self._embedding_weight if product is None else product(p)) * root
 
-    def reorder(self, *, joins: bool) -> None:
-        super().reorder(joins=joins)
+    def reorder(self, *, joins: bool, keeps_weights: bool = True) -> None:
+        super().reorder(joins=joins, keeps_weights=keeps_weights)
         self._expected_embedding = product_of(self._embedding_weight.t().contiguous())
+        if isinstance(self._expected_embedding, Packed):
+            self._expected_embedding.release()

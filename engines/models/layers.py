@@ -34,9 +34,10 @@ def fuse(model: nn.Module, ops: FusedOps) -> None:
                 part.join() if ops.joins else part.divide()
 
 
-def reorder(model: nn.Module, *, joins: bool) -> bool:
+def reorder(model: nn.Module, *, joins: bool, keeps_weights: bool = True) -> bool:
     """Have the products of a CPU's model read copies of its weights from now on (``Product``); whether all do. ``joins``
-    says that executors will ask for products of one input together, and not apart."""
+    says that executors will ask for products of one input together, and not apart. Without ``keeps_weights`` a weight of
+    which there is a packed copy becomes one of the meta device: it cannot be read, written to or moved."""
     modules = list(model.modules())
     joined: set[int] = set()
     found: list[Product | None] = []
@@ -44,11 +45,24 @@ def reorder(model: nn.Module, *, joins: bool) -> bool:
         part.join()
         found.append(part.product)
         joined |= {id(layer) for layer in part.layers}
+        if not keeps_weights:
+            part.release()
     for module in modules:
         if isinstance(module, Linear) and id(module) not in joined:
             module.product = product_of(module.weight, module.bias, module.scales, module.dtype)
             found.append(module.product)
+            if not keeps_weights:
+                _release(module.product, module)
     return None not in found
+
+
+def _release(product: Product | None, *layers: nn.Linear) -> bool:
+    if not isinstance(product, Packed):
+        return False
+    product.release()
+    for layer in layers:
+        layer.weight = nn.Parameter(layer.weight.detach().to("meta"), requires_grad=False)
+    return True
 
 
 def quantize(model: nn.Module, dtype: torch.dtype) -> None:
@@ -78,6 +92,7 @@ class Products:
         self._joined: tuple[Tensor, Tensor | None] | None = None
         self.product: Product | None = None
         self._widths: list[int] = []
+        self._is_released = False
 
     def __call__(self, x: Tensor) -> Iterator[Tensor]:
         """[N, outputs] of one layer after the other. A product of its own is made when it is asked for; rows of one that
@@ -96,6 +111,8 @@ class Products:
     @torch.no_grad()
     def join(self) -> None:
         """The layers keep their parameters, as views of one tensor. Weights that are replaced later are not seen."""
+        if self._is_released:
+            return
         weight = one_tensor([cast(nn.Parameter, layer.weight) for layer in self.layers])
         biases = [bias for layer in self.layers if isinstance(bias := layer.bias, nn.Parameter)]
         assert len(biases) in (0, len(self.layers)), "biases of all layers or none"
@@ -107,7 +124,14 @@ class Products:
             own = (torch.cat(scales), cast(Linear, self.layers[0]).dtype) if scales else ()
             self.product = None if is_trained else product_of(*self._joined, *own)
 
+    def release(self) -> None:
+        """Leave the joined product its packed copy alone, where it has one."""
+        self._is_released = _release(self.product, *self.layers)
+        if self.product is not None:
+            self._joined = self.product.weight, self.product.bias
+
     def divide(self) -> None:
+        assert not self._is_released, "products of their own need their weights"
         self._joined = self.product = None
 
 
@@ -171,6 +195,7 @@ class Linear(nn.Linear):
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "Linear":
         """Weights of another dtype, or elsewhere, are no longer what the product has a copy of."""
+        assert self.product is None or not self.weight.is_meta, "only the product has this weight"
         self.product = None
         super()._apply(fn, recurse)
         return self

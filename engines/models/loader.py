@@ -20,7 +20,7 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from engines.errors import UserError, require
-from engines.machine import keep_freed_memory, machine_memory_bytes
+from engines.machine import give_back_freed_memory, keep_freed_memory, machine_memory_bytes
 from engines.models.block_config import BLOCK_SHAPES, BlockConfig, CanvasConfig, block_config, read_block_config
 from engines.models.checkpoint import (
     INDEX_FILE,
@@ -37,7 +37,7 @@ from engines.models.layers import RMSNorm
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada2 import LLaDA2Model
 from engines.models.packed import PackedModel
-from engines.models.product import packed_fault
+from engines.models.product import packed_fault, packs
 from engines.models.protocol import DiffusionModel
 from engines.models.qwen2_config import CAUSAL_SHAPES, CausalConfig, causal_config, read_causal_config
 
@@ -202,7 +202,7 @@ Divide: TypeAlias = Callable[[LLaDAModelLM | DreamModel], Mapping[str, Slice]]
 _Network = TypeVar("_Network", bound=PackedModel[Any])
 
 ROOM_FOR_COPIES = 4
-"""A CPU's model is copied for its products (``Product``) where the machine's memory is so many times its weights."""
+"""A CPU's model that keeps its weights is copied for products where the machine's memory is so many times their size."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -252,6 +252,7 @@ def load_model(
     device: str = "cpu",
     weights: Weights = "checkpoint",
     quantization: Quantization = "none",
+    keeps_weights: bool = True,
     seed: int = 0,
     divide: Divide | None = None,
 ) -> DiffusionModel:
@@ -259,7 +260,8 @@ def load_model(
 
     ``weights="random"`` builds a shape (a name in PUBLISHED_CONFIGS, or the config of a checkpoint) with small
     random weights: throughput does not depend on their values. With ``divide`` only this process's part is
-    read, or kept of random weights, which are drawn as for the whole model.
+    read, or kept of random weights, which are drawn as for the whole model. Without ``keeps_weights`` a CPU's products keep
+    packed copies alone (``layers.reorder``), for which any machine has room.
     """
     check_weights(weights)
     check_device(device)
@@ -267,12 +269,12 @@ def load_model(
     if weights == "random":
         network = build_model(config_of(model))
         _draw(network, dtype, device, seed, {} if divide is None else divide(network))
-        return _ready(network, quantization)
+        return _ready(network, quantization, keeps_weights)
     _check_stored(model, is_shape=model in PUBLISHED_CONFIGS)
     directory = checkpoint_dir(model)
     network = build_model(read_config(directory))
     _read(network, directory, dtype, device, {} if divide is None else divide(network))
-    return _ready(network, quantization)
+    return _ready(network, quantization, keeps_weights)
 
 
 def load_causal(
@@ -282,6 +284,7 @@ def load_causal(
     device: str = "cpu",
     weights: Weights = "checkpoint",
     quantization: Quantization = "none",
+    keeps_weights: bool = True,
     seed: int = 0,
 ) -> CausalModel:
     """As ``load_model``, a causal one; with random weights ``model`` may be a name of CAUSAL_SHAPES, or a config."""
@@ -291,11 +294,11 @@ def load_causal(
     if weights == "random":
         network = build_causal(causal_config(model) if isinstance(model, str) else model)
         _draw(network, dtype, device, seed, {})
-        return _ready(network, quantization)
+        return _ready(network, quantization, keeps_weights)
     directory = _stored_in(model, CAUSAL_SHAPES)
     network = build_causal(read_causal_config(directory))
     _read(network, directory, dtype, device, {})
-    return _ready(network, quantization)
+    return _ready(network, quantization, keeps_weights)
 
 
 def load_block(
@@ -305,6 +308,7 @@ def load_block(
     device: str = "cpu",
     weights: Weights = "checkpoint",
     quantization: Quantization = "none",
+    keeps_weights: bool = True,
     seed: int = 0,
 ) -> BlockModel | LLaDA2Model | GemmaModel:
     """As ``load_model``, a block-diffusion one; with random weights ``model`` may be a name of BLOCK_SHAPES, or a config."""
@@ -322,7 +326,7 @@ def load_block(
         _draw(network, dtype, device, seed, {})
     else:
         _read(network, directory, dtype, device, {})
-    return _ready(network, quantization)
+    return _ready(network, quantization, keeps_weights)
 
 
 def _check_experts(config: BlockConfig, dtype: torch.dtype) -> None:
@@ -408,15 +412,19 @@ def _draw(network: PackedModel[Any], dtype: torch.dtype, device: str, seed: int,
                 parameter.copy_(part.of(whole.normal_(0.0, 0.02, generator=generator)))
 
 
-def _ready(network: _Network, quantization: Quantization) -> _Network:
+def _ready(network: _Network, quantization: Quantization, keeps_weights: bool) -> _Network:
     network.requires_grad_(False).eval()
-    if network.device.type == "cpu":
-        keep_freed_memory()
-    room = machine_memory_bytes()
+    if network.device.type != "cpu":
+        return network
+    keep_freed_memory()
     if quantization == "int8":
         network.quantize()
-    if network.is_quantized or (room is not None and ROOM_FOR_COPIES * _num_bytes(network, network.dtype) <= room):
-        network.reorder(joins=isinstance(network, CausalModel | BlockModel | LLaDA2Model | GemmaModel))
+    room = machine_memory_bytes()
+    has_room = room is not None and ROOM_FOR_COPIES * _num_bytes(network, network.dtype) <= room
+    if has_room or network.is_quantized or (packs(network.dtype) and not keeps_weights):
+        joins = isinstance(network, CausalModel | BlockModel | LLaDA2Model | GemmaModel)
+        network.reorder(joins=joins, keeps_weights=keeps_weights)
+        give_back_freed_memory()
     return network
 
 

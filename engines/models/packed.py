@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from engines.models.block_config import BlockConfig
 from engines.models.config import ModelConfig
 from engines.models.layers import RMSNorm, quantize, reorder
-from engines.models.product import FEWEST_ROWS, Product, product_of, quantized
+from engines.models.product import FEWEST_ROWS, Packed, Product, product_of, quantized
 from engines.models.protocol import Attend, Ranks, Rotary
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
@@ -128,14 +128,16 @@ class PackedModel(nn.Module, Generic[Config]):
         quantize(self, self.dtype)
         self.is_quantized = True
 
-    def reorder(self, *, joins: bool) -> None:
-        """See ``layers.reorder``; a tied head is a product, too."""
-        every = reorder(self, joins=joins)
+    def reorder(self, *, joins: bool, keeps_weights: bool = True) -> None:
+        """See ``layers.reorder``; a tied head is a product, too, whose embeddings stay."""
+        every = reorder(self, joins=joins, keeps_weights=keeps_weights)
         if self.config.weight_tying:
             weight = self._embedding_weight
             codes, scales = quantized(weight) if self.is_quantized else (weight, None)
             self._tied_head = product_of(codes, None, scales, self.dtype)
             every &= self._tied_head is not None
+            if not keeps_weights and isinstance(self._tied_head, Packed):
+                self._tied_head.release()
         self.min_rows = FEWEST_ROWS if every else MIN_ROWS
 
     def logits(self, hidden: Tensor) -> Tensor:

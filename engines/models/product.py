@@ -44,12 +44,18 @@ def product_of(
         return Quantized(weight, bias, scales, dtype or torch.float32)
     if weight.device.type != "cpu" or weight.requires_grad or not torch.backends.mkldnn.is_available():
         return None
-    if weight.dtype not in _ROUNDING:
-        return None
-    is_onednns = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if packed_fault(weight.dtype) is None and (not is_onednns or in_tiles(weight.dtype)):
+    if packs(weight.dtype):
         return Packed(weight, bias)
-    return Product(weight, bias) if weight.dtype == torch.float32 or is_onednns else None
+    return Product(weight, bias) if weight.dtype == torch.float32 or _is_onednns(weight.dtype) else None
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Whether products with weights of a dtype are ``Packed``."""
+    return dtype in _ROUNDING and packed_fault(dtype) is None and (in_tiles(dtype) or not _is_onednns(dtype))
+
+
+def _is_onednns(dtype: torch.dtype) -> bool:
+    return dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 class Product:
@@ -101,6 +107,13 @@ class Product:
 class Packed(Product):
     """By kernels of our own, from any number of rows on."""
 
+    __reduce__ = object.__reduce__  # type: ignore[assignment]
+
+    def release(self) -> None:
+        """Keep the packed copy, and of the weight its shape and dtype."""
+        self._reordered, self._version = self.copy, None
+        self.weight = self.weight.detach().to("meta")
+
     def _fewest_rows(self) -> int:
         return 0
 
@@ -117,9 +130,6 @@ class Quantized(Packed):
     def __init__(self, weight: Tensor, bias: Tensor | None, scales: Tensor, dtype: torch.dtype) -> None:
         self.scales = scales
         super().__init__(weight, bias, dtype)
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.weight, self.bias, self.scales, self.dtype)
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -228,6 +228,15 @@ def test_a_process_keeps_what_it_frees_where_the_c_library_can(monkeypatch):
     assert [name for name, _ in asked] == [-3, -3]
 
 
+def test_freed_memory_goes_back_where_the_c_library_can(monkeypatch):
+    kept = [bytearray(1 << 16) for _ in range(1 << 10)]
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=lambda pad: kept.clear()))
+    machine.give_back_freed_memory()
+    assert not kept
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    machine.give_back_freed_memory()
+
+
 def test_signals_that_would_end_a_process_take_effect_after_what_has_to_be_whole():
     came: list[int] = []
 

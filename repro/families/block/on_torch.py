@@ -56,4 +56,5 @@ def _load(model: str | BlockConfig, dtype: str, quantization: Quantization, devi
         device=device,
         weights=weights,  # type: ignore[arg-type]
         quantization=quantization,
+        keeps_weights=False,
     )

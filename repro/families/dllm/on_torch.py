@@ -153,6 +153,7 @@ def load(name: str, dtype: str, device: str, weights: str, _digest: str, quantiz
         device=device,
         weights=weights,  # type: ignore[arg-type]
         quantization=quantization,  # type: ignore[arg-type]
+        keeps_weights=False,
     )
 
 

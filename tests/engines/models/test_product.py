@@ -2,7 +2,9 @@
 
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +18,12 @@ from engines.ar.torch.executor import PagedExecutor
 from engines.ar.torch.rows import PackedWork
 from engines.compiled import CompilerError, loaded
 from engines.models import loader, product
+from engines.models.block_config import SMALL_BLOCKS
 from engines.models.config import Rope
 from engines.models.decoder import CausalModel
-from engines.models.layers import Linear, products_by, reorder
+from engines.models.layers import Linear, Products, products_by, reorder
 from engines.models.llada import LLaDAModelLM
-from engines.models.loader import load_causal
+from engines.models.loader import load_block, load_causal, load_model
 from engines.models.product import FEWEST_ROWS, Packed, Product, fewest_rows, product_of, quantized
 from engines.models.qwen2_config import CausalConfig
 from engines.runtime.rows import MIN_ROWS
@@ -297,6 +300,68 @@ def test_weights_are_copied_only_where_there_is_room(monkeypatch):
     assert (found._tied_head, found.min_rows) == (None, MIN_ROWS)
     monkeypatch.setattr(loader, "machine_memory_bytes", lambda: None)
     assert load_causal(TIED, weights="random")._tied_head is None
+    # Copies that take a weight's place need none.
+    assert load_causal(TIED, weights="random", keeps_weights=False)._tied_head is not None
+
+
+def multipliers(model: nn.Module) -> dict[str, Any]:
+    """What is asked for products -> by name."""
+    parts = {
+        f"{name}.{key}": part
+        for name, module in model.named_modules()
+        for key, part in vars(module).items()
+        if isinstance(part, Products)
+    }
+    joined = {id(layer) for part in parts.values() if part.product is not None for layer in part.layers}
+    return parts | {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Linear) and id(module) not in joined
+    }
+
+
+LOADS = {
+    "causal": partial(load_causal, TIED),
+    "untied": partial(load_causal, replace(TIED, weight_tying=False)),
+    "masked": partial(load_model, "tiny"),
+    **{name: partial(load_block, config) for name, config in SMALL_BLOCKS.items()},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [(name, "none") for name in LOADS]
+    + [(name, "int8") for name in LOADS if name not in SMALL_BLOCKS or SMALL_BLOCKS[name].experts is None],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_that_keep_packed_weights_alone_are_the_same(name, dtype, quantization):
+    how: dict[str, Any] = {"weights": "random", "dtype": dtype, "quantization": quantization}
+    kept, released = (LOADS[name](**how, keeps_weights=keeps) for keeps in (True, False))
+    again = deepcopy(released)
+    found, copied = multipliers(released), multipliers(again)
+    assert found.keys() == copied.keys() == multipliers(kept).keys()
+    for at, expected in multipliers(kept).items():
+        layer = expected.layers[0] if isinstance(expected, Products) else expected
+        x = torch.randn((5, layer.in_features)).to(dtype)
+        ys = [part(x) if isinstance(part, Products) else [part(x)] for part in (expected, found[at], copied[at])]
+        for y, *others in zip(*ys, strict=True):
+            assert all(torch.equal(y, other) for other in others), at
+    for model in (released, again):
+        assert {layer.weight.is_meta for layer in linears(model) if isinstance(layer, Linear)} == {True}
+        assert not model.embedding.weight.is_meta
+    x = torch.randn((5, kept.config.d_model)).to(dtype)
+    assert torch.equal(kept.logits(x), released.logits(x))
+    assert torch.equal(kept.logits(x), again.logits(x))
+
+
+def test_weights_that_were_not_kept_cannot_be_moved_or_divided():
+    model = load_causal(TIED, weights="random", keeps_weights=False)
+    qkv = model.blocks[0].self_attn.qkv
+    qkv.join()
+    with pytest.raises(AssertionError, match="need their weights"):
+        qkv.divide()
+    with pytest.raises(AssertionError, match="only the product"):
+        load_model("tiny", weights="random", keeps_weights=False).to(torch.bfloat16)
 
 
 @pytest.mark.parametrize("config", [TIED, replace(TIED, weight_tying=False)], ids=["tied", "own head"])
