@@ -1,7 +1,7 @@
 """Every knob of the diffusion-LLM engine: frozen, keyword-only, checked when built.
 
-Before the knobs stand what they choose among: the phases of a denoising step, and the rules that say which step is which
-(dLLM-Serve §2.3).
+First come the things that knobs choose among: the phases of a denoising step, and the rules that decide each step's phase (dLLM-Serve
+§2.3).
 """
 
 from collections.abc import Collection
@@ -19,18 +19,18 @@ from engines.knobs import SOMETHING, Checked, Except, Fixed, Names, Needs, Only,
 
 
 class Phase(Enum):
-    """FULL and BUILD are Refresh (all T positions are query rows); REUSE computes the block only. PARTIAL is between the two, and runs
-    as a Reuse does."""
+    """The kind of forward that a step runs. FULL and BUILD are Refreshes: all T positions are query rows. REUSE computes the block only.
+    PARTIAL lies between, and runs as a Reuse does."""
 
     FULL = "full"
     """Full forward; nothing is cached."""
     BUILD = "build"
-    """Full forward; every layer selects and packs its context rows."""
+    """Full forward, in which every layer selects its context rows and packs them into the cache."""
     REUSE = "reuse"
     """Block rows against the packed context and their own fresh keys and values."""
     PARTIAL = "partial"
-    """A BUILD that begins at the block before: rows ahead of that keep their keys and values (``Settling.full_every``, which makes one
-    of what a rule calls BUILD)."""
+    """A BUILD whose rows begin at the previous block: earlier rows keep their keys and values. ``Settling.full_every`` turns some of a
+    rule's BUILDs into these."""
 
     is_refresh: bool
 
@@ -39,37 +39,38 @@ class Phase(Enum):
 
 
 Window = Literal["block", "suffix"]
-"""What a Reuse step recomputes: the active block, or everything from its start to the end."""
+"""The rows that a Reuse step recomputes: the active block, or everything from its start to the end."""
 
 
 class Learned(NamedTuple):
-    """What a step tells a rule that chooses rows (``engines.dllm.rows``)."""
+    """The facts of a step that a rule that chooses rows may learn (``engines.dllm.rows``)."""
 
     places: tuple[int, ...]
-    """Positions of the tokens that it committed; of a simulation the first ones that it could."""
+    """Positions of the tokens that the step committed; in a simulation, the first ones that it could commit."""
     confidences: tuple[float, ...] = ()
-    """Those of every place of the block, -inf where none was asked for; empty unless the rule needs attention, as the next."""
+    """The confidence at each place of the block, -inf where none was asked for. Like ``importance``, empty unless the rule needs
+    attention."""
     importance: tuple[float, ...] = ()
-    """That of every position, by attention rollout through the step's layers."""
+    """The importance of each position, by attention rollout through the step's layers."""
 
 
 class Seen(NamedTuple):
-    """What a step did for one request, told to a rule that asks (``SeeingRule``)."""
+    """The result of a step for one request, for a rule that asks for it (``SeeingRule``)."""
 
     block: int
     step_in_block: int
     phase: Phase
     committed: int
     masks_left: int
-    """In the block, after the step."""
+    """Masks in the block after the step."""
     confidences: tuple[float, ...]
-    """What ranked the committed tokens, the model's probability unless the method ranks by another measure; the best first."""
+    """The values that ranked the committed tokens, best first: the model's probabilities, unless the method ranks by another measure."""
     learned: Learned | None = None
-    """What a rule that chooses rows is told."""
+    """The facts for a rule that chooses rows."""
 
 
 class RefreshRule(Protocol):
-    """A cache policy's schedule: the only thing in which cached methods differ as state machines."""
+    """A cache policy's schedule. As state machines, cached methods differ in this alone."""
 
     @property
     def caches(self) -> bool: ...
@@ -82,22 +83,22 @@ class RefreshRule(Protocol):
 
 @runtime_checkable
 class SeeingRule(RefreshRule, Protocol):
-    """One that decides by what a request's steps did. Every request has a copy of its own, or what ``of(request)`` makes where the rule
-    has that, which may keep state: ``see`` is called after each step of the request, before the phase of its next one is asked for."""
+    """A rule that decides by what a request's steps did. Each request has its own rule, which may keep state: the one that ``of(request)``
+    makes, or else a copy. We call ``see`` after each step of the request, before we ask for its next phase."""
 
     needs: Collection[str]
-    """``confidences`` where it heeds them; empty where the counts are enough."""
+    """Holds ``confidences`` if the rule heeds them; empty if the counts are enough."""
 
     def see(self, seen: Seen) -> None: ...
 
 
 def sees(rule: RefreshRule) -> bool:
-    """Whether it decides as it goes; to look for one attribute first is much faster."""
+    """Whether the rule decides as it goes. Looking for one attribute first is much faster than ``isinstance``."""
     return hasattr(rule, "see") and isinstance(rule, SeeingRule)
 
 
 def _fault(rule: RefreshRule, phase: object, *, has_cache: bool, at: str = "") -> str | None:
-    """What is wrong with a rule's answer, where a step cannot be so."""
+    """Return why no step can run the phase that a rule answered, or None if one can."""
     if not isinstance(phase, Phase) or phase is Phase.PARTIAL:
         return f"answers {phase!r:.80}{at or ','} which is no Phase of FULL, BUILD and REUSE"
     if phase is Phase.REUSE and not has_cache:
@@ -108,15 +109,15 @@ def _fault(rule: RefreshRule, phase: object, *, has_cache: bool, at: str = "") -
 
 
 def check_rule(rule: RefreshRule, num_steps: int) -> None:
-    """Raise UserError for one that reuses what was not cached in a block of so many steps. Of one that decides by what a model
-    gives (``needs``) nobody knows beforehand."""
+    """Raise UserError for a rule that reuses what was not cached in a block of ``num_steps`` steps. Nobody can check beforehand a rule that
+    decides by what a model gives (``needs``)."""
     name = type(rule).__name__
     for about, value, known in (("caches", rule.caches, (True, False)), ("window", rule.window, get_args(Window))):
         if value not in known:
             raise UserError(f"refresh rule {name} has {about}={value!r}: give one of {', '.join(map(str, known))}")
     if getattr(rule, "needs", None) or sees(rule):
         return
-    has_cache, copy = False, deepcopy(rule)  # it may count what it is asked
+    has_cache, copy = False, deepcopy(rule)  # the rule may count its calls
     for step in range(num_steps):
         phase = asked(copy.phase, step)
         if (fault := _fault(rule, phase, has_cache=has_cache, at=f" in step {step} of a block,")) is not None:
@@ -125,16 +126,16 @@ def check_rule(rule: RefreshRule, num_steps: int) -> None:
 
 
 def is_constant(policy: object) -> bool:
-    """Whether it can hold nothing that changes while it runs."""
+    """Whether the policy can hold nothing that changes while it runs."""
     try:
-        hash(policy)  # fails where one of its values can change
+        hash(policy)  # fails if one of its values can change
     except TypeError:
         return False
     return bool(getattr(getattr(policy, "__dataclass_params__", None), "frozen", False))
 
 
 def check_phase(rule: RefreshRule, phase: object, *, has_cache: bool) -> None:
-    """Raise RunError for what a rule answers in the middle of a run that no step can be."""
+    """Raise RunError if a rule answers, in the middle of a run, a phase that no step can run."""
     if (fault := _fault(rule, phase, has_cache=has_cache)) is not None:
         raise RunError(f"refresh rule {type(rule).__name__} {fault}: correct it")
 
@@ -170,23 +171,22 @@ class NoCache:
 
 @dataclass(frozen=True, kw_only=True)
 class Settling(Checked):
-    """Which rows a step may leave out because their K and V are good enough as they are (ours). The defaults leave out nothing: a
+    """The rows that a step may leave out because their K and V are good enough as they are (ours). The defaults leave out nothing: a
     Refresh computes every row, and a Reuse step its window.
 
-    A row's K and V follow from its own token and from what it attends to. A mask that becomes a token changes its row; the next step
-    computes it once more, from the token. After that the row changes only as its context does, and a step may keep the K and V it has
-    (dKV-Cache calls it delayed caching, and does so over the whole answer). The same holds of the prompt and of older blocks where a
-    later block refreshes.
+    A row's K and V follow from its own token and from what it attends to. When a mask becomes a token, its row changes, and the next step
+    computes it once more. After that only its context changes the row, and a step may keep its K and V. dKV-Cache calls this delayed
+    caching, over the whole answer. The same holds for the prompt and for older blocks when a later block refreshes.
 
-    A row predicts its own token (LLaDA). Where it predicts the next one (Dream), a mask needs the row ahead of it, settled or not.
+    A row predicts its own token (LLaDA). If it predicts the next one (Dream), a mask needs the row before it, settled or not.
     """
 
     settle_after: Annotated[int, Range(1, 2**10), Only(family="llada")] | None = None
-    """A Reuse step leaves out tokens of the block committed more than this many steps ago: they keep their K and V; none by default."""
+    """A Reuse step leaves out tokens of the block committed more than this many steps ago, which keep their K and V; none by default."""
     full_every: Annotated[int, Range(1, 2**17)] = 1
-    """Every so many blocks a Refresh computes all rows; the others' begin at the block before, and the rows ahead keep their K and V."""
+    """Every this many blocks a Refresh computes all rows. The others begin at the previous block, and earlier rows keep their K and V."""
     renew_at: Annotated[int, Range(0, 2**17), Needs(settle_after=SOMETHING)] = 0
-    """The first step of a block with so many masks left or fewer leaves out nothing; 0 for none."""
+    """The first step of a block that has this many masks left, or fewer, leaves out nothing; 0 for no such step."""
 
     @property
     def settles(self) -> bool:
@@ -194,19 +194,19 @@ class Settling(Checked):
         return self.settle_after is not None
 
     def is_partial(self, block: int) -> bool:
-        """Whether the Refresh that begins a block leaves out the rows ahead of the block before."""
+        """Whether the Refresh that begins a block leaves out the rows before the previous block."""
         return block % self.full_every != 0
 
     def settled_before(self, masks: tuple[int, ...]) -> int:
-        """Step of the block before which its settled tokens were committed, 0 where none is. ``masks`` were in the block at the start
-        of each of its steps, this one's the last."""
+        """Return the step before which the block's settled tokens were committed, 0 if none is settled. ``masks`` counts the block's masks
+        at the start of each of its steps, the current step last."""
         if self.settle_after is None or len(masks) < 2 or masks[-1] <= self.renew_at < masks[-2]:
             return 0
         return max(0, len(masks) - 1 - self.settle_after)
 
 
 def check_settling(settling: Settling, *, window: str, selection: str, caches: bool) -> None:
-    """Refuse what the cache does not allow: rows that settle or are kept lie in it, at places that are known beforehand."""
+    """Refuse settings that the cache does not allow: rows that settle or are kept lie in it, at places that are known beforehand."""
     asked = settling.settle_after is not None or settling.full_every > 1
     said = f"settle_after={settling.settle_after}" if settling.settles else f"full_every={settling.full_every}"
     require(caches or not asked, f"{said} has no effect without a cache: leave it out")
@@ -223,31 +223,31 @@ def check_settling(settling: Settling, *, window: str, selection: str, caches: b
 
 @dataclass(frozen=True, kw_only=True)
 class Cut(Checked):
-    """Masks behind the active block that its steps do without, as if they were not there: neither rows nor keys. A block keeps some, at
-    their true positions, which are drawn anew for each block from the request's seed alone.
+    """Masks behind the active block that its steps leave out, as rows and as keys, as if they were not there. Each block keeps some, at
+    their true positions, drawn anew from the request's seed alone.
 
-    DPad had the idea (arXiv:2508.14148), and draws them; Streaming-dLLM (arXiv:2601.17917) keeps the nearest and the last.
+    DPad (arXiv:2508.14148) had the idea, and draws the kept masks. Streaming-dLLM (arXiv:2601.17917) keeps the nearest ones and the last.
     """
 
     suffix: Annotated[Literal["whole", "gaussian", "uniform", "ends"], Only(family="llada")] = "whole"
-    """Masks kept behind a block: whole keeps all, gaussian and uniform draw some (DPad), ends keeps the first of them and the last."""
+    """Masks kept behind a block: whole keeps all, gaussian and uniform draw some (DPad), ends keeps the first ones and the last."""
     suffix_window: Annotated[int, Range(1, 2**17), Needs(suffix=("gaussian", "uniform", "ends"))] = 256
-    """Masks behind a block that may be kept."""
+    """How many masks right behind a block may be kept."""
     suffix_k: Annotated[float, Range(above=0, most=1e3), Needs(suffix="gaussian")] = 4.0
-    """Standard deviations in the window."""
+    """How many standard deviations the window spans."""
     suffix_scale: Annotated[float, Range(above=0, most=1e3), Needs(suffix="gaussian")] = 2.0
-    """Factor of the normal density by which a mask is kept."""
+    """A mask is kept with the normal density times this factor as its probability."""
     suffix_number: Annotated[int, Range(1, 2**17), Needs(suffix="uniform")] = 32
-    """Masks that are drawn from the window."""
+    """How many masks are drawn from the window."""
     suffix_kept: Annotated[str, Needs(suffix=("gaussian", "uniform"))] | None = None
-    """Places of the answer to keep, as 8,9;16 for two blocks, in place of drawn ones; drawn by default."""
+    """Places of the answer to keep, as 8,9;16 for two blocks, instead of drawn ones; drawn by default."""
 
     @property
     def cuts(self) -> bool:
         return self.suffix != "whole"
 
     def kept(self, generation: "GenerationConfig", block: int) -> tuple[int, ...]:
-        """Places of the answer behind a block that it keeps."""
+        """Return the places of the answer behind ``block`` that it keeps."""
         end = min((block + 1) * generation.block_length, generation.gen_length)
         behind = generation.gen_length - end
         if self.suffix_kept is not None:
@@ -285,23 +285,23 @@ FirstStep = Literal["ranked", "first_and_ranked", "first_position"]
 
 
 MOST_TOKENS = 2**17
-"""The most tokens of one answer."""
+"""The most tokens that one answer may have."""
 AnswerTokens = Annotated[int, Range(1, MOST_TOKENS)]
 Level = Annotated[float, Range(0, 1e6)]
 MEASURED = Only(executor="torch")
-"""What a simulation cannot know: which ids a model gives, on what device."""
+"""Marks a setting that a simulation cannot heed: it does not know which ids a model gives, nor the device."""
 DRAWS = Needs(temperature=Range(above=0))
-"""Marks a setting that a sampler which draws nothing does not heed."""
+"""Marks a setting that has no effect if the sampler draws nothing."""
 PACKED = Only(reading="policy")
-"""What a static batch does not heed: that of a baseline in any other reading."""
+"""Marks a setting of packed batches. In any other reading baselines run static batches, which do not heed it."""
 ON_CUDA = Only(device=Except("cpu"))
 SELECTS = Only(selection=("head", "uniform", "attended"))
-"""What has no effect where every row is kept."""
+"""Marks a setting that has no effect if every row is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig(Checked):
-    """What one request asks for."""
+    """The generation settings of one request."""
 
     gen_length: AnswerTokens = 256
     """Tokens to generate."""
@@ -310,30 +310,30 @@ class GenerationConfig(Checked):
     steps: AnswerTokens = 256
     """Denoising steps, over all blocks."""
     temperature: Annotated[Level, MEASURED] = 0.0
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_p: Annotated[Proportion, MEASURED, DRAWS] = 1.0
-    """Sample from the shortest prefix of the most probable tokens whose probabilities sum to more; 1 is all."""
+    """Sample from the fewest most probable tokens whose probabilities sum to more than this; 1 keeps all tokens."""
     top_k: Annotated[int, Range(1, 2**31 - 1), MEASURED, DRAWS] | None = None
     """Sample from this many tokens at most, after top_p."""
     alg_temp: Annotated[Level, MEASURED, Needs(threshold=None, factor=None)] = 0.0
     """Dream: draw the positions to commit from softmax(confidence / alg_temp); 0 takes the most confident."""
     threshold: Annotated[Proportion, MEASURED, Needs(factor=None)] | None = None
-    """Parallel decoding: commit every masked token of a block that is at least this confident, and the best one always."""
+    """Parallel decoding: commit every masked token of a block that has at least this confidence, and always the most confident one."""
     factor: Annotated[float, Range(above=0, most=1e6), MEASURED] | None = None
     """Fast-dLLM's other rule of parallel decoding: the j-th most confident token needs confidence 1 - factor / (j + 1)."""
     anchor_threshold: Annotated[Proportion, MEASURED, Needs(threshold=None, factor=None)] | None = None
-    """LocalLeap's rule (arXiv:2510.07081): a step's scheduled tokens that are so confident are anchors; published 0.9."""
+    """LocalLeap (arXiv:2510.07081): a step's scheduled tokens with at least this confidence are anchors; 0.9 as published."""
     neighbor_threshold: Annotated[Proportion, MEASURED, Needs(anchor_threshold=SOMETHING)] = 0.75
-    """LocalLeap: masks near an anchor that are so confident are committed too."""
+    """LocalLeap: masks near an anchor that have at least this confidence are committed too."""
     radius: Annotated[int, Range(0, MOST_TOKENS), MEASURED, Needs(anchor_threshold=SOMETHING)] = 4
-    """LocalLeap: places on either side of an anchor that are near."""
+    """LocalLeap: how many places on either side of an anchor are near it."""
     remasking: Annotated[Remasking, MEASURED] = "low_confidence"
     """LLaDA: which tokens are committed first."""
     cfg_scale: Annotated[Level, MEASURED] = 0.0
     """LLaDA's classifier-free guidance, 0 is none: logits = un + (cfg_scale + 1) (cond - un), un with the prompt masked."""
     seed: Annotated[Seed, Fixed] = 0
     stop_at_eos: bool = False
-    """End at the first finished block that holds a stop token; what is left of gen_length becomes end-of-text."""
+    """End at the first finished block that holds a stop token; the rest of gen_length becomes end-of-text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -354,14 +354,14 @@ class GenerationConfig(Checked):
 
     @property
     def parallel_by(self) -> tuple[str, float] | None:
-        """The setting that has them decide, and its value."""
+        """The setting that makes decoding parallel, and its value; None if the schedule decides."""
         values = {name: getattr(self, name) for name in ("threshold", "factor", "anchor_threshold")}
         return next(((name, value) for name, value in values.items() if value is not None), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retention(Checked):
-    """How many context rows survive a Refresh, and by what score."""
+    """How many context rows survive a Refresh, and by which score."""
 
     retention_ratio: Annotated[Proportion, SELECTS] = 0.5
     """Proportion of context rows kept."""
@@ -378,14 +378,14 @@ class SparsityConfig(Retention):
     """Which context rows survive a Refresh (dLLM-Serve §4.5)."""
 
     selection: Selection = "head"
-    """Which rows are kept: head keeps each head's own top-k, uniform one set for all heads of a layer (Sparse-dLLM), attended one set too, of
-    the largest attention probabilities (ours), dense every row."""
+    """Which context rows are kept. head: each head's own top-k. uniform: one set for all heads of a layer (Sparse-dLLM). attended: one set
+    too, by the largest attention probabilities (ours). dense: every row."""
     refresh_delay: Annotated[int, Range(0, 1)] = 1
-    """1: the cache is built at a block's second step (as published); 0: at its first, with a single Refresh a block."""
+    """1: the cache is built at a block's second step (as published); 0: at its first, with a single Refresh per block."""
     min_kept: Annotated[int, Range(0, 1), Fixed] = 1
-    """Rows kept at the least; Sparse-dLLM's floor may reach 0."""
+    """The least number of rows kept; Sparse-dLLM's floor may reach 0."""
     whole_layer: Annotated[int, Range(0, 2**10), SELECTS] | None = None
-    """A layer, counted from 0, that keeps every row whatever the others keep; the pool then has room for all rows in every layer."""
+    """A layer, counted from 0, that keeps every row even if others do not; the pool then has room for all rows in every layer."""
 
     def check_layers(self, num_layers: int) -> None:
         require(
@@ -394,17 +394,17 @@ class SparsityConfig(Retention):
         )
 
     def kept_rows(self, num_outside: int) -> int:
-        """Rows of the pool for ``num_outside`` context rows, the same in every layer: those selected, or all where one layer keeps them."""
+        """Return the pool rows for ``num_outside`` context rows, equal in all layers: those selected, or all if ``whole_layer`` is set."""
         return num_outside if self.whole_layer is not None else self.selected_rows(num_outside)
 
     def selected_rows(self, num_outside: int) -> int:
-        """Rows that a layer which selects retains of N context rows: floor(r * N), at least ``min_kept`` of them."""
+        """Return how many of N context rows a selecting layer retains: floor(r * N), at least ``min_kept``."""
         if self.selection == "dense":
             return num_outside
         return min(num_outside, max(self.min_kept, int(num_outside * self.retention_ratio)))
 
     def mean_rows(self, num_outside: int, num_layers: int) -> int:
-        """Rows of N that a layer retains on average, rounded up."""
+        """Return how many of N context rows a layer retains on average, rounded up."""
         selected = self.selected_rows(num_outside)
         return selected if self.whole_layer is None else selected - (selected - num_outside) // num_layers
 
@@ -413,12 +413,10 @@ class SparsityConfig(Retention):
 class DecodeConfig(Checked):
     """How a system ranks and counts the tokens it commits; the defaults are LLaDA's sampler.
 
-    ``quota``: ``even`` shares a block's masks over its steps, ``timestep`` follows Dream's schedule,
-    ``origin`` commits each mask with the schedule's probability. ``confidence_of`` is where confidences
-    are read: from the model's own distribution, or from the one tokens are drawn from, with its
-    temperature, top_p and top_k (Dream's sampler). ``first_step`` is a block's first,
-    full forward: ``first_and_ranked`` commits the block's first position whatever its confidence and
-    ranks the rest of the quota, ``first_position`` commits that position alone.
+    ``quota``: ``even`` shares a block's masks over its steps, ``timestep`` follows Dream's schedule, ``origin`` commits each mask with the
+    schedule's probability. ``confidence_of``: confidences are read from the model's own distribution, or from the one that tokens are drawn
+    from, with temperature, top_p and top_k (Dream's sampler). ``first_step`` is a block's first, full forward. ``first_and_ranked`` commits
+    the block's first position whatever its confidence, and ranks the rest of the quota. ``first_position`` commits that position alone.
     """
 
     confidence: Confidence = "max_prob"
@@ -427,11 +425,11 @@ class DecodeConfig(Checked):
     quota: Literal["even", "timestep", "origin"] = "even"
     first_step: FirstStep = "ranked"
     tells_confidences: bool = False
-    """Whether the host waits after every step to hear how sure the model was of what it committed: a refresh rule asks."""
+    """Whether a refresh rule needs the confidences of the committed tokens; the host then waits for them after every step."""
     relax: float = 0.0
-    """Streaming-dLLM: how far a threshold falls behind a block's first step, times the share of known tokens among its rows."""
+    """Streaming-dLLM: after a block's first step, thresholds shrink by this factor times the share of known tokens among its rows."""
     learns: Literal["nothing", "places", "attention"] = "nothing"
-    """What the host waits for after every step (``Learned``): a rule that chooses rows asks."""
+    """The parts of ``Learned`` that a rule that chooses rows needs; the host waits for them after every step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,29 +439,29 @@ class EngineConfig(Checked):
     max_num_batched_tokens: Annotated[Tokens, PACKED] = 16384
     """Query tokens per packed step."""
     max_num_logits: Annotated[Tokens, PACKED] = 2048
-    """Logit rows alive at once."""
+    """Most logit rows in memory at once."""
     logit_rows: Annotated[LogitRows, PACKED] = "decomposed"
-    """Logits of the wanted rows, in chunks of max_num_logits (decomposed, §4.3), or of every query row of a step at once, as a
-    standard engine makes them (monolithic, §3.2)."""
+    """decomposed makes only the logits that are wanted, in chunks of max_num_logits (§4.3). monolithic makes those of every query row of a
+    step at once, as a standard engine does (§3.2)."""
     max_num_seqs: Annotated[int, Range(1, 2**14)] = 512
-    """Requests running at once; each takes a slot, used or not."""
+    """Most requests that run at once; each has a slot, used or not."""
     max_model_len: Annotated[int, Range(1, 2**20), Fixed] = 4096
     scheduler: Annotated[str, PACKED, Names("phase", "request", "lookahead")] = "phase"
-    """phase, request, lookahead, or a class of one's own as module:NAME."""
+    """phase, request, lookahead, or your own class as module:NAME."""
     sparsity: Annotated[SparsityConfig, Fixed] = field(default_factory=SparsityConfig)
     settling: Annotated[Settling, Fixed] = field(default_factory=Settling)
     cut: Annotated[Cut, Fixed] = field(default_factory=Cut)
     decode: Annotated[DecodeConfig, Fixed] = field(default_factory=DecodeConfig)
     tie_policy: Annotated[TiePolicy, MEASURED] = "stable"
-    """Among equal confidences: stable, or parity (the library's order of ties)."""
+    """Which of equal confidences comes first: stable takes the lower position, parity the library's order of ties."""
     attention_backend: Annotated[
         Literal["auto", "flash-attn", "torch-varlen", "sdpa-padded", "sdpa"], MEASURED, PACKED
     ] = "auto"
-    """Attention of measured packed steps."""
+    """Attention backend of measured packed steps."""
     cuda_graphs: Annotated[bool, MEASURED, PACKED, ON_CUDA] = True
-    """Replay the forwards of small Reuse steps, on CUDA, where the attention backend allows it."""
+    """Replay the forwards of small steps that build no cache as CUDA graphs, if the attention backend allows it."""
     fused_kernels: Annotated[bool, MEASURED, ON_CUDA] = True
-    """Triton kernels for 16-bit models, on CUDA, where Triton is installed."""
+    """Use Triton kernels for 16-bit models on CUDA, if Triton is installed."""
     suppress_mask_token: Annotated[bool, Fixed] = True
     """Never commit the mask id itself; confidences of other tokens are not affected."""
 
@@ -490,9 +488,9 @@ class ServeOptions:
     settling: Settling = field(default_factory=Settling)
     cut: Cut = field(default_factory=Cut)
     preset: Annotated[Literal["exact", "balanced", "trimmed", "fast"], Only(family="llada")] | None = None
-    """Knobs set together, each of which may be given beside it: exact keeps and computes every row after one Refresh a block, balanced
-    leaves rows out, trimmed also masks behind the block, fast commits by a threshold."""
+    """Sets several knobs, each of which you may still give. exact keeps and computes every row after one Refresh per block, balanced leaves
+    rows out. trimmed also leaves out masks behind the block, fast commits by a threshold."""
     compat: Annotated[Literal["paper", "upstream"], Only(family="llada"), Needs(refresh_delay=1)] = "paper"
-    """paper, or upstream for its first-token rule."""
+    """paper, or upstream for the first-token rule of the published code."""
     refresh_rule: str | None = None
-    """When to refresh the cache: a class of one's own as module:NAME, its fields as knobs, in place of refresh_delay."""
+    """When to refresh the cache: your own class as module:NAME, whose fields become knobs. It replaces refresh_delay."""

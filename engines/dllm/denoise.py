@@ -1,6 +1,5 @@
-"""The decoding operator: logits in bounded chunks, each reduced at once to (token, confidence), then
-remasking (LLaDA's sampler and its relatives; dLLM-Serve §4.3). Logits whose columns lie on several ranks are not gathered.
-"""
+"""The decoding operator (dLLM-Serve §4.3): make logits in bounded chunks, reduce each at once to (token, confidence), then remask.
+Remasking is LLaDA's sampler's or a relative's. Logits whose columns lie on several ranks are not gathered."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -25,8 +24,8 @@ Reduced = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Per-row randomness; only built when some request of the step needs it. A field is None when no
-    request does; rows whose request does not are left as they are, bit for bit."""
+    """Per-row randomness, built only if some request of the step needs it. A field is None if no request needs it. Rows of other requests
+    stay as they are, bit for bit."""
 
     temperature: Tensor
     keys: Tensor
@@ -44,10 +43,10 @@ class Sampling:
         return replace(self, **found)
 
     def kept(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
-        """[rows, V] the tokens that may be drawn, at least one a row; None if all may.
+        """[rows, V] the tokens that may be drawn, at least one per row; None if all may.
 
-        Of softmax(logits / temperature), in float64 and sorted downwards (the lower id of equals
-        first): the shortest prefix whose sum exceeds ``top_p``, and no more than ``top_k`` of it.
+        We sort softmax(logits / temperature) downwards in float64, the lower id of equals first. The shortest prefix whose sum exceeds
+        ``top_p`` is kept, at most ``top_k`` tokens.
         """
         if self.top_p is None or self.top_k is None:
             return None
@@ -64,7 +63,7 @@ class Sampling:
         return torch.empty_like(kept).scatter_(1, token, kept)
 
     def tempered(self, logits: Tensor, kept: Tensor | None) -> Tensor:
-        """Logits of the distribution tokens are drawn from, in the logits' dtype."""
+        """Logits of the distribution that tokens are drawn from, in the dtype of ``logits``."""
         scaled = _scaled(logits, self.temperature)
         if kept is not None:
             scaled.masked_fill_(~kept, -torch.inf)
@@ -75,13 +74,13 @@ class Sampling:
         return torch.where(self.temperature > 0, drawn, greedy)
 
     def remasked(self, confidence: Tensor) -> Tensor:
-        """What positions are ranked by, drawn from other streams than the tokens.
+        """The values that rank positions; their random numbers come from other streams than the tokens'.
 
-        Random remasking draws it. ``alg_temp`` a adds a times Gumbel noise: the k largest are then k draws
-        without replacement from softmax(confidence / a).
+        Random remasking draws the value. ``alg_temp`` a adds a times Gumbel noise: the k largest are then k draws without replacement from
+        softmax(confidence / a).
         """
         drawn = uniform(~self.keys, 2)
-        # The NaN of logits that are not finite stays: it is what tells of them.
+        # Keep the NaN of logits that are not finite: it is how we find them.
         is_drawn = self.random_remasking & ~confidence.isnan()
         ranked = torch.where(is_drawn, drawn[:, 0].to(confidence.dtype), confidence)
         if self.alg_temp is None:
@@ -90,15 +89,15 @@ class Sampling:
 
 
 def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Logits / temperature, less the largest, so that a tiny temperature does not overflow."""
+    """Logits / temperature, minus the largest, so that a tiny temperature does not overflow."""
     divisor = torch.where(temperature > 0, temperature, 1.0).to(logits.dtype).clamp(min=torch.finfo(logits.dtype).tiny)
     return (logits - logits.amax(dim=-1, keepdim=True)) / divisor.unsqueeze(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """What is kept of a row of logits. ``suppress_id`` is never chosen, but it stays in the softmax:
-    other tokens keep their confidence."""
+    """Reduces each row of logits to a token and its confidence. ``suppress_id`` is never chosen but stays in the softmax, so other tokens
+    keep their confidence."""
 
     confidence: Confidence = "max_prob"
     confidence_of: ConfidenceOf = "model"
@@ -106,7 +105,7 @@ class Reduction:
     suppress_id: int | None = None
 
     def __call__(self, logits: Tensor, sampling: Sampling | None) -> Reduced:
-        """x0 and, in float32 at least, the confidence it is ranked by; may overwrite ``logits``."""
+        """Return x0 and the confidence it is ranked by, in float32 at least; may overwrite ``logits``."""
         is_plain = sampling is None and self.confidence == "max_prob"
         if self.dtype == "float64" and not is_plain:
             logits = logits.to(torch.float64)
@@ -118,15 +117,15 @@ class Reduction:
             token, confidence = self._most_probable(logits, source, kept, sampling)
         else:
             token, confidence = self._from_probabilities(logits, source, kept, sampling)
-        # Draws to rank by would tie in fewer bits.
+        # In fewer bits, draws that rank positions would tie.
         confidence = confidence.to(torch.promote_types(confidence.dtype, torch.float32))
         return token, confidence if sampling is None else sampling.remasked(confidence)
 
     def _most_probable(self, logits: Tensor, source: Tensor, kept: Tensor | None, sampling: Sampling | None) -> Reduced:
-        """Confidences are read from ``source``, tokens are drawn from ``logits``.
+        """Reads confidences from ``source`` and draws tokens from ``logits``.
 
-        The published operator, and not exp(logit - logsumexp): that rounds as large logits do, and swaps or levels
-        the confidences of a 16-bit model.
+        This is the published operator, not exp(logit - logsumexp): that rounds as large logits do, and swaps or levels the confidences of a
+        16-bit model.
         """
         if self.suppress_id is not None:
             suppressed = logits[:, self.suppress_id].clone()
@@ -153,14 +152,14 @@ class Reduction:
             top = p.topk(2, dim=-1).values
             return token, top[:, 0] - top[:, 1]
         if p.dtype == torch.float16:
-            p = p.float()  # which holds no 1e-10
+            p = p.float()  # float16 cannot hold 1e-10
         return token, (p * torch.log(p + 1e-10)).sum(dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedReduction(Reduction):
-    """``Reduction`` with greedy tokens and their probabilities from one kernel: summed in float32 and rounded to the
-    logits' dtype, as torch's softmax is. Draws and other confidences need whole distributions, and get them from torch."""
+    """``Reduction`` with greedy tokens and their probabilities from one kernel, which sums in float32 and rounds to the logits' dtype, as
+    torch's softmax does. Draws and other confidences need whole distributions, and get them from torch."""
 
     def __call__(self, logits: Tensor, sampling: Sampling | None) -> Reduced:
         if sampling is not None or self.confidence != "max_prob" or self.dtype != "native":
@@ -178,9 +177,9 @@ def reduce_in_chunks(
 ) -> Reduced:
     """Logit decomposition (§4.3): at most ``max_num_logits`` rows of logits exist at any time.
 
-    ``project`` gives the logits of a part of ``rows``; chunks are made and released one by one.
+    ``project`` returns the logits of a part of ``rows``; chunks are made and released one by one.
     """
-    # Float64 copies are several times as wide as the chunk that the budget is for.
+    # Float64 copies are several times as wide as the chunk that the budget counts.
     reduce = partial(reduce_in_parts, reduction) if reduction.dtype == "float64" else reduction
     parts = [slice(start, start + max_num_logits) for start in range(0, rows.shape[0], max_num_logits)]
     reduced = [reduce(project(rows[part]), None if sampling is None else sampling.rows(part)) for part in parts]
@@ -188,7 +187,7 @@ def reduce_in_chunks(
 
 
 def joined(parts: Iterable[Reduced]) -> Reduced:
-    """Parts of the rows, one behind the other."""
+    """Concatenate the results of consecutive parts of the rows."""
     tokens, confidences = zip(*parts, strict=True)
     return torch.cat(tokens), torch.cat(confidences)
 
@@ -196,12 +195,12 @@ def joined(parts: Iterable[Reduced]) -> Reduced:
 def reduce_in_parts(
     reduce: Callable[[Tensor, Sampling | None], Reduced], logits: Tensor, sampling: Sampling | None
 ) -> Reduced:
-    """``reduce`` at most REDUCTION_ROWS rows at a time, so that only so many are copied at once. It is to treat
-    every row by itself: then this changes no number."""
+    """Apply ``reduce`` to at most REDUCTION_ROWS rows at a time, so that only so many are copied at once. ``reduce`` must treat each row by
+    itself: then this changes no number."""
     num_parts = -(-logits.shape[0] // REDUCTION_ROWS)
     if num_parts <= 1:
         return reduce(logits, sampling)
-    # Parts of nearly equal size: none is a single row, which some kernels would sum in another order.
+    # Parts have nearly equal sizes, so none is a single row, which some kernels would sum in another order.
     parts = logits.tensor_split(num_parts)
     bounds = pairwise([0, *accumulate(part.shape[0] for part in parts)])
     return joined(
@@ -219,13 +218,13 @@ def choose(
 ) -> Tensor:
     """[n, B] bool: which positions to commit. Ties go to the lower position (``stable``).
 
-    confidence [n, B], -inf where nothing may be committed; commit [n] is the quota, or one for all. With a
-    threshold [n] (inf where a request has none) every position reaching it is taken as well; with a
-    factor [n] (0 where a request has none) Fast-dLLM's factor rule says how many. ``leap`` are LocalLeap's anchor level (inf where a
-    request has none), neighbour level and radius [n]: what is so near an anchor among the chosen and so sure is taken as well.
+    ``confidence`` [n, B] is -inf where nothing may be committed; ``commit`` [n] is the quota, or one number for all. With a ``threshold``
+    [n] (inf if a request has none) we also take every position that reaches it. With a ``factor`` [n] (0 if a request has none) Fast-dLLM's
+    factor rule says how many. ``leap`` holds LocalLeap's anchor level (inf if a request has none), neighbour level and radius, [n] each.
+    With it we also take positions near a chosen anchor that reach the neighbour level.
     """
     if isinstance(commit, int) and commit == 1 and threshold is None and factor is None:
-        best = confidence.argmax(dim=-1, keepdim=True)  # of equals the first, as documented
+        best = confidence.argmax(dim=-1, keepdim=True)  # argmax takes the first of equals, as documented
         return torch.zeros_like(confidence, dtype=torch.bool).scatter_(1, best, True) & (confidence > -torch.inf)
     order = confidence.sort(dim=-1, descending=True, stable=True).indices
     if isinstance(commit, int):
@@ -246,10 +245,10 @@ def choose(
 
 
 def _passing(ranked: Tensor, factor: Tensor) -> Tensor:
-    """[n] tokens the factor rule commits of ``ranked`` [n, B], best first and -inf past the candidates.
+    """[n] tokens that the factor rule commits of ``ranked`` [n, B], best first and -inf past the candidates.
 
-    The j-th (from 1) needs 1 - factor / (j + 1); the first always passes; the first to fail ends
-    the run. Upstream's quirk is kept: if only the very last candidate fails, it is committed too.
+    The j-th (from 1) needs 1 - factor / (j + 1). The first always passes, and the first to fail ends the run. We keep upstream's quirk: if
+    only the very last candidate fails, it is committed too.
     """
     place = torch.arange(1, ranked.shape[1] + 1, device=ranked.device)
     level = 1 - factor.unsqueeze(1) / (place + 1)
@@ -260,8 +259,8 @@ def _passing(ranked: Tensor, factor: Tensor) -> Tensor:
 
 
 def choose_parity(confidence: Tensor, commit: list[int], offsets: list[int], lengths: list[int]) -> Tensor:
-    """As ``choose`` by ``torch.topk`` on a 1-D tensor of the length the published sampler ranks
-    (all T positions on a Refresh, the window on a Reuse); its order of ties is the library's."""
+    """Like ``choose``, but by ``torch.topk`` on a 1-D tensor of the length that the published sampler ranks. It ranks all T positions on a
+    Refresh, the window on a Reuse; the order of ties is the library's."""
     chosen = torch.zeros_like(confidence, dtype=torch.bool)
     for i, (count, offset, length) in enumerate(zip(commit, offsets, lengths, strict=True)):
         if count == 0:
@@ -276,20 +275,20 @@ def choose_parity(confidence: Tensor, commit: list[int], offsets: list[int], len
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyReduction(Reduction):
-    """``Reduction`` by ``max_prob``, without sampling, of the columns [first, first + own) a rank holds.
+    """``Reduction`` by ``max_prob``, without sampling, of the columns [first, first + own) that a rank holds.
 
-    Four numbers of a row go round: the largest logit that may be chosen, its id, the largest of all and the sum of
-    exponentials relative to it. All ranks get the same answer: of equal logits the lowest id, as one process.
-    Confidences differ from one process's by the rounding of sums alone.
+    Ranks exchange four numbers per row: the best logit that may be chosen, its id, the largest logit, and the exponentials' sum relative to
+    it. All ranks get the same answer: the lowest id of equal logits, as in one process. Confidences differ from one process's only by the
+    rounding of sums.
     """
 
     ranks: Ranks
     first: int
     is_fused: bool = False
-    """Whether the Triton kernel makes a rank's numbers."""
+    """Whether the Triton kernel computes a rank's numbers."""
 
     def __call__(self, logits: Tensor, sampling: Sampling | None) -> Reduced:
-        """``logits`` [rows, own] may be overwritten; of a bare ``DiffusionModel.local_logits``."""
+        """``logits`` [rows, own], from ``DiffusionModel.local_logits``, may be overwritten."""
         assert sampling is None, "tokens are drawn from whole rows"
         is_wide = self.dtype == "float64"
         wide = torch.float64 if is_wide else torch.promote_types(logits.dtype, torch.float32)
@@ -308,8 +307,8 @@ class VocabularyReduction(Reduction):
 def vocabulary_reduction(
     reduction: Reduction, model: DiffusionModel, *, is_fused: bool = False
 ) -> VocabularyReduction | None:
-    """The same reduction for ``model.local_logits``, of steps that draw nothing at random. None where the model is
-    whole, or ``reduction`` needs whole rows."""
+    """Return the same reduction for ``model.local_logits``, for steps that draw nothing at random. None if the model is whole, or
+    ``reduction`` needs whole rows."""
     ranks = model.tensor_parallel
     if ranks is None or reduction.confidence != "max_prob":
         return None

@@ -1,8 +1,8 @@
-"""The step loop: schedule, execute, book. The same for every executor, clock and system.
+"""The step loop: schedule, execute, book. It is the same for every executor, clock and system.
 
-Its ledger says what was submitted, and how far the executed steps have brought it: kept apart from the scheduler, which may be anyone's.
-A plan is held to it before it is executed, and what the scheduler reports afterwards too: so a step that is recorded is the step that
-the requests needed, whatever the scheduler says of itself.
+The ledger tracks which requests were submitted and how far executed steps have brought them. It is separate from the scheduler, which may
+be anyone's. We check each plan against it before the step, and the scheduler's report after it. So each recorded step is the step that its
+requests needed, whatever the scheduler says.
 """
 
 from bisect import bisect
@@ -39,21 +39,21 @@ _KINDS = tuple(_OTHERS.get(name, int) for name in PlanItem._fields)
 class Ledger:
     def __init__(self, scheduler: Scheduler) -> None:
         self._who = f"scheduler {type(scheduler).__name__}"
-        # As they are now: a scheduler could change them later.
+        # Read them now: a scheduler could change them later.
         self._config, self._rule, self._exact_steps = scheduler.config, scheduler.rule, scheduler.exact_steps
         self.kv_rows_total = scheduler.pool.num_rows
         self.kv_rows_used = 0
-        """Rows that the running requests need."""
+        """KV rows that the running requests need."""
         self.open: dict[int, Sequence] = {}
-        """By id: the requests that are neither finished nor failed."""
+        """Request id -> state of each request that is neither finished nor failed."""
         self.running: dict[int, Sequence] = {}
-        """Those of them that a plan has admitted."""
+        """Request id -> state of each open request that a plan has admitted."""
 
     def submit(self, request: Request) -> None:
         self.open[request.request_id] = Sequence(request, self._rule, self._config, exact_steps=self._exact_steps)
 
     def drop(self, request_id: int) -> bool:
-        """Forget a request; whether it was running."""
+        """Forget a request; return whether it was running."""
         self.open.pop(request_id, None)
         sequence = self.running.pop(request_id, None)
         if sequence is None:
@@ -62,7 +62,7 @@ class Ledger:
         return True
 
     def begin(self, plan: StepPlan) -> None:
-        """Raise RunError for a plan that is not what its requests need."""
+        """Admit the plan's new requests; raise RunError if the plan is not what its requests need."""
         if type(plan) is not StepPlan or type(plan.scheduled_tokens) is not int or type(plan.items) is not tuple:
             raise self._fault("plans no StepPlan with a whole number of scheduled_tokens and a tuple of items")
         if not plan.items:
@@ -91,7 +91,7 @@ class Ledger:
                 raise self._fault(f"pads a batch to {pad_to} tokens, fewer than a member has")
 
     def end(self, plan: StepPlan, outcome: StepOutcome, reported: StepChanges) -> None:
-        """Book an executed plan; raise RunError where the scheduler reports something else of it."""
+        """Book an executed plan; raise RunError if the scheduler reports another result."""
         due = booked(self.running, plan, outcome.committed, outcome.stops, **told(outcome))
         for request_id in due.finished:
             self.drop(request_id)
@@ -105,14 +105,14 @@ class Ledger:
                     raise self._fault(f"reports {what}={_listed(said)} of a step with {what}={_listed(is_so)}")
 
     def course(self, request_id: int, scheduler: Scheduler) -> Course:
-        """That of its block; raise RunError where the scheduler's own request goes on otherwise."""
+        """Return the course of the request's block; raise RunError if the scheduler's own request follows another."""
         course, theirs = self.running[request_id].course(), scheduler.find(request_id)
         if course is None or theirs is None or theirs.course() is not course:
             raise self._fault(f"goes on with request {request_id} otherwise than is due")
         return course
 
     def _admit(self, items: list[PlanItem], plan: StepPlan) -> None:
-        """Begin the requests of these items; raise RunError where the plan reports others, or the engine does not hold them."""
+        """Begin the requests of these items; raise RunError if the plan reports others as admitted, or the engine does not hold them."""
         new = []
         for item in items:
             sequence = self.open.get(item.request_id)
@@ -148,9 +148,9 @@ def _listed(values: Iterable[object]) -> str:
 
 
 def told(outcome: StepOutcome) -> dict[str, Any]:
-    """What of it a refresh rule asked for."""
+    """The parts of the outcome that a refresh rule asked for."""
     if outcome.confidences is None and outcome.learned is None:
-        return {}  # in most steps
+        return {}  # true of most steps
     asked_for = {"confidences": outcome.confidences, "learned": outcome.learned}
     return {name: value for name, value in asked_for.items() if value is not None}
 
@@ -166,7 +166,7 @@ NOTHING_RUN = StepOutcome(committed=(), query_rows=0, logit_rows=0, forward_s=0.
 
 
 class Engine:
-    """``submit`` requests, call ``step`` until it returns None; outputs are kept until taken."""
+    """Serves requests: ``submit`` them and call ``step`` until it returns None. Outputs are kept until you take them."""
 
     def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
         self.scheduler = scheduler
@@ -174,14 +174,14 @@ class Engine:
         self.num_steps = 0
         self._repeats = vars(type(scheduler)).get("repeats", False) and is_constant(scheduler.rule)
         self.ahead: Generator[StepRecord] | None = None
-        """Steps behind the last one that need no whole plan of their own."""
+        """The steps after the last one, as long as they need no whole plan of their own."""
         self._has_come = False
-        """Whether requests were submitted since the last of them was planned."""
+        """Whether requests were submitted since the last step was planned."""
         self._ledger = Ledger(scheduler)
         self._outputs: dict[int, tuple[int, ...] | None] = {}
         self._num_executed = 0
         self._executed: dict[int, int] = {}
-        """Number of execution -> number of step, of those since ``times`` was called last whose outcome leaves ``forward_s`` open."""
+        """Execution number -> step number, for steps since the last call of ``times`` whose outcome leaves ``forward_s`` open."""
 
     def submit(self, request: Request) -> None:
         self._has_come = True
@@ -190,11 +190,11 @@ class Engine:
         self._ledger.submit(request)
 
     def cancel(self, request_id: int) -> None:
-        """Forget a request, between two steps, whether it waits or runs; one that has finished keeps its output."""
+        """Forget a waiting or running request, between two steps; a finished request keeps its output."""
         self.settle()
         self.scheduler.cancel(request_id)
         if self._ledger.drop(request_id):
-            with suppress(ExecutorError):  # nobody reads the ids
+            with suppress(ExecutorError):  # nobody reads the output
                 self.executor.release(request_id)
 
     @property
@@ -202,7 +202,7 @@ class Engine:
         return self.scheduler.has_work
 
     def is_open_ended(self, request: Request) -> bool:
-        """Whether a model, and not the schedule, decides how the request's steps go."""
+        """Whether the model, and not the schedule, decides how the request's steps go."""
         decode, generation = self.scheduler.config.decode, request.generation
         return is_open_ended(generation, decode) or generation.stop_at_eos or sees(self.scheduler.rule)
 
@@ -215,12 +215,12 @@ class Engine:
         return len(self._ledger.open) - len(self._ledger.running)
 
     def take_output(self, request_id: int) -> tuple[int, ...] | None:
-        """The gen_length ids of a finished request (None on a simulated executor); may be taken once."""
+        """Return the gen_length ids of a finished request (None on a simulated executor). You can take them only once."""
         return self._outputs.pop(request_id)
 
     def step(self, now_s: float | None = None) -> StepRecord | None:
-        """Run one iteration; None when there is nothing to run. Raises RunError where the scheduler plans what is not due. ``now_s``
-        is what the scheduler takes for now, on the clock of the requests' arrivals."""
+        """Run one iteration; return None if there is nothing to run. Raises RunError if the scheduler's plan is not the one that is due.
+        ``now_s`` is the scheduler's current time, on the clock of the requests' arrivals."""
         if self.ahead is not None:
             if (record := next(self.ahead, None)) is not None:
                 return record
@@ -245,7 +245,7 @@ class Engine:
             done = self._complete(plan, outcome)
         duration = perf_counter() - started if outcome.duration_s is None else outcome.duration_s
         if outcome.parts is not None:
-            # Parts known as soon as the step is over leave out the engine's own time, in which nothing was computed.
+            # Parts that are known right after the step leave out the engine's own time, in which nothing was computed.
             idle = outcome.parts["idle"] + max(0.0, duration - sum(outcome.parts.values()))
             outcome = outcome._replace(parts={**outcome.parts, "idle": idle})
         self.num_steps += 1
@@ -255,18 +255,18 @@ class Engine:
         return StepRecord(self.num_steps - 1, duration, facts, outcome, done, occupancy)
 
     def _go_on(self) -> Generator[StepRecord]:
-        """The steps behind one that ran every running request. A request is planned and booked block by block; all are booked when the
-        scheduler has to be asked for a whole plan, or somebody comes to look."""
+        """Yield the steps after one that ran every running request. Each request is planned and booked block by block. We book all requests
+        when the scheduler must make a whole plan, or somebody looks at a request."""
         ledger, again = self._ledger, self.executor.again  # type: ignore[attr-defined]
         items: dict[int, PlanItem] = {}
         booked: dict[int, int] = {}
-        """By request: the number of the first step that is not."""
+        """Request id -> number of its first step that is not booked."""
         turns: defaultdict[int, list[tuple[int, Phase, int]]] = defaultdict(list)
-        """By number of step: requests that it runs in another phase, or with another quota."""
+        """Step number -> requests that it runs in another phase, or with another quota."""
         ends: defaultdict[int, list[int]] = defaultdict(list)
-        """By number of step: requests whose block it ends."""
+        """Step number -> requests whose block it ends."""
         begun, has_gone, before = list(ledger.running), True, None
-        settles = self.scheduler.config.settling.settles  # and so changes what a step is charged
+        settles = self.scheduler.config.settling.settles  # so the charge changes from step to step
         plan, facts, occupancy = StepPlan((), (), 0), PlanFacts(0, 0, 0), self._occupancy()
         try:
             while True:
@@ -310,7 +310,7 @@ class Engine:
             self._book(items, booked, self.num_steps)
 
     def _book(self, requests: Iterable[int], booked: Mapping[int, int], number: int) -> None:
-        """Their steps up to one of a number, in both accounts."""
+        """Book the steps of these requests before step ``number``, in the ledger and in the scheduler."""
         for request_id in requests:
             if times := number - booked[request_id]:
                 for sequence in (self._ledger.running[request_id], self.scheduler.find(request_id)):
@@ -324,7 +324,7 @@ class Engine:
         return Occupancy(used, ledger.kv_rows_total, len(ledger.running), self.num_waiting)
 
     def settle(self) -> None:
-        """Book what has run, for somebody who looks at requests or changes them between two steps."""
+        """Book the steps that have run, before somebody looks at requests or changes them between two steps."""
         if self.ahead is not None:
             self.ahead.close()
             self.ahead = None
@@ -333,7 +333,7 @@ class Engine:
         done: StepChanges = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told(outcome))
         self._ledger.end(plan, outcome, done)
         if done.first_block:
-            # A request's times are stamped at the end of this step, which a device may not have reached.
+            # We stamp a request's times at the end of this step, which the device may not have reached.
             self.executor.wait()
         lost = {}
         for request_id in done.finished:
@@ -344,23 +344,23 @@ class Engine:
         return done.without(lost) if lost else done
 
     def _fail(self, plan: StepPlan, reason: str) -> StepChanges:
-        """The requests of a step that could not be run are lost; the engine goes on with the others."""
+        """Drop the requests of a step that could not run; the engine goes on with the others."""
         self.scheduler.fail(plan)
         lost = [item.request_id for item in plan.items]
         for request_id in lost:
             self._ledger.drop(request_id)
-            with suppress(ExecutorError):  # one reason is enough
+            with suppress(ExecutorError):  # we already report one reason
                 self.executor.release(request_id)
         return StepChanges(failed=tuple((request_id, reason) for request_id in lost))
 
     def times(self) -> dict[int, DeviceTimes]:
-        """By number of step: what the device took for those since the last call whose records leave it open; waits for it."""
+        """Return step number -> device times, for steps since the last call whose records leave them open. Waits for the device."""
         found = {self._executed[execution]: taken for execution, taken in self.executor.times().items()}
         self._executed.clear()
         return found
 
     def close(self) -> None:
-        """Give the executor's memory back: of a run that is over, or has failed. May be called twice."""
+        """Give the executor's memory back, after a run that is over or has failed. May be called twice."""
         self.executor.close()
 
     def run(self) -> list[StepRecord]:

@@ -1,8 +1,7 @@
-"""Splitting a GPU's memory into weights, activations, logits, guard band and KV pool (dLLM-Serve §4.2, §4.3).
+"""Splits a GPU's memory into weights, activations, logits, guard band and KV pool (dLLM-Serve §4.2, §4.3).
 
-The pool gets what the worst packed step leaves. With monolithic logits that step materialises one
-row per query token; decomposed, never more than ``max_num_logits`` rows, and the difference
-becomes KV rows.
+The pool gets what the worst packed step leaves. With monolithic logits, that step makes one row of logits per query token. Decomposed, it
+makes at most ``max_num_logits`` rows at a time, and the difference becomes KV rows.
 """
 
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ GUARD_FRACTION = 0.05
 """Share of the whole memory for the CUDA context, fragmentation and kernel workspaces; the paper says "small"."""
 
 REDUCTION_ROWS = 128
-"""Rows of logits whose copies are alive together where a step reduces logits in parts."""
+"""If a step reduces logits in parts, copies of this many rows exist at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """The parts sum to ``total_bytes``; ``kv_bytes`` is negative when the worst step does not fit."""
+    """The parts of the memory, which sum to ``total_bytes``; ``kv_bytes`` is negative if the worst step does not fit."""
 
     total_bytes: int
     weights_bytes: int
@@ -38,10 +37,9 @@ class MemoryPlan:
 
 
 def logit_rows_at_once(config: EngineConfig, logit_rows: LogitRows) -> int:
-    """Logit rows alive together in the worst packed step.
+    """Return how many logit rows exist at once in the worst packed step.
 
-    That step holds nothing but Reuse blocks, whose every query row is a logit row, so the number
-    of rows wanted is ``max_num_batched_tokens``.
+    That step holds only Reuse blocks, whose query rows are all logit rows, so it wants ``max_num_batched_tokens`` rows.
     """
     worst = config.max_num_batched_tokens
     return min(config.max_num_logits, worst) if logit_rows == "decomposed" else worst
@@ -56,10 +54,10 @@ def divide_memory(
     logit_copies: int = 2,
     activations_measured_bytes: int | None = None,
 ) -> MemoryPlan:
-    """The split, without asking whether it is of any use.
+    """Return the split, without checking whether it is of any use.
 
-    ``logit_copies`` counts whole buffers of a chunk: 2 for logits and their stored softmax, 1 where maximum and normaliser are
-    fused. ``activations_measured_bytes`` replaces the shape's formula by a measured peak, which must not include logits.
+    ``logit_copies`` counts whole buffers of a chunk: 2 for logits and their stored softmax, 1 if maximum and normaliser are fused.
+    ``activations_measured_bytes`` replaces the shape's formula by a measured peak, which must not include logits.
     """
     activations = activations_measured_bytes
     if activations is None:
@@ -79,13 +77,13 @@ def divide_memory(
 
 
 def concurrency(plan: MemoryPlan, config: EngineConfig, total_len: int, generation: GenerationConfig) -> int:
-    """Requests of this size that can be alive together: pool rows and ``max_num_seqs`` permitting."""
+    """Return how many requests of this size can be alive together, within the pool's rows and ``max_num_seqs``."""
     return min(config.max_num_seqs, plan.kv_rows // cache_rows(total_len, generation, config.sparsity))
 
 
 def cache_rows(total_len: int, generation: GenerationConfig, sparsity: SparsityConfig, window: Window = "block") -> int:
-    """KV rows that a request of ``total_len`` tokens, prompt and answer, holds for life: max over its blocks b of
-    kept_rows(T - B_b) + B_b (§4.5). A block's own K and V lie behind the retained rows; the last may be shorter."""
+    """Return the KV rows that a request of ``total_len`` tokens, prompt and answer, holds for life. They are the max over its blocks b of
+    kept_rows(T - B_b) + B_b (§4.5). A block's own K and V lie behind the retained rows; the last block may be shorter."""
     require(
         total_len >= generation.gen_length,
         f"total_len={total_len} is less than gen_length={generation.gen_length}: it includes the prompt",

@@ -1,8 +1,8 @@
-"""What differs between systems that share the phase machine, the schedulers and the executors.
+"""How systems differ that share the phase machine, the schedulers and the executors.
 
-A ``Method`` is one published way to sample from a diffusion LLM, declared once: its names, the options it heeds, and
-how it runs. With a model family and options it makes a ``Sampler``: when the cache is refreshed, what is kept of it,
-and how tokens are ranked. dLLM-Serve's own (§4.5) is for continuous batching alone.
+A ``Method`` is one published way to sample from a diffusion LLM, declared once: its names, the options it heeds, and how it runs. For a
+model family and options it makes a ``Sampler``: when the cache is refreshed, which rows it keeps, and how tokens are ranked. dLLM-Serve's
+own method (§4.5) is for continuous batching alone.
 """
 
 from abc import ABC, abstractmethod
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 
 
 Options = Mapping[str, Any]
-"""Only what was asked for; the rest keeps the method's defaults."""
+"""Options that were asked for; the rest keep the method's defaults."""
 
 DENSE = SparsityConfig(selection="dense")
 EVERYONES = frozenset({"gen_length", "steps", "temperature", "top_p", "top_k", "stop_at_eos"})
-"""Settings of a generation that every method heeds; the others are options of some."""
+"""Generation settings that every method heeds; the others are options of some methods."""
 BLOCKS = frozenset({"block_length"})
 PARALLEL = frozenset({"threshold", "factor"})
 SERVED: dict[str, Any] = {"suppress_mask_token": True, "tie_policy": "stable"}
-"""A sampler's that commits no mask, whatever its published code does, and takes the lower of equal places."""
+"""Settings of a sampler that never commits the mask, whatever its published code does, and takes the lower of equal places."""
 LEAP = frozenset({"anchor_threshold", "neighbor_threshold", "radius"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """A method on one model family, with its options."""
+    """A method for one model family, with its options."""
 
     rule: RefreshRule
     sparsity: SparsityConfig = DENSE
@@ -63,48 +63,46 @@ class Sampler:
     cut: Cut = field(default_factory=Cut)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     exact_steps: bool = True
-    """Whether every step of a block runs even when nothing is left to commit, as published."""
+    """Whether every step of a block runs even if nothing is left to commit, as published."""
     suppress_mask_token: bool = False
     tie_policy: TiePolicy = "parity"
-    """Default of comparisons: the library's own order of ties, as the published samplers get."""
+    """The default is for comparisons: the library's own order of ties, which the published samplers get."""
     counts_empty_forward: bool = False
-    """Published code spends one more forward on a block that its first forward completed; ours does
-    not, and reports the published count."""
+    """The published code spends one more forward on a block that its first forward completed. Ours does not, but reports the published
+    count."""
 
     def checked(self) -> "Sampler":
-        """Itself; refuses rows to be left out that the rule and the cache do not allow."""
+        """Return the sampler itself; refuse settings that leave out rows that the rule and the cache need."""
         rule = self.rule
         check_settling(self.settling, window=rule.window, selection=self.sparsity.selection, caches=rule.caches)
         return self
 
     def reduction_bytes_per_value(self, dtype_bytes: int) -> int:
-        """Bytes alive per logit while logits are reduced to (token, confidence), beside the logits themselves:
-        a softmax in their own dtype, or a float64 copy and its softmax; Dream's other confidences also
-        hold its logarithm and their product."""
+        """Bytes alive per logit while logits are reduced to (token, confidence), beside the logits themselves. They hold a softmax in their
+        own dtype, or a float64 copy and its softmax. Dream's other confidences also hold its logarithm and their product."""
         if self.decode.confidence_dtype == "float64":
             return 16
         return dtype_bytes if self.decode.confidence == "max_prob" else 3 * dtype_bytes
 
     def reduction_traffic_per_value(self, dtype_bytes: int) -> int:
-        """Bytes per logit that published code reads and writes to reduce all logits through those copies, besides the
-        writing of the logits and the reading of the argmax: a softmax that is stored; a float64 copy and its softmax;
-        of Dream's other confidences also the logarithm, the product and their sum."""
+        """Bytes per logit that published code reads and writes in those copies, besides writing logits and reading the argmax. It stores a
+        softmax, or a float64 copy and its softmax. Dream's other confidences also need the logarithm, the product and their sum."""
         if self.decode.confidence_dtype == "float64":
             return dtype_bytes + 8 + 8 + 8
         return (2 if self.decode.confidence == "max_prob" else 8) * dtype_bytes
 
     def rows_of_request(self, total_len: int, generation: GenerationConfig) -> int:
-        """Cache rows a request of ``total_len`` tokens holds for life; 0 without a cache."""
+        """Return the cache rows that a request of ``total_len`` tokens holds for life; 0 without a cache."""
         return cache_rows(total_len, generation, self.sparsity, self.rule.window) if self.rule.caches else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoOptions:
-    """A method heeds settings of a generation alone."""
+    """The options of a method that heeds generation settings alone."""
 
 
 def rule_class(named: str) -> type:
-    """A refresh rule of one's own: a dataclass whose fields have defaults."""
+    """Load a user's refresh rule, a dataclass whose fields have defaults. Raises UserError for any other."""
     found = load_named("refresh rule", named, having=("phase", "caches", "window"))
     if not (isinstance(found, type) and is_dataclass(found)):
         raise UserError(f"refresh_rule={named!r} is no dataclass: make it one, whose fields are its knobs")
@@ -117,21 +115,21 @@ class Method(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     heeds: ClassVar[Mapping[str, frozenset[str]]]
-    """Model family -> settings of a generation with an effect there, beside ``EVERYONES``; any other is refused."""
+    """Model family -> generation settings that have an effect there, beside ``EVERYONES``; any other is refused."""
     own: ClassVar[type] = NoOptions
-    """Settings whose fields are the method's own options; those of one family are ``Only(family=...)``."""
+    """A dataclass whose fields are the method's own options; those of one family are ``Only(family=...)``."""
     torch_executors: ClassVar[Mapping[str, str]] = {"packed": "engines.dllm.executor.compose:packed_executor"}
-    """By batching, as ``module:NAME``: a simulation never loads one, nor depends on its code."""
+    """Batching -> ``module:NAME`` of the executor: a simulation never loads it, nor depends on its code."""
 
     def options_in(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What of the given knobs only some methods heed."""
+        """Return the given knobs that only some methods heed."""
         names = knobs_of(GenerationConfig).keys() - EVERYONES
         for kind in (self.own, *self.plugged_in(given)):
             names |= knobs_of(kind).keys()
         return {name: value for name, value in given.items() if name in names}
 
     def plugged_in(self, given: Mapping[str, Any]) -> tuple[type, ...]:
-        """Settings of policies that the given knobs name."""
+        """Return the settings classes of the policies that the given knobs name."""
         named = given.get("refresh_rule") if "refresh_rule" in knobs_of(self.own) else None
         return () if named is None else (rule_class(named),)
 
@@ -160,16 +158,16 @@ class Method(ABC):
 
     @abstractmethod
     def _sampler(self, family: str, own: Any, options: Options) -> Sampler:
-        """``own`` are the method's settings with the ``options`` that were asked for."""
+        """Make the sampler; ``own`` holds the method's settings, with the ``options`` that were asked for."""
 
     def has_blocks(self, family: str, options: Options) -> bool:
-        """Whether it denoises block by block, and not the whole answer at once."""
+        """Whether the method denoises block by block, not the whole answer at once."""
         return True
 
     def generation(
         self, family: str, options: Options, generation: GenerationConfig, *, tie_policy: str | None = None
     ) -> GenerationConfig:
-        """What the method makes of the settings of a generation, checked."""
+        """Return the generation settings as the method runs them. Raises UserError for those without effect."""
         if not self.has_blocks(family, options):
             require(
                 not generation.stop_at_eos,
@@ -190,17 +188,17 @@ class Method(ABC):
         return generation
 
     def _run_as(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
-        """The settings with the method's own defaults; refuses what its code does not run."""
+        """Return the settings with the method's own defaults; refuse those that its code does not run."""
         return generation
 
     # ---- packed steps, logits in chunks ---------------------------------------------------
 
     def packed(self, sampler: Sampler, *, is_simulated: bool) -> Sampler:
-        """The sampler as continuous batching runs it; refuses what it cannot."""
+        """Return the sampler as continuous batching runs it; refuse one that it cannot run."""
         return sampler
 
     def cache_row_bytes(self, shape: ModelShape) -> int:
-        """Bytes of one token in the cache, over all layers."""
+        """Bytes of one token's K and V in the cache, over all layers."""
         return shape.kv_bytes_per_token
 
     def packed_roofline(self, roofline: StepPrice, config: EngineConfig, sampler: Sampler) -> RooflineExecutor:
@@ -209,7 +207,7 @@ class Method(ABC):
     def packed_torch(
         self, model: "DiffusionModel", config: EngineConfig, kv_rows: int, *, block_length: int, **options: Any
     ) -> "TorchExecutor":
-        """``options`` are ``packed_executor``'s."""
+        """Make the executor of packed steps; ``options`` are those of ``packed_executor``."""
         executor = self.torch_executor("packed")(model, config, kv_rows, **options)
         executor.prepare(block_length)
         return executor  # type: ignore[no-any-return]
@@ -223,7 +221,7 @@ class Method(ABC):
         *,
         stop_ids: Collection[int] | None,
     ) -> Engine:
-        """An engine sized for one request."""
+        """Make an engine whose memory is sized for one request."""
         rows = sampler.rows_of_request(request.total_len, request.generation)
         scheduler = PhaseScheduler(config, KvPool(rows), sampler.rule, exact_steps=sampler.exact_steps)
         return Engine(scheduler, self.torch_executor("packed")(model, config, rows, num_slots=1, stop_ids=stop_ids))
@@ -269,8 +267,8 @@ class DllmServe(Method):
             f"full_every={settling.full_every} needs blocks that begin with the cache's Refresh, and refresh_delay=1 computes them in full "
             f"before it: add refresh_delay=0",
         )
-        # Dream shifts its logits inside the rows a step computes, so a block's first position is right only in a full forward and
-        # is always committed there; upstream does so on LLaDA too, in its first, uncached step.
+        # Dream shifts logits inside the computed rows, so a block's first position is right only in a full forward, which always commits
+        # it. Upstream does so on LLaDA too, in its first, uncached step.
         always = family == "dream" or own.compat == "upstream"
         return Sampler(
             rule=DelayedCache(delay=sparsity.refresh_delay),

@@ -1,7 +1,7 @@
-"""What a workload asks, what a scheduler decides for one iteration, what an executor answers, and what the engine reports.
+"""The data that workload, scheduler, executor and engine hand to each other.
 
-Plain data: a workload makes ``Request``; a scheduler turns live requests into a ``StepPlan``; an executor, real or simulated,
-answers it with a ``StepOutcome``; the engine reports the step as a ``StepRecord``, and a driver stamps the times of requests from it.
+A workload makes a ``Request``, and a scheduler turns live requests into a ``StepPlan``. An executor, real or simulated, answers it with a
+``StepOutcome``. The engine reports the step as a ``StepRecord``, from which a driver stamps the times of requests.
 """
 
 from collections.abc import Mapping
@@ -22,17 +22,17 @@ POSITION_BYTES = 8
 
 
 class Chosen(NamedTuple):
-    """What a step computes, of a rule that chooses its rows (``engines.dllm.rows``). Arrays are kept as their bytes: the engine compares
-    every plan with what is due."""
+    """The rows that a rule chose for a step (``engines.dllm.rows``). Arrays are kept as their bytes, because the engine compares every plan
+    with what is due."""
 
     rows: bytes = b""
-    """Positions, as int64s; so the next two."""
+    """Positions of the rows that are computed, as int64s like ``keys`` and ``places``."""
     keys: bytes = b""
-    """None for all."""
+    """Positions that rows attend to; empty for all."""
     places: bytes = b""
     """Masks of the block that get logits."""
     weights: bytes = b""
-    """float64 of each place, by which its confidence is multiplied before it is ranked: below 0 it is not committed. None for all 1."""
+    """A float64 per place that multiplies its confidence before ranking; a place below 0 is not committed. Empty for all 1."""
     commit: int = 0
 
     @classmethod
@@ -59,7 +59,7 @@ NOTHING_CHOSEN = Chosen()
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """``prompt_ids`` may be None on a simulated executor, which needs only the length."""
+    """One prompt and its settings. ``prompt_ids`` may be None on a simulated executor, which needs only the length."""
 
     request_id: int
     prompt_len: int
@@ -73,7 +73,7 @@ class Request:
 
 
 def check_request(request: Request, model: "ModelConfig") -> None:
-    """Refuse what a model cannot run, from its config alone."""
+    """Raise UserError for a request that a model cannot run, from its config alone."""
     ids = request.prompt_ids
     require(request.prompt_len >= 1, f"prompt of request {request.request_id} is empty: give at least one token")
     require(
@@ -97,7 +97,7 @@ def check_request(request: Request, model: "ModelConfig") -> None:
 
 
 class PlanItem(NamedTuple):
-    """One request's part of a step. Positions are absolute, ``kv_start`` is a row of the KV pool."""
+    """One request's part of a step. Positions are absolute; ``kv_start`` is a row of the KV pool."""
 
     request_id: int
     phase: Phase
@@ -111,16 +111,16 @@ class PlanItem(NamedTuple):
     kv_start: int
     step_in_block: int
     commit_probability: float = 0.0
-    """Probability that a mask is committed, where chance decides how many are (Dream's ``origin``)."""
+    """Probability that a mask is committed, if chance decides how many are (Dream's ``origin``)."""
     first_row: int = 0
-    """First position that a PARTIAL step computes; 0 in the others."""
+    """First position that a PARTIAL step computes; 0 in other phases."""
     settled_rows: int = 0
     """Rows of the block that a Reuse step leaves out: its tokens committed before step ``settled_before`` of the block."""
     settled_before: int = 0
     suffix: bytes = b""
-    """True positions, as int64s, of the rows behind the block where some are cut (``Cut``): ``total_len`` counts these alone."""
+    """If masks are cut (``Cut``), the true positions of the rows kept behind the block, as int64s. ``total_len`` counts only these."""
     chosen: Chosen = NOTHING_CHOSEN
-    """The rows of a step whose rule chooses them; ``block_start`` and the like then say what is denoised alone."""
+    """The rows of a step whose rule chooses them; ``block_start`` and the like then only say which block is denoised."""
 
     @property
     def block_len(self) -> int:
@@ -128,7 +128,7 @@ class PlanItem(NamedTuple):
 
     @property
     def window_len(self) -> int:
-        """Rows a Reuse step computes where none has settled."""
+        """Rows that a Reuse step computes if none has settled."""
         return self.window_end - self.block_start
 
     @property
@@ -161,30 +161,30 @@ class StepPlan(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """``committed[i]`` belongs to ``plan.items[i]``. ``duration_s`` is None when the step ran for real:
-    then the engine's own clock says how long it took."""
+    """The result of a step; ``committed[i]`` belongs to ``plan.items[i]``. ``duration_s`` is None if the step ran for real: then the
+    engine's own clock says how long it took."""
 
     committed: tuple[int, ...]
     query_rows: int
-    """Rows the forward computes, padding included where the system pads."""
+    """Rows that the forward computes, with padding if the system pads."""
     logit_rows: int
     forward_s: float | None
-    """Seconds inside the model's forward, logits included; equals duration_s on the roofline. None where the device
-    has not got there yet (``Executor.times``)."""
+    """Seconds inside the model's forward, logits included; equals duration_s on the roofline. None if the device has not got there yet
+    (``Executor.times``)."""
     duration_s: float | None
     graph: bool = False
     """Whether a captured CUDA graph ran the forward."""
     parts: Mapping[str, float] | None = None
-    """Seconds of a profiled step by part (STEP_PARTS); None where not profiled, or not known yet."""
+    """Seconds of a profiled step by part (STEP_PARTS); None if not profiled, or not known yet."""
     bound_s: float | None = None
-    """No implementation of this step on this card is faster (``Roofline.lower_bound_s``); None where the card is unknown."""
+    """A lower bound: no implementation of this step is faster on this card (``Roofline.lower_bound_s``). None if the card is unknown."""
     stops: Mapping[int, int] = MappingProxyType({})
-    """Request id -> position of the first stop token in its active block. Only of requests with
-    ``stop_at_eos``, and only once their block has nothing left to commit."""
+    """Request id -> position of the first stop token in its active block. Holds only requests with ``stop_at_eos`` whose block has nothing
+    left to commit."""
     confidences: tuple[tuple[float, ...], ...] | None = None
-    """Those of the tokens that each item committed, the best first; None unless ``DecodeConfig.tells_confidences``."""
+    """Confidences of the tokens that each item committed, best first; None unless ``DecodeConfig.tells_confidences``."""
     learned: tuple[Learned, ...] | None = None
-    """Each item's; None unless ``DecodeConfig.learns``."""
+    """The ``Learned`` of each item; None unless ``DecodeConfig.learns``."""
 
     @property
     def committed_tokens(self) -> int:
@@ -192,7 +192,7 @@ class StepOutcome(NamedTuple):
 
 
 class PlanFacts(NamedTuple):
-    """What stays of a plan: its items would outgrow a long run's memory."""
+    """The facts of a plan that a record keeps: its items would outgrow a long run's memory."""
 
     num_refresh: int
     num_reuse: int
@@ -202,18 +202,18 @@ class PlanFacts(NamedTuple):
 
 
 class StepChanges(NamedTuple):
-    """What became of requests in a step."""
+    """The requests whose state changed in a step."""
 
     first_block: tuple[int, ...] = ()
     """Requests whose first block completed (what a client can see first)."""
     finished: tuple[int, ...] = ()
     stopped: tuple[tuple[int, int], ...] = ()
-    """The finished requests that a stop token ended, each with its tokens up to and including it."""
+    """The finished requests that a stop token ended, each with its number of tokens up to and including it."""
     failed: tuple[tuple[int, str], ...] = ()
-    """Requests given up, each with one sentence why."""
+    """Requests that failed, each with the reason in one sentence."""
 
     def without(self, lost: Mapping[int, str]) -> "StepChanges":
-        """Requests that finished with an output that may not be used failed; ``lost`` says why of each."""
+        """Move finished requests whose output may not be used to ``failed``; ``lost`` maps each to the reason."""
         return self._replace(
             finished=tuple(i for i in self.finished if i not in lost),
             stopped=tuple((i, length) for i, length in self.stopped if i not in lost),
@@ -222,7 +222,7 @@ class StepChanges(NamedTuple):
 
 
 class Occupancy(NamedTuple):
-    """While the step ran, what it finished is still there; ``num_waiting`` is counted at its end."""
+    """Load while the step ran: requests that it finished still count. ``num_waiting`` is counted at its end."""
 
     kv_rows_used: int
     kv_rows_total: int
@@ -239,44 +239,44 @@ class StepRecord(NamedTuple):
     """Wall seconds (torch) or charged seconds (roofline) of the whole step."""
     plan: PlanFacts
     outcome: StepOutcome
-    """Its times are told by ``Engine.times`` where a device is not waited for."""
+    """If nobody waited for the device, its times come later, from ``Engine.times``."""
     done: StepChanges
     occupancy: Occupancy
 
 
 class ExecutorError(RunError):
-    """A step that could not be run, in one sentence. Its requests are lost, the executor is not."""
+    """A step that could not run, with the reason in one sentence. Its requests are lost; the executor goes on."""
 
 
 class Executor(Protocol):
-    """Runs a plan, for real or on a cost model; decides nothing.
+    """Runs plans, for real or on a cost model, and decides nothing.
 
-    A device may lag behind: ``execute`` need not wait for a step whose outcome is known beforehand. What the
-    host reads of it (``release``) and ``wait`` do.
+    A device may lag behind: ``execute`` need not wait for a step whose outcome is known beforehand. ``release``, from which the host reads,
+    and ``wait`` do.
     """
 
     def validate(self, request: Request) -> None:
-        """Raise UserError for a request this executor cannot run; called before it is queued."""
+        """Raise UserError for a request that this executor cannot run; called before it is queued."""
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        """Raise ExecutorError for a step that fails, for lack of memory say; its requests are to be released."""
+        """Run a step. Raises ExecutorError if it fails, such as for lack of memory; the caller must release its requests."""
 
     def wait(self) -> None:
         """Return when every executed step is over."""
 
     def times(self) -> Mapping[int, DeviceTimes]:
-        """By number of execution, from 0: the steps since the last call whose outcome left ``forward_s`` open. Waits."""
+        """Return execution number, from 0 -> times, for steps since the last call whose outcome left ``forward_s`` open. Waits."""
 
     def release(self, request_id: int) -> tuple[int, ...] | None:
-        """Free the request's state; its generated ids, or None where no tokens exist (simulation). Raise ExecutorError,
+        """Free the request's state and return its generated ids, or None if there are no tokens (simulation). Raises ExecutorError, with
         the state freed, for ids that may not be used."""
 
     def close(self) -> None:
-        """Give back what it holds of a device. Nothing is executed afterwards; may be called twice."""
+        """Free what the executor holds on a device. Nothing runs afterwards; may be called twice."""
 
 
 class DelegatingExecutor:
-    """Asks another executor; what it does beside that is in subclasses."""
+    """Passes each call on to another executor; subclasses add their own work."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor

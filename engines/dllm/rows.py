@@ -1,10 +1,10 @@
 """Rules that choose which rows a step computes, and to which keys they attend.
 
-A request has K and V of every position. A step computes some rows from their current tokens, each layer writes their K and V over those
-that were there, and then they attend to the keys. A row that is left out keeps what the last step made that computed it, whatever its
-token was then, and its mask cannot be committed. So a rule says three things: which rows, which keys, when all rows again.
+A request has K and V of every position. A step computes some rows from their current tokens. Each layer overwrites the K and V of these
+rows, which then attend to the keys. A row that is left out keeps the K and V of the last step that computed it, whatever its token was
+then. Its mask cannot be committed. So a rule decides three things: which rows, which keys, and when to compute all rows again.
 
-Positions of tokens have to be known on the host, which therefore waits for every step (``DecodeConfig.learns``).
+The host must know the positions of committed tokens, and therefore waits for every step (``DecodeConfig.learns``).
 """
 
 from abc import ABC, abstractmethod
@@ -27,15 +27,15 @@ def array_of(positions: bytes) -> Positions:
 
 
 class Standing(NamedTuple):
-    """Where a request stands as a step begins."""
+    """The state of a request as a step begins."""
 
     block_start: int
     block_end: int
     step_in_block: int
     masks: Positions
-    """Those of the whole answer."""
+    """Positions of the masks in the whole answer."""
     quota: int
-    """Tokens that the schedule wants of this step."""
+    """Tokens that the schedule wants this step to commit."""
 
     @property
     def in_block(self) -> Positions:
@@ -43,20 +43,20 @@ class Standing(NamedTuple):
 
 
 class RowRule(ABC):
-    """A refresh rule whose steps are none of FULL, BUILD and REUSE: ``choose`` says what each computes. A class with ``shift`` 1 serves
+    """A refresh rule whose steps are none of FULL, BUILD and REUSE: ``choose`` says what each computes. A rule with ``shift`` 1 serves
     models whose row predicts the next token."""
 
     caches: ClassVar[bool] = True
     window: ClassVar[Window] = "block"
     needs: Collection[str] = frozenset()
-    """``ids`` where which tokens are committed, and not only how many, decides how many rows there are; ``attention`` where it heeds it."""
+    """``ids`` if which tokens are committed, not only how many, decides how many rows there are; ``attention`` if the rule heeds it."""
 
     def phase(self, step_in_block: int) -> Phase:
         return Phase.REUSE
 
     @abstractmethod
     def of(self, request: Request) -> "RowRule":
-        """A request's own, which keeps state."""
+        """Return the request's own rule, which keeps state."""
 
     @abstractmethod
     def choose(self, at: Standing) -> Chosen: ...
@@ -66,13 +66,13 @@ class RowRule(ABC):
 
 
 class Rows:
-    """Which positions of a request hold masks, as a state that a rule is asked by."""
+    """The positions of a request that hold masks, as state from which rules choose."""
 
     def __init__(self, first: int, end: int) -> None:
         self.masks: Positions = np.arange(first, end)
 
     def committed(self, chosen: Chosen, count: int, places: Any) -> tuple[int, ...]:
-        """Positions of the tokens that a step committed; where nobody says which, the first that it could."""
+        """Unmask the tokens that a step committed and return their positions: if ``places`` is None, the first that it could commit."""
         if places is None:
             places = array_of(chosen.places)[:count].tolist()
         self.masks = self.masks[~np.isin(self.masks, places)]

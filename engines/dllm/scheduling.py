@@ -1,12 +1,12 @@
 """Phase-multiplexed greedy scheduling at step granularity (dLLM-Serve §4.4).
 
-Every iteration is packed anew: running requests first, oldest first, each charged the query tokens
-of its current phase; then waiting requests, strictly in arrival order, as long as budget, slots and
-KV rows suffice. The invariant: charged tokens never exceed ``max_num_batched_tokens``.
+Every iteration is packed anew. Running requests come first, oldest first, each charged the query tokens of its current phase. Waiting
+requests follow, strictly in arrival order, as long as budget, slots and KV rows suffice. The invariant: charged tokens never exceed
+``max_num_batched_tokens``.
 
-A running request that does not fit in this iteration is held, and nothing is admitted while one is.
-Younger running requests may use what is left, because the packing starts over from the oldest: a
-request's schedule never depends on requests that arrived after it, so nobody starves.
+A running request that does not fit in this iteration is held, and nothing is admitted while one is. Younger running requests may use the
+rest of the budget, because packing starts over from the oldest. A request's schedule never depends on requests that arrived after it, so
+nobody starves.
 """
 
 from abc import ABC, abstractmethod
@@ -32,8 +32,8 @@ from engines.errors import UserError, require
 class KvPool:
     """First-fit allocator over ``num_rows`` rows; a row holds K and V of one token over all layers.
 
-    Exact-fit runs leave no internal fragmentation; neighbouring free runs are merged on release, so
-    an empty pool is always one run and any request that fits the pool can eventually be admitted.
+    Exact-fit runs leave no internal fragmentation. Neighbouring free runs are merged on release, so an empty pool is always one run. Any
+    request that fits the pool can eventually be admitted.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -43,7 +43,7 @@ class KvPool:
         self._lengths: list[int] = [num_rows] if num_rows else []
 
     def allocate(self, rows: int) -> int | None:
-        """Start of a free run of ``rows`` rows, or None if there is none now. Zero rows start at 0."""
+        """Return the start of a free run of ``rows`` rows, or None if there is none now. Zero rows start at 0."""
         if rows == 0:
             return 0
         for i, length in enumerate(self._lengths):
@@ -78,28 +78,28 @@ class KvPool:
 
 
 Told = Any
-"""``StepOutcome.confidences`` and ``learned``"""
+"""The keyword arguments ``confidences`` and ``learned``, as in ``StepOutcome``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoKnobs:
-    """A scheduler has none of its own."""
+    """The knobs of a scheduler that has none of its own."""
 
 
 class Scheduler(ABC):
     """Queues, admission and packing. Subclasses say what a request is charged and when one enters."""
 
     knobs: ClassVar[type] = NoKnobs
-    """Settings of one's own, a frozen dataclass whose fields all have defaults; a run's knobs are read off it."""
+    """Your scheduler's own settings, a frozen dataclass whose fields all have defaults; a run reads its knobs off it."""
     repeats: ClassVar[bool] = False
-    """Whether this very class says by ``follow`` what it would plan: the same as long as nobody comes, ends or is charged otherwise."""
+    """Whether this very class plans ahead by ``follow``: the same step again, as long as nobody comes, ends or is charged otherwise."""
     now_s: float = 0.0
-    """Seconds on the clock that the requests' ``arrival_s`` are on, as the engine is asked for its next step."""
+    """The time in seconds when the engine asks for its next step, on the clock of the requests' ``arrival_s``."""
 
     def __init__(
         self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, exact_steps: bool = False, own: Any = None
     ) -> None:
-        """``own`` are its ``knobs``, by default at their defaults."""
+        """``own`` holds the values of ``knobs``, by default their defaults."""
         check_settling(config.settling, window=rule.window, selection=config.sparsity.selection, caches=rule.caches)
         self.own = self.knobs() if own is None else own
         self.config = config
@@ -113,16 +113,16 @@ class Scheduler(ABC):
 
     @classmethod
     def check(cls, config: EngineConfig, generation: GenerationConfig) -> None:
-        """Refuse generation settings that this policy cannot schedule; to be known before anything is loaded."""
+        """Raise UserError for generation settings that this policy cannot schedule; called before anything is loaded."""
         return
 
     @classmethod
     def check_rule(cls, rule: RefreshRule) -> None:
-        """Refuse a refresh rule likewise."""
+        """Raise UserError for a refresh rule that this policy cannot schedule."""
         return
 
     def submit(self, request: Request) -> None:
-        """Queue a request; one that could never run is refused here, not discovered later."""
+        """Queue a request. Raises UserError now for one that could never run."""
         self.check(self.config, request.generation)
         cap, longest = self.config.max_num_batched_tokens, self.config.max_model_len
         total = request.total_len
@@ -159,12 +159,12 @@ class Scheduler(ABC):
         return bool(self.waiting or self.running)
 
     def find(self, request_id: int) -> Sequence | None:
-        """The state of a request that waits or runs; None of one that has ended, or never was."""
+        """The state of a request that waits or runs; None if it has ended or never was."""
         return self._by_id.get(request_id)
 
     def cancel(self, request_id: int) -> bool:
-        """Forget a request, between two steps, and free its rows; whether it was running. Does nothing for an id that
-        neither waits nor runs."""
+        """Forget a request, between two steps, and free its rows; return whether it was running. Does nothing for an id that neither waits
+        nor runs."""
         sequence = self.find(request_id)
         if sequence is None:
             return False
@@ -175,7 +175,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def charge(self, sequence: Sequence) -> int:
-        """Tokens a request takes from the budget in its current step."""
+        """Tokens that a request takes from the budget in its current step."""
 
     def schedule(self) -> StepPlan | None:
         budget = self.config.max_num_batched_tokens
@@ -190,8 +190,8 @@ class Scheduler(ABC):
         return plan if plan.items else None
 
     def follow(self, begun: Iterable[int], number: int) -> StepPlan | None:
-        """What ``schedule`` would plan for the step of that number, behind one that ran every running request, but for the items: only those
-        of the requests in a block that this was not told of yet, and of those that it admits. None where nothing runs, or not all can."""
+        """Plan step ``number``, after a step that ran all running requests, like ``schedule``. Items are only those of ``begun``, the
+        requests in a block that is new to this method, and of those that it admits. Returns None if nothing runs, or not all can."""
         chosen = [self._by_id[request_id] for request_id in begun]
         for sequence in chosen:
             self._coming.add(number, self.charges(sequence))
@@ -210,7 +210,7 @@ class Scheduler(ABC):
         return sequence.coming_tokens()[None]
 
     def _filled(self, chosen: list[Sequence], budget: int, *, admits: bool = True) -> StepPlan:
-        """With the requests, which this appends, that are admitted to what is left of the budget."""
+        """Return the plan of ``chosen`` and of the waiting requests that fit the rest of the budget; appends these to ``chosen``."""
         admitted: list[Request] = []
         while admits and self.waiting and len(self.running) < self.config.max_num_seqs:
             sequence = self.waiting[0]
@@ -227,8 +227,8 @@ class Scheduler(ABC):
     def complete(
         self, plan: StepPlan, committed: tuple[int, ...], stops: Mapping[int, int] = MappingProxyType({}), **told: Told
     ) -> StepChanges:
-        """Book an executed plan (``committed`` and ``stops`` are StepOutcome's, as are ``confidences`` where a refresh rule asks for
-        them); frees the rows of requests it finished."""
+        """Book an executed plan and free the rows of requests it finished. ``committed`` and ``stops`` are StepOutcome's, as are
+        ``confidences`` and ``learned`` if a refresh rule asks for them."""
         done = booked(self._by_id, plan, committed, stops, **told)
         for request_id in done.finished:
             self._drop(self._by_id[request_id])
@@ -237,7 +237,7 @@ class Scheduler(ABC):
         return done
 
     def fail(self, plan: StepPlan) -> tuple[int, ...]:
-        """Give up the requests of a plan that could not be executed, and free their rows; their ids."""
+        """Drop the requests of a plan that could not run, and free their rows; return their ids."""
         lost = tuple(item.request_id for item in plan.items)
         for request_id in lost:
             self._drop(self._by_id[request_id])
@@ -252,7 +252,7 @@ class Scheduler(ABC):
         return True
 
     def _drop(self, sequence: Sequence) -> None:
-        """Forget a request and free its rows; one that waits has none."""
+        """Forget a request and free its rows; a waiting request has none."""
         if sequence.kv_start >= 0:
             self.pool.release(sequence.kv_start, sequence.kv_rows)
         del self._by_id[sequence.request.request_id]
@@ -266,7 +266,7 @@ def booked(
     confidences: Sequenced[tuple[float, ...]] | None = None,
     learned: Sequenced[Learned] | None = None,
 ) -> StepChanges:
-    """Advance the sequences, by id of request, by an executed plan; what became of them in it."""
+    """Advance the sequences (request id -> sequence) by an executed plan; return what became of them."""
     first_block, finished, stopped = [], [], []
     for place, (item, count) in enumerate(zip(plan.items, committed, strict=True)):
         request_id = item.request_id
@@ -292,12 +292,12 @@ def booked(
 
 
 _NOTHING = StepChanges()
-"""What becomes of requests in most steps; one, so that whoever compares two has nothing to look at."""
+"""The changes of most steps: none. It is one object, so comparing two is fast."""
 
 
 _ASKED = {"request_id": "request.request_id", "commit": "quota", "total_len": "length"}
 due_fields = attrgetter(*(_ASKED.get(name, name) for name in PlanItem._fields))
-"""Reads from a sequence what is due, in the order of an item's fields: every request of every step passes here."""
+"""Reads from a sequence the due values of an item's fields, in order. It must be fast: every request of every step passes here."""
 
 
 def plan_item(sequence: Sequence) -> PlanItem:
@@ -314,7 +314,7 @@ class PhaseScheduler(Scheduler):
 
 
 class RequestScheduler(Scheduler):
-    """Request-level provisioning (§3.1): the whole length for life, so Reuse headroom sits idle."""
+    """Request-level provisioning (§3.1): charges the whole length for life, so Reuse headroom sits idle."""
 
     repeats = True
 
@@ -326,32 +326,27 @@ class RequestScheduler(Scheduler):
 
 
 MAX_PATTERNS = 64
-"""Generation settings whose trajectories are kept for the next request that asks for the same."""
+"""How many generation settings have their trajectories cached for later requests with the same settings."""
 
 
 class LookaheadScheduler(PhaseScheduler):
-    """Look-ahead admission: a request enters only where its whole trajectory fits (ours). It is charged as ``PhaseScheduler`` does.
+    """Look-ahead admission: a request enters only if its whole trajectory fits (ours). It is charged as in ``PhaseScheduler``.
 
-    The paper (§7) leaves a "Budgeting-Aware Scheduler" to future work: it would pre-compute the
-    trajectory of tokens over the generation window, so that admitted requests never violate the cap.
-    This is our design of one. On a fixed schedule the query tokens of every step that a request will
-    ever run are known when it arrives: T where the step is a Refresh, the window where it is a Reuse. The
-    trajectories of all running requests add up to the demand committed to each coming step. The head of
-    the queue is admitted at the first step from which its own trajectory, on top of that demand, stays
-    within ``max_num_batched_tokens`` to its end, a slot and its KV rows being free.
+    The paper (§7) leaves a "Budgeting-Aware Scheduler" to future work. It would pre-compute the trajectory of tokens over the generation
+    window, so that admitted requests never violate the cap. This is our design of one. On a fixed schedule, we know the query tokens of all
+    steps of a request when it arrives: T for a Refresh, the window for a Reuse. The trajectories of all running requests add up to the
+    demand committed to each coming step. The head of the queue enters at the first step where a slot and KV rows are free and its
+    trajectory fits. It fits if it stays, on top of the demand, within ``max_num_batched_tokens`` to its end.
 
-    An admitted request therefore runs at every step: it is never held, and its service takes exactly as
-    many steps as it has. Admission is strictly first come, first served. A later request that fits
-    does not overtake: its demand could push back the first step at which the head fits.
+    An admitted request therefore runs at every step: it is never held, and takes exactly as many steps as it has. Admission is strictly
+    first come, first served. A later request that fits does not overtake: its demand could push back the first step at which the head fits.
 
-    How far to look. Where every block but a request's last takes the same number of steps S in all
-    requests, a request costs no more at step t + S than at t. So does their sum, and what fits for S
-    steps fits for good: one period is exact. Unequal settings break that, so the whole trajectory is compared:
-    one vectorised comparison of at most ``steps`` numbers, without a case distinction.
+    How far to look: suppose every block but a request's last takes the same number of steps S in all requests. Then a request costs no more
+    at step t + S than at t. So does their sum, and demand that fits for S steps fits for good: one period is exact. Unequal settings break
+    that, so we compare the whole trajectory: one vectorised comparison of at most ``steps`` numbers.
 
-    Where confidence or chance decides how many tokens a step commits, Refreshes move and nothing can be
-    promised; such requests are refused. ``stop_at_eos`` and a cancellation only cut a trajectory short: the
-    rest is given back.
+    If confidence or chance decides how many tokens a step commits, Refreshes move and we can promise nothing, so such requests are refused.
+    ``stop_at_eos`` and a cancellation only cut a trajectory short: its rest is given back.
     """
 
     def __init__(
@@ -360,9 +355,9 @@ class LookaheadScheduler(PhaseScheduler):
         super().__init__(config, pool, rule, exact_steps=exact_steps, own=own)
         self.check_rule(rule)
         self._demand: Tokens = np.zeros(0, dtype=np.int64)
-        """What admitted requests will take in the coming steps, the next one first."""
+        """Query tokens that admitted requests will take in each coming step, the next one first."""
         self._num_steps = 0
-        """Executed so far."""
+        """Steps executed so far."""
         self._trajectories: dict[int, Tokens] = {}
         self._entered_at: dict[int, int] = {}
         self._pattern = lru_cache(maxsize=MAX_PATTERNS)(self._reuse_tokens)
@@ -391,7 +386,7 @@ class LookaheadScheduler(PhaseScheduler):
         self._trajectories[request.request_id] = np.where(reuse > 0, reuse, request.total_len + reuse)
 
     def _reuse_tokens(self, generation: GenerationConfig) -> Tokens:
-        """Query tokens of every step; where it is a Refresh, which depends on the prompt, less what the whole length has, 0 or below."""
+        """Query tokens of every step. A Refresh depends on the prompt, so it has its tokens minus the whole length: 0 or below."""
         request = Request(request_id=0, prompt_len=1, generation=generation)
         sequence = Sequence(request, self.rule, self.config, exact_steps=self.exact_steps)
         whole = request.total_len
@@ -431,7 +426,7 @@ class LookaheadScheduler(PhaseScheduler):
         return super().fail(plan)
 
     def _ahead(self, num_steps: int) -> Tokens:
-        """A view of the demand of so many coming steps; write to it to commit."""
+        """Return a view of the demand of the next ``num_steps`` steps; write to it to commit."""
         missing = num_steps - len(self._demand)
         if missing > 0:
             self._demand = np.append(self._demand, np.zeros(missing, dtype=np.int64))
@@ -457,7 +452,7 @@ SCHEDULERS: Mapping[str, type[Scheduler]] = MappingProxyType(
 
 
 def scheduler_of(name: str) -> type[Scheduler]:
-    """One of ``SCHEDULERS``, or a subclass of ``Scheduler`` as ``module:NAME`` or by the name that an installed package gives it."""
+    """Return one of ``SCHEDULERS``, or a subclass of ``Scheduler``, given as ``module:NAME`` or by the name in an installed package."""
     if name in SCHEDULERS:
         return SCHEDULERS[name]
     found = load_named("scheduler", where_of("scheduler", name, SCHEDULERS))

@@ -1,7 +1,7 @@
 """A live request as a state machine: (block, step in block) decides its phase and its quota.
 
-In Dream's denoising schedule time runs from 1 to EPS, and each step keeps the share s / t of the masks. All is in float32, rounded as
-torch rounds: a quota is a truncated product of these numbers, so their last bit decides tokens.
+In Dream's denoising schedule, time runs from 1 to EPS, and each step keeps the share s / t of the masks. We round as torch rounds, all in
+float32. A quota is a truncated product of these numbers, so their last bit decides tokens.
 """
 
 import struct
@@ -31,7 +31,7 @@ from engines.dllm.plan import NOTHING_CHOSEN, POSITION_BYTES, Request
 from engines.dllm.rows import RowRule, Rows, Standing
 
 Tokens = npt.NDArray[np.int64]
-"""Numbers of consecutive steps."""
+"""One number for each of some consecutive steps."""
 
 _EPS = 1e-3
 
@@ -43,9 +43,9 @@ def _float32(x: float) -> float:
 
 @lru_cache(maxsize=64)
 def timesteps(num_steps: int) -> tuple[float, ...]:
-    """linspace(1, EPS, num_steps + 1), built from both ends inwards.
+    """Return linspace(1, EPS, num_steps + 1), built from both ends inwards.
 
-    A product and sum in double precision, rounded once, is the fused multiply-add of torch's kernel.
+    A product and sum in double precision, rounded once, equals the fused multiply-add of torch's kernel.
     """
     end = _float32(_EPS)
     step = _float32(_float32(end - 1.0) / num_steps)
@@ -54,7 +54,7 @@ def timesteps(num_steps: int) -> tuple[float, ...]:
 
 
 def commit_share(step: int, num_steps: int) -> float:
-    """1 - s / t of step ``step``; 1 on the last."""
+    """Return 1 - s / t of step ``step``; 1 on the last."""
     if step >= num_steps - 1:
         return 1.0
     times = timesteps(num_steps)
@@ -62,15 +62,14 @@ def commit_share(step: int, num_steps: int) -> float:
 
 
 def timestep_quota(masks_left: int, step: int, num_steps: int) -> int:
-    """Tokens of step ``step``: truncated in float32, everything left on the last."""
+    """Return the tokens of step ``step``: truncated in float32, everything left on the last."""
     return int(_float32(masks_left * commit_share(step, num_steps)))
 
 
 def steps_per_block(generation: GenerationConfig) -> tuple[int, ...]:
-    """Total steps shared out in proportion to block lengths; S = steps / blocks where that is whole.
+    """Share the steps out in proportion to block lengths; S = steps / blocks if that is whole.
 
-    Cumulative floors keep every block at one step or more whenever steps >= blocks, also with a
-    ragged last block.
+    Cumulative floors keep every block at one step or more whenever steps >= blocks, even if the last block is shorter.
     """
     ends = [min((b + 1) * generation.block_length, generation.gen_length) for b in range(generation.num_blocks)]
     bounds = [0, *(generation.steps * end // generation.gen_length for end in ends)]
@@ -83,7 +82,7 @@ def is_open_ended(generation: GenerationConfig, decode: DecodeConfig) -> bool:
 
 
 def rule_of(rule: RefreshRule, request: Request) -> RefreshRule:
-    """A request's own, of one that sees: what its ``of`` makes for the request, or a copy; else the rule itself."""
+    """Return the request's own rule if the rule sees: what its ``of`` makes for the request, or a copy. Else return the rule itself."""
     if not sees(rule):
         return rule
     make = getattr(rule, "of", None)
@@ -91,24 +90,24 @@ def rule_of(rule: RefreshRule, request: Request) -> RefreshRule:
 
 
 class Sequence:
-    """Mutable by ``advance`` alone; everything a scheduler or an executor needs is derived.
+    """The state of a live request. ``advance`` and ``move`` change it; everything a scheduler or an executor needs is derived.
 
-    ``exact_steps`` runs every step of a block even when nothing is left to commit, as the published
-    samplers do; otherwise a finished block ends at once, which cannot change a token.
+    ``exact_steps`` runs every step of a block even when nothing is left to commit, as published samplers do. Otherwise a finished block
+    ends at once, which cannot change a token.
     """
 
     def __init__(self, request: Request, rule: RefreshRule, config: EngineConfig, *, exact_steps: bool = False) -> None:
-        """As an engine with that config runs it."""
+        """``config`` is that of the engine that runs the request."""
         self.request = request
         self.sees = sees(rule)
         self.rule = rule_of(rule, request)
         self.masked = Rows(request.prompt_len, request.total_len) if isinstance(self.rule, RowRule) else None
-        """Where masks are, of a rule that chooses rows by them."""
+        """The positions of masks, if the rule chooses rows by them; else None."""
         self.config, self.decode = config, config.decode
         self.settles = config.settling.settles
         """Whether its Reuse steps may leave rows out."""
         self.has_cache = False
-        """Whether the block has built a cache; between two blocks, whether the one before has."""
+        """Whether the block has built a cache; between two blocks, whether the previous one has."""
         self.is_open_ended = is_open_ended(request.generation, self.decode)
         self.runs_all_steps = exact_steps and not request.generation.is_parallel
         self.quota_steps = steps_per_block(request.generation)
@@ -120,11 +119,11 @@ class Sequence:
         if rule.caches:
             self.kv_rows = cache_rows(request.total_len, request.generation, config.sparsity, rule.window)
         self.kv_start = -1
-        """-1 until it is admitted and its rows are reserved; without a cache there are none, and they are reserved all the same."""
+        """-1 until the request is admitted and its rows are reserved. Without a cache it reserves zero rows in the same way."""
         self.stop: int | None = None
         self.num_steps = 0
         self.held: tuple[Phase, ...] = ()
-        """Phases of the static batch that it runs in to the end (``hold_together``)."""
+        """Phases of the static batch, which the request runs to the batch's end (``hold_together``)."""
         self.is_idle = False
         """Whether it has all its tokens and runs on with its batch, as padding."""
 
@@ -139,14 +138,14 @@ class Sequence:
         self.block_start = self.request.prompt_len + block * generation.block_length
         self.block_end = min(self.block_start + generation.block_length, self.total_len)
         self.length = self.total_len
-        """Rows of all kinds that the block has: less than ``total_len`` where masks behind it are cut."""
+        """Rows that a full Refresh of the block computes: fewer than ``total_len`` if masks behind the block are cut."""
         if (cut := self.config.cut).cuts:
             self.suffix = (np.array(cut.kept(generation, block), dtype=np.int64) + self.request.prompt_len).tobytes()
             self.length = self.block_end + len(self.suffix) // POSITION_BYTES
         self.window_end = self.block_end if self.rule.window == "block" else self.length
         self.masks_left = self.block_end - self.block_start
         self.masks: tuple[int, ...] = (self.masks_left,)
-        """In the block at the start of each of its steps so far, where settling asks."""
+        """Masks in the block at the start of each of its steps so far, if rows settle."""
         self.first_row = self.settled_rows = self.settled_before = 0
         if self.phase is Phase.BUILD and had_cache and self.config.settling.is_partial(block):
             self.phase, self.first_row = Phase.PARTIAL, self.block_start - generation.block_length
@@ -176,14 +175,14 @@ class Sequence:
     def quota(self) -> int:
         """Tokens to commit in this step.
 
-        ``even``: n // S, the remainder to the earliest steps of the block; ``timestep``: Dream's
-        schedule. Under parallel decoding it is the least, one; the executor says how many passed.
+        ``even``: n // S, the remainder to the earliest steps of the block; ``timestep``: Dream's schedule. Under parallel decoding it is
+        the least number, one; the executor says how many passed.
         """
         return self.chosen.commit if self.chosen.rows else self._due
 
     @property
     def _due(self) -> int:
-        """By the schedule."""
+        """Tokens that the schedule commits in this step."""
         if self.masks_left == 0:
             return 0
         if self.decode.first_step == "first_position" and self.step_in_block == 0:
@@ -204,7 +203,7 @@ class Sequence:
         return float(commit_share(self.step_in_block, self.block_steps))
 
     def course(self) -> "Course | None":
-        """What the steps of its block do; None where the schedule does not decide it."""
+        """The steps of the current block; None if the schedule does not decide them."""
         if self._course is None and not (self.is_idle or self.sees or self.is_open_ended or self.masked is not None):
             self._course = course_of(
                 self.rule,  # type: ignore[arg-type]
@@ -218,14 +217,14 @@ class Sequence:
         return self._course
 
     def coming_tokens(self) -> Tokens:
-        """``query_tokens`` of this and the later steps of its block, by its ``course``."""
+        """Return ``query_tokens`` of this step and the later steps of its block, by its ``course``."""
         course = self.course()
         assert course is not None
         window, partial = self.window_end - self.block_start, self.length - self.first_row
         return course.rows(self.length, window, partial)[self.step_in_block :]
 
     def move(self, times: int) -> None:
-        """Book so many executed steps of its ``course``, none of them the last."""
+        """Book ``times`` executed steps of the block's ``course``, none of them the last."""
         course = self.course()
         assert course is not None
         self.num_steps += times
@@ -238,9 +237,9 @@ class Sequence:
             self.masks = course.masks[: at + 1]
 
     def trajectory(self) -> Iterator[tuple[Phase, int]]:
-        """Phase and query tokens of this and every later step, which is certain unless ``is_open_ended``.
+        """Yield phase and query tokens of this and every later step; they are certain unless ``is_open_ended``.
 
-        An early stop ends it sooner and changes nothing before.
+        An early stop ends the trajectory sooner and changes nothing before.
         """
         ahead = copy(self)
         ahead.held = ()
@@ -249,7 +248,7 @@ class Sequence:
             ahead.advance(ahead.quota)
 
     def _choose(self, masked: Rows) -> None:
-        """The rows of the coming step. One that computes all of them is a PARTIAL: nothing is packed behind it."""
+        """Choose the rows of the next step. A step that computes all rows is a PARTIAL: nothing is packed behind it."""
         at = Standing(self.block_start, self.block_end, self.step_in_block, masked.masks, self._due)
         self.chosen = self.rule.choose(at)  # type: ignore[attr-defined]
         self.phase = Phase.PARTIAL if self.chosen.num_rows == self.total_len else Phase.REUSE
@@ -264,8 +263,8 @@ class Sequence:
         return phase
 
     def _settle(self, before: Phase) -> None:
-        """Behind a step of a block, before its next: which of the next one's rows are left out. A full forward caches nothing, so what
-        was committed around it has its K and V still to come."""
+        """After a step of a block, decide which rows the next one leaves out. A full forward caches nothing, so the tokens committed around
+        it still need their K and V."""
         self.masks = (*self.masks, self.masks_left)
         leaves_out = self.phase is Phase.REUSE and before is not Phase.FULL
         self.settled_before = self.config.settling.settled_before(self.masks) if leaves_out else 0
@@ -278,8 +277,8 @@ class Sequence:
         confidences: tuple[float, ...] = (),
         learned: Learned | None = None,
     ) -> None:
-        """Book one executed step; moves on to the next block when this one is complete, or to the end if
-        it then holds a stop token, at position ``stop``."""
+        """Book one executed step. A complete block leads to the next block, or to the end if it holds a stop token, at position
+        ``stop``."""
         self.num_steps += 1
         self.masks_left -= committed
         if self.masked is not None:
@@ -290,7 +289,7 @@ class Sequence:
             self.rule.see(seen)  # type: ignore[attr-defined]
         self.step_in_block += 1
         if not self.is_idle:
-            # A sampler that commits the mask token commits that position again, and so more than the block holds.
+            # A sampler that commits the mask token commits that position again, and so commits more than the block holds.
             block_done = self.step_in_block == self.block_steps if self.runs_all_steps else self.masks_left <= 0
             if not block_done:
                 before, self.phase = self.phase, self._next_phase()
@@ -305,7 +304,7 @@ class Sequence:
                 self._enter(self.block + 1)
                 return
             self.masks_left = 0
-        # In its last block, until its batch ends too.
+        # A member of a static batch stays in its last block until its batch ends.
         self.is_idle, self._course = self.num_steps < len(self.held), None
         if self.is_idle:
             self.phase = self.held[self.num_steps]
@@ -314,13 +313,13 @@ class Sequence:
 
 
 class Course:
-    """The steps of a block that the schedule decides, by their place in it. Masks left and settled rows are those at a step's start."""
+    """The steps of a block that the schedule decides, in order. Masks left and settled rows are those at a step's start."""
 
     def __init__(self, steps: list[tuple[Phase, int, int, tuple[int, int]]]) -> None:
         self.phases, self.quotas, self.masks, self.settled = zip(*steps, strict=True)
         kinds = list(zip(self.phases, self.quotas, strict=True))
         self.turns = [at for at in range(1, len(kinds)) if kinds[at] != kinds[at - 1]]
-        """Steps of another phase or quota than the one before."""
+        """Steps whose phase or quota differs from the step before."""
         self.is_build, self.is_reuse, self.is_partial = (
             np.array([phase is kind for phase in self.phases], dtype=np.int64)
             for kind in (Phase.BUILD, Phase.REUSE, Phase.PARTIAL)
@@ -331,7 +330,7 @@ class Course:
         self.rows: Callable[[int, int, int], Tokens] = lru_cache(maxsize=1024)(self._rows)
 
     def _rows(self, whole: int, window: int, partial: int) -> Tokens:
-        """Query rows of each step, of the numbers that a Refresh, a Reuse and a partial Refresh have."""
+        """Query rows of each step, given those of a Refresh, a Reuse and a partial Refresh."""
         return whole * self.is_refresh + window * self.is_reuse + partial * self.is_partial - self.num_settled
 
 
@@ -346,7 +345,7 @@ def course_of(
     exact_steps: bool,
     is_partial: bool,
 ) -> Course:
-    """That of any block of such a length; ``is_partial`` where its first step leaves rows ahead of it out."""
+    """Return the course of any block of this length; ``is_partial`` if its first step leaves out rows before it."""
     generation = GenerationConfig(gen_length=length, block_length=length, steps=num_steps)
     request = Request(request_id=0, prompt_len=1, generation=generation)
     ahead = Sequence(request, rule, EngineConfig(decode=decode, settling=settling), exact_steps=exact_steps)
@@ -359,14 +358,14 @@ def course_of(
 
 
 class Coming:
-    """Sums over requests of what they take, of some kinds, in the coming steps, which are numbered."""
+    """Sums over requests of what they take in the coming steps, by kind and by number of step."""
 
     def __init__(self, num_kinds: int) -> None:
         self._sums: Tokens = np.zeros((num_kinds, 256), dtype=np.int64)
         self._first: int | None = None
 
     def add(self, number: int, taken: Tokens) -> None:
-        """[kinds, steps] of a request from that step on; those before are forgotten."""
+        """Add a request's ``taken`` [kinds, steps] from step ``number`` on; sums of earlier steps may be forgotten."""
         if self._first is None:
             self._first = number
         start, num_steps = number - self._first, taken.shape[1]
@@ -377,16 +376,16 @@ class Coming:
         self._sums[:, start : start + num_steps] += taken
 
     def at(self, number: int) -> list[int]:
-        """The sums of a step that some request has."""
+        """Return the sums, by kind, of a step that some request takes part in."""
         assert self._first is not None
         found: list[int] = self._sums[:, number - self._first].tolist()
         return found
 
 
 def hold_together(members: Collection[Sequence]) -> None:
-    """Members of a static batch run as long as the longest of them: published code pads a batch to one gen_length."""
+    """Have members of a static batch run as long as the longest of them: published code pads a batch to one gen_length."""
     if len(members) > 1:
-        # Phases of those that ask for the same are the same, whatever their prompts, but where rows are chosen or a rule sees.
+        # Members with the same settings have the same phases, whatever their prompts, unless rows are chosen or a rule sees.
         differing = {
             id(member)
             if member.sees or member.masked is not None

@@ -1,10 +1,10 @@
-"""Charges step plans to a hardware model instead of running them; same plans, no tokens.
+"""Charges step plans to a hardware model instead of running them: the same plans, no tokens.
 
-A policy (a refresh rule, a scheduler, a method) that decides by what only a model gives says so in ``needs``: a simulation lacks it. One
-that keeps state could hold such data all the same: a rule has to be a frozen dataclass, or say what it needs.
+A policy (a refresh rule, a scheduler, a method) that decides by a model's data must say so in ``needs``: a simulation lacks such data. A
+policy that keeps state could hold such data unseen. So a rule must be a frozen dataclass, or say what it needs.
 
-A replay (``Replayed``) follows what a measured run did, at the cost of another card: the model decides how many tokens a step commits,
-when a rule refreshes and where a request stops. None of it depends on the batch, so it is the same in whatever company a request runs.
+A replay (``Replayed``) follows a measured run at the cost of another card. The model decided how many tokens a step commits, when a rule
+refreshes and where a request stops. None of this depends on the batch, so it stays the same in any other batch.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,28 +24,28 @@ from engines.models.shape import ModelShape
 from engines.runtime.step_timer import DeviceTimes
 
 LETTERS = {"f": Phase.FULL, "b": Phase.BUILD, "p": Phase.PARTIAL, "r": Phase.REUSE}
-"""How a step's phase is written."""
+"""The letter that stands for a step's phase in files."""
 
 
 class BlockSteps(NamedTuple):
-    """What the steps of one block did."""
+    """The steps of one block, as they ran."""
 
     phases: tuple[Phase, ...]
     committed: tuple[int, ...]
     stop: int | None = None
-    """The place of the stop token that ended it; None of a block that none did."""
+    """The place of the stop token that ended the block, or None."""
 
 
 Path = tuple[BlockSteps, ...]
 
 
 class RecordingExecutor(DelegatingExecutor):
-    """Notes what every request's steps did, whoever asks for them."""
+    """Records what every request's steps did."""
 
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor)
         self.steps: dict[int, dict[int, list[tuple[Phase, int]]]] = {}
-        """By request and by its block's first position."""
+        """Request id -> first position of a block -> its steps."""
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         outcome = self.executor.execute(plan)
@@ -56,7 +56,7 @@ class RecordingExecutor(DelegatingExecutor):
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """The paths to follow, by request."""
+    """The paths to follow, one for each request."""
 
     paths: Mapping[int, Path]
 
@@ -81,12 +81,12 @@ def block_lengths(generation: GenerationConfig) -> list[int]:
 
 
 class ReplayedRule:
-    """Refreshes where the run did. Only for one whose own rule sees what a model gives: of any other the rule itself is asked."""
+    """Refreshes when the measured run did. It replaces a rule that sees what a model gives; any other rule is asked itself."""
 
     needs: Collection[str] = frozenset()
 
     def __init__(self, rule: RefreshRule, replayed: Replayed, path: Path = ()) -> None:
-        """Every request has one of its own, with its ``path`` (``of``)."""
+        """Each request has its own rule, with its ``path`` (``of``)."""
         self.caches, self.window = rule.caches, rule.window
         self._rule, self._replayed, self._path = rule, replayed, path
         self._block = -1
@@ -98,14 +98,14 @@ class ReplayedRule:
     def phase(self, step_in_block: int) -> Phase:
         self._block += step_in_block == 0
         phase = self._path[self._block].phases[step_in_block]
-        return Phase.BUILD if phase is Phase.PARTIAL else phase  # of which it is made again
+        return Phase.BUILD if phase is Phase.PARTIAL else phase  # the sequence turns it into a PARTIAL again
 
     def see(self, seen: Seen) -> None:
         return
 
 
 class ReplayingExecutor(DelegatingExecutor):
-    """Charges steps as ``executor`` does, and commits and stops as the run did."""
+    """Charges steps as ``executor`` does, but commits and stops as the measured run did."""
 
     def __init__(self, executor: Executor, replayed: Replayed) -> None:
         super().__init__(executor)
@@ -134,7 +134,7 @@ class ReplayingExecutor(DelegatingExecutor):
 
 
 def drawn(paths: Collection[Path], requests: Sequence[Request], seed: int) -> Replayed:
-    """For other requests than the run's: each block that of some request of the run, of the same length, drawn evenly and by the
+    """Make paths for requests that differ from the run's. Each block follows a block of the same length, drawn evenly from the run by the
     request's number alone. A block that a stop token ended has all its steps; no request stops early."""
     whole: dict[int, list[BlockSteps]] = {}
     for path in paths:
@@ -157,9 +157,9 @@ def drawn(paths: Collection[Path], requests: Sequence[Request], seed: int) -> Re
 
 
 class RooflineExecutor:
-    """Rows are counted as the torch executors compute them, padding and monolithic logits included.
+    """Charges each step by the roofline. It counts rows as the torch executors compute them, padding and monolithic logits included.
 
-    ``copied_bytes_per_logit`` are moved by code that reduces logits through copies of all of them.
+    Code that reduces logits through copies of all of them moves ``copied_bytes_per_logit`` more.
     """
 
     def __init__(self, roofline: StepPrice, config: EngineConfig, *, copied_bytes_per_logit: int = 0) -> None:
@@ -194,8 +194,8 @@ class RooflineExecutor:
     def again(
         self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, before: StepOutcome | None
     ) -> StepOutcome:
-        """``execute`` of the plan of step ``number``, whose items may have the masks and settled rows of an earlier step of their block;
-        ``begun`` are those in a block that this was not told of yet, with its course. ``before`` is the outcome of the same plan."""
+        """Return what ``execute`` would for step ``number``. Items of ``plan`` may have the masks and settled rows of an earlier step of
+        their block. ``begun`` holds the items in a new block, with its course. ``before`` is the outcome of the same plan, if any."""
         config, pad_to = self.config, plan.pad_to
         if before is not None and self._notes is None and not config.settling.settles:
             if pad_to is not None or config.logit_rows != "decomposed" or not config.suppress_mask_token:
@@ -213,8 +213,8 @@ class RooflineExecutor:
     def _block_totals(
         self, course: Course, total_len: int, length: int, window: int, kept: int, first_row: int, whole: int, keys: int
     ) -> Tokens:
-        """[5, steps of the block]: one request's of what ``summed`` adds up. A Refresh has ``whole`` rows, padding included, and a Reuse of
-        a padded batch so many ``keys``."""
+        """[5, steps of the block]: one request's share of the totals of ``summed``. A Refresh has ``whole`` rows, padding included; a Reuse
+        of a padded batch reads ``keys`` keys."""
         config = self.config
         if config.sparsity.whole_layer is not None:
             kept = config.sparsity.mean_rows(kept, self.roofline.shape.n_layers)
@@ -240,19 +240,19 @@ class RooflineExecutor:
         return priced
 
     def work(self, plan: StepPlan) -> StepWork:
-        """Work of one step; to be asked once for every step and in their order, as some methods count them."""
+        """Work of one step. Call it once for each step, in order, because some methods count the calls."""
         return step_work(plan, self.config, self.roofline.shape.n_layers)
 
 
 def copying(work: StepWork, shape: ModelShape, bytes_per_logit: int) -> StepWork:
-    """``work`` where so many bytes of every logit are read and written beyond what the head and one reader move."""
+    """Return ``work`` with ``bytes_per_logit`` bytes per logit that are moved beyond what the head and one reader move."""
     if not bytes_per_logit:
         return work
     return work._replace(copied_logit_bytes=shape.vocab_rows * bytes_per_logit * work.logit_rows)
 
 
 class StepNotes:
-    """Notes what the cost of a step may depend on besides what it computes. Looks at every step, in their order."""
+    """Adds facts that a step's cost may depend on, besides what it computes. It must see every step, in order."""
 
     def __init__(self) -> None:
         self._last: object = None
@@ -267,15 +267,15 @@ class StepNotes:
 
 
 class BoundedExecutor(DelegatingExecutor):
-    """Adds ``bound_s`` to the outcomes of ``executor``. ``meter`` is the simulated executor of the same method: it
-    knows the work of a step, and its roofline the card."""
+    """Adds ``bound_s`` to the outcomes of ``executor``. ``meter`` is the simulated executor of the same method: it knows each step's work,
+    and its roofline knows the card."""
 
     def __init__(self, executor: Executor, meter: RooflineExecutor) -> None:
         super().__init__(executor)
         self.meter = meter
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        # The meter counts failed steps too, and comes second: a device that lags behind is at work meanwhile.
+        # The meter counts failed steps too. It comes second: a device that lags behind works meanwhile.
         try:
             outcome = self.executor.execute(plan)
         finally:
@@ -288,10 +288,10 @@ class BoundedExecutor(DelegatingExecutor):
 
 
 def step_work(plan: StepPlan, config: EngineConfig, num_layers: int = 1) -> StepWork:
-    """What a plan asks of the hardware (dLLM-Serve §2.3): rows, attention pairs, logits, KV traffic; keys of the mean layer
-    where one of the ``num_layers`` keeps every row and the others select."""
+    """The work that a plan asks of the hardware (dLLM-Serve §2.3): rows, attention pairs, logits, KV traffic. If one of ``num_layers``
+    layers keeps every row and the others select, keys are those of the mean layer."""
     query_rows = pairs = read = written = wanted = 0
-    # A padded batch attends over as many keys for every member as the longest has.
+    # In a padded batch, every member attends over as many keys as the longest has.
     padded_keys = 0 if plan.pad_to is None else max([item.key_tokens for item in plan.items])
     settles, sparsity = config.settling.settles, config.sparsity
     selects = sparsity.whole_layer is not None
@@ -319,8 +319,7 @@ def step_work(plan: StepPlan, config: EngineConfig, num_layers: int = 1) -> Step
 
 
 def summed(totals: Sequence[int], plan: StepPlan, config: EngineConfig) -> StepWork:
-    """``totals`` over a plan's items: query rows, attention pairs, K/V rows read and written, and rows of logits where none but those
-    that are wanted are made."""
+    """Make the work of ``totals`` over a plan's items: query rows, attention pairs, K/V rows read and written, and wanted logit rows."""
     query_rows, pairs, read, written, wanted = totals
     if plan.pad_to is None and config.logit_rows == "decomposed":
         logit_rows, chunks = wanted, max(1, -(-wanted // config.max_num_logits))
@@ -330,11 +329,11 @@ def summed(totals: Sequence[int], plan: StepPlan, config: EngineConfig) -> StepW
 
 
 DATA = ("confidences", "ids", "attention")
-"""Confidences of a step's tokens, the ids themselves, prompts included, and what the model attended to."""
+"""Data that only a model gives: confidences of a step's tokens, token ids (prompts included), and what the model attended to."""
 
 
 def check_simulated(kind: str, policy: object, *, keeps_state: bool = False) -> None:
-    """Raise UserError for a policy that cannot be simulated; ``keeps_state`` where its kind does so to do its work."""
+    """Raise UserError for a policy that cannot be simulated; ``keeps_state`` if policies of its kind keep state to do their work."""
     name = policy.__name__ if isinstance(policy, type) else type(policy).__name__
     needs: Collection[str] | None = getattr(policy, "needs", None)
     is_set = isinstance(needs, Collection) and not isinstance(needs, str)
@@ -353,7 +352,7 @@ def check_simulated(kind: str, policy: object, *, keeps_state: bool = False) -> 
 
 
 def check_simulated_generation(generation: GenerationConfig) -> None:
-    """Raise UserError for a request of which only the model knows how many steps it takes, or what they cost."""
+    """Raise UserError for a request if only the model knows how many steps it takes, or what they cost."""
     reasons = {
         "stop_at_eos": "where a request ends depends on the model",
         "threshold": "how many tokens pass it depends on the model",

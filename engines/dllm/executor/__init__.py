@@ -1,1 +1,1 @@
-"""What runs a step plan: a torch model, or a roofline."""
+"""Executors, which run step plans on a torch model."""

@@ -1,8 +1,8 @@
-"""Makes a torch executor of its parts: those all systems share, and dLLM-Serve's own: packed steps, logits in chunks and the sparse cache's
-pool (dLLM-Serve §4).
+"""Composes a torch executor of the parts that all systems share and dLLM-Serve's own (§4): packed steps, chunked logits, the sparse cache's
+pool.
 
-It also measures what the worst packed step allocates, with ``max_num_logits`` enforced (§4.2): a dummy step of Refresh requests that fill
-the token budget to the last token, building their caches, on the model and device that will serve.
+It also measures what the worst packed step allocates, with ``max_num_logits`` enforced (§4.2). That dummy step consists of Refresh requests
+that fill the token budget to the last token and build their caches. It runs on the model and device that will serve.
 """
 
 import gc
@@ -37,12 +37,12 @@ from engines.runtime.graphs import Recorder
 from engines.runtime.step_timer import StepTimer, timer_of
 
 Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Attends the Refresh or the Reuse rows of q to k and v, into the given output or its own; returns which."""
+"""Attends the Refresh or the Reuse rows of q to k and v; writes into the given output or its own, and returns which."""
 
 
 class PackedAttend:
-    """Writes the rows of Reuse requests, and the retained ones of requests that build their cache, to the pool. ``whole_layer``
-    keeps every row where the others select."""
+    """Attention of packed steps. It writes to the pool the rows of Reuse requests, and the retained rows of requests that build their
+    cache. ``whole_layer`` keeps every row while the other layers select."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class PackedAttend:
         return over(rows.refresh_runs, rows.refresh_runs), over(rows.reuse_q_runs, rows.reuse_k_runs)
 
     def _by_spans(self, rows: StepRows, spans: tuple[Spans, Spans]) -> tuple[Part, Part]:
-        """A step of one kind is attended whole, into the backend's own output."""
+        """Attend a step with only Refresh or only Reuse rows as a whole, into the backend's own output."""
         attention, is_mixed = self._attention, bool(rows.refresh_runs and rows.reuse_q_runs)
         first, own = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
 
@@ -120,14 +120,14 @@ class PackedAttend:
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """The parts that every system's executor has alike, for one model and configuration."""
+    """The parts that every system's executor has, for one model and configuration."""
 
     model: DiffusionModel
     config: EngineConfig
     device: torch.device
     kernels: KernelChoice
     recorder: Recorder | None
-    """How forwards are captured; None where they are not."""
+    """Captures forwards; None if they are not captured."""
     state: RequestState
     staging: Staging
     timer: StepTimer
@@ -143,8 +143,8 @@ class Shared:
         recorder: Recorder | None = None,
         host_norms: bool = True,
     ) -> "Shared":
-        """``num_slots`` requests at most are resident, by default ``max_num_seqs``. ``attention`` is the backend of a
-        system without a choice of one; ``recorder`` captures forwards in place of the device's own; ``host_norms`` as for
+        """Make the shared parts. At most ``num_slots`` requests are resident, by default ``max_num_seqs``. ``attention`` is the backend of
+        a system without a choice of one. ``recorder`` captures forwards instead of the device's own; ``host_norms`` is as in
         ``KernelChoice.fuse_layers``."""
         shape, device = model.config, next(model.parameters()).device
         with on(device):
@@ -172,7 +172,7 @@ class Shared:
         )
 
     def pool(self, kv_rows: int) -> PoolTensors:
-        """``kv_rows`` rows, and one more for the padding of captured graphs."""
+        """A pool of ``kv_rows`` rows, and one more for the padding of captured graphs."""
         return PoolTensors.of(self.model, kv_rows + (self.recorder is not None))
 
     def executor(
@@ -189,8 +189,8 @@ class Shared:
         stop_ids: Collection[int] | None = None,
         profile_every: int = 0,
     ) -> TorchExecutor:
-        """``stop_ids`` end requests with ``stop_at_eos``; the default is the model's end of text alone.
-        ``also_validate`` refuses what the method cannot run."""
+        """Make the executor. ``stop_ids`` end requests with ``stop_at_eos``, by default only the model's end of text. ``also_validate``
+        refuses requests that the method cannot run."""
         shape, config, state, staging = self.model.config, self.config, self.state, self.staging
         layouts = Layouts(
             state,
@@ -229,7 +229,7 @@ def packed_executor(
     profile_every: int = 0,
     recorder: Recorder | None = None,
 ) -> TorchExecutor:
-    """See ``Shared``; the pool holds ``kv_rows`` rows."""
+    """Make dLLM-Serve's executor, with a pool of ``kv_rows`` rows; see ``Shared`` for the rest."""
     config.sparsity.check_layers(model.config.n_layers)
     shared = Shared.of(model, config, num_slots=num_slots, recorder=recorder)
     kernels, state, staging, timer = shared.kernels, shared.state, shared.staging, shared.timer
@@ -267,7 +267,7 @@ def packed_executor(
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredPeak:
-    """Bytes above what was allocated before (weights, KV pool, request state)."""
+    """Measured peaks, in bytes above what was allocated before (weights, KV pool, request state)."""
 
     activation_bytes: int
     """Peak of a whole worst-case step; its few logit rows are included."""
@@ -286,7 +286,7 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
         logit_rows="decomposed",
         scheduler="phase",
         tie_policy="stable",
-        decode=replace(config.decode, learns="nothing"),  # its Refreshes are nobody's choice
+        decode=replace(config.decode, learns="nothing"),  # no rule chooses the rows of its Refreshes
     )
     requests = _filling_requests(model, executor_config, generation)
     rows = sum(cache_rows(request.total_len, request.generation, config.sparsity) for request in requests)
@@ -304,7 +304,7 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
     hidden = torch.zeros(
         (config.max_num_batched_tokens, model.config.d_model), dtype=next(model.parameters()).dtype, device=device
     )
-    reduction = KernelChoice(model, config).reduction  # the one that serves
+    reduction = KernelChoice(model, config).reduction  # the reduction that will serve
 
     @torch.inference_mode()
     def head() -> None:
@@ -314,7 +314,7 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
 
 
 def _filling_requests(model: DiffusionModel, config: EngineConfig, generation: GenerationConfig) -> list[Request]:
-    """Requests of the longest length, and one of what is left, that together fill the budget."""
+    """Requests of the longest length, and one of the remaining length, that together fill the budget."""
     longest = min(config.max_model_len, model.config.max_sequence_length, config.max_num_batched_tokens)
     full, rest = divmod(config.max_num_batched_tokens, longest)
     lengths = [longest] * full + ([rest] if rest > generation.gen_length else [])
@@ -331,14 +331,14 @@ def _filling_requests(model: DiffusionModel, config: EngineConfig, generation: G
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """Largest number of bytes ``run`` held at once, beyond what was allocated when it began."""
-    # Whether garbage is collected in the middle of a run hangs on what ran before: none is, and a peak is the same each time.
+    """Return the largest number of bytes that ``run`` held at once, beyond those allocated when it began."""
+    # Garbage collection in the middle of a run depends on earlier runs; without it a peak is the same each time.
     with without_collection():
         return _cuda_peak(run, device) if device.type == "cuda" else _cpu_peak(run)
 
 
 def _cuda_peak(run: Callable[[], object], device: torch.device) -> int:
-    gc.collect()  # what earlier runs left would hide as many bytes when it is freed
+    gc.collect()  # garbage of earlier runs, freed later, would hide as many bytes
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -348,9 +348,9 @@ def _cuda_peak(run: Callable[[], object], device: torch.device) -> int:
 
 
 def _cpu_peak(run: Callable[[], object]) -> int:
-    """From the allocator's own events: exact, kernels' internal temporaries included."""
+    """Peak from the allocator's own events: exact, including the kernels' internal temporaries."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces itself on stderr otherwise
-    # torch.profiler is this one with schedules and traces, and loads the compiler with them.
+    # torch.profiler wraps this profiler with schedules and traces, and loads the compiler with them.
     with profile(profile_memory=True) as profiler:
         run()
     events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]

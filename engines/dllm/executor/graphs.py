@@ -1,11 +1,10 @@
 """CUDA graphs of a step's forward, captured beforehand for a few sizes.
 
-A step of few rows takes a GPU less time than launching its kernels one by one takes the host. Its forward is then
-replayed (``engines.runtime.graphs``). Steps that build a cache are not captured: what they retain shapes their work.
-Steps of more than MAX_ROWS rows run longer than their launches take, and run eagerly.
+For a step of few rows, a GPU takes less time than the host takes to launch its kernels one by one. We then replay its forward
+(``engines.runtime.graphs``). Steps that build a cache are not captured: the rows they retain shape their work. Steps of more than MAX_ROWS
+rows run longer than their launches take, and run eagerly.
 
-Shapes: N rows and S sequences of a graph; what a step leaves of them is padding, which belongs to a slot and a
-row of the pool that are nobody's.
+Shapes: N rows and S sequences of a graph. The part that a step does not fill is padding, in a slot and a pool row that no request owns.
 """
 
 from bisect import bisect_left
@@ -38,11 +37,11 @@ ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 
 MAX_ROWS = ROWS[-1]
 _MIXED_SEQUENCES = 16
 _QUERY_TILE = 128
-"""Query rows of a flash kernel's block: bounds on the longest window below it cost the same."""
+"""Query rows of a flash kernel's block: all bounds on the longest window up to this cost the same."""
 
 
 class GraphForward:
-    """What is captured of a step: the model over rows whose metadata lies in a buffer of the graph's own."""
+    """The captured part of a step: the model over rows whose metadata lies in the graph's own buffer."""
 
     def __init__(
         self, model: DiffusionModel, attention: VarlenAttention, store: Store, tokens: Tensor, pool: PoolTensors
@@ -77,7 +76,7 @@ class GraphForward:
 
 
 class StepGraphs(Graphs[GraphKey]):
-    """The last slot of ``tokens`` [slots + 1, width] and the last row of the pool are the padding's."""
+    """The captured graphs. The last slot of ``tokens`` [slots + 1, width] and the last row of the pool are for padding."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class StepGraphs(Graphs[GraphKey]):
         self._tokens, self._pool = tokens, pool
 
     def key_of(self, table: ItemTable, packed: PackedRows) -> GraphKey | None:
-        """Key of the smallest captured graph that holds such a step, which builds no cache; None where there is none."""
+        """Return the key of the smallest captured graph that holds such a step, which builds no cache; None if there is none."""
         if packed.num_rows > MAX_ROWS:
             return None
         longest = int(np.diff(packed.base).max())
@@ -109,7 +108,7 @@ class StepGraphs(Graphs[GraphKey]):
         self.record(key, metadata, partial(self._forward, key))
 
     def run(self, key: GraphKey, table: ItemTable, packed: PackedRows, fresh: Fresh | None = None) -> Tensor:
-        """[N, d] hidden states, the step's rows first; overwritten by the next step of this size."""
+        """Replay; return [N, d] hidden states, the step's rows first, which the next step of this size overwrites."""
 
         def amend(numbers: Tensor) -> None:
             if fresh is not None:
@@ -119,7 +118,7 @@ class StepGraphs(Graphs[GraphKey]):
         return self.replay(key, self._metadata(key, table, packed), amend)
 
     def _metadata(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> tuple[np.ndarray, ...]:
-        """In the graph's sizes."""
+        """The step's metadata, padded to the graph's sizes."""
         slots, width = self._tokens.shape
         padding_row = self._pool.num_rows - 1
         m, first, n = table.num_refresh, packed.num_refresh_rows, packed.num_rows
@@ -130,7 +129,7 @@ class StepGraphs(Graphs[GraphKey]):
         pool_row[first:n] = packed.pool_row
         lengths = np.diff(packed.base)
         refresh = SpanMetadata.of_lengths(lengths[:m], size=key.sequences)
-        # The first Reuse sequence stands for the rows of the Refresh ones, whose attention comes after.
+        # The first Reuse sequence stands for the rows of the Refresh sequences, whose attention comes after.
         reuse = SpanMetadata.of_lengths(
             np.append(first, lengths[m:]),
             np.append(padding_row, table.kv_start[m:]),
@@ -141,7 +140,7 @@ class StepGraphs(Graphs[GraphKey]):
 
 
 def metadata_size(key: GraphKey) -> int:
-    """Numbers in a graph's buffer."""
+    """How many numbers a graph's buffer holds."""
     return sum(_sizes(key))
 
 
@@ -152,7 +151,7 @@ def _sizes(key: GraphKey) -> list[int]:
 
 
 def graph_key(rows: int, sequences: int, longest: int, *, has_refresh: bool) -> GraphKey:
-    """The smallest size that holds ``rows`` <= MAX_ROWS of ``sequences``, of which none has more than ``longest``."""
+    """Return the smallest key that holds ``rows`` <= MAX_ROWS of ``sequences``, each with at most ``longest`` rows."""
     return GraphKey(
         rows=ROWS[bisect_left(ROWS, rows)],
         sequences=1 << (sequences - 1).bit_length(),
@@ -162,15 +161,15 @@ def graph_key(rows: int, sequences: int, longest: int, *, has_refresh: bool) -> 
 
 
 def mixed_keys(max_num_seqs: int) -> Iterator[GraphKey]:
-    """Keys of steps in which some requests are computed in full and none builds a cache. One size of sequences and windows
-    does for each number of rows: empty blocks of a launch cost little beside a full forward."""
+    """Keys of steps that compute some requests in full and build no cache. One size of sequences and windows per number of rows is enough:
+    empty blocks of a launch cost little beside a full forward."""
     for rows in ROWS:
         yield graph_key(rows, min(max_num_seqs, _MIXED_SEQUENCES), min(rows, MAX_ROWS), has_refresh=True)
 
 
 def reuse_keys(max_num_seqs: int, block_length: int, *, settles: bool = False) -> Iterator[GraphKey]:
-    """Keys of steps in which up to ``max_num_seqs`` requests reuse their caches, each with a block of that length, or with any part
-    of one where rows settle."""
+    """Keys of steps in which up to ``max_num_seqs`` requests reuse their caches. Each has a block of ``block_length`` rows, or any part of
+    one if rows settle."""
     for sequences in range(1, max_num_seqs + 1):
         if sequences * block_length > MAX_ROWS:
             return
@@ -182,7 +181,7 @@ def reuse_keys(max_num_seqs: int, block_length: int, *, settles: bool = False) -
 
 
 class PackedForward:
-    """One packed forward, as a captured graph or operator by operator, and the second one guidance takes."""
+    """One packed forward, as a captured graph or operator by operator, and the second one that guidance needs."""
 
     def __init__(
         self, model: DiffusionModel, state: RequestState, staging: Staging, graphs: StepGraphs | None = None

@@ -1,4 +1,4 @@
-"""Where the rows of a step lie, on the device: all of its metadata in one transfer, shared by the steps of a block."""
+"""Places the rows of a step on the device: all of its metadata in one transfer, shared by the steps of a block."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -37,22 +37,22 @@ from engines.runtime.step_timer import StepTimer
 
 
 class HostRows(NamedTuple):
-    """A step's rows before they are sent."""
+    """The rows of a step before they are sent to the device."""
 
     packed: PackedRows
     arrays: Sequence[Ints] = ()
     on_device: Callable[[Sequence[Tensor], Fresh | None], EagerRows | GraphRows | None] = lambda *_: None
-    """From ``arrays`` on the device, and the rows that it found fresh."""
+    """Makes the rows from ``arrays`` on the device and the fresh rows that the device found."""
 
 
 class RowLayout(Protocol):
-    """How a system's requests become rows of a forward."""
+    """Turns a system's requests into rows of a forward."""
 
     def of(self, items: Sequence[PlanItem], table: ItemTable, pad_to: int | None) -> HostRows: ...
 
 
 class Layouts:
-    """Keeps the last step's layout for the next one that computes the same rows.
+    """Keeps the last step's layout for the next step if that computes the same rows.
 
     ``wants_every_place``: committed positions get logits too.
     """
@@ -79,7 +79,7 @@ class Layouts:
             self._timer.detailed,
             slots,
             [(i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows, i.kv_start) for i in items],
-            # Rows settle from step to step, and the device is told the step in which a token was committed.
+            # Rows settle from step to step, and the device must know the step in which a token was committed.
             [i[_FROM:] for i in items] if self._state.settles else [i[_CHOICES:] for i in items],
         )
         if self._last is None or self._last[0] != key:
@@ -90,7 +90,7 @@ class Layouts:
         self._last = None
 
     def _new(self, items: Sequence[PlanItem], table: ItemTable, pad_to: int | None) -> StepLayout:
-        """All metadata in one transfer but for the candidates."""
+        """Send all metadata in one transfer, except the candidates'."""
         host = self._rows.of(items, table, pad_to)
         places = BlockRows.of(table, host.packed.base, width=self._state.width, shifts_logits=self._shifts_logits)
         arrays = [places.position, places.packed, places.flat, table.slot]
@@ -123,11 +123,11 @@ _FROM, _CHOICES = PlanItem._fields.index("step_in_block"), PlanItem._fields.inde
 
 
 RowLengths = Callable[[Sequence[PlanItem], int | None], Ints]
-"""Packed rows of each request, from the items and the length they are padded to."""
+"""Returns the packed rows of each request, from the items and the length they are padded to."""
 
 
 class Keys(TypedDict):
-    """The fields of ``StepRows`` that follow from what layers retain."""
+    """The fields of ``StepRows`` that depend on how many rows layers retain."""
 
     reuse_k_runs: list[Run]
     spans: tuple[Spans, Spans] | None
@@ -136,21 +136,21 @@ class Keys(TypedDict):
 
 
 class HostKeys(NamedTuple):
-    """What layers attend to and pack that retain equally many rows, before it is sent."""
+    """The keys and packing of layers that retain equally many rows, before they are sent."""
 
     arrays: Sequence[Ints]
     on_device: Callable[[Sequence[Tensor]], Keys]
 
 
 class SelectingLayers(NamedTuple):
-    """Layers that select, where one keeps every row."""
+    """The layers that select, if one layer keeps every row."""
 
     sparsity: SparsityConfig
     selection: SelectAndPack
 
 
 class PackedLayout:
-    """One forward over all requests' rows, those of Refresh requests first; replayed where a graph holds them."""
+    """Lays out one forward over all requests' rows, those of Refresh requests first; a captured graph replays it if one holds them."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class PackedLayout:
         graphs: StepGraphs | None = None,
         row_lengths: RowLengths | None = None,
     ) -> None:
-        """Without ``row_lengths`` a request's rows are its query tokens: nothing is padded."""
+        """Without ``row_lengths``, a request's rows are its query tokens, without padding."""
         self._model, self._state, self._timer = model, state, timer
         self._selection, self._attend = selection, attend
         self._sends_spans, self._selecting = sends_spans, selecting
@@ -216,7 +216,7 @@ class PackedLayout:
         start, key_len, gathered = table.keys()
         start, key_len = start[m:], key_len[m:]
         if self._sends_spans:
-            # ``Spans`` of the Refresh sequences, then of the Reuse ones, whose queries are counted from their own first.
+            # ``Spans`` of the Refresh sequences, then of the Reuse sequences, whose queries count from their own first row.
             lengths = np.diff(packed.base)
             reuse = SpanMetadata.of_lengths(lengths[m:], start, key_len)
             arrays.append(np.concatenate((*SpanMetadata.of_lengths(lengths[:m]), *reuse)).astype(np.int64))
@@ -238,7 +238,7 @@ class PackedLayout:
         return HostKeys(arrays, on_device)
 
     def _pack(self, build: BuildRows, selection: SelectAndPack, sent: Sequence[Tensor]) -> Pack:
-        """Where rows may settle, those of the block are kept too: the next step may leave out some."""
+        """Make the packing. If rows may settle, it also keeps the block's rows: the next step may leave out some."""
         if not self._state.settles:
             return selection.pack(build, sent)
         source, target, *others = sent

@@ -1,7 +1,7 @@
 """The output of packed steps: which rows get logits, the head (dLLM-Serve §4.3; §3.2 for logits made all at once), and remasking.
 
-Requests that draw their tokens get their random numbers here. Remasking says which candidates become tokens of their request, and
-what the host has to learn of that.
+Requests that draw their tokens get their random numbers here. Remasking decides which candidates become tokens of their request, and what
+the host must learn of them.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -34,8 +34,8 @@ from engines.runtime.rows import MIN_ROWS, Ints
 
 
 class PackedHead:
-    """Logits of the candidates alone, at most ``max_num_logits`` rows of them at a time; or, monolithic, of every row of the
-    step at once, of which the candidates' are reduced."""
+    """Makes logits of the candidates alone, at most ``max_num_logits`` rows at a time. If monolithic, it makes logits of every row of the
+    step at once, and reduces those of the candidates."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PackedHead:
 
 
 def guided_logits(model: DiffusionModel, hidden: Tensor, guidance: Guidance | None, rows: Tensor | slice) -> Tensor:
-    """[M, V] logits of some packed rows, guided where the step has guidance."""
+    """Return [M, V] logits of some packed rows, guided if the step has guidance."""
     logits = model.logits(hidden[rows])
     if guidance is None:
         return logits
@@ -78,7 +78,7 @@ def guided_logits(model: DiffusionModel, hidden: Tensor, guidance: Guidance | No
 
 
 def first_places(counts: Ints, block: BlockPlaces, places: Tensor | None, staging: Staging) -> Candidates:
-    """The first ``counts`` of every request's ``places`` [n, B]; None takes a block's places in order."""
+    """The first ``counts`` of each request's ``places`` [n, B]; None takes a block's places in order."""
     width = block.positions.shape[1]
     if places is not None and len(counts) == 1 and counts[0] >= MIN_ROWS:
         cell, item = places[0, : counts[0]], np.zeros(counts[0], dtype=np.int64)
@@ -92,7 +92,7 @@ def first_places(counts: Ints, block: BlockPlaces, places: Tensor | None, stagin
 
 
 class CandidateChoice:
-    """The masked places of every block, or all of them where a layout says so."""
+    """Picks the places that get logits: the masked places of each block, or all places if the layout says so."""
 
     def __init__(self, state: RequestState, staging: Staging, *, vocab_size: int) -> None:
         self._state, self._staging = state, staging
@@ -101,13 +101,13 @@ class CandidateChoice:
     def of(self, items: Sequence[PlanItem], layout: StepLayout, found: BlockTokens) -> Candidates:
         if layout.every is not None:
             return layout.every
-        # How many positions are masked is known here without asking the device; which, there.
+        # The host knows how many positions are masked without asking the device; only the device knows which.
         fixed = found.fixed.byte() if found.fixed.is_cuda else found.fixed
         places = fixed.sort(dim=1, stable=True).indices
         return first_places(np.array([item.candidates for item in items]), layout.block, places, self._staging)
 
     def sampling(self, items: Sequence[PlanItem], candidates: Candidates, block: BlockPlaces) -> Sampling | None:
-        """None where no resident request draws at random."""
+        """The random numbers of a step; None if no resident request draws at random."""
         if not self._state.sampled:
             return None
         generations, draws = self._state.generations(items), self._state.next_draws(items)
@@ -128,27 +128,27 @@ class CandidateChoice:
 
 
 RankedSpan = Callable[[PlanItem, Request], tuple[int, int]]
-"""Where the active block begins in what a published sampler ranks, and how long that is."""
+"""Returns where the active block begins among the positions that a published sampler ranks, and how many those are."""
 
 
 class Committed(NamedTuple):
     counts: list[int]
-    """Tokens per item."""
+    """How many tokens each item committed."""
     stops: dict[int, int]
     """``StepOutcome.stops``"""
     confidences: list[tuple[float, ...]] | None = None
-    """Those of the tokens of each item, the best first, where they are told."""
+    """Confidences of each item's tokens, best first, if the rule asks for them."""
     learned: list[Learned] | None = None
-    """Each item's, where a rule that chooses rows asks; its importance is told elsewhere."""
+    """The ``Learned`` of each item, if a rule that chooses rows asks; its importance comes from elsewhere."""
 
 
 def forwarded_span(item: PlanItem, request: Request) -> tuple[int, int]:
-    """All positions on a Refresh, the window on a Reuse."""
+    """Rank all positions on a Refresh, the window on a Reuse."""
     return item.block_start if item.phase.is_refresh else 0, item.query_tokens
 
 
 def _limits(generation: GenerationConfig, item: PlanItem, *, relax: float) -> tuple[float, ...]:
-    """Threshold and factor of a request's step, then LocalLeap's levels and radius; where it has none, what nothing reaches."""
+    """Threshold and factor of a request's step, then LocalLeap's levels and radius. If a request has no level, one that nothing reaches."""
     threshold = np.inf if generation.threshold is None else generation.threshold
     if relax and item.step_in_block:
         rows = item.total_len - item.block_start
@@ -160,19 +160,19 @@ def _limits(generation: GenerationConfig, item: PlanItem, *, relax: float) -> tu
 def _learned(
     items: Sequence[PlanItem], at: Sequence[Sequence[int]], surest: Sequence[tuple[float, ...]]
 ) -> list[Learned]:
-    """From the places in the block that each item committed."""
+    """The ``Learned`` of each item, from the places in its block that it committed."""
     places = [tuple([item.block_start + place for place in own]) for item, own in zip(items, at, strict=True)]
     return [Learned(own, *surest[i : i + 1]) for i, own in enumerate(places)]
 
 
 def _told(confidence: Tensor, chosen: Tensor) -> list[tuple[float, ...]]:
-    """[n, B] each."""
+    """Confidences of the chosen places of each item, best first; both arguments are [n, B]."""
     rows = zip(confidence.tolist(), chosen.tolist(), strict=True)
     return [tuple(sorted(compress(own, places), reverse=True)) for own, places in rows]
 
 
 class Commit:
-    """``stop_ids`` end requests with ``stop_at_eos``."""
+    """Chooses the candidates that become tokens, and writes them; ``stop_ids`` end requests with ``stop_at_eos``."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Commit:
             weights = self._staging.floats(self._weights(items, confidence.shape))
             confidence = (confidence * weights).masked_fill_((weights < 0) | found.fixed, -torch.inf)
         if self._commits_best(items):
-            most, best = confidence.max(dim=1, keepdim=True)  # of equals the first, as documented
+            most, best = confidence.max(dim=1, keepdim=True)  # max takes the first of equals, as documented
             self._state.check_finite(block.slot, most.squeeze(1))
             self._state.commit(block, block.flat.gather(1, best), token.gather(1, best))
             committed = self._read_back(items, block, None, [1] * len(items))
@@ -225,9 +225,9 @@ class Commit:
                 committed = committed._replace(learned=_learned(items, at, surest if learns == "attention" else ()))
             return committed._replace(confidences=[tuple(own) for own in most.tolist()]) if tells else committed
         self._state.check_finite(block.slot, confidence.amax(dim=1))
-        # Nothing compares with NaN: a request that is lost anyway goes on to its end, as fast as any.
+        # NaN compares with nothing. A request with NaN is lost anyway, and goes on to its end as fast as any.
         confidence = confidence.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
-        ranked = confidence.clone() if tells else confidence  # choosing marks places in it
+        ranked = confidence.clone() if tells else confidence  # choosing overwrites places in it
         chosen, known = self._choose(items, confidence, block)
         self._state.commit_chosen(block, chosen, token, found)
         committed = self._read_back(items, block, chosen, known)
@@ -238,7 +238,7 @@ class Commit:
 
     @staticmethod
     def _weights(items: Sequence[PlanItem], shape: Sequence[int]) -> NDArray[np.float64]:
-        """[n, B], 1 where nothing is said."""
+        """Weights of confidences [n, B], 1 if a rule gives none."""
         weights = np.ones(tuple(shape))
         for item, own in zip(items, weights, strict=True):
             if item.chosen.weights:
@@ -246,7 +246,7 @@ class Commit:
         return weights
 
     def _commits_best(self, items: Sequence[PlanItem]) -> bool:
-        """Whether every request commits its most confident masked position, no more and no other: most steps."""
+        """Whether every request commits exactly its most confident masked position, as in most steps."""
         if self._decode.quota == "origin" or self._decode.first_step != "ranked" or self._is_parity:
             return False
         return not self._state.parallel and all(item.commit == 1 for item in items)
@@ -254,7 +254,7 @@ class Commit:
     def _choose(
         self, items: Sequence[PlanItem], confidence: Tensor, block: BlockPlaces
     ) -> tuple[Tensor, list[int] | None]:
-        """Which positions to commit, and how many per item where that does not depend on the model."""
+        """Which positions to commit, and how many per item if that does not depend on the model."""
         decode, staging = self._decode, self._staging
         commit = [item.commit for item in items]
         if decode.quota == "origin":
@@ -297,9 +297,8 @@ class Commit:
     def _read_back(
         self, items: Sequence[PlanItem], block: BlockPlaces, chosen: Tensor | None, known: list[int] | None
     ) -> Committed:
-        """The host waits for the device only to learn what it cannot know: how many tokens parallel decoding
-        committed, and the stop tokens of blocks that are, or then may be, complete. All of it comes in one transfer.
-        """
+        """Read what the host cannot know: how many tokens parallel decoding committed, and stop tokens of blocks that are, or may be,
+        complete. All of it comes in one transfer, and the host waits for the device for nothing else."""
         state = self._state
         if known is not None and not state.stopping:
             return Committed(known, {})
@@ -313,7 +312,7 @@ class Commit:
             return Committed(known, {})
         else:
             counted = torch.zeros(len(items), dtype=torch.int64, device=state.tokens.device)
-        # max_len, the position of a ragged block's padding, is no position of a token.
+        # max_len, the position of a ragged block's padding, is not the position of any token.
         ids = state.tokens.take(block.flat)
         first = torch.where(torch.isin(ids, self._stop_ids), block.positions, state.max_len).amin(dim=1)
         counts, places = torch.stack((counted, first)).tolist()

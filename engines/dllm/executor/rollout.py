@@ -1,8 +1,8 @@
-"""What a step tells a rule that chooses rows: its tokens' places, and by attention rollout which positions its rows heeded.
+"""Attention rollout of a step, for rules that choose rows: how much its rows attended to each position.
 
-Rollout (Abnar and Zuidema, arXiv:2005.00928): with A the mean of the heads' attention, and rows of the identity for positions that were not
-computed, a layer passes (A + I) / 2 on, and a position's importance is its column's sum in the product over the layers. Only sums of
-columns are wanted, so a vector goes back through the layers in place of a product of matrices: q x T a layer.
+Rollout (Abnar and Zuidema, arXiv:2005.00928): A is the mean of the heads' attention, with rows of the identity for positions that were not
+computed. Each layer passes (A + I) / 2 on. A position's importance is the sum of its column in the product over the layers. We need only
+sums of columns, so a vector goes back through the layers instead of a product of matrices: q x T per layer.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from engines.runtime.device import PoolTensors
 
 
 class Rollout:
-    """Attends as ``attend`` does, and keeps every layer's attention of the step."""
+    """Attends as ``attend`` does, but also keeps every layer's attention of the step."""
 
     def __init__(self, attend: AttendFactory, pool: PoolTensors) -> None:
         self._attend, self._pool = attend, pool
@@ -31,7 +31,7 @@ class Rollout:
         self._layers = []
 
         def keeping(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            asked = q.clone()  # what attends may write over it
+            asked = q.clone()  # attention may overwrite q
             out = attend(layer, q, k, v)
             self._layers.append([self._mean_attention(asked, layer, *each) for each in zip(items, runs, strict=True)])
             return out
@@ -39,14 +39,14 @@ class Rollout:
         return keeping
 
     def _mean_attention(self, q: Tensor, layer: int, item: PlanItem, run: Run) -> Tensor:
-        """[rows, T] of an item."""
+        """The heads' mean attention [rows, T] of an item."""
         own, keys = q[slice(*run)], self._pool.k[layer][item.kv_start : item.kv_start + item.total_len]
         keys = keys.repeat_interleave(own.shape[1] // keys.shape[1], dim=1)
         scores = own.transpose(0, 1) @ keys.permute(1, 2, 0) / own.shape[-1] ** 0.5
         return torch.softmax(scores.float(), dim=-1).mean(dim=0)
 
     def importance(self, items: Sequence[PlanItem]) -> list[tuple[float, ...]]:
-        """That of every position of each item, in the step that was run last."""
+        """The importance of each position of each item, in the last step."""
         found = []
         for place, item in enumerate(items):
             rows = torch.from_numpy(np.array(array_of(item.chosen.rows))).to(self._pool.k.device)

@@ -1,4 +1,4 @@
-"""Resident requests: their token ids in slots on the device, and what the host has to know of each."""
+"""Resident requests: their token ids, in slots on the device, and the facts about each that the host needs."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ from engines.runtime.device import Staging
 
 
 class RequestState:
-    """``num_slots`` requests at most. Ids go to the device once, at admission, and come back once, at the end.
+    """The state of at most ``num_slots`` requests. Ids go to the device once, at admission, and come back once, at the end.
 
-    ``spare`` slots more belong to no request: what a captured graph is padded with.
+    ``spare`` more slots belong to no request: they pad captured graphs.
     """
 
     def __init__(
@@ -31,14 +31,14 @@ class RequestState:
         settles: bool = False,
     ) -> None:
         self.max_len = max_len
-        # The last column belongs to no position: padding of a ragged block is read from and written to it.
+        # The last column belongs to no position: padding of a ragged block reads and writes it.
         self.tokens = torch.full(
             (num_slots + spare, max_len + 1), shape.mask_token_id, dtype=torch.int64, device=device
         )
         self._committed_in = torch.zeros_like(self.tokens) if settles else None
-        """Step of its block in which a token was committed; of a mask any number."""
+        """Step of its block in which a token was committed; any number for a mask."""
         self._taint = torch.zeros(num_slots + spare, dtype=torch.int64, device=device)
-        """By slot, the steps in which a row of the request's logits was not finite; read with its ids."""
+        """For each slot, in how many steps a row of the request's logits was not finite; read with its ids."""
         self._mask_id, self._eos_id = shape.mask_token_id, shape.eos_token_id
         self._staging = staging
         self._free = list(range(num_slots))
@@ -46,7 +46,7 @@ class RequestState:
         self._requests: dict[int, Request] = {}
         self._draws: dict[int, int] = {}
         self._ends: dict[int, int] = {}
-        """Where requests end that a stop token ends."""
+        """Request id -> its end position, for requests that a stop token ended."""
         self.guided: set[int] = set()
         self.sampled: set[int] = set()
         """Requests whose steps need random numbers."""
@@ -68,7 +68,7 @@ class RequestState:
         return not self._requests
 
     def admit(self, requests: Sequence[Request]) -> None:
-        """Give each a slot that holds its prompt and masks behind it."""
+        """Give each request a slot that holds its prompt, then masks."""
         if not requests:
             return
         ids, flat = [], []
@@ -98,13 +98,13 @@ class RequestState:
         )
 
     def check_finite(self, slots: Tensor, confidence: Tensor) -> None:
-        """Mark the requests in ``slots`` [n] whose largest confidence [n] of this step is NaN, as every confidence of a
-        row of logits that are not finite is. The device is not waited for."""
+        """Mark the requests in ``slots`` [n] whose largest confidence [n] of this step is NaN. All confidences of a row are NaN if its
+        logits are not finite. This does not wait for the device."""
         self._taint.index_add_(0, slots, confidence.isnan().to(torch.int64))
 
     def release(self, request_id: int) -> tuple[int, ...]:
-        """The generated ids, end-of-text behind an early stop; waits for the device. Raises ExecutorError where some of
-        their logits were not finite: they mean nothing."""
+        """Return the generated ids, with end-of-text after an early stop; waits for the device. Raises ExecutorError if some of the
+        request's logits were not finite: then its ids mean nothing."""
         request = self._requests.pop(request_id, None)
         if request is None:  # lost before it was admitted
             return ()
@@ -115,7 +115,7 @@ class RequestState:
         self._free.append(slot)
         end = self._ends.pop(request_id, request.total_len)
         rest = (self._eos_id,) * (request.total_len - end)
-        # Together, for the device is waited for once.
+        # Both together, so that we wait for the device once.
         *ids, taint = torch.cat((self.tokens[slot, request.prompt_len : end], self._taint[slot : slot + 1])).tolist()
         if taint:
             self._taint[slot] = 0
@@ -135,14 +135,14 @@ class RequestState:
         return [self._slots[item.request_id] for item in items]
 
     def next_draws(self, items: Sequence[PlanItem]) -> list[int]:
-        """How often each request has drawn random numbers so far; counts this time."""
+        """Return how often each request has drawn random numbers before, and count this time."""
         draws = [self._draws[item.request_id] for item in items]
         for item in items:
             self._draws[item.request_id] += 1
         return draws
 
     def end_with(self, item: PlanItem) -> None:
-        """The request ends with its active block."""
+        """Have the request end with its active block."""
         self._ends[item.request_id] = item.block_end
 
     def commit(self, block: BlockPlaces, flat: Tensor, tokens: Tensor) -> None:
@@ -153,7 +153,7 @@ class RequestState:
             self._committed_in.put_(flat, block.step)
 
     def commit_chosen(self, block: BlockPlaces, chosen: Tensor, tokens: Tensor, found: BlockTokens) -> None:
-        """Write those of the tokens [n, B] of a step that are chosen."""
+        """Write the chosen ones of the tokens [n, B] of a step."""
         self.tokens.put_(block.flat, torch.where(chosen, tokens, found.ids))
         if self._committed_in is not None:
             assert block.step is not None
@@ -161,7 +161,7 @@ class RequestState:
             self._committed_in.put_(block.flat, torch.where(chosen, block.step, before))
 
     def fresh_rows(self, block: BlockPlaces, sent: Sequence[Tensor]) -> Fresh:
-        """The last requests of a step have settled rows; ``sent`` are ``FreshRows.arrays`` of them."""
+        """Find the rows to compute of the last requests of a step, which have settled rows; ``sent`` holds their ``FreshRows.arrays``."""
         assert self._committed_in is not None
         settled_before, base, behind, first_cell, rank = sent
         count = len(base)

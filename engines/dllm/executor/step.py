@@ -1,10 +1,10 @@
-"""What the parts of the torch executor hand each other in one step.
+"""The data that the parts of the torch executor hand to each other in one step.
 
-Shapes: n requests or plan items, those in a Refresh first; N packed rows; B the longest active block. Row indices are int64. Where the
-rows of a packed step lie is in plain arrays over its items, built once per step.
+Shapes: n requests or plan items, those in a Refresh first; N packed rows; B the longest active block. Row indices are int64. Plain arrays
+over the items, built once per step, say where its packed rows lie.
 
-Select-and-pack (dLLM-Serve §4.5): the retained rows of building requests go densely into the KV pool; the index
-map ends here. Two executions of one rule: torch operators, and Triton kernels that store no index.
+Select-and-pack (dLLM-Serve §4.5) packs the retained rows of building requests densely into the KV pool; nothing keeps the index map. There
+are two implementations of one rule: torch operators, and Triton kernels that store no index.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,27 +44,27 @@ class ItemTable:
     kv_start: Ints
     step_in_block: Ints
     first: Ints
-    """Position of its first row, where none has settled."""
+    """Position of each item's first row, if none has settled."""
     num_rows: Ints
-    """Query tokens."""
+    """Query tokens of each item."""
     settled_before: Ints
     num_settling: int = 0
-    """The last items, whose steps leave out settled rows: which ones, the device knows."""
+    """How many items leave out settled rows. They come last; only the device knows which rows those are."""
     suffixes: Sequence[bytes] = ()
-    """Each item's, where some have any."""
+    """The suffix of each item, if some item has one."""
     chosen: Sequence[Chosen] = ()
-    """Each item's, where a rule chooses rows."""
+    """The chosen rows of each item, if a rule chooses rows."""
 
     @staticmethod
     def of(items: Sequence[PlanItem], slots: Sequence[int]) -> "ItemTable":
-        """``items`` with those in a Refresh first and those with settled rows last."""
+        """Make the table of ``items``, those in a Refresh first and those with settled rows last."""
         numbers = np.array([item[_FIRST:_END] for item in items], dtype=np.int64)
         columns = numbers.reshape(-1, _END - _FIRST).T
         total_len, block_start, block_end, window_end, _, masks_left, kept, kv_start, step, _, *left_out = columns
         first, settled, before = left_out
         num_refresh = sum([item.phase.is_refresh for item in items])
         is_reuse = np.arange(len(items)) >= num_refresh
-        if first.any():  # a PARTIAL is computed to the end
+        if first.any():  # a PARTIAL computes its rows to the end
             is_reuse &= first == 0
         first = np.where(is_reuse, block_start, first)
         num_rows = np.where(is_reuse, window_end, total_len) - first - settled
@@ -89,8 +89,8 @@ class ItemTable:
         )
 
     def keys(self) -> tuple[Ints, Ints, Ints | None]:
-        """Where each item's keys begin in the pool and how many they are, where it is no Refresh. Where those of some item are not all
-        that it has, also the rows of the pool that are gathered, in which they then begin."""
+        """Return where each item's keys begin in the pool and how many there are, unless it is a Refresh. If some item attends to only some
+        of its keys, also return the pool rows to gather; the starts then refer to these."""
         if not any(each.keys for each in self.chosen):
             return self.kv_start, self.kept + self.window_end - self.block_start, None
         pairs = zip(self.chosen, self.total_len, strict=True)
@@ -100,13 +100,13 @@ class ItemTable:
         return np.cumsum(count) - count, count, rows
 
     def selecting(self, sparsity: SparsityConfig) -> "ItemTable":
-        """As layers see it that select where one keeps every row: their retained rows end where its do, right before the block, whose
-        rows are the same in all."""
+        """Return the table for the layers that select while one keeps every row. Their retained rows end where that layer's do, right
+        before the block, whose rows are the same in all layers."""
         kept = np.array([sparsity.selected_rows(outside) for outside in self.kept.tolist()], dtype=np.int64)
         return replace(self, kept=kept, kv_start=self.kv_start + self.kept - kept)
 
     def pool_rows(self, item: int, position: Ints) -> Ints:
-        """Where K and V of an item's positions lie that keeps every row of its context: prefix, suffix, window."""
+        """Return the pool rows of an item's positions, if it keeps every row of its context: prefix, suffix, window."""
         start, end, kv_start = self.block_start[item], self.window_end[item], self.kv_start[item]
         place = np.where(position < start, position, self.kept[item] + position - start)
         return kv_start + np.where(position < end, place, position - (end - start))
@@ -114,7 +114,7 @@ class ItemTable:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRows:
-    """Packed rows and what they attend to."""
+    """The packed rows of a step, and the keys they attend to."""
 
     num_rows: int
     num_refresh_rows: int
@@ -125,14 +125,14 @@ class PackedRows:
     flat: Ints
     """[max(N, least)] index into the token store, ``width`` columns a slot."""
     pool_row: Ints
-    """[N - num_refresh_rows] where a Reuse row's K and V go: right behind the retained rows. Where rows have settled, those of other
-    rows of the block stand here and in ``position`` and ``flat``, until the device says which are computed (``FreshRows``)."""
+    """[N - num_refresh_rows] where a Reuse row's K and V go: right behind the retained rows. If rows have settled, the entries of other
+    rows of the block stand here, in ``position`` and in ``flat``. The device later says which are computed (``FreshRows``)."""
     key_len: Ints
-    """[n - num_refresh] rows of the pool that each Reuse attends to, from its ``kv_start``."""
+    """[n - num_refresh] how many rows of the pool each Reuse attends to, from its ``kv_start``."""
 
     @staticmethod
     def of(table: ItemTable, lengths: Ints | None, *, width: int, least: int) -> "PackedRows":
-        """``lengths`` are the packed rows of each item; None packs query tokens without padding."""
+        """``lengths`` holds the number of packed rows of each item; None packs query tokens without padding."""
         num_refresh, first = table.num_refresh, table.first
         lengths = table.num_rows if lengths is None else lengths
         base = np.zeros(len(lengths) + 1, dtype=np.int64)
@@ -171,18 +171,18 @@ class PackedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRows:
-    """[n, B] of the active blocks: position, packed row, index into the token store."""
+    """The places [n, B] of the active blocks: position, packed row, index into the token store."""
 
     position: Ints
     packed: Ints
     flat: Ints
     inside: NDArray[np.bool_] | None
-    """False past the end of a block shorter than the longest; None where all are equally long."""
+    """False past the end of a block shorter than the longest; None if all are equally long."""
 
     @staticmethod
     def of(table: ItemTable, base: Ints, *, width: int, shifts_logits: bool) -> "BlockRows":
-        """Places past a block's end have position ``width - 1``, which is no token's. Where logits are shifted, row
-        i predicts token i + 1; the first row of whatever was forwarded keeps its own."""
+        """Places past a block's end have position ``width - 1``, which is no token's. If logits are shifted, row i predicts token i + 1;
+        the first forwarded row predicts its own."""
         start = table.block_start[:, None]
         length = table.block_end - table.block_start
         offset = np.arange(length.max())
@@ -206,7 +206,7 @@ class BlockRows:
 
     @staticmethod
     def _of_chosen(table: ItemTable, base: Ints, position: Ints, *, width: int, shift: int) -> "BlockRows":
-        """Only the places that get logits are inside: the row that predicts each is among the item's."""
+        """Only the places that get logits are inside; the row that predicts each is among the item's rows."""
         packed, inside = np.repeat(base[:-1, None], position.shape[1], axis=1), np.zeros(position.shape, dtype=np.bool_)
         for item, each in enumerate(table.chosen):
             places = array_of(each.places)
@@ -220,12 +220,12 @@ class BlockRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """The first ``counts`` places of every block, one behind the other."""
+    """The first ``counts`` places of each block, one block after the other."""
 
     size: int
     request: Ints
     rank: Ints
-    """Both [max(size, least)]; what is past ``size`` repeats place 0 of block 0."""
+    """Both [max(size, least)]; entries past ``size`` repeat place 0 of block 0."""
 
     @staticmethod
     def of(counts: Ints, *, least: int) -> "Places":
@@ -246,7 +246,7 @@ class BuildRows:
     block_len: Ints
     window_len: Ints
     num_context: Ints
-    """Positions outside the window: the prefix as it is, then the suffix past the window."""
+    """Number of positions outside the window: the prefix, then the suffix past the window."""
     kept: Ints
     kv_start: Ints
 
@@ -267,19 +267,19 @@ class BuildRows:
         )
 
     def kept_blocks(self) -> tuple[Ints, Ints]:
-        """Packed rows of the blocks end to end, and the rows of the pool behind the retained ones that are theirs."""
+        """Packed rows of the blocks, one after the other, and their pool rows, behind the retained ones."""
         rank = ranks(self.block_len)
         source = (self.run_start + self.block_start).repeat(self.block_len) + rank
         return source, (self.kv_start + self.kept).repeat(self.block_len) + rank
 
     def block(self) -> tuple[Ints, NDArray[np.bool_]]:
-        """[m, B] packed rows of the blocks, and which are theirs."""
+        """[m, B] packed rows of the blocks, and which of these belong to the block."""
         b = np.arange(self.block_len.max())
         inside = b < self.block_len[:, None]
         return self.run_start[:, None] + np.where(inside, self.block_start[:, None] + b, 0), inside
 
     def context(self) -> tuple[Ints, NDArray[np.bool_]]:
-        """[m, C] packed rows of the contexts, and which are theirs."""
+        """[m, C] packed rows of the contexts, and which of these belong to the context."""
         j = np.arange(self.num_context.max())
         inside = j < self.num_context[:, None]
         position = np.where(j < self.block_start[:, None], j, j + self.window_len[:, None])
@@ -288,7 +288,7 @@ class BuildRows:
 
 @dataclass(frozen=True, kw_only=True)
 class FreshRows:
-    """What the device needs to say which rows of the last c items of a step are computed: those that have not settled, in order.
+    """Data by which the device finds the rows to compute of the last c items of a step: those that have not settled, in order.
 
     Their packed rows are the step's last; B is the longest active block of the step.
     """
@@ -298,9 +298,9 @@ class FreshRows:
     base: Ints
     """[c, 1] first packed row."""
     behind: Ints
-    """[c, 1] row of the pool of the block's first position."""
+    """[c, 1] pool row of the block's first position."""
     cell: Ints
-    """[rows] of each packed row, the place of its item's first position in a flattened [c, B] grid ..."""
+    """[rows] for each packed row, the place of its item's first position in a flattened [c, B] grid ..."""
     rank: Ints
     """... and that place plus its rank among the fresh rows of its item."""
 
@@ -325,27 +325,27 @@ class FreshRows:
 
 
 Pack = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
-"""(pool_k, pool_v [rows, Hkv, D] of a layer, rotated q [N, H, D], k and v [N, Hkv, D] of the packed rows)"""
+"""Called with pool_k, pool_v [rows, Hkv, D] of a layer, rotated q [N, H, D], k and v [N, Hkv, D] of the packed rows."""
 
 
 class SelectAndPack(Protocol):
     def arrays(self, build: BuildRows) -> Sequence[Ints]:
-        """What a step's packing needs on the device."""
+        """The arrays that a step's packing needs on the device."""
 
     def pack(self, build: BuildRows, sent: Sequence[Tensor]) -> Pack:
-        """For the layers of one step, from the arrays on the device."""
+        """Return the packing for the layers of one step, from the arrays on the device."""
 
 
 class TorchSelectAndPack:
-    """The reference, and the CPU's."""
+    """Select-and-pack by torch operators: the reference, and the one for CPUs."""
 
     def __init__(self, config: EngineConfig, ranks: Ranks | None) -> None:
         self.sparsity, self.is_parity = config.sparsity, config.tie_policy == "parity"
         self.ranks = ranks
 
     def arrays(self, build: BuildRows) -> Sequence[Ints]:
-        """Rows of block and context padded to the longest, of every entry its request, rank, context row kept in order,
-        and row of the pool; then which rows of blocks and of contexts are theirs, where not all are."""
+        """Rows of block and context, padded to the longest. For each retained entry: its request, its rank, the context row of that rank in
+        order, and its pool row. Last come flags for rows that are no padding, if there is padding."""
         (block, is_block), (context, is_context) = build.block(), build.context()
         flags = [inside.astype(np.int64) for inside in (is_block, is_context) if not inside.all()]
         request = np.arange(len(build.kept)).repeat(build.kept)
@@ -397,7 +397,7 @@ class _Write(NamedTuple):
 
 
 class TritonSelectAndPack:
-    """Scores and packing are a launch each, from a few numbers per request."""
+    """Scores in one launch and packs in another, from a few numbers per request."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.sparsity = config.sparsity
@@ -425,13 +425,13 @@ class TritonSelectAndPack:
 
 
 def top_rows(score: Tensor, num_kept: int) -> Tensor:
-    """[n, heads, num_kept] context indices, most important first, ties to the lower index."""
+    """[n, heads, num_kept] context indices, most important first; ties go to the lower index."""
     return score.sort(dim=-1, descending=True, stable=True).indices[..., :num_kept]
 
 
 def top_rows_parity(score: Tensor, kept: list[int], num_context: list[int]) -> Tensor:
-    """As ``top_rows`` by ``torch.topk`` on each request's own [1, N] list: the library's order of
-    ties, which is what the published samplers get. For comparisons only."""
+    """Like ``top_rows``, but by ``torch.topk`` on each request's own [1, N] list. Ties follow the library's order, as in the published
+    samplers. For comparisons only."""
     width = max(kept)
     chosen = score.new_zeros((score.shape[0], score.shape[1], width), dtype=torch.int64)
     for i, (count, length) in enumerate(zip(kept, num_context, strict=True)):
@@ -443,7 +443,7 @@ def top_rows_parity(score: Tensor, kept: list[int], num_context: list[int]) -> T
 
 
 class StepRows(NamedTuple):
-    """N packed rows on the device, the first ``num_refresh_rows`` of Refresh requests."""
+    """The N packed rows on the device; the first ``num_refresh_rows`` belong to Refresh requests."""
 
     num_rows: int
     num_refresh_rows: int
@@ -455,13 +455,13 @@ class StepRows(NamedTuple):
     reuse_q_runs: list[Run]
     reuse_k_runs: list[Run]
     spans: tuple[Spans, Spans] | None
-    """The same runs on the device, of Refresh and of Reuse requests; None where attention reads the host's."""
+    """The same runs on the device, of Refresh and of Reuse requests; None if attention reads the host's runs."""
     pack: Pack | None
-    """Where some requests build their cache."""
+    """Packs retained rows, if some requests build their cache."""
     key_rows: Tensor | None = None
-    """Rows of the pool that keys are gathered from, where they lie apart."""
+    """Rows of the pool to gather keys from, if they do not lie together."""
     selecting: "StepRows | None" = None
-    """The same rows with the runs of keys of layers that select, where one keeps every row; None where all layers are alike."""
+    """The same rows with the key runs of layers that select, if one layer keeps every row; None if all layers are alike."""
 
 
 class BlockPlaces(NamedTuple):
@@ -471,25 +471,25 @@ class BlockPlaces(NamedTuple):
     packed: Tensor
     flat: Tensor
     padding: Tensor | None
-    """Places past the end of a block shorter than the longest; None where all are equally long."""
+    """Places past the end of a block shorter than the longest; None if all are equally long."""
     slot: Tensor
-    """[n] of the requests."""
+    """[n] the slot of each request."""
     step: Tensor | None = None
-    """[n, 1] of the requests in their blocks; None where no row settles."""
+    """[n, 1] the step of each request in its block; None if no row settles."""
 
 
 class Fresh(NamedTuple):
-    """Rows of the blocks that a step computes where others have settled: the last M of the packed rows."""
+    """The rows that a step computes of blocks in which other rows have settled: the last M of the packed rows."""
 
     position: Tensor
-    """[M]; so the next two."""
+    """[M], like ``flat`` and ``pool_row``."""
     flat: Tensor
     pool_row: Tensor
     packed: Tensor
-    """[n, B] as ``BlockPlaces.packed``, of all requests of the step; of a settled place any row."""
+    """[n, B] like ``BlockPlaces.packed``, for all requests of the step; a settled place has any row."""
 
     def write(self, num_rows: int, position: Tensor, flat: Tensor, pool_row: Tensor, num_refresh_rows: int) -> None:
-        """Into the rows of a step of so many, of which ``pool_row`` lacks those of Refresh requests."""
+        """Write them into the arrays of a step of ``num_rows`` rows; ``pool_row`` has none for the Refresh rows."""
         first = num_rows - len(self.position)
         position[first:num_rows] = self.position
         flat[first:num_rows] = self.flat
@@ -497,8 +497,8 @@ class Fresh(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """``size`` places that get logits: index into a flattened [n, B] grid, packed row, item of the step; padded to
-    MIN_ROWS with repetitions of one."""
+    """The ``size`` places that get logits: index into a flattened [n, B] grid, packed row, item of the step. One place is repeated up to
+    MIN_ROWS."""
 
     size: int
     cell: Tensor
@@ -509,7 +509,7 @@ class Candidates(NamedTuple):
 
 
 class EagerRows(NamedTuple):
-    """What a forward launched operator by operator runs on."""
+    """The input of a forward that is launched operator by operator."""
 
     rows: StepRows
     rotary: Rotary
@@ -523,7 +523,7 @@ class GraphKey(NamedTuple):
     sequences: int
     max_q: int
     has_refresh: bool
-    """Full forwards among the rows, in front of those of Reuse requests."""
+    """Whether rows of full forwards come before those of Reuse requests."""
 
     def holds(self, other: "GraphKey") -> bool:
         sizes = zip(self[:3], other[:3], strict=True)
@@ -531,7 +531,7 @@ class GraphKey(NamedTuple):
 
 
 class GraphRows(NamedTuple):
-    """What a captured graph is replayed on."""
+    """The input of a captured graph's replay."""
 
     key: GraphKey
     table: ItemTable
@@ -540,26 +540,26 @@ class GraphRows(NamedTuple):
 
 
 class StepLayout(NamedTuple):
-    """What of a step follows from the rows it computes, whatever they hold: the steps of a block share it."""
+    """The part of a step that depends only on which rows it computes, not on their tokens: the steps of a block share it."""
 
     num_rows: int
     rows: EagerRows | GraphRows | None
-    """None where the forward keeps its own."""
+    """None if the forward keeps its own rows."""
     block: BlockPlaces
     every: Candidates | None
-    """All places of the blocks, where committed ones get logits too."""
+    """All places of the blocks, if committed ones get logits too."""
 
 
 class BlockTokens(NamedTuple):
-    """[n, B] the active blocks as a step finds them."""
+    """The active blocks [n, B] as a step finds them."""
 
     ids: Tensor
     fixed: Tensor
-    """Places that hold a token already, or belong to no position."""
+    """Places that already hold a token, or have no position."""
 
 
 class Guidance(NamedTuple):
-    """Classifier-free guidance of one step, by packed row; scale 0 leaves a row as it is."""
+    """Classifier-free guidance of one step, for each packed row; scale 0 leaves a row as it is."""
 
     hidden: Tensor
     scale: Tensor
@@ -570,7 +570,7 @@ class Forwarded(NamedTuple):
     """[N, d] final-norm states, the step's rows first."""
     guidance: Guidance | None
     query_rows: int
-    """Rows that were computed, padding of the system included."""
+    """Rows that were computed, including the system's padding."""
 
 
 class Forward(Protocol):
@@ -579,22 +579,22 @@ class Forward(Protocol):
     def __call__(self, plan: StepPlan, items: Sequence[PlanItem], layout: StepLayout) -> Forwarded: ...
 
     def rest(self) -> None:
-        """No request is left: what was kept between steps may go."""
+        """No request is left: free what was kept between steps."""
 
 
 class AttendFactory(Protocol):
-    """Attention of the layers of one step."""
+    """Makes the attention of the layers of one step."""
 
     def __call__(self, items: Sequence[PlanItem], rows: StepRows, pad_to: int | None) -> Attend: ...
 
 
 class Head(Protocol):
-    """The output head: hidden states to a token and a confidence per candidate."""
+    """The output head: turns hidden states into a token and a confidence per candidate."""
 
     def __call__(
         self, hidden: Tensor, guidance: Guidance | None, candidates: Candidates, sampling: Sampling | None
     ) -> Reduced:
-        """[at least candidates.size] each."""
+        """Token and confidence, [at least candidates.size] each."""
 
     def logit_rows(self, num_rows: int, wanted: int) -> int:
-        """Rows projected onto the vocabulary in a step of ``num_rows`` with ``wanted`` candidates."""
+        """How many rows are projected onto the vocabulary in a step of ``num_rows`` with ``wanted`` candidates."""

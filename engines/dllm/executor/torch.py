@@ -1,11 +1,10 @@
 """Runs step plans on a torch model, CPU or CUDA, and measures them.
 
-Request state (token ids) lives on the device in slots. A step's metadata is built once, by array arithmetic
-over plan items, and sent in one transfer; the model then runs one forward. Refresh rows come first among the
-packed rows, so both kinds of attention read plain slices. The host waits for the device only for what it
-cannot know (``Commit``, ``release``) and lest it run more than a step ahead (``step_timer``).
+Request state (token ids) lives on the device in slots. Array arithmetic over plan items builds a step's metadata once and sends it in one
+transfer; the model then runs one forward. Refresh rows come first among the packed rows, so both kinds of attention read plain slices. The
+host waits for the device only for data it cannot know (``Commit``, ``release``), and never runs more than a step ahead (``step_timer``).
 
-On several ranks rank 0 schedules, and every rank runs each plan on its own part of the model. Tokens need not be sent round:
+If several ranks share a model, rank 0 schedules, and every rank runs each plan on its own part of the model. They need not exchange tokens:
 all ranks decide them from the same numbers.
 """
 
@@ -41,7 +40,7 @@ from engines.runtime.step_timer import DeviceTimes, StepTimer
 
 
 class KernelChoice:
-    """For one model and configuration. ``attention`` is the backend of a system that has no choice of one."""
+    """The kernels that serve one model and configuration. ``attention`` is the backend of a system without a choice of one."""
 
     def __init__(
         self, model: DiffusionModel, config: EngineConfig, *, attention: VarlenAttention | None = None
@@ -67,11 +66,11 @@ class KernelChoice:
         self.local: VocabularyReduction | None = vocabulary_reduction(
             self.reduction, model, is_fused=self.triton.serve("partial")
         )
-        """Reduction over this rank's vocabulary shard; None without tensor parallelism."""
+        """Reduces this rank's vocabulary shard; None without tensor parallelism."""
         sparsity, ranks = config.sparsity, model.tensor_parallel
         self.selection = self._select_and_pack(config, ranks)
         self.selecting: SelectingLayers | None = None
-        """How layers select where one keeps every row, which ``selection`` then packs."""
+        """How the other layers select if one keeps every row; ``selection`` then packs that one's."""
         if sparsity.whole_layer is not None:
             self.selecting = SelectingLayers(sparsity, self.selection)
             dense = SparsityConfig(selection="dense", refresh_delay=sparsity.refresh_delay)
@@ -79,7 +78,7 @@ class KernelChoice:
         self.store = self._host.store(self.triton.store)
 
     def _select_and_pack(self, config: EngineConfig, ranks: Ranks | None) -> SelectAndPack:
-        # Kernels sum in another order, and of a rank's heads alone; none scores attention probabilities.
+        # Kernels sum in another order, and only a rank's own heads; none scores attention probabilities.
         selection = config.sparsity.selection
         needs_torch = config.tie_policy == "parity" or selection == "attended" or (ranks and selection == "uniform")
         if not needs_torch and self.triton.serve("pack", "scores"):
@@ -87,15 +86,15 @@ class KernelChoice:
         return TorchSelectAndPack(config, ranks)
 
     def fuse_layers(self, model: DiffusionModel, *, host_norms: bool = True) -> None:
-        """Have the model's layers use the kernels that serve; one that another executor used may have others.
-        ``host_norms`` says that a CPU's may normalise."""
+        """Have the model's layers use the kernels that serve; an earlier executor may have set others. ``host_norms``: whether a CPU's
+        kernels may normalise."""
         assert isinstance(model, nn.Module)
-        # A CPU's copies of weights, for its products, are of one layer each.
+        # A CPU's copies of weights, for its products, hold one layer each.
         ops = self._host.ops(FusedOps())._replace(joins=False)
         fuse(model, self.triton.ops(ops if host_norms else ops._replace(rms_norm=None)))
 
     def recorder(self) -> Recorder | None:
-        """How forwards are captured; None where they are not: a graph's layers all read the same runs."""
+        """Return the recorder of forwards, None if they are not captured: in a graph, all layers must read the same runs."""
         if self.selecting is not None:
             return None
         if self._device.type != "cuda" or not self._config.cuda_graphs or not isinstance(self.attention, FlashVarlen):
@@ -103,7 +102,7 @@ class KernelChoice:
         return CudaRecorder(self._device)
 
     def report(self) -> dict[str, Any]:
-        """What serves, and what was passed over and why, as JSON."""
+        """Report, as JSON, which kernels serve, and which were passed over and why."""
         if self._device.type == "cpu":
             return {
                 "attention_backend": self.attention.name,
@@ -124,7 +123,7 @@ R = TypeVar("R")
 
 
 def _on_its_device(method: Callable[P, R]) -> Callable[P, R]:
-    """With the executor's device the current one, whatever the caller's is."""
+    """Run the method with the executor's device as the current one, whatever the caller's is."""
 
     @wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -137,7 +136,7 @@ def _on_its_device(method: Callable[P, R]) -> Callable[P, R]:
 
 @dataclass(kw_only=True, eq=False)
 class TorchExecutor:
-    """One step after another, by the parts it is given; ``packed_executor`` and the baselines' like it compose them."""
+    """Runs one step after another, with the parts it is given; ``packed_executor`` and the baselines' like it compose them."""
 
     config: EngineConfig
     kernels: KernelChoice
@@ -152,12 +151,12 @@ class TorchExecutor:
     scope: Callable[[], AbstractContextManager[object]]
     """Makes the device of its tensors the current one."""
     checks: Sequence[Callable[[Request], None]]
-    """They refuse requests that the model or the method cannot run."""
+    """Each refuses requests that the model or the method cannot run."""
     graphs: StepGraphs | None = None
     rollout: Rollout | None = None
-    """Where a rule needs attention."""
+    """Tracks attention, if a rule needs it."""
     profile_every: int = 0
-    """Every so many steps one is divided into parts (``STEP_PARTS``); 0 divides none."""
+    """Every this many steps, one step is timed by parts (``STEP_PARTS``); 0 for none."""
     _num_steps: int = field(default=0, init=False)
     _is_closed: bool = field(default=False, init=False)
 
@@ -167,7 +166,7 @@ class TorchExecutor:
 
     @_on_its_device
     def paths(self) -> dict[str, Any]:
-        """What its steps run on, and what was passed over and why, as JSON."""
+        """Report, as JSON, which kernels its steps run on, and which were passed over and why."""
         report = self.kernels.report()
         if self.device.type != "cpu":
             report["cuda_graph_sizes"] = 0 if self.graphs is None else len(self.graphs.keys)
@@ -175,10 +174,10 @@ class TorchExecutor:
 
     @_on_its_device
     def close(self) -> None:
-        """Give back what it holds of the device: layout, graphs and pool. It runs nothing afterwards.
+        """Free what it holds on the device: layout, graphs and pool. It runs nothing afterwards; may be called twice.
 
-        Where ranks share a model, every one of them closes its executor before it leaves the group: a communicator
-        waits for the graphs that hold its collectives. May be called twice.
+        If ranks share a model, each closes its executor before it leaves the group: a communicator waits for the graphs that hold its
+        collectives.
         """
         self._is_closed = True
         self.layouts.forget()
@@ -189,11 +188,11 @@ class TorchExecutor:
 
     @_on_its_device
     def prepare(self, block_length: int) -> None:
-        """Capture the graphs of steps with blocks of that length, before anything is timed."""
+        """Capture the graphs for steps with blocks of that length, before anything is timed."""
         if self.graphs is None:
             return
         with torch.inference_mode():
-            # The largest first: the others then fit into its memory.
+            # Capture the largest first: the others then fit into its memory.
             slots = self.config.max_num_seqs
             keys = reuse_keys(slots, block_length, settles=self.state.settles)
             for key in sorted({*keys, *mixed_keys(slots)}, reverse=True):
@@ -202,7 +201,7 @@ class TorchExecutor:
             torch.cuda.synchronize(self.device)
 
     def validate(self, request: Request) -> None:
-        """Refuse what cannot run, before it is queued."""
+        """Raise UserError for a request that cannot run, before it is queued."""
         for check in self.checks:
             check(request)
 
@@ -230,12 +229,12 @@ class TorchExecutor:
         self.timer.begin(detailed=self.profile_every > 0 and self._num_steps % self.profile_every == 0)
         try:
             return self._run(plan)
-        except RuntimeError as error:  # of which torch.OutOfMemoryError is one
+        except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
             if not is_out_of_memory(error):
                 raise
             self.timer.abandon()
             self.layouts.forget()
-            # The frames that failed hold the step's tensors.
+            # The frames of the failed call hold the step's tensors.
             clear_frames(error.__traceback__)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -298,9 +297,9 @@ _PLACE = {phase: 0 if phase.is_refresh else 1 for phase in Phase}
 
 
 class LeadingExecutor(DelegatingExecutor):
-    """Rank 0's executor, whose every step the other ranks run too (``follow``). Call ``stop`` at the end.
+    """Rank 0's executor, each of whose steps the other ranks run too (``follow``). Call ``stop`` at the end.
 
-    Requests are validated here alone: what is refused is never sent to the others.
+    Requests are validated only here: a refused one is never sent to the others.
     """
 
     def __init__(self, executor: Executor, group: TensorParallel) -> None:
@@ -308,7 +307,7 @@ class LeadingExecutor(DelegatingExecutor):
         self._group = group
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        """An ExecutorError is no longer one: the other ranks may wait for what this one did not send."""
+        """Run a step on all ranks. An ExecutorError becomes a RuntimeError: other ranks may wait for data not sent."""
         self._group.from_leader(("execute", plan))
         try:
             return self.executor.execute(plan)
@@ -320,14 +319,14 @@ class LeadingExecutor(DelegatingExecutor):
         return super().release(request_id)
 
     def stop(self) -> None:
-        """Let the other ranks return from ``follow``, once they have closed their executors; closes this one's."""
+        """Let the other ranks close their executors and return from ``follow``, then close this rank's executor."""
         self._group.from_leader(("stop", None))
-        # Before it leaves the group, after an error too: what a communicator captured in graphs keeps it from ending.
+        # Close before leaving the group, after an error too: collectives captured in graphs keep a communicator from ending.
         self.close()
 
 
 def follow(executor: Executor, group: TensorParallel) -> None:
-    """Do as rank 0's ``LeadingExecutor`` does until it stops, then close the executor; for all other ranks."""
+    """Do what rank 0's ``LeadingExecutor`` does until it stops, then close the executor. All other ranks call this."""
     try:
         while True:
             command: tuple[str, Any] = group.from_leader()
@@ -337,7 +336,7 @@ def follow(executor: Executor, group: TensorParallel) -> None:
             if what == "execute":
                 executor.execute(argument)
             else:
-                with suppress(ExecutorError):  # as on rank 0, which tells of it
+                with suppress(ExecutorError):  # rank 0 fails too, and reports it
                     executor.release(argument)
     finally:
         executor.close()
