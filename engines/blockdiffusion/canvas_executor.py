@@ -1,9 +1,9 @@
-"""Runs steps of DiffusionGemma as ``TorchBlockExecutor`` does those of blocks: final tokens are causal, a canvas' rows see it whole and all
-final tokens before it, and layers with a window see the last of these alone.
+"""Runs steps of DiffusionGemma, as ``TorchBlockExecutor`` runs those of block models. Final tokens are causal. A canvas' rows see the whole
+canvas and all final tokens before it; layers with a window see only the last of these.
 
-One call of attention a layer: a final token is a segment of its own. A canvas' rows write K/V where its final tokens' will lie, which
-nothing else reads. Logits of all its rows are made in chunks, and each chunk gives at once what the rule reads and the expected
-embedding that the next step takes in: [block, d] are kept of a canvas, in the dtype of the weights, and no logits.
+Attention is one call per layer: each final token is a segment of its own. A canvas' rows write their K/V where its final tokens' K/V will
+lie, which nothing else reads. Logits of all its rows are made in chunks. Each chunk gives at once the rule's input and the expected
+embedding for the next step. We keep [block, d] of a canvas, in the dtype of the weights, and no logits.
 """
 
 from time import perf_counter
@@ -29,22 +29,22 @@ from engines.runtime.rows import Ints, ranks
 
 _START, _NOISE = 0, 1
 _DRAWN_ROWS = 32
-"""Rows that are drawn at a time: noise takes several float64 a logit."""
+"""Rows whose tokens are drawn at a time: noise takes several float64 per logit."""
 
 
 class CanvasDraws:
-    """Each a function of a request's seed, the canvas and the step (``CanvasSequence.draw``), and the position."""
+    """Random ids. Each is a function of a request's seed, its canvas and step (``CanvasSequence.draw``), and the position."""
 
     def start(self, seed: Ints, draw: Ints, position: Ints, vocabulary: int) -> Ints:
-        """Ids that canvases begin with; all four [n, B], or one number."""
+        """Ids that canvases begin with; the arguments are all [n, B], or one number."""
         return self._ids(_START, seed, draw, position, vocabulary)
 
     def noise(self, seed: Ints, draw: Ints, position: Ints, vocabulary: int) -> Ints:
-        """Ids of places that nothing is accepted at."""
+        """Ids for places where no token is accepted."""
         return self._ids(_NOISE, seed, draw, position, vocabulary)
 
     def tokens(self, logits: Tensor, seed: Tensor, draw: Tensor, position: Tensor) -> Tensor:
-        """[m] of softmax(logits [m, V]); may overwrite them."""
+        """Draw [m] tokens from softmax(logits [m, V]); may overwrite the logits."""
         one = torch.ones((), dtype=torch.float64, device=logits.device).expand(len(logits))
         return gumbel_argmax(logits, one, row_keys(seed, draw, position))
 
@@ -65,7 +65,7 @@ class _TwoPools:
 
 
 class _TwoAttentions:
-    """Layers with a window and full ones have keys of different shapes, and different ones."""
+    """Two attentions, because layers with a window and full layers have different keys, of different shapes."""
 
     def __init__(self, windowed: GatheredAttention, full: GatheredAttention, config: CanvasConfig, block: int) -> None:
         self._windowed, self._full, self._config, self._block = windowed, full, config, block
@@ -91,11 +91,11 @@ class _TwoAttentions:
 
 
 def within_window(rows: BlockStepRows, block: int, window: int) -> BlockStepRows:
-    """The rows with the keys that layers with a window see: a final token's ``window`` last with itself, a canvas' all of its own and
-    ``window`` - 1 before it."""
+    """Return the rows with the keys that layers with a window see. A final token sees its last ``window`` tokens, itself included. A canvas
+    sees all of itself and ``window`` - 1 tokens before it."""
     reach = np.where(rows.q_len == block, block + window - 1, window)
     low = np.maximum(rows.k_len - reach, 0)
-    # A request's segments follow each other, and so do the ends of what they see.
+    # A request's segments follow each other, and so do the ends of the keys they see.
     first = np.flatnonzero(np.diff(rows.k_start, prepend=-1))
     last = np.append(first[1:], len(low)) - 1
     count = rows.k_len[last] - low[first]
@@ -111,12 +111,12 @@ class CanvasExecutor(TorchBlockExecutor):
     makes_canvases = True
 
     def __init__(self, model: GemmaModel, *, draws: CanvasDraws | None = None, **options: Any) -> None:
-        """``options`` as ``TorchBlockExecutor``'s; ``block_size`` has nothing to do with a canvas."""
+        """``options`` are ``TorchBlockExecutor``'s; ``block_size`` does not depend on the canvas."""
         super().__init__(model, **options)
         self._draws = draws or CanvasDraws()
         slots = self.tables.num_slots
         self._soft = torch.zeros((slots, self.block, model.config.d_model), dtype=model.dtype, device=self.device)
-        """By slot: what the last forward expects to stand in each place of its canvas, as an embedding."""
+        """For each slot, the embedding that the last forward expects in each place of its canvas."""
 
     def _place(self, attention: str) -> None:
         config, model = self.model.config, self.model
@@ -183,12 +183,12 @@ class CanvasExecutor(TorchBlockExecutor):
     # ---- in between ------------------------------------------------------------------------------------------------------
 
     def _tokens_of(self, rows: BlockStepRows) -> Ints:
-        """[N] ids of final tokens; anything of a canvas'."""
+        """[N] ids of final tokens; those of a canvas are arbitrary."""
         return self._tokens[rows.slot, np.minimum(rows.position, self._tokens.shape[1] - 1)]
 
     def _hidden(self, rows: BlockStepRows, ids: Ints, canvas: CanvasRows | None, least: int = 0) -> Tensor:
         if canvas is not None and len(canvas.row) < least:
-            # Rows more than once: their numbers are those they have among others.
+            # Repeat rows: their numbers then are those they have among others.
             again = torch.arange(least, device=self.device) % len(canvas.row)
             canvas = CanvasRows(canvas.row[again], canvas.soft[again])
         sent, position = self._staging.send(ids, rows.position)
@@ -196,7 +196,7 @@ class CanvasExecutor(TorchBlockExecutor):
         return self.model.hidden(sent, self.model.rotary(position), attend, canvas)
 
     def _reduced(self, hidden: Tensor, temperature: Tensor, drawn: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """float64 [3, m] drawn and likeliest tokens and entropies of hidden states [m, d], and their soft embeddings [m, d]."""
+        """Return float64 [3, m]: drawn tokens, likeliest tokens and entropies of hidden states [m, d]; and their soft embeddings [m, d]."""
         found, soft = [], []
         m, flat = len(hidden), [each.flatten() for each in drawn]
         least = self.model.min_rows
@@ -210,7 +210,7 @@ class CanvasExecutor(TorchBlockExecutor):
         return torch.cat(found, dim=1)[:, :m], torch.cat(soft)[:m]
 
     def _of_part(self, hidden: Tensor, temperature: Tensor, drawn: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """The same of so few rows that their logits fit."""
+        """Like ``_reduced``, for so few rows that their logits fit."""
         scaled = self.model.logits(hidden).div_(temperature.unsqueeze(1))
         likeliest = scaled.argmax(dim=-1)
         sampled = [
@@ -231,5 +231,5 @@ class CanvasExecutor(TorchBlockExecutor):
 
 
 def executor_for(model: PackedModel[BlockConfig], **options: Any) -> TorchBlockExecutor:
-    """The one that runs the model's steps."""
+    """Make the executor that runs the model's steps."""
     return CanvasExecutor(model, **options) if isinstance(model, GemmaModel) else TorchBlockExecutor(model, **options)

@@ -1,4 +1,4 @@
-"""The step loop: schedule, execute, have each request's rule decide. The same for every executor and clock."""
+"""The step loop: schedule, execute, have each request's rule decide. It is the same for every executor and clock."""
 
 from collections.abc import Sequence as Items
 
@@ -29,9 +29,9 @@ class BlockEngine:
         config = config or BlockEngineConfig()
         self.scheduler = (BlockScheduler if config.batching == "mixed" else SeparateScheduler)(executor, config)
         self.sequences: dict[int, BlockSequence] = {}
-        """By id: the requests that are not over."""
+        """Request id -> sequence, for requests that are not over."""
         self.answers: dict[int, BlockAnswer] = {}
-        """Until they are taken."""
+        """Request id -> answer, until it is taken."""
         self._num_arrived = self._num_steps = 0
 
     @property
@@ -47,7 +47,7 @@ class BlockEngine:
         return len(self.scheduler.running)
 
     def submit(self, request: BlockRequest) -> None:
-        """Raises UserError for a request that the engine has no room for, or whose rule has no meaning for its blocks."""
+        """Queue a request. Raises UserError if the engine has no room for it, or its rule has no meaning for its blocks."""
         block = self.executor.block
         request.rule.check_block(block)
         canvases = self.executor.makes_canvases
@@ -67,14 +67,14 @@ class BlockEngine:
         self.sequences[request.request_id] = sequence
 
     def abort(self, request_id: int) -> None:
-        """Forget a request that is not over, whatever it does, and its K/V."""
+        """Forget a request that is not over, in whatever state, and its K/V."""
         self.scheduler.leave(self.sequences.pop(request_id))
 
     def take(self, request_id: int) -> BlockAnswer:
         return self.answers.pop(request_id)
 
     def step(self, now_s: float = 0.0) -> BlockStepRecord | None:
-        """None where nothing can run."""
+        """Run one step; return None if nothing can run."""
         plan = self.scheduler.plan()
         if plan is None:
             return None
@@ -126,7 +126,7 @@ class BlockEngine:
         )
 
     def run(self, requests: Items[BlockRequest]) -> dict[int, BlockAnswer]:
-        """Serve these to their end, all at once."""
+        """Serve all these requests together, to their end."""
         for request in requests:
             self.submit(request)
         while self.has_work:
@@ -136,7 +136,7 @@ class BlockEngine:
     # ---- in between ------------------------------------------------------------------------------------------------------
 
     def _caught_up(self, plan: BlockStepPlan, sequences: Items[BlockSequence], outcome: Outcome) -> tuple[int, int]:
-        """Book the final blocks whose K/V was made: how many generated ones, and how many of prompts."""
+        """Book the final blocks whose K/V was made; return how many are generated, and how many are of prompts."""
         firsts = iter(outcome.first.tolist())
         num_committed = num_prefilled = 0
         for sequence, work in zip(sequences, plan.works, strict=True):
@@ -148,7 +148,7 @@ class BlockEngine:
                 self.scheduler.publish(sequence, before)
             if work.wants_first:
                 sequence.take_first(next(firsts))
-                if sequence.block == 1:  # an autoregressive model's: there is nothing to denoise
+                if sequence.block == 1:  # an autoregressive model has nothing to denoise
                     sequence.finish_block(has_kv=False)
                     self._extend(sequence)
         return num_committed, num_prefilled
@@ -156,7 +156,7 @@ class BlockEngine:
     def _decided(
         self, denoising: Items[BlockSequence], outcome: Outcome, take: Bools, is_done: Bools, was_done: Bools
     ) -> list[BlockSequence]:
-        """Book what the rules decided; the requests that are over."""
+        """Book what the rules decided; return the requests that are over."""
         finished = []
         changed = anywhere(take)
         for i, sequence in enumerate(denoising):
@@ -166,8 +166,8 @@ class BlockEngine:
                     finished.append(sequence)
                 continue
             before = sequence.computed
-            # A forward that changed nothing had the final block for its input. A block whose last row is still to give a
-            # token is computed for that.
+            # If a forward changed nothing, its input was the final block. If a block's last row must still give a token, the block is
+            # computed for that.
             sequence.finish_block(has_kv=not changed[i] and not sequence.shifts)
             if sequence.computed > before:
                 self.scheduler.publish(sequence, before)
@@ -178,7 +178,7 @@ class BlockEngine:
         return finished
 
     def _extend(self, sequence: BlockSequence) -> None:
-        """Tell the executor of the block that became final."""
+        """Give the executor the ids of the block that became final."""
         start = len(sequence.final) - sequence.block
         self.executor.extend(sequence.slot, start, sequence.final[start:])
 
@@ -197,7 +197,7 @@ def _stacked(sequences: Items[BlockSequence]) -> Blocks:
 
 
 def _seen(denoising: Items[BlockSequence], outcome: Outcome, was_done: Bools) -> Ints:
-    """[n] as ``Blocks.full`` of canvases; a forward that decides nothing changes none."""
+    """[n] as in ``Blocks.full`` of canvases; a forward that decides nothing changes no canvas."""
     assert outcome.likeliest is not None
     assert outcome.noise is not None
     found = np.zeros(len(denoising), dtype=np.int64)

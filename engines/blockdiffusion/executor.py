@@ -1,9 +1,9 @@
 """Runs steps of a block-diffusion model on a paged pool: prefills, commits and denoises in one packed forward, one call of attention.
 
-Ids are written on the host, which decides; a step's metadata goes to the device in one transfer, and the tokens and confidences
-of the places its rules asked for come back in another. A request's final blocks and its denoised rows are segments that each see all
-keys up to their own block's end: without any mask this is bidirectional within blocks and causal across them. A draw is a function
-of (seed, which draw of the request, position) alone. Shapes: s segments, N rows, m rows with logits, V vocabulary rows.
+The host writes ids, because it decides. A step's metadata goes to the device in one transfer; tokens and confidences of the places its
+rules asked for come back in another. A request's final blocks and its denoised rows are segments that each see all keys up to their own
+block's end. Without a mask, this is bidirectional within blocks and causal across them. A draw is a function of (seed, which draw of the
+request, position) alone. Shapes: s segments, N rows, m rows with logits, V vocabulary rows.
 """
 
 from collections.abc import Sequence
@@ -36,19 +36,19 @@ class BlockStepRows(NamedTuple):
     slot: Ints
     position: Ints
     pool_row: Ints
-    """All three [N], padding included."""
+    """The pool row; all three are [N], padding included."""
     q_len: Ints
     k_start: Ints
     k_len: Ints
-    """All three [s]: where among ``keys`` a segment's are."""
+    """A segment's place among ``keys``; all three are [s]."""
     keys: Ints
-    """Rows of the pool, each request's from its first token on, one request behind the other."""
+    """Pool rows of each request's keys from its first token on, one request after the other."""
     first_denoised: Ints
-    """[denoised] the row of each denoised block's first place, where it would be if that is not computed."""
+    """[denoised] the row of each denoised block's first place, or where it would be if it is not computed."""
     block_start: Ints
     """[denoised] the position of that place."""
     last_final: Ints
-    """[works that want a first token] the row of their last final token."""
+    """[works that want a first token] the row of each one's last final token."""
 
     @property
     def num_rows(self) -> int:
@@ -58,7 +58,7 @@ class BlockStepRows(NamedTuple):
 def step_rows(
     works: Sequence[Work], tables: SharedTables, block: int, *, least: int, grain: int | None = None
 ) -> BlockStepRows:
-    """The works' rows one behind the other, padded to at least ``least``; ``grain`` final tokens see each other, a block's unless given."""
+    """Lay out the works' rows one after another, padded to ``least`` or more; ``grain`` final tokens see each other, by default a block."""
     grain = grain or block
     columns = [
         (work.slot, work.start, work.tokens, *(work.rows or (0, 0)), work.rows is not None, work.wants_first)
@@ -71,12 +71,12 @@ def step_rows(
     size = max(total, least)
     first = counts.cumsum() - counts
     behind = start + tokens
-    """Where each work's denoised block begins."""
+    """The position at which each work's denoised block begins."""
     slots = np.full(size, tables.padding_slot, dtype=np.int64)
     position, pool_row = np.zeros((2, size), dtype=np.int64)
     place = ranks(counts)
     slots[:total] = slot.repeat(counts)
-    # Rows that are not computed lie between the final blocks and those that are.
+    # Rows that are not computed lie between the final blocks and the computed rows.
     jump = np.where(place >= tokens.repeat(counts), begin.repeat(counts), 0)
     position[:total] = start.repeat(counts) + place + jump
     pool_row[:total] = tables.rows(slots[:total], position[:total])
@@ -102,15 +102,14 @@ def step_rows(
 
 
 def wanted_rows(rows: BlockStepRows, denoised: Denoised, shift: int) -> Ints:
-    """Rows whose logits are read: those of the wanted places of denoised blocks, by request and place, then the last final rows.
-    ``shift`` rows before a place predict it."""
+    """Return the rows whose logits are read: those of the wanted places of denoised blocks, by request and place, then the last final rows.
+    The row ``shift`` before a place predicts it."""
     request, place = np.nonzero(denoised.wanted)
     return np.concatenate((rows.first_denoised[request] + place - shift, rows.last_final))
 
 
 class GatheredAttention:
-    """A layer's K and V go to the pool first; then every request's keys are fetched once, whatever number of its blocks reads
-    them."""
+    """Writes a layer's K and V to the pool, then fetches each request's keys once, however many of its blocks read them."""
 
     def __init__(self, attention: VarlenAttention, store: Store, staging: Staging) -> None:
         self._attention, self._store, self._staging = attention, store, staging
@@ -139,14 +138,15 @@ class BlockDraws(Sampling):
     """``Sampling`` whose ``top_k`` is taken before ``top_p``, as the authors of SDAR and LLaDA2 do."""
 
     draws: Tensor
-    """bool [m]; the others take the likeliest token."""
+    """bool [m]: rows that draw; the others take the likeliest token."""
 
     def kept(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
-        """[m, V] the tokens whose probabilities confidence is read off: the ``top_k`` likeliest, and of these the shortest beginning
-        whose probabilities sum to more than ``top_p``. None if all are.
+        """[m, V] the tokens whose probabilities confidence is read from: among the ``top_k`` likeliest, the shortest prefix whose
+        probabilities sum to more than ``top_p``. None if all are.
 
-        The mask is one of them where it is so likely, as in the published samplers; it is never drawn, and where it would be
-        alone the next token joins it."""
+        The mask is one of them if it is so likely, as in published samplers, but is never drawn. If it would be alone, the next token joins
+        it.
+        """
         if self.top_p is None or self.top_k is None:
             return None
         ordered, token = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
@@ -170,9 +170,9 @@ class BlockDraws(Sampling):
 def step_draws(
     rows: BlockStepRows, wanted: np.ndarray, denoised: Denoised, staging: Staging, vocab: int
 ) -> BlockDraws | None:
-    """For the ``wanted`` rows [m] of a step, as ``rows.wanted_rows`` orders them. None where all are greedy at temperature 0.
+    """Make the draws for the ``wanted`` rows [m] of a step, in the order of ``wanted_rows``. None if all are greedy at temperature 0.
 
-    A block's first token is the likeliest, whatever its request draws.
+    A block's first token is the likeliest, even if its request draws.
     """
     if all(each.temperature == 0 for each in denoised.sampling):
         return None
@@ -180,7 +180,7 @@ def step_draws(
     sampling, num_first = denoised.sampling, len(wanted) - len(request)
 
     def column(of_requests: Sequence[float], otherwise: float) -> np.ndarray:
-        """[m] of each row's request; integers stay integers."""
+        """[m] the value of each row's request; integers stay integers."""
         return np.append(np.array(of_requests)[request], np.full(num_first, otherwise))
 
     seeds = column([each.seed for each in sampling], 0)
@@ -202,7 +202,7 @@ def step_draws(
 def reduced(
     model: PackedModel, hidden: Tensor, reduction: Reduction, draws: BlockDraws | None, *, most: int
 ) -> Reduced:
-    """Token and confidence of hidden states [m, d], at most ``most`` rows of logits at a time and in parts of nearly equal size:
+    """Return token and confidence of hidden states [m, d], with at most ``most`` rows of logits at a time. Parts have nearly equal sizes:
     none is so small that it would be summed in another order."""
     parts = equal_parts(len(hidden), most)
     return joined(reduction(model.logits(hidden[part]), None if draws is None else draws.rows(part)) for part in parts)
@@ -217,7 +217,7 @@ _LEAST_LOGITS = 64
 
 
 class TorchBlockExecutor:
-    """``num_slots`` requests of up to ``max_len`` tokens over ``num_tokens`` tokens of K/V."""
+    """Runs ``num_slots`` requests of up to ``max_len`` tokens each, over ``num_tokens`` tokens of K/V."""
 
     makes_canvases = False
 
@@ -235,8 +235,7 @@ class TorchBlockExecutor:
         prefix_cache: bool = True,
         shifts: bool | None = None,
     ) -> None:
-        """``block`` and ``shifts`` are the model's own unless they are given; ``block_size`` tokens of K/V lie together, by default a
-        block's."""
+        """``block`` and ``shifts`` are by default the model's own; ``block_size`` tokens of K/V lie together, by default a block's."""
         config = model.config
         self.model, self.device = model, model.device
         self.block, self.shifts = block or config.block_length, config.shifts_logits if shifts is None else shifts
@@ -264,17 +263,17 @@ class TorchBlockExecutor:
                 diffusion_block=1 if self.makes_canvases else self.block,
                 caches=prefix_cache,
             )
-            # Before the pool takes what is left of the memory: while a layer's experts are joined they are there twice.
+            # Do this before the pool takes the rest of the memory: while a layer's experts are joined, they exist twice.
             for module in model.modules():
                 if isinstance(module, ExpertLayers):
                     module.matrices()
             self._place(attention)
         self._reduction = Reduction(confidence_of="sampler", suppress_id=config.mask_token_id)
         self._tokens = np.zeros((num_slots + 1, max_len), dtype=np.int64)
-        """[slots, max_len] ids of final blocks; of the last, which is padding's, none."""
+        """[slots, max_len] ids of final blocks; the last slot is for padding and has none."""
 
     def _place(self, attention: str) -> None:
-        """The pool, and what attends to it."""
+        """Make the pool, and the attention over it."""
         config = self.model.config
         backend = attention_backend(
             attention, self.device, self.model.dtype, config.head_dim, config.n_heads, config.n_kv_heads
@@ -325,7 +324,7 @@ class TorchBlockExecutor:
     # ---- in between ------------------------------------------------------------------------------------------------------
 
     def _ids(self, plan: BlockStepPlan, rows: BlockStepRows, denoised: Denoised) -> Ints:
-        """[N] ids: final ones from their slots, blocks with the mask's id in their holes."""
+        """[N] ids: final ones from their slots, and blocks with the mask's id in their holes."""
         ids = self._tokens[rows.slot, np.minimum(rows.position, self._tokens.shape[1] - 1)]
         spans = [work.rows for work in plan.works if work.rows is not None]
         if spans:
@@ -339,12 +338,12 @@ class TorchBlockExecutor:
     def _predicted(
         self, hidden: Tensor, rows: BlockStepRows, denoised: Denoised, least: int
     ) -> tuple[Ints, np.ndarray]:
-        """Tokens and confidences of the wanted rows, on the host."""
+        """Return tokens and confidences of the wanted rows, on the host."""
         wanted = wanted_rows(rows, denoised, int(self.shifts))
         if not len(wanted):
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         draws = step_draws(rows, wanted, denoised, self._staging, self.model.config.vocab_size)
-        index = np.append(wanted, np.zeros(max(0, least - len(wanted)), dtype=np.int64))  # repeated up to so many
+        index = np.append(wanted, np.zeros(max(0, least - len(wanted)), dtype=np.int64))  # repeated up to ``least``
         if draws is not None and len(index) > len(wanted):
             draws = draws.rows(self._staging.ints([*range(len(wanted)), *[0] * (len(index) - len(wanted))]))
         picked = hidden.index_select(0, self._staging.ints(index))

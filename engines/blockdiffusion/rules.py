@@ -1,7 +1,7 @@
-"""Which places of a block take their predicted tokens: rules of LLaDA2, SDAR, Fast-dLLM v2 and DiffusionGemma, over plain arrays.
+"""Rules that decide which places of a block take their predicted tokens: of LLaDA2, SDAR, Fast-dLLM v2, DiffusionGemma, on plain arrays.
 
-A forward computes a block's rows; a rule sees what was predicted and how surely, and says what is written. A hole is a place
-without a token, marked as such: a token that happens to be the mask's id is a token. Shapes: n blocks of B places.
+A forward computes a block's rows; a rule sees predictions and confidences, and decides which tokens are written. A hole is a place marked
+as having no token: a token that happens to be the mask's id is a token. Shapes: n blocks of B places.
 """
 
 from abc import ABC, abstractmethod
@@ -18,23 +18,23 @@ from engines.runtime.rows import Ints
 Bools = NDArray[np.bool_]
 Floats = NDArray[Any]
 Level = Annotated[float, Range(least=0)]
-"""A confidence has to be larger; from 1 on none is."""
+"""A confidence must be larger than this; at 1 or more none is."""
 Steps = Annotated[int, Range(1, 4096)]
 
 
 class Blocks(NamedTuple):
-    """Blocks before a forward."""
+    """The denoised blocks, as a forward finds them."""
 
     ids: Ints
-    """[n, B]; anything where there is a hole."""
+    """[n, B] token ids; those of holes are arbitrary."""
     holes: Bools
     """[n, B]"""
     given: Bools
-    """[n, B] tokens that no rule may change: the prompt's, and one that the block before gave."""
+    """[n, B] tokens that no rule may change: the prompt's, and one that the previous block gave."""
     step: Ints
-    """[n] forwards the block has been denoised by."""
+    """[n] how many forwards have denoised the block."""
     full: Ints
-    """[n] of them those that found no hole; of canvases, those right before this one that found the same tokens likeliest."""
+    """[n] how many of these found no hole. For canvases: how many right before this one found the same tokens likeliest."""
 
     def of(self, which: list[int]) -> "Blocks":
         return Blocks(self.ids[which], self.holes[which], self.given[which], self.step[which], self.full[which])
@@ -44,23 +44,23 @@ class Verdict(NamedTuple):
     take: Bools
     """[n, B] places that take their predicted token."""
     is_done: Bools
-    """[n] blocks that are final with that."""
+    """[n] blocks that are then final."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeRule(Checked, ABC):
     edits: ClassVar[bool] = False
-    """Whether tokens that were written may change until their block is final."""
+    """Whether written tokens may change until their block is final."""
     of_canvases: ClassVar[bool] = False
-    """Whether blocks are canvases, whose every place is decided anew by each forward."""
+    """Whether blocks are canvases, all of whose places each forward decides anew."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether every forward computes what one over the whole sequence would."""
+        """Whether each forward computes what one over the whole sequence would."""
         return True
 
     def check_block(self, length: int) -> None:
-        """Raise UserError for blocks that the rule has no meaning for."""
+        """Raise UserError if the rule has no meaning for blocks of this length."""
         return
 
     def wanted(self, blocks: Blocks) -> Bools:
@@ -68,16 +68,16 @@ class DecodeRule(Checked, ABC):
         return blocks.holes
 
     def closing_forwards(self, *, changes: bool) -> int:
-        """Forwards that SGLang runs a block by that the rule has done with; ``changes`` says that the last one wrote something."""
+        """How many more forwards SGLang runs on a block after its rule is done; ``changes`` says whether the last one wrote something."""
         return 2 if self.edits and changes else 1
 
     def span(self, holes: Bools, step: int) -> tuple[int, int]:
-        """The rows of a block, holes [B], that its next forward computes."""
+        """The rows of a block, with holes [B], that its next forward computes."""
         return 0, len(holes)
 
     @abstractmethod
     def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
-        """tokens and confidence [n, B]: predictions; anything where none is wanted."""
+        """Decide by the predicted tokens and confidence [n, B], which are arbitrary where none is wanted."""
 
 
 def _filled(blocks: Blocks, take: Bools) -> Verdict:
@@ -85,12 +85,12 @@ def _filled(blocks: Blocks, take: Bools) -> Verdict:
 
 
 def anywhere(which: Bools) -> Bools:
-    """[n] blocks with any such place."""
+    """[n] whether a block has any such place."""
     return np.logical_or.reduce(which, axis=1)
 
 
 def best(confidence: Floats, among: Bools, count: Ints) -> Bools:
-    """[n, B] the ``count`` [n] most confident of the places ``among``, or all where there are fewer; of equals the first."""
+    """[n, B] the ``count`` [n] most confident of the places ``among``, or all if there are fewer; of equals the first."""
     order = np.argsort(-np.where(among, confidence, -np.inf), axis=1, kind="stable")
     rank = np.empty_like(order)
     np.put_along_axis(rank, order, np.arange(order.shape[1])[None], axis=1)
@@ -98,19 +98,19 @@ def best(confidence: Floats, among: Bools, count: Ints) -> Bools:
 
 
 def surest(confidence: Floats, among: Bools, level: float, least: Ints) -> Bools:
-    """All places ``among`` that are surer than ``level``, if at least ``least`` [n] are; else the ``least`` surest."""
+    """All places ``among`` that are surer than ``level``, if there are at least ``least`` [n]; else the ``least`` surest."""
     sure = among & (confidence > level)
     return np.where((sure.sum(axis=1) >= least)[:, None], sure, best(confidence, among, least))
 
 
 def quota(steps: int, length: int, step: Ints) -> Ints:
-    """[n] tokens of a step, counted from 0: ``length`` shared over ``steps``, what is left over going to the first."""
+    """[n] tokens of a step, counted from 0: ``length`` shared over ``steps``, with the remainder going to the first steps."""
     return length // steps + (step < length % steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LowConfidence(DecodeRule):
-    """Every hole that is surer than the threshold, at least the surest (SGLang's LowConfidence)."""
+    """Takes every hole that is surer than the threshold, and always the surest (SGLang's LowConfidence)."""
 
     threshold: Level = 0.95
 
@@ -120,9 +120,9 @@ class LowConfidence(DecodeRule):
 
 @dataclass(frozen=True, kw_only=True)
 class JointThreshold(DecodeRule):
-    """Holes as ``LowConfidence``, while every token that would be another with some confidence is replaced (LLaDA2.1).
+    """Takes holes as ``LowConfidence`` does, and replaces every token whose confident prediction is another token (LLaDA2.1).
 
-    A block is final once a forward changes nothing, or with the changes of the ``max_post_steps``-th that found no hole.
+    A block is final once a forward changes nothing, or after the changes of the ``max_post_steps``-th forward that found no hole.
     """
 
     edits: ClassVar[bool] = True
@@ -148,7 +148,7 @@ class JointThreshold(DecodeRule):
 @dataclass(frozen=True, kw_only=True)
 class _Scheduled(DecodeRule):
     steps: Steps
-    """Forwards that a block of holes is shared over."""
+    """Number of forwards that share the holes of a block."""
 
     def check_block(self, length: int) -> None:
         require(self.steps <= length, f"steps={self.steps} exceeds the block's {length} tokens: lower it")
@@ -156,8 +156,8 @@ class _Scheduled(DecodeRule):
 
 @dataclass(frozen=True, kw_only=True)
 class Static(_Scheduled):
-    """The surest holes, so many a step (SDAR's low_confidence_static). At most those that are left: the published script takes
-    others besides, the prompt's too."""
+    """Takes the surest holes, a fixed number per step (SDAR's low_confidence_static). It takes only holes: the published script also takes
+    other places, even the prompt's."""
 
     def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
         count = quota(self.steps, tokens.shape[1], blocks.step)
@@ -166,7 +166,7 @@ class Static(_Scheduled):
 
 @dataclass(frozen=True, kw_only=True)
 class Dynamic(_Scheduled):
-    """All holes that are surer than the threshold if they are as many as ``Static`` takes, else those (SDAR's
+    """Takes all holes surer than the threshold if there are as many as ``Static`` takes, else those of ``Static`` (SDAR's
     low_confidence_dynamic; LLaDA2.0's generate)."""
 
     threshold: Level = 0.85
@@ -178,7 +178,7 @@ class Dynamic(_Scheduled):
 
 @dataclass(frozen=True, kw_only=True)
 class Sequential(_Scheduled):
-    """The leftmost holes, so many a step (SDAR's sequential)."""
+    """Takes the leftmost holes, a fixed number per step (SDAR's sequential)."""
 
     def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
         count = quota(self.steps, tokens.shape[1], blocks.step)
@@ -189,8 +189,8 @@ class Sequential(_Scheduled):
 class SubBlocks(DecodeRule):
     """``LowConfidence`` in the leftmost part of the block that has holes (Fast-dLLM v2).
 
-    With ``dual_cache`` a forward computes that part alone once its first place has a token, against K/V of the rest of the
-    block as an earlier forward left it: an approximation, not what the model says of the block.
+    With ``dual_cache``, once the part's first place has a token, a forward computes that part alone. It uses K/V of the rest of the block
+    from an earlier forward: an approximation, not what the model says of the block.
     """
 
     length: Annotated[int, Range(1, 4096)] = 8
@@ -214,7 +214,7 @@ class SubBlocks(DecodeRule):
 
     def span(self, holes: Bools, step: int) -> tuple[int, int]:
         first = int(np.argmax(holes)) // self.length * self.length
-        # A block without holes is computed for its K/V, all of which later blocks read.
+        # A block without holes is computed whole for its K/V, which later blocks read.
         if not self.dual_cache or step == 0 or holes[first] or not holes.any():
             return 0, len(holes)
         return first, first + self.length
@@ -226,23 +226,24 @@ class SubBlocks(DecodeRule):
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyBudget(DecodeRule):
-    """The places of least entropy whose sum before each is within a bound keep their draw, all others get a random token (DiffusionGemma).
+    """The places of least entropy keep their draw, as long as the entropy sum before each is within a bound. All others get a random token
+    (DiffusionGemma).
 
-    Confidence is entropy in nats, negated. What a canvas ends with is the likeliest tokens of its last forward: once these were the same
-    for ``stability`` forwards before and mean entropy is small, or after ``steps``.
+    Confidence is negated entropy in nats. A canvas ends with its last forward's likeliest tokens: once these stayed the same for
+    ``stability`` forwards and mean entropy is small, or after ``steps``.
     """
 
     edits: ClassVar[bool] = True
     of_canvases: ClassVar[bool] = True
 
     steps: Steps = 48
-    """Forwards of a canvas, at most."""
+    """Most forwards of a canvas."""
     entropy_bound: Annotated[float, Range(above=0, most=1e9)] = 0.1
     stability: Annotated[int, Range(0, 4096)] = 1
     confidence: Annotated[float, Range(0, 1e9)] = 0.005
-    """Mean entropy below which a canvas may end; 0 leaves every canvas its ``steps``."""
+    """A canvas may end if its mean entropy is below this; with 0 every canvas runs all its ``steps``."""
     t_min: Annotated[float, Range(0, 1e6)] | None = 0.4
-    """Temperature falls from ``t_max`` towards it; None draws at temperature 1."""
+    """Temperature falls from ``t_max`` towards this; None draws at temperature 1."""
     t_max: Annotated[float, Range(0, 1e6)] = 0.8
 
     def __post_init__(self) -> None:
@@ -254,11 +255,11 @@ class EntropyBudget(DecodeRule):
 
     @property
     def is_exact(self) -> bool:
-        """A canvas whose memory is lost begins anew: what its forwards thought of it is lost, too."""
+        """Always false: a canvas that loses its K/V begins anew, because it loses its forwards' results, too."""
         return False
 
     def temperature(self, step: int) -> float:
-        """The forward's that comes after ``step`` others; after the last the same again, where a canvas waits for others."""
+        """Temperature of the forward after ``step`` others. After the last it stays the same, if a canvas waits for others."""
         if self.t_min is None:
             return 1.0
         return self.t_min + (self.t_max - self.t_min) * max(1, self.steps - step) / self.steps

@@ -1,9 +1,9 @@
-"""Which requests take part in a step: denoising ones first, prefills with the rows that are left, the oldest first.
+"""Decides which requests take part in a step: denoising ones first, then prefills with the remaining rows, oldest first.
 
-A mixed step runs whatever is due: all that a request has due is a run of whole blocks, so nothing but lengths differs. SGLang's steps
-make K/V of prompts or denoise, prompts first, and a block ends with one more forward, whose input is the final block: a commit of its
-own, with as many rows as a denoise. First-done lets each request go on with its next block then; synchronous holds all that denoise
-together until the last of their blocks has ended, and computes those that wait for it again with every forward.
+A mixed step runs everything that is due: the due part of a request is a run of whole blocks, so only lengths differ. SGLang's steps either
+make K/V of prompts or denoise, prompts first. A block ends with one more forward, whose input is the final block: its own commit, with as
+many rows as a denoise. With first-done, each request then goes on with its next block. With synchronous, all that denoise together wait
+until the last of their blocks has ended; each forward computes the waiting blocks again.
 """
 
 from collections import deque
@@ -24,18 +24,18 @@ Batching = Literal["mixed", "first-done", "synchronous"]
 @dataclass(frozen=True, kw_only=True)
 class BlockEngineConfig(Checked):
     max_num_batched_tokens: Tokens = 4096
-    """Rows of a step. A block is denoised whole, and one that is committed with it is, too."""
+    """Most rows of a step. A block is denoised whole, and so is a block that is committed with it."""
     batching: Batching = "mixed"
-    """mixed packs whatever is due; first-done and synchronous are SGLang's (engines.blockdiffusion.scheduler)."""
+    """mixed packs everything that is due; first-done and synchronous are SGLang's (engines.blockdiffusion.scheduler)."""
 
 
 @dataclass(slots=True)
 class _Step:
     budget: int
-    """Rows that are left."""
+    """Rows that the step still has room for."""
     works: list[Work] = field(default_factory=list)
     orders: set[int] = field(default_factory=set)
-    """Those of the requests that take part."""
+    """Orders of the requests that take part."""
     admitted: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
 
@@ -55,7 +55,7 @@ class BlockScheduler:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens the longest request may have, its last block whole."""
+        """Most tokens that a request may have, with its last block whole."""
         return min(self.tables.num_blocks * self.tables.block_size, self.tables.max_len)
 
     def add(self, sequence: BlockSequence) -> None:
@@ -68,9 +68,9 @@ class BlockScheduler:
         self.waiting.append(sequence)
 
     def plan(self) -> BlockStepPlan | None:
-        """None where there is nothing to run."""
+        """Plan a step; return None if there is nothing to run."""
         step = _Step(self.config.max_num_batched_tokens)
-        # Whoever was left out of a step goes first in the next; prefills wait for those that denoise.
+        # A request left out of a step goes first in the next; prefills wait for requests that denoise.
         for sequence in sorted(self.running, key=lambda each: (each.missing > self.block, each.served, each.order)):
             self._run(sequence, step)
         while not step.preempted and (begun := self._admitted(step)) is not None:
@@ -78,15 +78,15 @@ class BlockScheduler:
         return self._planned(step)
 
     def were_done(self, denoising: Items[BlockSequence]) -> Bools:
-        """[n] whose blocks their rule had done with before this step."""
+        """[n] whether the rule was done with the block before this step."""
         return np.zeros(len(denoising), dtype=bool)
 
     def settled(self, denoising: Items[BlockSequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
-        """What of a step's verdicts is written, and which blocks are final with that."""
+        """Return which verdicts of a step are written, and which blocks are then final."""
         return take, is_done
 
     def leave(self, sequence: BlockSequence) -> None:
-        """It is over, or nobody wants it any more."""
+        """Remove a request that is over or no longer wanted."""
         if sequence.slot < 0:
             self.waiting.remove(sequence)
             return
@@ -95,17 +95,17 @@ class BlockScheduler:
         sequence.slot = -1
 
     def preempt(self, sequence: BlockSequence) -> None:
-        """Have a running request wait, between two steps or before it is in one. Its K/V is dropped, its tokens stay: to go on it
+        """Have a running request wait, between two steps or before it is in one. Its K/V is dropped and its tokens stay: to go on, it
         computes its final blocks again."""
         self.running.remove(sequence)
         self.executor.close_slot(sequence.slot)
         sequence.evict()
-        # Among those that wait it is where it arrived.
+        # It waits in order of arrival.
         at = next((i for i, each in enumerate(self.waiting) if each.order > sequence.order), len(self.waiting))
         self.waiting.insert(at, sequence)
 
     def publish(self, sequence: BlockSequence, before: int) -> None:
-        """K/V of its final blocks behind the first ``before`` tokens was made."""
+        """Publish the K/V of its final blocks behind the first ``before`` tokens, which was just made."""
         unit = self.tables.unit
         first, end = before // unit, sequence.computed // unit
         if self.tables.caches and end > first:
@@ -114,9 +114,9 @@ class BlockScheduler:
     # ---- in between ------------------------------------------------------------------------------------------------------
 
     def _run(self, sequence: BlockSequence, step: _Step, *, denoises: bool = True) -> None:
-        """Have it take part with what of its due fits the budget and the K/V that can be had; with final blocks alone where nothing is
-        denoised."""
-        if sequence.slot < 0:  # preempted for the sake of one before it
+        """Run as much of the request's due part as fits the budget and the available K/V. If ``denoises`` is false, run only final
+        blocks."""
+        if sequence.slot < 0:  # preempted for a request before it
             return
         tokens = min(sequence.missing, step.budget // sequence.grain * sequence.grain)
         is_caught_up = tokens == sequence.missing
@@ -145,8 +145,8 @@ class BlockScheduler:
         return BlockStepPlan(tuple(step.works), tuple(step.admitted), tuple(step.preempted), num_rows)
 
     def _grow(self, sequence: BlockSequence, tokens: int, step: _Step) -> bool:
-        """Have K/V for so many tokens, preempting the youngest that is not in the step where it must; False where the
-        request had to go itself."""
+        """Reserve K/V for ``tokens`` tokens; if there is too little, preempt the youngest requests outside the step. False if the request
+        itself was preempted."""
         slots, lengths = np.array([sequence.slot]), np.array([tokens])
         while self.tables.missing(slots, lengths) > self.tables.room:
             free = [each for each in self.running if each.order not in step.orders]
@@ -159,8 +159,8 @@ class BlockScheduler:
         return True
 
     def _admitted(self, step: _Step) -> BlockSequence | None:
-        """The next that waits, with a slot and what is known of its beginning, where there is room for all it needs by its next block's
-        end."""
+        """Admit the next waiting request if there is room for all it needs up to its next block's end. It gets a slot and the cached part
+        of its beginning."""
         tables, block = self.tables, self.block
         if not self.waiting or not tables.num_free_slots or step.budget < 2 * block:
             return None
@@ -177,7 +177,7 @@ class BlockScheduler:
         return sequence
 
     def _reusable(self, sequence: BlockSequence) -> list[bytes]:
-        """Keys of the units it may take over. The block whose last row gives the next one's first token is computed."""
+        """Keys of the units that it may reuse. The block whose last row gives the next block's first token is always computed."""
         if not self.tables.caches:
             return []
         unit = self.tables.unit
@@ -197,9 +197,9 @@ class SeparateScheduler(BlockScheduler):
         check_batching(config.batching, executor.shifts)
         super().__init__(executor, config)
         self._left: dict[int, int] = {}
-        """Forwards still to come of blocks that their rule has done with, by the order of their requests."""
+        """By order of request: forwards still to come on a block that its rule is done with."""
         self._batch: set[int] = set()
-        """Orders of those that are held together."""
+        """Orders of the requests that are held together."""
 
     def plan(self) -> BlockStepPlan | None:
         step = _Step(self.config.max_num_batched_tokens)
@@ -225,7 +225,7 @@ class SeparateScheduler(BlockScheduler):
             if was:
                 self._left[sequence.order] = max(0, self._left[sequence.order] - 1)
             elif done:
-                # Edits that their limit ended are found to be over by a forward of its own.
+                # If edits end by their limit, one more forward finds that they are over.
                 self._left[sequence.order] = sequence.request.rule.closing_forwards(changes=bool(changes))
         ends = np.array([self._left.get(each.order) == 0 for each in denoising], dtype=bool)
         if self.config.batching == "synchronous" and not ends.all():
@@ -240,10 +240,10 @@ class SeparateScheduler(BlockScheduler):
         self._forget(sequence)
 
     def preempt(self, sequence: BlockSequence) -> None:
-        """What its rule has done with stays so: asked once more, it might edit once more."""
+        """Preempt a request. A block that its rule is done with stays so: asked once more, the rule might edit once more."""
         super().preempt(sequence)
         self._batch.discard(sequence.order)
-        if not sequence.request.rule.is_exact:  # its block begins anew
+        if not sequence.request.rule.is_exact:  # the block begins anew
             self._left.pop(sequence.order, None)
 
     def _forget(self, sequence: BlockSequence) -> None:

@@ -1,10 +1,10 @@
-"""A request in the engine: what is asked for, the blocks that are final, and the one that is denoised; no torch.
+"""A request in the engine: its settings, its final blocks, and the block that is denoised; no torch.
 
-There is neither a prefill nor a commit of its own kind, only final blocks whose K/V is missing: the prompt's when a
-request begins (PREFILL), a generated one after its last denoise (COMMIT). Where nothing reads the K/V it is never made.
+There are no separate prefills and commits, only final blocks whose K/V is missing. It is the prompt's when a request begins (PREFILL), and
+a generated block's after its last denoise (COMMIT). K/V that nothing reads is never made.
 
-Several sequences may hold a final block of the block tables: the prefix cache. A unit of it is a whole number of pool blocks and of diffusion blocks, known by a key of its ids and all before them. A block that
-is not final, or only in part wanted, has no key: the K/V of a token depends on all tokens of its block. Plain arrays, no torch.
+The prefix cache shares final blocks between sequences. Its unit is a whole number of pool blocks and of diffusion blocks, and its key
+depends on its ids and all ids before. Blocks not final, or only partly wanted, have no key: a token's K/V depends on its whole block.
 """
 
 from collections import OrderedDict
@@ -25,14 +25,14 @@ AnswerTokens = Annotated[int, Range(1, 2**20)]
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSampling(Checked):
-    """How tokens are drawn, and what confidence is: the token's probability after temperature, top_k and top_p, in that order
-    (LLaDA2, SDAR). Temperature 0 is greedy, its confidence the model's own probability."""
+    """How tokens are drawn, and which confidence they have: their probability after temperature, top_k and top_p, in that order (LLaDA2,
+    SDAR). Temperature 0 is greedy; its confidence is the model's own probability."""
 
     temperature: Annotated[float, Range(0, 1e6)] = 0.0
     top_k: Annotated[int, Range(1, 2**31 - 1), Needs(temperature=Range(above=0))] | None = None
     top_p: Annotated[Proportion, Needs(temperature=Range(above=0))] = 1.0
     draws: bool = True
-    """False takes the likeliest token, whose confidence is still what temperature, top_k and top_p leave of it."""
+    """False takes the likeliest token, with its probability after temperature, top_k and top_p as confidence."""
     seed: Seed = 0
 
 
@@ -47,9 +47,9 @@ class BlockRequest:
     rule: DecodeRule = field(default_factory=LowConfidence)
     sampling: BlockSampling = GREEDY
     stop_ids: frozenset[int] = frozenset()
-    """A block that holds one of them, beside the prompt, is the last."""
+    """The first block that holds one of these ids, outside the prompt, is the last."""
     exits_early: bool = False
-    """Ends within a block, once no hole is left in front of a stop token; of rules that edit nothing."""
+    """Whether the request ends within a block, once no hole is left before a stop token; only for rules that edit nothing."""
     arrival_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -72,16 +72,16 @@ class BlockRequest:
 @dataclass(frozen=True, kw_only=True)
 class BlockAnswer:
     ids: tuple[int, ...]
-    """At most ``gen_length``, up to the first stop token and with it."""
+    """At most ``gen_length`` ids, up to and including the first stop token."""
     reason: Literal["stop", "length"]
     denoised: int
-    """Forwards that denoised a block, anew after a preemption too."""
+    """Forwards that denoised a block, including repeats after a preemption."""
     committed: int
-    """Forwards that wrote the K/V of a generated block that was final."""
+    """Forwards that wrote the K/V of a generated, final block."""
     prefilled: int
-    """Blocks of the prompt, in front of canvases its tokens, that were computed, anew after a preemption too; a prefix hit saves them."""
+    """Blocks of the prompt (tokens, for canvases) that were computed, including repeats after a preemption; a prefix hit saves them."""
     rows: int
-    """Rows that were computed for it."""
+    """Rows that were computed for the request."""
 
 
 _DIGEST_BYTES = 16
@@ -91,39 +91,39 @@ _DIGEST_BYTES = 16
 class BlockSequence:
     request: BlockRequest
     order: int
-    """Rank by arrival; the lower is the older."""
+    """Rank by arrival; lower is older."""
     block: int
     """Tokens of a block."""
     shifts: bool
-    """Whether a block's first token comes from the forward that commits the block before (Fast-dLLM v2)."""
+    """Whether a block's first token comes from the forward that commits the previous block (Fast-dLLM v2)."""
     final: Ints = field(init=False)
-    """Ids of the final blocks, whole ones."""
+    """Ids of the final blocks, which are whole."""
     ids: Ints = field(init=False)
-    """[B] the block that is denoised, behind them."""
+    """[B] the block that is denoised, behind the final ones."""
     holes: Bools = field(init=False)
     given: Bools = field(init=False)
     awaits_first: bool = False
-    """Whether its first token is still to come."""
+    """Whether the block's first token is still to come."""
     step: int = 0
     full: int = 0
-    """As in ``Blocks``."""
+    """``step`` and ``full`` are as in ``Blocks``."""
     forwards: int = 0
-    """Those that denoised any of its blocks."""
+    """Forwards that denoised any of its blocks."""
     draws: int = 0
-    """Those of them that a rule decided by, for its random numbers."""
+    """How many of these a rule decided by; its random numbers depend on this count."""
     slot: int = -1
-    """-1 while it waits."""
+    """-1 while the request waits."""
     computed: int = 0
     """Tokens of ``final`` whose K/V is in the pool."""
     served: int = -1
-    """The step of the engine it last took part in."""
+    """The engine step in which it last took part."""
     has_begun: bool = False
-    """Whether any of its answer was final, and was told."""
+    """Whether some of its answer was final, and has been reported."""
     committed: int = 0
     prefilled: int = 0
     rows: int = 0
     keys: list[bytes] = field(default_factory=list)
-    """One for every unit of the prefix cache that is final."""
+    """One key for each unit of the prefix cache that is final."""
 
     def __post_init__(self) -> None:
         prompt = np.array(self.request.prompt_ids, dtype=np.int64)
@@ -133,17 +133,17 @@ class BlockSequence:
 
     @property
     def grain(self) -> int:
-        """Final tokens are computed so many at a time, which see each other."""
+        """How many final tokens are computed together and see each other."""
         return self.block
 
     @property
     def longest(self) -> int:
-        """Tokens by its end, the last block whole."""
+        """Tokens at the request's end, with its last block whole."""
         return -(-self.request.total // self.block) * self.block
 
     @property
     def draw(self) -> int:
-        """Which of its draws the next forward is."""
+        """Number of the draw that the next forward makes."""
         return self.draws
 
     @property
@@ -152,7 +152,7 @@ class BlockSequence:
         return len(self.final) - self.computed
 
     def caught_up(self, tokens: int) -> tuple[int, int]:
-        """K/V of so many more final tokens was made: of how many generated blocks, and how many of the prompt."""
+        """Book the K/V of ``tokens`` more final tokens; return how many generated blocks it covers, and how many of the prompt."""
         first, prompt = self.computed // self.block, self.request.prompt_len // self.block
         self.computed += tokens
         committed = max(0, self.computed // self.block - max(first, prompt))
@@ -162,12 +162,12 @@ class BlockSequence:
         return committed, prefilled
 
     def take_first(self, token: int) -> None:
-        """The token that the block before gives."""
+        """Set the first token, which the previous block gives."""
         self.ids[0], self.holes[0], self.given[0] = token, False, True
         self.awaits_first = False
 
     def denoised(self, tokens: Ints, take: Bools, *, was_done: bool) -> None:
-        """``was_done`` where the rule had done with the block before: the forward decides nothing."""
+        """Book a forward. With ``was_done`` the rule was already done with the block, so the forward decides nothing."""
         self.forwards += 1
         if was_done:
             return
@@ -179,14 +179,14 @@ class BlockSequence:
         self.draws += 1
 
     def finish_block(self, *, has_kv: bool) -> None:
-        """The block is final; ``has_kv`` where the forward that ended it had it as its input."""
+        """Make the block final; ``has_kv`` says that the forward that ended it had the final block as its input."""
         self.final = np.concatenate((self.final, self.ids))
         if has_kv and self.computed == len(self.final) - self.block:
             self.computed = len(self.final)
         self._open(np.zeros(0, dtype=np.int64))
 
     def evict(self) -> None:
-        """Its K/V is gone. A block whose forwards read K/V of earlier ones begins anew."""
+        """Drop its K/V. If a block's forwards read K/V of earlier ones, the block begins anew."""
         self.slot, self.computed = -1, 0
         if not self.request.rule.is_exact:
             self.draws -= self.step
@@ -195,7 +195,7 @@ class BlockSequence:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to come, after a block became final or got its first token."""
+        """Whether the request is over, after a block became final or got its first token."""
         stops, generated = self.request.stop_ids, self.final[self.request.prompt_len :]
         known = len(self.final)
         if self.shifts and self.given[0] and known >= self.request.prompt_len:
@@ -208,7 +208,7 @@ class BlockSequence:
 
     @property
     def ends_within(self) -> bool:
-        """Whether a stop token of the block has no hole in front of it."""
+        """Whether no hole of the block is left before a stop token."""
         if not (self.request.exits_early and self.request.stop_ids):
             return False
         is_stop = np.isin(self.ids, list(self.request.stop_ids)) & ~self.holes & ~self.given
@@ -232,7 +232,7 @@ class BlockSequence:
         )
 
     def unit_keys(self, unit: int) -> list[bytes]:
-        """A key for every ``unit`` tokens of final blocks: of these tokens and all before them."""
+        """Return a key for each ``unit`` tokens of final blocks; it depends on these tokens and all before them."""
         for i in range(len(self.keys), len(self.final) // unit):
             before = self.keys[-1] if self.keys else b""
             own = self.final[i * unit : (i + 1) * unit].tobytes()
@@ -240,7 +240,7 @@ class BlockSequence:
         return self.keys
 
     def _open(self, opening: Ints) -> None:
-        """A block of holes behind these tokens."""
+        """Begin a block with these tokens, followed by holes."""
         self.ids = np.zeros(self.block, dtype=np.int64)
         self.ids[: len(opening)] = opening
         self.given = np.arange(self.block) < len(opening)
@@ -250,22 +250,22 @@ class BlockSequence:
 
 
 _MOST_STEPS = 4096
-"""What ``rules.Steps`` allows a canvas."""
+"""The most steps of a canvas, by ``rules.Steps``."""
 
 
 @dataclass(slots=True, eq=False)
 class CanvasSequence(BlockSequence):
     """A request whose blocks are canvases (DiffusionGemma).
 
-    What is final is causal, so that any of its tokens may be the last that is computed, or known from another request. A canvas lies behind
-    all of them, wherever that is. Each forward decides all its places anew, and so nothing is left to fill: every place stays a hole until
-    the likeliest tokens of the last forward become final. That forward computed other K/V than a final token has, and none is kept.
+    Final tokens are causal, so the computed or cached part of them may end at any token. A canvas lies behind all final tokens. Each
+    forward decides all its places anew. So every place stays a hole until the likeliest tokens of the last forward become final. That
+    forward computed other K/V than final tokens have, so none is kept.
     """
 
     likeliest: Ints | None = None
-    """[B] what the last forward found."""
+    """[B] the likeliest tokens that the last forward found."""
     repeats: int = 0
-    """Forwards right before the last that found the same."""
+    """How many forwards right before the last found the same."""
 
     @property
     def grain(self) -> int:
@@ -277,11 +277,11 @@ class CanvasSequence(BlockSequence):
 
     @property
     def draw(self) -> int:
-        """Tells canvas and step."""
+        """A number that identifies canvas and step."""
         return (len(self.final) - self.request.prompt_len) // self.block * _MOST_STEPS + self.step
 
     def saw(self, likeliest: Ints, noise: Ints) -> int:
-        """Book what a forward found; ``repeats`` with it."""
+        """Book the tokens that a forward found; return ``repeats``, with it counted."""
         is_same = self.likeliest is not None and np.array_equal(self.likeliest, likeliest)
         self.repeats = self.repeats + 1 if is_same else 0
         self.likeliest, self.ids = likeliest, noise
@@ -297,7 +297,7 @@ class CanvasSequence(BlockSequence):
         BlockSequence.finish_block(self, has_kv=False)
 
     def caught_up(self, tokens: int) -> tuple[int, int]:
-        """How many canvases are complete with that, and how many of the tokens are the prompt's."""
+        """Book the K/V of ``tokens`` tokens; return how many canvases it completes, and how many tokens are the prompt's."""
         prompt, before = self.request.prompt_len, self.computed
         self.computed += tokens
         committed = max(0, self.computed - prompt) // self.block - max(0, before - prompt) // self.block
@@ -307,7 +307,7 @@ class CanvasSequence(BlockSequence):
         return committed, prefilled
 
     def evict(self) -> None:
-        """Its canvas begins anew, with the same draws."""
+        """Drop its K/V; its canvas begins anew, with the same draws."""
         BlockSequence.evict(self)
         self._forget()
 
@@ -320,8 +320,8 @@ class CanvasSequence(BlockSequence):
 
 
 class SharedTables(BlockTables):
-    """``unit`` tokens are cached together; K/V of units that nobody holds stays until its room is needed, the least recently
-    used first and of a sequence the last."""
+    """Block tables with a prefix cache of units of ``unit`` tokens. K/V of unused units stays until room is needed. The least recently used
+    goes first, and the last unit of a sequence before its others."""
 
     def __init__(
         self,
@@ -342,19 +342,19 @@ class SharedTables(BlockTables):
         self.caches = caches
         self._width = self.unit // block_size
         self._known: dict[bytes, list[int]] = {}
-        """Pool blocks of each unit."""
+        """Key -> pool blocks of the unit."""
         self._key_of: dict[int, bytes] = {}
-        """By pool block."""
+        """Pool block -> key of its unit."""
         self._users: dict[bytes, int] = {}
         self._idle: OrderedDict[bytes, None] = OrderedDict()
 
     @property
     def room(self) -> int:
-        """Pool blocks that can be had: free ones, and those of units that nobody holds."""
+        """Pool blocks that are available: free ones, and those of units that nobody holds."""
         return self.num_free + len(self._idle) * self._width
 
     def adopt(self, slot: int, keys: Sequence[bytes]) -> int:
-        """Have a slot without blocks hold the units of the longest known beginning of ``keys``; how many tokens."""
+        """Have an empty slot hold the units of the longest known prefix of ``keys``; return its number of tokens."""
         assert self.held[slot] == 0, f"slot {slot} holds blocks"
         found = self._num_known(keys)
         for i, key in enumerate(keys[:found]):
@@ -365,12 +365,12 @@ class SharedTables(BlockTables):
         return found * self.unit
 
     def cached(self, keys: Sequence[bytes]) -> tuple[int, int]:
-        """Tokens of the longest known beginning of ``keys``, and how many pool blocks of it nobody holds."""
+        """Tokens of the longest known prefix of ``keys``, and how many of its pool blocks nobody holds."""
         found = self._num_known(keys)
         return found * self.unit, sum(key in self._idle for key in keys[:found]) * self._width
 
     def publish(self, slot: int, first: int, keys: Sequence[bytes]) -> None:
-        """The slot's units from ``first`` on are final, computed and known by these keys from now on."""
+        """Make the slot's units from ``first`` on known by these keys: they are final and computed."""
         if not self.caches:
             return
         for i, key in enumerate(keys, start=first):
@@ -388,11 +388,11 @@ class SharedTables(BlockTables):
         super().grow(slots, lengths)
 
     def trim(self, slot: int, tokens: int) -> int:
-        """Give back the blocks behind the first ``tokens``, a whole number of units; how many."""
+        """Free the blocks behind the first ``tokens``, a whole number of units; return how many."""
         kept, had = min(self.blocks_for(tokens), int(self.held[slot])), int(self.held[slot])
         blocks = self.table[slot, kept:had].tolist()
         self._free(np.array([block for block in blocks if block not in self._key_of], dtype=np.int32))
-        # The last unit is the first to go once room is needed.
+        # The last unit is the first to go if room is needed.
         for key in dict.fromkeys(self._key_of[block] for block in reversed(blocks) if block in self._key_of):
             self._users[key] -= 1
             if not self._users[key]:
@@ -409,7 +409,7 @@ class SharedTables(BlockTables):
         self._free(np.array(blocks, dtype=np.int32))
 
     def _num_known(self, keys: Sequence[bytes]) -> int:
-        """Units of the longest known beginning."""
+        """Number of units of the longest known prefix."""
         return next((i for i, key in enumerate(keys) if key not in self._known), len(keys))
 
 
@@ -419,13 +419,13 @@ class Work(NamedTuple):
     request_id: int
     slot: int
     start: int
-    """Tokens with K/V before it."""
+    """Tokens that already have K/V."""
     tokens: int
-    """Final tokens behind ``start`` whose K/V it makes: PREFILL or COMMIT."""
+    """Final tokens behind ``start`` whose K/V the work makes: PREFILL or COMMIT."""
     rows: tuple[int, int] | None
-    """Rows of the block behind those that are denoised, from and to."""
+    """The first row and the end of the rows that are denoised, of the block behind those tokens."""
     wants_first: bool
-    """Whether the last row of ``tokens`` is to give the next block's first token."""
+    """Whether the last row of ``tokens`` gives the next block's first token."""
 
     @property
     def num_rows(self) -> int:
@@ -435,7 +435,7 @@ class Work(NamedTuple):
 class BlockStepPlan(NamedTuple):
     works: tuple[Work, ...]
     admitted: tuple[int, ...]
-    """Requests whose first step this is, or the first after they were preempted."""
+    """Requests whose first step this is, or the first after a preemption."""
     preempted: tuple[int, ...]
     num_rows: int
 
@@ -449,25 +449,25 @@ class Denoised(NamedTuple):
     """All [n, B]."""
     sampling: tuple[BlockSampling, ...]
     draw: Ints
-    """[n] which draw of its request each is."""
+    """[n] number of the draw of its request."""
     forward: Ints
-    """[n] which of its request's forwards; some draw nothing, for their block is done."""
+    """[n] number of the forward of its request; some forwards draw nothing, because their block is done."""
     step: Ints
-    """[n] forwards the block has been denoised by."""
+    """[n] how many forwards have denoised the block."""
     rules: tuple[DecodeRule, ...]
 
 
 class Outcome(NamedTuple):
     tokens: Ints
     confidence: Floats
-    """Both [denoised, B]; anything where nothing was wanted."""
+    """Both [denoised, B]; arbitrary where nothing was wanted."""
     first: Ints
-    """[works that want one] first tokens."""
+    """[works that want one] the first tokens."""
     duration_s: float
     likeliest: Ints | None = None
-    """[denoised, B] of canvases."""
+    """[denoised, B] likeliest tokens of canvases."""
     noise: Ints | None = None
-    """[denoised, B] what places hold next that their rule accepts nothing at; of canvases."""
+    """[denoised, B] the tokens that places of canvases hold next if the rule accepts nothing there."""
 
 
 class BlockExecutor(Protocol):
@@ -484,10 +484,10 @@ class BlockExecutor(Protocol):
         """Whether row i of the logits predicts the token at i + 1."""
 
     def open(self, final: Ints) -> int:
-        """A slot that holds these ids and no K/V."""
+        """Return a slot that holds these ids and no K/V."""
 
     def extend(self, slot: int, start: int, ids: Ints) -> None:
-        """Final ids behind the first ``start``."""
+        """Append final ids behind the first ``start``."""
 
     def close_slot(self, slot: int) -> None: ...
 
@@ -503,7 +503,7 @@ class BlockStepRecord(NamedTuple):
     committed: int
     """Generated blocks whose K/V was made."""
     prefilled: int
-    """Blocks of prompts, in front of canvases their tokens."""
+    """Blocks of prompts (tokens, if the model makes canvases) whose K/V was made."""
     taken: int
     """Tokens written, edits included."""
     admitted: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Charges steps of block diffusion to a card instead of running them: the same plans, tokens that mean nothing.
 
-How many places a forward is sure of depends on the model. A simulation draws it, as one and a Poisson number, for each request by
-itself: ``tokens_per_forward`` is its mean, before what is left of a block cuts it.
+It depends on the model how many places a forward is sure of. A simulation draws this number for each request by itself: one plus a Poisson
+number. ``tokens_per_forward`` is its mean, before the rest of a block limits it.
 """
 
 from collections.abc import Callable
@@ -20,22 +20,22 @@ from engines.models.shape import ModelShape
 from engines.runtime.rows import Ints
 
 _LOGIT_BYTES = 10
-"""A logit of a chunk takes these: itself, and two copies in float32 while it is reduced."""
+"""Bytes per logit of a chunk: the logit itself, and two copies in float32 while it is reduced."""
 _DRAWN_LOGITS, _NOISE_BYTES = 32, 32
-"""Rows that tokens are drawn for at a time, and what the noise of a logit takes."""
+"""Rows whose tokens are drawn at a time, and the bytes of noise per logit."""
 _ROW_COPIES, _CANVAS_COPIES = 5, 5
-"""Embeddings a row of a canvas takes while its MLP is computed: what the layer was given and made of it, two normed, and what the step
-before expects; the MLP's sum comes to them while experts are summed. While its logits are made: four, and what is now expected."""
+"""Embeddings per row of a canvas during its MLP: the layer's input and output, two normed ones, and the last step's expectation. The MLP's
+sum comes on top while experts are summed. While logits are made there are four, and the new expectation."""
 _MLP_COPIES = 3
-"""The MLP's two products, and one of them activated."""
+"""The MLP's two products, and one of these after the activation."""
 _EXPERT_COPIES = 3
-"""Rows as experts take them, what they make of them, and that sorted back, all as many as experts are chosen. Two are there at once."""
+"""Experts' inputs, their outputs, and the outputs sorted back, each with one row per chosen expert. Two exist at once."""
 _CHOICE_BYTES = 20
-"""An expert that a row of a canvas chose: its number, its place among all and its weight."""
+"""Bytes per expert that a row of a canvas chose: its number, its place among all and its weight."""
 
 
 def pool_tokens(shape: ModelShape, memory_bytes: int, *, rows: int, logit_rows: int) -> int:
-    """``rows`` are those of a step. A layer's keys and values are copied out of the pool while it attends."""
+    """Tokens of K/V that fit beside steps of ``rows`` rows. While a layer attends, its keys and values are copied out of the pool."""
     step = step_bytes(shape, rows, logit_rows)
     left = memory_bytes - shape.weight_bytes - step - round(GUARD_FRACTION * memory_bytes)
     found = left // (shape.kv_bytes_per_token + shape.kv_bytes_per_token // shape.n_layers)
@@ -48,7 +48,7 @@ def pool_tokens(shape: ModelShape, memory_bytes: int, *, rows: int, logit_rows: 
 
 
 def step_bytes(shape: ModelShape, rows: int, logit_rows: int) -> int:
-    """The most that a step holds besides weights and pool; ``logit_rows`` are made at a time."""
+    """Most bytes that a step holds besides weights and pool, if it makes ``logit_rows`` rows of logits at a time."""
     copied = rows * shape.experts_per_token * shape.d_model * shape.dtype_bytes if shape.num_experts > 1 else 0
     if shape.canvas is None:
         logits = logit_rows * shape.vocab_rows * _LOGIT_BYTES
@@ -56,7 +56,7 @@ def step_bytes(shape: ModelShape, rows: int, logit_rows: int) -> int:
     row, float32 = shape.d_model * shape.dtype_bytes, 4
     rounded = shape.dtype_bytes if shape.dtype_bytes < float32 else 0
     tables = 2 * (shape.head_dim + shape.canvas.full_head_dim) * (float32 + rounded)
-    # Logits and their probabilities, and one of them rounded where the model is narrower.
+    # Logits and their probabilities, plus one rounded copy if the model is narrower.
     of_logit = 2 * float32 + rounded
     logits = max(of_logit * logit_rows, float32 * logit_rows + _NOISE_BYTES * min(logit_rows, _DRAWN_LOGITS))
     head = rows * _CANVAS_COPIES * row + logits * shape.vocab_rows
@@ -66,7 +66,7 @@ def step_bytes(shape: ModelShape, rows: int, logit_rows: int) -> int:
 
 
 Sure = Callable[[int, int], int]
-"""How many places the n-th forward of a request is sure of."""
+"""(request, n) -> how many places the n-th forward of the request is sure of."""
 HeadRows = Literal["wanted", "all"]
 _DRAWS = 256
 HostSeconds = Annotated[float, Range(0, 10), Only(executor="roofline")]
@@ -74,14 +74,14 @@ HostSeconds = Annotated[float, Range(0, 10), Only(executor="roofline")]
 
 @dataclass(frozen=True, kw_only=True)
 class HostCost(Checked):
-    """What the card does not explain. Steps run one after another: the host waits for what it reads of one before it plans the next."""
+    """Time that the card does not explain. Steps run one after another: the host waits for the results of one before it plans the next."""
 
     step_overhead_s: HostSeconds = 0.0
-    """Seconds a simulated step takes besides its kernels."""
+    """Seconds that a simulated step takes besides its kernels."""
     request_overhead_s: HostSeconds = 0.0
-    """Seconds every request adds to a simulated step besides."""
+    """Seconds that each request adds to a simulated step."""
     prefix_overhead_s: HostSeconds = 0.0
-    """Seconds every 1,000 tokens before a request's rows add to a simulated step: its prefix is looked up anew each time."""
+    """Seconds that every 1,000 tokens before a request's rows add to a simulated step, because its prefix is looked up anew each time."""
 
     def of(self, plan: BlockStepPlan) -> float:
         tokens = sum(work.start for work in plan.works)
@@ -90,7 +90,7 @@ class HostCost(Checked):
 
 
 class PoissonSure:
-    """One and a Poisson number of mean ``tokens_per_forward`` - 1; the same for a seed, a request and a draw in any company."""
+    """One plus a Poisson number of mean ``tokens_per_forward`` - 1, which depends on seed, request and draw, not on other requests."""
 
     def __init__(self, tokens_per_forward: float, seed: int) -> None:
         self._extra, self._seed = tokens_per_forward - 1, seed
@@ -118,20 +118,20 @@ class SimulatedExecutor:
         max_num_logits: int = 2048,
         makes_canvases: bool = False,
     ) -> None:
-        """A canvas is sure of what a block is; once that is all its places, they are the same twice and have no entropy."""
+        """A canvas is as sure as a block would be. Once it is sure of all places, it predicts the same tokens twice, without entropy."""
         self.makes_canvases = makes_canvases
         self.cost, self.sure, self.tables = cost, sure, tables
         self.block, self.shifts = block, shifts
         self._host = host or HostCost()
         self._head_rows, self._max_num_logits = head_rows, max_num_logits
-        # Steps repeat: most of a simulation's time would go into pricing the same ones.
+        # Steps repeat: a simulation would spend most of its time pricing the same ones.
         self._seconds: dict[StepWork, float] = {}
 
     def open(self, final: Ints) -> int:
         return self.tables.open()
 
     def extend(self, slot: int, start: int, ids: Ints) -> None:
-        """Ids are the scheduler's business alone."""
+        """Do nothing: a simulation has no ids."""
 
     def close_slot(self, slot: int) -> None:
         self.tables.close(slot)
@@ -184,9 +184,9 @@ def step_work(
     head_rows: HeadRows = "wanted",
     max_num_logits: int = 2048,
 ) -> StepWork:
-    """What a plan asks of a card: final blocks (or runs of ``grain`` tokens) see all before them and themselves, and so do the rows that are denoised. A request's
-    keys are read once, whatever number of its blocks reads them. Where some layers have a window, pairs and keys are those that layers
-    have on average, weighted by what one takes."""
+    """The work that a plan asks of a card. Final blocks (or runs of ``grain`` tokens) and denoised rows see themselves and all before them.
+    A request's keys are read once, however many of its blocks read them. If some layers have a window, pairs and keys are averages over the
+    layers, weighted by what one takes."""
     parts = [_of(work, block, grain or block) for work in plan.works]
     rows, pairs, keys = (sum(part[i] for part in parts) for i in range(3))
     if windowed is not None and windowed.canvas is not None:
@@ -208,9 +208,9 @@ def step_work(
 
 
 def _of(work: Work, block: int, grain: int) -> tuple[int, int, int]:
-    """Rows, pairs of a row and a key, and keys of a request's share."""
+    """Rows, pairs of a row and a key, and keys of a request's share of a step."""
     behind, runs = work.start + work.tokens, work.tokens // grain
-    # The i-th run of n sees start + i runs: n start + (1 + ... + n) runs, for each of its rows.
+    # Run i sees start + i * grain keys; n runs see n * start + (1 + ... + n) * grain, times the rows of a run.
     pairs = grain * (runs * work.start + grain * runs * (runs + 1) // 2)
     if work.rows is None:
         return work.num_rows, pairs, behind
@@ -219,7 +219,7 @@ def _of(work: Work, block: int, grain: int) -> tuple[int, int, int]:
 
 
 def _near(work: Work, block: int, window: int) -> tuple[int, int]:
-    """Pairs and keys of a request's share on a layer with a window, as ``canvas_executor.within_window`` has them."""
+    """Pairs and keys of a request's share on a layer with a window, as in ``canvas_executor.within_window``."""
     start, behind = work.start, work.start + work.tokens
     whole = min(max(window - start, 0), work.tokens)
     pairs = whole * start + whole * (whole + 1) // 2 + (work.tokens - whole) * window
