@@ -1,14 +1,13 @@
-"""``host``, a CPU's: one call for all sequences of a step, by a kernel that is compiled for the machine.
+"""Attention backends: where the sequences of a packed batch lie, and how each backend attends to them.
 
-``sdpa``, the reference backend, and a CPU's that has no compiler: each sequence is a zero-copy view of the packed rows, so
-its result cannot depend on which other sequences share the step.
+``host``, for CPUs: one call for all sequences of a step, by a kernel compiled for the machine.
 
-``sdpa-padded``: ragged sequences as one padded batch with a key mask, where no flash kernel serves.
+``sdpa``, the reference backend, also for CPUs without a compiler. Each sequence is a zero-copy view of the packed rows, so its result
+cannot depend on which other sequences share the step.
 
-It costs copies of the keys, the masked work of sequences shorter than the longest, and for grouped heads a
-copy of the keys per group: ``enable_gqa`` would have the fused kernel that takes a mask refuse.
-
-Where the sequences of a packed batch lie, and what every attention backend makes of them.
+``sdpa-padded``: ragged sequences as one padded batch with a key mask, if no flash kernel serves. It costs copies of the keys, masked work
+for sequences shorter than the longest, and a copy of the keys per group of grouped heads. With ``enable_gqa`` the fused kernel that takes a
+mask would refuse.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from torch import Tensor
 from engines.kernels.host import Runs, attend_runs
 
 Run: TypeAlias = tuple[int, int]
-"""(first row, end row) of one sequence in a packed tensor."""
+"""(first row, end row) of one sequence in a packed tensor; the end row is not part of it."""
 
 
 class SpanMetadata(NamedTuple):
@@ -42,7 +41,7 @@ class SpanMetadata(NamedTuple):
         *,
         size: int | None = None,
     ) -> "SpanMetadata":
-        """For n sequences, padded to ``size`` by ones of length zero; without keys, each over its own packed rows."""
+        """Make the arrays for n sequences, padded to ``size`` by empty ones; without keys, each attends to its own packed rows."""
         assert (k_start is None) == (k_len is None), "k_start and k_len go together"
         n = len(q_len)
         size = n if size is None else size
@@ -59,24 +58,23 @@ class SpanMetadata(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Spans:
-    """n sequences: queries packed one behind the other, keys in runs anywhere in a [Nk, Hkv, D] tensor.
+    """n sequences: queries packed one after the other, keys in runs anywhere in a [Nk, Hkv, D] tensor.
 
-    The tensors are contiguous and on the queries' device, views of a larger buffer included; a captured
-    graph reads whatever they hold when it is replayed. A sequence with queries has at least one key;
-    sequences without either, at the end, are padding.
+    The tensors are contiguous and on the queries' device; they may be views of a larger buffer. A captured graph reads whatever they hold
+    when it is replayed. A sequence with queries has at least one key; sequences without either, at the end, are padding.
     """
 
     cu_q: Tensor
     """int32 [n + 1]: first query row of each sequence, and the end of the last."""
     k_start: Tensor
-    """int32 [n + 1]: first key row of each sequence, and the end of the last one's (kernels want n + 1)."""
+    """int32 [n + 1]: first key row of each sequence, and the end of the last one's keys (kernels want n + 1)."""
     k_len: Tensor
-    """int32 [n]"""
+    """int32 [n]: number of keys of each sequence."""
     max_q: int
-    """No sequence has more queries; exceeding the longest costs empty blocks, in sdpa-padded real work."""
+    """No sequence has more queries. A bound above the longest costs empty blocks, and in sdpa-padded real work."""
     max_k: int
     q_runs: tuple[Run, ...] | None = None
-    """The same on the host, padding sequences included or not; None where a graph is to be captured."""
+    """The query runs on the host, with or without padding sequences; None if a graph is to be captured."""
     k_runs: tuple[Run, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -102,7 +100,7 @@ class Spans:
         device: torch.device | str,
         size: int | None = None,
     ) -> "Spans":
-        """From host arrays, in one transfer, host runs included; see ``SpanMetadata.of_lengths``."""
+        """Make the spans from host arrays in one transfer, host runs included; see ``SpanMetadata.of_lengths``."""
         host = SpanMetadata.of_lengths(q_len, k_start, k_len, size=size)
         sizes = [len(array) for array in host]
         cu_q, starts, lengths = torch.from_numpy(np.concatenate(host)).to(device).split(sizes)
@@ -126,26 +124,26 @@ class VarlenAttention(Protocol):
     def name(self) -> str: ...
     @property
     def needs_host_runs(self) -> bool:
-        """Reads ``Spans.q_runs``: one launch per sequence, unfit for a captured graph.
+        """Whether the backend reads ``Spans.q_runs``: one launch per sequence, unfit for a captured graph.
 
-        The others neither wait for the device nor let the values of the metadata shape their work.
+        The other backends neither wait for the device nor let the values of the metadata shape their work.
         """
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
-        """[Nq, H, D], in ``out`` where it is given, of q [Nq, H, D]; k, v [Nk, Hkv, D] of one dtype, rows of any stride.
+        """Attend q [Nq, H, D] to k and v [Nk, Hkv, D] of one dtype, with rows of any stride. The result is [Nq, H, D], in ``out`` if given.
 
-        Rows of the result past ``cu_q[-1]`` hold anything, as rows of k and v outside the runs may, NaN included.
+        Its rows past ``cu_q[-1]`` are arbitrary. So may be rows of k and v outside the runs, even NaN.
         """
 
 
 def placed(rows: Tensor, out: Tensor | None) -> Tensor:
-    """The rows, copied to ``out`` where it is given."""
+    """Return the rows, copied to ``out`` if it is given."""
     return rows if out is None else out.copy_(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostVarlen:
-    """A sequence's result does not depend on which others share the step."""
+    """The backend ``host``. A sequence's result does not depend on which other sequences share the step."""
 
     name: ClassVar[str] = "host"
     needs_host_runs: ClassVar[bool] = False
@@ -153,13 +151,13 @@ class HostVarlen:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
         if out is None:
             out = torch.empty(q.shape, dtype=q.dtype)
-            out[spans.cu_q[-1] :] = 0  # whatever lies there may be slow to compute with
+            out[spans.cu_q[-1] :] = 0  # arbitrary bits may be slow to compute with
         return attend_runs(q, k, v, Runs(spans.cu_q[:-1], spans.cu_q[1:], spans.k_start[:-1], spans.k_len), out)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
-    """Scale 1/sqrt(D); q [n, Lq, H, D], k and v [n, Lk, Hkv, D]; a mask [n, 1, 1 or Lq, Lk] is of keys that are seen, or
-    to be added to the scores. ``is_causal``: query i sees keys 0 … i."""
+    """Attention with scale 1/sqrt(D) of q [n, Lq, H, D] to k and v [n, Lk, Hkv, D]. A mask [n, 1, 1 or Lq, Lk] marks visible keys, or is
+    added to the scores. With ``is_causal``, query i sees keys 0 … i."""
     group = q.shape[2] // k.shape[2]
     shares_keys = group > 1 and q.device.type == "cpu"
     if group > 1 and not shares_keys:  # CUDA's fused kernels refuse grouped heads together with a mask
@@ -178,7 +176,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, is_caus
 def varlen_attention(
     out: Tensor, q: Tensor, k: Tensor, v: Tensor, q_runs: Sequence[Run], k_runs: Sequence[Run]
 ) -> None:
-    """Attend each q run to its k run, into ``out``; q, out [Nq, H, D], k and v [Nk, Hkv, D].
+    """Attend each q run to its k run and write into ``out``; q, out [Nq, H, D], k and v [Nk, Hkv, D].
 
     Runs of k may lie anywhere (a KV pool), in any order; nothing is gathered or concatenated.
     """
@@ -204,7 +202,7 @@ class Sdpa:
 
 @dataclass(frozen=True)
 class SdpaPadded:
-    """``memory_limit`` bounds the bytes of gathered keys and scores: sequences beyond go into further calls."""
+    """The backend ``sdpa-padded``. ``memory_limit`` bounds the bytes of gathered keys and scores: more sequences go into further calls."""
 
     memory_limit: int = 1 << 30
 
@@ -216,7 +214,7 @@ class SdpaPadded:
         if min(n, max_q, max_k, q.shape[0]) == 0:
             return torch.empty_like(q) if out is None else out
         place = torch.arange(max(max_q, max_k, q.shape[0]), dtype=torch.int32, device=q.device)
-        # Past its end a run repeats its last row: whatever lies behind it may be NaN, which no mask removes.
+        # Past its end a run repeats its last row: rows behind it may be NaN, which no mask removes.
         last_key = (spans.k_len - 1).clamp_(min=0)
         key_rows = (spans.k_start[:-1, None] + torch.minimum(place[:max_k], last_key[:, None])).clamp_(
             max=k.shape[0] - 1
@@ -237,7 +235,7 @@ class SdpaPadded:
         padded = parts[0] if len(parts) == 1 else torch.cat(parts)
 
         row = place[: q.shape[0]]
-        # Rows past cu_q[-1] belong to no sequence: n.
+        # Rows past cu_q[-1] belong to no sequence, and get number n.
         sequence = torch.searchsorted(spans.cu_q[1:], row, right=True, out_int32=True)
         where = (sequence * max_q + row - spans.cu_q.index_select(0, sequence)).clamp_(max=n * max_q - 1)
         return placed(padded.index_select(0, where), out)

@@ -1,10 +1,10 @@
-"""``flash-attn`` and ``torch-varlen``: one launch for all sequences, brought to one call.
+"""``flash-attn`` and ``torch-varlen``: one launch for all sequences, behind one interface.
 
-FlashAttention 2 takes the first key row of a sequence from ``cu_seqlens_k`` and the number of its keys from
-``seqused_k``, and never looks at ``cu_seqlens_k[i + 1]``: runs may lie anywhere, in any order, and nothing is copied. It
-needs no ``block_table``, whose pages are multiples of 256 rows, where the KV pool hands out single rows.
+FlashAttention 2 takes a sequence's first key row from ``cu_seqlens_k`` and its number of keys from ``seqused_k``. It never reads
+``cu_seqlens_k[i + 1]``: runs may lie anywhere, in any order, and nothing is copied. It needs no ``block_table``, whose pages are multiples
+of 256 rows, while the KV pool hands out single rows.
 
-Signatures change between versions, and no document says what they read; ``probe`` decides what works.
+Signatures change between versions, and no document says what kernels read; ``probe`` decides what works.
 """
 
 import importlib
@@ -20,14 +20,14 @@ from engines.attention.backends import Spans, placed
 
 
 class KernelSpans(NamedTuple):
-    """The sequences of a launch on the device, int32. Query rows past ``cu_q[-1]`` belong to none."""
+    """The sequences of a launch on the device, int32. Query rows past ``cu_q[-1]`` belong to no sequence."""
 
     cu_q: Tensor
     """[n + 1] first query row of each sequence, and the end of the last."""
     cu_k: Tensor
-    """[n + 1] the same of the keys; with a table as if they were packed."""
+    """[n + 1] the same for the keys; with a table, as if they were packed."""
     used_k: Tensor | None
-    """[n] keys; None where they are all up to the next sequence's."""
+    """[n] number of keys; None if a sequence's keys are all those up to the next sequence's."""
     table: Tensor | None
     """[n, width] blocks of k and v. Attention is then causal: queries stand at the end of their keys."""
     max_q: int
@@ -35,7 +35,7 @@ class KernelSpans(NamedTuple):
 
 
 class VarlenKernel(Protocol):
-    """One callable of one package; hashable, equal where the callable is the same."""
+    """One callable of one package; hashable, and equal if the callable is the same."""
 
     @property
     def takes_used_k(self) -> bool: ...
@@ -44,13 +44,13 @@ class VarlenKernel(Protocol):
     def takes_table(self) -> bool: ...
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans, out: Tensor | None = None) -> Tensor:
-        """[N, H, D], ``out`` where it is given, of q [N, H, D]; k, v [rows, Hkv, D], with a table [blocks, block_size,
-        Hkv, D]. Rows of no sequence hold anything."""
+        """Attend q [N, H, D] to k and v [rows, Hkv, D], or with a table [blocks, block_size, Hkv, D]. Returns [N, H, D], in ``out`` if
+        given. Rows of no sequence are arbitrary."""
 
 
 @dataclass(frozen=True)
 class FlashAttnKernel:
-    """``flash_attn`` 2; its own output tensor is copied where another is given."""
+    """``flash_attn`` 2; its own output tensor is copied if another one is given."""
 
     function: Callable[..., Any]
     takes_used_k: bool
@@ -86,10 +86,10 @@ class TorchVarlenKernel:
     takes_used_k: bool
     takes_out: bool
     takes_gqa: bool
-    """Has to be told of grouped heads (torch 2.12); before, the kernel sees them itself."""
+    """Whether the call must name grouped heads (torch 2.12); earlier kernels see them themselves."""
     takes_table: bool = False
     gives_cu_k: bool = True
-    """Some want no ``cu_seq_k`` beside a table."""
+    """Whether it takes ``cu_seq_k`` beside a table; some kernels do not."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans, out: Tensor | None = None) -> Tensor:
         options: dict[str, Any] = {} if spans.used_k is None else {"seqused_k": spans.used_k}
@@ -120,12 +120,12 @@ class AtenVarlenKernel:
 
 
 def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
-    """Names a function takes; a torch custom operator shows them on the function it wraps."""
+    """Names of a function's parameters; a torch custom operator shows them on the function it wraps."""
     return frozenset(inspect.signature(getattr(function, "_init_fn", function)).parameters)
 
 
 def flash_attn_kernels() -> tuple[VarlenKernel, ...]:
-    """Kernels of the package ``flash_attn``, the best first; ImportError where it is not installed or does not load."""
+    """Kernels of the package ``flash_attn``, the best first. Raises ImportError if it is not installed or does not load."""
     interface = importlib.import_module("flash_attn.flash_attn_interface")
     kernels = []
     for name in ("_flash_attn_varlen_forward", "flash_attn_varlen_func"):
@@ -138,7 +138,7 @@ def flash_attn_kernels() -> tuple[VarlenKernel, ...]:
 
 
 def torch_varlen_kernels() -> tuple[VarlenKernel, ...]:
-    """Kernels of this torch, the best first; ImportError where it has none."""
+    """Kernels of this torch, the best first. Raises ImportError if it has none."""
     varlen = importlib.import_module("torch.nn.attention.varlen")
     kernels: list[VarlenKernel] = []
     for name in ("varlen_attn_out", "varlen_attn"):
@@ -168,7 +168,7 @@ class FlashVarlen:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
         if min(spans.size, spans.max_q, spans.max_k, q.shape[0]) == 0:
             return torch.empty_like(q) if out is None else out
-        # For max_q of 1 and grouped heads FlashAttention folds the group into the queries, and takes q for
-        # one row per sequence, whatever cu_q says: with padding that is wrong.
+        # With max_q of 1 and grouped heads, FlashAttention folds the group into the queries. It then assumes one row of q per sequence,
+        # whatever cu_q says: with padding that is wrong.
         max_q = max(spans.max_q, 2)
         return self.kernel(q, k, v, KernelSpans(spans.cu_q, spans.k_start, spans.k_len, None, max_q, spans.max_k), out)

@@ -1,9 +1,8 @@
 """Attention backends by name, and which of them serve here.
 
-Finds out what a kernel does by a small fixed example, since its version says little.
-
-Three sequences of unequal lengths, one longer than a kernel's tile, whose runs lie in descending order with
-gaps between them; a fourth is padding, as are the last query rows. Gaps hold NaN: a kernel that reads them shows.
+A small fixed example finds out what a kernel does, because its version says little. It has three sequences of unequal lengths, one longer
+than a kernel's tile. Their runs lie in descending order with gaps between them. A fourth sequence is padding, as are the last query rows.
+Gaps hold NaN, so a kernel that reads them shows.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from engines.errors import UserError
 from engines.kernels.probe import HostKernels
 
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4}
-"""Largest difference to the reference that rounding explains, for outputs of order 1."""
+"""Largest difference from the reference that rounding explains, for outputs of order 1."""
 _Q_LEN, _K_START, _K_LEN = np.array([5, 1, 70]), np.array([203, 141, 2]), np.array([33, 50, 131])
 _NUM_KEYS, _PADDING_ROWS, _FILL = 240, 3, 7.0
 
@@ -32,11 +31,11 @@ class Example(NamedTuple):
     v: Tensor
     spans: Spans
     expected: Tensor
-    """float32, of the rows that belong to a sequence."""
+    """float32; only the rows that belong to a sequence."""
 
     @staticmethod
     def make(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> "Example":
-        """Two key-value heads, ``group`` query heads each."""
+        """Make an example with two key-value heads, of ``group`` query heads each."""
         random = torch.Generator().manual_seed(0)
 
         def draw(rows: int, heads: int) -> Tensor:
@@ -53,12 +52,12 @@ class Example(NamedTuple):
         on_host = Spans.of_lengths(_Q_LEN, _K_START, _K_LEN, device="cpu")
         expected = Sdpa()(q.float(), k.float(), v.float(), on_host)[:-_PADDING_ROWS]
         spans = Spans.of_lengths(_Q_LEN, _K_START, _K_LEN, device=device, size=4)
-        # As in a captured graph, where the lengths are not known on the host.
+        # The host does not know the lengths, as in a captured graph.
         spans = replace(spans, q_runs=None, k_runs=None)
         return Example(q.to(device), k.to(device), v.to(device), spans, expected)
 
     def fault(self, backend: VarlenAttention) -> str | None:
-        """What is wrong with a backend; None where it gives the reference's numbers."""
+        """Return the backend's fault; None if it gives the reference's numbers."""
         num_rows = len(self.expected)
         try:
             given = torch.full((num_rows + 2 * _PADDING_ROWS, *self.q.shape[1:]), _FILL, dtype=self.q.dtype).to(self.q)
@@ -84,7 +83,7 @@ class Example(NamedTuple):
 def probe(
     name: str, kernels: tuple[VarlenKernel, ...], device: torch.device, dtype: torch.dtype, head_dim: int, group: int
 ) -> FlashVarlen | str:
-    """The first of the kernels that reads keys where they lie and is right, or why there is none."""
+    """Return the first kernel that reads keys where they lie and is right, or why there is none."""
     example = Example.make(device, dtype, head_dim, group)
     faults = []
     for kernel in kernels:
@@ -99,7 +98,7 @@ def probe(
 
 
 BACKENDS = ("flash-attn", "torch-varlen", "sdpa-padded", "sdpa")
-"""In order of preference on a GPU, and by name; see ``batch_attention`` for a CPU."""
+"""Names, in order of preference on a GPU; for a CPU see ``batch_attention``."""
 _KERNELS: Mapping[str, Callable[[], tuple[VarlenKernel, ...]]] = {
     "flash-attn": flash_attn_kernels,
     "torch-varlen": torch_varlen_kernels,
@@ -110,7 +109,7 @@ _INSTALL = {"flash-attn": "install the extra 'cuda' with --no-build-isolation", 
 def availability(
     device: torch.device, dtype: torch.dtype, head_dim: int, n_heads: int, n_kv_heads: int
 ) -> Mapping[str, str | None]:
-    """Why a backend does not serve; None where it does. Flash kernels are tried on the device the first time."""
+    """Return, for each backend, why it does not serve; None if it does. Flash kernels are tried on the device the first time."""
     found = {name: _backend(name, device, dtype, head_dim, n_heads, n_kv_heads) for name in BACKENDS}
     return {name: backend if isinstance(backend, str) else None for name, backend in found.items()}
 
@@ -118,9 +117,9 @@ def availability(
 def attention_backend(
     name: str | None, device: torch.device, dtype: torch.dtype, head_dim: int, n_heads: int, n_kv_heads: int
 ) -> VarlenAttention:
-    """The backend of that name; None or 'auto' takes the first of BACKENDS that serves, on a CPU ``batch_attention``'s.
+    """Return the backend of that name. None or 'auto' takes the first of BACKENDS that serves, and on a CPU ``batch_attention``'s.
 
-    UserError for a name that is unknown, or does not serve here.
+    Raises UserError for a name that is unknown, or does not serve here.
     """
     if name is None or name == "auto":
         if device.type == "cpu":
@@ -139,14 +138,14 @@ def attention_backend(
 
 
 def batch_attention(like: torch.Tensor, head_dim: int) -> HostVarlen | Sdpa:
-    """The backend of a system without a choice: on a CPU its kernel where that serves such tensors, else ``sdpa``."""
+    """Return the backend of a system without a choice. On a CPU this is its kernel if that serves such tensors, else ``sdpa``."""
     return HostVarlen() if HostKernels(device=like.device, dtype=like.dtype).serve_heads(head_dim) else Sdpa()
 
 
 def _backend(
     name: str, device: torch.device, dtype: torch.dtype, head_dim: int, n_heads: int, n_kv_heads: int
 ) -> VarlenAttention | str:
-    """The backend, or why it does not serve and what to do."""
+    """Return the backend, or why it does not serve and what to do."""
     if name == "sdpa":
         return Sdpa()
     if name == "sdpa-padded":
