@@ -1,10 +1,10 @@
-"""Triton kernels of the CUDA path (``jit``), their wrappers, each beside its reference in torch; those of a CPU are in ``host``, C++.
+"""Triton kernels of the CUDA path (``jit``) and their wrappers, each beside its reference in torch. Kernels for CPUs, in C++, are in
+``host``.
 
-A wrapper launches, and never falls back; shapes are as its docstring says. Callers ask ``available`` and otherwise
-call the reference, which has the same signature. Nothing here reads from the device: wrappers may run
-inside CUDA graph capture once a call of the same shapes outside it has compiled them. Block sizes are
-fixed, so a row's numbers do not depend on what else is in the launch. Importing a module other than
-``jit`` does not import triton.
+A wrapper launches, and never falls back; its docstring gives the shapes. Callers ask ``available``, and otherwise call the reference, which
+has the same signature. Nothing here reads from the device. Wrappers may run inside CUDA graph capture, once a call of the same shapes
+outside it has compiled them. Block sizes are fixed, so a row's numbers do not depend on the rest of the launch. Only importing ``jit``
+imports triton.
 """
 
 import os
@@ -23,6 +23,6 @@ def _installed() -> bool:
 
 def available(device: "torch.device") -> bool:
     """Whether the kernels can run on tensors of ``device``."""
-    # In its interpreter triton runs kernels on any device, for tests; it looks at the variable once, when it is imported.
+    # Triton's interpreter, for tests, runs kernels on any device. Triton reads the variable once, at import.
     is_interpreted = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
     return _installed() and (device.type == "cuda" or is_interpreted)

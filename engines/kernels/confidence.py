@@ -1,9 +1,9 @@
-"""Logits to (token, confidence) in one pass: no probabilities and no copy of the logits are made.
+"""Reduces logits to (token, confidence) in one pass, without probabilities or a copy of the logits.
 
-Shapes: M rows of V logits; S shards of a vocabulary. Sums are float32. The token is the largest logit's, of equals
-the lowest id; ``suppress_id`` is never the token, but counts in the normaliser. A NaN among a row's logits makes its
-confidence NaN and its token some id of the vocabulary (torch's would be that of the first NaN). Every row is summed
-in the same TILE pieces, whatever M: its numbers do not depend on its company.
+Shapes: M rows of V logits; S shards of a vocabulary. Sums are float32. The token is that of the largest logit, the lowest id of equals;
+``suppress_id`` is never the token, but counts in the normaliser. A NaN among a row's logits makes its confidence NaN, and its token some id
+of the vocabulary. Torch's token would be that of the first NaN. Every row is summed in the same TILE pieces, whatever M: its numbers do not
+depend on other rows.
 """
 
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ from engines.kernels.pack import power_of_two, tiles
 from engines.runtime.device import on
 
 TILE = 4096
-"""Logits a program reads, all at once; LLaDA's row of 126,464 is 31 of them."""
+"""Logits that a program reads, all at once; LLaDA's row of 126,464 has 31 such tiles."""
 
 
 class Partial(NamedTuple):
-    """[M] of one shard of a vocabulary, or [S, M] of all; the sum of the softmax is relative to ``maximum``."""
+    """Reduced logits, [M] of one shard of a vocabulary or [S, M] of all; ``sumexp`` is relative to ``maximum``."""
 
     best: Tensor
-    """float32, of the tokens that may be chosen."""
+    """float32, the largest logit of the tokens that may be chosen."""
     token: Tensor
-    """int64."""
+    """int64, the id of that token."""
     maximum: Tensor
-    """float32, of all tokens."""
+    """float32, the largest logit of all tokens."""
     sumexp: Tensor
     """float32, sum of exp(logit - maximum)."""
 
 
 def confidence(logits: Tensor, suppress_id: int | None = None) -> tuple[Tensor, Tensor]:
-    """token [M] int64, softmax probability [M] float32 of logits [M, V], rows of any stride."""
+    """Return token [M] int64 and softmax probability [M] float32 of logits [M, V], with rows of any stride."""
     parts = _tile_parts(logits, suppress_id, 0)
     return _combine(parts, by_row=True)
 
@@ -48,7 +48,7 @@ def confidence_reference(logits: Tensor, suppress_id: int | None = None) -> tupl
 
 
 def partial(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
-    """Reduce the shard [M, V] whose first column is token ``offset``; ``suppress_id`` is a token of any shard."""
+    """Reduce the shard [M, V] whose first column is token ``offset``; ``suppress_id`` may lie in any shard."""
     parts = _tile_parts(logits, suppress_id, offset)
     merged = _empty(parts.best.shape[:1], logits.device)
     _merge(merged, parts, by_row=True, is_final=False)
@@ -56,7 +56,7 @@ def partial(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
 
 
 def partial_reference(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
-    """As ``partial``; of float64 logits in float64."""
+    """Like ``partial``, but reduces float64 logits in float64."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     logits = logits.to(wide, copy=suppress_id is not None)
     maximum = logits.amax(dim=-1)
@@ -69,7 +69,7 @@ def partial_reference(logits: Tensor, suppress_id: int | None, offset: int) -> P
 
 
 def combine(parts: Partial) -> tuple[Tensor, Tensor]:
-    """token [M], confidence [M] of a vocabulary whose shards' ``partial`` are stacked [S, M], in any order."""
+    """Return token [M] and confidence [M] of a vocabulary whose shards' ``partial`` are stacked [S, M], in any order."""
     return _combine(parts, by_row=False)
 
 
@@ -90,7 +90,7 @@ def _empty(shape: tuple[int, ...], device: torch.device) -> Partial:
 
 
 def _tile_parts(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
-    """[M, tiles] of TILE logits each."""
+    """Reduce TILE logits each, to [M, tiles]."""
     from engines.kernels.jit import reduce_tiles
 
     rows, vocabulary = logits.shape
@@ -125,7 +125,7 @@ def _combine(parts: Partial, *, by_row: bool) -> tuple[Tensor, Tensor]:
 
 
 def _merge(outputs: Sequence[Tensor | None], parts: Partial, *, by_row: bool, is_final: bool) -> None:
-    """Write what parts [M, count] or [count, M] are together: a ``Partial``, or the final probability and token."""
+    """Merge parts [M, count] or [count, M] into ``outputs``: a ``Partial``, or the final probability and token."""
     from engines.kernels.jit import merge_parts
 
     rows, count = parts.best.shape if by_row else parts.best.shape[::-1]

@@ -1,8 +1,8 @@
-"""The kernels of ``host.cpp`` and ``spans.cpp``, for CPUs, compiled for this machine when they are first asked for.
+"""The kernels of ``host.cpp`` and ``spans.cpp``, for CPUs, compiled for this machine on first use.
 
-Each takes the place of several of torch's operators, whose calls cost more than the few rows of a step. They give
-their references' numbers within rounding, and a row the same alone and in company. Where there is no compiler, or what it
-makes is wrong on an example (``engines.kernels.probe``), torch's operators serve.
+Each replaces several torch operators, whose calls cost more than the few rows of a step. They give their references' numbers within
+rounding, and the same row alone and in a batch. If there is no compiler, or its code is wrong on an example (``engines.kernels.probe``),
+torch's operators serve.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ _ARGUMENTS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     }
 )
 MOST_WIDTH = 256
-"""The widest head that is taken."""
+"""The widest head that the kernels take."""
 
 
 LIBRARY = Library(
@@ -54,13 +54,13 @@ def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
 
 
 def expect(condition: bool, wanted: str) -> None:
-    """Raises ValueError: a caller's mistake, no user's."""
+    """Raise ValueError unless ``condition`` holds: a caller's mistake, not a user's."""
     if not condition:
         raise ValueError(f"wanted {wanted}")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None) -> Tensor:
-    """[N, d] as ``RMSNorm``'s, of x [N, d], which becomes x + delta where there is one."""
+    """Return [N, d] like ``RMSNorm``, for x [N, d], which first becomes x + delta if delta is given."""
     rows, width = x.shape
     expect(x.is_contiguous() and (delta is None or delta.is_contiguous()), "contiguous x and delta [N, d]")
     y = torch.empty_like(x)
@@ -69,7 +69,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None)
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bool) -> None:
-    """As ``engines.kernels.rowwise.rotate``."""
+    """Like ``engines.kernels.rowwise.rotate``."""
     rows, heads, width = q.shape
     expect(_has_whole_rows(q) and _has_whole_rows(k), "q [N, H, D] and k [N, Hkv, D], heads side by side")
     cos, sin = (table.to(torch.float32).contiguous() for table in (cos, sin))
@@ -79,7 +79,7 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bo
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """As ``engines.kernels.rowwise.swiglu``."""
+    """Like ``engines.kernels.rowwise.swiglu``."""
     rows, width = gate.shape
     expect(gate.stride(1) == up.stride(1) == 1, "gate and up [N, F] with contiguous F")
     out = gate.new_empty((rows, width))
@@ -89,7 +89,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def store(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
-    """As ``engines.kernels.pack.store``; of rows that are named twice the last stays."""
+    """Like ``engines.kernels.pack.store``; if a row is named twice, the last write stays."""
     expect(all(_has_whole_rows(x) for x in (k, v)), "k and v [M, Hkv, D], heads side by side in a row")
     expect(pool_k.is_contiguous() and pool_v.is_contiguous() and rows.is_contiguous(), "a contiguous pool and rows")
     sizes = len(rows), k.shape[1] * k.shape[2], k.stride(0), v.stride(0)
@@ -99,9 +99,8 @@ def store(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) ->
 def decode(
     q: Tensor, pool_k: Tensor, pool_v: Tensor, slots: Tensor, lengths: Tensor, table: Tensor, block_size: int
 ) -> Tensor:
-    """[N, H, D] attention of one query a sequence: row i of q [N, H, D] sees the first ``lengths[i]`` tokens of
-    ``slots[i]``, whose blocks of ``block_size`` rows in pool_k and pool_v [R, Hkv, D] are ``table[slots[i]]``. Rows behind
-    the n sequences are zeros."""
+    """Attend one query per sequence; return [N, H, D]. Row i of q [N, H, D] sees the first ``lengths[i]`` tokens of ``slots[i]``. Their
+    blocks of ``block_size`` rows in pool_k and pool_v [R, Hkv, D] are ``table[slots[i]]``. Rows past the n sequences are zeros."""
     heads, width = q.shape[1:]
     expect(_has_whole_rows(q) and pool_k.is_contiguous() and pool_v.is_contiguous(), "whole rows of q and the pool")
     expect(width <= MOST_WIDTH and table.dtype == torch.int32, f"heads of at most {MOST_WIDTH}, table int32")
@@ -120,8 +119,8 @@ def attend(
     rows: Tensor,
     at: tuple[Tensor, Tensor, Tensor, int],
 ) -> Tensor:
-    """[N, H * D] of a joined product qkv [N, (H + 2 Hkv) * D]: q and k are rotated in place, as by ``rotate`` without full
-    precision, k and v go to ``rows`` of the pools, and ``decode`` is ``at`` slots, lengths, table and block size."""
+    """Rotate, store and ``decode`` a joined product qkv [N, (H + 2 Hkv) * D]; return [N, H * D]. q and k are rotated in place, as by
+    ``rotate`` without full precision. k and v go to ``rows`` of the pools; ``at`` is (slots, lengths, table, block size)."""
     slots, lengths, table, block_size = at
     kv_heads, width = pool_k.shape[1:]
     heads = qkv.shape[1] // width - 2 * kv_heads
@@ -136,8 +135,8 @@ def attend(
 
 
 class Runs(NamedTuple):
-    """int32 [n] on the CPU: sequence i has rows ``q_start`` to ``q_end`` of q, and ``k_len`` from ``k_start`` on of k and v,
-    of which it sees the first ``seen``, or all; what it does not see is multiplied, too, with zero."""
+    """int32 [n] on the CPU. Sequence i has rows ``q_start`` to ``q_end`` of q, and ``k_len`` rows of k and v from ``k_start``. It sees the
+    first ``seen`` of these, or all; unseen rows are multiplied, too, with zero."""
 
     q_start: Tensor
     q_end: Tensor
@@ -147,7 +146,7 @@ class Runs(NamedTuple):
 
 
 def attend_runs(q: Tensor, k: Tensor, v: Tensor, runs: Runs, out: Tensor) -> Tensor:
-    """``out`` [Nq, H, D] with the rows of the sequences: bidirectional attention of q [Nq, H, D] to k and v [Nk, Hkv, D]."""
+    """Attend q [Nq, H, D] to k and v [Nk, Hkv, D], bidirectionally; return ``out`` [Nq, H, D], with the sequences' rows filled."""
     heads, width = q.shape[1:]
     expect(
         all(_has_whole_rows(x) for x in (q, k, v, out)), "q, k, v and out [N, heads, D], heads side by side in a row"

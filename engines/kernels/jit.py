@@ -83,7 +83,7 @@ def merge_parts(
         tl.store(out_sumexp + row, total)
 
 
-# What changes from step to step is not specialized on: no step waits for another compilation.
+# We do not specialize on arguments that change from step to step, so no step waits for another compilation.
 @triton.jit(
     do_not_specialize=[
         "chosen",
@@ -152,7 +152,7 @@ def pack_rows(
 def normalize_rows(
     out, x, weight, delta, x_row, delta_row, eps, D: tl.constexpr, ADDS: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Program row; what is stored has x's dtype, what is summed is float32."""
+    """Program row normalises one row; stored values have x's dtype, sums are float32."""
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, WIDTH)
     mask = d < D
@@ -172,7 +172,7 @@ def normalize_rows(
 
 @triton.jit
 def _rounded(x, dtype: tl.constexpr, FULL: tl.constexpr):
-    """float32 that ``dtype`` can hold, but for FULL precision."""
+    """Round to a float32 that ``dtype`` can hold, unless FULL precision is asked for."""
     return x if FULL else x.to(dtype).to(tl.float32)
 
 
@@ -252,7 +252,7 @@ def mean_queries(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Program (head, request): mean over the block's rows, and over GROUP query heads, into out [n, heads, D]."""
+    """Program (head, request) takes the mean over the block's rows, and over GROUP query heads, into out [n, heads, D]."""
     head = tl.program_id(0).to(tl.int64)
     request = tl.program_id(1).to(tl.int64)
     length = tl.load(block_len + request).to(tl.int32)
@@ -290,7 +290,7 @@ def pooled_scores(
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Program (tile, head, request): scores of TILE context rows, all but RADIUS at each end pooled and stored."""
+    """Program (tile, head, request) scores TILE context rows, and pools and stores all but RADIUS at each end."""
     head = tl.program_id(1).to(tl.int64)
     request = tl.program_id(2).to(tl.int64)
     count = tl.load(num_context + request)
@@ -343,7 +343,7 @@ def store_rows(
 
 @triton.jit(do_not_specialize=["count"])
 def gate_rows(out, gate, up, gate_row, up_row, width, count, TILE: tl.constexpr):
-    """Program row * count + tile."""
+    """Program row * count + tile computes TILE values of silu(gate) * up."""
     row = (tl.program_id(0) // count).to(tl.int64)
     column = tl.program_id(0) % count * TILE + tl.arange(0, TILE)
     mask = column < width

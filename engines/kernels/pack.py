@@ -1,11 +1,10 @@
 """Select-and-pack (dLLM-Serve §4.5, eq. 6): retained K and V rows go straight into the pool.
 
-Shapes: n building requests, N packed rows, R pool rows, Hkv heads of width D. K and V are written by
-one launch that follows the selection itself; no index or row is stored in between.
+Shapes: n building requests, N packed rows, M fresh rows, R pool rows, Hkv heads of width D. One launch writes K and V and follows the
+selection itself; no index or row is stored in between.
 
-Fresh rows of K and V to their places in the pool, both in one launch; M rows of Hkv heads of width D, R pool rows.
-
-Sizes that the wrappers share, and the requests of a step that build their cache (dLLM-Serve §4.5).
+``store`` writes fresh rows of K and V to their places in the pool, both in one launch. This module also has sizes that the wrappers share,
+and the requests of a step that build their cache.
 """
 
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from engines.runtime.device import on
 
 
 def power_of_two(count: int) -> int:
-    """The smallest one that is not less."""
+    """The smallest power of two that is not less than ``count``."""
     return 1 << max(0, count - 1).bit_length()
 
 
@@ -26,11 +25,10 @@ def tiles(count: int, size: int) -> int:
 
 
 class Building(NamedTuple):
-    """[n] int64 each, on the device.
+    """The requests that build their cache: [n] int64 each, on the device.
 
-    Context index c of a request is position c before its block and c + window_len behind; position p
-    is packed row run_start + p. A request with kept 0 writes nothing, one with num_context 0 has no
-    scores: padding of a fixed-size step is all zeros.
+    Context index c of a request is position c if that lies before its block, else c + window_len. Position p is packed row run_start + p. A
+    request with kept 0 writes nothing, and one with num_context 0 has no scores: padding of a fixed-size step is all zeros.
     """
 
     run_start: Tensor
@@ -47,23 +45,23 @@ class Building(NamedTuple):
         return cls(*table.unbind(0))
 
     def rows(self, i: int, context: Tensor) -> Tensor:
-        """Packed rows of context indices of request i."""
+        """Return the packed rows of context indices of request i."""
         behind = context >= self.block_start[i]
         return self.run_start[i] + context + torch.where(behind, self.window_len[i], 0)
 
 
 ROWS = 32
-"""Rows a program moves: 8 KiB of K and of V at 16 bits and D = 128."""
+"""Rows that a program moves: 8 KiB each of K and V at 16 bits and D = 128."""
 
 
 def pack(
     pool_k: Tensor, pool_v: Tensor, k: Tensor, v: Tensor, building: Building, chosen: Tensor | None, max_kept: int
 ) -> None:
-    """pool[kv_start + j, h] = row of context index chosen[i, h, j], for j < kept[i] of every request i.
+    """Do pool[kv_start + j, h] = row of context index chosen[i, h, j], for j < kept[i] of every request i.
 
-    pool_k, pool_v [R, Hkv, D] of one layer; k, v [N, Hkv, D], rows of any stride; chosen [n, Hkv or 1, K]
-    context indices, best first, what is past kept is not read; None keeps context row j as row j.
-    ``max_kept`` is at least every kept and at most K. Ranges of pool rows must not overlap.
+    Shapes: pool_k, pool_v [R, Hkv, D] of one layer; k, v [N, Hkv, D], rows of any stride. ``chosen`` [n, Hkv or 1, K] holds context
+    indices, best first; those past kept are not read. None keeps context row j as row j. ``max_kept`` is at least every kept and at most K.
+    Ranges of pool rows must not overlap.
     """
     from engines.kernels.jit import pack_rows
 
@@ -94,7 +92,7 @@ def pack(
 def pack_reference(
     pool_k: Tensor, pool_v: Tensor, k: Tensor, v: Tensor, building: Building, chosen: Tensor | None, max_kept: int
 ) -> None:
-    """As ``pack``, request by request."""
+    """Like ``pack``, request by request."""
     head = torch.arange(k.shape[1], device=k.device).unsqueeze(1)
     for i, (kept, start) in enumerate(zip(building.kept.tolist(), building.kv_start.tolist(), strict=True)):
         first = torch.arange(kept, device=k.device).unsqueeze(0)
@@ -108,9 +106,9 @@ TILE = 2048
 
 
 def store(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
-    """pool[rows[i]] = row i; pool_k, pool_v [R, Hkv, D] of one layer, rows [M] int64, k and v [M, Hkv, D].
+    """Do pool[rows[i]] = row i; pool_k, pool_v [R, Hkv, D] of one layer, rows [M] int64, k and v [M, Hkv, D].
 
-    Rows of all four lie anywhere, their heads side by side. Rows of the pool that are named twice hold one of the two.
+    Rows of all four may have any stride, with their heads side by side. A pool row that is named twice holds one of the two.
     """
     from engines.kernels.jit import store_rows
 

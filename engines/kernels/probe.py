@@ -1,6 +1,6 @@
-"""Which kernels serve a model, and what stands in for those that do not.
+"""Decides which kernels serve a model, and what replaces the others.
 
-Each is tried on a small fixed example before it serves: a compiler's mistake costs speed, not results.
+Each is tried on a small fixed example before it serves: a compiler's mistake costs speed, not correctness.
 """
 
 from collections.abc import Callable, Mapping
@@ -94,18 +94,18 @@ class Examples:
         return (run(self.x, self.y),)
 
     def decoded(self, run: Callable[..., Tensor]) -> _Outputs:
-        """Sequences of 33, 1 and 16 tokens in blocks that lie in no order, and a row behind them."""
+        """Run sequences of 33, 1 and 16 tokens in blocks in no order, and a row past them."""
         return (run(self.q[:4], *self._paged(), *self._place()),)
 
     def attended(self, run: Callable[..., Tensor]) -> _Outputs:
-        """The same from a joined product."""
+        """Like ``decoded``, from a joined product."""
         pools, rows = self._paged(), torch.tensor([112, 48, 31, 0], device=self.device)
         qkv = torch.cat([x[:4].flatten(1) for x in (self.q, self.k, self.v)], dim=1)
         cos, sin = (x[:4].to(self.dtype) for x in (self.cos, self.sin))
         return (run(qkv, cos, sin, *pools, rows, self._place()), *pools)
 
     def spanned(self, run: Callable[..., Tensor]) -> _Outputs:
-        """Two sequences over runs in no order, of which one sees a part, and a row that is nobody's."""
+        """Run two sequences over runs in no order, one of which sees only a part, and a row of no sequence."""
         runs = torch.tensor([[0, 17], [16, 36], [3, 0], [33, 7], [25, 7]], dtype=torch.int32, device=self.device)
         return (run(self.q, self.k, self.v, host.Runs(*runs.unbind()), torch.zeros_like(self.q)),)
 
@@ -146,7 +146,7 @@ _HOST_PAIRS: Mapping[str, tuple[Callable[[Examples], _Outputs], Callable[[Exampl
 
 @lru_cache(maxsize=16)
 def faults(device: torch.device, dtype: torch.dtype) -> Mapping[str, str]:
-    """What is wrong with the kernels that do not give their references' numbers here. Compiles them all."""
+    """Return the fault of each kernel that does not give its reference's numbers here. Compiles them all."""
     if not available(device):
         return dict.fromkeys(_KERNELS, "triton is not installed" if device.type == "cuda" else "they run on CUDA")
     examples = Examples(device, dtype)
@@ -156,7 +156,7 @@ def faults(device: torch.device, dtype: torch.dtype) -> Mapping[str, str]:
 
 @lru_cache(maxsize=4)
 def host_fault(dtype: torch.dtype) -> str | None:
-    """What is wrong with the kernels for a CPU, of which all serve or none. Compiles them."""
+    """Return the first fault of the kernels for CPUs, which serve all together or not at all. Compiles them."""
     if dtype not in host.DTYPES:
         return f"they are not made for {dtype}"
     try:
@@ -190,15 +190,15 @@ def _fault(
 
 @dataclass(frozen=True, kw_only=True)
 class TritonKernels:
-    """The kernels that serve one device and dtype; none where they are not wanted, and none in float32, which is for
-    comparing, operator by operator."""
+    """The Triton kernels that serve one device and dtype. None serve if they are not wanted, or in float32, which is for comparisons,
+    operator by operator."""
 
     device: torch.device
     dtype: torch.dtype
     is_wanted: bool = True
 
     def serve(self, *names: str) -> bool:
-        """Whether all of these do; without names, whether any can."""
+        """Whether all of these serve; without names, whether any can."""
         if not self.is_wanted or self.dtype == torch.float32 or not available(self.device):
             return False
         return all(name not in faults(self.device, self.dtype) for name in names)
@@ -208,7 +208,7 @@ class TritonKernels:
         return store if self.serve("store") else store_by_index
 
     def ops(self, otherwise: FusedOps) -> FusedOps:
-        """Kernels of a model's layers; ``otherwise`` where none can serve."""
+        """Kernels for a model's layers; ``otherwise`` if none can serve."""
         if not self.serve():
             return otherwise
         broken = faults(self.device, self.dtype)
@@ -220,7 +220,7 @@ class TritonKernels:
         )
 
     def faults(self) -> Mapping[str, str]:
-        """What is wrong with those that do not give their references' numbers."""
+        """Return the fault of each kernel that does not give its reference's numbers."""
         if not self.serve():
             return {}
         return faults(self.device, self.dtype)
@@ -228,14 +228,14 @@ class TritonKernels:
 
 @dataclass(frozen=True, kw_only=True)
 class HostKernels:
-    """The kernels of ``engines.kernels.host``: all of them serve a device and a dtype, or none."""
+    """The kernels of ``engines.kernels.host``: all of them serve a device and dtype, or none."""
 
     device: torch.device
     dtype: torch.dtype
 
     @property
     def fault(self) -> str | None:
-        """Why they do not serve."""
+        """Why they do not serve; None if they do."""
         if self.device.type != "cpu":
             return "they run on CPUs"
         return host_fault(self.dtype)

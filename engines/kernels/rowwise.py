@@ -1,8 +1,8 @@
-"""Row-wise parts of a layer: RMSNorm, alone or with the residual addition before it; half-split rotary embedding of q and k, in
-place and in one launch; and the gated activation of the MLP.
+"""Row-wise parts of a layer: RMSNorm, with or without a residual addition before it, rotary embedding, and the MLP's gated activation. The
+embedding is half-split, of q and k in place in one launch.
 
-Shapes: N packed rows of width d, H / Hkv heads of width D, F hidden values. cos and sin are those of
-``engines.models.layers.rotary_tables``: the halves of cos are equal, those of sin opposite; one of each is read.
+Shapes: N packed rows of width d, H / Hkv heads of width D, F hidden values. cos and sin come from ``engines.models.layers.rotary_tables``.
+The halves of cos are equal and those of sin opposite, so kernels read one half of each.
 """
 
 import torch
@@ -15,10 +15,9 @@ from engines.runtime.device import on
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None) -> Tensor:
-    """[N, d] weight * cast(x / rms(x)), normalised in float32; as ``engines.models.layers.RMSNorm``.
+    """Return [N, d] weight * cast(x / rms(x)), normalised in float32, like ``engines.models.layers.RMSNorm``.
 
-    x [N, d], rows of any stride; weight [d]. With delta [N, d], x becomes x + delta in place, rounded to its
-    dtype, and that is normalised.
+    x is [N, d] with rows of any stride, weight [d]. With delta [N, d], x first becomes x + delta in place, rounded to its dtype.
     """
     from engines.kernels.jit import normalize_rows
 
@@ -52,14 +51,13 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, delta: Tensor | No
 
 
 HEADS = 16
-"""Heads a program rotates."""
+"""Heads that a program rotates."""
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bool) -> None:
-    """q [N, H, D] and k [N, Hkv, D], rows of any stride, by cos and sin [N, 1, D].
+    """Rotate q [N, H, D] and k [N, Hkv, D], rows of any stride, in place, by cos and sin [N, 1, D].
 
-    ``full_precision`` rotates in float32 and rounds once (LLaDA); else cos, sin and every operation are rounded to
-    q's dtype (Dream).
+    ``full_precision`` rotates in float32 and rounds once (LLaDA). Otherwise cos, sin and every operation are rounded to q's dtype (Dream).
     """
     from engines.kernels.jit import rotate_rows
 
@@ -94,7 +92,7 @@ TILE = 2048
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """[N, F] silu(gate) * up, silu rounded to the dtype before the product; gate, up [N, F], rows of any stride."""
+    """Return [N, F] silu(gate) * up, with silu rounded to the dtype before the product; gate, up [N, F], rows of any stride."""
     from engines.kernels.jit import gate_rows
 
     rows, width = gate.shape

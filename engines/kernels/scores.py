@@ -1,17 +1,16 @@
-"""Importance of context rows to a block, pooled (dLLM-Serve §4.5, eq. 6; Sparse-dLLM for ``uniform``; ours for ``attended``):
-in torch, and by Triton kernels.
+"""Importance of context rows to a block, pooled (dLLM-Serve §4.5, eq. 6; Sparse-dLLM for ``uniform``; ours for ``attended``), in torch and
+by Triton kernels.
 
-Shapes: n requests building their cache in this step, N packed rows, B the longest block, C the longest context
-(all positions outside the block: prefix ++ suffix, as one list), H / Hkv heads, D head width.
+Shapes: n requests that build their cache in this step, N packed rows, H / Hkv heads, D head width. B is the longest block, C the longest
+context: all positions outside the block, prefix ++ suffix, as one list.
 
-score[h, j] = mean over the block's query rows of q[h] . k[j], after rotation, unscaled. ``head``
-ranks each KV head on its own (with GQA the maximum over its query heads) and pools per head;
-``uniform`` averages the heads first, then pools, and all heads share one set; so do they of ``attended``, whose
-scores are attention probabilities. Pooling is a max over
-``kernel`` neighbours of the list, across the gap the block leaves.
+score[h, j] = mean over the block's query rows of q[h] . k[j], after rotation, unscaled. ``head`` ranks each KV head on its own and pools
+per head; with GQA it takes the maximum over query heads. ``uniform`` averages the heads first, then pools, and all heads share one set.
+With ``attended`` they share one too, and scores are attention probabilities. Pooling is a max over ``kernel`` neighbours of the list,
+across the gap that the block leaves.
 
-The kernels' sums are float32 whatever the dtype of q and k, so 16-bit activations tie less often than in torch. Their mean over
-query rows comes first: a mean of dot products is the dot product with the mean.
+The kernels' sums are float32 whatever the dtype of q and k, so 16-bit activations tie less often than in torch. They take the mean over
+query rows first: a mean of dot products is the dot product with the mean.
 """
 
 from collections.abc import Sequence
@@ -31,24 +30,24 @@ Selection = Literal["head", "uniform"]
 
 @dataclass(frozen=True, kw_only=True)
 class ContextRows:
-    """Where block and context rows of the building requests lie among the step's packed rows."""
+    """The places of block and context rows of the building requests among the step's packed rows."""
 
     block_rows: Tensor
-    """[n, B] packed row of each block position (padding repeats row 0 of the request)."""
+    """[n, B] packed row of each block position; padding repeats row 0 of the request."""
     block_valid: Tensor | None
-    """[n, B]; None where all blocks are equally long."""
+    """[n, B] False for padding; None if all blocks are equally long."""
     context_rows: Tensor
-    """[n, C]"""
+    """[n, C] packed row of each context index."""
     context_valid: Tensor | None
-    """[n, C]; None where all contexts are equally long."""
+    """[n, C] False for padding; None if all contexts are equally long."""
 
 
 def importance(
     q: Tensor, k: Tensor, rows: ContextRows, selection: Selection, kernel: int, ranks: Ranks | None = None
 ) -> Tensor:
-    """Pooled scores [n, Hkv or 1, C]; padding is -inf. q [N, H, D] and k [N, Hkv, D] are rotated.
+    """Return pooled scores [n, Hkv or 1, C]; padding is -inf. q [N, H, D] and k [N, Hkv, D] are rotated.
 
-    Where heads are divided among ``ranks``, q and k hold this process's; ``uniform`` still averages all heads.
+    If heads are divided among ``ranks``, q and k hold this process's heads; ``uniform`` still averages all heads.
     """
     n, context = rows.context_rows.shape
     kv_heads, width = k.shape[1], k.shape[2]
@@ -67,7 +66,7 @@ def importance(
 
 
 def _pooled(score: Tensor, valid: Tensor | None, kernel: int) -> Tensor:
-    """[n, heads, C] with -inf where ``valid`` [n, C] is false."""
+    """Return pooled scores [n, heads, C], with -inf where ``valid`` [n, C] is false."""
     padding = None if valid is None else ~valid.unsqueeze(1)
     if padding is not None:
         score = score.masked_fill(padding, -torch.inf)
@@ -79,7 +78,7 @@ def _pooled(score: Tensor, valid: Tensor | None, kernel: int) -> Tensor:
 
 
 def _mean_of_heads(score: Tensor, ranks: Ranks | None) -> Tensor:
-    """[n, C, 1] of [n, C, H]; equally many heads on every rank."""
+    """Return [n, C, 1], the mean of [n, C, H]; every rank has equally many heads."""
     if ranks is None:
         return score.mean(dim=2, keepdim=True)
     total = ranks.all_reduce(score.sum(dim=2, keepdim=True, dtype=torch.promote_types(score.dtype, torch.float32)))
@@ -87,7 +86,7 @@ def _mean_of_heads(score: Tensor, ranks: Ranks | None) -> Tensor:
 
 
 QUERY_ROWS = 32
-"""Query rows whose probabilities are alive at once."""
+"""Query rows whose probabilities are in memory at once."""
 
 
 def attended(
@@ -99,11 +98,11 @@ def attended(
     kernel: int,
     ranks: Ranks | None = None,
 ) -> Tensor:
-    """Pooled scores [n, 1, C] float32 of ``attended``; padding is -inf. q [N, H, D] and k [N, Hkv, D] are rotated.
+    """Return pooled scores [n, 1, C] float32 of ``attended``; padding is -inf. q [N, H, D] and k [N, Hkv, D] are rotated.
 
-    score[j] = max over heads h and the block's query rows i of softmax_j(q[i, h] . k[j] / sqrt(D)) over context and block: the largest share
-    that any row of the block gives row j where the cache is built. It multiplies the block's B queries with the keys of all T rows once
-    more, B / T of the Refresh's own products, and holds [H, QUERY_ROWS, T] of one request at a time, which no other request changes.
+    score[j] = max over heads h and the block's query rows i of softmax_j(q[i, h] . k[j] / sqrt(D)) over context and block. It is the
+    largest share that any row of the block gives row j. This multiplies the block's B queries once more with the keys of all T rows, B / T
+    of the Refresh's own products. It holds [H, QUERY_ROWS, T] of one request at a time, which no other request changes.
     """
     n, context = rows.context_rows.shape
     group = q.shape[1] // k.shape[1]
@@ -126,16 +125,16 @@ def attended(
 _QUERY_ROWS = 16
 _HEAD_TILE = 64
 _UNIFORM_TILE = 32
-"""Context rows of a program, the pooling's neighbours on both sides among them."""
+"""Context rows of a program, including the pooling's neighbours on both sides."""
 
 
 def scores(
     q: Tensor, k: Tensor, building: Building, selection: Selection, kernel: int, max_block: int, max_context: int
 ) -> Tensor:
-    """Pooled scores [n, Hkv or 1, C] float32, -inf past a request's context.
+    """Return pooled scores [n, Hkv or 1, C] float32, -inf past a request's context.
 
-    q [N, H, D] and k [N, Hkv, D] are rotated, their rows of any stride; ``max_block`` and ``max_context`` = C are
-    the longest of the step, or more; ``kernel`` is odd.
+    q [N, H, D] and k [N, Hkv, D] are rotated, with rows of any stride. ``max_block`` and ``max_context`` = C are the longest of the step,
+    or more; ``kernel`` is odd.
     """
     from engines.kernels.jit import pooled_scores
 
@@ -148,7 +147,7 @@ def scores(
         return out
     radius = kernel // 2
     tile = max(_UNIFORM_TILE if uniform else _HEAD_TILE, power_of_two(4 * radius))
-    # ``uniform`` averages all heads, so those of a group may be averaged before they meet their keys.
+    # ``uniform`` averages all heads, so heads of a group may be averaged before the product with their keys.
     mean_q = _mean_queries(q, building, group if uniform else 1, max_block)
     with on(q.device):
         pooled_scores[(tiles(max_context, tile - 2 * radius), heads, n)](
@@ -170,7 +169,7 @@ def scores(
 
 
 def _mean_queries(q: Tensor, building: Building, group: int, max_block: int) -> Tensor:
-    """[n, H / group, D] float32 means over the rows of each request's block, and over ``group`` neighbouring heads."""
+    """Return [n, H / group, D] float32 means over the rows of each request's block, and over ``group`` neighbouring heads."""
     from engines.kernels.jit import mean_queries
 
     n, heads, width = len(building.kept), q.shape[1] // group, q.shape[2]

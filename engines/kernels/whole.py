@@ -1,6 +1,6 @@
-"""All layers of a decode step in one call, of models whose products are packed (``engines.models.product.Packed``).
+"""Runs all layers of a decode step in one call, for models whose products are packed (``engines.models.product.Packed``).
 
-Between two layers' kernels Python takes as long as a lone request's attention. The kernels are the same, and so are the numbers.
+Between two layers' kernels, Python would take as long as a single request's attention. The kernels are the same, and so are the numbers.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ LIBRARY = Library(
 
 
 class WholeLayers:
-    """The layers of a model over a pool; ``of`` says whether a model has such."""
+    """The layers of a model over a pool; ``of`` returns None for a model that cannot run this way."""
 
     def __init__(self, run: Any, model: DecoderModel[Any], layers: Sequence[DecoderLayer], pool: PoolTensors) -> None:
         config = model.config
@@ -51,7 +51,7 @@ class WholeLayers:
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, rows: Tensor, at: tuple[Tensor, Tensor, Tensor, int]
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream [N, d], in place of x, and what is to be added to it, as ``host.attend`` takes ``rows`` and ``at``."""
+        """Return the residual stream [N, d], in place of x, and the delta to add to it; ``rows`` and ``at`` are as in ``host.attend``."""
         if not all(product.is_current for product in self._products):
             self._pointers = self._found()
         slots, lengths, table, block_size = at
@@ -62,7 +62,7 @@ class WholeLayers:
         return x, delta
 
     def _found(self) -> np.ndarray:
-        """int64 [layers, 18], as ``Layer`` of ``layers.cpp`` has them."""
+        """Return pointers, int64 [layers, 18], in the order of ``Layer`` in ``layers.cpp``."""
         return np.array(
             [
                 [0 if each is None else each.data_ptr() for each in (*_tensors(layer), *self._pool.rows(place))]
