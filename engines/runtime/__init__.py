@@ -1,1 +1,1 @@
-"""What every real executor needs of a device: timers, transfers, a memory limit."""
+"""Device tools that every real executor needs: timers, transfers, a memory limit."""

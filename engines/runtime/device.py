@@ -1,4 +1,4 @@
-"""What both token engines do on a device: make it the current one, hold the pool's K and V there, and send a step's arrays to it."""
+"""Device work of both token engines: make it the current one, hold the pool's K and V, and send a step's arrays to it."""
 
 import gc
 import math
@@ -16,12 +16,12 @@ from engines.runtime.rows import BlockTables
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """Make ``device`` the current one, to which launches, events and allocations without a device of their own go."""
+    """Make ``device`` the current one: launches, events and allocations that name no device go to it."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Model(Protocol):
-    """What the pool reads of a model."""
+    """The attributes of a model that the pool reads."""
 
     kv_heads_here: int
 
@@ -34,17 +34,17 @@ class Model(Protocol):
 class PoolTensors:
     """The memory of K and V that an allocator hands out, as rows of a ``KvPool`` or blocks of ``BlockTables``.
 
-    ``k`` and ``v`` are [layers, *places, Hkv, D], of the heads this process holds.
+    ``k`` and ``v`` are [layers, *places, Hkv, D], with the heads that this process holds.
     """
 
     def __init__(self, k: Tensor, v: Tensor) -> None:
         self.k, self.v = k, v
-        # Views cost a step more than what is made of them.
+        # Making views in each step would cost more than using them.
         self._rows = [(k[layer].flatten(0, -3), v[layer].flatten(0, -3)) for layer in range(len(k))]
 
     @classmethod
     def of(cls, model: Model, *places: int) -> "PoolTensors":
-        """In the dtype and on the device of the model; unwritten."""
+        """Make a pool in the model's dtype and on its device; its memory is unwritten."""
         return cls._made(torch.empty, model, places)
 
     @classmethod
@@ -56,14 +56,14 @@ class PoolTensors:
 
     @classmethod
     def of_blocks(cls, model: Model, tables: BlockTables) -> "PoolTensors":
-        """Memory of every block, nobody's included; zeros at first. Raise UserError where it does not fit.
+        """Make the memory of every block, padding's included, filled with zeros. Raises UserError if it does not fit.
 
-        Not unwritten: padding attends to nobody's block, and a NaN there would spread to no token but to its own next layer,
-        from where a kernel that multiplies masked weights by V would fetch it.
+        The memory must be written: padding attends to its own block. A NaN there would reach no token, but padding's own next layer. From
+        there a kernel that multiplies masked weights by V would fetch it.
         """
         try:
             return cls._made(zeros, model, (tables.num_blocks + 1, tables.block_size))
-        except (RuntimeError, MemoryError) as error:  # of which torch.OutOfMemoryError is one
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             said = (str(error).strip() or "no message").splitlines()[0]
             raise UserError(
                 f"num_tokens={tables.num_blocks * tables.block_size}: their K/V do not fit the device ({said}): lower it"
@@ -91,7 +91,7 @@ CACHE_LINE = 64
 
 
 def zeros(size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """As torch's. A CPU's system gives them out as they are written, so a pool takes the memory of what it has held."""
+    """Like ``torch.zeros``. A CPU's system provides memory only as it is written, so a pool takes only what it has used."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     num_bytes = math.prod(size) * dtype.itemsize
@@ -101,7 +101,7 @@ def zeros(size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> T
 
 
 Store = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
-"""(pool_k, pool_v [R, Hkv, D] of a layer, rows [M], k, v [M, Hkv, D]): pool[rows[i]] = row i."""
+"""Called with pool_k, pool_v [R, Hkv, D] of a layer, rows [M], k, v [M, Hkv, D]; does pool[rows[i]] = row i."""
 
 
 def store_by_index(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
@@ -110,29 +110,29 @@ def store_by_index(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: T
 
 
 class Staging:
-    """Host arrays to the device, all of a step's in one transfer. Arrays in a CPU's memory are used as they are."""
+    """Sends host arrays to the device, all of a step's in one transfer. In a CPU's memory it uses the arrays as they are."""
 
     def send(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
-        """The arrays as int64 tensors of their shapes."""
+        """Return the arrays as int64 tensors of the same shapes."""
         return [torch.from_numpy(array) for array in arrays]
 
     def fill(self, target: Tensor, arrays: Sequence[NDArray[np.int64]]) -> None:
-        """The arrays one behind the other, from the start of ``target`` [at least their sizes]."""
+        """Write the arrays, one after the other, to the start of ``target`` [at least their sizes]."""
         flat = np.concatenate([array.ravel() for array in arrays])
         target[: len(flat)] = torch.from_numpy(flat)
 
     def ints(self, values: Sequence[int] | NDArray[Any]) -> Tensor:
-        """int64 on the device."""
+        """Return the values as int64 on the device."""
         return self.send(np.array(values, dtype=np.int64))[0]
 
     def floats(self, values: NDArray[Any]) -> Tensor:
-        """float64 on the device."""
+        """Return the values as float64 on the device."""
         (bits,) = self.send(np.ascontiguousarray(values, dtype=np.float64).view(np.int64))
         return bits.view(torch.float64)
 
 
 class PinnedStaging(Staging):
-    """Transfers leave from page-locked memory and are not waited for; tensors of one ``send`` share memory."""
+    """Sends from page-locked memory without waiting; tensors of one ``send`` share memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -154,7 +154,7 @@ class PinnedStaging(Staging):
         transfer.record()
 
     def _free_buffer(self, size: int) -> tuple[Tensor, torch.cuda.Event]:
-        """One whose transfer is over. There are as many as a device's lag ever needed (``step_timer.MAX_IN_FLIGHT``)."""
+        """Return a buffer whose transfer is over. There are as many as the device's lag ever needed (``step_timer.MAX_IN_FLIGHT``)."""
         for i, (buffer, transfer) in enumerate(self._buffers):
             if buffer.numel() >= size and transfer.query():
                 # The least recently used comes first.
@@ -172,11 +172,11 @@ def staging_to(device: torch.device) -> Staging:
 
 
 SMALLER_THAN_NAMED = 0.93
-"""A card reports up to 7 % less memory than it is sold with (ECC, driver)."""
+"""A card may report up to 7 % less memory than it is sold with (ECC, driver)."""
 
 
 def check_memory(device: torch.device, memory_bytes: int | None, allocator: Any = torch.cuda) -> int:
-    """The bytes that a CUDA device has. Refuses a limit that it does not have."""
+    """Return the bytes of memory of a CUDA device. Raises UserError for a limit above that."""
     index = allocator.current_device() if device.index is None else device.index
     total = int(allocator.get_device_properties(index).total_memory)
     if memory_bytes is not None and total < SMALLER_THAN_NAMED * memory_bytes:
@@ -187,20 +187,19 @@ def check_memory(device: torch.device, memory_bytes: int | None, allocator: Any 
 
 
 def limit_memory(device: torch.device, memory_bytes: int | None, allocator: Any = torch.cuda) -> int | None:
-    """Let torch allocate at most ``memory_bytes`` on a CUDA device from here on, None for all there is.
+    """Let torch allocate at most ``memory_bytes`` on a CUDA device from here on; None allows all of it.
 
-    A memory plan's parts (weights, activations, logits, KV and the guard band, which fragmentation and workspaces
-    live in) sum to that; the CUDA context, some 0.5 GB outside torch's allocator, comes on top. Blocks torch keeps
-    for later are given back first: they count too. Returns the bytes allowed, None without a limit: on a CPU the
-    plan alone holds.
+    The parts of a memory plan sum to that: weights, activations, logits, KV and the guard band, which serves fragmentation and workspaces.
+    The CUDA context, some 0.5 GB outside torch's allocator, comes on top. Blocks that torch keeps for later count too, so we give them back
+    first. Returns the bytes allowed, None without a limit: on a CPU the plan alone holds.
 
-    Refuses a limit that the card does not have.
+    Raises UserError for a limit that the card does not have.
     """
     if device.type != "cuda":
         return None
     index = allocator.current_device() if device.index is None else device.index
     total = check_memory(device, memory_bytes, allocator)
-    # What nobody can reach any more counts until it is collected.
+    # Unreachable objects count until they are collected.
     gc.collect()
     allocator.empty_cache()
     allowed = total if memory_bytes is None else min(memory_bytes, total)

@@ -1,7 +1,7 @@
-"""Forwards captured beforehand, by the size of the steps they hold, each with a buffer for the metadata of a step.
+"""Captured forwards, one for each size of a step, each with a buffer for a step's metadata.
 
-A step is padded to the size of a graph: its metadata is copied into the graph's buffer, and one launch does the rest.
-All graphs share one pool of memory and one stream (``CudaRecorder``), which is right because they never run at once.
+A step is padded to the size of a graph: its metadata is copied into the graph's buffer, and one launch does the rest. All graphs share one
+pool of memory and one stream (``CudaRecorder``), which is right because they never run at once.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -16,13 +16,13 @@ from engines.runtime.rows import Ints
 
 
 class Recording(Protocol):
-    """A forward that can be done again, on the same memory."""
+    """A forward that can run again, on the same memory."""
 
     def replay(self) -> Tensor:
-        """What the forward returned; overwritten by the next replay."""
+        """Run the forward again and return its result, which the next replay overwrites."""
 
     def release(self) -> None:
-        """Give the memory back, and whatever a communicator waits for; it cannot be replayed any more."""
+        """Free the memory, and anything that a communicator waits for; it cannot be replayed any more."""
 
 
 class Recorder(Protocol):
@@ -31,26 +31,26 @@ class Recorder(Protocol):
 
 @lru_cache(maxsize=64)
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream of all captures on a device: cuBLAS keeps a workspace (32 MiB on Hopper) for every stream it has
-    met, until the process ends."""
+    """The one stream of all captures on a device. cuBLAS keeps a workspace (32 MiB on Hopper) for every stream it has met, until the
+    process ends."""
     return torch.cuda.Stream(device)
 
 
 class CudaRecorder:
-    """All graphs share one pool of memory, which is right because they never run at once."""
+    """Captures CUDA graphs. All share one pool of memory, which is right because they never run at once."""
 
     def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = capture_stream(device)
 
     def record(self, forward: Callable[[], Tensor]) -> Recording:
-        # Once outside: libraries set up and kernels compile on first use, which a capture forbids.
+        # Run once outside the capture: libraries set up and kernels compile on first use, which a capture forbids.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             forward()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as NCCL's watchdog, go on asking the device.
+        # Other threads, such as NCCL's watchdog, keep querying the device.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = forward()
         return _CudaRecording(graph, out)
@@ -85,17 +85,17 @@ class Graphs(Generic[Key]):
         return tuple(self._graphs)
 
     def record(self, key: Key, nothing: Sequence[Ints], forward: Callable[[Tensor], Tensor]) -> None:
-        """Capture ``forward`` over a buffer of metadata, at first that of a step of this size which computes nothing.
+        """Capture ``forward`` over a buffer of metadata, which first holds that of a step of this size that computes nothing.
 
-        Memory and the compilation of kernels are paid for here, not in a step.
+        This pays for memory and the compilation of kernels, so that no step does.
         """
         numbers = torch.zeros(sum(array.size for array in nothing), dtype=torch.int64, device=self._device)
         self._staging.fill(numbers, nothing)
         self._graphs[key] = numbers, self._recorder.record(partial(forward, numbers))
 
     def replay(self, key: Key, metadata: Sequence[Ints], amend: Callable[[Tensor], None] | None = None) -> Tensor:
-        """What the forward returns of a step; overwritten by the next step of this size. ``amend`` writes to the buffer what the device
-        knows of the metadata."""
+        """Run a step and return the forward's result, which the next step of this size overwrites. ``amend`` writes the metadata that only
+        the device knows to the buffer."""
         numbers, recording = self._graphs[key]
         self._staging.fill(numbers, metadata)
         if amend is not None:
@@ -103,7 +103,7 @@ class Graphs(Generic[Key]):
         return recording.replay()
 
     def close(self) -> None:
-        """Release every graph; none holds a step any more."""
+        """Release every graph; afterwards none can run a step."""
         while self._graphs:
             _, (_, recording) = self._graphs.popitem()
             recording.release()

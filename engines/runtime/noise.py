@@ -1,7 +1,7 @@
 """Gumbel noise as a pure function of (seed, draw, row position, vocabulary id).
 
-A counter-based generator: no state, no order of calls, so a request samples the same tokens alone,
-in any batch, in any chunking of the logits and on any device.
+The generator is counter-based: it has no state and no order of calls. So a request samples the same tokens alone, in any batch, in any
+chunking of the logits and on any device.
 """
 
 import torch
@@ -32,7 +32,7 @@ def uniform(keys: Tensor, width: int) -> Tensor:
 
 
 def row_keys(seeds: Tensor, draws: Tensor, positions: Tensor) -> Tensor:
-    """One int64 key per row from its request's seed, that request's step count and its position."""
+    """One int64 key per row, from its request's seed, that request's step count and its position."""
     return mix(mix(mix(seeds + _GOLDEN) + draws * _MIX_1) + positions * _MIX_2)
 
 
@@ -44,10 +44,9 @@ def gumbel(u: Tensor) -> Tensor:
 def gumbel_argmax(logits: Tensor, temperature: Tensor, keys: Tensor, kept: Tensor | None = None) -> Tensor:
     """Sample softmax(logits / temperature) per row; temperature 0 is the plain argmax.
 
-    LLaDA draws argmax of exp(z) / (-ln u)^tau, which is argmax of z + tau * g with g standard
-    Gumbel; computed in the log form, in float64, so nothing overflows. logits [rows, V],
-    temperature and keys [rows]; with ``kept`` [rows, V] only those tokens can be drawn, each in
-    proportion.
+    LLaDA draws argmax of exp(z) / (-ln u)^tau, which is argmax of z + tau * g with g standard Gumbel. We compute the log form in float64,
+    so nothing overflows. Shapes: logits [rows, V], temperature and keys [rows]. With ``kept`` [rows, V], only those tokens can be drawn,
+    each in proportion.
     """
     noisy = logits.to(torch.float64) + temperature.unsqueeze(1) * gumbel(uniform(keys, logits.shape[1]))
     if kept is not None:

@@ -1,9 +1,7 @@
 """Rows of packed steps as plain arrays; no torch.
 
-Block tables: which blocks of the KV pool hold the tokens of a sequence (paged attention, arXiv 2309.06180).
-
-Plain arrays, no torch. Block 0 belongs to nobody: padding is read from it and written to it. A slot is a row of the
-table, a sequence's place while it holds K/V.
+Block tables say which blocks of the KV pool hold the tokens of a sequence (paged attention, arXiv 2309.06180). Block 0 belongs to no
+sequence: padding reads and writes it. A slot is a row of the table, a sequence's place while it holds K/V.
 """
 
 import numpy as np
@@ -14,12 +12,12 @@ from engines.errors import require
 Ints = NDArray[np.int64]
 
 MIN_ROWS = 8
-"""GEMMs with fewer rows take other kernels, whose rounding differs; a step is never narrower, so a request's numbers are
-the same alone and in company (on CPU bit for bit)."""
+"""GEMMs with fewer rows take other kernels, whose rounding differs. A step is never narrower, so a request's numbers are the same alone and
+in a batch (on CPU bit for bit)."""
 
 
 def ranks(counts: Ints) -> Ints:
-    """Place of every row within its own run, of runs of these lengths that lie one behind the other."""
+    """Return each row's place within its own run; runs of these lengths lie one after the other."""
     return np.arange(int(counts.sum())) - (counts.cumsum() - counts).repeat(counts)
 
 
@@ -28,14 +26,14 @@ NOBODY = 0
 
 
 class OutOfBlocksError(RuntimeError):
-    """The pool has too few free blocks; nothing was taken. Who asks makes room first (``PrefixCache``)."""
+    """The pool has too few free blocks; nothing was taken. The caller makes room first (``PrefixCache``)."""
 
 
 class BlockTables:
     """``num_blocks`` blocks of ``block_size`` tokens for ``num_slots`` sequences of up to ``max_len`` tokens.
 
-    ``table`` [num_slots + 1, width] holds block numbers, NOBODY past a sequence's last block. Its last row is the slot
-    of padding, and ``spare`` columns are never taken, so that padding behind a sequence's last token has a place.
+    ``table`` [num_slots + 1, width] holds block numbers, NOBODY past a sequence's last block. Its last row is the padding slot. ``spare``
+    columns are never taken, so that padding behind a sequence's last token has a place.
     """
 
     def __init__(self, *, num_slots: int, num_blocks: int, block_size: int, max_len: int, spare: int = 0) -> None:
@@ -46,7 +44,7 @@ class BlockTables:
         self.num_slots = num_slots
         self.table = np.zeros((num_slots + 1, -(-max_len // block_size) + spare), dtype=np.int32)
         self.held = np.zeros(num_slots + 1, dtype=np.int64)
-        """[num_slots + 1] blocks of each slot."""
+        """[num_slots + 1] how many blocks each slot holds."""
         self._free_blocks = np.arange(num_blocks, 0, -1, dtype=np.int32)
         self._num_free = num_blocks
         self._free_slots = list(range(num_slots - 1, -1, -1))
@@ -67,22 +65,22 @@ class BlockTables:
         return -(-tokens // self.block_size)
 
     def open(self) -> int:
-        """A slot without blocks."""
+        """Return a slot without blocks."""
         require(bool(self._free_slots), f"all {self.num_slots} slots are taken: raise num_slots")
         return self._free_slots.pop()
 
     def close(self, slot: int) -> None:
-        """Give back the slot and its blocks."""
+        """Free the slot and its blocks."""
         assert slot not in self._free_slots, f"slot {slot} is closed"
         self.trim(slot, 0)
         self._free_slots.append(slot)
 
     def missing(self, slots: Ints, lengths: Ints) -> int:
-        """Blocks it takes to have room for ``lengths`` tokens in each of the slots."""
+        """Return how many more blocks the slots need to have room for ``lengths`` tokens each."""
         return int(self._deficits(slots, lengths).sum())
 
     def grow(self, slots: Ints, lengths: Ints) -> None:
-        """Have room for ``lengths`` [n] tokens in ``slots`` [n], all different. OutOfBlocksError leaves everything as it was."""
+        """Make room for ``lengths`` [n] tokens in ``slots`` [n], all different. OutOfBlocksError leaves everything as it was."""
         deficits = self._deficits(slots, lengths)
         total = int(deficits.sum())
         if total == 0:
@@ -98,13 +96,13 @@ class BlockTables:
         self._num_free -= total
         taken = self._free_blocks[self._num_free : self._num_free + total]
         row = np.repeat(np.arange(len(slots)), deficits)
-        # Places of each slot's new blocks behind those it has.
+        # Places of each slot's new blocks, behind its old ones.
         place = ranks(deficits) + self.held[slots][row]
         self.table[slots[row], place] = taken
         self.held[slots] += deficits
 
     def trim(self, slot: int, tokens: int) -> int:
-        """Give back the blocks behind the first ``tokens``; how many."""
+        """Free the blocks behind the first ``tokens``; return how many."""
         kept, had = min(self.blocks_for(tokens), int(self.held[slot])), int(self.held[slot])
         freed = had - kept
         if freed:
@@ -114,7 +112,7 @@ class BlockTables:
         return freed
 
     def rows(self, slot: Ints, position: Ints) -> Ints:
-        """Rows of the pool, of tokens at ``position`` of ``slot`` (any one shape); past the table, NOBODY's."""
+        """Return the pool rows of tokens at ``position`` of ``slot`` (any one shape); past the table, NOBODY's."""
         block, offset = np.divmod(position, self.block_size)
         inside = np.minimum(block, self.table.shape[1] - 1)
         return self.table[slot, inside].astype(np.int64) * self.block_size + offset

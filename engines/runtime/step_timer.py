@@ -1,4 +1,4 @@
-"""How long the parts of a step take, by the clock of what runs them."""
+"""Measures how long the parts of a step take, by the clock of the device that runs them."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -10,28 +10,28 @@ if TYPE_CHECKING:
     import torch
 
 STEP_PARTS = ("attention", "gemm", "logits", "selection", "commit", "metadata", "idle")
-"""What a profiled step is divided into, by the device's time where there is one: attention; the rest of the
-layers; the head and its reduction; choosing and packing retained rows; ranking and writing tokens; metadata
-that the device waited for; and what is left of the step, in which the device had nothing to do."""
+"""The parts of a profiled step, by the device's time if there is one. ``gemm`` is the rest of the layers, ``logits`` the head and its
+reduction. ``selection`` chooses and packs retained rows, ``commit`` ranks and writes tokens. The device waited for ``metadata``, and had no
+work in ``idle``."""
 
 MAX_IN_FLIGHT = 2
-"""Steps the host may have handed to a device: one that runs, and the next."""
+"""Most steps that the host hands to a device: one that runs, and the next."""
 
 _FORWARD = ("attention", "gemm", "logits", "selection")
 
 
 class DeviceTimes(NamedTuple):
-    """What a device took for one step, known once it is over."""
+    """The times that a device took for one step, known once it is over."""
 
     forward_s: float
     parts: Mapping[str, float] | None = None
 
 
 class StepTimer:
-    """One step is ``begin``, ``lap`` after each part, ``end``. This one is a host's, where every operation is over when it returns."""
+    """Times one step: ``begin``, ``lap`` after each part, ``end``. This timer is a host's, whose operations are over when they return."""
 
     detailed = False
-    """Whether laps are taken inside the model, too."""
+    """Whether laps inside the model are taken, too."""
 
     def begin(self, *, detailed: bool) -> None:
         self.detailed = detailed
@@ -39,7 +39,7 @@ class StepTimer:
         self._last = perf_counter()
 
     def lap(self, part: str) -> None:
-        """What was done since the last lap was ``part``, one of STEP_PARTS."""
+        """Book the time since the last lap to ``part``, one of STEP_PARTS."""
         now = perf_counter()
         self._parts[part] += now - self._last
         self._last = now
@@ -50,25 +50,25 @@ class StepTimer:
             self.lap(part)
 
     def end(self) -> DeviceTimes | None:
-        """None where the device has not got there yet."""
+        """End the step and return its times; None if the device has not got there yet."""
         return _times(self._parts, self.detailed)
 
     def rest(self) -> None:
-        """Idle time from here to the next step is attributed to no part."""
+        """Book the time from here to the next step to no part."""
 
     def wait(self) -> None:
         """Return when every step is over."""
 
     def times(self) -> Mapping[int, DeviceTimes]:
-        """By number of step, from 0: what ``end`` left open since the last call. Waits."""
+        """Return step number, from 0 -> times, for steps since the last call that ``end`` left open. Waits."""
         return {}
 
     def abandon(self) -> None:
-        """The step that began has failed."""
+        """Forget the step that began, because it failed."""
 
 
 class CudaTimer(StepTimer):
-    """Events in the stream; ``begin`` waits until at most one step is under way, and reads those that are over."""
+    """Times steps by events in the stream; ``begin`` waits until at most one step is under way, and reads those that are over."""
 
     def __init__(self, new_event: "Callable[[], torch.cuda.Event]") -> None:
         self._new_event = new_event
