@@ -17,9 +17,9 @@ A round without gaps meets any ITL objective. What did not finish meets none and
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, product
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, get_args
@@ -94,6 +94,25 @@ class Values(Sequence[Any]):
             for place in np.flatnonzero(Values(values, missing=self.missing).is_missing).tolist():
                 found[place] = None
         return found
+
+
+class LazyTimes(Values):
+    """``num`` times in seconds that ``make`` returns once somebody reads them."""
+
+    __slots__ = ("make", "num")
+
+    def __init__(self, num: int, make: Callable[[], npt.NDArray[np.float64]]) -> None:
+        self.num, self.make, self.missing, self.names = num, make, math.nan, ()
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return times_of, (self.values,)
+
+    @property
+    def values(self) -> npt.NDArray[np.float64]:  # type: ignore[override]
+        return self.make()
 
 
 def times_of(values: npt.NDArray[np.float64]) -> Values:
@@ -411,13 +430,20 @@ class Observed:
 
 
 def observe(run: ClusterRun) -> Observed:
+    of_rounds, of_sessions = gap_stats(run)
+    session = sessions_of_rounds(run.sessions["session_id"], run.rounds)
+    return observed(run.sessions, run.rounds, session, of_rounds(), of_sessions())
+
+
+def gap_stats(run: ClusterRun) -> tuple[Callable[[], dict[ItlStat, Floats]], Callable[[], dict[ItlStat, Floats]]]:
+    """Functions that return the statistics of gaps by round and by session, and compute them at their first call."""
     ids = run.sessions["session_id"]
     session = sessions_of_rounds(ids, run.rounds)
     rows = np.arange(len(session))
-    round_itl_s = session_itl_s = _stats(run.gaps, rows, len(rows))
-    if len(rows) != len(ids) or (session != rows).any():
-        session_itl_s = _stats(run.gaps, session, len(ids))
-    return observed(run.sessions, run.rounds, session, round_itl_s, session_itl_s)
+    of_rounds = cache(lambda: _stats(run.gaps, rows, len(rows)))
+    if len(rows) == len(ids) and (session == rows).all():
+        return of_rounds, of_rounds
+    return of_rounds, cache(lambda: _stats(run.gaps, session, len(ids)))
 
 
 def _stats(gaps: Gaps | GapLog, group: Ints, num_groups: int) -> dict[ItlStat, Floats]:

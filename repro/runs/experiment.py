@@ -121,15 +121,20 @@ def check_device(cell: Cell) -> None:
         check(cell.without(COMPARISON).without(TUNE))
 
 
-def prepare(cell: Cell) -> Experiment:
-    """Resolve and check a cell; every refusal a user can cause is raised here, before any run."""
+def prepare(cell: Cell, like: Experiment | None = None) -> Experiment:
+    """Resolve and check a cell; every refusal a user can cause is raised here, before any run. ``like`` is of a cell that differs
+    in its seed alone."""
     try:
         cell = _with_places(cell)
         system = SYSTEMS.get(cell.system)
         if not isinstance(system.family, Family) or not isinstance(system.title, str):
             raise TypeError("its family is no Family, or its title no text")
         asked = cell.without(COMPARISON)
-        if asked.knob_values.get(TUNE) is None:
+        reseeded = getattr(system, "reseeded", None) if like is not None else None
+        again = None if reseeded is None or like is None else reseeded(like.deployment, asked)
+        if again is not None:
+            deployment, workload = again
+        elif asked.knob_values.get(TUNE) is None:
             deployment, workload = system.prepare(asked)
         else:
             from repro.runs.tuning import tuned
@@ -153,5 +158,13 @@ def prepare_all(
     kept are drawn once. ``watched`` hands each on when it is begun."""
     places = sorted(range(len(cells)), key=lambda place: cells[place].seed)
     begun = watched([cells[place] for place in places])
-    found = dict(zip(places, map(prepare, begun), strict=True))
+    firsts: dict[Cell, Experiment] = {}
+
+    def prepared(cell: Cell) -> Experiment:
+        seedless = cell.with_seed(0)
+        found = prepare(cell, firsts.get(seedless))
+        firsts.setdefault(seedless, found)
+        return found
+
+    found = dict(zip(places, map(prepared, begun), strict=True))
     return [found[place] for place in range(len(cells))]

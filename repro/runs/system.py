@@ -160,8 +160,9 @@ class Deployment(Protocol):
 class System(Protocol):
     """One may have besides: ``knobs``, the settings whose fields are its cells' knobs; ``default_dataset(platform)``, the data set where
     none is named; ``implied(given)``, what the knobs that a user gave say of others; ``free``, which of its settings no source prints
-    (``FreeSetting``); and, where cells can ask for a device, ``check_device(cell)``, which raises UserError where this machine lacks it,
-    before the cell's requests are looked at."""
+    (``FreeSetting``); where cells can ask for a device, ``check_device(cell)``, which raises UserError where this machine lacks it,
+    before the cell's requests are looked at; and ``reseeded(deployment, cell)``, which returns the deployment and workload of a cell
+    that differs in its seed alone from the one that ``deployment`` was prepared for, or None if it has to be prepared anew."""
 
     @property
     def name(self) -> str: ...

@@ -236,15 +236,22 @@ def search_said(cell: Cell) -> str:
 @kept(maxsize=1024)
 def searched(cell: Cell) -> SearchResult:
     """The best of a cell's candidates, whatever its seed."""
-    family = SYSTEMS.get(cell.system).family
+    system = SYSTEMS.get(cell.system)
+    family, reseeded = system.family, getattr(system, "reseeded", None)
     score = family.score
     assert score is not None
     if family.trial is not None:
         cell = family.trial(cell)
 
     @cache
+    def first(setting: Setting) -> tuple[Any, Any]:
+        return _with(cell.with_seed(TUNING_SEED), setting)
+
+    @cache
     def trial(setting: Setting, sample: int) -> Score:
-        deployment, workload = _with(cell.with_seed(TUNING_SEED + sample), setting)
+        seeded = cell.with_seed(TUNING_SEED + sample)
+        again = None if reseeded is None else reseeded(first(setting)[0], _having(seeded, setting))
+        deployment, workload = _with(seeded, setting) if again is None else again
         return score(deployment.run(workload))
 
     if place_of(cell) == PAPER:
@@ -312,10 +319,12 @@ def _mean(scores: Sequence[Score]) -> Score:
 
 
 def _with(cell: Cell, setting: Setting) -> tuple[Any, Any]:
-    """As ``replace``: the cell with these knobs too."""
-    knobs = (*cell.knobs, *setting)
-    asked = Cell.from_dict({**cell.to_dict(), "knobs": knobs})
-    return SYSTEMS.get(cell.system).prepare(asked)
+    """Like ``System.prepare`` of the cell with these knobs too."""
+    return SYSTEMS.get(cell.system).prepare(_having(cell, setting))
+
+
+def _having(cell: Cell, setting: Setting) -> Cell:
+    return Cell.from_dict({**cell.to_dict(), "knobs": (*cell.knobs, *setting)})
 
 
 def is_possible(cell: Cell, setting: Setting) -> bool:

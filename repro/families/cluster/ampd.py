@@ -239,20 +239,7 @@ class ArSystem(PolicySystem[Build]):
         """Every refusal a user can cause is raised here."""
         policies = own_policies(cell.asked, self.policies)
         settings = resolve(cell, self.name, self.own, policies=policies)
-        workload = sessions_of(settings.workload)
-        if settings.workload.file is not None:
-            absent = [name for name in ("slo_ttft_s", "slo_itl_s") if name not in cell.asked]
-            if absent:
-                workload = replace(
-                    workload, provenance=remarked(workload.provenance, f"no objective: {', '.join(absent)}")
-                )
-        hardware = settings.ground.hardware
-        most = max(hardware.kv_capacity(degree) for degree in hardware.degrees())
-        require(
-            workload.longest_tokens <= most,
-            f"dataset={workload.name!r} has a session of {workload.longest_tokens} tokens and a worker of {settings.model} "
-            f"holds {most}: shorten it, or use a larger GPU",
-        )
+        workload = _workload(settings, cell)
         deployment = ClusterDeployment(
             system=self.name,
             title=self.title,
@@ -271,6 +258,38 @@ class ArSystem(PolicySystem[Build]):
             return deployment, workload
         searched = replace(cell.without("deployment"), figure=None, rate=settings.expected_rate or cell.rate)
         return Tuned(cell=searched, default=deployment), workload
+
+    def reseeded(self, deployment: ClusterDeployment | Tuned, cell: Cell) -> tuple[Any, SessionWorkload] | None:
+        """Like ``prepare``, of a cell that differs in its seed alone from the one that ``deployment`` was prepared for. None if the
+        sessions come from a user's file, whose times may depend on the seed."""
+        if isinstance(deployment, Tuned):
+            found = self.reseeded(deployment.default, cell)  # type: ignore[arg-type]
+            return found and (
+                replace(deployment, cell=deployment.cell.with_seed(cell.seed), default=found[0]),
+                found[1],
+            )
+        settings = deployment.settings
+        if settings.workload.file is not None:
+            return None
+        settings = replace(settings, workload=replace(settings.workload, seed=cell.seed))
+        return replace(deployment, settings=settings, seed=cell.seed), _workload(settings, cell)
+
+
+def _workload(settings: ClusterSettings, cell: Cell) -> SessionWorkload:
+    """Raises UserError if a session does not fit a worker."""
+    workload = sessions_of(settings.workload)
+    if settings.workload.file is not None:
+        absent = [name for name in ("slo_ttft_s", "slo_itl_s") if name not in cell.asked]
+        if absent:
+            workload = replace(workload, provenance=remarked(workload.provenance, f"no objective: {', '.join(absent)}"))
+    hardware = settings.ground.hardware
+    most = max(hardware.kv_capacity(degree) for degree in hardware.degrees())
+    require(
+        workload.longest_tokens <= most,
+        f"dataset={workload.name!r} has a session of {workload.longest_tokens} tokens and a worker of {settings.model} "
+        f"holds {most}: shorten it, or use a larger GPU",
+    )
+    return workload
 
 
 def _ground(cell: Cell) -> Ground:

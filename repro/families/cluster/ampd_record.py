@@ -17,11 +17,12 @@ from engines.cluster.record import (
     ClusterRun,
     Floats,
     ItlStat,
+    LazyTimes,
     Observed,
     Reading,
     Values,
     attainments,
-    observe,
+    gap_stats,
     observed,
     rows_of,
     sessions_of_rounds,
@@ -41,7 +42,7 @@ def _itl_column(stat: ItlStat) -> str:
 
 
 def tables_of(run: ClusterRun) -> dict[str, Table]:
-    seen, sessions = observe(run), run.sessions
+    (of_rounds, of_sessions), sessions = gap_stats(run), run.sessions
     ids = sessions["session_id"]
     requests = request_table(
         request_id=ids,
@@ -55,9 +56,9 @@ def tables_of(run: ClusterRun) -> dict[str, Table]:
         num_rounds=sessions["num_rounds"],
         decode_tokens=sessions["decode_tokens"],
         worker_id=sessions["worker_id"],
-        **_itl(seen.session_itl_s),
+        **_itl(len(ids), of_sessions),
     )
-    rounds = {**run.rounds, **_itl(seen.round_itl_s)}
+    rounds = {**run.rounds, **_itl(len(run.rounds["round"]), of_rounds)}
     return {REQUESTS: requests, ROUNDS: rounds, TASKS: run.tasks, TRANSFERS: run.transfers, WORKERS: run.workers}
 
 
@@ -73,18 +74,19 @@ def _initial(ids: Sequence[int], table: Table, name: str) -> Values:
     return times_of(np.where(found[at] == wanted, values[places[at]], np.nan))
 
 
-def observed_of(record: RunRecord) -> Observed:
-    """As ``engines.cluster.record.observe`` of the run behind the record."""
+def observed_of(record: RunRecord, readings: Sequence[Reading] = READINGS) -> Observed:
+    """Like ``engines.cluster.record.observe`` of the run behind the record, with the statistics of gaps that ``readings`` need."""
     sessions, rounds = record.requests, record.tables[ROUNDS]
     round_itl_s, session_itl_s = (
-        {stat: column(record, _itl_column(stat), table) for stat in _ITL_STATS} for table in (ROUNDS, REQUESTS)
+        {each.itl: column(record, _itl_column(each.itl), table) for each in readings if each.scope == scope}
+        for scope, table in (("round", ROUNDS), ("session", REQUESTS))
     )
     session = sessions_of_rounds(sessions["request_id"], rounds)
     return observed(sessions, rounds, session, round_itl_s, session_itl_s)
 
 
-def _itl(stats: Mapping[ItlStat, Floats]) -> dict[str, Values]:
-    return {_itl_column(name): times_of(values) for name, values in stats.items()}
+def _itl(num: int, stats: Callable[[], Mapping[ItlStat, Floats]]) -> dict[str, Values]:
+    return {_itl_column(name): LazyTimes(num, lambda name=name: stats()[name]) for name in _ITL_STATS}  # type: ignore[misc]
 
 
 # ---- metrics, each under the name that it has in metrics.csv ----------------------------------------------
@@ -96,7 +98,7 @@ def attainment_by_reading(record: RunRecord, readings: Sequence[Reading] = READI
     if not any(limits.values()):
         return {str(reading): None for reading in readings}
     slo = Slo(**{name: NO_OBJECTIVE_S if limit_s is None else limit_s for name, limit_s in limits.items()})
-    found = attainments(observed_of(record), slo, readings)
+    found = attainments(observed_of(record, readings), slo, readings)
     return {str(reading): None if math.isnan(share) else share for reading, share in found.items()}
 
 
