@@ -1,4 +1,5 @@
-"""Experiment harness and command line. From Python: ``repro.run(...)``, ``sweep``, ``load`` and ``compare``. No part of the identity of runs."""
+"""Experiment harness and command line. From Python: ``repro.run(...)``, ``sweep``, ``load`` and ``compare``. Not part of a run's
+identity."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,12 @@ if TYPE_CHECKING:
 __all__ = ["compare", "load", "run", "sweep"]
 __version__ = "0.2.0"
 
-# Before torch computes, whoever imports this.
+# This must happen before torch computes, whichever module imports ``repro``.
 import_module("repro.runs.environment").settle()
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for by name is imported then: a command line that prints its help needs none of it."""
+    """Imports a name on first use, so that a command line that only prints its help stays fast."""
     if name in __all__:
         return getattr(import_module("repro.api"), name)
     raise AttributeError(f"module 'repro' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``python -m repro``: the command where the package is not installed."""
+"""``python -m repro``: the command line for a checkout that is not installed."""
 
 from repro.cli import main
 

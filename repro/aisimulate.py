@@ -1,4 +1,4 @@
-"""``repro reproduce truth --aisimulate PYTHON``: our cluster beside AISimulate's core, on the same files of requests.
+"""``repro reproduce truth --aisimulate PYTHON`` compares our simulated cluster with AISimulate's core on the same request files.
 
 The core is in the wheel of ai-dynamo-runtime, which another Python has installed (docs/truth.md). ``aisimulate.yaml`` has the cases.
 """
@@ -33,19 +33,19 @@ CASES: Sequence[Case] = _DATA["cases"]
 
 
 class Means(NamedTuple):
-    """Over requests, of a run or of several."""
+    """Means over the requests of one run or of several runs."""
 
     ttft_ms: float
     tpot_ms: float
     e2e_ms: float
     reuse: float
-    """Share of the prompts' tokens that prefix caches spare."""
+    """Share of the prompt tokens that are prefix-cache hits."""
     cpu_s: float
 
 
 def compare(python: Path, folder: Path) -> Iterator[dict[str, Any]]:
-    """Serves each case, whose file it writes to the folder, by ours, by ours with AISimulate's prices of a step, and by AISimulate; leaves
-    out what a data directory lacks."""
+    """Serves each case three times: by our simulator, by ours with AISimulate's step times, and by AISimulate. Writes the cases' request
+    files to ``folder``. Leaves out cases whose trace is missing from the data directory."""
     found = shutil.which(python)
     require(found is not None, f"aisimulate={str(python)!r} is no program: give a Python (docs/truth.md)")
     for index, case in enumerate(CASES):
@@ -66,7 +66,7 @@ def compare(python: Path, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def requests(case: Case) -> list[str]:
-    """Poisson arrivals, rows of Mooncake's format. No cache is there to share blocks of one name."""
+    """Poisson arrivals as rows in Mooncake's format. All rows share ``hash_ids``, because these cases have no prefix cache."""
     rng, at_s, rows = Random(1), 0.0, []
     for _ in range(case["num"]):
         at_s += rng.expovariate(case["rate"])
@@ -77,7 +77,7 @@ def requests(case: Case) -> list[str]:
 
 
 def conversations(case: Case) -> list[str]:
-    """The first rows of Mooncake's, none where no data directory has them."""
+    """The first rows of Mooncake's conversation trace; an empty list if no data directory has it."""
     published = (find_data_dir(None) or Path()) / "mooncake" / "conversation_trace.jsonl.gz"
     if not published.is_file():
         return []
@@ -93,7 +93,7 @@ def experiment(case: Case, path: Path, speed: float) -> Experiment:
 
 
 def means(asked: Experiment, began: float) -> Means:
-    """``began`` is the process's time when its preparation began."""
+    """Runs the experiment and returns its means. ``began`` is the process time at which its preparation began."""
     record = asked.run()
     cpu_s = time.process_time() - began
     summary = asked.family.summarize(record)
@@ -131,20 +131,20 @@ def repriced(asked: Experiment) -> Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class RepricedHardware(Hardware):
-    """Hardware whose steps take what they take in AISimulate."""
+    """Hardware whose steps take as long as in AISimulate."""
 
     def cost(self, degree: int, *, is_remote: bool = False) -> StepCost:
         return RepricedCost(super().cost(degree, is_remote=is_remote), self, degree, decodes=not is_remote)
 
 
 _ROTATION_S = 13.2e-6
-"""AISimulate adds it to a layer's attention over prompts of any length, three times where queries and keys have norms."""
+"""AISimulate adds this time to each layer's attention over prompts of any length, three times if queries and keys have norms."""
 
 
 class RepricedCost:
-    """AISimulate's choices. A step that prefills and decodes takes as long as a prefill and then a decode, in which prompts that have
-    ended decode too. Its prompts are as long as their mean. Elementwise kernels are two norms and the activation, and ``_ROTATION_S`` in
-    place of the others of a prefill."""
+    """Step times by AISimulate's rules. A step that prefills and decodes takes as long as a prefill and then a decode, which includes the
+    prompts that just ended. All prompts of a step have their mean length. Elementwise kernels are two norms and the activation;
+    ``_ROTATION_S`` replaces the others of a prefill."""
 
     def __init__(self, cost: StepCost, hardware: Hardware, degree: int, *, decodes: bool) -> None:
         shape = hardware.shape.on_rank(degree)

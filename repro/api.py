@@ -1,4 +1,4 @@
-"""The same from Python: ``repro.run``, ``sweep``, ``load`` and ``compare``. Bad input is a UserError, as on the command line."""
+"""The Python interface: ``repro.run``, ``sweep``, ``load`` and ``compare``. Bad input raises UserError, as on the command line."""
 
 import os
 import warnings
@@ -35,8 +35,8 @@ def run(
     force: bool = False,
     **knobs: Scalar,
 ) -> StoredRun:
-    """One cell's run, made unless it is stored. ``knobs`` have the names of the options of ``repro bench``; the knob ``workload``, a
-    file or a workload of one's own, takes the place of a data set."""
+    """Return the run of one cell; it is computed unless it is already stored. ``knobs`` have the names of the options of ``repro bench``.
+    The knob ``workload``, a file or a workload class of yours, replaces the data set."""
     forget()
     where = platform_of(plain(platform))
     if dataset is None:
@@ -69,11 +69,11 @@ def sweep(
     pool: str = "local",
     address: str | None = None,
 ) -> list[StoredRun]:
-    """The runs of the cells, in their order; missing ones are made, simulated ones ``jobs`` at once, on this machine or in the
-    ``pool`` ray: a cluster started for the call, or the one at ``address``.
+    """Return the runs of the cells, in their order. Missing runs are computed, simulated ones ``jobs`` at once. They run on this machine,
+    or in the ``pool`` ray: a cluster started for the call, or the one at ``address``.
 
-    ``cells`` may be a grid, as ``repro sweep`` reads it of a file; ``repeats`` gives it the seeds 0, 1, ..., ``max_cells`` is how many it may have, and ``interleave`` makes
-    its runs repeat by repeat."""
+    ``cells`` may be a grid, a mapping as in a file of ``repro sweep``. ``repeats`` gives it the seeds 0, 1, ..., and ``max_cells`` bounds
+    its cells. ``interleave`` runs repeat after repeat."""
     root = _folder(result_dir)
     flags = {"force": force, "interleave": interleave}
     for name, flag in flags.items():
@@ -103,8 +103,8 @@ def load(cell: str | Path, *, result_dir: str | Path = LOCAL) -> "pd.DataFrame":
 
 
 def load(cell: Cell | str | Path, *, result_dir: str | Path = LOCAL) -> "StoredRun | pd.DataFrame":
-    """A run that is stored, by this code; raises StoreError where there is none. Of a folder, all runs in it as a tidy table, a
-    row a run, whatever code made them."""
+    """Load the stored run of a cell, as this code made it; raises StoreError if there is none. For a folder, return all its runs as a tidy
+    table with a row per run, whatever code made them."""
     if isinstance(plain(cell), str):
         from repro.workbench.comparison import frame_of
 
@@ -127,17 +127,17 @@ def compare(
     tolerance: float = TOLERANCE,
     result_dir: str | Path = LOCAL,
 ) -> Comparison:
-    """How many times as large a metric is in ``b``, over pairs of runs that are equal but for what tells the sides apart. A side is a
-    folder of runs, a list of them, or a selector among those in ``result_dir`` (repro.workbench.comparison)."""
+    """Return the ratio of a metric, ``b`` over ``a``, over pairs of runs that differ only in what tells the sides apart. A side is a folder
+    of runs, a list of runs, or a selector among the runs in ``result_dir`` (repro.workbench.comparison)."""
     first, second = sides_of(plain(a), plain(b), _folder(result_dir))
     return compare_sides(first, second, plain(metric), tolerance)
 
 
 def _folder(result_dir: object) -> Path:
-    """Refuses what is no path; an empty one would be the working directory."""
+    """Raises UserError unless ``result_dir`` is a path. An empty path is refused, because it would be the working directory."""
     text = plain(result_dir)
     try:
-        # Half a character cannot be encoded; bytes of a name that are no text have a way of their own.
+        # A lone surrogate cannot be encoded. A file name whose bytes are no valid text can be.
         is_path = isinstance(text, str) and bool(text.strip()) and b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
         is_path = False

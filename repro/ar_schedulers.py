@@ -1,4 +1,4 @@
-"""The step schedulers of a served causal model, by name, and the sizes of the executor they run on."""
+"""The step schedulers of a served causal model, by name, and the sizes of the executor that runs them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,16 +24,16 @@ from repro.families.cluster.laps_settings import scaled
 LONGEST_BUCKET = max(CARD.lengths)
 PAPER_SLO_S = 0.4
 PAPER_KNEE = 206
-"""Tokens: the roofline's knee on the paper's card, which its chunk sizes go with."""
+"""The roofline's knee on the paper's card, in tokens. The paper's chunk sizes scale with it."""
 PROFILE_REPEATS = 3
 LEAST_PROFILE = 256
-"""Tokens of a sequence, for steps of different lengths to be told apart."""
+"""Least ``max_model_len``, in tokens, at which we can time steps of several lengths."""
 
 
 class Scheduled(NamedTuple):
     batching: Batching
     queue: PrefillQueue
-    """It lets a waiting task go."""
+    """A queue from which a waiting task can be taken out of turn."""
     estimate_s: Callable[[int, int], float] | None = None
 
 
@@ -46,9 +46,9 @@ def scheduled(
     *,
     slo_ttft_s: float | None = None,
 ) -> Scheduled:
-    """``laps``, ``reserve`` and ``on-time`` first time the steps of this device, which their step model is fitted to, and their
-    objective where none is given. One of a user's own is told what it takes of the two sizes, and keeps to the second. ``own`` are
-    its knobs, or those of ``on-time``."""
+    """Return the named scheduler's batching and queue. ``laps``, ``reserve`` and ``on-time`` first time steps on this device. They fit
+    their step model to these times, and also their objective if ``slo_ttft_s`` is None. A user's own scheduler gets those of the two sizes
+    that it takes, and itself keeps to ``max_num_seqs``. ``own`` holds its knobs, or those of ``on-time``."""
     if (batcher := own_batcher(name, own)) is not None:
         own_batching = batcher.made(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
         return Scheduled(own_batching, OpenQueue())
@@ -56,7 +56,7 @@ def scheduled(
     if name in ("chunked", "prefill-first"):
         return Scheduled((Chunked if name == "chunked" else PrefillFirst)(**sizes), OpenQueue())
     if name == "sglang":
-        # Its limit counts the prefills of a step.
+        # The limit of ``TokenBudget`` counts only the prefills of a step.
         return Scheduled(AtMost(batching=TokenBudget(**sizes), max_num_seqs=max_num_seqs), OpenQueue())
     instance = _profiled(executor)
     slo_s = instance.slo_s if slo_ttft_s is None else slo_ttft_s
@@ -65,7 +65,7 @@ def scheduled(
         length_scale = instance.boundary / PAPER_KNEE
         usual = scaled(LapsConfig, length_scale=length_scale, time_scale=time_scale)
         config = made(LapsConfig, {**usual, "boundary": instance.boundary, "slo_s": slo_s})
-        # Without captured graphs a bucket would be padding alone.
+        # Without captured graphs a bucket would only add padding.
         system = laps(instance.step_model, replace(config, graphs="cheapest" if instance.captured else "none"))
     elif name == "on-time":
         asked = given_to(OnTimeConfig(slo_s=slo_s, max_num_seqs=max_num_seqs), dict(own))
@@ -76,7 +76,7 @@ def scheduled(
         try:
             share_for(late, instance.step_model)
         except UserError:
-            # Where a step costs more than its work no share keeps the longest wait: late requests get all they can.
+            # If a step's overhead is too large, no share bounds the longest wait: late requests then get all of each step.
             late = replace(late, share=1.0)
         system = reserve(instance.step_model, late, graphs="none")
     queue = system.make_queue()
@@ -105,7 +105,7 @@ def _profiled(executor: PagedExecutor) -> MeasuredInstance:
             if 2 * batch * length <= room and batch <= tables.num_slots
         ),
     )
-    # A replay is timed full, and graphs beyond what may run at once would never be replayed.
+    # A replay is timed with a full batch. Graphs larger than the slots or the pool would never be replayed.
     held = (
         size
         for size in grid(setting.lengths, setting.batches)
@@ -123,7 +123,7 @@ def _profiled(executor: PagedExecutor) -> MeasuredInstance:
     )
     floor_s = steps.step_s([Chunk(0, 1)], 0, 0)
     if not step_model.token_s > 0:
-        # No step was long enough to leave the floor, as of a small model on a card: its knee is taken to be the longest.
+        # No step was long enough to exceed the floor, as with a small model on a card. Take the longest profiled length as its knee.
         step_model = replace(step_model, token_s=floor_s / max(setting.profile_lengths))
     return MeasuredInstance(
         setting=setting, executor=executor, cost=steps, step_model=step_model, floor_s=floor_s, captured=shapes
@@ -134,7 +134,7 @@ def _profiled(executor: PagedExecutor) -> MeasuredInstance:
 
 
 def decode_sizes(max_num_seqs: int) -> list[Bucket]:
-    """Graphs of decode steps: every power of two."""
+    """Batch sizes of the captured decode steps: powers of two, and ``max_num_seqs`` itself."""
     widths = [1 << i for i in range(max_num_seqs.bit_length())]
     return [Bucket(1, width) for width in dict.fromkeys([*widths, max_num_seqs])]
 
@@ -142,7 +142,7 @@ def decode_sizes(max_num_seqs: int) -> list[Bucket]:
 def card_kv_tokens(
     model: CausalModel, *, bytes_per_token: int, limit: int | None, share: float, step_tokens: int, max_num_seqs: int
 ) -> int:
-    """Tokens of K/V that fit a card beside the weights and the largest step, which is run once and measured."""
+    """Tokens of K/V that fit on a card beside the weights and the largest step. We run such a step once to measure its peak memory."""
     device, longest = model.device, model.config.max_sequence_length
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, folders a user names, checked before any work starts, and what is kept of files that were read once."""
+"""Atomic writes of files, early checks of the folders that a user names, and a cache of what was read from files."""
 
 import csv
 import hashlib
@@ -23,18 +23,18 @@ _MOST_YAML_BYTES = 16 << 20
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields another name, for the body to write to. It is renamed at the body's end, and removed where that fails."""
+    """Yields a temporary name for the body to write to, then renames the file to ``path``, or removes it if anything fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of this writer alone: threads, and containers that share the folder, have the same process number.
+    # The name must be unique to this writer: threads, and containers that share the folder, can have the same process id.
     temporary = path.with_name(f".{path.name}.partial-{os.urandom(8).hex()}")
     try:
-        # What lies there is a link that somebody put there to be written through.
+        # A file of that name can only be a link that somebody planted for us to write through.
         temporary.unlink(missing_ok=True)
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         yield temporary
         temporary.replace(path)
     except BaseException as error:
-        # A write to an open file fails without a name, and the user knows this one alone.
+        # A failed write to an open file names no file, and the user knows only ``path``.
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
             error.filename = str(path)
         with suppress(OSError):
@@ -44,17 +44,17 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def rewriting(path: Path) -> Iterator[Path]:
-    """As ``replacing``, of a file that a user named: a link is followed, the file's mode and owner stay. Raises UserError as
+    """Like ``replacing``, for a file that a user named: follows links, and keeps the file's mode and owner. Raises UserError as
     ``writable_file`` does."""
     place = writable_file("file", path)
     with replacing(place) as temporary:
-        # Before there is anything in it for others to read.
+        # Set the mode while the file is empty, so that others cannot read its content.
         keep_mode(place, temporary)
         yield temporary
 
 
 def keep_mode(before: Path, after: Path) -> None:
-    """Give a file the mode of the one whose place it takes, and as far as that is allowed its owner; nothing where there is none."""
+    """Gives ``after`` the mode of ``before``, which it replaces, and its owner if permitted. Does nothing if ``before`` is absent."""
     with suppress(FileNotFoundError):
         kept = before.stat()
         with suppress(PermissionError):
@@ -63,7 +63,7 @@ def keep_mode(before: Path, after: Path) -> None:
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A row a line, under the names of its columns; None is an empty cell."""
+    """CSV with a header of the columns and a line per row; None becomes an empty cell."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     return text.getvalue()
@@ -79,14 +79,14 @@ def replace_bytes(path: Path, content: bytes) -> Path:
 
 
 def replace_all(contents: Mapping[Path, bytes]) -> None:
-    """All of them or, where the disk is full, none."""
+    """Writes all files, or none of them if a write fails, as on a full disk."""
     with ExitStack() as files:
         for path, content in contents.items():
             files.enter_context(rewriting(path)).write_bytes(content)
 
 
 def readable_folder(name: str, path: Path) -> Path:
-    """May be absent: it holds nothing then."""
+    """Raises UserError if the folder cannot be read. It may be absent, which counts as empty."""
     try:
         list(path.iterdir())
     except FileNotFoundError:
@@ -97,10 +97,10 @@ def readable_folder(name: str, path: Path) -> Path:
 
 
 def writable_folder(name: str, path: Path) -> Path:
-    """Created where it is absent."""
+    """Creates the folder if it is absent; raises UserError if it cannot be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # Mode bits do not tell: a file system may be read-only, or one like /proc.
+        # Mode bits are not enough: the file system may be read-only, or one like /proc.
         with TemporaryFile(dir=path):
             pass
     except OSError as error:
@@ -115,9 +115,9 @@ def is_file(text: str) -> bool:
 
 
 def writable_file(name: str, path: Path, *beside: Path) -> Path:
-    """Where a file that a user named really lies, links followed; it need not be there yet, and its folder is made. Raises UserError
-    where it is a folder, a device, a pipe or a socket, is read-only (for root too), takes what the command prints, or is one of
-    those ``beside`` it that are read."""
+    """Return the real path of a file that a user named, with links followed. It may be absent; its folder is created. Raises UserError for
+    a folder, a device, a pipe or a socket. Also for a read-only file (even for root), for the file that the command prints to, and for one
+    of ``beside``, which the command reads."""
     place = Path(os.path.realpath(path))
     said = f"{name}={str(path)!r}"
     try:
@@ -156,15 +156,14 @@ def _refusal(name: str, path: Path, use: str, error: OSError) -> UserError:
 
 
 def yaml_loader() -> type[Any]:
-    """The parser in C, which is ten times as fast, where there is one."""
+    """The C parser, which is ten times as fast, if PyYAML has it."""
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(path: Path, name: str = "file") -> Any:
-    """Raises one of ``unreadable_yaml``, or UserError where there is no such file, or none that can be read; a key that is given twice
-    is none of YAML's."""
+    """Raises UserError if the file is absent or unreadable, and otherwise one of ``unreadable_yaml``. A repeated key is an error."""
     import yaml
 
     class Strict(yaml_loader()):  # type: ignore[misc]
@@ -189,7 +188,7 @@ def read_yaml(path: Path, name: str = "file") -> Any:
 
 
 def unreadable_yaml() -> tuple[type[Exception], ...]:
-    """What reading a YAML file can raise: not there, no text, no YAML, nested too deeply, numbers and dates that are none."""
+    """Exceptions that reading a YAML file can raise: absent file, no text, no YAML, too deep nesting, or malformed numbers and dates."""
     import yaml
 
     return yaml.YAMLError, OSError, RecursionError, ValueError
@@ -205,7 +204,7 @@ _KEPT: list[Any] = []
 
 
 def kept(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """As ``lru_cache``, until ``forget``."""
+    """Like ``lru_cache``, but ``forget`` empties it."""
 
     def keep(read: Callable[..., T]) -> Callable[..., T]:
         cached = lru_cache(maxsize=maxsize)(read)
@@ -216,7 +215,7 @@ def kept(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 
 def forget() -> None:
-    """The next call from Python reads anew what the cells of a sweep shared of files: they may be others."""
+    """Empties all caches of ``kept``, because files may have changed between two calls from Python."""
     for each in _KEPT:
         each.cache_clear()
 
@@ -227,7 +226,7 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2*
 
 
 def size_of(name: str, text: str) -> int:
-    """'24GB' (10^9), '64MiB' (2^20) or plain bytes."""
+    """Bytes of a size such as '24GB' (10^9), '64MiB' (2^20) or a plain number of bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|KIB|MIB|GIB)?", text.strip(), re.IGNORECASE)
     size = 0 if match is None else float(match[1]) * _UNITS[(match[2] or "B").upper()]
     if not 1 <= size < float("inf"):
@@ -236,7 +235,7 @@ def size_of(name: str, text: str) -> int:
 
 
 SEAL = "seal"
-"""Its name in a file."""
+"""Key of the digest in a sealed file."""
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,7 +243,7 @@ def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_whole(value: Mapping[str, Any]) -> bool:
-    """Whether a sealed value is as it was written."""
+    """Whether a sealed value is unchanged since it was written."""
     return value.get(SEAL) == _digest({name: part for name, part in value.items() if name != SEAL})
 
 

@@ -16,7 +16,7 @@ from repro.families.dllm.system import method
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateOptions:
-    """``knobs`` holds only what the user gave: an option a system would ignore is refused."""
+    """``knobs`` holds only what the user gave, so that an option without effect on the system is refused."""
 
     system: str
     model: str
@@ -31,7 +31,7 @@ class GenerateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Checked options: the method behind them, and what it makes of the settings."""
+    """Checked options, with the system's method and what it makes of the settings."""
 
     options: GenerateOptions
     method: Method
@@ -39,7 +39,7 @@ class Prepared:
     generation: GenerationConfig
 
     def request(self, prompt_ids: tuple[int, ...]) -> Request:
-        """Refused, before anything is loaded, where the checkpoint cannot run it."""
+        """Raises UserError, before any weights are loaded, if the checkpoint cannot run the request."""
         request = Request(request_id=0, prompt_len=len(prompt_ids), prompt_ids=prompt_ids, generation=self.generation)
         check_request(request, config_of(self.options.model))
         return request
@@ -52,13 +52,13 @@ class Generated:
     forward_passes: int
     """Counted as the method's published code does."""
     rows: tuple[int, ...]
-    """That each step computes."""
+    """Query rows that each step computes."""
     committed: tuple[int, ...]
-    """Tokens that each commits."""
+    """Tokens that each step commits."""
 
 
 def prepare_generation(options: GenerateOptions) -> Prepared:
-    """Check the options against the checkpoint's family; nothing is loaded but its config."""
+    """Check the options against the checkpoint's family. Only the checkpoint's config is loaded."""
     family, chosen = config_of(options.model).family, method(options.system)
     sampler = chosen.sampler(family, options.knobs)
     generation = chosen.generation(family, options.knobs, options.generation, tie_policy=options.tie_policy)
@@ -66,7 +66,7 @@ def prepare_generation(options: GenerateOptions) -> Prepared:
 
 
 def generate(options: GenerateOptions, prompt_ids: tuple[int, ...]) -> Generated:
-    """Run one request to its end on an engine sized for it alone."""
+    """Run one request to its end on an engine that is sized for just this request."""
     return run_prepared(prepare_generation(options), prompt_ids)
 
 
@@ -82,7 +82,7 @@ def run_prepared(prepared: Prepared, prompt_ids: tuple[int, ...]) -> Generated:
     assert token_ids is not None
     extra = 0
     if sampler.counts_empty_forward:
-        # Blocks that their first, full forward completed: published code runs one more forward on each.
+        # For a block that its first, full forward completed, the published code runs one more forward.
         refresh = [record.plan.num_refresh == 1 for record in records] + [True]
         extra = sum(now and after for now, after in pairwise(refresh))
     return Generated(

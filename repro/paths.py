@@ -1,11 +1,11 @@
-"""Where data is read and results go: in a checkout below it; of an installed package, its own data, and the working
-directory."""
+"""Folders of data and results. A checkout has both below its root; an installed package brings its own data, and writes results to the
+working directory."""
 
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
 _PACKAGED = Path(__file__).resolve().parent / "data"
-"""What a wheel brings of the folders below (setup.py)."""
+"""The part of the folders below that a wheel contains (setup.py)."""
 IS_INSTALLED = _PACKAGED.is_dir()
 
 _DATA = _PACKAGED if IS_INSTALLED else REPO
@@ -14,7 +14,7 @@ COMMITTED = _DATA / "results"
 PAPER = COMMITTED / "paper"
 CALIBRATION = COMMITTED / "calibration"
 ACCURACY = COMMITTED / "cpu-tiny" / "accuracy-cpu-tiny.csv"
-"""What every compared configuration solves; figures at equal accuracy choose by it."""
+"""Accuracy of every compared configuration. Figures at equal accuracy choose configurations by it."""
 
 RESULTS = Path("results") if IS_INSTALLED else REPO / "results"
 LOCAL = RESULTS / "local"
@@ -22,5 +22,5 @@ LOCAL_FIGURES = RESULTS / "figures"
 
 
 def figures_beside(result_dir: Path | None) -> Path:
-    """Where figures of the runs in a folder go, of the default one where it is None."""
+    """Folder for the figures of the runs in ``result_dir``; None is the default result folder."""
     return LOCAL_FIGURES if result_dir is None else result_dir / "figures"

@@ -1,4 +1,4 @@
-"""Prompts of ``repro generate``, as ids or as text, raw or as a conversation; and its answers as text."""
+"""Prompts of ``repro generate``, given as ids or text, raw or as a conversation, and its answers as text."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from engines.models.tokenizer import TextTokenizer, load_tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class TextPrompt:
-    """``chat`` None makes a conversation of it where the checkpoint has a chat template, and no base model's name."""
+    """``chat`` None makes the prompt a conversation if the checkpoint has a chat template and its name is not that of a base model."""
 
     text: str
     chat: bool | None = None
@@ -40,7 +40,7 @@ class TextPrompt:
 
 
 def read_text(argument: str) -> str:
-    """``argument`` itself, or standard input without its last line break for '-'."""
+    """Return ``argument`` itself; for '-' return standard input without its last line break."""
     if argument != "-":
         return argument
     try:
@@ -50,7 +50,7 @@ def read_text(argument: str) -> str:
 
 
 def read_prompt_ids(path: Path) -> tuple[int, ...]:
-    """A JSON list of ids, an object with ``prompt_ids``, or ids separated by blanks or commas."""
+    """Read a JSON list of ids, an object with ``prompt_ids``, or ids separated by blanks or commas."""
     require(path.exists() and not path.is_dir(), f"prompt_ids={str(path)!r} is not a file: give a file of token ids")
     text = read_file("prompt_ids", path)
     try:
@@ -79,8 +79,8 @@ def _token_ids(text: str) -> tuple[int, ...]:
 def check_prompt(
     prompt_ids: Sequence[int], length: int, most: int, vocabulary: int, *, asked_as: str = "max_tokens", block: int = 1
 ) -> None:
-    """Raise UserError for a prompt that a model of ``most`` tokens, in whole blocks of ``block``, cannot be asked; ``asked_as`` is what
-    the user calls the length of the answer."""
+    """Raise UserError for a prompt that does not fit a model of ``most`` tokens, in whole blocks of ``block``. ``asked_as`` is the user's
+    name for the length of the answer."""
     require(len(prompt_ids) > 0, "prompt has no token: give some text")
     total = -(-(len(prompt_ids) + length) // block) * block
     blocks = "" if block == 1 else f"{total} tokens in whole blocks of {block}, "
@@ -108,11 +108,11 @@ def find_tokenizer(model: str) -> TextTokenizer | None:
 class TextAnswer(NamedTuple):
     text: str
     finish_reason: str
-    """'stop': a stop token ended it; 'length': it has all the tokens that were asked for."""
+    """'stop' if a stop token ended the answer, 'length' if it has all the tokens that were asked for."""
 
 
 def answer_of(token_ids: Sequence[int], model: str, tokenizer: TextTokenizer) -> TextAnswer:
-    """Text up to the first end of text or of turn; masks that a sampler left are no text."""
+    """The answer's text up to its first end-of-text or end-of-turn token. Masks that a sampler left are dropped."""
     config = config_of(model)
     ids, reason = cut_at_end(token_ids, end_token_ids(config, tokenizer))
     return TextAnswer(tokenizer.decode([i for i in ids if i != config.mask_token_id]), reason)

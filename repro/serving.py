@@ -1,4 +1,4 @@
-"""Models behind ``repro serve``, each a ``ServedModel``: of diffusion LLMs, of block diffusion, and causal ones."""
+"""The models behind ``repro serve``, each a ``ServedModel``: diffusion LLMs, block-diffusion models and causal models."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,28 +52,28 @@ if TYPE_CHECKING:
     from engines.models.decoder import CausalModel
 
 MOST_SETTINGS = 256
-"""Distinct settings of requests that are kept checked."""
+"""Distinct request settings whose check is cached."""
 
 # -- diffusion LLMs ----------------------------------------------------------------------------------------
 
 _OF_A_DLLM = ("steps", "block_length", "threshold", "factor", "alg_temp", "remasking", "cfg_scale")
-"""Settings of a generation that a request may ask for, beside those of OpenAI's API."""
+"""Settings that a request may give in addition to those of OpenAI's API."""
 
 
 @dataclass(frozen=True)
 class DllmModel:
-    """A ``ServedModel``. ``cell`` names the system, its platform and its knobs; ``name`` is what requests call it."""
+    """A ``ServedModel``. ``cell`` names the system, its platform and its knobs; ``name`` is the model name in requests."""
 
     cell: Cell
     name: str
 
     @classmethod
     def of(cls, *, system: str, platform: str, knobs: Mapping[str, Any], name: str | None) -> Self:
-        """Raise UserError for what cannot be served."""
+        """Raise UserError for a model that cannot be served."""
         chosen = dllm_system(system)
         own = {"num_prompts": 1, **knobs}
         if isinstance(chosen.method, PublishedMethod):
-            # The only reading whose steps take new requests.
+            # Only this reading lets requests join between steps.
             own.setdefault("reading", "policy")
         cell = Cell(system=system, dataset="requests", platform=platform, executor="torch", knobs=tuple(own.items()))
         settings = chosen.settings(cell)
@@ -81,7 +81,7 @@ class DllmModel:
             chosen.method.has_blocks(config_of(settings.model).family, settings.options)
             and settings.generation.num_blocks > 1
         ):
-            # The engine then knows the checkpoint's stop tokens; requests say whether they end at one.
+            # This gives the engine the checkpoint's stop tokens; each request says whether it ends at one.
             cell = replace(cell, knobs=(*cell.knobs, ("stop_at_eos", True)))
         model = cls(cell, name or settings.model)
         length = settings.generation.gen_length
@@ -115,7 +115,7 @@ class DllmModel:
         )
 
     def codec(self) -> Codec:
-        """Ids alone where the weights are random, and belong to no tokenizer."""
+        """Only token ids if the weights are random, because these shapes have no tokenizer."""
         model = self.settings.model
         if model in PUBLISHED_CONFIGS:
             return IdsAlone()
@@ -135,8 +135,8 @@ class DllmModel:
         return {name: knobs[name].kind for name in _OF_A_DLLM if name in heeded}
 
     def generation(self, asked: Mapping[str, Any]) -> GenerationConfig:
-        """Without a number of steps as many a token as the server's own; ends early where there are blocks to end
-        after, unless an end may come too early to count: the server then ends the answer at a later one."""
+        """By default an answer takes as many steps per token as the server's own settings. It ends early if it has several blocks, unless
+        an end may come too early to count; the server then looks for a later end."""
         given, seed, ignores_eos = asked_of_diffusion(asked, config_of(self.settings.model).vocab_size)
         return replace(_without_seed(self, given, ignores_eos=ignores_eos), seed=seed)
 
@@ -165,7 +165,7 @@ class DllmModel:
 
 @lru_cache(maxsize=MOST_SETTINGS)
 def _without_seed(model: DllmModel, fields: tuple[tuple[str, Any], ...], *, ignores_eos: bool) -> GenerationConfig:
-    """Requests of one kind are checked once."""
+    """Checks requests with equal settings only once."""
     given = dict(fields)
     system = model._system
     base = model.settings.generation
@@ -184,7 +184,7 @@ def _without_seed(model: DllmModel, fields: tuple[tuple[str, Any], ...], *, igno
     settings = system.settings(replace(model.cell, knobs=tuple(knobs.items())))
     method, family, generation = system.method, config_of(settings.model).family, settings.generation
     if method.sampler(family, settings.options) != method.sampler(family, model.settings.options):
-        # It would change more than the one request.
+        # Such an option would change other requests as well.
         name = next(iter(method.options_in(given)))
         raise UserError(f"{name}={given[name]!r} is the whole server's to set: leave it out")
     has_blocks = method.has_blocks(family, settings.options)
@@ -195,18 +195,18 @@ def _without_seed(model: DllmModel, fields: tuple[tuple[str, Any], ...], *, igno
 
 _OF_A_BLOCK = ("rule", "threshold", "edit_threshold", "max_post_steps", "steps", "sub_block")
 _OF_A_CANVAS = ("steps", *DECODING_OF_CANVASES)
-"""Settings of an answer that a request may ask for, beside those of OpenAI's API: requests of any rules share a step."""
+"""Settings that a request may give in addition to those of OpenAI's API. Requests with different rules can share a step."""
 
 
 def is_block(model: str) -> bool:
-    """Whether the model is one of block diffusion; where it is none at all, it is not."""
+    """Whether this names a block-diffusion model; False also for a name that is no model."""
     is_shape = model in EMBEDDED_DIRS or model in SMALL_BLOCKS or model.lower() in BLOCK_SHAPES
     return is_shape or stored_type(model) in BLOCK_TYPES
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockModel:
-    """A ``ServedModel``; ``name`` is what requests call it."""
+    """A ``ServedModel``; ``name`` is the model name in requests."""
 
     knobs: tuple[tuple[str, Any], ...]
     platform: str
@@ -214,7 +214,7 @@ class BlockModel:
 
     @classmethod
     def of(cls, *, platform: str, knobs: Mapping[str, Any], name: str | None) -> Self:
-        """Raise UserError for what cannot be served."""
+        """Raise UserError for a model that cannot be served."""
         settings = settings_of_requests(knobs, platform)
         return cls(knobs=tuple(knobs.items()), platform=platform, name=name or settings.model)
 
@@ -239,7 +239,7 @@ class BlockModel:
         return self.settings.knobs.gen_length
 
     def room(self, prompt_tokens: int) -> int:
-        """A prompt and its answer fill whole blocks."""
+        """Tokens left for an answer. A prompt and its answer fill whole blocks."""
         return self.settings.most_tokens - prompt_tokens
 
     @property
@@ -248,7 +248,7 @@ class BlockModel:
         return {name: knobs[name].kind for name in (_OF_A_CANVAS if self.settings.is_of_canvases else _OF_A_BLOCK)}
 
     def generation(self, asked: Mapping[str, Any]) -> BlockGeneration:
-        """An end that may come too early to count is none to the engine: the server ends the answer at a later one."""
+        """If an end may come too early to count, the engine gets no stop tokens, and the server ends the answer at a later one."""
         given, seed, ignores_eos = asked_of_diffusion(asked, self.settings.config.vocab_size)
         settings = _block_settings(self, given)
         return BlockGeneration(
@@ -275,12 +275,12 @@ class BlockModel:
 
 @lru_cache(maxsize=MOST_SETTINGS)
 def _block_settings(model: BlockModel, given: tuple[tuple[str, Any], ...]) -> BlockSettings:
-    """Requests of one kind are checked once."""
+    """Checks requests with equal settings only once."""
     return settings_of_requests({**dict(model.knobs), **dict(given)}, model.platform)
 
 
 def _check_prompt(settings: BlockSettings, prompt_ids: Sequence[int], length: int, **said: Any) -> None:
-    """Canvases are whole where blocks are, and the prompt is no part of one."""
+    """An answer fills whole canvases, which do not contain the prompt; blocks hold the prompt and the answer."""
     block, vocabulary = settings.block, settings.config.vocab_size
     if settings.is_of_canvases:
         length, block = -(-length // block) * block, 1
@@ -288,7 +288,7 @@ def _check_prompt(settings: BlockSettings, prompt_ids: Sequence[int], length: in
 
 
 def answer_alone(settings: BlockSettings, prompt_ids: tuple[int, ...], *, seed: int) -> BlockAnswer:
-    """The answer to one prompt, up to its end token, by an engine with nothing else to do."""
+    """The answer to one prompt, up to its end token, from an engine that serves nothing else."""
     length = settings.knobs.gen_length
     _check_prompt(settings, prompt_ids, length, asked_as="gen_length")
     import_module(ON_TORCH).check_machine(settings)
@@ -305,7 +305,7 @@ def answer_alone(settings: BlockSettings, prompt_ids: tuple[int, ...], *, seed: 
 
 
 def stop_ids_of(settings: BlockSettings) -> frozenset[int]:
-    """The end tokens of a checkpoint, else the model's end of text; none where weights are random and any id is as likely."""
+    """End tokens of the checkpoint, or else the model's end of text. Empty for random weights, because they make any id equally likely."""
     if settings.directory is None:
         return frozenset()
     text = find_text(settings)
@@ -316,33 +316,33 @@ def stop_ids_of(settings: BlockSettings) -> frozenset[int]:
 # -- causal models -----------------------------------------------------------------------------------------
 
 SHAPES: Mapping[str, CausalConfig] = {"tiny-qwen2": tiny_causal(), **CAUSAL_SHAPES}
-"""Served with random weights: the full-size ones, and one for a CPU."""
+"""Shapes served with random weights: full-size ones, and a tiny one for a CPU."""
 
 ID_BYTES = 8
-"""Bytes of a token id in its slot."""
+"""Bytes that a slot takes for each token id."""
 CPU_KV_BYTES = 1 << 30
-"""K/V on a CPU, where nothing else is said."""
+"""Bytes of K/V on a CPU without a ``memory_limit``."""
 _MOST_WORDS = 64
-"""Lists of bad words whose tokens are kept."""
+"""Lists of bad words whose tokens are cached."""
 CUDA_SHARE = 0.9
-"""Share of a card's memory, where no limit is given."""
+"""Share of a card's memory to use without a ``memory_limit``."""
 
 
 def is_causal(model: str) -> bool:
-    """Whether the model is one of those that generate from left to right; where it is none at all, it is not."""
+    """Whether this names a model that generates from left to right; False also for a name that is no model."""
     return model.lower() in SHAPES or stored_type(model) in CAUSAL_TYPES
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArModel:
-    """A ``ServedModel``; ``name`` is what requests call it."""
+    """A ``ServedModel``; ``name`` is the model name in requests."""
 
     settings: ArSettings
     name: str
 
     @classmethod
     def of(cls, settings: ArSettings, name: str | None) -> Self:
-        """Raise UserError for what cannot be served."""
+        """Raise UserError for a model that cannot be served."""
         own = settings.model
         is_shape = own.lower() in SHAPES
         require(
@@ -370,7 +370,7 @@ class ArModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of the checkpoint's files; of the shape alone where weights are random."""
+        """Digest of the checkpoint's files, or of the shape if the weights are random."""
         model = self.settings.model
         if self.settings.weights == "random":
             return digest_of(repr(self.config))
@@ -388,7 +388,7 @@ class ArModel:
 
     @property
     def max_model_len(self) -> int:
-        """A card's pool may turn out to hold less than the model's positions; the engine refuses what it cannot hold."""
+        """Longest prompt with its answer. A card's pool may turn out smaller, and the engine refuses requests that do not fit in it."""
         settings = self.settings
         most = [self.config.max_sequence_length, settings.max_model_len, settings.kv_tokens]
         if settings.kv_tokens is None and settings.device == "cpu":
@@ -396,7 +396,7 @@ class ArModel:
         return min(each for each in most if each is not None)
 
     def codec(self) -> Codec:
-        """Ids alone where there is no tokenizer."""
+        """Only token ids if there is no tokenizer."""
         return self._text or IdsAlone()
 
     @cached_property
@@ -501,7 +501,7 @@ class ArModel:
         settings = self.settings
         kv_tokens = settings.kv_tokens
         if kv_tokens is None and settings.device == "cpu":
-            # More than all places can fill is of no use.
+            # More K/V than all sequences can fill would be unused.
             kv_tokens = min(self._cpu_kv_tokens, settings.max_num_seqs * self.max_model_len)
         elif kv_tokens is None:
             kv_tokens = card_kv_tokens(
@@ -524,7 +524,7 @@ class ArModel:
 
     @property
     def _num_slots(self) -> int:
-        """Kept K/V lies in slots of its own, and as much may be waiting to be gone on from."""
+        """With ``keep_kv``, kept K/V needs slots of its own, as many as running sequences."""
         return self.settings.max_num_seqs * (2 if self.settings.keep_kv else 1)
 
     @property
@@ -533,7 +533,7 @@ class ArModel:
 
     @property
     def _token_bytes(self) -> int:
-        """K/V of a token."""
+        """Bytes of K/V per token."""
         config = self.config
         return 2 * config.n_layers * config.n_kv_heads * config.head_dim * DTYPE_BYTES[self._dtype]
 
@@ -553,7 +553,7 @@ class ArModel:
 
 @lru_cache(maxsize=_MOST_WORDS)
 def _spellings(model: ArModel, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """Tokens of the bad words of one request, whose answers all have them, are looked up once."""
+    """Tokens of a request's bad words. All answers of one request share them, so we look them up once."""
     text = model._text
     if text is None:
         raise UserError("bad_words: the model has no tokenizer: leave them out")

@@ -1,8 +1,8 @@
-"""``repro reproduce truth``: latencies that others measured on real servers, beside those that are simulated for the same load.
+"""``repro reproduce truth`` compares latencies that others measured on real servers with our simulations of the same load.
 
-A folder has ``experiments.csv`` and ``workloads.csv``, and may have ``peers.csv``: errors that other simulators had on the same rows.
-Times are in milliseconds, errors in per cent of what was measured. The constants of each campaign are fitted on
-the committed rows of ``FITTED_ON``, and all other rows are predictions.
+A folder has ``experiments.csv`` and ``workloads.csv``. It may have ``peers.csv``: the errors of other simulators on the same rows. Times
+are in milliseconds, errors in per cent of the measured value. The constants of each campaign are fitted on the committed rows of
+``FITTED_ON``; all other rows are predictions.
 """
 
 import csv
@@ -38,8 +38,8 @@ MEASURED = COMMITTED / "truth"
 METRICS = {"ttft_mean": "TTFT", "itl_mean": "ITL", "e2e_mean": "E2E"}
 FITTED_ON = frozenset({"60", "64", "16", "26", "46", "53", "56", "27"})
 _NUM_FIRST, _MORE_S, _SEEDS = 300, 60.0, 10
-"""Requests of the scope ``first 300``, which stages share as they share all requests, seconds of load behind those of the first
-stage, and draws of arrivals that are averaged."""
+"""Requests of the scope ``first 300``, split over the stages like all requests. Seconds of load after the first stage's requests. Draws of
+arrivals that we average."""
 _TIMES = tuple(f"{name}_ms" for name in METRICS)
 _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "experiments.csv": (
@@ -56,7 +56,7 @@ _COLUMNS: Mapping[str, tuple[str, ...]] = {
     "workloads.csv": ("workload", "stages_rate_x_seconds"),
     "peers.csv": ("simulator", "metric", "error_pct"),
 }
-"""What the files of a folder must have."""
+"""Required columns of a folder's files."""
 
 _STAGE = re.compile(r"(\d+(?:\.\d+)?)x(\d+(?:\.\d+)?)")
 _BLOCK_TOKENS = 16
@@ -64,23 +64,23 @@ _BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPrefix(Checked):
-    """Questions behind system prompts that users share: the load of inference-perf's shared-prefix data.
+    """Questions after system prompts that users share: the load of inference-perf's shared-prefix data.
 
-    Any run can serve it: ``--workload repro.truth:SharedPrefix --arrivals trace``. Requests go to the system prompts in turn.
+    Any run can serve it: ``--workload repro.truth:SharedPrefix --arrivals trace``. Requests cycle through the system prompts.
     """
 
     stages: str = "8x60"
-    """Requests/s times seconds, stages joined by +: 8x600+20x600."""
+    """Stages joined by +, each as requests/s x seconds: 8x600+20x600."""
     question_tokens: Tokens = 447
-    """Tokens of each question, which no other has."""
+    """Tokens of each question, shared with no other question."""
     system_prompt_tokens: Tokens = 100
     """Tokens of each system prompt, in front of the question."""
     num_system_prompts: Count = 9
-    """System prompts."""
+    """Number of system prompts."""
     output_tokens: Tokens = 248
     """Tokens of each answer."""
     num_questions: Annotated[int, Range(0, 2**20)] = 0
-    """Questions that users ask in turns, again and again; 0: each is a new one."""
+    """Number of questions that users cycle through; 0: each question is new."""
 
     def sessions(self, seed: int) -> Iterator[TracedSession]:
         prompt = self.system_prompt_tokens + self.question_tokens
@@ -88,14 +88,14 @@ class SharedPrefix(Checked):
         request = (RecordedRound(prompt, self.output_tokens),)
         for index, arrival_s in enumerate(self._arrivals(Random(seed))):
             question = index % self.num_questions if self.num_questions else index
-            # Names below are those of system prompts, each of which has as many.
+            # Block names below ``own`` belong to the system prompts, each of which has ``shared`` names.
             first = question % self.num_system_prompts * shared
             own = self.num_system_prompts * shared + question * (names - shared)
             blocks = *range(first, first + shared), *range(own, own + names - shared)
             yield TracedSession(request, arrival_s, prefix=Prefix(_BLOCK_TOKENS, (blocks,)))
 
     def _arrivals(self, rng: Random) -> Iterator[float]:
-        """Each stage has as many as it asks for on the mean: Poisson arrivals that are told their number are uniform."""
+        """Each stage has exactly its mean number of requests: Poisson arrivals of a given number are uniform."""
         start_s = 0.0
         for rate, length_s in stages_of(self.stages):
             yield from sorted(start_s + length_s * rng.random() for _ in range(round(rate * length_s)))
@@ -114,24 +114,24 @@ def stages_of(text: str) -> list[tuple[float, float]]:
 
 
 CAMPAIGNS: Mapping[str, str] = {"all": "vllm-0.15", f"first {_NUM_FIRST}": "vllm-0.15-fresh"}
-"""By scope, what the server's steps cost besides their kernels (engines/cluster/constants.json)."""
+"""For each scope, the constants of the server's overhead per step (engines/cluster/constants.json)."""
 _NUM_QUESTIONS = 100
-"""Requests after which questions come again: the client knew no number of users, and had ten for each of ten system prompts."""
+"""Number of distinct questions: the client set no number of users, and so had ten for each of ten system prompts."""
 _TOKENS_OF_TEXT = 1.044
-"""Tokens that a server reads in the text of one random token (docs/truth.md)."""
+"""Tokens that a server reads per random token, once the client has sent it as text (docs/truth.md)."""
 PRECISIONS: Mapping[str, tuple[Precision, Precision]] = {
     "FP16": ("bf16", "bf16"),
     "BF16": ("bf16", "bf16"),
     "FP8": ("fp8", "fp8-dynamic"),
 }
-"""Kernels of dense models, and of mixtures, whose experts are CUTLASS's. Those of float16 are bfloat16's."""
+"""Precision of the kernels of dense models, and of mixtures, whose experts use CUTLASS. We take bfloat16's kernels for float16."""
 _OF_NO_SIZE = frozenset({"instruct", "chat", "hf", "fp8", "dynamic"})
-"""Parts of checkpoints' names that say nothing of their shape."""
+"""Parts of checkpoint names that do not tell the model's shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """One experiment: what was measured and what is predicted."""
+    """One experiment: its measured and its predicted times."""
 
     row: Mapping[str, str]
     measured: Mapping[str, float]
@@ -144,7 +144,7 @@ class Held:
 
 
 def hold(folder: Path | None = None, advance: Callable[[], None] = lambda: None) -> list[Held]:
-    """Every experiment of the folder, simulated; raises UserError for a row that cannot be, before any is."""
+    """Simulates every experiment of the folder. Raises UserError, before the first simulation, for a row that cannot be simulated."""
     folder = folder or MEASURED
     loads = {row["workload"]: row for row in _rows(folder, "workloads.csv")}
     rows = _rows(folder, "experiments.csv")
@@ -164,7 +164,7 @@ def hold(folder: Path | None = None, advance: Callable[[], None] = lambda: None)
 
 
 def _measured(row: Mapping[str, str]) -> tuple[str, ...]:
-    """Tells a committed row from one of another folder that has its name."""
+    """Identifies a committed row; a row of another folder may have the same ``exp`` but not the same times."""
     return tuple(row[name] for name in ("exp", *_TIMES))
 
 
@@ -237,7 +237,7 @@ def _cell(row: Mapping[str, str], loads: Mapping[str, Mapping[str, str]], folder
 
 
 def _num_held(scope: str, stages: str) -> int | None:
-    """How many requests a row's times are means of; None: all. Of several stages it is what falls to the first one."""
+    """Number of first requests that a row's times average; None: all. With several stages, only the first stage's share counts."""
     if scope == "all":
         return None
     nums = [rate * length_s for rate, length_s in stages_of(stages)]
@@ -245,18 +245,18 @@ def _num_held(scope: str, stages: str) -> int | None:
 
 
 class Checkpoint(NamedTuple):
-    """What ``models.csv`` says of a checkpoint."""
+    """A checkpoint as described in ``models.csv``."""
 
     model: str
-    """A name of ours, or the checkpoint itself, which may be a folder."""
+    """The name of one of our shapes, or the checkpoint itself, which may be a folder."""
     cuts_draws: bool = False
     """Whether its ``generation_config.json`` has a ``top_p`` or a ``top_k``."""
     tokens_per_text: float = 1.0
-    """Tokens of an answer to each that the client counts in its text, by which it divides: special ones have no text."""
+    """Tokens of an answer per token that the client counts in its text and divides by. Special tokens have no text."""
 
     @staticmethod
     def of(name: str) -> "Checkpoint":
-        """As it is listed, else by the name that it shares with one of ours."""
+        """The checkpoint as listed, or else our shape with the same name."""
         if name in _listed():
             return _listed()[name]
         parts = name.rpartition("/")[2].lower().split("-")
@@ -282,7 +282,7 @@ def _named(where: str, model: str) -> ModelShape:
 
 
 def _number(where: str, row: Mapping[str, str], name: str) -> float:
-    """Raises UserError for what is no number above 0."""
+    """Raises UserError unless the value is a number above 0."""
     value = _finite(where, row, name)
     require(value > 0, f"{where}: {name}={row[name]!r} must be a number above 0")
     return value
@@ -328,7 +328,7 @@ def _times(cell: Cell, num: int | None) -> dict[str, float]:
 
 
 class Error(NamedTuple):
-    """Absolute errors, per cent."""
+    """Median, 90th percentile and number of absolute errors, in per cent."""
 
     median: float
     p90: float
@@ -341,7 +341,7 @@ def _error(errors_pct: Sequence[float]) -> Error:
 
 
 def by_group(held: Sequence[Held]) -> dict[str, dict[str, Error]]:
-    """Ours, of all rows, of those predicted, and of those fitted on."""
+    """Our errors on all rows, on the predicted rows, and on the rows fitted on."""
     groups = {
         "all": held,
         "predicted": [each for each in held if not each.is_fitted],
@@ -355,7 +355,7 @@ def by_group(held: Sequence[Held]) -> dict[str, dict[str, Error]]:
 
 
 def peers(folder: Path | None = None) -> dict[str, dict[str, Error]]:
-    """By simulator, on the rows that each published; empty where the folder has none."""
+    """Errors of each simulator on the rows that it published; empty if the folder has no ``peers.csv``."""
     folder = folder or MEASURED
     if not (folder / "peers.csv").is_file():
         return {}
@@ -374,24 +374,24 @@ def peers(folder: Path | None = None) -> dict[str, dict[str, Error]]:
 # -- numbers that others state ----------------------------------------------------------------------------
 
 STATED_BY = ("vllm", "trtllm")
-"""Frameworks whose tabled kernels a stated number is held against."""
+"""Frameworks whose tabled kernel times we compare a stated number with."""
 _NEAR = 1.15
-"""Times our speed that a stated one may be: prompts and lengths are not all stated."""
+"""A stated speed may be this many times ours, because prompts and lengths are not always stated."""
 
 
 def _gemma(precision: str) -> list[tuple[int, ModelShape]]:
-    """Sliding and full layers of DiffusionGemma 26B-A4B: tokens before a canvas that they see, and their shape."""
+    """Sliding and full layers of DiffusionGemma 26B-A4B: how many tokens before a canvas each kind sees, and its shape."""
     told = json.loads((MEASURED / "diffusion-gemma.json").read_text(encoding="utf-8"))
     shared = told["all"] | {"precision": precision}
     return [(each.pop("sees"), ReadShape(**shared, **each)) for each in told["layers"]]
 
 
 def _forwards(row: Mapping[str, str]) -> Iterator[tuple[float, ModelShape, StepWork]]:
-    """How often each forward runs on a card, and what it asks of the layers of one shape."""
+    """How often each forward runs on a card, and its work in the layers of one shape."""
     names = ("gpus", "answers", "requests", "prompt", "canvas", "canvases", "forwards")
     gpus, answers, requests, prompt, canvas, canvases, forwards = (int(row[name]) for name in names)
     if row["model"] == "llada":
-        # No cache: every forward has all rows, and logits of each.
+        # LLaDA has no cache: every forward computes all rows and their logits.
         rows = prompt + canvas
         yield answers / gpus * forwards, LLADA_8B, _packed(requests, rows, 0, 1.0, heads=1)
         return
@@ -399,13 +399,13 @@ def _forwards(row: Mapping[str, str]) -> Iterator[tuple[float, ModelShape, StepW
         yield 1, shape, _packed(1, prompt, 0, min(0.5, window / max(1, prompt)))
         for done in range(canvases):
             seen = min(prompt + done * canvas, window)
-            # Logits, and the embedding of what they say, which is a product as large.
+            # Logits, and the embedding of what they predict: two equally large products.
             yield forwards, shape, _packed(1, canvas, seen, 1.0, heads=0 if place else 2)
             yield 1, shape, _packed(1, canvas, seen, 0.5)
 
 
 def _packed(requests: int, rows: int, seen: int, share: float, heads: int = 0) -> StepWork:
-    """``rows`` of each request attend to ``seen`` cached ones and to a ``share`` of each other."""
+    """The work if the ``rows`` of each request attend to ``seen`` cached tokens and to a ``share`` of each other."""
     return StepWork(
         query_rows=requests * rows,
         attention_pairs=round(requests * rows * (seen + share * rows)),
@@ -418,7 +418,7 @@ def _packed(requests: int, rows: int, seen: int, share: float, heads: int = 0) -
 
 
 def _kernels_s(shape: ModelShape, card: Gpu, framework: str, work: StepWork) -> float:
-    """Attention of heads that no table has takes what the datasheet says."""
+    """Attention of head sizes without a table takes the datasheet's time."""
     untabled_s = 0.0
     if shape.head_dim > 128:
         untabled_s = work.attention_pairs * shape.attention_flops_per_pair / card.peak_flops
@@ -428,20 +428,20 @@ def _kernels_s(shape: ModelShape, card: Gpu, framework: str, work: StepWork) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """A number that somebody states: at the datasheet's peaks, and by each framework's tabled kernels."""
+    """A published number, with our estimate at the datasheet's peaks and by each framework's tabled kernels."""
 
     row: Mapping[str, str]
     datasheet: float
     kernels: Mapping[str, float]
 
     def speed_over(self, ours: float) -> float:
-        """The stated speed over ours; times are slower where they are longer."""
+        """The stated speed over ours. For times, the inverse ratio."""
         value = float(self.row["value"])
         return value / ours if self.row["unit"] == "tok/s" else ours / value
 
     @property
     def of_kernels(self) -> float:
-        """The stated speed over that of the fastest kernels."""
+        """The stated speed over the speed of the fastest kernels."""
         return min(map(self.speed_over, self.kernels.values()))
 
     @property
@@ -460,13 +460,13 @@ class Stated:
 
 
 def stated() -> list[Stated]:
-    """Every committed claim; nothing of ours was fitted to one."""
+    """Every committed claim. We fitted nothing to these claims."""
     return [_stated(row) for row in _rows(MEASURED, "claims.csv")]
 
 
 def _stated(row: Mapping[str, str]) -> Stated:
     card, forwards = gpu(row["gpu"]), [each for each in _forwards(row) if each[2].query_rows]
-    # In FP8 arithmetic is twice as fast.
+    # FP8 arithmetic is twice as fast.
     fastest = card if row["precision"] == "bf16" else replace(card, bf16_tflops=2 * card.bf16_tflops)
     tokens = int(row["requests"]) * int(row["canvas"]) * int(row["canvases"])
 
@@ -487,7 +487,7 @@ def _stated(row: Mapping[str, str]) -> Stated:
 def save(
     held: Sequence[Held], groups: Mapping[str, Mapping[str, Error]], claims: Sequence[Stated], folder: Path
 ) -> list[Path]:
-    """Writes ``truth.csv``, a row an experiment, ``errors.csv``, a row a simulator and metric, and ``stated.csv``, a row a claim."""
+    """Writes ``truth.csv`` with a row per experiment, ``errors.csv`` per simulator and metric, and ``stated.csv`` per claim."""
     rows = []
     for each in held:
         role = "fitted" if each.is_fitted else "predicted"
