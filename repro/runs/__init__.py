@@ -1,1 +1,1 @@
-"""Runs: what a cell asks for, how it is run, and what is stored of it."""
+"""Runs: the cells that ask for them, how they are made, and how they are stored."""

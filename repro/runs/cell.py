@@ -1,4 +1,4 @@
-"""One cell of an experiment grid: everything that is asked of a run; the code that answers is apart (repro.runs.code)."""
+"""One cell of an experiment grid: everything that is asked of a run. The code that runs it is identified apart (repro.runs.code)."""
 
 import hashlib
 import json
@@ -19,20 +19,20 @@ from repro.runs.clean import REDACTED, cleaned, hidden, is_secret, with_home
 Scalar = str | int | float | bool | None
 
 CELL_SCHEMA_VERSION = 1
-"""What the fields of a cell mean. Raising it gives every cell a new key, so old runs are not reused."""
+"""Version of the meaning of a cell's fields. Raising it gives every cell a new key, so old runs are not reused."""
 
 COMPARISON = "comparison"
-"""Knob that names what a measured cell is compared in. It is part of the key, so that no run is in two comparisons: each
-makes its own, together. No system sees it."""
+"""Knob that names the comparison of a measured cell. It is part of the key, so no run is in two comparisons: each comparison makes its own
+runs, together. No system sees this knob."""
 BASIS = "basis"
 """Knob of a prepared cell: a digest of its requests, and of the checkpoint or calibration behind its numbers."""
 WORKLOAD = "workload"
-"""Knob that names what is served in place of a data set, after which the cell's is named."""
+"""Knob that names what is served in place of a data set; the cell's data set is named after it."""
 NOTES = (BASIS,)
-"""Knobs that say something about a cell and ask nothing of its run."""
+"""Knobs that describe a cell and ask nothing of its run."""
 
 _UNHASHED = ("reading", "efficient")
-"""A knob that leaves the key as it is without it, which is that of the runs made while it was every cell's default."""
+"""A knob that does not enter the key: the key stays that of runs made while this value was every cell's default."""
 
 Rate = Annotated[float, Range(above=0, most=1e6)]
 KEY_LENGTH = 12
@@ -41,11 +41,10 @@ PREFIX_LENGTH = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """``figure`` says who asked; it is not part of the key, so that figures share runs.
+    """Everything that is asked of one run. ``figure`` says who asked; it is not part of the key, so figures share runs.
 
-    ``rate`` is the asked arrival rate in requests per second, None where the workload brings its own
-    arrivals. ``knobs`` are (name, JSON scalar) pairs, a policy given as its class being its ``module:NAME``; they are sorted by name
-    when the cell is built.
+    ``rate`` is the arrival rate in requests per second, or None if the workload brings its own arrivals. ``knobs`` are (name, JSON scalar)
+    pairs, sorted by name when the cell is built. A policy given as a class becomes its ``module:NAME``.
     """
 
     figure: str | None = None
@@ -87,13 +86,13 @@ class Cell:
         return {each.name: getattr(self, each.name) for each in fields(self)} | {"knobs": dict(self.knobs)}
 
     def written(self) -> dict[str, Any]:
-        """As ``to_dict``, as it is stored and shown: secrets are left out, and the home folder is ``~``."""
+        """Like ``to_dict``, in the form that is stored and shown: without secrets, and with ``~`` for the home folder."""
         found: dict[str, Any] = cleaned(self.to_dict())
         return found
 
     @classmethod
     def from_written(cls, values: Mapping[str, Any]) -> "Cell":
-        """The inverse of ``written``, but for secrets."""
+        """The inverse of ``written``, except for secrets."""
 
         def whole(value: Any) -> Any:
             return with_home(value) if isinstance(value, str) else value
@@ -108,17 +107,17 @@ class Cell:
         return self if kept == self.knobs else replace(self, knobs=kept)
 
     def with_seed(self, seed: int) -> "Cell":
-        """As ``replace``, but that nothing else is checked again: figures have thousands of repeats."""
+        """Like ``replace``, but checks only the seed, because figures have thousands of repeats."""
         _check_seed(seed)
         return self._having("seed", seed)
 
     def asked_by(self, figure: str) -> "Cell":
-        """As ``with_seed``; the key, where it is known, stays what it is."""
+        """Like ``with_seed``, for the figure; keeps the cached key."""
         _check_text("figure", figure)
         return self._having("figure", figure)
 
     def with_knobs(self, knobs: Mapping[str, Scalar]) -> "Cell":
-        """With these besides its own, or in place of them; nothing else is checked again."""
+        """Adds or replaces knobs; nothing else is checked again."""
         return self._having("knobs", _sorted_knobs(tuple({**self.knob_values, **knobs}.items())))
 
     def _having(self, name: str, value: object) -> "Cell":
@@ -130,7 +129,7 @@ class Cell:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Names of the policies that it gives as ``module:NAME``; a workload names the data set."""
+        """Names of the policies that the cell gives as ``module:NAME``. The workload is none of them: it names the data set."""
         knobs = (value for name, value in self.knobs if name != WORKLOAD and isinstance(value, str))
         named = map(PLACE.fullmatch, knobs)
         return tuple(each[1] for each in named if each is not None)
@@ -141,7 +140,7 @@ class Cell:
 
     @property
     def asked(self) -> dict[str, Scalar]:
-        """The knobs that are set and ask something of the run."""
+        """The knobs that are not None and ask something of the run."""
         return {name: value for name, value in self.knobs if name not in NOTES and value is not None}
 
     @property
@@ -151,7 +150,7 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        # A digest of a secret tells it to whoever tries a few.
+        # Secrets are left out of the digest, because guesses could be tried against it.
         knobs = {name: _unsecret(name, value) for name, value in self.knobs if (name, value) != _UNHASHED}
         hashed = {name: getattr(self, name) for name in _HASHED}
         text = _CANONICAL.encode({"schema": CELL_SCHEMA_VERSION, **_canonical(hashed), "knobs": _canonical(knobs)})
@@ -163,8 +162,8 @@ class Cell:
 
     @property
     def folder_prefix(self) -> str:
-        """What cells share that differ in their knobs alone."""
-        # Of the card in a file its own name, and not where the file lies.
+        """The start of the folder name, shared by cells that differ only in their knobs."""
+        # For a card from a file, keep the card's name and drop the file's path.
         where = re.sub(r"^.*\.ya?ml:", "", self.platform)
         parts = [self.system, self.dataset, where, self.executor]
         if self.rate is not None:
@@ -184,7 +183,7 @@ def _unsecret(name: str, value: Scalar) -> Scalar:
 
 
 def file_name(text: str) -> str:
-    """As much of it as a file's name may hold."""
+    """A file name made of the text: at most ``PREFIX_LENGTH`` characters, with - for others than letters, digits, dot, _ and -."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:PREFIX_LENGTH]
 
 
@@ -192,8 +191,8 @@ _PLAIN = frozenset((str, float, bool, tuple, type(None)))
 
 
 def plain(value: Any) -> Any:
-    """A number of numpy or torch, a path, or what is a kind of text or integer, as Python's own; an integer that no float
-    holds as infinity, which can be written in a refusal; everything else as it is."""
+    """Turns a number of numpy or torch, a path, or a subclass of str or int into Python's own type. An integer too large for a float
+    becomes infinity, which an error message can show. Returns everything else unchanged."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, os.PathLike):
@@ -210,7 +209,7 @@ def plain(value: Any) -> Any:
 
 
 def knob_value(value: Any) -> Any:
-    """As ``plain``; of a class or a function its ``module:NAME``."""
+    """Like ``plain``, but turns a class or a function into its ``module:NAME``."""
     return name_of(value) if isinstance(value, type | FunctionType) else plain(value)
 
 
@@ -243,5 +242,5 @@ def _sorted_knobs(knobs: tuple[tuple[str, Scalar], ...]) -> tuple[tuple[str, Sca
 
 
 def _canonical(values: Mapping[str, Any]) -> dict[str, Any]:
-    """1 and 1.0 are one value: a grid written in YAML must not differ from one written in Python."""
+    """Turns 1.0 into 1, so that a grid written in YAML equals one written in Python."""
     return {name: int(v) if isinstance(v, float) and v.is_integer() else v for name, v in values.items()}

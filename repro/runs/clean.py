@@ -1,4 +1,4 @@
-"""What is written and printed names no secret, and of paths no home folder: runs, exports, JSON, logs and messages pass through here."""
+"""Removes secrets and home folders from all that is written and printed: runs, exports, JSON, logs and messages."""
 
 import json
 import logging
@@ -23,12 +23,12 @@ _HARMLESS = re.compile(
     "(cache|sort|group|partition|routing|public|hash|prefix|seed)keys?"
     "|(eos|bos|pad|mask|unk|stop|end|start|sep|cls|image|special|first|last|next|max|min|per)token"
 )
-"""Last two words of a name of something else."""
+"""A name whose last two words match this holds no secret."""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _HINT = re.compile(
     r"key|token|secret|pass|pwd|cred|auth|bearer|basic|cookie|sig|jwt|pat|sk-|hf_|gh[a-z]_|://", re.IGNORECASE
 )
-"""In every text that may hold a secret; the others are left as they are, unread."""
+"""Matches every text that may hold a secret; other texts are left as they are, unread."""
 
 _VALUE = re.compile(
     r"""\bbearer\s+(?!tokens?\b)[^\s,;"'}\]\\]+|\bbasic\s+(?=\S*[\d+/=])[^\s,;"'}\]\\]{6,}"""
@@ -47,7 +47,7 @@ _ABSOLUTE_PATH = re.compile(r"(?<![\w./~])/(?!/)[^\s:,;\"']+")
 
 @lru_cache(maxsize=4096)
 def is_secret(name: str) -> bool:
-    """Whether what bears this name, in any spelling (``api_key``, ``apiKey``, ``X-Api-Key``), is not to be written."""
+    """Whether a value of this name, in any spelling (``api_key``, ``apiKey``, ``X-Api-Key``), is secret and must not be written."""
     words = [word.lower() for word in _WORDS.findall(name)]
     if _HARMLESS.fullmatch("".join(words[-2:])):
         return False
@@ -55,8 +55,8 @@ def is_secret(name: str) -> bool:
 
 
 def hidden(text: str) -> str:
-    """A text without the secrets in it: values of JSON and of ``NAME=VALUE`` whose name is a secret's, what an address says of its
-    user, and what has the form of a key. A text without any is left as it is."""
+    """Return the text without secrets: values of JSON and ``NAME=VALUE`` with a secret's name, user parts of URLs, and anything that looks
+    like a key. A text without any is returned unchanged."""
     if _HINT.search(text) is None:
         return text
     text = _URL_USER.sub(f"{REDACTED}@", text)
@@ -68,8 +68,8 @@ def hidden(text: str) -> str:
 
 
 def cleaned(value: Any) -> Any:
-    """What JSON can hold, without secrets at any depth, without the values of the environment's secrets, and with ``~`` for the home
-    folder."""
+    """Return a JSON value without secrets at any depth. It also hides the values of secret environment variables, and writes ``~`` for the
+    home folder."""
     held = sorted(
         (each for name, each in os.environ.items() if is_secret(name) and len(each) >= 8), key=len, reverse=True
     )
@@ -77,7 +77,7 @@ def cleaned(value: Any) -> Any:
 
 
 def _cleaned(value: Any, home: str | None, held: Sequence[str]) -> Any:
-    """``home`` becomes ``~``, and of ``held`` each a few stars."""
+    """Replaces ``home`` by ``~``, and each of ``held`` by a few stars."""
     if isinstance(value, str):
         for each in held:
             value = value.replace(each, REDACTED)
@@ -93,14 +93,14 @@ def _cleaned(value: Any, home: str | None, held: Sequence[str]) -> Any:
 
 
 def without_home(text: str, home: str | None) -> str:
-    """``~`` for the home folder, wherever it stands."""
+    """Replaces the home folder by ``~`` anywhere in the text."""
     if home is None or home not in text:
         return text
     return re.sub(rf"(?<!\w){re.escape(home)}(?![\w.-])", "~", text)
 
 
 def with_home(text: str) -> str:
-    """The path that ``~/...`` stands for."""
+    """Expands ``~/...`` to the full path."""
     home = _home() if text.startswith("~/") else None
     return text if home is None else f"{home}{text[1:]}"
 
@@ -118,7 +118,7 @@ def _is_kept_secret(name: object, value: object) -> bool:
 
 
 def _without_json_secrets(text: str) -> str:
-    """Whatever stands in it that is JSON, without its secrets; as it is written, where it has none."""
+    """Removes the secrets of any JSON in the text. JSON without secrets stays as it is written."""
     found, at, decoder = [], 0, json.JSONDecoder()
     while (begin := min((place for place in (text.find("{", at), text.find("[", at)) if place >= 0), default=-1)) >= 0:
         try:
@@ -143,7 +143,7 @@ def _quoted_pair(match: re.Match[str]) -> str:
 
 
 def _without_pairs(text: str) -> str:
-    """In prose a colon behind a plain word opens an explanation: there a value has a digit, and its name says more than key."""
+    """Hides values of secret names. In prose a colon opens an explanation, so there the value needs a digit and a name like ``api_key``."""
     found, at = [], 0
     for match in _PAIR.finditer(text):
         value = _PAIRED.match(text, match.end())
@@ -161,7 +161,7 @@ def _is_certain(name: str) -> bool:
 
 
 def clean_command(argv: Sequence[str]) -> list[str]:
-    """The command line without secrets, users and machine paths; the program is its bare name."""
+    """The command line without secrets, user names and machine paths. The program is its bare name."""
     if not argv:
         return []
     cleaned = [os.path.basename(argv[0])]
@@ -182,10 +182,10 @@ def clean_command(argv: Sequence[str]) -> list[str]:
 
 
 def clean_text(text: str) -> str:
-    """Without secrets; paths become relative to the repository, ``~/...`` under the home folder, else ``.../name``."""
+    """Removes secrets. Paths become relative to the repository, ``~/...`` under the home folder, or else ``.../name``."""
     home = _home()
     text = _ABSOLUTE_PATH.sub(lambda match: _clean_path(match.group(), home), hidden(text))
-    # What is left of a user's folder in a relative path, ../../home/name/x.
+    # A relative path may still hold the home folder: ../../home/name/x.
     return without_home(text, home)
 
 
@@ -199,7 +199,7 @@ def _clean_path(text: str, home: str | None) -> str:
 
 
 class CleanFormatter(logging.Formatter):
-    """Lines of a log without secrets."""
+    """Formats log lines without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         return hidden(super().format(record))

@@ -1,8 +1,8 @@
 """Code identity: a digest of the sources that decide a run's numbers, over whole folders.
 
-Every run rests on what all runs share, on the folders of its family, and on those of the modules that its deployment names. A plug-in adds
-the folder of its package, or the Python files beside its own file, and what it declares in ``reads``. Comments do not count. A run's
-provenance names the libraries instead.
+The digest covers the code that all runs share, the folders of the run's family, and those of the modules that its deployment names. A
+plug-in adds the folder of its package, or the Python files beside its own file, and the inputs that it declares in ``reads``. Comments do
+not count. Libraries do not count either: a run's provenance names them.
 """
 
 import ast
@@ -30,11 +30,11 @@ from repro.runs.system import SYSTEMS
 PACKAGES = frozenset({"engines", "baselines", "repro"})
 """Packages of this repository that decide numbers; figures only draw them."""
 _PLACES = Path(__file__).with_name("code.csv")
-"""The folders and files that decide the numbers of every family, and of each; ``/*`` stands for a folder's own files."""
+"""A CSV of the folders and files that decide the numbers of all families, and of each family; ``/*`` stands for a folder's own files."""
 IN_NO_FILE = "in no file"
-"""In place of a digest."""
+"""Stands in place of the digest of code that no file holds."""
 MOST_BYTES = 10**7
-"""That the folder of a plug-in may have."""
+"""Most bytes in the folder of a plug-in."""
 
 _HOME = Path(__file__).resolve().parents[2]
 _SOURCES = frozenset({".py", ".yaml", ".json", ".csv", ".lua", ".cpp", ".hpp"})
@@ -44,10 +44,10 @@ _FORMATTED = (
     rb"[fF][rR]?(?:\"(?!\"\")(?:[^\\\"\n{]|\\.|\{\{|" + _FIELD + rb")*\""
     rb"|'(?!'')(?:[^\\'\n{]|\\.|\{\{|" + _FIELD + rb")*')"
 )
-"""An f-string of one line. Since Python 3.12 what stands in its braces may have quotes like its own."""
+"""An f-string of one line. Since Python 3.12, expressions in its braces may contain the string's own quotes."""
 _LINE_END = rb"[ \t]*(?:#[^\n]*)?\n"
 _COMMENT = re.compile(rb"(" + _FORMATTED + rb"|" + _STRING + rb")|(" + _LINE_END + rb")+|[ \t]*#[^\n]*", re.DOTALL)
-"""A string, which is kept; ends of lines, those of blank ones and of comments, which are one; or a last comment."""
+"""Matches a string, which is kept; a run of line ends with blank lines and comments, which becomes one line end; or a last comment."""
 _YAML_COMMENT = re.compile(rb"^[ \t]*#[^\n]*\n", re.MULTILINE)
 
 
@@ -55,30 +55,30 @@ _YAML_COMMENT = re.compile(rb"^[ \t]*#[^\n]*\n", re.MULTILINE)
 class Code:
     digest: str
     modules: Mapping[str, str]
-    """Digest of each folder, file and declared input, by its name."""
+    """Digest of each folder, file and declared input, by name."""
 
     @property
     def in_no_file(self) -> tuple[str, ...]:
-        """``module:NAME`` of classes that no file holds: nobody can tell whether they are the same again."""
+        """``module:NAME`` of classes that no file holds: we cannot tell later whether they are unchanged."""
         return tuple(name for name, digest in self.modules.items() if digest == IN_NO_FILE)
 
     @property
     def plug_ins(self) -> tuple[str, ...]:
-        """Packages and modules that are none of ours."""
+        """Packages and modules from outside this repository."""
         return tuple(name for name in self.modules if name.isidentifier() and name not in PACKAGES)
 
     def changed_from(self, stored: Mapping[str, str]) -> tuple[str, ...]:
-        """Names of what differs from a stored run's, or is on one side only."""
+        """Names of modules that differ from a stored run's, or that only one side has."""
         names = sorted(self.modules.keys() | stored.keys())
         return tuple(name for name in names if self.modules.get(name) != stored.get(name))
 
 
 @cache
 def code_of(family: str, modules: tuple[str, ...], plug_ins: tuple[str, ...] = ()) -> Code:
-    """Identity of a family's code with these modules, and with plug-ins named as ``module:NAME``. It stays what it is for as
-    long as the process lives, as the modules do."""
+    """Identity of a family's code with these modules, and with plug-ins named as ``module:NAME``. It is cached for the life of the process,
+    as the imported modules are."""
     shared, own = ([row["place"] for row in rows_in(_PLACES, name)] for name in (EVERY, family))
-    # All packages decide the numbers of a family that is none of ours.
+    # For a family from outside this repository, all packages count.
     rooms = {*shared, *(own or ("engines", "baselines", "repro/families", "repro/tasks"))}
     found: dict[str, str] = {}
     for each in (*modules, *plug_ins):
@@ -105,7 +105,7 @@ def _digest(contents: Iterable[bytes]) -> str:
 
 
 def _room_of(module: str) -> str:
-    """The folder below a package of ours that a module lies in, or below its families."""
+    """The folder of a module, one level below a package of this repository, or below its families."""
     parts = module.split(".")
     depth = 3 if parts[:2] == ["repro", "families"] else 2
     room = "/".join(parts[:depth])
@@ -121,7 +121,7 @@ def _of_room(room: str) -> str:
         files = [path] if path.is_file() else list(files_below(path))
     sources = sorted(each for each in files if each.suffix in _SOURCES)
     contents = (part for each in sources for part in (each.name.encode(), each.read_bytes()))
-    # Looking for comments takes a hundred times as long as reading: once a version of these files is enough.
+    # Removing comments takes a hundred times as long as reading, so the digest is cached by the files' content.
     return kept_or_made(
         "code",
         (_COMMENT.pattern, _YAML_COMMENT.pattern, *contents),
@@ -130,7 +130,7 @@ def _of_room(room: str) -> str:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Files of a folder and of those in it, but hidden ones and what Python compiles; a link to nothing and a pipe are none."""
+    """Files of a folder and its subfolders, except hidden ones and those that Python compiles. Dangling links and pipes do not count."""
     for path, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
         found = (Path(path, name) for name in sorted(names) if not name.startswith(".") and name[-4:] != ".pyc")
@@ -138,7 +138,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def without_comments(file: Path) -> bytes:
-    """A file's content; of Python without comments, of YAML without lines of them."""
+    """A file's content, without comments in Python and without comment lines in YAML."""
     content = file.read_bytes()
     if file.suffix == ".py":
         return _COMMENT.sub(_kept, content).strip()
@@ -155,7 +155,7 @@ def _kept(match: re.Match[bytes]) -> bytes:
 
 
 def _of_plug_in(module: str, name: str) -> dict[str, str]:
-    """Its folder, by its package's name, and each of its ``reads``."""
+    """Digests of the plug-in's folder, by its package's name, and of each of its ``reads``."""
     top = module.partition(".")[0]
     files = files_of_plug_in(top)
     require(
@@ -176,8 +176,8 @@ def _of_plug_in(module: str, name: str) -> dict[str, str]:
 
 
 def files_of_plug_in(top: str) -> dict[str, Path]:
-    """The files of a package, by their names below the folder that it is found in; of a module by itself the Python files beside it, and
-    those of packages there, unless libraries are installed there."""
+    """The files of a package, by their names below the folder that holds it. For a single module: the Python files beside it and those of
+    packages there, unless it lies in a folder of installed libraries."""
     spec = spec_of(top)
     if spec is None:
         return {}
@@ -195,16 +195,16 @@ def files_of_plug_in(top: str) -> dict[str, Path]:
 
 
 def is_alone(top: str) -> bool:
-    """Whether it is a module by itself, in no package."""
+    """Whether this is a single module outside any package."""
     spec = spec_of(top)
     return spec is not None and spec.submodule_search_locations is None
 
 
 def _state(said: str, beside: Path) -> str:
-    """A digest of a file, of a folder with all that is in it, or of a variable of the environment."""
+    """Digest of a file, of a folder with all its content, or of an environment variable."""
     if said.startswith("$"):
         value = os.environ.get(said[1:])
-        # A digest of a secret tells it to whoever tries a few.
+        # We do not digest secrets, because guesses could be tried against the digest.
         return "not set" if value is None else "set" if is_secret(said[1:]) else _digest([value.encode()])
     path = beside / os.path.expanduser(said)
     if path.is_dir():
@@ -215,13 +215,13 @@ def _state(said: str, beside: Path) -> str:
 
 @cache
 def _is_installed(path: Path) -> bool:
-    """Whether it is of Python itself or of an installed library."""
+    """Whether the file belongs to Python itself or to an installed library."""
     is_library = bool({"site-packages", "dist-packages"} & set(path.parts))
     return is_library or path.is_relative_to(Path(os.__file__).resolve().parent)
 
 
 def is_of_a_plug_in(error: BaseException) -> bool:
-    """Whether it was raised in a file that is neither ours nor a library's."""
+    """Whether the error was raised in a file that is neither ours nor a library's."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not frames or frames[-1].f_code.co_filename.startswith("<"):
         return False
@@ -239,7 +239,7 @@ def spec_of(top: str) -> ModuleSpec | None:
 
 
 def place(name: str) -> Path | None:
-    """Where a module lies. Found on disk: asking the import system would import the packages above."""
+    """The file of a module, or None. We look on disk, because the import system would import the packages above it."""
     top, *rest = name.split(".")
     spec = spec_of(top)
     if spec is None:
@@ -255,8 +255,8 @@ def place(name: str) -> Path | None:
 
 
 def fault_of(cell: Cell, error: BaseException) -> BaseException:
-    """What is said where the cell's run or its preparation raises: the code that the cell names fails, and not this program.
-    The error itself where the cell names none, or where it is said already."""
+    """The error to report if the cell's run or its preparation raises: the code that the cell names fails, and not this program. Returns
+    the error itself if the cell names no code, or if the error is already one of ours."""
     named = plugged_in(cell)
     is_said = type(error).__module__.partition(".")[0] in PACKAGES
     if not named or is_said or isinstance(error, ImportError | MemoryError | KeyboardInterrupt | SystemExit):
@@ -266,8 +266,8 @@ def fault_of(cell: Cell, error: BaseException) -> BaseException:
 
 
 def held_here(cell: Cell, *, elsewhere: bool) -> str | None:
-    """What no other process can import of what the cell names, or with ``elsewhere`` none on another machine, and why; None of
-    most."""
+    """Says which thing that the cell names no other process can import, and why; None in most cases. With ``elsewhere``: no process on
+    another machine."""
     for each in plugged_in(cell).values():
         module, _, name = each.partition(":")
         if (why := why_here(module, name, elsewhere=elsewhere)) is not None:
@@ -276,7 +276,7 @@ def held_here(cell: Cell, *, elsewhere: bool) -> str | None:
 
 
 def plugged_in(cell: Cell) -> dict[str, str]:
-    """``module:NAME`` of what the cell names so, by what it says of each."""
+    """``module:NAME`` of each thing that the cell names in this form, keyed by where the cell names it."""
     found = {}
     system = cell.system if cell.system in SYSTEMS else installed("system").get(cell.system, cell.system)
     for what, value in (("system", system), ("platform", cell.platform), *cell.knobs):
@@ -293,12 +293,12 @@ def plugged_in(cell: Cell) -> dict[str, str]:
 
 
 def is_fileless(module: str) -> bool:
-    """Whether it is a module of this process that was read from no file: a notebook's cells, or ``python -c``."""
+    """Whether this process has the module from no file: a notebook's cells, or ``python -c``."""
     return module in sys.modules and getattr(sys.modules[module], "__file__", None) is None
 
 
 def why_here(module: str, name: str, *, elsewhere: bool) -> str | None:
-    """Why no other process can import it, or with ``elsewhere`` none on another machine: a clause, with what mends it."""
+    """Why no other process (with ``elsewhere``: none on another machine) can import it, as a clause that also says how to fix it."""
     others = "machines" if elsewhere else "processes"
     if is_fileless(module):
         return f"is in no file, which other {others} could read: put it into one"
@@ -312,7 +312,7 @@ def why_here(module: str, name: str, *, elsewhere: bool) -> str | None:
 
 
 def _is_guarded(name: str) -> bool:
-    """Whether the script defines it only below ``if __name__ == "__main__":``."""
+    """Whether the script defines the name only under ``if __name__ == "__main__":``."""
     try:
         tree = ast.parse(Path(str(sys.modules["__main__"].__file__)).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -324,7 +324,7 @@ def _is_guarded(name: str) -> bool:
 
 
 def _defined(statement: ast.AST) -> Iterator[str]:
-    """Names of classes and functions, and of what is assigned, in a statement and those inside of it."""
+    """Names that a statement defines, with its nested ones: classes, functions, imports and assigned variables."""
     for each in ast.walk(statement):
         if isinstance(each, ast.ClassDef | ast.FunctionDef):
             yield each.name

@@ -1,8 +1,8 @@
-"""The process's environment where it decides measured numbers: settled at the first ``import repro``, for every door (a command, Python,
-a notebook, and the processes that these start, which inherit it), and told by name and value.
+"""The environment variables that decide measured numbers. The first ``import repro`` settles them for every entry point: a command, Python,
+a notebook, and the processes that these start. Runs record them by name and value.
 
-With AMX a row of a bfloat16 product hangs on how many rows stand beside it. oneDNN therefore does without, unless it is told
-otherwise. It reads its variable once, at its first product, and not when torch is imported.
+With AMX, a row of a bfloat16 product depends on how many other rows are computed with it. We therefore keep oneDNN from using AMX, unless
+the user set its limit. It reads its variable once, at its first product, not when torch is imported.
 """
 
 import csv
@@ -17,16 +17,16 @@ from engines.errors import UserError
 from engines.machine import SETTLED
 
 VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-"""oneDNN reads the first that is not empty."""
+"""oneDNN reads the first of these that is not empty."""
 WITHOUT_AMX = "AVX512_CORE_FP16"
 
 with Path(__file__).with_name("instructions.csv").open(newline="", encoding="utf-8") as _listed:
     _ROWS = tuple(csv.DictReader(_listed))
 _ADDED = {row["name"]: row["flags"].split() for row in _ROWS if row["flags"]}
-"""Instruction sets by oneDNN's names, each with the processor's flags that it needs beside those above it."""
+"""Instruction sets by oneDNN's names, each with the processor flags that it needs in addition to those above it."""
 _ORDER = tuple(_ADDED)
 _SPELT = {row["name"]: row["is"] for row in _ROWS}
-"""What oneDNN takes, as one of those."""
+"""Every name that oneDNN accepts, mapped to one of these instruction sets."""
 
 _NUMERIC = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|ONEDNN|DNNL|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|ATEN|CUBLAS|CUBLASLT|CUDNN|NCCL|MALLOC|THP)_\w+"
@@ -35,17 +35,17 @@ _NUMERIC = re.compile(
 _SILENT = re.compile(
     r"VERBOSE|_LOG|LOGS|_DEBUG|DISPLAY|WARNINGS|SETTINGS|STACKTRACES|_(HOME|DIR|PATH|CACHE|VERSION|ARCH_LIST)$|BUILD"
 )
-"""What libraries print, where they keep files, and what they were built for."""
+"""Variables that change no numbers: what libraries print, where they keep files, and what they were built for."""
 _CONFIGURED = "OMP_NUM_THREADS"
-"""Told apart, as a machine's threads."""
+"""Recorded apart, as a machine's threads."""
 
 _at_start: tuple[str, bool] | None = None
-"""The limit that oneDNN was given, and whether torch was there before we set it."""
+"""The limit that oneDNN was given, and whether torch was imported before we set it."""
 
 
 def settle() -> None:
-    """Before torch computes. What is set already stays: then the numbers of a row may hang on its company, and are the
-    user's. A card's memory comes in segments that grow: what steps of other sizes freed otherwise lies in pieces that fit
+    """Sets the variables, before torch computes. A variable that is already set stays, so a user may choose that a row's numbers depend on
+    the other rows. A card's memory comes in growing segments: otherwise, memory freed by steps of other sizes stays in pieces that fit
     nothing."""
     global _at_start
     is_late = False
@@ -61,19 +61,19 @@ def settle() -> None:
 
 
 def _set(name: str, value: str) -> None:
-    """``SETTLED`` lists what we set, so that the servers of other projects start without it."""
+    """Sets a variable and lists it in ``SETTLED``, so that the servers of other projects start without it."""
     os.environ[name] = value
     os.environ[SETTLED] = ",".join(filter(None, (os.environ.get(SETTLED), name)))
 
 
 def limit() -> str:
-    """The most that oneDNN may use, as the environment spells it."""
+    """The largest instruction set that oneDNN may use, as the environment spells it."""
     return next((told for name in VARIABLES if (told := os.environ.get(name))), "DEFAULT")
 
 
 def instructions() -> str | None:
-    """The instruction set that oneDNN computes by: the most that the processor has and that ``limit`` allows. None of a
-    processor that has none of those."""
+    """The instruction set that oneDNN uses: the largest that the processor has and that ``limit`` allows. None if the processor has none of
+    them."""
     most = _SPELT.get(limit().upper(), _ORDER[-1])
     needed: set[str] = set()
     best = None
@@ -94,7 +94,7 @@ def processor_flags() -> frozenset[str]:
 
 @cache
 def processor_facts() -> Mapping[str, str]:
-    """The first value that the system tells of a processor, by names in small letters, such as ``model name``; empty where it tells none."""
+    """The system's facts about its first processor, by lower-case names such as ``model name``; empty if it reports none."""
     info = Path("/proc/cpuinfo")
     found: dict[str, str] = {}
     for line in info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []:
@@ -104,7 +104,7 @@ def processor_facts() -> Mapping[str, str]:
 
 
 def numeric_variables() -> dict[str, str]:
-    """Variables that change what libraries compute or how fast, by name; not the number of threads, which is told apart."""
+    """Variables that change what libraries compute or how fast, by name. The number of threads is recorded apart."""
     return {name: value for name, value in sorted(os.environ.items()) if is_numeric(name) and name != _CONFIGURED}
 
 
@@ -113,8 +113,8 @@ def is_numeric(name: str) -> bool:
 
 
 def threads_set() -> int | None:
-    """Threads that torch computes with, where a script has set others than the environment gives; None elsewhere, and before torch
-    is imported."""
+    """Threads that torch uses, if a script has set another number than the environment gives; else None. Also None before torch is
+    imported."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_num_threads"):
         return None
@@ -123,7 +123,7 @@ def threads_set() -> int | None:
 
 
 def _usual_threads() -> set[int]:
-    """As many as torch begins with."""
+    """The numbers of threads that torch may start with."""
     told = [os.environ.get(name, "").partition(",")[0].strip() for name in (_CONFIGURED, "MKL_NUM_THREADS")]
     given = [int(each) for each in told if each.isdecimal()]
     if given:
@@ -134,7 +134,7 @@ def _usual_threads() -> set[int]:
 
 @cache
 def _siblings(cpu: int) -> str:
-    """The CPUs of its core, as the system lists them."""
+    """The CPUs that share a core with this one, as the system lists them."""
     try:
         listed = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
     except OSError:
@@ -146,8 +146,8 @@ def _siblings(cpu: int) -> str:
 
 
 def check_settled() -> None:
-    """Refuses a measured run on the CPU where oneDNN may compute by other instructions than the environment says: torch was
-    there before that was set."""
+    """Refuses a measured run on the CPU if oneDNN may use other instructions than the environment says, because torch was imported before
+    that was set."""
     told = limit()
     if told.upper() not in _SPELT:
         raise UserError(

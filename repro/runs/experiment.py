@@ -1,4 +1,4 @@
-"""A cell made concrete: a deployment, its requests, and the code that will decide its numbers."""
+"""A cell made concrete: its deployment, its requests, and the code that will decide its numbers."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ class Experiment:
     deployment: Deployment
     workload: Any
     place: Mapping[str, Any] | None = None
-    """Identity of the machine that a measured run is made on, where it is another than this."""
+    """Identity of the machine that measures the run, if it is not this one."""
 
     @property
     def family(self) -> Family:
@@ -47,7 +47,7 @@ class Experiment:
 
     @property
     def machine(self) -> Mapping[str, Any] | None:
-        """What a measured run's numbers are of besides its code; None for a simulated one."""
+        """Identity of the machine that a measured run depends on besides its code; None for a simulated run."""
         if not self.is_measured:
             return None
         if self.place is not None:
@@ -61,7 +61,7 @@ class Experiment:
         return getattr(self.deployment, "device", "cpu")
 
     def check_machine(self) -> None:
-        """Refuses what this machine lacks that the run needs, and a process that computes by other instructions than its
+        """Raises UserError if this machine lacks something that the run needs, or if this process uses other instructions than its
         environment says."""
         if self.is_measured and self.device == "cpu":
             check_settled()
@@ -69,12 +69,12 @@ class Experiment:
 
     @property
     def is_tied_here(self) -> bool:
-        """Whether no other machine can make its run."""
+        """Whether only this machine can make the run."""
         return getattr(self.deployment, "is_tied_here", False)
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the machine that its run is made on."""
+        """GPUs that the run needs on the machine that makes it."""
         if not self.is_measured or not self.device.startswith("cuda"):
             return 0
         return int(self.cell.knob_values.get("tensor_parallel") or 1)
@@ -87,7 +87,7 @@ class Experiment:
             )
         if not self.family.serves:
             return record
-        # A policy that starves a request shows in the longest wait and latency, and not in a mean.
+        # A policy that starves a request shows in the longest wait and latency, not in a mean.
         told = {}
         for name, times in (("wait_s", "queue_wait_s"), ("latency_s", "e2el_s")):
             found = request_times(record, times)
@@ -96,8 +96,8 @@ class Experiment:
 
 
 def _with_places(cell: Cell) -> Cell:
-    """With what its knobs name as an installed package does named by where it is: the run is the same, and is tied to
-    their code."""
+    """Replaces names that installed packages give to knob values by their ``module:NAME``. The run is the same, and is tied to their
+    code."""
     places = {
         name: installed(name)[value]
         for name, value in cell.knobs
@@ -115,15 +115,15 @@ def _with_places(cell: Cell) -> Cell:
 
 
 def check_device(cell: Cell) -> None:
-    """Refuses a cell whose device is not there, before anything of it is prepared."""
+    """Raises UserError if the cell's device is absent, before anything is prepared."""
     check = getattr(SYSTEMS.get(cell.system), "check_device", None)
     if check is not None:
         check(cell.without(COMPARISON).without(TUNE))
 
 
 def prepare(cell: Cell, like: Experiment | None = None) -> Experiment:
-    """Resolve and check a cell; every refusal a user can cause is raised here, before any run. ``like`` is of a cell that differs
-    in its seed alone."""
+    """Resolve and check a cell. Every error that a user can cause is raised here, before any run. ``like`` is the experiment of a cell
+    that differs only in its seed."""
     try:
         cell = _with_places(cell)
         system = SYSTEMS.get(cell.system)
@@ -154,8 +154,8 @@ def prepare(cell: Cell, like: Experiment | None = None) -> Experiment:
 def prepare_all(
     cells: Sequence[Cell], watched: Callable[[Sequence[Cell]], Iterable[Cell]] = lambda cells: cells
 ) -> list[Experiment]:
-    """In the order of the cells. Those of one seed, whose requests are the same, are prepared one after the other: as many as are
-    kept are drawn once. ``watched`` hands each on when it is begun."""
+    """Return the experiments in the order of the cells. Cells with the same seed share requests and are prepared one after the other, so
+    that cached requests are drawn once. ``watched`` yields each cell as its preparation begins."""
     places = sorted(range(len(cells)), key=lambda place: cells[place].seed)
     begun = watched([cells[place] for place in places])
     firsts: dict[Cell, Experiment] = {}

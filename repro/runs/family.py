@@ -1,8 +1,8 @@
-"""What systems of one kind share: metrics, each with its formula, unit, and when it is undefined; what their runs record beyond the
-harness's own tables, and how it is checked; and whether a run's numbers may be used.
+"""Families: what systems of one kind share. A family has metrics, each with its formula, unit, and when it is undefined. It has columns and
+tables beyond the harness's own, their checks, and rules that tell whether a run's numbers may be used.
 
-An undefined value is None, never NaN. "ok" requests are the finished ones; failed and unfinished requests
-have no latency, and count against goodput. Times count from the due time, so waiting for the engine is in.
+An undefined value is None, never NaN. "ok" requests are the finished ones. Failed and unfinished requests have no latency, and count
+against goodput. Times count from the due time, so they include waiting for the engine.
 """
 
 import math
@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 PERCENTILES = {50: 2, 90: 10, 95: 20, 99: 100}
-"""With the fewest samples that put one beyond each."""
+"""Percentiles, each with the fewest samples that put one sample beyond it."""
 REQUEST_TIMES = {"e2el_s": "finished_s", "ttft_s": "first_output_s", "queue_wait_s": "admitted_s"}
 """A request's time is this column minus its due time."""
 
@@ -41,7 +41,7 @@ class Metric(NamedTuple):
 
 
 def metrics_in(path: Path, family: str, functions: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """The metrics of a family that a CSV file lists, each computed by the function of its name, or a fact of the run."""
+    """The metrics of a family in a CSV file. Each is computed by the function of its name, or is a fact of the run."""
     found = []
     for row in rows_in(path, family):
         name = row["name"]
@@ -65,13 +65,13 @@ def status_counts(record: RunRecord) -> dict[str, int]:
 
 
 def request_times(record: RunRecord, name: str) -> Floats:
-    """One value per ok request that has the stamp, in table order; ``name`` is a key of ``REQUEST_TIMES``."""
+    """One value for each ok request that has the stamp, in table order. ``name`` is a key of ``REQUEST_TIMES``."""
     times = (column(record, REQUEST_TIMES[name]) - column(record, "arrival_s"))[is_ok(record)]
     return known(times)
 
 
 def window_s(record: RunRecord) -> float | None:
-    """Last finish of an ok request minus first arrival of any; None without an ok request or of no length."""
+    """Last finish of an ok request minus the first arrival of any request. None without an ok request, or if that is not positive."""
     finished = column(record, "finished_s")[is_ok(record)]
     if finished.size == 0:
         return None
@@ -80,7 +80,7 @@ def window_s(record: RunRecord) -> float | None:
 
 
 def served_per_second(record: RunRecord, summed: str | None = None) -> float | None:
-    """Ok requests, or the sum of what they have of a column of whole numbers, a second."""
+    """Ok requests per second, or the sum of a column of whole numbers over them, per second."""
     ok = is_ok(record)
     amount = int(ok.sum()) if summed is None else int(column(record, summed)[ok].sum())
     seconds = window_s(record)
@@ -90,9 +90,8 @@ def served_per_second(record: RunRecord, summed: str | None = None) -> float | N
 def distribution(values: Sequence[float] | Floats) -> dict[str, Any]:
     """n, mean, std, min, max, span and ``PERCENTILES`` of finite values.
 
-    std is the population's (ddof 0), needs n >= 2. span = max - min. A percentile interpolates linearly
-    between order statistics (Hyndman and Fan's type 7, as numpy and vLLM) and is left out where n is too
-    small for it to mean anything.
+    std is the population's (ddof 0) and needs n >= 2. span = max - min. A percentile interpolates linearly between order statistics
+    (Hyndman and Fan's type 7, like numpy and vLLM). It is None if n is too small for it to mean anything.
     """
     data = np.asarray(values, dtype=np.float64)
     if not np.isfinite(data).all():
@@ -113,15 +112,15 @@ def distribution(values: Sequence[float] | Floats) -> dict[str, Any]:
 # -- goodput ----------------------------------------------------------------------------------------------
 
 SYNONYMS: Mapping[str, str] = {"itl-request": "tpot", "itl-gap": "itl"}
-"""Names of an objective of the times between tokens: by request, and by gap."""
+"""Short names of objectives for the time between tokens: mean per request (TPOT), and each gap (ITL)."""
 
 
 def goodput(record: RunRecord) -> dict[str, Any]:
-    """By the manifest's ``slos``, ``{name: {time: limit in seconds}}``: num_good; requests_s = num_good / window; attainment =
-    num_good / all requests, failed ones included.
+    """Goodput for each of the manifest's ``slos``, ``{name: {time: limit in seconds}}``: num_good; requests_s = num_good / window;
+    attainment = num_good / all requests, failed ones included.
 
-    A request is good when it is ok and every named time is at most its limit. One without a named stamp is not: what was not
-    seen cannot have met a limit.
+    A request is good if it is ok and every named time is at most its limit. A request without a named stamp is not good: a time that was
+    not seen cannot have met a limit.
     """
     arrival, found = column(record, "arrival_s"), {}
     for name, limits in sorted(record.manifest.get("slos", {}).items()):
@@ -132,14 +131,14 @@ def goodput(record: RunRecord) -> dict[str, Any]:
                 time in REQUEST_TIMES, f"slo {name!r} limits {time!r}, which is unknown: use {', '.join(REQUEST_TIMES)}"
             )
             require(0 < limit < math.inf, f"slo {name!r} has {time}={limit!r}: a limit must be positive seconds")
-            # A comparison with NaN, a missing stamp, is False.
+            # A missing stamp is NaN, and a comparison with NaN is False.
             good = good & (column(record, REQUEST_TIMES[time]) - arrival <= limit)
         found[name] = {"limits": dict(sorted(limits.items())), **told_of_good(record, good)}
     return found
 
 
 def told_of_good(record: RunRecord, good: Mask) -> dict[str, Any]:
-    """How many requests are good, a second and of all."""
+    """The number of good requests, their rate per second, and their share of all requests."""
     num_good, n, seconds = int(good.sum()), good.size, window_s(record)
     return {
         "num_good": num_good,
@@ -149,7 +148,7 @@ def told_of_good(record: RunRecord, good: Mask) -> dict[str, Any]:
 
 
 def column(record: RunRecord, name: str, table: str = REQUESTS) -> Floats:
-    """A column as an array, null as NaN, which is made once and cannot be written to."""
+    """A column as an array, with NaN for null. It is made once, and is read-only."""
     if (table, name) not in record.derived:
         record.derived[table, name] = _shared(np.asarray(record.tables[table][name], dtype=np.float64))
     found: Floats = record.derived[table, name]
@@ -157,7 +156,7 @@ def column(record: RunRecord, name: str, table: str = REQUESTS) -> Floats:
 
 
 def mask(record: RunRecord, name: str, value: object = True) -> Mask:
-    """[requests] where a column has this value; as ``column``."""
+    """[requests] Whether a column has this value; cached and read-only like ``column``."""
     if (REQUESTS, name, value) not in record.derived:
         values = record.requests[name]
         is_value = values.where(value) if hasattr(values, "where") else [each == value for each in values]
@@ -177,7 +176,7 @@ def known(values: Floats) -> Floats:
 
 
 def is_ok(record: RunRecord) -> Mask:
-    """[requests] which of them finished."""
+    """[requests] Whether each request finished."""
     return mask(record, "status", "ok")
 
 
@@ -199,8 +198,8 @@ METRICS = metrics_in(
 
 MAX_HARNESS_DELAY_S = 0.010
 MAX_HARNESS_DELAY_SHARE = 0.01
-"""A submission is late when the harness itself added more than the larger of 10 ms and 1 % of the mean latency. A run is
-invalid when more than 1 % of its submissions are late."""
+"""A submission is late if the harness itself added more than the larger of 10 ms and 1 % of the mean latency. A run is invalid if more than
+1 % of its submissions are late."""
 MAX_LATE_SHARE = 0.01
 
 _ORDER = ("arrival_s", "admitted_s", "first_output_s", "finished_s")
@@ -210,9 +209,9 @@ _ORDER = ("arrival_s", "admitted_s", "first_output_s", "finished_s")
 class Validity:
     valid: bool
     reasons: tuple[str, ...]
-    """Why not."""
+    """Why the run is not valid."""
     warnings: tuple[str, ...] = ()
-    """What a reader of valid numbers has to know: that the machine was busy with something else, or the facts' ``warnings``."""
+    """Notes that a reader of valid numbers must know: that the machine was also busy with something else, or the facts' ``warnings``."""
 
 
 def request_counts(record: RunRecord) -> Iterator[str]:
@@ -234,7 +233,7 @@ def request_counts(record: RunRecord) -> Iterator[str]:
 
 
 def request_stamps(record: RunRecord) -> Iterator[str]:
-    """arrival <= admitted <= first output <= finished. A stamp no request has was not observed, which is no fault."""
+    """Checks arrival <= admitted <= first output <= finished. A stamp that no request has was not observed, which is no fault."""
     ok, stamps = is_ok(record), {name: column(record, name) for name in _ORDER}
     for name in _ORDER[1:]:
         missing = int((np.isnan(stamps[name]) & ok).sum())
@@ -244,13 +243,13 @@ def request_stamps(record: RunRecord) -> Iterator[str]:
         yield "some requests were submitted before they were due"
     for i, earlier in enumerate(_ORDER):
         for later in _ORDER[i + 1 :]:
-            # A comparison with NaN, a missing stamp, is False.
+            # A missing stamp is NaN, and a comparison with NaN is False.
             if wrong := int((stamps[later] < stamps[earlier]).sum()):
                 yield f"{wrong} requests have {later} before {earlier}"
 
 
 def late_submissions(record: RunRecord, earliest: Floats | None = None) -> Iterator[str]:
-    """``earliest`` is when each request could be submitted at all, where that is later than its due time."""
+    """Checks for late submissions. ``earliest`` is when each request could be submitted at all, if that is later than its due time."""
     lag = column(record, "submit_lag_s")
     was_submitted = ~np.isnan(lag)
     due = column(record, "arrival_s")[was_submitted]
@@ -269,11 +268,11 @@ def late_submissions(record: RunRecord, earliest: Floats | None = None) -> Itera
 
 
 Score = tuple[float, ...]
-"""How badly a run served what it was given: the first number decides, the next one between equals."""
+"""How badly a run served its load; lower is better. The first number decides, and the next one breaks ties."""
 CHECKS = (request_counts, request_stamps)
-"""What is checked of every run that serves requests."""
+"""Checks of every run that serves requests."""
 Check = Callable[[RunRecord], Iterator[str]]
-"""Reasons why a run's numbers may not be used, a clause each; none if they may."""
+"""Yields reasons why a run's numbers may not be used, a clause each; none if they may."""
 
 
 class SummaryColumn(NamedTuple):
@@ -281,10 +280,10 @@ class SummaryColumn(NamedTuple):
     metric: str
     is_share: bool = False
     stat: str | None = None
-    """Which number of a metric that is a distribution."""
+    """Which number to show of a metric that is a distribution."""
     scale: float = 1.0
     is_predicted: bool = False
-    """Whether a measured run shows what the simulator said, and its error, instead of what was measured."""
+    """Whether a measured run shows the simulator's prediction and its error instead of the measured value."""
 
 
 def summary_in(path: Path, family: str) -> tuple[SummaryColumn, ...]:
@@ -304,7 +303,7 @@ def summary_in(path: Path, family: str) -> tuple[SummaryColumn, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """``checks`` and ``metrics`` come on top of the harness's, ``tables`` beside its table of requests."""
+    """A kind of system. ``checks`` and ``metrics`` add to the harness's, and ``tables`` to its table of requests."""
 
     name: str
     request_columns: tuple[Column, ...] = ()
@@ -312,17 +311,17 @@ class Family:
     metrics: tuple[Metric, ...] = ()
     checks: tuple[Check, ...] = ()
     shown: tuple[SummaryColumn, ...] = ()
-    """What tables of runs show besides what every run has."""
+    """Extra columns in tables of runs."""
     unit: str = "req"
-    """What comes at a rate, as the head of a column: req, sessions, turns."""
+    """The unit of arrival rates, as a column head: req, sessions, turns."""
     ends_at_first_token: bool = False
-    """Whether runs are of prefills alone: latencies are TTFT, and what is computed are the prompts' tokens."""
+    """Whether runs only prefill: latencies are then TTFT, and the computed tokens are those of prompts."""
     serves: bool = True
-    """Whether runs serve requests; the harness's own metrics and checks are about them."""
+    """Whether runs serve requests; the harness's own metrics and checks need requests."""
     score: Callable[[RunRecord], Score] | None = None
-    """What a search for the best settings makes least (repro.runs.tuning); None: nothing is tuned."""
+    """The score that a search for the best settings minimises (repro.runs.tuning); None: nothing is tuned."""
     trial: Callable[[Cell], Cell] | None = None
-    """The cell that a search tries settings in, where runs are longer than its trials have to be."""
+    """Returns the cell that a search tries settings in, if its trials can be shorter than its runs."""
 
     @cached_property
     def columns(self) -> Mapping[str, tuple[Column, ...]]:
@@ -331,13 +330,13 @@ class Family:
 
     @property
     def every_metric(self) -> tuple[Metric, ...]:
-        """Those of every run that serves requests and the family's own; of one name the last."""
+        """Metrics of every run that serves requests, and the family's own, which win if names are equal."""
         found = {each.name: each for each in (*(METRICS if self.serves else ()), *self.metrics)}
         return tuple(found.values())
 
     def check_tables(self, record: RunRecord) -> None:
-        """Raise ValueError unless the record has the family's tables, each with exactly its columns, all of one length, nulls
-        where they may be and no number that is none."""
+        """Raise ValueError unless the record has exactly the family's tables and their columns. Columns of a table must have one length,
+        nulls only where allowed, and only finite numbers."""
         if wrong := sorted(set(record.tables) ^ set(self.columns)):
             kind = "unknown" if wrong[0] in record.tables else "missing"
             raise ValueError(f"table {wrong[0]!r} of a run of family {self.name} is {kind}")
@@ -358,7 +357,7 @@ class Family:
                     raise ValueError(f"table {name}: column {each.name!r} holds a value that is not finite")
 
     def summarize(self, record: RunRecord) -> dict[str, Any]:
-        """Every metric, by name."""
+        """The value of every metric, by name."""
         return {each.name: each.compute(record) for each in self.every_metric}
 
     def assess(self, record: RunRecord) -> Validity:
@@ -369,10 +368,10 @@ class Family:
 
 
 def family_in(folder: Path, name: str, functions: Mapping[str, Any], **more: Any) -> Family:
-    """A family whose columns, metrics and summary columns are those that the CSV files of a folder list.
+    """Return a family whose columns, metrics and summary columns are listed in the CSV files of a folder.
 
-    ``functions`` compute the metrics of their names. ``more`` are fields of ``Family`` that no file holds. Raises ValueError for a
-    row that no metric or column can be made of.
+    ``functions`` compute the metrics of their names. ``more`` are fields of ``Family`` that no file holds. Raises ValueError for a row that
+    gives no valid metric or column.
     """
     columns = columns_in(folder / "columns.csv", name)
     return Family(
@@ -394,7 +393,7 @@ _KINDS: Mapping[str, tuple[type | tuple[type, ...], Callable[[Any], Any]]] = {
 
 
 def plain_table(name: str, table: Table, columns: Sequence[Column]) -> Table:
-    """The values as JSON has them. Raises TypeError for one of another kind than its column's."""
+    """The table with values as JSON holds them. Raises TypeError for a value of another kind than its column's."""
     plain: Table = {}
     for each in columns:
         kind, made = _KINDS[each.kind]

@@ -1,7 +1,7 @@
-"""Drives an endpoint over HTTP, open loop: requests are sent when due, whatever became of those before.
+"""Drives an endpoint over HTTP, open loop: requests are sent when due, even if earlier ones are unanswered.
 
-A conversation's next turn is due ``delay_s`` after the answer to the one before: a user, or a tool, needs that answer.
-Nothing here knows HTTP: what sends a request is given, and time is the event loop's, real or virtual.
+A conversation's next turn is due ``delay_s`` after the previous answer, because a user, or a tool, needs that answer. This module knows
+nothing of HTTP: the caller gives a function that sends a request. Time is the event loop's, real or virtual.
 """
 
 import asyncio
@@ -23,45 +23,45 @@ class Reply:
     """One answer, filled in while it arrives; stamps are on the driver's clock."""
 
     chunks_s: list[float] = field(default_factory=list)
-    """When each piece with content arrived."""
+    """Arrival time of each piece with content."""
     chunk_tokens: list[int | None] = field(default_factory=list)
-    """Tokens of each, as the endpoint tells them by their ids or by usage; None where it does not."""
+    """Tokens of each piece, as the endpoint reports them by ids or by usage; None if it does not."""
     chunk_reads: list[int] = field(default_factory=list)
-    """Number of the network read that brought each: pieces of one read came together, whenever they were made."""
+    """Number of the network read that brought each piece. Pieces of one read arrived together, whenever they were made."""
     ended_s: float | None = None
-    """When the last piece did, with content or without: tokens that say nothing are part of an answer."""
+    """Arrival time of the last piece, with or without content: tokens without text are part of an answer."""
     finish_s: float | None = None
-    """When the reason for its end did, with the last piece or behind it."""
+    """Arrival time of the finish reason, with the last piece or after it."""
     usage_s: float | None = None
-    """When the last usage did."""
+    """Arrival time of the last usage."""
     closed_s: float | None = None
     """When the stream ended."""
     text: str = ""
     aside: str = ""
-    """What is no part of the answer's own text: reasoning, calls of tools, a refusal."""
+    """Output outside the answer's own text: reasoning, tool calls, a refusal."""
     first_text: str = ""
     """Text of the first piece."""
     token_ids: list[int] | None = None
-    """None where the endpoint tells none."""
+    """None if the endpoint reports no ids."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     counted_by: str | None = None
-    """What ``completion_tokens`` is by: usage, token_ids or tokenizer; None where nothing counted them."""
+    """How ``completion_tokens`` was counted: usage, token_ids or tokenizer; None if nothing counted them."""
     first_tokens: int | None = None
-    """Tokens of the first piece; None where nothing shows them."""
+    """Tokens of the first piece; None if unknown."""
     first_by: str | None = None
-    """What those are by: token_ids, usage, tokenizer, text (its share), one each, or one piece."""
+    """How ``first_tokens`` was counted: token_ids, usage, tokenizer, text (its share), one each, or one piece."""
     cached_tokens: int | None = None
-    """Tokens of the prompt that were taken from a cache; None where the endpoint does not say."""
+    """Prompt tokens that hit a cache; None if the endpoint does not say."""
     finish_reason: str | None = None
     was_resent: bool = False
-    """Sent once more, on another connection: the first was cut off before a byte of the answer came."""
+    """Whether the request was sent again on another connection, because the first was cut off before any byte of the answer."""
     error: str | None = None
-    """One sentence; None where the answer is whole."""
+    """One sentence; None if the answer is whole."""
 
     @property
     def are_single(self) -> bool:
-        """Whether every piece is known to be one token. An end of text may be counted and not sent."""
+        """Whether every piece is known to be one token. An end-of-text token may be counted but not sent."""
         if self.chunk_tokens and None not in self.chunk_tokens:
             return set(self.chunk_tokens) == {1}
         unsaid = 1 if self.finish_reason == "stop" else 0
@@ -69,21 +69,21 @@ class Reply:
 
 
 Send = Callable[[Mapping[str, Any], Clock], Awaitable[Reply]]
-"""Sends a body and waits for the end of its answer. Raises nothing a server can cause."""
+"""Sends a body and waits for the end of its answer. Raises no error that a server can cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """The request of a turn."""
+    """The request for one turn."""
 
     body: Mapping[str, Any]
     prompt_len: int
-    """Tokens of the prompt, as far as the client can tell."""
+    """Prompt tokens, as far as the client can tell."""
     asked_tokens: int
 
 
 class Conversation(Protocol):
-    """Turns, one after the other; a request by itself is a conversation of one."""
+    """Turns, one after the other. A single request is a conversation of one turn."""
 
     @property
     def session_id(self) -> int: ...
@@ -93,21 +93,21 @@ class Conversation(Protocol):
 
     @property
     def delays_s(self) -> Sequence[float]:
-        """After each turn; their number is that of the turns."""
+        """The delay after each turn, one for every turn."""
 
     def ask(self, turn: int, replies: Sequence[Reply]) -> Ask:
-        """The next turn, after these answers."""
+        """The request for the next turn, given the answers so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """A turn and its answer. None of the times of one that was never sent."""
+    """A turn and its answer. Times are None for a turn that was never sent."""
 
     session_id: int
     turn: int
     due_s: float
     queued_s: float | None = None
-    """When it was due by this process's own clockwork; then it waits for a place under ``max_concurrency``."""
+    """When this process's own loop found the turn due. From then on it waits for a place under ``max_concurrency``."""
     sent_s: float | None = None
     ended_s: float | None = None
     ask: Ask | None = None
@@ -122,10 +122,10 @@ async def drive_http(
     max_concurrency: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[Exchange]:
-    """Every turn of every conversation, in the order in which they were due. Each conversation has an id of its own.
+    """Return every turn of every conversation, in the order in which they were due. Each conversation needs its own id.
 
-    ``max_concurrency``, at least 1, holds back requests beyond it, which closes the loop: their wait is in their latency, and told
-    apart. The turns behind one that failed are not sent.
+    ``max_concurrency``, at least 1, holds back requests beyond it, which closes the loop: their wait is in their latency, and is also
+    recorded apart. The turns after a failed one are not sent.
     """
     ordered = sorted(conversations, key=lambda conversation: conversation.arrival_s)
     tasks = set()
@@ -169,7 +169,7 @@ class _Driver:
             await asyncio.sleep(left)
 
     async def hold(self, conversation: Conversation) -> None:
-        """All turns of one conversation."""
+        """Runs all turns of one conversation."""
         due_s = conversation.arrival_s
         replies: list[Reply] = []
         for turn, delay_s in enumerate(conversation.delays_s):
@@ -180,7 +180,7 @@ class _Driver:
                 sent_s = self.now()
                 self._num_sent += 1
                 reply = await self._send(ask.body, self.now)
-            # Not what the endpoint says behind its answer.
+            # Anything that the endpoint sends after its answer does not count.
             ended_s = reply.ended_s if reply.error is None and reply.ended_s is not None else self.now()
             exchange = Exchange(
                 session_id=conversation.session_id,
@@ -200,7 +200,7 @@ class _Driver:
                     self._close(Exchange(session_id=conversation.session_id, turn=later, due_s=ended_s, error=reason))
                 return
             replies.append(reply)
-            # Not before the stream has ended: until then nobody knows that the answer is whole.
+            # Wait for the end of the stream: until then we cannot know that the answer is whole.
             due_s = max(ended_s + delay_s, self.now())
 
     def _close(self, exchange: Exchange) -> None:

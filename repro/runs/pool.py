@@ -1,4 +1,4 @@
-"""Where a sweep's runs are made and packed: in this process and others of this machine, or on a cluster (repro.runs.ray_pool)."""
+"""Pools that make and pack a sweep's runs: this process and others of this machine, or a cluster (repro.runs.ray_pool)."""
 
 import ctypes
 import gc
@@ -34,13 +34,13 @@ LOST = "a process of this machine ended (it was killed, for want of memory say)"
 
 
 def begin_worker(parent_pid: int) -> None:
-    """Called first in a process that ``parent_pid`` has started: it ends when that does, however and whenever that is."""
+    """Called first in a process that ``parent_pid`` has started. The process then ends whenever its parent ends, however that happens."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The kernel tells of a death to come; here is asked for one that was, and where there is no such kernel.
+    # The kernel signals only a future death of the parent. The thread also covers an earlier one, and systems without such a kernel.
     threading.Thread(target=_end_with_parent, args=(parent_pid,), name="end-with-parent", daemon=True).start()
-    # A terminal's Ctrl-C reaches the whole process group: workers end at once, without a traceback each. Where the
-    # parent ignores it (a job in the background), so do they.
+    # A terminal's Ctrl-C reaches the whole process group: workers then end at once, without a traceback each. If the parent ignores it (a
+    # job in the background), workers do too.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -54,8 +54,8 @@ def _end_with_parent(parent_pid: int) -> None:
 
 @contextmanager
 def worker_processes(num: int) -> Iterator[ProcessPoolExecutor]:
-    """At most so many, which start as they are needed and end with the body; after an error (Ctrl-C, SIGTERM) they are killed, whatever
-    they do."""
+    """Yields a pool of at most ``num`` processes, which start when needed and end with the body. After an error (Ctrl-C, SIGTERM) they are
+    killed, even if busy."""
     # Spawned, not forked: forking a process that runs threads (torch, pyarrow) can deadlock.
     pool = ProcessPoolExecutor(num, mp_context=get_context("spawn"), initializer=begin_worker, initargs=(os.getpid(),))
     before = {child.pid for child in active_children()}
@@ -72,27 +72,27 @@ def worker_processes(num: int) -> Iterator[ProcessPoolExecutor]:
 
 
 _OBJECTS = 100_000
-"""That a simulation makes before the collector looks at them (Python's default: 700)."""
+"""Objects that a simulation makes before the garbage collector runs (Python's default: 700)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Makes a run and packs it, in whatever process of whatever machine it is called: what it knows is the sweep's.
+    """Makes a run and packs it, in any process of any machine; holds what a run needs to know of its sweep.
 
-    Packing a run takes about as long as a short simulation. Done by the sweep, one after the other, workers would wait.
+    Packing a run takes about as long as a short simulation. If the sweep packed runs one by one, workers would wait.
     """
 
     git: GitState
     command: tuple[str, ...]
-    """Cleaned: another machine knows nothing of the folders of this one."""
+    """Cleaned, because another machine does not know the folders of this one."""
 
     def make(
         self, experiment: Experiment, on_progress: OnProgress | None = None, sitting: Sitting | None = None
     ) -> Packed:
-        """A run in a sitting says besides how busy the machine was."""
+        """Make and pack a run. In a sitting, its provenance also tells how busy the machine was."""
         before = gc.get_threshold()
         if not experiment.is_measured:
-            # A simulation makes millions of small objects and no rings of them: looking for some took a quarter of its time.
+            # A simulation makes millions of small objects and no reference cycles. Looking for cycles took a quarter of its time.
             gc.set_threshold(_OBJECTS, *before[1:])
         try:
             started, began, load = utc_now(), time.perf_counter(), None
@@ -117,7 +117,7 @@ class Packing:
 
 
 def _busy_s(experiment: Experiment, record: RunRecord) -> float | None:
-    """Seconds of a measured run's steps, where its family has steps and they were computed on the CPU."""
+    """Seconds of a measured run's steps, if its family has steps and the CPU computed them; else None."""
     if record.manifest.get("device", "cpu") != "cpu":
         return None
     compute = next((metric.compute for metric in experiment.family.metrics if metric.name == "busy_s"), None)
@@ -127,11 +127,11 @@ def _busy_s(experiment: Experiment, record: RunRecord) -> float | None:
 Jobs = Annotated[int, Range(1, 1024)] | None
 """Runs at once; None leaves it to the pool."""
 CELLS_PER_WORKER = 4
-"""Simulated cells below which another process costs more than it saves."""
+"""With fewer simulated cells per worker, another process costs more than it saves."""
 KEPT_WORKLOADS = 64
-"""That a process has at hand: systems that are compared serve the same one."""
+"""Workloads that a process caches, because systems that are compared serve the same one."""
 UNGUARDED = 97
-"""Exit code of a process that runs its script again and comes to the sweep that it was started for."""
+"""Exit code of a worker process that runs the user's script again and reaches the very sweep that started it."""
 ENDING_S = 5.0
 _UNGUARDED_SAID = (
     'the script was run again by a process that its sweep had started: put what sweeps under if __name__ == "__main__":, '
@@ -142,26 +142,26 @@ _UNGUARDED_SAID = (
 class Pool(Protocol):
     @property
     def is_here(self) -> bool:
-        """Whether this machine's devices are those that runs are measured on."""
+        """Whether runs are measured on this machine's devices."""
 
     def placed(self, experiments: Sequence[Experiment]) -> list[Experiment]:
-        """The experiments, measured ones with the machine that they are measured on."""
+        """Return the experiments, with the measuring machine set in measured ones."""
 
     def check(self, experiments: Sequence[Experiment]) -> None:
-        """Raise UserError for what machines lack that the runs need, before the first run."""
+        """Raise UserError, before the first run, if a machine lacks something that the runs need."""
 
     def simulate(self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, hooks: Hooks) -> None:
-        """By ``jobs`` workers at once; the pool says how many where that is None. Whoever else makes the same runs makes the
-        same numbers."""
+        """Make simulated runs with ``jobs`` workers at once; if None, the pool chooses. Other sweeps may make the same runs, with the same
+        numbers."""
 
     def measure(
         self, experiments: Sequence[Experiment], sitting: Sitting, packing: Packing, locks: UnitLocks, hooks: Hooks
     ) -> None:
-        """Unit by unit, each by one worker that has a machine to itself."""
+        """Make measured runs unit by unit, each by one worker that has a machine to itself."""
 
 
 class LocalPool:
-    """This machine. Measured runs are made in this process, alone, in one sitting."""
+    """The pool of this machine. Measured runs are made in this process, alone, in one sitting."""
 
     is_here = True
 
@@ -173,7 +173,7 @@ class LocalPool:
             experiment.check_machine()
 
     def simulate(self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, hooks: Hooks) -> None:
-        """In processes of their own only where there are enough runs to gain by it."""
+        """Starts other processes only if there are enough runs to gain by it."""
         here = first_held_here(experiments, elsewhere=False)
         if here is not None and (jobs or 1) > 1:
             raise UserError(f"jobs={jobs}: {here}, or give jobs=1")
@@ -188,13 +188,13 @@ class LocalPool:
     def measure(
         self, experiments: Sequence[Experiment], sitting: Sitting, packing: Packing, locks: UnitLocks, hooks: Hooks
     ) -> None:
-        # Closed whatever happens: the error that ends a sweep is kept by who catches it, and would keep the lock.
+        # Close it whatever happens: whoever catches the sweep's error keeps it alive, and so would keep the lock.
         with closing(locks.one_by_one(experiments)) as locked:
             run_here(locked, partial(packing.make, sitting=sitting), hooks)
 
 
 def first_held_here(experiments: Iterable[Experiment], *, elsewhere: bool) -> str | None:
-    """The first thing that these runs name and no other process, or none on another machine, can import; and why."""
+    """The first thing in these runs that no other process (with ``elsewhere``: none on another machine) can import, and why."""
     found = (held_here(each.cell, elsewhere=elsewhere) for each in experiments)
     return next((each for each in found if each is not None), None)
 
@@ -202,7 +202,7 @@ def first_held_here(experiments: Iterable[Experiment], *, elsewhere: bool) -> st
 def run_here(
     experiments: Iterable[Experiment], make: Callable[[Experiment, OnProgress | None], Packed], hooks: Hooks
 ) -> None:
-    """One after the other."""
+    """Makes the runs in this process, one after the other."""
     for experiment in experiments:
         hooks.on_start(experiment)
         try:
@@ -213,15 +213,15 @@ def run_here(
 
 
 def _leave_unguarded_script() -> None:
-    """Where this process is still importing the script of the one that started it, which waits for it: it ends without a
-    word, and the other one says why."""
+    """Ends this process silently if it is still importing the script of its parent process, which waits for it. The parent then reports
+    why."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(UNGUARDED)
 
 
 @contextmanager
 def local_process(packing: Packing) -> "Iterator[_Process]":
-    """A fresh process of this machine, for simulated runs only: measured ones would disturb each other."""
+    """Yields a fresh process of this machine. Only for simulated runs, because measured ones would disturb each other."""
     with worker_processes(1) as pool:
         yield _Process(pool, packing)
 
@@ -235,10 +235,10 @@ class _Process:
             self._begun = pool.submit(_begin)
         self._children = [child for child in multiprocessing.active_children() if child.pid not in others]
         self._pickled: dict[int, bytes] = {}
-        """Workloads, by the identity of what is sent: to compare them takes longer than it saves."""
+        """Pickled workloads by ``id``, because comparing workloads would take longer than it saves."""
 
     def hopeless(self) -> None:
-        """A process can always be started."""
+        """Returns None: a local process can always start."""
 
     def submit(self, experiment: Experiment | None) -> Future[Any]:
         if experiment is None:
@@ -264,7 +264,8 @@ class _Process:
         except BrokenProcessPool as error:
             until = time.monotonic() + ENDING_S
             for child in self._children:
-                # The pool's own thread asks for it too: to whom the system does not tell it, it is None until that one has noted it.
+                # The pool's own thread waits for it too. If the system tells that thread, ``exitcode`` here is None until the thread has
+                # noted it.
                 while child.exitcode is None and time.monotonic() < until:
                     time.sleep(0.01)
                 if child.exitcode == UNGUARDED:
@@ -273,11 +274,11 @@ class _Process:
 
 
 def _begin() -> None:
-    """Nothing: the process is there."""
+    """Does nothing; it returns once the process runs."""
 
 
 def _make(packing: Packing, experiment: Experiment, workload: bytes) -> Packed:
-    """A workload of thousands of sessions takes a fifth of the time of its simulation to be sent: each is sent whole and read once."""
+    """Makes a run. Sending thousands of sessions takes a fifth of their simulation's time: each workload is sent whole and read once."""
     return packing.make(replace(experiment, workload=_unpickled(workload)))
 
 

@@ -1,4 +1,4 @@
-"""How far a sweep is: bars on a terminal, log lines elsewhere."""
+"""Progress of a sweep: bars on a terminal, log lines elsewhere."""
 
 import logging
 import os
@@ -23,23 +23,23 @@ logger = logging.getLogger(__name__)
 
 
 MANY_CELLS = 1000
-"""That take a second or more to prepare."""
+"""So many cells take a second or more to prepare."""
 REDRAW_S = 0.5
 WEEK_S = 7 * 24 * 3600.0
 WHICH_VARIABLE = "REPRO_PROGRESS"
-"""What is said before a bar: which of several figures the command is about, where another one calls it."""
+"""Variable with the text before a bar. A command that calls another one for each figure names the figure in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepProgress:
-    """What a sweep tells; ``on_step`` within a run made in this process, None where nobody watches."""
+    """Callbacks for a sweep. ``on_step`` reports steps of a run in this process; None if nobody watches."""
 
     on_event: OnEvent
     on_step: OnStep | None = None
 
 
 def preparing(cells: Sequence[Cell], console: "Console | None" = None) -> Iterable[Cell]:
-    """The cells, each to be prepared; a bar on a terminal where they are many, since each of them draws its workload."""
+    """Yields each cell before it is prepared. Many cells get a bar on a terminal, because each draws its workload."""
     if len(cells) < MANY_CELLS:
         return cells
 
@@ -55,8 +55,8 @@ def preparing(cells: Sequence[Cell], console: "Console | None" = None) -> Iterab
 
 @contextmanager
 def sweep_progress(num_total: int, console: "Console | None" = None) -> Iterator[SweepProgress]:
-    """Yields what ``Sweep.run`` is to tell. Failed and interrupted cells are told in words on both, reused ones
-    where what is reused is logged."""
+    """Yields the callbacks for ``Sweep.run``. Terminal and log both show failed and interrupted cells in words, and reused ones if that log
+    level is on."""
     from rich.console import Console as RichConsole
 
     console = console or RichConsole(stderr=True)
@@ -67,7 +67,7 @@ def sweep_progress(num_total: int, console: "Console | None" = None) -> Iterator
     from rich.text import Text
 
     which = os.environ.get(WHICH_VARIABLE, "")
-    # The pace is that of all runs since the first began: what was stored took no time.
+    # The pace counts from the start of the first run, because reused runs took no time.
     with bars(console, pace_over_s=WEEK_S) as progress:
         task = progress.add_task(which, total=num_total, start=False)
         drawn_at, num_closed = 0.0, 0
@@ -83,7 +83,7 @@ def sweep_progress(num_total: int, console: "Console | None" = None) -> Iterator
             if is_started and not progress.tasks[0].started:
                 progress.reset(task, completed=event.num_closed)
             progress.update(task, completed=event.num_closed, description=description)
-            # Of the reused ones the summary tells how many.
+            # The summary tells how many cells were reused.
             is_told = event.kind != "reused" or logger.isEnabledFor(logging.INFO)
             if event.kind in ("reused", "failed", "interrupted") and is_told:
                 # Plain text: an error message may hold brackets.
@@ -91,7 +91,7 @@ def sweep_progress(num_total: int, console: "Console | None" = None) -> Iterator
 
         def draw_step(experiment: Experiment, done: DriveProgress) -> None:
             nonlocal drawn_at
-            # Seldom: a run that is measured is not to be disturbed.
+            # Redraw seldom, so that a measured run is not disturbed.
             if (now := time.monotonic()) - drawn_at < REDRAW_S:
                 return
             drawn_at = now
@@ -103,8 +103,8 @@ def sweep_progress(num_total: int, console: "Console | None" = None) -> Iterator
 
 
 def bars(console: "Console", *, is_counted: bool = True, pace_over_s: float = 30.0) -> "Progress":
-    """A description, how far and how long; without a count of all only what is done. ``pace_over_s`` is the time whose pace is
-    expected to go on."""
+    """Bars with a description, the progress and the time; without a known total, only what is done. The pace of the last ``pace_over_s``
+    seconds predicts the time left."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -125,7 +125,7 @@ def bars(console: "Console", *, is_counted: bool = True, pace_over_s: float = 30
 
 
 def _short(cell: Cell) -> str:
-    """What fits beside a bar on a narrow terminal."""
+    """A name of the cell that fits beside a bar on a narrow terminal."""
     rate = "" if cell.rate is None else f" at {cell.rate:g}/s"
     return f"{cell.system.partition(':')[2] or cell.system}, {cell.dataset}{rate}"
 
@@ -139,5 +139,5 @@ def _log_event(event: CellEvent) -> None:
 def _line(event: CellEvent) -> str:
     name = "" if event.cell is None else f"{event.kind} {event.cell.folder_name}: "
     line = f"[{event.num_closed}/{event.num_total}] {name}{event.message}"
-    # A message may hold what a server or a file said.
+    # A message may hold text from a server or a file.
     return "".join(c if c.isprintable() else "?" for c in " ".join(hidden(line).split()))

@@ -1,4 +1,4 @@
-"""Where a run came from: code, machine, libraries, times. No user names, host names or absolute paths, but of what plug-ins read elsewhere."""
+"""Origin of a run: code, machine, libraries, times. No user names, host names or absolute paths, except of what plug-ins read elsewhere."""
 
 import importlib.metadata
 import os
@@ -25,7 +25,7 @@ COMMIT_VARIABLE = "REPRO_COMMIT"
 
 @dataclass(frozen=True, kw_only=True)
 class GitState:
-    """Both None outside a checkout of this repository; commit None before its first commit."""
+    """Both are None outside a checkout of this repository. ``commit`` is None before the first commit."""
 
     commit: str | None
     dirty: bool | None
@@ -33,10 +33,10 @@ class GitState:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What the machine did while a run was measured; seconds."""
+    """How busy the machine was while a run was measured, in seconds."""
 
     cpu_s: float
-    """Processor seconds of this process, all its threads."""
+    """Processor seconds of this process, over all its threads."""
     wall_s: float
     loop_before_s: float
     loop_after_s: float
@@ -50,7 +50,7 @@ class Timing:
     finished_utc: str
     elapsed_s: float
     load: Load | None = None
-    """What the machine did besides while a run was measured."""
+    """How busy the machine was during a measured run."""
 
 
 def utc_now() -> str:
@@ -68,8 +68,8 @@ def collect(
     sitting: str | None = None,
     busy_s: float | None = None,
 ) -> dict[str, Any]:
-    """``calibration`` is the id of what a simulated run rests on; None there means it has none. Of a measured run: the id
-    of its sitting, and the seconds of its steps where they were computed on the CPU."""
+    """Collect a run's provenance. ``calibration`` is the id of a simulated run's calibration; None means it has none. For a measured run,
+    ``sitting`` is the id of its sitting, and ``busy_s`` the seconds of its steps if the CPU computed them."""
     state = git or git_state()
     return {
         "obtained": obtained,
@@ -91,8 +91,8 @@ def collect(
 
 
 def machine_identity(device: str) -> dict[str, Any]:
-    """What makes measured times comparable: equal for two runs on one machine, set up alike. Known without torch for
-    ``device`` cpu, so that looking a run up loads nothing: ``torch_threads`` is None where a script has set none."""
+    """Identity of the machine, equal for two runs on one machine with one setup, whose times are comparable. For ``device`` cpu it needs no
+    torch, so looking up a run is fast. ``torch_threads`` is None unless a script has set it."""
     cpu = _cpu()
     identity: dict[str, Any] = {
         "cpu": cpu["model"],
@@ -113,12 +113,12 @@ def machine_identity(device: str) -> dict[str, Any]:
 
 
 _TOLD_LATELY = ("instructions", "torch_threads", "environment")
-"""What runs that are stored already may not say of their machine: there it is unknown, and held to be alike."""
+"""Facts that older stored runs may lack. A missing fact is unknown and counts as equal."""
 
 
 def unlike(machines: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """What tells machines apart: the values of each fact that is not the same on all, in words; of the environment those of
-    each variable that differs."""
+    """Return how machines differ: the values, as text, of each fact that is not the same on all. For the environment, the values of each
+    variable that differs."""
     found: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for machine in machines for name in machine):
         told = [machine for machine in machines if name in machine or name not in _TOLD_LATELY]
@@ -136,13 +136,13 @@ def unlike(machines: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def git_state(root: Path = REPO) -> GitState:
-    """The commit that the environment names goes first: a copy of a checkout may have a ``.git`` of another time."""
+    """The environment's commit has priority over git's, because a copied checkout may have a ``.git`` of another time."""
     told = os.environ.get(COMMIT_VARIABLE, "")
     if re.fullmatch(r"[0-9a-f]{7,40}", told):
         return GitState(commit=told, dirty=None)
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root.resolve():
-        # A package inside some other project's checkout, whose commit says nothing about us.
+        # This package lies in another project's checkout, whose commit says nothing about us.
         return GitState(commit=None, dirty=None)
     changes = _git(root, "status", "--porcelain")
     return GitState(
@@ -160,7 +160,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 @cache
 def version_of(package: str) -> str | None:
-    """Asked of the installed packages, not imported: a folder of the same name is not the library."""
+    """Version of an installed package. It is not imported, because a folder of the same name is not the library."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -168,14 +168,14 @@ def version_of(package: str) -> str | None:
 
 
 def _cpu() -> dict[str, Any]:
-    """``usable`` are the CPUs that this process may run on now, which a container often limits, and a script may change."""
+    """``usable`` counts the CPUs that this process may run on now, which a container often limits, and a script may change."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     model = processor_facts().get("model name") or platform.processor() or None
     return {"model": model, "count": os.cpu_count(), "usable": usable}
 
 
 def _gpu(torch: Any) -> dict[str, Any] | None:
-    """As a run knows it that loaded torch already: looking must not import it."""
+    """Facts of the GPU, by the torch that the run has already imported: looking up must not import torch."""
     if not torch.cuda.is_available():
         return None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -196,7 +196,7 @@ def _driver() -> str | None:
 
 
 def nvidia_smi(fields: str, *options: str) -> str | None:
-    """What the driver says of its first card, with commas between, sizes in MiB; None where it cannot tell."""
+    """The driver's answer for its first card, separated by commas, with sizes in MiB; None if it cannot tell."""
     command = ["nvidia-smi", *options, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
@@ -208,17 +208,17 @@ def nvidia_smi(fields: str, *options: str) -> str | None:
 # -- whether the machine was busy besides ---------------------------------------------------------------------
 
 MIN_CPU_SHARE = 0.9
-"""Processor seconds per second of steps below which a run on a CPU was kept waiting. A step never sleeps, so a free machine
-gives it at least one; more, where the library computes in several threads, which makes the bound generous."""
+"""With fewer processor seconds per second of steps, a run on a CPU was kept waiting. A step never sleeps, so a free machine gives it at
+least one. With several threads it gets more, which makes this bound generous."""
 MAX_SLOWDOWN = 1.25
-"""Seconds of the calibration loop over the fastest of its sitting. Frequency and caches move it by a few percent on a quiet machine; a
-neighbour that takes a quarter of a core or more moves it by 25 % and more, which is also where a disturbance outgrows
-the differences between systems that the figures are about."""
+"""Largest time of the calibration loop over the fastest of its sitting. Frequency and caches move it by a few percent on a quiet machine. A
+neighbour that takes a quarter of a core or more moves it by 25 % and more. A larger disturbance also outgrows the differences between
+systems that the figures show."""
 
 
 def contention(load: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Signs that the machine was busy with something else, a clause each, in a stored run's ``load``: the fields of ``Load``,
-    and ``busy_s``, the seconds of its steps, where they were computed on the CPU."""
+    """Signs that the machine was busy with something else, a clause each. ``load`` is a stored run's: the fields of ``Load``, and
+    ``busy_s``, the seconds of its steps if the CPU computed them."""
     if load is None:
         return ()
     found = []

@@ -1,5 +1,5 @@
-"""A sweep's runs by workers on a Ray cluster. They come back packed; this process alone writes the store. The
-cluster is there, or of this machine alone, started for a sweep; workers without a checkout are sent the code in one folder."""
+"""A sweep's runs by workers on a Ray cluster. Runs come back packed, and only this process writes the store. The cluster exists already, or
+is started on this machine for the sweep. Workers without a checkout get the code in one folder."""
 
 import atexit
 import logging
@@ -39,7 +39,7 @@ from repro.runs.store import Packed
 # -- the cluster ------------------------------------------------------------------------------------------
 
 OBJECT_STORE_BYTES = 512 * 2**20
-"""Object store of a cluster on this machine: a few records on their way."""
+"""Object store of a cluster on this machine, enough for the few records in transit."""
 SHARED_MEMORY = Path("/dev/shm")
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
@@ -59,15 +59,15 @@ def check_address(address: str) -> None:
 
 @contextmanager
 def connected(address: str | None, experiments: Iterable[Experiment]) -> Iterator[Any]:
-    """Yields the ``ray`` package, connected to the cluster at ``address``, which goes on afterwards, or to one that is
-    started here. Workers import the code of the experiments as it is now, from a copy."""
+    """Yields the ``ray`` package, connected to the cluster at ``address``, which keeps running afterwards, or to one that is started here.
+    Workers import a copy of the experiments' code as it is now."""
     with ExitStack() as stack:
         code = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="repro-code-")))
         gather(experiments, code)
-        # In a job that has an environment of its own, this one counts.
+        # In a job with its own runtime environment, ours must win.
         settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1"}
         if address is None:
-            # Nobody else is to hand it work: it listens on the loopback device alone, and asks for a token that is in no file.
+            # Nobody else may submit work: it listens only on the loopback device, and asks for a token that is in no file.
             settings |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
         stack.enter_context(_environment(settings))
         how = {} if address is not None else _started_here(stack)
@@ -102,9 +102,9 @@ def connected(address: str | None, experiments: Iterable[Experiment]) -> Iterato
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the environment that workers get: REPRO_* and what decides numbers. Secrets are none of them: Ray shows these to
-    whoever may look at the cluster. Libraries to load first are another machine's own. Folders are named whole: a worker's
-    working directory is another one."""
+    """Environment variables for workers: REPRO_* and those that decide numbers. Secrets are left out, because Ray shows variables to anyone
+    who can see the cluster. LD_PRELOAD is left out, because each machine has its own. Folders become absolute, because workers have another
+    working directory."""
     found = {
         name: value
         for name, value in environment.items()
@@ -117,15 +117,15 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
 
 @cache
 def _token() -> str:
-    """One for all clusters of this process: Ray keeps the first that it sees, whatever the environment says later."""
+    """One token for all clusters of this process: Ray keeps the first that it sees, whatever the environment says later."""
     return secrets.token_hex(32)
 
 
 def _started_here(stack: ExitStack) -> dict[str, Any]:
-    # Not below TMPDIR: names of sockets must not be long.
+    # Not below TMPDIR, because socket paths must be short.
     folder = tempfile.mkdtemp(prefix="repro-ray-", dir="/tmp" if sys.platform != "win32" else None)
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
-    # What did not start whole ends with this process alone: Ray, imported later, has its turn before this.
+    # A cluster that did not start fully ends only with this process. Ray is imported later, so its exit handler runs before this one.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     how: dict[str, Any] = {"_temp_dir": folder, "_node_ip_address": "127.0.0.1", "include_dashboard": False}
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * OBJECT_STORE_BYTES:
@@ -155,8 +155,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def gather(experiments: Iterable[Experiment], folder: Path) -> None:
-    """Fill ``folder``, which goes in front of a worker's ``sys.path``: the packages that decide numbers, with the data
-    beside them, laid out as a wheel is (repro/paths.py); and the files of the experiments' plug-ins."""
+    """Fill ``folder``, which comes first in a worker's ``sys.path``. It gets the packages that decide numbers and their data, laid out like
+    a wheel (repro/paths.py), and the files of the experiments' plug-ins."""
     for package in sorted(PACKAGES):
         shutil.copytree(REPO / package, folder / package, ignore=_LEFT_OUT)
     for plug_in in {name for experiment in experiments for name in experiment.code.plug_ins}:
@@ -177,19 +177,19 @@ logger = logging.getLogger(__name__)
 class Node:
     id: str
     machine: str
-    """Nodes of one machine have one."""
+    """The host name, shared by all nodes of one machine."""
     num_cpus: float
     num_gpus: float
     address: str = ""
 
     @property
     def name(self) -> str:
-        """As messages have it (``node_name``)."""
+        """The node's name in messages, in the same form as ``node_name``."""
         return f"node {self.address} ({self.machine})"
 
 
 def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """Those that are alive of what ``ray.nodes()`` tells."""
+    """The nodes from ``ray.nodes()`` that are alive."""
     return [
         Node(
             id=each["NodeID"],
@@ -204,14 +204,14 @@ def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
 
 
 def died(nodes: Sequence[Node], alive: Sequence[Node]) -> str | None:
-    """Which of the nodes are no longer there, in a clause; None where all are."""
+    """Says as a clause which of the nodes died; None if all are alive."""
     left = {node.id for node in alive}
     names = list(dict.fromkeys(node.name for node in nodes if node.id not in left))
     return f"{' and '.join(names)} died" if names else None
 
 
 def measuring(nodes: Sequence[Node], num_gpus: int) -> Node:
-    """The node that runs are measured on: the first by name that is alone on its machine and has the GPUs they need."""
+    """The node to measure runs on: the first by name that is alone on its machine and has the GPUs that the runs need."""
     sharing = Counter(node.machine for node in nodes)
     able = [node for node in nodes if node.num_cpus >= 1 and node.num_gpus >= num_gpus]
     if not able:
@@ -227,7 +227,7 @@ def measuring(nodes: Sequence[Node], num_gpus: int) -> Node:
 
 
 def check_movable(measured: Sequence[Experiment]) -> None:
-    """Refuses runs that cannot be measured on another machine."""
+    """Raises UserError for runs that cannot be measured on another machine."""
     for experiment in measured:
         if experiment.is_tied_here:
             raise UserError(
@@ -241,17 +241,17 @@ def check_movable(measured: Sequence[Experiment]) -> None:
 
 
 def node_name() -> str:
-    """As messages name a node."""
+    """The name of the node that this runs on, for messages."""
     import ray
 
     return f"node {ray.util.get_node_ip_address()} ({socket.gethostname()})"
 
 
 class RayWorker:
-    """One process on a node. What it raises is returned: Ray would wrap it."""
+    """One process on a node. It returns its exceptions, because Ray would wrap raised ones."""
 
     def __init__(self, packing: Packing, *, is_measuring: bool) -> None:
-        """A process that measures is a sitting: its node has nothing else to do as long as it lives."""
+        """A process that measures is one sitting: its node does nothing else as long as it lives."""
         self._packing = packing
         self._sitting = Sitting() if is_measuring else None
         self._where = node_name()
@@ -260,7 +260,7 @@ class RayWorker:
         return self._where
 
     def make(self, pickled: bytes, digest: str, modules: Mapping[str, str]) -> Packed | Exception:
-        """The run of a pickled experiment, whose code on the sweep's machine has this digest, and these modules."""
+        """Make the run of a pickled experiment. ``digest`` and ``modules`` identify its code on the sweep's machine."""
         try:
             experiment: Experiment = pickle.loads(pickled)
             self._check_code(experiment, digest, modules)
@@ -275,7 +275,7 @@ class RayWorker:
     def _check_code(self, experiment: Experiment, digest: str, modules: Mapping[str, str]) -> None:
         code = experiment.code
         changed = () if code.digest == digest else code.changed_from(modules)
-        # Beside a module by itself, other plug-ins lie here too.
+        # Here, the files of other plug-ins also lie beside a single module.
         changed = tuple(name for name in changed if name not in code.plug_ins or not is_alone(name))
         if changed:
             raise RunError(
@@ -285,7 +285,7 @@ class RayWorker:
 
 
 def refusal(pickled: Sequence[bytes]) -> str | None:
-    """Why the node that this is called on cannot make a run of these pickled experiments; None where it can make all."""
+    """Why this node cannot make one of these pickled runs; None if it can make all."""
     try:
         for each in pickled:
             pickle.loads(each).check_machine()
@@ -295,7 +295,7 @@ def refusal(pickled: Sequence[bytes]) -> str | None:
 
 
 def _sendable(error: Exception, where: str) -> Exception:
-    """The error, with its traceback as a note, if it survives being pickled; else what it says."""
+    """The error, with its traceback as a note, if it survives pickling; else a RunError with its message."""
     error.add_note(f"on {where}:\n{traceback.format_exc()}")
     try:
         pickle.loads(pickle.dumps(error))
@@ -308,16 +308,16 @@ def _sendable(error: Exception, where: str) -> Exception:
 
 
 class RayPool:
-    """Simulated runs take a CPU each. Measured ones are made on one node, in one process, which takes all its CPUs, and with
-    them the node from everybody else, and the GPUs they need.
+    """Simulated runs take one CPU each. One process on one node makes the measured runs. It takes the GPUs that they need and all the
+    node's CPUs, so that nobody else gets the node.
 
-    Connects when it first has something to do.
+    The pool connects to the cluster when it first has something to do.
     """
 
     is_here = False
 
     def __init__(self, address: str | None = None) -> None:
-        """``address`` is that of a cluster which is there, auto or host:port; else one is started on this machine."""
+        """``address`` is that of a running cluster, auto or host:port. None starts a cluster on this machine."""
         require_ray()
         if address is not None:
             check_address(address)
@@ -326,13 +326,13 @@ class RayPool:
         self._ray: Any = None
         self._measuring: Node | None = None
         self._machines: dict[tuple[Node, str], Mapping[str, Any]] = {}
-        """What nodes are, by device."""
+        """Machine identity of each node and device."""
 
     def __enter__(self) -> "RayPool":
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The cluster that was started here is stopped; of another, what it had of this sweep."""
+        """Stops a cluster that was started here. On another cluster, ends only what belongs to this sweep."""
         self._ray = None
         self._stack.close()
 
@@ -340,7 +340,7 @@ class RayPool:
         measured = [experiment for experiment in experiments if experiment.is_measured]
         if not measured:
             return list(experiments)
-        # Refused before anything is started for them.
+        # Refuse these before anything is started for them.
         check_movable(measured)
         _check_importable(experiments)
         self._connect(experiments)
@@ -366,7 +366,7 @@ class RayPool:
                 raise UserError(reason)
 
     def simulate(self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, hooks: Hooks) -> None:
-        """By a worker a CPU of the cluster as it is now."""
+        """Makes simulated runs, by default with one worker for each CPU that the cluster has now."""
         self._connect(experiments)
         num_cpus = int(self._ray.cluster_resources().get("CPU", 0))
         num = min(jobs or max(1, num_cpus), len(experiments))
@@ -378,13 +378,13 @@ class RayPool:
     def measure(
         self, experiments: Sequence[Experiment], sitting: Sitting, packing: Packing, locks: UnitLocks, hooks: Hooks
     ) -> None:
-        """The worker is a sitting of its own."""
+        """Makes measured runs with one worker, which is a sitting of its own."""
         self._connect(experiments)
         num_gpus = _most_gpus(experiments)
         node = self._node(num_gpus)
         options = self._on(node, num_cpus=node.num_cpus, num_gpus=num_gpus)
         with self._worker(options, packing, [node], is_measuring=True) as worker:
-            # Whoever locks a unit has its node: two sweeps would wait for each other.
+            # Wait for the node before locking a unit: otherwise two sweeps could wait for each other.
             worker.result(self._answered(worker.submit(None), node))
             with closing(locks.one_by_one(experiments)) as locked:
                 run_here(locked, lambda experiment, _: worker.result(worker.submit(experiment)), hooks)
@@ -399,7 +399,7 @@ class RayPool:
         return nodes_of(self._ray.nodes())
 
     def _node(self, num_gpus: int) -> Node:
-        """The node that runs are measured on; the same one as long as it has GPUs enough."""
+        """The node to measure runs on; the same one as long as it has enough GPUs."""
         if self._measuring is None or self._measuring.num_gpus < num_gpus:
             self._measuring = measuring(self._nodes(), num_gpus)
         return self._measuring
@@ -407,18 +407,18 @@ class RayPool:
     def _machine(self, node: Node, experiment: Experiment) -> Mapping[str, Any]:
         device = experiment.device
         if (node, device) not in self._machines:
-            # A share of a GPU: its name is all that is asked.
+            # A small share of a GPU is enough to ask for its name.
             num_gpus = min(experiment.num_gpus, 0.01)
             self._machines[node, device] = self._ask(node, machine_identity, device, num_gpus=num_gpus)
         return self._machines[node, device]
 
     def _ask(self, node: Node, question: Callable[..., Any], *given: object, num_gpus: float) -> Any:
-        """What a function returns on the node, which it asks for no CPU of."""
+        """Calls a function on the node and returns its result. It reserves no CPU."""
         task = self._ray.remote(question).options(**self._on(node, num_cpus=0, num_gpus=num_gpus))
         return _result(self._answered(task.remote(*given).future(), node), node.name)
 
     def _answered(self, future: Future[Any], node: Node) -> Future[Any]:
-        """The future, once the node was free to answer."""
+        """Waits until the node has answered, and returns the finished future."""
         while wait([future], timeout=PATIENCE_S).not_done:
             if (gone := died([node], self._nodes())) is not None:
                 raise RunError(f"{gone} before it answered: run the command again")
@@ -426,7 +426,7 @@ class RayPool:
         return future
 
     def _on(self, node: Node, *, num_cpus: float, num_gpus: float) -> dict[str, Any]:
-        """Options of what runs on this node and no other."""
+        """Ray options that pin a task or actor to this node."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         return {
@@ -445,7 +445,7 @@ class RayPool:
     def _worker(
         self, options: Mapping[str, Any], packing: Packing, nodes: Sequence[Node], *, is_measuring: bool
     ) -> "Iterator[_Actor]":
-        """On one of the nodes, or of such as join later where it is bound to none."""
+        """Yields a worker on one of the nodes. Unless it measures, it may also start on a node that joins later."""
 
         def hopeless() -> str | None:
             alive = self._nodes()
@@ -477,7 +477,7 @@ class _Actor:
             where: Future[Any] = self._handle.where.remote().future()
             return where
         code = experiment.code
-        # As a checked fact, not by trust: what the worker imports is what this process has.
+        # The worker checks that it imports the same code as this process.
         made: Future[Any] = self._handle.make.remote(
             self._pickled(experiment), code.digest, dict(code.modules)
         ).future()

@@ -1,7 +1,7 @@
-"""What one run leaves behind: tables, of which one holds its requests, and a manifest of facts.
+"""The record of one run: tables, one of them for its requests, and a manifest of facts.
 
-Tables are plain ``dict[column, list]``: nothing heavy is imported to make or read one. All times are
-seconds on the driver's clock since the run began.
+Tables are plain ``dict[column, list]``, so making or reading one imports nothing heavy. All times are seconds on the driver's clock since
+the run began.
 """
 
 import csv
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 SCHEMA_VERSION = 8
-"""What is in the file of a stored run. Raise it with any change of columns, metrics or their meaning."""
+"""Version of the content of a stored run's file. Raise it with any change of columns, metrics or their meaning."""
 
 Obtained = Literal["measured", "composed", "simulated"]
-"""Timed in this run; simulated with steps composed of kernels that others timed; simulated with modelled steps."""
+"""measured: timed in this run; composed: simulated with steps of kernels that others timed; simulated: with modelled steps."""
 ColumnKind = Literal["int", "float", "str", "bool"]
 Table = dict[str, Any]
-"""Columns by name: lists, or other sequences of plain values."""
+"""Columns by name, each a list or another sequence of plain values."""
 
 REQUESTS = "requests"
 """The table that every run has."""
@@ -42,19 +42,19 @@ def _read(path: Path) -> tuple[dict[str, str], ...]:
 
 
 def rows_in(path: Path, family: str) -> Iterator[dict[str, str]]:
-    """The rows of one family in a CSV file that describes what its runs leave behind."""
+    """The rows of one family in a CSV file that describes what its runs record."""
     return (row for row in _read(path) if row["family"] == family)
 
 
 def is_marked(row: Mapping[str, str], mark: str) -> bool:
-    """Whether a row has this mark, the name of a column; its cell is empty where it has not."""
+    """Whether a row has this mark: its cell in the column of that name holds the name, or else is empty."""
     if row[mark] not in ("", mark):
         raise ValueError(f"{mark}={row[mark]!r} must be {mark} or nothing in the row {row}")
     return row[mark] == mark
 
 
 def columns_in(path: Path, family: str) -> dict[str, tuple[Column, ...]]:
-    """The columns of each table of a family that a CSV file describes, a row a column."""
+    """The columns of each table of a family, from a CSV file with a row per column."""
     found: dict[str, tuple[Column, ...]] = {}
     for row in rows_in(path, family):
         if row["kind"] not in get_args(ColumnKind):
@@ -67,26 +67,26 @@ def columns_in(path: Path, family: str) -> dict[str, tuple[Column, ...]]:
 EVERY = "any"
 """The family of rows about every run."""
 REQUEST_COLUMNS = columns_in(Path(__file__).with_name("columns.csv"), EVERY)[REQUESTS]
-"""Columns of every run's requests; a family adds its own behind them."""
+"""Columns of every run's requests. A family adds its own after them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """``tables`` holds ``requests`` and what its family records besides.
+    """The record of a run. ``tables`` holds ``requests`` and the tables of its family.
 
-    Keys of ``manifest`` the harness reads, all JSON; others are kept as they are:
+    The harness reads these keys of ``manifest``, all JSON. It keeps others as they are:
 
     - ``obtained`` (required to store): measured, composed or simulated
     - ``calibration``: id of the calibration behind a simulated run, null if it has none
     - ``dataset``: where the requests came from (name, revision, checksum, sample ids)
-    - ``facts``: what was learnt by preparing the run
+    - ``facts``: what preparing the run found out
     - ``slos``: ``{name: {"e2el_s": limit, "ttft_s": limit, "queue_wait_s": limit}}``, for goodput
     """
 
     tables: Mapping[str, Table]
     manifest: Mapping[str, Any] = field(default_factory=dict)
     derived: dict[tuple[Any, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What was made of the tables once for all who ask: a record does not change."""
+    """Cache of values computed from the tables; a record never changes."""
 
     def __post_init__(self) -> None:
         if REQUESTS not in self.tables:
@@ -118,7 +118,7 @@ class RunRecord:
 
 
 class LazyTables(Mapping[str, Table]):
-    """Tables that are read when they are asked for, each once."""
+    """Tables that are each read once, on first use."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], Table]) -> None:
         self._names = tuple(names)
@@ -148,7 +148,7 @@ class DriveProgress(NamedTuple):
     num_total: int
     num_submitted: int
     num_closed: int
-    """Finished or failed."""
+    """Requests that finished or failed."""
 
 
 OnProgress = Callable[[DriveProgress], None]

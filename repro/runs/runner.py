@@ -1,4 +1,4 @@
-"""Runs experiments by workers, each once: which run a worker makes next, and what becomes of the runs of one that is lost."""
+"""Runs experiments by workers, each once: decides which run a worker makes next, and what happens to the run of a lost worker."""
 
 import logging
 from collections import Counter, deque
@@ -15,26 +15,26 @@ from repro.runs.record import DriveProgress
 from repro.runs.store import Packed
 
 MOST_LOSSES = 2
-"""Workers that a run may take with it: it is tried once more, and then given up."""
+"""Workers that one run may lose: it is tried once more, and then given up."""
 
 
 class Assignment:
-    """A worker makes the runs of a group one by one, and then another group. Workers are known by a number. One that finds no group
-    more joins another one in the largest."""
+    """Assigns runs to workers, which are numbered. A worker makes the runs of one group, then those of another group. If no group is
+    waiting, it helps with the largest group."""
 
     def __init__(self, groups: Iterable[Sequence[Experiment]]) -> None:
         self._waiting = deque(map(deque, groups))
         self._groups: dict[int, deque[Experiment]] = {}
-        """What is left of each worker's group."""
+        """The remaining runs of each worker's group."""
         self._losses: Counter[str] = Counter()
 
     @property
     def is_left(self) -> bool:
-        """Whether there is something that nobody has taken."""
+        """Whether there is a run that no worker has taken."""
         return bool(self._waiting) or any(self._groups.values())
 
     def take(self, worker: int) -> Experiment | None:
-        """Its next run; None where there is none for it."""
+        """The worker's next run; None if no run is left."""
         group = self._groups.pop(worker, None)
         if not group and self._waiting:
             group = self._waiting.popleft()
@@ -46,7 +46,8 @@ class Assignment:
         return group.popleft()
 
     def lost(self, worker: int, culprit: Experiment) -> bool:
-        """The worker is gone while it made the culprit. What was its will be taken again; tells whether the culprit is given up."""
+        """Notes that a worker was lost while it made ``culprit``. Its other runs are taken again. Returns whether the culprit is given
+        up."""
         group = self._groups.pop(worker)
         is_shared = any(group is other for other in self._groups.values())
         self._losses[culprit.cell.key] += 1
@@ -60,8 +61,8 @@ class Assignment:
 
 
 def by_repeats(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
-    """Groups of the repeats of a cell, whose seeds differ, and so their requests: what a deployment finds out before it runs
-    (AMPD's search simulates a dozen runs), its process keeps for the next."""
+    """Groups the repeats of a cell, which differ only in their seeds and so in their requests. The process of a group reuses what a
+    deployment finds out before it runs (AMPD's search simulates a dozen runs)."""
     groups: dict[Hashable, list[Experiment]] = {}
     for experiment in experiments:
         cell = experiment.cell
@@ -76,46 +77,46 @@ def by_repeats(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0
-"""Without a sign of any worker, after which it is said that one is waited for."""
+"""After so many seconds without news from any worker, we log that we are waiting."""
 
 
 class WorkerLost(RunError):
-    """A worker ended before it had made what it was given."""
+    """A worker ended before it had finished its run."""
 
 
 class Worker(Protocol):
     """Makes one run at a time."""
 
     def submit(self, experiment: Experiment | None) -> Future[Any]:
-        """Its run; of None nothing, once the worker can work."""
+        """A future of the experiment's run. For None, the future is done once the worker can work."""
 
     def result(self, future: Future[Any]) -> Any:
-        """What a future that is done holds. Raises WorkerLost where the worker is gone, else what the run has raised."""
+        """The result of a finished future. Raises WorkerLost if the worker is gone, or else what the run raised."""
 
     def hopeless(self) -> str | None:
-        """Why it can never begin: what it needs is gone. None where it may."""
+        """Why the worker can never start, because what it needs is gone; None if it may still start."""
 
 
 OnStep = Callable[[Experiment, DriveProgress], None]
-"""Hears of runs made in this process."""
+"""Called for each step of a run in this process."""
 Start = Callable[[], AbstractContextManager[Worker]]
-"""A worker, which ends with the body; at once where that ends by an exception."""
+"""Context of a worker, which ends with the body; if the body raises, the worker ends at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """What is told while runs are made."""
+    """Callbacks while runs are made."""
 
     on_start: Callable[[Experiment], None]
     on_done: Callable[[Experiment, Packed], None]
     on_error: Callable[[Experiment, Exception], None]
-    """Raises what ends the sweep; returns where it goes on."""
+    """Raises an error to end the sweep, or returns to continue it."""
     on_step: OnStep | None = None
 
 
 def run_by_workers(assignment: Assignment, starts: Sequence[Start], hooks: Hooks) -> None:
-    """By a worker of each of ``starts``, each with one run in hand. One that is lost is replaced, and its run is made again.
-    After an error that ends the sweep, runs under way still finish and are kept."""
+    """Makes the runs with one worker for each of ``starts``; a worker has one run at a time. A lost worker is replaced, and its run is made
+    again. After an error that ends the sweep, runs that have begun still finish and are stored."""
     with ExitStack() as stack:
         _Crew(assignment, starts, hooks, stack).work()
 
@@ -127,12 +128,12 @@ class _Crew:
         self._hooks = hooks
         self._stack = stack
         self._workers: dict[int, tuple[Worker, ExitStack]] = {}
-        """With what ends them, by their place among the starts; a lost one's is taken by who replaces it."""
+        """Workers and what ends them, by their place in ``starts``. A replacement takes the place of the lost worker."""
         self._in_hand: dict[Future[Any], tuple[int, Experiment | None]] = {}
-        """None: the worker begins."""
+        """The place and experiment of each future; None: the worker is starting."""
         self._idle: set[int] = set()
         self._error: Exception | None = None
-        """The first that ends the sweep."""
+        """The first error that ends the sweep."""
 
     def work(self) -> None:
         for place in range(len(self._starts)):
@@ -182,7 +183,7 @@ class _Crew:
             self._failed(experiment, error)
             self._hand_over(place)
         else:
-            # It is at the next while this one is stored.
+            # The worker begins its next run while this one is stored.
             self._hand_over(place)
             if experiment is not None:
                 self._stored(experiment, packed)
@@ -208,7 +209,7 @@ class _Crew:
             self._engage(place)
 
     def _look(self) -> None:
-        """After a while without a sign of any."""
+        """Called after ``PATIENCE_S`` without news from any worker."""
         for future, (place, experiment) in list(self._in_hand.items()):
             if experiment is None and (reason := self._workers[place][0].hopeless()) is not None:
                 del self._in_hand[future]

@@ -1,7 +1,7 @@
-"""Measured runs: sittings, whose runs share a machine, minutes and an id; units, which are made in one sitting; and locks, which keep a
-unit from other sweeps and end with the process that holds them.
+"""Measured runs are organised by sittings, units and locks. The runs of a sitting share a machine, a few minutes and an id. A unit is made
+in one sitting. A lock keeps a unit from other sweeps, and ends with the process that holds it.
 
-Two systems measured half an hour apart are compared across whatever the machine did in between. So a repeat of a comparison, the unit,
+If two systems were measured half an hour apart, changes of the machine would blur the comparison. So a repeat of a comparison, the unit,
 counts as done only as a whole, and its runs alternate between the systems.
 """
 
@@ -28,9 +28,9 @@ from repro.runs.provenance import MAX_SLOWDOWN, Load
 from repro.runs.store import Store, StoredRun
 
 WARM_UP = 10
-"""Loops before the first run: libraries start up, and the sitting learns how fast the machine can be."""
+"""Calibration loops before the first run: libraries start up, and the sitting learns how fast the machine can be."""
 FRESH_S = 0.5
-"""A loop that found the machine quiet after a run serves the next run too, if that begins within so many seconds."""
+"""If a loop after a run found the machine quiet, it also serves the next run, if that begins within so many seconds."""
 
 _LOOP_SIZE, _LOOP_REPEATS = 192, 64
 _LOOPS, _REST_S = 5, 0.05
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class Sitting:
-    """``loop`` times a fixed piece of work; ``cpu`` and ``wall`` are the process's clocks."""
+    """Measures runs on one machine. ``loop`` times a fixed piece of work; ``cpu`` and ``wall`` are the process's clocks."""
 
     id: str = field(default_factory=lambda: uuid4().hex[:12])
     loop: Callable[[], float] | None = None
@@ -48,7 +48,7 @@ class Sitting:
     wall: Callable[[], float] = time.perf_counter
     best_s: float = float("inf")
     _last: tuple[float, float] = field(default=(float("-inf"), float("inf")), init=False)
-    """When the last loop ended, and what it took."""
+    """When the last loop ended, and how long it took."""
 
     def measure(self, run: Callable[[], T]) -> tuple[T, Load]:
         if self.best_s == float("inf"):
@@ -72,8 +72,8 @@ class Sitting:
 
 
 def calibration_loop() -> float:
-    """Seconds that a fixed number of matrix products takes on all cores, about 10 ms: the least of a few in a row, so that a
-    moment's disturbance is none. Before them the threads of a run, which spin for a while after it, come to rest."""
+    """Seconds of a fixed number of matrix products on all cores, about 10 ms. We take the least of a few loops, so a moment's disturbance
+    does not count. We first sleep until the threads of the last run, which spin for a while, come to rest."""
     time.sleep(_REST_S)
     return min(_products() for _ in range(_LOOPS))
 
@@ -99,7 +99,7 @@ Unit = Hashable
 
 
 def unit_of(experiment: Experiment) -> tuple[str, str, str, int] | None:
-    """None for a run that is compared with nothing, or is simulated."""
+    """The unit of a run; None for a run that is simulated or is in no comparison."""
     cell = experiment.cell
     if not experiment.is_measured or cell.comparison is None:
         return None
@@ -107,7 +107,7 @@ def unit_of(experiment: Experiment) -> tuple[str, str, str, int] | None:
 
 
 def name_of(unit: Sequence[Experiment]) -> str:
-    """A file's name for a unit, whichever of its cells are asked for; a run without one is known by its own."""
+    """A file name for a unit, the same whichever of its cells are given. A run without a unit has its own name."""
     if (found := unit_of(unit[0])) is None:
         return unit[0].cell.folder_name
     return file_name("_".join(map(str, found)))
@@ -122,7 +122,7 @@ def units(experiments: Iterable[Experiment]) -> dict[Unit, list[Experiment]]:
 
 
 def broken(unit: Sequence[Experiment], stored: Mapping[str, StoredRun]) -> str | None:
-    """Why the unit has to be made again, whole; None where it is complete, or no part of it is stored."""
+    """Why the whole unit must be made again; None if it is complete, or if no part of it is stored."""
     runs = [stored[experiment.cell.key] for experiment in unit if experiment.cell.key in stored]
     if not runs:
         return None
@@ -135,7 +135,7 @@ def broken(unit: Sequence[Experiment], stored: Mapping[str, StoredRun]) -> str |
 
 
 def interleaved(experiments: Sequence[Experiment]) -> list[Experiment]:
-    """Unit by unit; within one, the systems take turns at every load, and another begins in every repeat."""
+    """Orders runs by unit. Within a unit, the systems take turns at each load, and each repeat begins with another system."""
     order = {unit: place for place, unit in enumerate(dict.fromkeys(map(unit_of, experiments)))}
     loads: dict[Hashable, int] = {}
     for experiment in experiments:
@@ -153,7 +153,7 @@ def interleaved(experiments: Sequence[Experiment]) -> list[Experiment]:
 
 
 def together(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
-    """Neighbours of one unit in a list; a run without one by itself."""
+    """Groups neighbouring runs of the same unit; a run without a unit is a group of its own."""
     found: list[list[Experiment]] = []
     for unit, neighbours in groupby(experiments, unit_of):
         members = list(neighbours)
@@ -172,14 +172,14 @@ logger = logging.getLogger(__name__)
 _HAS_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 LOCKS = ".locks"
-"""The folder of lock files, with the runs, so that all who share these meet."""
+"""The folder of lock files, beside the runs, so that all sweeps that share these runs meet there."""
 
 OnReused = Callable[[Experiment, StoredRun], None]
 
 
 class UnitLocks:
-    """Units that a sweep keeps from other sweeps while it makes them. ``seen`` says how each cell was stored when the sweep
-    looked; ``on_reused`` hears of runs that another sweep has made since."""
+    """Locks units so that no other sweep makes them at the same time. ``seen`` tells how each cell was stored when the sweep looked.
+    ``on_reused`` is called for runs that another sweep has made since."""
 
     def __init__(self, store: Store, seen: Mapping[str, tuple[int, int] | None], on_reused: OnReused) -> None:
         self._store = store
@@ -187,12 +187,12 @@ class UnitLocks:
         self._on_reused = on_reused
 
     def lock(self, unit: Sequence[Experiment], *, wait: bool = False) -> ExitStack | None:
-        """What unlocks the unit; None where others are at it. ``wait`` for those, which must not be done with units in hand:
-        they may be waiting too."""
+        """Lock a unit; returns what unlocks it, or None if another sweep has it. ``wait`` waits for that sweep. Do not wait while holding
+        units: the other sweep may be waiting for them."""
         return locked(self._store.root / LOCKS / f"{name_of(unit)}.lock", wait=wait)
 
     def one_by_one(self, experiments: Sequence[Experiment]) -> Generator[Experiment]:
-        """Unit by unit, each locked until the next is asked for. Those that others are making come last."""
+        """Yields runs unit by unit. A unit stays locked until the next is requested. Units that other sweeps are making come last."""
         busy = []
         for unit in together(experiments):
             if (lock := self.lock(unit)) is None:
@@ -207,7 +207,7 @@ class UnitLocks:
                 yield from self._to_make(unit)
 
     def _to_make(self, unit: Sequence[Experiment]) -> Sequence[Experiment]:
-        """The unit; nothing where another sweep has made it since this one looked."""
+        """The unit's runs, or none if another sweep has made them since this one looked."""
         if all(self._store.written(experiment.cell) == self._seen[experiment.cell.key] for experiment in unit):
             return unit
         runs = {experiment.cell.key: self._store.find(experiment).run for experiment in unit}
@@ -220,7 +220,7 @@ class UnitLocks:
 
 
 def locked(path: Path, *, wait: bool) -> ExitStack | None:
-    """What unlocks a file, which stays where it is. None where another has it; ``wait`` for that to give it up."""
+    """Lock a file, which is never removed; returns what unlocks it. Returns None if another process has the lock, unless ``wait``."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path, mode=0o666, thread_local=False)
@@ -228,7 +228,7 @@ def locked(path: Path, *, wait: bool) -> ExitStack | None:
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Whoever may write to the folder of the runs may lock in it.
+            # Users who may write to the folder of the runs may also lock there.
             keep_mode(path.parent.parent, path.parent)
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is no plain file")

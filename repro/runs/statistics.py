@@ -1,4 +1,4 @@
-"""Intervals: of means over repeats, of ratios paired by seed, of shares of right answers, and whether two runs on the same
+"""Confidence intervals of means over repeats, of ratios paired by seed, and of shares of right answers. Tests whether two runs on the same
 problems differ."""
 
 import functools
@@ -12,7 +12,7 @@ import numpy as np
 from engines.errors import UserError
 
 Key = TypeVar("Key")
-"""What pairs two runs: a seed, or a place."""
+"""Pairs values of two runs: a seed, or a place."""
 
 
 _Z = 1.959963984540054
@@ -53,8 +53,8 @@ def discordance(first: Sequence[bool], second: Sequence[bool]) -> Discordance:
 
 
 def points_apart(pair: Discordance) -> "Interval":
-    """By how many points the first solves more, with the 95 % interval of a paired difference of shares (Agresti and Min, 2005: half
-    a problem is added to each of the four cells)."""
+    """Percentage points by which the first run solves more problems. The 95 % interval is that of a paired difference of shares (Agresti
+    and Min, 2005: add half a problem to each of four cells)."""
     more, fewer, n = pair.only_first + 0.5, pair.only_second + 0.5, pair.n + 2
     centre, half = (more - fewer) / n, _Z * math.sqrt(more + fewer - (more - fewer) ** 2 / n) / n
     low, high = 100 * max(-1.0, centre - half), 100 * min(1.0, centre + half)
@@ -67,15 +67,15 @@ def points_apart(pair: Discordance) -> "Interval":
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """mean +- half_width; half_width is None with fewer than two repeats, mean with none."""
+    """mean +- half_width. half_width is None with fewer than two repeats, and mean with none."""
 
     mean: float | None
     half_width: float | None
-    """Half its length, where it is not symmetric."""
+    """For an asymmetric interval, half its length."""
     n: int
     confidence: float
     bounds: tuple[float, float] | None = None
-    """Its ends, where it is not symmetric."""
+    """The ends of an asymmetric interval."""
 
     @property
     def low(self) -> float | None:
@@ -91,7 +91,7 @@ class Interval:
 
     @property
     def arms(self) -> tuple[float, float]:
-        """The distance to either end, below and above the mean; 0 where there is no interval."""
+        """Distances from the mean to the lower and upper end; 0 if there is no interval."""
         if self.mean is None or self.low is None or self.high is None:
             return 0.0, 0.0
         return self.mean - self.low, self.high - self.mean
@@ -113,9 +113,9 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 
 def crossed_interval(table: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
-    """The interval of the mean over rows by columns, such as models by traces, as of other rows and other columns: cells of a row
-    share what is the row's, so that they are no independent repeats. An effect that is no larger than what is left counts as none.
-    The degrees are Satterthwaite's, of both effects no fewer than of the one with the fewest."""
+    """Interval of the mean of a table, such as models by traces, as if rows and columns were samples. Cells of one row share its effect, so
+    they are no independent repeats. An effect that is no larger than the residual counts as none. The degrees of freedom are
+    Satterthwaite's; with two effects, at least those of the effect with the fewest."""
     data = np.asarray(table, dtype=np.float64)
     num_rows, num_columns = data.shape
     mean, rows, columns = float(data.mean()), data.mean(axis=1), data.mean(axis=0)
@@ -142,9 +142,9 @@ def crossed_interval(table: Sequence[Sequence[float]], confidence: float = 0.95)
 def paired_ratio(
     ours: Mapping[Key, float], theirs: Mapping[Key, float], *, confidence: float = 0.95, percent: bool = False
 ) -> Interval:
-    """Ours over theirs where both have a seed, or by how many percent ours exceed theirs: Student's interval of the mean logarithm, back
-    in ratios. Seeds that both share, arrivals and lengths, so cancel, and a half is as far from 1 as a double. Where a value
-    is not positive there is no logarithm: the ratio is that of the means, without an interval."""
+    """Ratio of ours to theirs over the seeds that both have, or by how many percent ours exceed theirs. It is Student's interval of the
+    mean logarithm, converted back. Arrivals and lengths, which a seed fixes, cancel, and a half is as far from 1 as a double. If a value is
+    not positive, this is the ratio of the means, without an interval."""
     seeds = [seed for seed in ours if seed in theirs]
     pairs = [(ours[seed], theirs[seed]) for seed in seeds]
     if not pairs or any(a <= 0 or b <= 0 for a, b in pairs):
@@ -176,7 +176,7 @@ def as_percent(ratio: Interval) -> Interval:
 
 
 def decimals(interval: Interval, most: int = 2) -> int:
-    """How many a number may have that is no finer than its interval: the first digit of the half width, and the second where the first is 3 or less."""
+    """Decimals that suit an interval: to the first digit of the half width, or to the second if the first is 3 or less."""
     half = interval.half_width
     if not half or not math.isfinite(half):
         return most

@@ -1,8 +1,8 @@
-"""Drives an in-process engine, step by step, through an open-loop workload, on the wall's time or on a virtual one that moves only when told.
+"""Drives an in-process engine, step by step, through an open-loop workload. Time is the wall clock's, or a virtual clock's that moves only
+when told.
 
-Requests are submitted when due, never earlier, whatever the engine is doing: load does not adapt to the
-system under test. A step blocks the loop, so a request due in the middle of one is submitted at its end, and
-latency still counts from the due time.
+Requests are submitted when due, never earlier, whatever the engine is doing: load does not adapt to the system under test. A step blocks
+the loop, so a request that falls due during a step is submitted at its end. Its latency still counts from the due time.
 """
 
 import math
@@ -17,7 +17,7 @@ from repro.runs.record import REQUEST_COLUMNS, Column, DriveProgress, Obtained, 
 
 
 class Clock(Protocol):
-    """Seconds since ``start``. ``obtained`` is how times read from this clock came about."""
+    """Seconds since ``start``. ``obtained`` tells how times of this clock come about."""
 
     @property
     def obtained(self) -> Obtained: ...
@@ -28,10 +28,10 @@ class Clock(Protocol):
     def now(self) -> float: ...
 
     def advance(self, duration_s: float) -> None:
-        """Charges work that was not waited for; nothing on the wall, where it has passed already."""
+        """Adds the duration of work that was not waited for. On the wall clock this does nothing, because the time has passed already."""
 
     def sleep_until(self, time_s: float) -> None:
-        """Returns with ``now() >= time_s``, at once if that holds already."""
+        """Returns once ``now() >= time_s``, at once if that holds already."""
 
 
 class WallClock:
@@ -88,7 +88,7 @@ R = TypeVar("R", bound=TimedRequest)
 
 
 class StepEngine(Protocol):
-    """One may have ``ahead``: the steps that follow the last one if nobody comes meanwhile, of an engine on virtual time."""
+    """An engine that runs in steps. On virtual time it may have ``ahead``: steps after the last one, if no request comes meanwhile."""
 
     @property
     def has_work(self) -> bool:
@@ -103,11 +103,11 @@ class StepEngine(Protocol):
     def submit(self, request: Any) -> None: ...
 
     def step(self, now_s: float) -> Any:
-        """Runs one iteration, and says its ``duration_s``; None when there is nothing it can run now."""
+        """Runs one iteration and returns it with its ``duration_s``; None if there is nothing it can run now."""
 
 
 class StepLog(Protocol):
-    """What a driver tells; the tables of a run are made from it."""
+    """Receives a driver's events; the tables of a run are made from it."""
 
     @property
     def num_closed(self) -> int: ...
@@ -118,7 +118,7 @@ class StepLog(Protocol):
 
 
 class EngineStalledError(RunError):
-    """The engine holds requests, runs nothing, and no arrival is left that could change that."""
+    """The engine holds requests but runs nothing, and no later arrival can change that."""
 
 
 def drive_steps(
@@ -130,7 +130,7 @@ def drive_steps(
     on_progress: OnProgress | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> None:
-    """Submit ``ordered`` (``in_arrival_order``) and step until all are closed, or ``should_stop`` says so."""
+    """Submit ``ordered`` (``in_arrival_order``) and step until all are closed, or until ``should_stop`` returns True."""
     pending = deque(ordered)
     clock.start()
     while should_stop is None or not should_stop():
@@ -170,7 +170,7 @@ def drive_steps(
 
 
 def in_arrival_order(requests: Iterable[R]) -> list[R]:
-    """The requests by due time; a doubled id or a time that is none is refused."""
+    """The requests sorted by due time. Raises UserError for a repeated id or an invalid time."""
     ordered = sorted(requests, key=lambda request: request.arrival_s)
     seen: set[int] = set()
     for request in ordered:
@@ -185,10 +185,10 @@ def in_arrival_order(requests: Iterable[R]) -> list[R]:
 
 
 class RequestLog:
-    """The table of requests while it fills. Refuses an engine that reports a request it does not hold."""
+    """Fills the table of requests. Raises RuntimeError if the engine reports a request that it does not hold."""
 
     def __init__(self, ordered: Sequence[TimedRequest], columns: Sequence[Column] = ()) -> None:
-        """``columns`` are those that a family adds."""
+        """``columns`` are the family's own columns."""
         self.num_closed = 0
         self._row = {request.request_id: row for row, request in enumerate(ordered)}
         self.table: Table = {column.name: [None] * len(ordered) for column in (*REQUEST_COLUMNS, *columns)}
@@ -202,7 +202,7 @@ class RequestLog:
         self.table["submit_lag_s"][row] = now - self.table["arrival_s"][row]
 
     def close(self, request_id: int, status: str, **last: Any) -> None:
-        """``last`` are the columns that are known at its end."""
+        """``last`` holds the columns that are known at the request's end."""
         for column, value in last.items():
             self.set_once(column, request_id, value)
         self.table["status"][self._open_row(request_id)] = status

@@ -1,10 +1,10 @@
 """Runs on disk: one file per cell, whole or absent.
 
-A file is lines of JSON, gzipped. Each line holds one part by its name, the last one seals those before. All lines but the provenance
-and the seal are the same for the same simulated cell and code. Any tool that reads gzip reads it: ``zcat RUN.jsonl.gz``.
+A file is lines of JSON, gzipped. Each line holds one part by its name, and the last line seals the others. All lines but the provenance and
+the seal are the same for the same simulated cell and code. Any tool for gzip can read it: ``zcat RUN.jsonl.gz``.
 
-Of a measured run it holds every table. A simulated one comes out the same whenever it is made: of that only what is read off
-its tables is kept, and the tables are made again where somebody asks for them.
+The file of a measured run holds every table. A simulated run comes out the same whenever it is made, so its file keeps only numbers read
+off its tables. The tables are made again when somebody asks for them.
 """
 
 import gzip
@@ -42,11 +42,11 @@ _LAST_STORED = b"\x01"
 
 
 class Damaged(ValueError):
-    """A byte is not as it was written."""
+    """A file is not as it was written."""
 
 
 def encoded(parts: Mapping[str, Any]) -> bytes:
-    """Raises ValueError for what JSON cannot hold."""
+    """The content of a run's file. Raises ValueError for values that JSON cannot hold."""
     content = gzip.compress(b"".join(json_line(name, value) for name, value in parts.items()), mtime=0)
     return content + _seal(content)
 
@@ -70,8 +70,8 @@ def json_line(name: str, value: Any) -> bytes:
 
 
 def _seal(content: bytes) -> bytes:
-    """A digest of the compressed lines, as another line in a gzip member of its own. It is not compressed: its bytes are the same
-    whatever compresses."""
+    """A digest of the compressed lines, as another line in its own gzip member. That member is not compressed, so its bytes do not depend
+    on the compressor."""
     line = json_line(SEAL, hashlib.sha256(content).hexdigest())
     size = struct.pack("<HH", len(line), len(line) ^ 0xFFFF)
     return _HEADER + _LAST_STORED + size + line + struct.pack("<II", zlib.crc32(line), len(line))
@@ -81,11 +81,11 @@ _SEAL_SIZE = len(_seal(b""))
 
 
 _LEFT_S = 3600.0
-"""Age of a file that is still being written from which nobody writes it."""
+"""Age at which a partial file counts as left over, because nobody still writes it."""
 
 
 class StoreError(RunError):
-    """A stored run was asked for that is absent or cannot be trusted; says why."""
+    """A requested stored run is absent or cannot be trusted; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,15 @@ class StoredRun:
     manifest: Mapping[str, Any]
     provenance: Mapping[str, Any]
     other_code: tuple[str, ...] = ()
-    """Names of code that is not as it was when it ran."""
+    """Names of modules that have changed since the run was made."""
     other_machine: str = ""
-    """In what it was measured on a machine unlike this one."""
+    """How the machine that measured it differs from this one."""
     content: bytes = field(default=b"", repr=False)
-    """The file's, as it was found to be whole: numbers are read of it when they are asked for."""
+    """Content of the file, checked to be whole. Numbers are read from it when they are asked for."""
 
     @property
     def machine(self) -> Mapping[str, Any] | None:
-        """What it was measured on; None of a simulated run."""
+        """The machine that measured it; None for a simulated run."""
         return self.manifest.get("machine")
 
     @property
@@ -117,8 +117,8 @@ class StoredRun:
 
     @property
     def tokens_per_processor_s(self) -> float | None:
-        """Tokens for each second that a processor worked on the requests, loading and waiting left out: others on the machine take
-        time, and hardly any of that. None where nothing was measured."""
+        """Tokens per second of processor time on the requests, without loading and waiting. Other work on the machine hardly changes it.
+        None if nothing was measured."""
         rate, window, spent = (*map(self.summary.get, ("throughput_tok_s", "window_s")), self.facts.get("processor_s"))
         return rate * window / spent if spent and rate is not None and window else None
 
@@ -127,7 +127,7 @@ class StoredRun:
         return int(self.manifest["requests"]["num"])
 
     def sum_of(self, column: str) -> tuple[int, int]:
-        """How many values a column of whole numbers of its requests has, nulls aside, and their sum."""
+        """The number of non-null values in a request column of whole numbers, and their sum."""
         num, total = self.manifest["requests"]["sums"][column]
         return int(num), int(total)
 
@@ -142,7 +142,7 @@ class StoredRun:
         return RunRecord(tables=LazyTables(self.family.columns, self.table), manifest=self.manifest["facts"])
 
     def table(self, name: str) -> Table:
-        """Raises StoreError where the table was not kept and cannot be made again."""
+        """A table of the run. Raises StoreError if it was not stored and cannot be made again."""
         require(name in self.family.columns, f"table={name!r} is unknown: use one of {', '.join(self.family.columns)}")
         columns = self.family.columns[name]
         parts = parts_of(self.content)
@@ -163,7 +163,7 @@ class StoredRun:
 
     @property
     def ran(self) -> str | None:
-        """What ran, as options, or what a search chose; None where the run does not tell."""
+        """The settings that ran or that a search chose, as options; None if the run does not tell."""
         told = self.facts.get("ran") or self.facts.get("tuned", {}).get("chosen")
         return options_said(told) if told else None
 
@@ -173,12 +173,12 @@ class StoredRun:
 
     @property
     def title(self) -> str:
-        """The system's, as figures and tables name it, and the policies that the cell names as ``module:NAME``."""
+        """The system's title in figures and tables, and the policies that the cell names as ``module:NAME``."""
         return ", ".join([SYSTEMS.get(self.cell.system).title, *self.cell.policies])
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the run says of itself besides its numbers."""
+        """Facts that the run records besides its numbers."""
         facts: Mapping[str, Any] = self.manifest["facts"].get("facts", {})
         return facts
 
@@ -200,8 +200,8 @@ class StoredRun:
 
     @property
     def obtained(self) -> str:
-        """How the numbers came about: measured or simulated; from datasheet peaks alone, on a busy machine, or by other
-        code than there is now, where that is so."""
+        """How the numbers came about: measured or simulated. It also tells if they rest on datasheet peaks alone, a busy machine, changed
+        code or another machine."""
         obtained = str(self.manifest["obtained"])
         if "uncalibrated" in str(self.manifest["facts"].get("calibration")):
             obtained += ", uncalibrated"
@@ -212,12 +212,12 @@ class StoredRun:
 
 
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, EOFError, zlib.error)
-"""What reading a file that holds no whole run can raise."""
+"""Exceptions that reading a file without a whole run can raise."""
 
 
 def read_run(file: Path, name: str = "run") -> StoredRun:
-    """The run in a file, by whatever code; raises StoreError for one of another schema, UserError where there is no file to read, said
-    with ``name``, and one of ``UNREADABLE``."""
+    """The run in a file, whatever code made it. Raises StoreError for another schema, UserError if there is no file to read (the message
+    uses ``name``), and otherwise one of ``UNREADABLE``."""
     content = read_bytes(name, file)
     parts = parts_of(content)
     manifest = part_of(parts, MANIFEST)
@@ -228,10 +228,9 @@ def read_run(file: Path, name: str = "run") -> StoredRun:
 
 
 def _whole(run: StoredRun, parts: Mapping[str, bytes]) -> StoredRun:
-    """The run, once it is known to say all that is asked of one; raises one of ``UNREADABLE`` of a file that was put together by
-    others."""
+    """Checks that the run has all required parts, and returns it. Raises one of ``UNREADABLE`` for a file that others put together."""
     manifest, provenance = run.manifest, run.provenance
-    # Kept: to read it of the content later would unpack that once more.
+    # Keep the summary, because reading it later would decompress the content again.
     vars(run)["summary"] = part_of(parts, SUMMARY)
     kinds: tuple[tuple[str, Any, type | tuple[type, ...]], ...] = (
         ("summary", run.summary, dict),
@@ -257,7 +256,7 @@ def _whole(run: StoredRun, parts: Mapping[str, bytes]) -> StoredRun:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What the store has of a cell. ``reason`` is one sentence: why it counts as done, or why it has to run."""
+    """The stored run of a cell, if any. ``reason`` is one sentence: why the cell counts as done, or why it must run."""
 
     reason: str
     run: StoredRun | None = None
@@ -265,42 +264,42 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A run, ready to be put into a store."""
+    """A run that is ready to be put into a store."""
 
     cell: Cell
     content: bytes
-    """Its file's."""
+    """Content of its file."""
     manifest: Mapping[str, Any]
     provenance: Mapping[str, Any]
 
 
 def over_repeats(runs: Sequence[StoredRun], metric: str, part: str | None = None) -> Interval:
-    """Interval of a metric, or one part of it, over the valid runs that have it."""
+    """Interval of a metric, or of one part of it, over the valid runs that have it."""
     found = [run.summary[metric] for run in runs if run.validity.valid]
     values = found if part is None else [None if value is None else value[part] for value in found]
     return mean_interval([value for value in values if value is not None])
 
 
 def by_seed(runs: Iterable[StoredRun], of: Callable[[StoredRun], float | None]) -> dict[int, float]:
-    """The value of each valid run that has one, by its seed."""
+    """The value of each valid run that has one, by seed."""
     return {run.cell.seed: value for run in runs if run.validity.valid and (value := of(run)) is not None}
 
 
 @dataclass(frozen=True)
 class Store:
-    """``root`` holds the runs' files, ``results/local`` those of this machine."""
+    """A folder of runs. ``root`` holds their files; ``results/local`` is that of this machine."""
 
     root: Path
     accept_other_code: bool = field(default=False, kw_only=True)
-    """Takes runs that other code made as done, and marks them."""
+    """Accept runs that other code made as done, and mark them."""
     accept_other_machine: bool = field(default=False, kw_only=True)
-    """So too those measured on a machine unlike this one, which is for drawing them and not for adding to them."""
+    """Accept runs measured on another machine too. Use this to draw runs, not to add to them."""
 
     def file(self, cell: Cell) -> Path:
         return self.root / f"{cell.folder_name}{SUFFIX}"
 
     def surely_missing(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Those of which there is no run whatever their knobs; tells in one look, and without their requests."""
+        """Cells that have no stored run with any knobs. This lists the folder once, and does not prepare requests."""
         try:
             held = {name.rpartition("_")[0] for name in os.listdir(self.root) if name.endswith(SUFFIX)}
         except OSError:
@@ -308,7 +307,7 @@ class Store:
         return [cell for cell in cells if cell.folder_prefix not in held]
 
     def written(self, cell: Cell) -> tuple[int, int] | None:
-        """Another value for every time that the cell is stored; None where it is not."""
+        """A value that changes each time the cell is stored (inode and time); None if it is not stored."""
         try:
             found = self.file(cell).stat()
         except OSError:
@@ -316,7 +315,7 @@ class Store:
         return found.st_ino, found.st_mtime_ns
 
     def find(self, experiment: Experiment) -> State:
-        """Whether the stored run is this cell's, by this code and schema, and every byte is as it was written."""
+        """Look a run up. It must be this cell's, made by this code and schema, with every byte as it was written."""
         file = self.file(experiment.cell)
         try:
             if not stat.S_ISREG(file.lstat().st_mode):
@@ -336,7 +335,7 @@ class Store:
         return state.run
 
     def put(self, packed: Packed) -> StoredRun:
-        """Replaces whatever was stored of the cell, in one rename once everything is written."""
+        """Stores a run, replacing the cell's old one, by one rename once everything is written."""
         file = self.file(packed.cell)
         try:
             with replacing(file) as temporary:
@@ -349,7 +348,7 @@ class Store:
         return StoredRun(packed.cell, file, packed.manifest, packed.provenance, content=packed.content)
 
     def clear_leftovers(self) -> None:
-        """Removes old ones, of processes that were killed while they stored."""
+        """Removes old partial files of processes that were killed while storing."""
         for path in self.root.glob(f".*{SUFFIX}.partial-*"):
             with suppress(OSError):
                 if time.time() - path.lstat().st_mtime > _LEFT_S:
@@ -376,7 +375,7 @@ class Store:
 
 
 def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any]) -> Packed:
-    """Check and sum up a run, and write its file in memory: most of the work of storing it."""
+    """Check and summarise a run, and build its file in memory. This is most of the work of storing it."""
     cell, family, code = experiment.cell, experiment.family, experiment.code
     family.check_tables(record)
     validity = family.assess(record)
@@ -397,7 +396,7 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
     provenance = cleaned(provenance)
     parts = {CELL: cell.written(), MANIFEST: manifest, SUMMARY: family.summarize(record)}
     parts |= {name: _told(plain_table(name, record.tables[name], columns)) for name, columns in kept.items()}
-    # The provenance as it will be read.
+    # Give the provenance as it will be read back.
     return Packed(
         cell=cell,
         content=encoded({**parts, PROVENANCE: provenance}),
@@ -407,7 +406,7 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
 
 
 def _sum_of(record: RunRecord, name: str) -> list[int]:
-    """How many values a column of whole numbers has, nulls aside, and their sum."""
+    """The number of non-null values in a column of whole numbers, and their sum."""
     import numpy as np
 
     values = column(record, name)
@@ -419,12 +418,12 @@ def _sum_of(record: RunRecord, name: str) -> list[int]:
 
 
 def _told(table: Table) -> Table:
-    """What servers said of failed requests may repeat what they were sent; answers are kept as they came."""
+    """Cleans the column ``error``, because a server's message may repeat what it was sent. Answers are kept as they came."""
     return {name: cleaned(values) if name == "error" else values for name, values in table.items()}
 
 
 def _unlike(stored: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str:
-    """Empty where they are alike, or nothing was measured."""
+    """How two machines differ; empty if they are alike, or if nothing was measured."""
     if here is None:
         return ""
     if stored is None:

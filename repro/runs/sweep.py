@@ -1,4 +1,4 @@
-"""A sweep: experiments looked up in the store once, the missing ones run, and all of them as stored runs."""
+"""A sweep: looks experiments up in the store once, runs the missing ones, and returns all as stored runs."""
 
 import logging
 import sys
@@ -28,7 +28,7 @@ EventKind = Literal["started", "ran", "reused", "failed", "interrupted"]
 
 
 def pool_of(name: str, address: str | None = None, jobs: int | None = None) -> AbstractContextManager[Pool]:
-    """The pool of a name, which ends with the body. Refuses what cannot be, ``jobs`` that it is to make at once included."""
+    """The pool of this name, which ends with the body. Raises UserError for an impossible pool, and for invalid ``jobs``."""
     check_value(Jobs, "jobs", jobs)
     name, address = plain(name), plain(address)
     require(address is None or isinstance(address, str), f"address={address!r} must be a text: auto or host:port")
@@ -46,13 +46,13 @@ class CellOutcome:
     cell: Cell
     status: Literal["ran", "reused", "failed"]
     reason: str
-    """Why it ran or was reused; for a failed cell, the error."""
+    """Why the cell ran or was reused; for a failed cell, the error."""
     run: StoredRun | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellEvent:
-    """``started`` (to a pool: handed over), one of the outcomes, or ``interrupted``, which ends the run."""
+    """``kind`` is ``started`` (for a pool: handed over), one of the outcomes, or ``interrupted``, which ends the run."""
 
     kind: EventKind
     cell: Cell | None
@@ -65,13 +65,13 @@ OnEvent = Callable[[CellEvent], None]
 
 
 class Sweep:
-    """Experiments of one key are one. ``force`` runs what is stored again. Measured cells of one comparison are reused, or
-    made again, together (repro.runs.sitting)."""
+    """Runs experiments; those with the same key count as one. ``force`` also runs what is stored. Measured cells of one comparison are
+    reused, or made again, together (repro.runs.sitting)."""
 
     def __init__(
         self, experiments: Sequence[Experiment], store: Store, *, force: bool = False, pool: Pool | None = None
     ) -> None:
-        """``pool`` is where missing runs are made: this machine, where none is given."""
+        """``pool`` makes the missing runs; the default is this machine."""
         self.pool = pool or LocalPool()
         self.experiments = self.pool.placed(experiments)
         self.store = store
@@ -107,12 +107,12 @@ class Sweep:
         return [experiment for key, experiment in self._unique.items() if key not in self._outcomes]
 
     def why(self, cell: Cell) -> str:
-        """One sentence: why the cell's run is reused, or why it has to be made."""
+        """One sentence: why the cell's run is reused, or why it must be made."""
         return self._reasons[cell.key] if cell.key in self._reasons else self._outcomes[cell.key].reason
 
     def check(self, out_dir: Path | None = None) -> None:
-        """Refuse what machines lack for the runs that are missing, before the first of them. ``out_dir``: where figures of
-        the runs will go."""
+        """Raise UserError, before the first missing run, if a machine lacks something it needs. ``out_dir`` is the folder for figures of
+        the runs."""
         self.pool.check(self.to_run)
         if out_dir is not None:
             writable_folder("out_dir", out_dir)
@@ -129,15 +129,15 @@ class Sweep:
         jobs: int | None = None,
         sitting: Sitting | None = None,
     ) -> list[CellOutcome]:
-        """Make the missing runs: simulated ones by ``jobs`` workers (default: all cores), then measured ones, each with a
-        machine to itself, those of this machine in one ``sitting``, the systems of a comparison in turn. Outcomes are in the
+        """Make the missing runs. First ``jobs`` workers (default: all cores) make the simulated ones. Then measured ones follow, each with
+        a machine to itself. Those of this machine share one ``sitting``, and the systems of a comparison take turns. Outcomes are in the
         order of the experiments.
 
-        A run that raises is reported as an event and, unless ``continue_on_error``, ends the sweep with its exception.
-        ``on_step`` hears of every step of a run made in this process. ``KeyboardInterrupt`` is reported and raised again; finished runs stay stored.
+        A run that raises is reported as an event and, unless ``continue_on_error``, ends the sweep with its exception. ``on_step`` is
+        called for every step of a run in this process. ``KeyboardInterrupt`` is reported and raised again; finished runs stay stored.
         """
         check_value(Jobs, "jobs", jobs)
-        # The code that runs was imported before the first cell: an edit in the middle of a sweep is not in it.
+        # The code was imported before the first cell, so an edit during a sweep has no effect on it.
         packing = Packing(git=git_state(), command=tuple(clean_command(sys.argv)))
         making = _Making(sweep=self, on_event=on_event, continue_on_error=continue_on_error)
         for outcome in self._outcomes.values():
@@ -168,12 +168,11 @@ class Sweep:
 
     @property
     def runs(self) -> list[StoredRun]:
-        """The stored runs, in the order of the experiments; those that are missing are left out."""
+        """The stored runs, in the order of the experiments, without missing ones."""
         return [self._runs[key] for experiment in self.experiments if (key := experiment.cell.key) in self._runs]
 
     def by_grid(self, grids: Sequence[Sequence[Cell]]) -> list[list[StoredRun] | None]:
-        """The runs of consecutive parts of the experiments, as many as each grid has cells; None for a part in which one
-        is missing."""
+        """Splits the runs into consecutive parts, each as long as its grid; None for a part with a missing run."""
         keys, parts = iter([experiment.cell.key for experiment in self.experiments]), []
         for grid in grids:
             runs = [self._runs.get(next(keys)) for _ in grid]
@@ -184,7 +183,7 @@ class Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class _Making:
-    """What becomes of a sweep's missing runs while they are made."""
+    """Records the outcomes of a sweep's missing runs while they are made."""
 
     sweep: Sweep
     on_event: OnEvent | None
@@ -212,7 +211,7 @@ class _Making:
 
     def failed(self, experiment: Experiment, error: Exception) -> None:
         fault = error if is_of_a_plug_in(error) else fault_of(experiment.cell, error)
-        # An error that ends the sweep is raised: its traceback need not be in the log too.
+        # An error that ends the sweep is raised, so the log need not show its traceback too.
         if self.continue_on_error and not isinstance(error, UserError | RunError):
             logger.error("%s failed", experiment.cell.folder_name, exc_info=error)
         message = str(fault) if isinstance(fault, UserError | RunError) else f"{type(fault).__name__}: {fault}"

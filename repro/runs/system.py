@@ -1,4 +1,4 @@
-"""What the harness asks of a system, the one seam between them; and where systems are found by name."""
+"""The interface that a system offers to the harness, and the registry that finds systems by name."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ T = TypeVar("T")
 Tune = Literal["off", "search"]
 TUNE = "tune"
 Setting = tuple[tuple[str, Scalar], ...]
-"""Knobs by name, in order."""
+"""(knob, value) pairs, in order."""
 PAPER, CARDS = "paper", "cards"
 
 
@@ -30,21 +30,21 @@ class TuneKnobs(Checked):
 
 
 class FreeSetting(NamedTuple):
-    """Something that no source prints, and what it may be besides what it is by default."""
+    """A setting that no source prints, and the values it may take besides its default."""
 
     what: str
     settings: tuple[Mapping[str, Scalar], ...]
     why: str
-    """What the source says of it."""
+    """The source's words about it."""
     settings_of: Callable[[Cell], tuple[Mapping[str, Scalar], ...]] | None = None
-    """More of them, where they depend on what a cell asks for; its docstring says which."""
+    """Returns more settings, which depend on what a cell asks for; its docstring describes them."""
     has_default: bool = True
-    """False: one of them is taken, the first of all candidates the first."""
+    """False: one of these settings is always taken, and the first candidate takes the first."""
     where: str = ""
-    """paper: on the clusters of AMPD's figures alone; cards: everywhere else."""
+    """paper: only on the clusters of AMPD's figures; cards: everywhere else; empty: both."""
 
     def among(self, cell: Cell) -> tuple[Setting, ...]:
-        """What it may be in a cell; nothing where the cell says what it is."""
+        """The values it may take in a cell; empty if the cell sets it itself."""
         more = () if self.settings_of is None else self.settings_of(cell)
         settings = (*self.settings, *more)
         if self.where == CARDS:
@@ -55,7 +55,7 @@ class FreeSetting(NamedTuple):
 
     @property
     def said(self) -> tuple[str, ...]:
-        """In words, each."""
+        """Each setting in words."""
         more = () if self.settings_of is None else (" ".join((self.settings_of.__doc__ or "").split()),)
         return (
             *(" ".join(f"{name}={_written(value)}" for name, value in each.items()) for each in self.settings),
@@ -64,7 +64,7 @@ class FreeSetting(NamedTuple):
 
 
 def _left_free(settings: Sequence[Mapping[str, Scalar]], given: Mapping[str, Scalar]) -> tuple[Setting, ...]:
-    """What a user has not given of them. The first knob of a setting says what it is: one with another value there is left out."""
+    """The parts of these settings that a user has not given. A setting is left out if its first knob, its kind, has another value."""
     found: dict[Setting, None] = {}
     for setting in settings:
         kind, value = next(iter(setting.items()))
@@ -82,7 +82,7 @@ def setting_said(setting: Setting) -> str:
 
 
 def options_said(settings: Mapping[str, Scalar]) -> str:
-    """Settings by name as options of ``repro bench``, for a shell."""
+    """Settings as options of ``repro bench``, quoted for a shell."""
     named = {name: _written(settings[name]) for name in sorted(settings)}
     model = named.pop("model", None)
     words = [] if model is None else ["--model", shlex.quote(model)]
@@ -91,7 +91,7 @@ def options_said(settings: Mapping[str, Scalar]) -> str:
 
 @cache
 def free_settings(of: str) -> tuple[FreeSetting, ...]:
-    """What no source prints of a system, or of any ``baseline``, as ``free.csv`` lists it."""
+    """The settings of a system, or of any ``baseline``, that no source prints, as listed in ``free.csv``."""
     with Path(__file__).with_name("free.csv").open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if of in row["systems"].split()]
     return tuple(
@@ -126,43 +126,43 @@ if TYPE_CHECKING:
 class PreparedWorkload(Protocol):
     @property
     def provenance(self) -> Any:
-        """Where requests came from; a dataclass, whose fields go into the run's manifest, with a ``checksum`` of the requests."""
+        """Source of the requests: a dataclass whose fields go into the run's manifest, with a ``checksum`` of the requests."""
 
 
 class Deployment(Protocol):
-    """A system configured for one cell, checked, with nothing heavy loaded; it pickles where it is simulated. Has a
-    ``device`` besides where its runs are measured on another than the CPU: cuda or cuda:N; and ``is_tied_here`` where they
-    drive servers or start processes beside this one, so that no other machine can make them."""
+    """A system configured and checked for one cell, with nothing heavy loaded. It pickles if it is simulated. It has ``device``, cuda or
+    cuda:N, if its runs are not measured on the CPU. It has ``is_tied_here`` if its runs drive servers or start processes, so that only this
+    machine can make them."""
 
     @property
     def obtained(self) -> "Obtained":
-        """Measured runs are made alone, simulated ones in parallel."""
+        """Decides how runs are made: measured ones alone, simulated ones in parallel."""
 
     @property
     def basis(self) -> str:
-        """A digest of what is behind the numbers besides requests and code: a checkpoint, a calibration."""
+        """A digest of what else decides the numbers, besides requests and code: a checkpoint, a calibration."""
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Modules that decide the run's numbers; what they import counts too (repro.runs.code)."""
+        """Modules that decide the run's numbers; the modules that they import count too (repro.runs.code)."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What was learnt by planning."""
+        """Facts found by planning."""
 
     def check_machine(self) -> None:
-        """Raise UserError where this machine lacks something that the run needs."""
+        """Raise UserError if this machine lacks something that the run needs."""
 
     def run(self, workload: Any, on_progress: "OnProgress | None" = None) -> "RunRecord":
         """Serve the workload."""
 
 
 class System(Protocol):
-    """One may have besides: ``knobs``, the settings whose fields are its cells' knobs; ``default_dataset(platform)``, the data set where
-    none is named; ``implied(given)``, what the knobs that a user gave say of others; ``free``, which of its settings no source prints
-    (``FreeSetting``); where cells can ask for a device, ``check_device(cell)``, which raises UserError where this machine lacks it,
-    before the cell's requests are looked at; and ``reseeded(deployment, cell)``, which returns the deployment and workload of a cell
-    that differs in its seed alone from the one that ``deployment`` was prepared for, or None if it has to be prepared anew."""
+    """A system may also have these: ``knobs`` are settings classes whose fields are its cells' knobs. ``default_dataset(platform)`` is the
+    default data set. ``implied(given)`` returns knobs that a user's knobs imply. ``free`` lists settings that no source prints
+    (``FreeSetting``). ``check_device(cell)`` raises UserError, before requests are prepared, if the device that a cell asks for is
+    absent. ``reseeded(deployment, cell)`` returns what ``prepare`` would return for a cell that differs only in its seed from the cell of
+    ``deployment``, or None if the cell has to be prepared."""
 
     @property
     def name(self) -> str: ...
@@ -174,33 +174,33 @@ class System(Protocol):
     def family(self) -> "Family": ...
 
     def prepare(self, cell: Cell) -> tuple[Deployment, PreparedWorkload]:
-        """Raise UserError for whatever a user can get wrong, before any run."""
+        """Raise UserError for any mistake of the user, before any run."""
 
 
 class SystemEntry(NamedTuple):
-    """A system that comes with the package, as ``systems.csv`` lists it: all that is said of it outside of its own modules."""
+    """A system of this package, as listed in ``systems.csv``: everything about it outside of its own modules."""
 
     name: str
     where: str
-    """The system as module:NAME, or the method that ``made_by`` makes one of."""
+    """The system as module:NAME, or the method that ``made_by`` turns into a system."""
     made_by: str
-    """A class of systems as module:NAME; empty where ``where`` is a system."""
+    """A class of systems as module:NAME; empty if ``where`` is a system."""
     colour: str
     marker: str
-    """Both in figures, where it has its own."""
+    """Colour and marker in figures, if it has its own."""
     says: str
-    """Its description, in a clause."""
+    """A description of the system, as a clause."""
 
 
 with Path(__file__).with_name("systems.csv").open(newline="", encoding="utf-8") as _listed:
     ENTRIES: Mapping[str, SystemEntry] = {row["name"]: SystemEntry(**row) for row in csv.DictReader(_listed)}
-"""By name: importing all systems takes longer than listing them."""
+"""The systems by name. Listing them here is faster than importing them all."""
 _MOVED = {"repro.systems.ar.planning:AMPD_PLANNER": "repro.families.cluster.planning:AMPD_PLANNER"}
 
 
 class Registry(Generic[T]):
-    """``entries`` maps a name to where it is, ``module:NAME``, which is imported when it is asked for. Packages add
-    to it through the entry-point group ``repro.<kind>``. What lacks one of ``having`` is refused."""
+    """``entries`` maps a name to its ``module:NAME``, which is imported on first use. Packages add entries through the entry-point group
+    ``repro.<kind>``. An entry that lacks an attribute of ``having`` is refused."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class Registry(Generic[T]):
         having: tuple[str, ...] = (),
         moved: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``moved`` says where things are now that stored cells name by an older ``module:NAME``."""
+        """``moved`` maps an older ``module:NAME`` in stored cells to the current one."""
         self.kind, self._moved = kind, moved
         self._having = having
         self._entries = dict(entries)
@@ -219,7 +219,7 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def get(self, name: str) -> T:
-        """Raises UserError for a name that is not known or is none, or a module that has no such thing."""
+        """Return the entry of a name. Raises UserError for an unknown or invalid name, or if the module lacks the attribute."""
         if not isinstance(name, str):
             raise UserError(f"{self.kind}={name!r} must be a name: use one of {', '.join(self)}, or module:NAME")
         where = self._entries.get(name) or self._moved.get(name) or where_of(self.kind, name, self)
@@ -227,7 +227,7 @@ class Registry(Generic[T]):
 
 
 class _Systems(Registry[System]):
-    """Those of ``ENTRIES``, each imported when it is asked for, and those of installed packages."""
+    """The systems of ``ENTRIES``, each imported on first use, and those of installed packages."""
 
     def get(self, name: str) -> System:
         entry = ENTRIES.get(name) if isinstance(name, str) else None
@@ -249,16 +249,16 @@ SYSTEMS = _Systems(
 
 
 def settings_of(name: str) -> tuple[type, ...]:
-    """The settings whose fields are the knobs of a system's cells; none where it does not say."""
+    """The settings classes whose fields are the knobs of a system's cells; empty if it names none."""
     return (*getattr(SYSTEMS.get(name), "knobs", ()), *((TuneKnobs,) if free_of(name) else ()))
 
 
 def free_of(name: str, where: str = PAPER) -> tuple[FreeSetting, ...]:
-    """What no source prints of a system, or on ``CARDS`` what a user may choose; nothing where it does not say."""
+    """The settings of a system that no source prints, or on ``CARDS`` those that a user may choose; empty if it names none."""
     return tuple(each for each in getattr(SYSTEMS.get(name), "free", ()) if each.where in ("", where))
 
 
 def default_dataset(name: str, platform: Any) -> str:
-    """What a system serves on a platform where no data set is named."""
+    """The data set that a system serves on a platform if the user names none."""
     own = getattr(SYSTEMS.get(name), "default_dataset", None)
     return "osc" if own is None else str(own(platform))

@@ -1,13 +1,13 @@
-"""Equal tuning: what a paper does not print is a free knob, and one search sets those of every system.
+"""Equal tuning: a setting that a paper does not print is a free knob, and the same search sets the free knobs of every system.
 
-A system declares in ``free`` which settings no source prints, and on cards what a user may choose, and what each may be. What a cell
-itself sets is not free. The search (``settled``) races what has no default, such as deployments with their steps; then whatever
-differs from the best in one choice, until none is better. ``repro capacity`` races by the rate that a plan serves, ``tune=search`` by
-successive halving of scores on common samples. Their seeds are those that no comparison has, so that the best of many is not picked
+A system lists in ``free`` the settings that no source prints, on cards those that a user may choose, and their values. A setting that the
+cell itself gives is not free. The search (``settled``) first races settings without a default, such as deployments with their steps. It
+then races what differs from the best in one choice, until none is better. ``repro capacity`` races by the rate that a plan serves,
+``tune=search`` by successive halving of scores on common samples. No comparison uses the search's seeds, so the best of many is not picked
 on the very runs that are reported.
 
-Cells of papers' figures keep the search that they were made with: one halving of up to ``CANDIDATES`` combinations, the defaults
-first and the others drawn at random, of a power of two, in ``TRIALS`` trials.
+Cells of papers' figures keep the search that they were made with. It is one halving of up to ``CANDIDATES`` combinations, a power of two,
+in ``TRIALS`` trials: the defaults first, and others drawn at random.
 """
 
 import hashlib
@@ -29,20 +29,20 @@ from repro.runs.record import Obtained, OnProgress, RunRecord
 from repro.runs.system import CARDS, PAPER, SYSTEMS, TUNE, Deployment, Setting, System, Tune, free_of
 
 CANDIDATES, TRIALS = 16, 64
-"""Most combinations that are tried, and how often one is in all: powers of two."""
+"""Most combinations that are tried, and the number of trials in all; both are powers of two."""
 TUNING_SEED = 2 * 10**6
-"""The first of the seeds that trials have."""
+"""The first seed of the trials."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """A deployment whose free knobs a search sets once it runs: the seeds of a cell share it."""
+    """A deployment whose free knobs are set by a search when it runs. The seeds of a cell share the search."""
 
     cell: Cell
-    """Without ``tune``."""
+    """The cell without the knob ``tune``."""
     default: Deployment
-    """As it is by default."""
+    """The deployment with default settings."""
 
     @property
     def obtained(self) -> Obtained:
@@ -85,18 +85,18 @@ class SearchResult(NamedTuple):
     num_trials: int
     next_best: Setting | None = None
     scores: tuple[Score, ...] = ()
-    """Mean scores of the best and the next best, on the samples that both had."""
+    """Mean scores of the best and the next best setting, on the samples that both had."""
 
 
 SEARCH, LAYOUT = "search", "deployment"
 ROUNDS = 3
-"""About so many races of a search's halvings."""
+"""About how many races a search takes, each a halving; only used to estimate its time."""
 JOINT = 3
-"""Axes without a default all of whose combinations are raced, where it is not said."""
+"""How many axes without a default are searched jointly, by default."""
 BEAM = 3
-"""The best of those that were raced, around which others are looked for."""
+"""How many of the best raced settings the search looks around."""
 Choices = tuple[Setting, ...]
-"""One setting of each axis of a space, () being what it is by default."""
+"""One setting for each axis of a space; () is the default."""
 
 
 class Space(NamedTuple):
@@ -108,16 +108,16 @@ class Space(NamedTuple):
 
     @property
     def first(self) -> Choices:
-        """The defaults, and of what has none the first."""
+        """The default of each axis, or its first setting if it has no default."""
         return tuple(axis[0] for axis in self.axes)
 
     def joint(self, most: int) -> Iterator[Choices]:
-        """All combinations of so many axes without a default, such as deployments with their steps, and the first of the others."""
+        """All combinations of the first ``most`` axes without a default, such as deployments with their steps; first settings elsewhere."""
         taken = [place for place, axis in enumerate(self.axes) if () not in axis][:most]
         return product(*(axis if place in taken else axis[:1] for place, axis in enumerate(self.axes)))
 
     def around(self, choices: Choices) -> Iterator[Choices]:
-        """Those that differ in one choice."""
+        """The combinations that differ in one choice."""
         for place, axis in enumerate(self.axes):
             for setting in axis:
                 if setting != choices[place]:
@@ -129,7 +129,7 @@ def flat(choices: Choices) -> Setting:
 
 
 def axes_of(cell: Cell, *without: str) -> tuple[tuple[Setting, ...], ...]:
-    """What a user may choose in a cell, but for axes of these names."""
+    """The settings that a user may choose in a cell, without the axes of these names."""
     axes = []
     for each in free_of(cell.system, CARDS):
         settings = () if each.what in without else each.among(cell)
@@ -151,9 +151,9 @@ def settled(
     beam: int = BEAM,
     joint: int = JOINT,
 ) -> T | None:
-    """The best combination of what has no default; then of what differs from one of the best in one choice, until nothing of that is
-    better. ``race`` says which of some, or the best so far, is best, and None where none is; ``likely`` are those that were raced,
-    best first."""
+    """Return the best combination. First race all combinations of the settings without a default. Then race those that differ from one of
+    the ``beam`` best in one choice, until none is better. ``race`` returns the best of some and the best so far, or None. ``likely``
+    returns the raced combinations, best first."""
     tried: set[Choices] = set()
 
     def better(some: Iterable[Choices], best: T | None) -> T | None:
@@ -171,7 +171,7 @@ def settled(
 
 
 def tuned(system: System, cell: Cell) -> tuple[Any, Any]:
-    """Returns the deployment and workload of a cell that says ``tune``."""
+    """Return the deployment and workload of a cell with the knob ``tune``."""
     tune = cell.knob_values[TUNE]
     check_value(Tune, TUNE, tune)
     plain = cell.without(TUNE)
@@ -190,8 +190,8 @@ def tuned(system: System, cell: Cell) -> tuple[Any, Any]:
 
 
 def held(cells: Sequence[Cell], varied: Collection[str], say: Callable[[str], object]) -> list[Cell]:
-    """Cells that search, and differ in ``varied`` knobs alone, with what one search chose for all of them: a table about a knob then
-    varies it alone. ``say`` hears of each search before it starts."""
+    """Return the cells with searched settings. Cells that differ only in ``varied`` knobs share one search, so a table about a knob varies
+    only that knob. ``say`` is called before each search starts."""
     found: dict[Cell, Setting] = {}
     made = []
     for cell in cells:
@@ -210,7 +210,7 @@ def held(cells: Sequence[Cell], varied: Collection[str], say: Callable[[str], ob
 
 
 def search_of(cell: Cell) -> Cell | None:
-    """The cell that a cell's search is made of; None where it searches nothing."""
+    """The cell that a cell's search runs on; None if it searches nothing."""
     system = SYSTEMS.get(cell.system)
     try:
         deployment, _ = system.prepare(cell) if cell.knob_values.get(TUNE) is None else tuned(system, cell)
@@ -220,9 +220,9 @@ def search_of(cell: Cell) -> Cell | None:
 
 
 def search_said(cell: Cell) -> str:
-    """How many settings a search has to choose from, and about how long it takes, by one trial."""
+    """Says how many settings a search has to choose from, and about how long it takes, judging by one trial."""
     setting = flat(Space(axes_of(cell)).first) if place_of(cell) == CARDS else candidates(cell)[0]
-    # The first one loads what others find loaded.
+    # The first trial loads things that later trials find loaded.
     for _ in range(2):
         began = time.perf_counter()
         deployment, workload = _with(cell.with_seed(TUNING_SEED), setting)
@@ -235,7 +235,7 @@ def search_said(cell: Cell) -> str:
 
 @kept(maxsize=1024)
 def searched(cell: Cell) -> SearchResult:
-    """The best of a cell's candidates, whatever its seed."""
+    """The best setting of a cell, whatever its seed."""
     system = SYSTEMS.get(cell.system)
     family, reseeded = system.family, getattr(system, "reseeded", None)
     score = family.score
@@ -285,7 +285,7 @@ def searched(cell: Cell) -> SearchResult:
 
 
 def candidates(cell: Cell) -> list[Setting]:
-    """A power of two of them: the defaults, then combinations of what is free in this cell and can be set in it."""
+    """Candidates, as many as a power of two: the defaults, then random combinations of settings that are free and possible in this cell."""
     axes = [
         [*([()] if each.has_default else []), *(setting for setting in each.among(cell) if is_possible(cell, setting))]
         or [()]
@@ -299,13 +299,13 @@ def candidates(cell: Cell) -> list[Setting]:
 
 
 def halved(tried: Sequence[T], trial: Callable[[T, int], Score], trials: int = TRIALS) -> T:
-    """The one with the least mean score after ``trials`` trials, those of a round shared out evenly on samples that are new to
-    all; half are dropped after each. The first of equals."""
+    """Return the candidate with the least mean score after ``trials`` trials. Each round shares its trials evenly, on samples that are new
+    to all, and then drops half. The first of equal candidates wins."""
     alive = list(range(len(tried)))
     scores: dict[int, list[Score]] = {index: [] for index in alive}
     left, sample = trials, 0
     while len(alive) > 1:
-        # The last round takes what is left.
+        # The last round takes all trials that are left.
         num = max(1, (left if len(alive) == 2 else min(left, CANDIDATES)) // len(alive))
         for index in alive:
             scores[index] += [trial(tried[index], sample + turn) for turn in range(num)]
@@ -319,7 +319,7 @@ def _mean(scores: Sequence[Score]) -> Score:
 
 
 def _with(cell: Cell, setting: Setting) -> tuple[Any, Any]:
-    """Like ``System.prepare`` of the cell with these knobs too."""
+    """Prepare the cell with these knobs besides its own."""
     return SYSTEMS.get(cell.system).prepare(_having(cell, setting))
 
 
@@ -328,7 +328,7 @@ def _having(cell: Cell, setting: Setting) -> Cell:
 
 
 def is_possible(cell: Cell, setting: Setting) -> bool:
-    """What has no effect in a cell, as pools have none on one instance, is refused."""
+    """Whether a cell accepts a setting. Settings without effect are refused, such as pools on one instance."""
     try:
         _with(cell, setting)
     except UserError:
