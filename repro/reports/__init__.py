@@ -1,1 +1,1 @@
-"""What is said about runs: figures, ablations, claims, fits, and the papers' own numbers."""
+"""Reports about runs: figures, ablations, claims, fits, and the papers' own numbers."""

@@ -1,4 +1,4 @@
-"""What can be switched, one component on and off, all else equal, and the paper's cumulative ladder (``components.yaml``)."""
+"""Ablations: components that can be switched on and off, all else equal, and the paper's cumulative ladder (``components.yaml``)."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,10 +25,10 @@ class Variant:
     system: str
     knobs: Knobs = ()
     is_ours: bool = False
-    """Not in the paper: this project's own repair or extension."""
+    """Whether this is our own repair or extension, which is not in the paper."""
 
     def cell(self, view: View, dataset: str, rate: float | None, seed: int, figure: str | None = None) -> Cell:
-        """``figure`` is also the comparison that a measured cell is a part of."""
+        """Return a cell of this variant. ``figure`` also names the comparison of a measured cell."""
         reading = view.baseline_knobs() if self.system == BASE else ()
         knobs: Knobs = tuple({**dict(reading), **dict(self.knobs)}.items())
         if figure is not None:
@@ -37,7 +37,7 @@ class Variant:
 
 
 def _variants(rows: Iterable[Mapping[str, Any]], system: str) -> tuple[Variant, ...]:
-    """``system`` is that of rows which name none."""
+    """``system`` is the system of rows that name none."""
     return tuple(Variant(**{"system": system, **row, "knobs": tuple(row.get("knobs", {}).items())}) for row in rows)
 
 
@@ -48,9 +48,9 @@ COMPONENTS: Mapping[str, Mapping[str, tuple[Variant, ...]]] = MappingProxyType(
         for system in (OURS, "ampd", "laps")
     }
 )
-"""By system and component; the first variant is the component switched off."""
+"""Variants by system and component; the first variant is the component switched off."""
 CHANGES_TOKENS = ("engine", "sparsity", "refresh")
-"""Components whose variants commit other tokens, so that accuracy is part of the comparison."""
+"""Components whose variants commit different tokens, so that accuracy is part of the comparison."""
 LADDER = _variants(_STORED["ladder"], OURS)
 OWN: Mapping[str, str] = MappingProxyType(
     {
@@ -63,11 +63,11 @@ OWN: Mapping[str, str] = MappingProxyType(
         "reserve": "batcher",
     }
 )
-"""The knob by which a policy of a user's own is a variant of a component."""
+"""For each component, the knob that takes a user's own policy as a variant."""
 
 
 def system_of(component: str) -> str:
-    """The system that a component, or the ladder, is of."""
+    """The system that a component, or the ladder, belongs to."""
     if component == "ladder":
         return OURS
     for system, components in COMPONENTS.items():
@@ -79,7 +79,7 @@ def system_of(component: str) -> str:
 
 
 def own_variant(component: str, policy: str, knobs: Mapping[str, Any]) -> Variant:
-    """A policy of a user's own, in the place of the component, with knobs of its own."""
+    """A variant with a user's own policy, and its knobs, in place of the component."""
     system = system_of(component)
     if component not in OWN:
         raise UserError(
@@ -91,12 +91,12 @@ def own_variant(component: str, policy: str, knobs: Mapping[str, Any]) -> Varian
 
 
 def variants_of(name: str, view: View) -> tuple[Variant, ...]:
-    """A component's, or the ladder's rungs."""
+    """The variants of a component, or the rungs of the ladder."""
     return rungs(view) if name == "ladder" else COMPONENTS[OURS][name]
 
 
 def rungs(view: View) -> tuple[Variant, ...]:
-    """The ladder; without static batching where the first rung has batches already."""
+    """The ladder, without the rung for static batching if the first rung already has batches."""
     has_batches = view.reading != "published"
     return tuple(each for each in LADDER if not (has_batches and "reading" in dict(each.knobs)))
 
@@ -110,8 +110,8 @@ def paired_cells(
     knobs: Mapping[str, Any],
     own: Sequence[Variant] = (),
 ) -> dict[tuple[str, Variant], list[Cell]]:
-    """The cells of a simulated family's component, by data set and variant, ``own`` ones behind the paper's. Arrivals may outrun what
-    serves them: what then becomes of them is part of the answer."""
+    """The cells of a simulated family's component, by data set and variant; ``own`` variants come after the paper's. Arrivals may exceed
+    what a system can serve; what happens then is part of the answer."""
     return {
         (dataset, variant): [
             Cell(

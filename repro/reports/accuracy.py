@@ -1,4 +1,4 @@
-"""What each compared configuration solves on the embedded model, and which one of each system solves what the model itself does."""
+"""Accuracy of each compared configuration on the embedded model, and which one per system solves as much as the model itself."""
 
 import csv
 import functools
@@ -12,17 +12,17 @@ from repro import paths
 from repro.runs.cell import Scalar
 
 Accuracy = Literal["usual", "dense"]
-"""What a comparison keeps: each system its usual share; or the least with which it answers as the model without a cache."""
+"""usual: each system keeps its usual share; dense: the least share at which it answers like the model without a cache."""
 TASKS = ("mini-code", "mini-gsm")
 RETENTIONS = (0.5, 0.7, 0.9, 0.95, 0.98, 1.0)
 DENSE = "llada"
-"""The model without a cache: what every cache rule is held against."""
+"""The model without a cache: the reference for every cache rule."""
 SINGLE_REFRESH = "single-refresh"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """A system with a cache rule; ``contender`` is the system's name, or that of a variant which is compared as a system."""
+    """A system with a cache rule. ``contender`` is the system's name, or that of a variant that is compared like a system."""
 
     contender: str
     system: str
@@ -33,7 +33,7 @@ class Configuration:
 
 @dataclass(frozen=True, kw_only=True)
 class Solved:
-    """Share of ``n`` problems of a task; ``low`` and ``high`` are Wilson's 95 % interval."""
+    """The share of ``n`` problems of a task that were solved. ``low`` and ``high`` are Wilson's 95 % interval."""
 
     share: float
     low: float
@@ -65,7 +65,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration(contender="dllm-cache", system="dllm-cache", rule="features, response every 7 steps"),
     Configuration(contender=DENSE, system="llada", rule="no cache"),
 )
-"""By contender, the one that keeps or computes least first."""
+"""Configurations by contender; the one that keeps or computes least comes first."""
 
 _DECIDING = frozenset(
     (
@@ -76,7 +76,7 @@ _DECIDING = frozenset(
 )
 """Knobs that decide which tokens are committed."""
 Table = Mapping[tuple[str, str, str], Solved]
-"""(contender, cache rule, task) -> what is solved."""
+"""(contender, cache rule, task) -> the share that is solved."""
 
 
 @functools.cache
@@ -104,7 +104,7 @@ def solved_by(configuration: Configuration, task: str, table: Table | None = Non
 
 
 def is_dense(configuration: Configuration, table: Table | None = None) -> bool:
-    """Whether it solves, of every task, no fewer problems than dense's interval leaves."""
+    """Whether the configuration solves, in every task, at least the lower end of dense's interval."""
     found = accuracies() if table is None else table
     for task in TASKS:
         own, dense = solved_by(configuration, task, found), found.get((DENSE, "no cache", task))
@@ -114,7 +114,7 @@ def is_dense(configuration: Configuration, table: Table | None = None) -> bool:
 
 
 def at_dense_accuracy(contender: str, table: Table | None = None) -> Configuration:
-    """The first of a contender's configurations, least kept first, that answers as the model without a cache does."""
+    """The contender's configuration that keeps least among those that answer like the model without a cache."""
     own = [each for each in CONFIGURATIONS if each.contender == contender]
     for each in own:
         if is_dense(each, table):
@@ -125,7 +125,7 @@ def at_dense_accuracy(contender: str, table: Table | None = None) -> Configurati
 
 
 def configuration_of(system: str, knobs: Mapping[str, Scalar]) -> Configuration | None:
-    """The measured configuration that a run's knobs make; None where its accuracy was not measured."""
+    """The configuration of a run's knobs, if its accuracy was measured; else None."""
     asked = {name: value for name, value in knobs.items() if name in _DECIDING}
     usual: dict[str, Scalar] = {"retention_ratio": 0.5} if system in ("dllm-serve", "sparse-dllm") else {}
     if asked.get("refresh_delay") == 1:

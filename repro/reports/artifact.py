@@ -1,6 +1,6 @@
-"""The guide of an artifact committee: the commands behind every claim, what they cost, and what comes out.
+"""The guide for an artifact committee: the commands behind every claim, what they cost, and what they produce.
 
-``artifact.yaml`` says which commands the short tiers have, ``results/costs.csv`` what each took, ``artifact.md`` how the guide looks."""
+``artifact.yaml`` lists the commands of the short tiers, ``results/costs.csv`` what each took; ``artifact.md`` is the guide's template."""
 
 import csv
 import os
@@ -27,31 +27,31 @@ from repro.runs.provenance import machine_identity
 
 TierName = Literal["kick-tires", "short", "all"]
 TIERS: Mapping[TierName, str] = {"kick-tires": "30 seconds", "short": "10 minutes", "all": "everything"}
-"""Names, and how long each is meant to take."""
+"""The tiers, and how long each is meant to take."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a command took that made every run anew, one at a time."""
+    """The cost of a command that made every run anew, one at a time."""
 
     command: str
     wall_s: float
     processor_s: float
     memory_bytes: int
-    """At most, in its largest process."""
+    """Peak memory of its largest process."""
     processor: str
     how: str = "measured"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A command of the guide, and what it shows."""
+    """A command of the guide, with its output and the claims that it answers."""
 
     command: str
     tier: TierName
     title: str
     file: str
-    """What it writes; empty where it prints."""
+    """The file it writes; empty if it prints."""
     cost: Cost | None
     claims: Sequence[Mapping[str, str]] = ()
 
@@ -74,7 +74,7 @@ def costs_csv(costs: Sequence[Cost]) -> str:
 
 
 def spend(command: str, *more: str) -> Cost:
-    """Run a command of the guide, quietly; raises RunError with its last words where it fails."""
+    """Run a command of the guide quietly and return its cost. Raises RunError with its last line if it fails."""
     words = [sys.executable, "-m", "repro", *shlex.split(command)[1:], *more]
     began = time.perf_counter()
     with TemporaryFile() as said:
@@ -104,7 +104,7 @@ def spend(command: str, *more: str) -> Cost:
 
 
 def committed(root: Path = RESULTS) -> Iterator[tuple[str, Judged]]:
-    """Every claim as the repository has judged it, with the command that answers it; empty where no run does."""
+    """Every claim as judged in the repository, with the command that answers it; the command is empty if no run does."""
     for paper in PAPERS.values():
         rows = read(root / f"claims-{paper.name}.csv")
         command_of = {row["id"]: row["command"] for row in rows}
@@ -115,7 +115,7 @@ def committed(root: Path = RESULTS) -> Iterator[tuple[str, Judged]]:
 
 
 def commands(tier: TierName, root: Path = RESULTS) -> dict[str, TierName]:
-    """A tier's commands in their order, each with the shortest tier that has it."""
+    """A tier's commands in order, each with the shortest tier that contains it."""
     declared: Mapping[TierName, Sequence[str]] = read_yaml(Path(__file__).with_suffix(".yaml"))
     found: dict[str, TierName] = {}
     for name in TIERS:
@@ -147,7 +147,7 @@ def _row(command: str, each: Judged) -> dict[str, str]:
 
 
 def written_by(command: str) -> tuple[str, str]:
-    """What a command is about, and the file that it writes; empty where it prints."""
+    """The title of a command and the file that it writes; the file is empty if it prints."""
     name, *words = shlex.split(command)[1:]
     if name == "claims":
         return "arithmetic on shapes and settings", f"results/figures/claims-{words[-1]}.csv"
@@ -186,7 +186,7 @@ def time_said(seconds: float) -> str:
 
 
 def _sums(found: Sequence[Step], whole: Mapping[str, Cost]) -> Iterator[dict[str, Any]]:
-    """A row a tier: how many commands and claims it has, and what it costs; ``whole`` are tiers that ran as one command."""
+    """A row for each tier: its number of commands and claims, and its cost. ``whole`` holds costs of tiers that ran as one command."""
     names = get_args(TierName)
     for at, name in enumerate(names):
         own = [each for each in found if each.tier in names[: at + 1]]

@@ -1,4 +1,4 @@
-"""What runs say about a paper's claims: findings, a verdict on each, and the facts among them."""
+"""Judges a paper's claims by runs: findings, a verdict on each claim, and which claims are separate facts."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,32 +19,32 @@ Verdict = Literal[
     "paper's inconsistency",
 ]
 WIDEST = 10.0
-"""Ends of a range that are this many times apart say an order of magnitude, which hardly a run could miss."""
+"""If the ends of a range are this many times apart, it states only an order of magnitude, which hardly any run could miss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One claim answered. ``value`` is in the claim's unit, several where the claim states or spans several;
-    ``how`` names reading and runs in one sentence."""
+    """The answer to one claim. ``value`` is in the claim's unit; it holds several values if the claim states or spans several. ``how``
+    names the reading and the runs in one sentence."""
 
     claim: str
     value: float | tuple[float, ...]
     obtained: How
     how: str
     of: tuple[str, ...] = ()
-    """What each value is of, e.g. ``rtx4090/burst``; empty where there is nothing to tell apart."""
+    """The subject of each value, e.g. ``rtx4090/burst``; empty if there is only one."""
     holds: bool | None = None
     """Whether an ordering holds, for claims that state no number."""
     readings: tuple[tuple[str, float], ...] = ()
-    """The same in other readings of what the paper leaves open: a name and the value there."""
+    """Values in other readings of what the paper leaves open: (name of the reading, value)."""
     place: str = ""
-    """The reading that it is of, where a paper does not say on which of its cards it measured; the first finding has the first card."""
+    """The card of this finding, if the paper does not say which card it measured on. The first finding has the first card."""
     is_between: bool = False
-    """Whether readings are points of something continuous, as a load, so that what lies between two of them is met between them."""
+    """Whether readings are points on a continuous scale, such as load. A claim between two of them then counts as met between them."""
     comparable: bool = True
-    """False where the runs stand for something else than the claim's (another model); ``how`` says what."""
+    """False if the runs do not match the claim's setting (such as another model); ``how`` says how."""
     command: str | None = None
-    """Makes the runs behind it."""
+    """The command that makes the runs behind it."""
 
     def __post_init__(self) -> None:
         if self.of and len(self.of) != len(self.values):
@@ -61,18 +61,18 @@ class Judged:
     finding: Finding | None
     verdict: Verdict
     error_percent: float | None = None
-    """(ours / expected - 1), where one number is expected and met by one."""
+    """100 * (ours / expected - 1), if the claim and the finding have one number each."""
     reason: str | None = None
-    """One sentence, unless reproduced."""
+    """One sentence that gives the reason, unless reproduced."""
 
     @property
     def role(self) -> Role | None:
-        """The role of the comparison; None where nothing is compared."""
+        """The role of the comparison; None if nothing is compared."""
         return None if self.finding is None or self.verdict not in COMPARED else _role(self.claim, self.finding)
 
 
 def _role(claim: Claim, finding: Finding) -> Role:
-    """As the claim says it; steps charged by the fitted roofline have another where numbers of theirs were fitted."""
+    """The claim's role. With steps priced by the fitted roofline it may differ, because numbers of the paper were fitted."""
     return claim.role_by_roofline if finding.obtained == "simulated" and claim.role_by_roofline else claim.role
 
 
@@ -80,12 +80,12 @@ COMPARED: tuple[Verdict, ...] = ("reproduced", "not reproduced", "undecided by r
 
 
 FlipKind = Literal["free", "reading"]
-"""What no source prints of a system; or what the paper leaves open of what it measured."""
+"""free: a setting of a system that no source prints; reading: something that the paper leaves open about what it measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flip:
-    """A choice of ours that gives a claim another verdict: a row of ``results/flips-PAPER.csv``."""
+    """One of our choices that changes a claim's verdict: a row of ``results/flips-PAPER.csv``."""
 
     kind: FlipKind
     change: str
@@ -97,15 +97,15 @@ class Flip:
 
 
 Flips = Mapping[str, tuple[Flip, ...]]
-"""Choices of ours that turn a verdict, by claim."""
+"""Our choices that change a verdict, by claim."""
 _OPPOSITE: Mapping[str, str] = {"reproduced": "not reproduced", "not reproduced": "reproduced"}
 
 
 def judge_all(claims: Sequence[Claim], findings: Iterable[Finding], flips: Flips | None = None) -> list[Judged]:
     """Judges every claim, in their order.
 
-    A verdict that a choice of ours turns is undecided by reading. A number that follows from one that is not reproduced is not
-    reproduced either: two errors may cancel, or a wider tolerance forgive one. An ordering can be right where the numbers are not."""
+    A claim is undecided by reading if a choice of ours reverses its verdict. A number that follows from one that is not reproduced is not
+    reproduced either. Two errors may cancel, or a wider tolerance forgive one. An ordering can be right although numbers are not."""
     by_claim: dict[str, list[Finding]] = {claim.id: [] for claim in claims}
     for finding in findings:
         if finding.claim not in by_claim:
@@ -130,7 +130,7 @@ def judge_all(claims: Sequence[Claim], findings: Iterable[Finding], flips: Flips
 
 
 def _turned(each: Judged, flips: Flips) -> Judged:
-    """Undecided where a choice of ours turns the verdict; as it is where the runs of the flips, which are fewer, gave another one."""
+    """Undecided if one of our choices reverses the verdict. A flip is ignored if its own, fewer runs gave another default verdict."""
     opposite = _OPPOSITE.get(each.verdict)
     turning = [
         flip for flip in flips.get(each.claim.id, ()) if flip.default == each.verdict and flip.changed == opposite
@@ -144,7 +144,7 @@ def _turned(each: Judged, flips: Flips) -> Judged:
 
 
 def _judged_by_place(claim: Claim, findings: Sequence[Finding]) -> Judged:
-    """Undecided where findings of other places, which the paper leaves open, get another verdict."""
+    """Undecided if findings of other places, which the paper leaves open, get another verdict."""
     by_place: dict[str, list[Finding]] = {}
     for finding in findings:
         by_place.setdefault(finding.place, []).append(finding)
@@ -165,8 +165,8 @@ def _judged_by_place(claim: Claim, findings: Sequence[Finding]) -> Judged:
 
 
 def judge(claim: Claim, findings: Sequence[Finding] = ()) -> Judged:
-    """Reproduced: within the claim's tolerance, for the same data sets and cards. What no run can change is never
-    reproduced: it agrees by construction, or does not."""
+    """Judge one claim. Reproduced means within its tolerance, for the same data sets and cards. A claim that no run can change is never
+    reproduced: it agrees by construction, or it does not."""
     finding = None if claim.kind == "inconsistency" else _merged(claim, findings)
 
     def judged(verdict: Verdict, reason: str | None = None, error: float | None = None) -> Judged:
@@ -184,7 +184,7 @@ def judge(claim: Claim, findings: Sequence[Finding] = ()) -> Judged:
             return judged("not testable here", wide)
     if not finding.comparable:
         return judged("not testable here", finding.how)
-    # Where as many are there an extreme lies elsewhere, and that is a fault, not a gap.
+    # With as many values as the claim has, a differing label is a fault (an extreme lies elsewhere), not a gap.
     is_part = bool(finding.of) and len(finding.of) < len(claim.of)
     if missing := [each for each in claim.of if is_part and each is not None and each not in finding.of]:
         return judged("not run", f"no stored runs of {', '.join(missing)}")
@@ -211,12 +211,12 @@ def count_by_role(judged: Iterable[Judged]) -> Mapping[Role, Mapping[Verdict, in
 
 
 def facts(judged: Iterable[Judged]) -> list[Judged]:
-    """One claim each of those that say the same number: the one that the others follow from."""
+    """The claims without those that follow from another one, so that each fact counts once."""
     return [each for each in judged if not each.claim.follows and each.claim.kind != "inconsistency"]
 
 
 def count_facts(judged: Sequence[Judged]) -> Mapping[Role, Mapping[Verdict, int]]:
-    """Compared facts by role and verdict; what agrees by construction counts as reproduced there."""
+    """Numbers of compared facts by role and verdict. Agreement by construction counts as reproduced here."""
     return count_by_role(
         replace(each, verdict="reproduced") if each.verdict == "by construction" else each for each in facts(judged)
     )
@@ -226,8 +226,7 @@ def count_facts(judged: Sequence[Judged]) -> Mapping[Role, Mapping[Verdict, int]
 
 
 def _merged(claim: Claim, findings: Sequence[Finding]) -> Finding | None:
-    """The first comparable finding; all of them as one where the claim speaks of several data sets or cards and they
-    are of different ones."""
+    """The first comparable finding. If the claim covers several data sets or cards, findings of different ones are joined."""
     kept = [finding for finding in findings if finding.comparable] or list(findings)
     if not kept:
         return None
@@ -257,7 +256,7 @@ def _joined(a: Finding, b: Finding) -> Finding:
 
 
 def _faults(claim: Claim, finding: Finding) -> list[str]:
-    """Why the claim is not met, a phrase per value; none if it is."""
+    """Why the claim is not met, a phrase per value; empty if it is met."""
     expected, values = claim.expected.value, finding.values
     if expected is None:
         if finding.holds is None:
@@ -283,7 +282,7 @@ def _faults(claim: Claim, finding: Finding) -> list[str]:
 
 
 def _other_value(claim: Claim) -> float | None:
-    """What the paper's other numbers give in place of what the claim states, where it does not follow from them."""
+    """The value that the paper's other numbers give for this claim, if it differs from the stated one; else None."""
     if claim.kind != "stated" or claim.recomputed is None or claim.tolerance.type == "one_sided":
         return None
     value, differs = claim.recomputed.value, claim.recomputed.verdict.startswith(("disagrees", "loosely"))
@@ -291,7 +290,7 @@ def _other_value(claim: Claim) -> float | None:
 
 
 def _undecided(claim: Claim, finding: Finding, is_met: bool) -> str | None:
-    """Which readings meet the claim and which do not, where they differ; the paper's own other value is one of what it states."""
+    """Which readings meet the claim and which do not, if they differ. The value from the paper's other numbers counts as one."""
     stated, other = claim.expected.value, _other_value(claim)
     if other is not None and len(finding.values) == 1 and _within(claim, other, finding.values[0]) != is_met:
         return (
@@ -313,8 +312,8 @@ def _undecided(claim: Claim, finding: Finding, is_met: bool) -> str | None:
 
 
 def _outside_range(claim: Claim, finding: Finding, low: float, high: float) -> list[str]:
-    """One value lies in the range. Of several, none lies outside it, and each end is met by the data set that it is of,
-    or by the least and the largest where the paper does not say."""
+    """A single value must lie in the range. Several values must all lie in it, and each end must be met. The value that meets an end is
+    that of the end's data set, or the least or largest if the paper does not say."""
     values = finding.values
     if len(values) == 1:
         met = low <= values[0] <= high or _within(claim, low, values[0]) or _within(claim, high, values[0])
@@ -335,7 +334,7 @@ def _outside_range(claim: Claim, finding: Finding, low: float, high: float) -> l
 
 
 def _elsewhere(claim: Claim, finding: Finding) -> list[str]:
-    """Values of other data sets or cards than the claim's."""
+    """A fault if the values belong to other data sets or cards than the claim's."""
     if not claim.of or not finding.of or set(finding.of) == set(claim.of):
         return []
     return [f"of {', '.join(finding.of)}, the claim of {', '.join(map(str, claim.of))}"]

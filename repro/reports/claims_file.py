@@ -16,7 +16,7 @@ from repro.reports.paper import Claim
 
 
 def _found(name: str, absent: object = None) -> Callable[[Judged], Any]:
-    """What the finding says, where there is one."""
+    """Returns a function that reads a field of the finding, or gives ``absent`` if there is none."""
     return lambda each: absent if each.finding is None else getattr(each.finding, name)
 
 
@@ -46,7 +46,7 @@ COLUMNS = tuple(_ROW)
 
 
 def as_row(each: Judged) -> dict[str, Any]:
-    """Lists stay lists; ``command`` makes the runs behind the numbers."""
+    """A judged claim as a row. Lists stay lists; ``command`` makes the runs behind the numbers."""
     return {name: of(each) for name, of in _ROW.items()}
 
 
@@ -67,7 +67,7 @@ def read(path: Path) -> list[dict[str, str]]:
         raise UserError(
             f"{path.name} cannot be read ({type(error).__name__}: {error}): run 'repro claims' again"
         ) from error
-    # A row that is short or long has a value, or a key, None.
+    # A row that is too short has a value None; one that is too long has a key None.
     if tuple(columns or ()) != COLUMNS or any(None in (*row, *row.values()) for row in rows):
         raise UserError(f"{path.name} has other columns than 'repro claims' writes: run it again")
     return rows
@@ -76,14 +76,14 @@ def read(path: Path) -> list[dict[str, str]]:
 def judged_again(
     claims: Sequence[Claim], rows: Sequence[Mapping[str, str]], flips: Flips | None = None
 ) -> list[Judged]:
-    """The rows' own findings of the claims they are of, judged as claims are stated now."""
+    """Judge the findings in the rows again, by the claims as they are stated now."""
     by_id = {row["id"]: row for row in rows}
     found = [(claim, by_id[claim.id]) for claim in claims]
     return judge_all(claims, [finding_of(claim, row) for claim, row in found if row["ours"]], flips)
 
 
 def finding_of(claim: Claim, row: Mapping[str, str]) -> Finding:
-    """What a row of a claim that was answered says of it."""
+    """The finding in the row of an answered claim."""
     values = tuple(map(float, row["ours"].split()))
     readings = [part.rpartition(": ") for part in row["readings"].split("; ") if part]
     is_testable = row["verdict"] != "not testable here" or claim.untestable is not None
@@ -103,14 +103,14 @@ def finding_of(claim: Claim, row: Mapping[str, str]) -> Finding:
 
 
 def _parts(text: str, count: int) -> tuple[str, ...]:
-    """The parts of a flat tuple of words or phrases, of which there are ``count`` or none."""
+    """Split a flattened tuple of words or phrases, which has ``count`` parts or none."""
     if not text:
         return ()
     return (text,) if count == 1 else tuple(text.split("; " if "; " in text else " "))
 
 
 def flat(value: object) -> object:
-    """As a CSV holds it: every digit of a number, and several values side by side."""
+    """A value for a CSV: every digit of a number, and several values side by side."""
     if isinstance(value, tuple | list):
         separator = "; " if any(" " in str(part) for part in value) else " "
         return separator.join(str(flat(part)) for part in value)
@@ -118,7 +118,7 @@ def flat(value: object) -> object:
 
 
 def value_said(value: float | tuple[float, ...] | None, unit: str | None) -> str:
-    """As a table has it. ``unit`` may be one for each of several values, and say in brackets of what it is."""
+    """A value as text for a table. ``unit`` may have one unit for each of several values, and name their subject in brackets."""
     if value is None:
         return "ordering"
     values = value if isinstance(value, tuple) else (value,)
@@ -132,7 +132,7 @@ def value_said(value: float | tuple[float, ...] | None, unit: str | None) -> str
 
 
 def ours_said(each: Judged) -> str:
-    """What a table has for the number of a judged claim."""
+    """Our number for a judged claim as text for a table."""
     if each.finding is None:
         return "-"
     if each.claim.expected.value is None and each.finding.holds is not None:
@@ -162,7 +162,7 @@ def flips_csv(found: Sequence[Flip]) -> str:
 
 
 def read_flips(paper: str, root: Path = RESULTS) -> Flips:
-    """By claim; nothing of a paper that has no such file."""
+    """The stored flips of a paper, by claim; empty if it has no such file."""
     path = flips_path(paper, root)
     if not path.is_file():
         return {}

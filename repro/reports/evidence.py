@@ -1,4 +1,4 @@
-"""Findings of a paper's claims from stored runs, over all its figures."""
+"""Findings for a paper's claims from stored runs, over all its figures."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +24,13 @@ class FigureSource:
 
     @property
     def command(self) -> str:
-        """Makes its runs and draws it."""
+        """The command that makes the figure's runs and draws it."""
         return " ".join(
             [f"repro reproduce {self.entry.asked} --platform {self.view.platform.name}", *self.view.charged_options]
         )
 
     def findings(self, runs: Sequence[StoredRun]) -> list[Finding]:
-        """``runs`` are those of ``cells``."""
+        """The figure's findings; ``runs`` are those of ``cells``."""
         found = {each.claim: each for each in self.figure.findings(runs, self.view)}
         return [replace(each, command=self.command) for each in found.values()] if runs else [*found.values()]
 
@@ -38,8 +38,8 @@ class FigureSource:
 def sources(
     entries: Sequence[FigureEntry], platforms: Sequence[str] | None = None, charged: Knobs = ()
 ) -> list[FigureSource]:
-    """Figures that decide claims, each in its platform's usual reading; ``platforms`` None is all of them. ``charged`` are what
-    simulated steps are charged by."""
+    """Figures that decide claims, each in its platform's usual reading. ``platforms`` None means all platforms. ``charged`` holds the knobs
+    that price simulated steps."""
     return [
         _source(entry, name, charged)
         for entry in entries
@@ -59,7 +59,7 @@ def _source(entry: FigureEntry, platform: str, charged: Knobs) -> FigureSource:
 
 
 def sweep_over(chosen: Sequence[FigureSource], store: Store) -> Sweep:
-    """The runs behind them; figures share runs, and each cell is prepared once."""
+    """A sweep over the figures' runs. Figures share runs, and each cell is prepared once."""
     prepared: dict[str, Experiment] = {}
     cells = [cell for source in chosen for cell in source.cells]
     return Sweep([prepared.get(cell.key) or prepared.setdefault(cell.key, prepare(cell)) for cell in cells], store)
@@ -69,7 +69,7 @@ def stored_findings(
     entries: Sequence[FigureEntry], store: Store, on_figure: Callable[[], None] = lambda: None, charged: Knobs = ()
 ) -> list[Finding]:
     """Findings of every figure whose runs are all stored; ``on_figure`` is called after each."""
-    # Preparing a cell costs more than seeing that nothing like it is stored, whatever the basis of its numbers.
+    # Looking for files that may hold a cell is cheaper than preparing it, and needs no basis.
     chosen = [source for source in sources(entries, charged=charged) if not store.surely_missing(source.cells)]
     return findings_of(chosen, sweep_over(chosen, store), on_figure)
 
@@ -77,7 +77,7 @@ def stored_findings(
 def findings_of(
     chosen: Sequence[FigureSource], sweep: Sweep, on_figure: Callable[[], None] = lambda: None
 ) -> list[Finding]:
-    """``sweep`` is over their cells."""
+    """Findings of figures whose runs are all in the sweep, which is over their cells."""
     found: list[Finding] = []
     for source, runs in zip(chosen, sweep.by_grid([source.cells for source in chosen]), strict=True):
         if runs is not None:

@@ -1,5 +1,5 @@
-"""Figures and tables by name. The harness never imports ``paper_figures``: a module is looked up and
-imported when its figure is asked for."""
+"""Figures and tables by name. The harness never imports ``paper_figures`` directly: a figure's module is found and imported when the figure
+is requested."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 Knobs = tuple[tuple[str, Scalar], ...]
 PICTURES: ContextVar[Literal["whole", "plain", "none"]] = ContextVar("PICTURES", default="whole")
-"""Whether drawing makes PNG and PDF, plain without title and caption; with none it makes the numbers and words alone."""
+"""How figures are drawn. whole: PNG and PDF; plain: both without title and caption; none: only the numbers and words."""
 
 
 @contextmanager
 def pictures(kind: Literal["whole", "plain", "none"]) -> Iterator[None]:
-    """Draw so inside the block."""
+    """Draw figures in this way inside the block."""
     token = PICTURES.set(kind)
     try:
         yield
@@ -42,20 +42,20 @@ def pictures(kind: Literal["whole", "plain", "none"]) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class View(Checked):
-    """What is asked of a figure: where, in which reading of the baselines, over how many repeats."""
+    """A request for a figure: its platform, the reading of the baselines, and the number of repeats."""
 
     platform: Platform
     reading: ReadingName
     num_runs: Annotated[int, Range(1, 1000)] = 1
     """Repeats with seeds 0, 1, ...: other arrivals, lengths and prompts."""
     knobs: Knobs = ()
-    """Set in every cell that does not set them itself: the weights of a measured run, or fewer requests."""
+    """Knobs set in every cell that does not set them itself: the weights of a measured run, or fewer requests."""
     rates: tuple[float, ...] = ()
     """Arrival rates in place of the platform's, requests/s."""
     accuracy: Accuracy = "usual"
-    """Each system at its usual retention; or at the least at which it answers as the model without a cache (dense)."""
+    """usual: each system at its usual retention; dense: at the least retention at which it answers like the model without a cache."""
     is_grouped: bool = True
-    """Whether measured cells that are compared are made in one sitting; a suite on a machine of its own need not."""
+    """Whether compared measured cells are made in one sitting. A suite on a machine of its own does not need it."""
 
     @property
     def seeds(self) -> range:
@@ -63,7 +63,7 @@ class View(Checked):
 
     @property
     def dllm(self) -> DllmPart:
-        """What diffusion-LLM systems run on the platform by default."""
+        """The platform's defaults for diffusion-LLM systems."""
         part = self.platform.part(DllmPart)
         return replace(part, rates=self.rates, panel_rates={}) if self.rates else part
 
@@ -77,18 +77,18 @@ class View(Checked):
 
     @property
     def charged(self) -> CostKnobs:
-        """What simulated steps are charged by."""
+        """The cost model that prices simulated steps."""
         asked = given_to(CostKnobs(), {name: value for name, value in self.knobs if name in knobs_of(CostKnobs)})
         return asked.on(self.platform.gpu)
 
     @property
     def charged_options(self) -> list[str]:
-        """How a command is told the same."""
+        """The options that give a command the same cost model."""
         return [f"--{name} {value}" for name, value in self.knobs if name in knobs_of(CostKnobs)]
 
     @property
     def stem(self) -> str:
-        """Ending of the figure's file names."""
+        """The ending of the figure's file names."""
         where = self.platform
         parts = [where.name.rpartition(":")[2].lower()]
         if where.name in PLATFORMS and PLATFORMS.get(where.name).executor != where.executor:
@@ -110,7 +110,7 @@ class View(Checked):
         seed: int = 0,
         knobs: Knobs = (),
     ) -> Cell:
-        """A cell of a figure on this view's platform; ``applied`` puts the view's own knobs in."""
+        """A cell of a figure on this view's platform. ``applied`` adds the view's own knobs."""
         return Cell(
             figure=figure,
             system=system,
@@ -127,7 +127,7 @@ class View(Checked):
         return replace(cell, knobs=tuple({**dict(self.knobs), **cell.knob_values}.items())) if self.knobs else cell
 
     def together(self, comparison: str) -> Knobs:
-        """The knob that makes a measured cell a part of a comparison, whose cells are measured in one sitting."""
+        """The knob that puts a measured cell into a comparison, whose cells are measured in one sitting."""
         if self.is_simulated or not self.is_grouped:
             return ()
         apart: list[str] = [] if self.reading == default_reading(self.platform) else [self.reading]
@@ -135,7 +135,7 @@ class View(Checked):
         return ((COMPARISON, "-".join([comparison, *apart])),)
 
     def baseline_knobs(self) -> Knobs:
-        """The knob that puts a baseline's cell into this reading; none for what a measured one is by default."""
+        """The knob that gives a baseline's cell this reading; empty for a measured cell's default reading."""
         is_default = self.obtained == "measured" and self.reading == default_reading(self.platform)
         return () if is_default else (("reading", self.reading),)
 
@@ -146,12 +146,12 @@ def default_reading(platform: Platform) -> ReadingName:
 
 
 MEASURED_RUNS = 3
-"""Repeats of a measured figure where nothing else is asked: the fewest whose interval says anything (t = 4.3; 12.7 of two)."""
+"""Default repeats of a measured figure: the fewest with a useful interval (t = 4.3; it is 12.7 for two)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """What drawing a figure left behind, and what is said about it on the terminal."""
+    """The files of a drawn figure, and the table and notes that the terminal shows."""
 
     files: tuple[Path, ...]
     columns: tuple[str, ...]
@@ -161,26 +161,26 @@ class Rendered:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """What is run for a figure or table, how it is drawn, and what it says of the paper's claims."""
+    """A figure or table: its runs, how it is drawn, and its findings on the paper's claims."""
 
     title: str
     source: str
     """Figure and section of the paper."""
     platforms: tuple[str, ...]
-    """Platforms drawn by default, each its own figure file."""
+    """Platforms drawn by default, each into its own figure file."""
     cells: Callable[[View], list[Cell]]
-    """The grid of runs behind it; empty where arithmetic is enough."""
+    """The grid of runs behind it; empty if arithmetic is enough."""
     render: "Callable[[Sequence[StoredRun], View, Path], Rendered]"
     """Draws stored runs into a folder: <name>-<stem>.png, .pdf and the .csv behind them."""
     findings: "Callable[[Sequence[StoredRun], View], list[Finding]]" = lambda runs, view: []
     num_runs: int = 1
-    """Repeats that answer claims: more than one where one seed is an anecdote."""
+    """Repeats that answer claims: more than one if a single seed would be an anecdote."""
     is_timed: bool = True
-    """False where a measured run comes out the same again: a figure of memory or accuracy."""
+    """False if repeated measured runs give the same result: a figure of memory or accuracy."""
     decides_on: tuple[str, ...] | None = None
-    """Platforms whose runs answer claims; None is all that it is drawn for."""
+    """Platforms whose runs answer claims; None means all platforms that it is drawn for."""
     place: Callable[[Platform], str] = lambda where: where.title
-    """The platform's title, or that of its part for another family's model."""
+    """Names the platform: its title, or that of its part for another family's model."""
 
     @property
     def deciding(self) -> tuple[str, ...]:
@@ -192,7 +192,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class FigureEntry:
-    """``name`` is ``paper/figure``."""
+    """A figure that can be loaded by name. ``name`` is ``paper/figure``."""
 
     name: str
     title: str
@@ -200,14 +200,14 @@ class FigureEntry:
 
     @property
     def asked(self) -> str:
-        """What a command calls it: its bare name if no other paper before has one, its module and a colon if no package names its paper."""
+        """The name for a command: bare if no earlier paper has the same, or the module and a colon if no package names its paper."""
         paper, _, bare = self.name.partition("/")
         if self.name in FIGURES:
             return bare if figure(bare).name == self.name else self.name
         return self.name if paper in installed("paper") else f"{self.module}:"
 
     def load(self) -> Figure:
-        """The module's ``FIGURE``, or one made of the names that a plain module has."""
+        """The module's ``FIGURE``, or a figure made from the module's top-level names."""
         module = load_module("figure", self.name, self.module)
         if isinstance(found := getattr(module, "FIGURE", None), Figure):
             return found
@@ -228,7 +228,7 @@ class Paper:
     title: str
     package: str
     figures: Mapping[str, str]
-    """Name, its module's but for hyphens -> what it draws."""
+    """Figure name (its module's, with hyphens) -> what it draws."""
     claims: Path
 
     @property
@@ -244,7 +244,7 @@ class Paper:
 
 
 def _paper(name: str, title: str) -> Paper:
-    """The paper whose figures lie in a folder of ``paper_figures``: what each draws is the first line of its module, behind the title."""
+    """A paper with figures in a folder of ``paper_figures``. Each module's first line, after the title, says what it draws."""
     folder, figures = name.replace("-", "_"), {}
     for path in sorted((REPO / "paper_figures" / folder).glob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -259,7 +259,7 @@ DLLM_SERVE = _paper("dllm-serve", "dLLM-Serve")
 AMPD = _paper("ampd", "AMPD")
 LAPS = _paper("laps", "LAPS")
 BLOCK = _paper("block", "Block diffusion")
-"""No paper: what projects that serve such models have published."""
+"""Not a paper: results published by projects that serve such models."""
 
 PAPERS: Mapping[str, Paper] = MappingProxyType({paper.name: paper for paper in (DLLM_SERVE, AMPD, LAPS, BLOCK)})
 FIGURES: Mapping[str, FigureEntry] = MappingProxyType(
@@ -268,7 +268,7 @@ FIGURES: Mapping[str, FigureEntry] = MappingProxyType(
 
 
 def paper(name: str) -> Paper:
-    """One of ``PAPERS``, of those that installed packages have, or any other as ``module:NAME``."""
+    """Return one of ``PAPERS``, a paper of an installed package, or any other as ``module:NAME``."""
     if name in PAPERS:
         return PAPERS[name]
     found: Paper = load_named("paper", where_of("paper", name, PAPERS))
@@ -277,8 +277,8 @@ def paper(name: str) -> Paper:
 
 
 def figure(name: str) -> FigureEntry:
-    """The figure called ``paper/figure``, or by its bare name (the first paper's that has it), or by its module and a colon. Papers of
-    installed packages have theirs, too."""
+    """Return a figure by ``paper/figure``, by its bare name (of the first paper that has it), or by its module and a colon. Papers of
+    installed packages are included."""
     for entry in FIGURES.values():
         if name in (entry.name, entry.name.partition("/")[2]):
             return entry

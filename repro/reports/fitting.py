@@ -1,8 +1,7 @@
-"""Fits a card's roofline to dLLM-Serve's stated throughputs; what it says of any baseline is a prediction.
+"""Fits a card's roofline to dLLM-Serve's stated throughputs. Its results for any baseline are predictions.
 
-One constant is fitted per card: the share of the matmul peak (attention gets the same), so that dLLM-Serve's stated
-throughputs are right in the geometric mean. The share of bandwidth and the overhead of a step are assumed, the same for
-every system.
+One constant is fitted per card: the share of the matmul peak (attention gets the same). It makes dLLM-Serve's stated throughputs right in
+the geometric mean. The share of bandwidth and the overhead of a step are assumed, the same for every system.
 """
 
 import math
@@ -21,11 +20,11 @@ from repro.workloads.workload import Workload
 
 SYSTEM = "dllm-serve"
 FITTED = (("cost", "roofline"),)
-"""What is fitted: composed steps have nothing to fit."""
+"""Only the roofline is fitted, because composed steps have nothing to fit."""
 BANDWIDTH_EFFICIENCY = 0.8
 STEP_OVERHEAD_S = 0.005
 TOLERANCE = 1e-3
-"""Relative, of the geometric mean; throughput steps a little as batches fall differently."""
+"""Relative tolerance of the geometric mean. Throughput changes in small steps as batches fall differently."""
 MAX_STEPS = 12
 
 
@@ -35,10 +34,10 @@ class CardProtocol:
     rate: float
     source: str
     targets: Mapping[str, str]
-    """Claim of a stated throughput of dLLM-Serve -> data set of the run that answers it: all fix the share of peak."""
+    """Claim of a stated throughput of dLLM-Serve -> data set of the run that answers it. All of them together fix the share of peak."""
 
     def cell(self, claim: str) -> Cell:
-        """The run behind a target, as Figure 3 and Table 4 make it."""
+        """The cell of a target's run, as in Figure 3 and Table 4."""
         return Cell(
             system=SYSTEM,
             dataset=self.targets[claim],
@@ -71,8 +70,8 @@ Simulate = Callable[[str, Calibration], float]
 def fit(
     protocol: CardProtocol, on_run: Callable[[], object] = lambda: None, simulate: Simulate | None = None
 ) -> Calibration:
-    """``simulate`` gives the throughput of a claim's cell under a calibration; by default it runs the cell. ``on_run`` is
-    called after each."""
+    """Fit the card's calibration. ``simulate`` returns the throughput of a claim's cell under a calibration; by default it runs the cell.
+    ``on_run`` is called after each run."""
 
     def bias(share: float) -> float:
         """Mean of log(simulated / stated)."""
@@ -88,7 +87,7 @@ def fit(
 
 
 def find_root(f: Callable[[float], float], start: float, *, slope: float, name: str, high: float = math.inf) -> float:
-    """Secant steps from ``start``, the first along ``slope``, to |f| < ``TOLERANCE``. A root above ``high`` is
+    """Find a root by secant steps from ``start``, the first along ``slope``, until |f| < ``TOLERANCE``. A root above ``high`` is
     ``high``."""
     x, value = start, f(start)
     for _ in range(MAX_STEPS):
@@ -107,8 +106,8 @@ def find_root(f: Callable[[float], float], start: float, *, slope: float, name: 
 
 
 def throughput(protocol: CardProtocol, claim: str, calibration: Calibration) -> float:
-    """Tokens per second of the cell with a calibration that is not stored yet."""
-    # Not ``prepare``, which reads the stored calibration: one that cannot be read is fitted again here.
+    """Tokens per second of the claim's cell with a calibration that is not stored yet."""
+    # ``prepare`` would read the stored calibration, and an unreadable one could then not be fitted again.
     deployment, workload = SYSTEMS.get(SYSTEM).prepare(protocol.cell(claim))
     assert isinstance(deployment, DllmDeployment)
     assert isinstance(workload, Workload)
@@ -118,7 +117,7 @@ def throughput(protocol: CardProtocol, claim: str, calibration: Calibration) -> 
 
 
 def calibration_with(protocol: CardProtocol, share: float) -> Calibration:
-    """The card's, with this share of peak and what is assumed."""
+    """The card's calibration with this share of peak and the assumed constants."""
     return Calibration(
         gpu=protocol.card,
         matmul_efficiency=share,

@@ -1,4 +1,4 @@
-"""Which verdicts hang on a choice of ours: a sweep of changed cells, and the claims judged again under each change.
+"""Finds verdicts that depend on one of our choices: runs changed cells, and judges the claims again under each change.
 
 ``python -m repro.reports.flips PAPER RUNS [FOLDER]`` changes every free setting and every reading of ``results/paper/flips.yaml``, one
 at a time, makes the runs below RUNS, and writes FOLDER/flips-PAPER.csv. Both sides have the arrivals and lengths of one seed."""
@@ -35,14 +35,14 @@ Drawn = Sequence[tuple[FigureSource, Sequence[StoredRun]]]
 
 @kept(maxsize=1)
 def asked() -> dict[str, Any]:
-    """The readings, and the size of each paper's figures."""
+    """The content of ``flips.yaml``: the readings, and the size of each paper's figures."""
     found: dict[str, Any] = yaml.safe_load((PAPER / "flips.yaml").read_text(encoding="utf-8"))
     return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingChange:
-    """One choice made otherwise: of one system, or a reading, of every system that has the setting."""
+    """One changed choice: a setting of one system, or a reading, which changes every system that has the setting."""
 
     setting: Setting
     system: str | None = None
@@ -57,7 +57,7 @@ class SettingChange:
         return named if self.system is None else f"{self.system}: {named}"
 
     def of(self, cell: Cell) -> Cell:
-        """The cell so changed, or itself where it has no such choice, searches or says it itself, or refuses it."""
+        """The changed cell. Returns the cell itself if it has no such choice, searches or sets it itself, or refuses it."""
         setting = dict(self.setting)
         if self.system is None:
             has_it = setting.keys() <= {name for kind in settings_of(cell.system) for name in knobs_of(kind)}
@@ -82,14 +82,14 @@ def _can_be(cell: Cell) -> bool:
 
 
 def free_settings(cell: Cell) -> Iterator[Setting]:
-    """What is free in a cell, otherwise than by default; what has no default is a search's."""
+    """Alternatives to the defaults of a cell's free settings. Settings without a default are left to a search."""
     for each in free_of(cell.system):
         if each.has_default:
             yield from each.among(cell)
 
 
 def changes(cells: Sequence[Cell]) -> list[SettingChange]:
-    """Every alternative of what is free in a system of the cells, and every reading, that makes another cell of one."""
+    """All alternatives of the free settings of the cells' systems, and all readings, that change at least one cell."""
     found: dict[SettingChange, None] = {}
     for cell in cells:
         found.update({SettingChange(setting=setting, system=cell.system): None for setting in free_settings(cell)})
@@ -98,11 +98,11 @@ def changes(cells: Sequence[Cell]) -> list[SettingChange]:
 
 
 def flips(claims: Sequence[Claim], drawn: Drawn, tried: Sequence[SettingChange], make_runs: MakeRuns) -> Iterator[Flip]:
-    """Claims whose verdict differs under a change. Runs that no finding reads are not made again; all others are made at once."""
+    """Claims whose verdict differs under a change. Runs that no finding reads are not made again; all others are made in one sweep."""
     read = [places_read(source.findings, runs) for source, runs in drawn]
 
     def instead(change: SettingChange, source: FigureSource, places: Sequence[int]) -> dict[int, Cell]:
-        """Cells of a figure that are others under the change, by their place."""
+        """The figure's cells that the change replaces, by their place."""
         found = {at: change.of(source.cells[at]) for at in places}
         return {at: cell for at, cell in found.items() if cell != source.cells[at]}
 
@@ -127,7 +127,7 @@ def flips(claims: Sequence[Claim], drawn: Drawn, tried: Sequence[SettingChange],
 
 
 def _replaced(runs: Sequence[StoredRun], others: Mapping[int, Cell], made: Mapping[str, StoredRun]) -> list[StoredRun]:
-    """The runs of other cells, under the cells that a figure asks for them by: those of its defaults."""
+    """The figure's runs with those of changed cells put in. They carry the original cells, which the figure looks for."""
     found = list(runs)
     for at, cell in others.items():
         found[at] = copy(made[cell.key])
@@ -136,7 +136,7 @@ def _replaced(runs: Sequence[StoredRun], others: Mapping[int, Cell], made: Mappi
 
 
 def _verdicts(claims: Sequence[Claim], drawn: Drawn) -> Mapping[str, tuple[Verdict, str]]:
-    """The verdict on every claim, those too that no finding answers: under a change one may be answered no more."""
+    """The verdict on every claim. Claims without a finding are included, because a change may remove a finding."""
     plain = [replace(claim, role="prediction", role_by_roofline=None) for claim in claims]
     judged = judge_all(plain, [finding for source, runs in drawn for finding in source.findings(runs)])
     values = {each.claim.id: () if each.finding is None else each.finding.values for each in judged}
@@ -146,7 +146,7 @@ def _verdicts(claims: Sequence[Claim], drawn: Drawn) -> Mapping[str, tuple[Verdi
 
 
 def made_below(root: Path, jobs: int | None = None) -> MakeRuns:
-    """Runs that are made below ``root``, or found there."""
+    """Returns a function that makes runs below ``root``, or finds them there."""
     store = Store(root)
 
     def make_runs(cells: Sequence[Cell]) -> Sequence[StoredRun]:
@@ -158,7 +158,7 @@ def made_below(root: Path, jobs: int | None = None) -> MakeRuns:
 
 
 def sized(paper: Paper, size: Mapping[str, Any]) -> list[FigureSource]:
-    """The paper's figures in a size, on their platforms."""
+    """The paper's figures in the given size, on their platforms."""
     found = []
     for source in sources(tuple(each for each in paper.entries if each.name.rpartition("/")[2] in size["figures"])):
         knobs, rates = tuple(size.get("knobs", {}).items()), tuple(size.get("rates", ()))

@@ -1,7 +1,7 @@
-"""One page of figures and claims: everything that a folder of results holds, in an HTML file that needs no other.
+"""One page of figures and claims: everything in a folder of results, as a self-contained HTML file.
 
-The folder is like the repository's ``results``: figures with their tables of runs in folders, verdicts beside these, and ``truth`` if it
-is there. ``page.html`` says how it looks."""
+The folder is like the repository's ``results``: folders of figures with their tables of runs, verdicts beside these, and maybe ``truth``.
+``page.html`` is the template."""
 
 import base64
 import csv
@@ -30,7 +30,7 @@ LABELS: Mapping[str, str] = {
 }
 VERDICTS = ("reproduced", "not reproduced", "undecided by reading", "by construction", "not testable here", "not run")
 _WIDTH, _COLOURS = 1000, 24
-"""Pixels and colours of a picture: legible in print, and all of the repository's stay below 5 MB."""
+"""Width in pixels and number of colours of a picture. It is legible in print, and all pictures of the repository stay below 5 MB."""
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _INTERVAL = re.compile(rf"({_NUMBER}) (?:(\[{_NUMBER}, {_NUMBER}\])|± ({_NUMBER}))")
 
@@ -43,18 +43,18 @@ class Picture:
     place: str
     caption: str
     image: str = ""
-    """A data URI, of what is drawn."""
+    """The picture as a data URI, if it is drawn."""
     rows: Sequence[Sequence[str]] = ()
-    """Cells of what is a table, its head first."""
+    """The cells of a table, its head first."""
     labels: tuple[str, ...]
-    """How its runs were obtained."""
+    """How the figure's runs were obtained."""
     provenance: Mapping[str, str]
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A figure of a paper, or what belongs to none: its pictures and its claims."""
+    """A figure of a paper with its pictures and claims, or the claims that belong to no figure."""
 
     name: str
     title: str
@@ -64,7 +64,7 @@ class Section:
 
 
 def interval_of(row: Mapping[str, str]) -> str:
-    """The 95 % interval that a finding's words give its value; a dash where they give none."""
+    """The 95 % interval of the value, as the finding's text states it; a dash if it states none."""
     ours = row["ours"].split()
     if len(ours) != 1:
         return "–"
@@ -76,7 +76,7 @@ def interval_of(row: Mapping[str, str]) -> str:
 
 
 def short(text: str) -> str:
-    """Words whose numbers have four digits."""
+    """The text with numbers shortened to four digits."""
     return re.sub(r"-?\d+\.\d{4,}(?:e-?\d+)?", lambda found: f"{float(found[0]):.4g}", text)
 
 
@@ -92,7 +92,7 @@ def _claim(row: Mapping[str, str]) -> dict[str, str]:
 
 
 def rows_of(page: str) -> tuple[list[list[str]], str]:
-    """The cells of a page's table of Markdown, its head first, and the words around it."""
+    """The cells of a page's Markdown table, its head first, and the text around it."""
     lines = [line for line in page.splitlines() if not re.fullmatch(r"[|\s:-]+", line)]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     return rows, "\n".join(line.lstrip("# ") for line in lines if not line.startswith("|"))
@@ -102,7 +102,7 @@ def rows_of(page: str) -> tuple[list[list[str]], str]:
 
 
 def packed(path: Path) -> str:
-    """A picture as a data URI, with as few colours and pixels as a plot needs."""
+    """A picture as a data URI, with only as many colours and pixels as a plot needs."""
     from PIL import Image
 
     with Image.open(path) as opened:
@@ -115,7 +115,7 @@ def packed(path: Path) -> str:
 
 
 def _versions(table: RunTable, store: Path | None) -> tuple[str, ...]:
-    """Commits of the runs behind a figure, as far as their files are in the store."""
+    """Commits of the runs behind a figure, for runs whose files are in the store."""
     if store is None or not table.rows:
         return ()
     keys = {row["key"] for row in table.fixed}
@@ -179,7 +179,7 @@ def _picture(table: RunTable, root: Path, store: Path | None) -> Picture:
 def sections(
     paper: Paper, pictures: Mapping[str, Sequence[Picture]], claims: Sequence[Mapping[str, str]]
 ) -> list[Section]:
-    """A paper's figures in their order, each with its claims; claims without a drawn figure come last."""
+    """A paper's figures in order, each with its claims. Claims without a drawn figure come last."""
     names = [name for name in (entry.name for entry in paper.entries) if pictures.get(name)]
     titles = {entry.name: entry.title for entry in paper.entries}
     found = []
@@ -199,7 +199,7 @@ def _csv_rows(path: Path) -> list[list[str]]:
 
 
 def contents(root: Path, store: Path | None = None, advance: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """What the page shows of a folder of results; ``store`` is a folder of runs whose versions are looked up."""
+    """The content of the page for a folder of results. ``store`` is a folder of runs in which commits are looked up."""
     tables = [read_table(path) for path in tables_in(root)]
     require(tables != [], f"results={str(root)!r} holds no table of runs: give a folder like the repository's results")
     pictures: dict[str, list[Picture]] = {}
@@ -227,7 +227,7 @@ def contents(root: Path, store: Path | None = None, advance: Callable[[], None] 
 
 
 def html(shown: Mapping[str, Any]) -> str:
-    """The page of ``contents``."""
+    """The HTML page of ``contents``."""
     import jinja2
 
     from repro import __version__

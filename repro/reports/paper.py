@@ -20,25 +20,25 @@ Direction = Literal["higher", "lower", "equal"]
 ToleranceType = Literal["relative", "absolute", "exact", "ordering", "one_sided"]
 Severity = Literal["high", "medium", "low"]
 Role = Literal["by construction", "fitted", "implied by the fit", "prediction"]
-"""What a comparison is worth. By construction: no run can change it. Fitted: a constant was chosen to meet it. Implied by
-the fit: fitted numbers alone determine it. Prediction: it could have come out otherwise."""
+"""How much a comparison is worth. By construction: no run can change it. Fitted: a constant was chosen to meet it. Implied by the fit:
+fitted numbers alone determine it. Prediction: it could have come out otherwise."""
 ROLES: tuple[Role, ...] = get_args(Role)
-"""Ordered from the least worth to the most."""
+"""Roles ordered from the least worth to the most."""
 TableValue: TypeAlias = str | int | float | None
-"""A table's entry: empty is None, a plain number is a number, anything else stays text."""
+"""A table's entry. An empty cell is None, a plain number is a number, and anything else stays text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
     value: float | tuple[float, ...] | None
-    """A number; two numbers are a (low, high) range and more are one value each, as the statement
-    names them; None where only the ordering is claimed."""
+    """One number. Two numbers are a (low, high) range. More numbers are one value each, in the order of the statement. None if only an
+    ordering is claimed."""
     unit: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """What a verdict allows, meant for the paper's hardware; ``why`` not more and not less."""
+    """The deviation that a verdict allows, meant for the paper's hardware. ``why`` justifies its size."""
 
     type: ToleranceType
     value: float | None = None
@@ -48,7 +48,7 @@ class Tolerance:
 
 @dataclass(frozen=True, kw_only=True)
 class Recomputed:
-    """The claim redone from the paper's other numbers; ``expr`` is plain Python arithmetic."""
+    """The claim recomputed from the paper's other numbers. ``expr`` is plain Python arithmetic."""
 
     expr: str | None
     value: bool | float | tuple[float, ...] | None
@@ -67,23 +67,23 @@ class Claim(Checked):
     direction: Direction
     tolerance: Tolerance
     figure: str | None
-    """Id of the figure or table it belongs to, as in figures.yaml."""
+    """Id in figures.yaml of the figure or table that it belongs to."""
     conditions: str | None
     of: tuple[str | None, ...] = ()
-    """What each expected value is of, as a finding names it (``rtx4090/burst``); null where the paper does not say. With
-    one expected value, all that it has to hold for."""
+    """The subject of each expected value, as a finding names it (``rtx4090/burst``); null if the paper does not say. For one expected
+    value, all subjects for which it must hold."""
     follows: tuple[str, ...] = ()
-    """Claims whose numbers this one follows from: with them it is one fact."""
+    """Claims whose numbers imply this one; together they are one fact."""
     role: Role = "prediction"
-    """What comparing it is worth."""
+    """How much a comparison with it is worth."""
     role_by_roofline: Role | None = None
-    """The same where steps are charged by the roofline that was fitted to the paper, if it differs."""
+    """The role if steps are priced by the roofline that was fitted to the paper, if it differs."""
     chosen: str | None = None
-    """What of ours was chosen to meet it, so that meeting it is no prediction."""
+    """Our choice that was made to meet it, so that meeting it is no prediction."""
     untestable: str | None = None
     """Why no run can decide it."""
     gap: str | None = None
-    """Why ours differs, as far as can be said; for where it does."""
+    """Why our number differs, if it does and as far as we know."""
     recomputed: Recomputed | None = None
     note: str | None = None
     severity: Severity | None = None
@@ -103,14 +103,14 @@ def stated(paper: str, claim: str) -> float:
 
 
 def stated_together(paper: str, claim: str) -> tuple[float, ...]:
-    """The numbers that a claim states of several things, or of one."""
+    """All numbers that a claim states, one or several."""
     value = next(each.expected.value for each in load_claims(paper) if each.id == claim)
     assert value is not None, "it states an order alone"
     return tuple(map(float, value)) if isinstance(value, tuple) else (float(value),)
 
 
 def load_figures(root: Path = PAPER) -> dict[str, dict[str, Any]]:
-    """Entries of figures and tables by id; ``values`` are the numbers that a text or labels print."""
+    """Entries of figures and tables by id. ``values`` holds the numbers that the paper prints in text or labels."""
     return {entry["id"]: entry for entry in _entries(root / "figures.yaml")}
 
 
@@ -131,7 +131,7 @@ def load_table(name: str, root: Path = PAPER) -> list[dict[str, TableValue]]:
 
 
 def read_claims(path: Path, paper: str) -> tuple[Claim, ...]:
-    """Claims of one paper; a claim of another, or one that is there twice, is refused."""
+    """Claims of one paper. Raises UserError for a claim of another paper and for a repeated claim."""
     claims = [_claim(raw, path) for raw in _entries(path)]
     seen: set[str] = set()
     for claim in claims:
@@ -181,7 +181,7 @@ def _cell(text: str) -> TableValue:
     if not text:
         return None
     for kind in (int, float):
-        # float() also reads "inf", "nan" and digits grouped by "_", which no table means as numbers.
+        # float() also reads "inf", "nan" and digits grouped by "_", which are not numbers in any table.
         if text.lstrip("+-")[:1].isdigit() and "_" not in text:
             try:
                 return kind(text)
@@ -214,7 +214,7 @@ def _yaml(path: Path) -> Any:
 
 @lru_cache(maxsize=8)
 def _parsed(text: str) -> Any:
-    """Shared by its readers, who change nothing in it."""
+    """Readers share the parsed value and must not change it."""
     import yaml
 
     return yaml.load(text, Loader=yaml_loader())

@@ -1,4 +1,4 @@
-"""What a card's calibration predicts: its comparisons with stated numbers, and medians over the predictions alone."""
+"""Predictions of a card's calibration: its comparisons with stated numbers, and medians over the predictions alone."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from repro.reports.claims_file import as_row
 
 SCHEMA_VERSION = 4
 KINDS: Mapping[str, str] = MappingProxyType({"tok/s": "throughputs", "x": "ratios", "%": "ratios", "s": "latencies"})
-"""Unit of a stated number -> the median it goes into; a percentage is a reduction or a gain. The latencies of an overloaded run follow from its throughput."""
+"""Unit of a stated number -> the median it enters. % is a reduction or a gain. An overloaded run's latencies follow from its throughput."""
 _ONE = {"throughputs": "throughput", "ratios": "ratio", "latencies": "latency", "steps": "step"}
 
 _KEPT = ("role", "verdict", "expected", "unit", "ours", "of", "error_percent", "obtained", "how")
@@ -45,7 +45,7 @@ def report(calibration: Calibration, judged: Iterable[Judged]) -> dict[str, Any]
 
 
 def medians(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Median absolute error of predictions of stated numbers, by kind; a number stated twice counts once."""
+    """Median absolute error of predictions of stated numbers, by kind. A number that is stated twice counts once."""
     errors: dict[str, list[float]] = {name: [] for name in KINDS.values()}
     seen: set[tuple[Any, ...]] = set()
     for each in comparisons:
@@ -81,7 +81,7 @@ def read_report(card: str) -> dict[str, Any] | None:
 
 
 def predictions_note(card: str) -> str:
-    """Errors of the card's predictions, without the numbers it was fitted on and those that follow from them."""
+    """A sentence on the errors of the card's predictions, without numbers that were fitted or follow from fitted ones."""
     report = read_report(card)
     if report is None:
         return f"No comparison of the {card} calibration with stated numbers is stored: run 'repro calibrate --platform {card} --keep'."

@@ -1,8 +1,8 @@
-"""The runs that a figure is drawn from, as a table beside it: a row a cell, a column for each number that drawing reads.
+"""The table of the runs behind a figure, with a row per cell and a column for each number that drawing reads.
 
-The first line is a comment that holds the figure's view, its notes and a seal as JSON; behind it stands plain CSV. A figure drawn from its
-table comes out as it was drawn from its runs, byte for byte. Columns named by a path lie in the run's file: ``summary/e2el_s/mean``
-is in its summary. ``totals/steps/num_rows`` is a sum over a table's column."""
+The first line is a comment that holds the figure's view, its notes and a seal as JSON. Plain CSV follows. A figure drawn from its table
+equals the one drawn from its runs, byte for byte. A column named by a path is a value in the run's file: ``summary/e2el_s/mean`` is in its
+summary. ``totals/steps/num_rows`` is a sum over a table's column."""
 
 import csv
 import gzip
@@ -37,25 +37,25 @@ FIXED = (
     *("asked", "key", "knobs", "digest"),
     *("obtained", "valid", "reasons", "warnings"),
 )
-"""``asked`` is the key of the cell as the figure asks for it, ``key`` that of the stored cell, which has ``knobs`` besides."""
+"""``asked`` is the key of the figure's cell. ``key`` is that of the stored cell, which also has ``knobs``."""
 WORDS = frozenset(("system", "dataset", "asked", "key", "digest", "obtained"))
-"""Fixed columns that hold text as it is; all others hold JSON."""
+"""Fixed columns that hold plain text; all others hold JSON."""
 PARTS = ("summary", "manifest", "provenance", "tables", "totals")
 
 Place = tuple[str, ...]
 ALL = ""
-"""Stands for every name of a part that was gone through."""
+"""Stands for all names of a part that was iterated over."""
 
 
 class TableError(UserError):
-    """A table that cannot be read, or that is none of the figure's runs."""
+    """The table cannot be read, or does not hold the figure's runs."""
 
 
 # -- reading what drawing reads ---------------------------------------------------------------------------
 
 
 class _Watched(Mapping[str, Any]):
-    """A part of a run that notes the place of everything that is read of it."""
+    """A part of a run that records the place of everything that is read from it."""
 
     def __init__(self, part: Mapping[str, Any], place: Place, seen: dict[Place, None]) -> None:
         self._part, self._place, self._seen = part, place, seen
@@ -79,7 +79,7 @@ class _Watched(Mapping[str, Any]):
 
 
 class _WatchedRun(StoredRun):
-    """A stored run that notes what is read of it."""
+    """A stored run that records what is read from it."""
 
     def __init__(self, run: StoredRun, seen: dict[Place, None]) -> None:
         manifest = _Watched(run.manifest, ("manifest",), seen)
@@ -101,7 +101,7 @@ class _WatchedRun(StoredRun):
 
 
 def _columns(seen: Iterable[Place]) -> list[Place]:
-    """The places to store: a part that was gone through is stored whole, of any other the places in it that were read."""
+    """The places to store. A part that was iterated over is stored whole; of other parts, only the places that were read."""
     marks = set(seen)
     whole = {place[:-1] for place in marks if place[-1] == ALL}
     read = {place for place in marks if place[-1] != ALL}
@@ -112,7 +112,7 @@ def _columns(seen: Iterable[Place]) -> list[Place]:
 
 
 def value_at(run: StoredRun, place: Place) -> Any:
-    """What a run has at a place; raises KeyError where it has nothing there."""
+    """The run's value at a place. Raises KeyError if there is none."""
     part, *names = place
     if part == "totals":
         return run.total(*names)
@@ -127,7 +127,7 @@ def value_at(run: StoredRun, place: Place) -> Any:
 
 
 def digest_of(summary: Mapping[str, Any]) -> str:
-    """A digest of a run's numbers to six places: processors differ in the last."""
+    """A digest of a run's numbers to six digits, because processors differ in the last digits."""
     text = json.dumps(_to_six_places(summary), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
 
@@ -144,7 +144,7 @@ def _to_six_places(value: Any) -> Any:
 
 
 def places_read(findings: Callable[[Sequence[StoredRun]], object], runs: Sequence[StoredRun]) -> list[int]:
-    """Places of the runs of which findings read a number."""
+    """Indices of the runs from which ``findings`` reads a number."""
     seen: list[dict[Place, None]] = [{} for _ in runs]
     findings([_WatchedRun(run, own) for run, own in zip(runs, seen, strict=True)])
     return [at for at, own in enumerate(seen) if own]
@@ -177,7 +177,7 @@ def _text_at(run: StoredRun, place: Place) -> str:
 
 
 def _text(value: Any) -> str:
-    """As JSON; a word that is none as it is."""
+    """The value as JSON. A word that is no JSON stays as it is."""
     if isinstance(value, str) and value:
         try:
             json.loads(value)
@@ -200,14 +200,14 @@ def _parsed(text: str) -> Any:
 
 
 _parsed_scalar = lru_cache(maxsize=1 << 15)(_parsed)
-"""Two in three texts of a table stand there before."""
+"""Cached, because two in three texts of a table are repeats."""
 _LITERALS = frozenset(("true", "false", "null", "NaN", "Infinity"))
 
 
 def write_table(
     path: Path, entry: FigureEntry, view: View, runs: Sequence[StoredRun], seen: Iterable[Place], notes: Sequence[str]
 ) -> Path:
-    """``path`` names the figure's files but for their endings; returns that of the table."""
+    """Writes a figure's table and returns its path. ``path`` is that of the figure's files without their endings."""
     where = view.platform
     head = {
         "figure": entry.name,
@@ -223,7 +223,7 @@ def write_table(
     places = _columns(seen)
     cells = [view.applied(cell) for cell in entry.load().cells(view)] if runs else []
     rows = [_row(asked, run, places) for asked, run in zip(cells, runs, strict=True)]
-    # What was asked for and no run has needs no column.
+    # A place at which no run has a value needs no column.
     kept = [at for at in range(len(FIXED) + len(places)) if at < len(FIXED) or any(row[at] for row in rows)]
     names = [*FIXED, *("/".join(place) for place in places)]
     columns, *lines = ([row[at] for at in kept] for row in (names, *rows))
@@ -236,13 +236,13 @@ def write_table(
 
 
 def with_head(head: Mapping[str, Any], rows: str) -> str:
-    """The text of a table: its head with a seal over head and rows, and the rows, which are CSV."""
+    """The text of a table: its head with a seal over head and rows, and then the rows as CSV."""
     seal = sealed({**head, "rows": rows})[SEAL]
     return f"# {json.dumps({**head, SEAL: seal}, ensure_ascii=False)}\n{rows}"
 
 
 class TableRun(StoredRun):
-    """A run as a figure's table tells it: what drawing reads, and nothing else."""
+    """A run as read from a figure's table. It holds only what drawing reads."""
 
     def __init__(self, cell: Cell, file: Path, row: Mapping[str, Any], places: Mapping[Place, str]) -> None:
         parts: dict[str, Any] = {name: {} for name in PARTS}
@@ -271,7 +271,7 @@ class TableRun(StoredRun):
 
     @property
     def asked(self) -> str:
-        """Key of the cell as the figure asks for it."""
+        """The key of the figure's cell."""
         return str(vars(self)["_row"]["asked"])
 
     @property
@@ -290,9 +290,9 @@ class RunTable:
     head: Mapping[str, Any]
     places: tuple[Place, ...]
     rows: tuple[tuple[str, ...], ...]
-    """Texts of the fixed columns and of the places."""
+    """The texts of the fixed columns and of the places."""
     is_whole: bool
-    """Whether it is as it was written."""
+    """Whether the table is as it was written."""
 
     @property
     def fixed(self) -> Iterator[dict[str, str]]:
@@ -301,7 +301,7 @@ class RunTable:
 
     @property
     def stem(self) -> Path:
-        """Path of the figure's files but for their endings."""
+        """Path of the figure's files without their endings."""
         return self.path.with_name(self.path.name.removesuffix(".gz").removesuffix(SUFFIX))
 
     @cached_property
@@ -322,7 +322,7 @@ class RunTable:
 
     @property
     def is_usual(self) -> bool:
-        """Whether it is of the view in which the figure answers claims."""
+        """Whether the table's view is the one in which the figure answers claims."""
         view = self.view
         return (
             view.platform.executor == platform(view.platform.name).executor
@@ -333,12 +333,12 @@ class RunTable:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """As the figure asks for them today."""
+        """The cells that the figure asks for now."""
         return [self.view.applied(cell) for cell in self.entry.load().cells(self.view)]
 
     @cached_property
     def runs(self) -> list[TableRun]:
-        """Those of the cells, in their order; raises TableError where the figure asks for others today."""
+        """The runs of the cells, in their order. Raises TableError if the figure now asks for other cells."""
         stored = {row[_ASKED]: row for row in self.rows}
         found = [stored.pop(cell.key, None) for cell in self.cells]
         missing = sum(row is None for row in found)
@@ -388,12 +388,12 @@ def read_table(path: Path) -> RunTable:
 
 
 def tables_in(root: Path) -> list[Path]:
-    """Paths of the tables in a folder's folders."""
+    """Paths of the tables in the subfolders of a folder."""
     return sorted(path for ending in ("", ".gz") for path in root.glob(f"*/*{SUFFIX}{ending}"))
 
 
 def command_of(table: RunTable) -> str:
-    """Makes the figure again, where it is."""
+    """The command that makes the figure again in its place."""
     view, entry = table.view, table.entry
     where, options = view.platform, list[str]()
     if where.executor != platform(where.name).executor:
@@ -414,7 +414,7 @@ def command_of(table: RunTable) -> str:
 
 
 def draw(entry: FigureEntry, view: View, runs: Sequence[StoredRun], out: Path) -> Rendered:
-    """The figure's files and its table, which appear together or not at all."""
+    """Draw the figure's files and its table, which appear together or not at all."""
     loaded, seen = entry.load(), dict[Place, None]()
     watched = [_WatchedRun(run, seen) for run in runs]
     with _together(out, entry.name.replace("/", "-")) as folder:
@@ -427,7 +427,7 @@ def draw(entry: FigureEntry, view: View, runs: Sequence[StoredRun], out: Path) -
 
 @contextmanager
 def _together(out: Path, name: str) -> Iterator[Path]:
-    """Yields a folder to write into; what is in it moves into ``out`` at the end. Errors name files as they will be."""
+    """Yields a folder to write into, and moves its files into ``out`` at the end. Errors show the files' final names."""
     partial = out / f".{name}.partial-{os.getpid()}"
     try:
         partial.mkdir(parents=True)
