@@ -1,1 +1,1 @@
-"""Whether what is here does as it should: golden cases, precision, committed results, this machine."""
+"""Checks that all works as it should: golden cases, precision, committed results, this machine."""

@@ -1,9 +1,9 @@
-"""Cases of block diffusion: recorded by the authors' own code, or of the embedded model against a plain loop: one request, every
-forward over the whole sequence under the mask of blocks, rules in lists.
+"""Cases for block diffusion. They are recorded by the authors' own code, or compare the embedded model with a plain loop. That loop runs
+one request, computes every forward over the whole sequence under the block mask, and applies rules to lists.
 
-Recorded ones do not come with the package: ``REPRO_BLOCK_GOLDENS`` names their folder, ``*_cases.json`` and the tiny checkpoints they
-were made with. Two kinds are not to be reproduced: a prompt of exactly a block of Fast-dLLM v2, which its script ignores, and
-those whose script failed or wrote over the prompt.
+Recorded cases do not come with the package. ``REPRO_BLOCK_GOLDENS`` names their folder, with ``*_cases.json`` and the tiny checkpoints they
+were made with. Two kinds cannot be reproduced. One is a prompt of exactly one block of Fast-dLLM v2, which its script ignores. The other
+are cases whose script failed or overwrote the prompt.
 """
 
 import json
@@ -41,7 +41,7 @@ Logits = Callable[[PackedModel[BlockConfig], list[int], int], Tensor]
 
 @torch.inference_mode()
 def masked_logits(model: PackedModel[BlockConfig], ids: list[int], block: int) -> Tensor:
-    """[N, V] of a whole sequence through the packed model, with the mask of blocks in its attention."""
+    """[N, V] Logits of a whole sequence from the packed model, with the block mask in its attention."""
     position = torch.arange(len(ids))
     seen = (position // block)[None] <= (position // block)[:, None]
 
@@ -56,12 +56,12 @@ def masked_logits(model: PackedModel[BlockConfig], ids: list[int], block: int) -
 @dataclass
 class Plain:
     ids: list[int] = field(default_factory=list)
-    """Tokens of whole blocks, behind the prompt."""
+    """Tokens of whole blocks, after the prompt."""
     denoised: int = 0
     sglang_forwards: int = 0
-    """What SGLang's loop makes of the same: it runs a block that is final once more, and one that the limit of edits ended twice."""
+    """Forwards of SGLang's loop. It runs a final block once more, and a block that the limit of edits ended twice more."""
     trace: list[tuple[list[int], list[float]]] = field(default_factory=list)
-    """Tokens and confidences of every denoise, over the block."""
+    """Tokens and confidences of every denoising forward, over the block."""
 
 
 def plain_take(
@@ -73,7 +73,7 @@ def plain_take(
     conf: list[float],
     step: int,
 ) -> set[int]:
-    """Places that take their token; ``holes`` and ``given`` are places."""
+    """Positions in the block that take their token. ``holes`` (masked) and ``given`` (prompt) are positions too."""
     size = len(ids)
     by_confidence = sorted(holes, key=lambda i: (-conf[i], i))
     share = 0
@@ -107,7 +107,7 @@ def plain_run(
     block: int,
     logits: Logits = masked_logits,
 ) -> Plain:
-    """Whole blocks until ``gen_length`` tokens are there; nothing stops it before."""
+    """Decode whole blocks until there are ``gen_length`` tokens; nothing stops it earlier."""
     config, found = model.config, Plain()
     whole = len(prompt) // block * block
     final, opening = list(prompt[:whole]), list(prompt[whole:])
@@ -152,9 +152,9 @@ def plain_run(
 
 FOLDER_VARIABLE = "REPRO_BLOCK_GOLDENS"
 NEAR = 1e-3
-"""A case whose authors came so near to a threshold may differ."""
+"""A case may differ if the authors' run came this near to a threshold."""
 _LONGEST = 512
-"""Tokens of a case."""
+"""Most tokens of a case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +168,12 @@ class BlockCase:
     rule: DecodeRule
     expected: tuple[int, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What the authors' run took, by the fields of ``BlockAnswer`` whose sum that is, with a + between."""
+    """Counts of the authors' run, by the fields of ``BlockAnswer`` that sum to them, joined by +."""
     sampling: BlockSampling = field(default_factory=BlockSampling)
     stop_ids: frozenset[int] = frozenset()
     exits_early: bool = False
     cut_at: int | None = None
-    """Answers are compared up to this id, where the engine goes on behind it."""
+    """If set, answers are compared only up to this id, because the engine continues after it."""
     required: bool = True
     tie_sensitive: bool = False
 
@@ -196,7 +196,7 @@ class BlockResult:
 
     @property
     def difference(self) -> str | None:
-        """The first thing that is not as recorded."""
+        """The first difference from the record, in words; None if there is none."""
         ids = list(self.answer.ids)
         if self.case.cut_at in ids:
             ids = ids[: ids.index(self.case.cut_at) + 1]
@@ -214,7 +214,7 @@ class BlockResult:
 
 
 def block_cases() -> tuple[str, list[BlockCase]]:
-    """Where cases are from, and the cases: the authors' where their folder is named, else the embedded model's."""
+    """The origin of the cases, and the cases: the authors' if their folder is named, or else the embedded model's."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         return folder, recorded_cases(Path(folder))
@@ -222,7 +222,7 @@ def block_cases() -> tuple[str, list[BlockCase]]:
 
 
 def verify_blocks(cases: list[BlockCase], *, device: str = "cpu") -> list[BlockResult]:
-    """In float32; cases of one checkpoint and block are served together, which changes no answer."""
+    """Replay cases in float32. Cases with one checkpoint and block size are served together, which changes no answer."""
     from engines.blockdiffusion.engine import BlockEngine
     from engines.blockdiffusion.executor import TorchBlockExecutor
     from engines.blockdiffusion.scheduler import BlockEngineConfig
@@ -265,7 +265,7 @@ _RULES: Mapping[str, DecodeRule] = {
 
 
 def embedded_cases(count: int = 2) -> Iterator[BlockCase]:
-    """Yields ``count`` held-out problems of each task under each rule, with what a loop without cache, batch or packing makes of them."""
+    """Yields ``count`` held-out problems of each task and rule, with the answer of a loop without cache, batch or packing."""
     from repro.families.block.settings import EMBEDDED_TASKS, settings_of_requests
     from repro.families.block.text import text_of
     from repro.tasks.mini import GENERATORS
@@ -294,7 +294,7 @@ def embedded_cases(count: int = 2) -> Iterator[BlockCase]:
 
 
 def recorded_cases(folder: Path) -> list[BlockCase]:
-    """All of a folder's that can be reproduced."""
+    """All cases of a folder that can be reproduced."""
     found: list[BlockCase] = []
     for name, read in _READERS.items():
         path = folder / f"{name}_cases.json"
@@ -341,7 +341,7 @@ def _of_llada2(folder: Path, case: Mapping[str, Any]) -> dict[str, Any]:
         "rule": rule,
         "expected": tuple(case["output"]),
         "counts": {"denoised": case["n_forwards"]},
-        # 2.1 decodes all blocks unless it is told to stop early, and cuts then.
+        # LLaDA 2.1 decodes all blocks unless told to stop early, and then cuts.
         "stop_ids": frozenset([end]) if is_first or early else frozenset(),
         "exits_early": is_first and early,
         "cut_at": end,
@@ -360,7 +360,7 @@ def _of_sdar(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | None:
     if case["error"] is not None or not case["prompt_preserved"] or strategy not in rules:
         return None
     whole = case["output_full"][len(case["prompt"]) :]
-    # The script finishes a stop's block, and leaves masks in those behind it.
+    # The script finishes the block of a stop token, and leaves masks in the blocks after it.
     ends = given.get("stopping_criteria_idx")
     stop_ids = frozenset(ends if isinstance(ends, list) else [] if ends is None else [ends])
     first = next((place for place, token in enumerate(whole) if token in stop_ids), len(whole))
@@ -385,7 +385,7 @@ def _of_fast_dllm_v2(folder: Path, case: Mapping[str, Any]) -> dict[str, Any] | 
     if case["error"] is not None or len(prompt) == given["block_size"]:
         return None
     expected = case["output_full"][len(prompt) :]
-    # A stop that was denoised ends the answer, what follows is padding; one that a commit gave does not.
+    # A denoised stop token ends the answer, and padding follows. A stop token from a commit does not end it.
     has_end = stop in expected[:-1] and not any(expected[expected.index(stop) + 1 :])
     expected = tuple(expected[: expected.index(stop) + 1] if has_end else expected)
     prefills = int(len(prompt) >= given["block_size"])

@@ -1,8 +1,8 @@
-"""Cases of canvases: DiffusionGemma's recorded answers, replayed by the engine on the draws that were recorded with them, or those of
-the embedded model against a plain loop: one request, every forward over the whole sequence under a mask, the rule in lists.
+"""Cases for canvas models. The engine replays DiffusionGemma's recorded answers with the recorded draws, or compares the embedded model
+with a plain loop. That loop runs one request, computes every forward over the whole sequence under a mask, and applies the rule to lists.
 
-Recorded ones do not come with the package: ``REPRO_GEMMA_GOLDENS`` names their folder, with ``cases.json``, ``probe.json`` where there is
-one, and the tiny checkpoints they were made with. A case of several requests is served as several, which change nothing of each other.
+Recorded cases do not come with the package. ``REPRO_GEMMA_GOLDENS`` names their folder, with ``cases.json``, maybe ``probe.json``, and the
+tiny checkpoints they were made with. The requests of one case are served separately, and do not affect each other.
 """
 
 import json
@@ -32,9 +32,9 @@ from repro.tasks.mini import GENERATORS
 
 FOLDER_VARIABLE = "REPRO_GEMMA_GOLDENS"
 _LONGEST = 256
-"""Tokens of a case."""
+"""Most tokens of a case."""
 ENTROPY, PROBED = 2e-3, 2e-4
-"""Largest difference of an entropy, and of a probed number."""
+"""Largest allowed difference of an entropy, and of a probed number."""
 _STEPS = 4096
 
 
@@ -43,9 +43,9 @@ class CanvasCase:
     id: str
     checkpoint: Path
     raw: Mapping[str, Any] = field(default_factory=dict)
-    """As recorded."""
+    """The case as recorded."""
     request: BlockRequest | None = None
-    """What the plain loop answers, in place of a recorded case."""
+    """The request for the plain loop, instead of a recorded case."""
     method: str = "canvas entropy-budget"
     required: bool = True
     tie_sensitive: bool = False
@@ -55,7 +55,7 @@ class CanvasCase:
 class CanvasResult:
     case: CanvasCase
     difference: str | None
-    """The first thing that is not as recorded."""
+    """The first difference from the record, in words; None if there is none."""
 
     @property
     def passed(self) -> bool:
@@ -64,7 +64,7 @@ class CanvasResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRule(EntropyBudget):
-    """Notes its verdicts; no two requests of a replay share one."""
+    """A rule that records its verdicts. Each request of a replay has its own."""
 
     number: int = 0
     accepted: list[str] = field(default_factory=list, compare=False)
@@ -78,7 +78,7 @@ class TracedRule(EntropyBudget):
 
 
 class RecordedDraws(CanvasDraws):
-    """By the number of a request, in place of its seed."""
+    """The recorded draws, by the request's number, which stands in its seed."""
 
     def __init__(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
         self._rows = rows
@@ -102,14 +102,14 @@ class RecordedDraws(CanvasDraws):
         return found
 
     def _step(self, number: int, draw: int) -> Mapping[str, Any]:
-        """The last that was recorded where the replay goes on: it differs already."""
+        """The recorded step. If the replay runs longer, and so already differs, this is the last one."""
         steps = self._canvas(number, draw)["steps"]
         found: Mapping[str, Any] = steps[min(int(draw) % _STEPS, len(steps) - 1)]
         return found
 
 
 class TracingExecutor(CanvasExecutor):
-    """Notes the likeliest tokens of every forward, by request."""
+    """An executor that records the likeliest tokens of every forward, by request."""
 
     def run(self, plan: BlockStepPlan, denoised: Denoised) -> Outcome:
         found = super().run(plan, denoised)
@@ -123,7 +123,7 @@ class TracingExecutor(CanvasExecutor):
 
 
 def canvas_cases() -> tuple[str, list[CanvasCase]]:
-    """Where cases are from, and the cases: recorded ones where their folder is named, else the embedded model's."""
+    """The origin of the cases, and the cases: recorded ones if their folder is named, or else the embedded model's."""
     named = os.environ.get(FOLDER_VARIABLE)
     if not named:
         return "the embedded model of canvases and a plain loop", list(embedded_canvases())
@@ -142,7 +142,7 @@ def canvas_cases() -> tuple[str, list[CanvasCase]]:
 
 
 def verify_canvases(cases: Sequence[CanvasCase], *, device: str = "cpu", most: int = 64) -> list[CanvasResult]:
-    """In float32; requests of one checkpoint are served together, at most ``most`` tokens a step."""
+    """Replay cases in float32. Requests of one checkpoint are served together, with at most ``most`` tokens per step."""
     differences: dict[str, str | None] = {}
     for checkpoint in dict.fromkeys(case.checkpoint for case in cases):
         model = load_checkpoint(checkpoint, device)
@@ -190,7 +190,7 @@ def _request(raw: Mapping[str, Any], row: int, number: int, block: int) -> Block
 
 
 def _float(given: Mapping[str, Any], name: str) -> Any:
-    """transformers refuses a whole number, which our rule takes for a float: here it is refused, too."""
+    """Reads a float. transformers refuses a whole number, which our rule would accept as a float, so this refuses it too."""
     value = given[name]
     if type(value) is int:
         raise UserError(f"{name}={value} is a whole number: give a float")
@@ -200,7 +200,7 @@ def _float(given: Mapping[str, Any], name: str) -> Any:
 def _replayed(
     model: GemmaModel, served: Mapping[int, tuple[CanvasCase, int, BlockRequest]], most: int
 ) -> Iterator[tuple[CanvasCase, str | None]]:
-    """Each request's case, and the first thing that is not as recorded."""
+    """Yields each request's case, and the first difference from the record or None."""
     if not served:
         return
     rows = {number: case.raw["rows"][row] for number, (case, row, _) in served.items()}
@@ -238,7 +238,7 @@ def _replayed(
 
 
 def embedded_canvases(count: int = 2) -> Iterator[CanvasCase]:
-    """``count`` held-out problems of each task."""
+    """Yields ``count`` held-out problems of each task."""
     checkpoint, settings = EMBEDDED_DIRS["tiny-canvas"], settings_of_requests({"model": "tiny-canvas"})
     text, rule = text_of(settings), replace(cast(EntropyBudget, settings.rule), steps=12)
     for task in EMBEDDED_TASKS:
@@ -255,7 +255,7 @@ def embedded_canvases(count: int = 2) -> Iterator[CanvasCase]:
 
 
 def _beside_plain(model: GemmaModel, cases: Sequence[CanvasCase]) -> dict[str, str | None]:
-    """All served together."""
+    """Serve all cases together, and return each one's difference from the plain loop."""
     if not cases:
         return {}
     requests = [replace(case.request, request_id=i) for i, case in enumerate(cases) if case.request]
@@ -274,7 +274,7 @@ def _beside_plain(model: GemmaModel, cases: Sequence[CanvasCase]) -> dict[str, s
 
 @torch.inference_mode()
 def plain_answer(model: GemmaModel, request: BlockRequest, block: int) -> tuple[list[int], int]:
-    """An answer's ids, and the forwards that denoised."""
+    """The plain loop's answer ids, and the number of its denoising forwards."""
     draws, rule = CanvasDraws(), cast(EntropyBudget, request.rule)
     final, forwards, start = list(request.prompt_ids), 0, request.prompt_len
     while len(final) < request.total and request.stop_ids.isdisjoint(final[start:]):
@@ -307,7 +307,7 @@ def plain_answer(model: GemmaModel, request: BlockRequest, block: int) -> tuple[
 
 @torch.inference_mode()
 def probed(model: GemmaModel, raw: Mapping[str, Any]) -> str | None:
-    """Single forwards of a canvas behind a prompt, and behind one more canvas that is committed."""
+    """Compare single forwards of a canvas after a prompt, and after one more committed canvas; returns the first difference or None."""
     block, prompt = model.config.block_length, list(raw["prompt"])
     for first, hidden, logits in (
         (prompt, "hidden_prompt_last", "logits_first_step"),
@@ -328,7 +328,7 @@ def probed(model: GemmaModel, raw: Mapping[str, Any]) -> str | None:
 
 
 def plain_hidden(model: GemmaModel, ids: Sequence[int], soft: Tensor) -> Tensor:
-    """[N, d] of final tokens and a canvas behind them, in one forward over all under masks."""
+    """[N, d] Hidden states of final tokens and a canvas after them, in one forward over all tokens under masks."""
     config, n, start = model.config, len(ids), len(ids) - len(soft)
     position = torch.arange(n)
     seen = {True: position <= position[:, None]}

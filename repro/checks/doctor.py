@@ -1,4 +1,4 @@
-"""What this machine can run, and why not the rest. Looks only: installs, downloads and runs nothing."""
+"""Tells what this machine can run, and why it cannot run the rest. It only looks: it installs, downloads and runs nothing."""
 
 import csv
 import os
@@ -32,9 +32,9 @@ with Path(__file__).with_name("packages.csv").open(newline="", encoding="utf-8")
 """Packages that are never required -> what they add."""
 
 MIN_DISK_BYTES = 10**9
-"""Runs and figures take less; below it a sweep may stop half-way."""
+"""Least free disk. Runs and figures take less, but below this a sweep may stop half-way."""
 CARD_TOLERANCE = 0.93
-"""A card reports up to 7 % less memory than it is sold with (ECC, driver)."""
+"""A card reports up to 7 % less memory than its nominal size (ECC, driver)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,14 @@ class FoundGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What there is, without judgement. None and empty mean absent, or not to be found out here."""
+    """Facts about the machine, without judgement. None and empty mean absent or unknown."""
 
     python: tuple[int, int, int]
     torch: str | None
     torch_error: str | None
     """Why an installed torch cannot be loaded."""
     cuda: str | None
-    """The CUDA version torch was built for."""
+    """The CUDA version that torch was built for."""
     gpus: tuple[FoundGpu, ...]
     has_nvidia_driver: bool
     cpu: str | None
@@ -63,15 +63,15 @@ class Machine:
     data_dir: Path | None
     data_dir_error: str | None
     missing_weights: tuple[str, ...]
-    """Files an embedded checkpoint lacks."""
+    """Files that embedded checkpoints lack."""
     has_git: bool
     commit: str | None
     jail_refusal: str | None = None
-    """Why a program that a model wrote cannot be confined."""
+    """Why programs written by a model cannot be confined; None if they can."""
 
 
 class Item(NamedTuple):
-    """``ok`` and ``no`` answer whether it can be used; ``info`` is neither here nor there."""
+    """A row of the report. ``ok`` and ``no`` tell whether the item can be used; ``info`` only informs."""
 
     item: str
     status: Status
@@ -79,7 +79,7 @@ class Item(NamedTuple):
 
 
 def look() -> Machine:
-    """Loads torch, if there is one that was built for cards: only torch knows which it can use."""
+    """Inspect the machine. This loads a torch that was built for cards, because only torch knows which cards it can use."""
     cuda, torch_error, gpus = torch_and_cards()
     data_dir, data_dir_error = None, None
     try:
@@ -87,7 +87,7 @@ def look() -> Machine:
     except UserError as error:
         data_dir_error = str(error)
     now = utc_now()
-    # What a run that started now would say of itself.
+    # The provenance of a run that would start now.
     recorded = collect(obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=0.0))
     return Machine(
         python=sys.version_info[:3],
@@ -116,7 +116,7 @@ def look() -> Machine:
 
 
 def rows_for(machine: Machine) -> tuple[Item, ...]:
-    """Software, hardware, data, then one row per platform and executor."""
+    """Rows for software, hardware and data, then one row per platform and executor."""
     memory = "unknown" if machine.memory_bytes is None else _gigabytes(machine.memory_bytes)
     build = "CPU build" if machine.cuda is None else f"CUDA {machine.cuda}"
     return (
@@ -202,20 +202,20 @@ def _data_dir_row(machine: Machine) -> Item:
 
 
 def _local_file(machine: Machine, name: str) -> str | None:
-    """The data set's file in the data folder."""
+    """The data set's file in the data folder; None if it is not there."""
     folder = machine.data_dir
     paths = [file.path for file in load_card(name).local]
     return next((path for path in paths if folder is not None and (folder / path).is_file()), None)
 
 
 def _dataset_row(machine: Machine, name: str) -> Item:
-    """Where source=auto takes the prompts from."""
+    """Says where source=auto takes the prompts from."""
     found = _local_file(machine, name)
     return Item(f"dataset {name}", "ok", "embedded generator" if found is None else f"local file {found}")
 
 
 def _task_row(machine: Machine, task: TaskEntry) -> Item:
-    """What ``repro eval`` needs of it: its problems, and for code a place to run it in."""
+    """Whether ``repro eval`` has the task's problems and, for code, a place to run it."""
     lacks = []
     if not task.is_generated and _local_file(machine, task.name) is None:
         files = ", ".join(file.path for file in load_card(task.name).local)
@@ -255,7 +255,7 @@ def _not_measurable(machine: Machine, platform: Platform) -> str | None:
     if platform.executor == "http":
         has_client = dict(machine.packages).get("aiohttp")
         return None if has_client else "aiohttp is not installed: pip install 'dllm-serve-repro[http]'"
-    # What the engine of one card plans with; nothing of a cluster.
+    # The memory that the engine of one card plans with; clusters have none.
     planned = (getattr(part, name, None) for part in platform.parts for name in ("memory_bytes", "memory_limit"))
     needed = next((each for each in planned if each is not None), None)
     if needed is None:
@@ -303,8 +303,8 @@ def _gigabytes(count: int) -> str:
 
 
 def torch_and_cards() -> tuple[str | None, str | None, tuple[FoundGpu, ...]]:
-    """What torch was built for, why it cannot be loaded, and the cards that it can use. A CPU's knows of none, and its package
-    takes a second to load: of that its library alone is tried."""
+    """The CUDA version torch was built for, why torch cannot be loaded, and the cards it can use. A CPU build knows no cards, and its
+    package takes a second to load. For such a build we only try to load its library."""
     try:
         found = find_spec("torch")
         folder = None if found is None or found.origin is None else Path(found.origin).parent
@@ -321,7 +321,7 @@ def torch_and_cards() -> tuple[str | None, str | None, tuple[FoundGpu, ...]]:
 
 
 def driver_card() -> FoundGpu | None:
-    """The first card that this process may use, asked of nvidia-smi; None where that cannot tell."""
+    """The first card that this process may use, according to nvidia-smi; None if it cannot tell."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     name, _, mebibytes = (nvidia_smi("name,memory.total", "-i", visible) or "").rpartition(",")
     is_told = mebibytes.strip().isdecimal()
@@ -329,7 +329,7 @@ def driver_card() -> FoundGpu | None:
 
 
 def torch_card() -> FoundGpu | str:
-    """The card that torch runs on, or why there is none. It knows of parts of a card that nvidia-smi does not."""
+    """The card that torch runs on, or why there is none. Torch also knows slices of a card, which nvidia-smi does not report."""
     _, error, cards = torch_and_cards()
     if error is not None:
         return f"torch cannot be loaded ({error})"
@@ -337,8 +337,8 @@ def torch_card() -> FoundGpu | str:
 
 
 def platform_on(card: FoundGpu | None, asked: str | None) -> str:
-    """The platform that is measured: that of the card, which ``asked`` has to be where it is given. Refuses a card that no
-    platform stands for, and another platform than the card's."""
+    """The platform to measure on: the card's, which must equal ``asked`` if given. Raises UserError for a card without a platform, and for
+    a platform of another card."""
     known = None if card is None else gpu_of_device(card.name)
     able = [each.name for each in GPUS if each.name in PLATFORMS and platform(each.name).default_system == "dllm-serve"]
     if asked is None:

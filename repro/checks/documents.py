@@ -48,8 +48,8 @@ _SUMMARIES: Mapping[str, Callable[[Sequence[float]], Number]] = {
 class TableCell:
     """How one cell of a table is computed from rows of a CSV file.
 
-    ``where``, ``one`` and ``other`` choose rows: a value, or a list of values, for each column; ``=name`` stands for the value of
-    another column, ``*`` for any, ``>0`` for numbers above 0. ``one`` and ``other`` are the sides of a comparison.
+    ``where``, ``one`` and ``other`` choose rows by a value, or a list of values, for each column. ``=name`` stands for the value of another
+    column, ``*`` for any value, ``>0`` for numbers above 0. ``one`` and ``other`` are the sides of a comparison.
     """
 
     of: str | Sequence[str]
@@ -61,11 +61,11 @@ class TableCell:
     one: Mapping[str, Any] = field(default_factory=dict)
     other: Mapping[str, Any] = field(default_factory=dict)
     best: str = ""
-    """Column of the competitors: the other side is the one with the largest mean."""
+    """Column that names competitors. The other side is the competitor with the largest mean."""
     pair: str | Sequence[str] = "seed"
-    """Column that pairs the two sides; a side is one row if there is no such column. Two columns are crossed effects."""
+    """Column that pairs the two sides; without such a column, a side is one row. Two columns are crossed effects."""
     each: Sequence[str] = ()
-    """Columns that divide the rows into cells, each compared by itself."""
+    """Columns that divide the rows into cells, which are compared separately."""
     take: str = ""
     """With ``each``: a summary of the comparisons, their ``pooled`` interval, or how many are significant (``ahead``, ``behind``)."""
     over: str = ""
@@ -75,11 +75,11 @@ class TableCell:
     """Columns with the ends of a ``value``'s interval."""
     times: float = 1
     format: str = ""
-    """Python's for a number; ``%`` shows the excess over 1 in percent, ``+`` before it the sign."""
+    """Python's format of a number. ``%`` shows the excess over 1 in percent; ``+`` before it shows the sign."""
     says: Mapping[str, str] = field(default_factory=dict)
-    """How a row's text names a column's value, or what is compared cell by cell, where it does not say the value itself."""
+    """Words by which a row's text names a column's value, or what is compared cell by cell, if it does not use the value itself."""
     missing: str = ""
-    """Text for a cell without rows, which is else refused. A row of nothing else is left out."""
+    """Text for a cell without rows, which otherwise is an error. A row with only this text is left out."""
 
     def text(self, read: Callable[[str], Sequence[Row]]) -> str:
         names = [self.of] if isinstance(self.of, str) else self.of
@@ -92,7 +92,7 @@ class TableCell:
         return _formatted(self._number(rows), self.format)
 
     def check_named(self, said: str, read: Callable[[str], Sequence[Row]]) -> None:
-        """Refuse a text that leaves out on which of several values of a table's column its number hangs."""
+        """Raise UserError if a row's text does not name a value that its number depends on, although the column has several."""
         names = [self.of] if isinstance(self.of, str) else self.of
         rows = [row for name in names for row in read(name)]
         pairs = [] if self.pair == "seed" else [self.pair] if isinstance(self.pair, str) else self.pair
@@ -110,7 +110,7 @@ class TableCell:
             return float(len(rows))
         if self.show in ("ratio", "gap"):
             return self._compared_each(rows) if self.each else self._compared(self._sides(rows))
-        # The number in front, of a text like ``72 ± 10 %``.
+        # Take the first number of a text like ``72 ± 10 %``.
         values = [self.times * float(row[self.column].partition("±")[0]) for row in rows if row[self.column]]
         if self.show == "interval":
             return mean_interval(values)
@@ -168,7 +168,7 @@ class TableCell:
         return _SUMMARIES[self.take]([each.mean for each in found if each.mean is not None])
 
     def _pooled(self, sides: Sequence[tuple[Mapping[str, float], Mapping[str, float]]]) -> Interval:
-        """The mean over cells, seed by seed; of logarithms if it is a ratio."""
+        """Interval of the mean over cells, seed by seed; a ratio uses logarithms."""
         seeds = [seed for seed in sides[0][0] if all(seed in one and seed in other for one, other in sides)]
         if self.show == "gap":
             return mean_interval([mean(one[seed] - other[seed] for one, other in sides) for seed in seeds])
@@ -177,7 +177,7 @@ class TableCell:
 
 
 def _crossed(values: Mapping[str, float]) -> list[list[float]]:
-    """Rows by columns of what ``pair`` names by both."""
+    """A table, rows by columns, of values whose keys name both columns of ``pair``."""
     rows, columns = (list(dict.fromkeys(name.split(" | ")[place] for name in values)) for place in (0, 1))
     return [[values[f"{row} | {column}"] for column in columns] for row in rows]
 
@@ -204,7 +204,7 @@ def _is(row: Row, column: str, wanted: Any) -> bool:
 
 
 def _formatted(number: Number, form: str) -> str:
-    """A number with its interval; digits finer than the interval are left out."""
+    """A number with its interval. Digits finer than the interval are left out."""
     sign, is_percent = "+z" if form.startswith("+") else "z", form.endswith("%")
     if isinstance(number, tuple):
         return " to ".join(_formatted(end, form) for end in number)
@@ -224,7 +224,7 @@ def _formatted(number: Number, form: str) -> str:
 
 
 def table(declared: Mapping[str, Any], results: Path) -> str:
-    """Markdown of one table: every row with every column, whose keys complete or replace the table's own."""
+    """Markdown of one table: every row with every column, whose keys extend or replace the table's own."""
     try:
         return _table(declared, results)
     except (AttributeError, KeyError, TypeError) as error:
@@ -263,7 +263,7 @@ def _text(keys: Mapping[str, Any], read: Callable[[str], Sequence[Row]], row: st
 
 
 def _axis(declared: Any, between: str) -> Sequence[tuple[str, dict[str, Any]]]:
-    """Names and keys of rows or columns; of several mappings, one of each with each."""
+    """Names and keys of rows or columns. Several mappings are combined, each entry with each."""
     mappings = declared if isinstance(declared, list) else [declared]
     products = itertools.product(*(each.items() for each in mappings))
     return [
@@ -288,7 +288,7 @@ def _read_rows(root: Path, name: str) -> Sequence[Row]:
 
 @dataclass(frozen=True, kw_only=True)
 class StaleTable:
-    """A table of a document that is not what the results say, or cannot be made."""
+    """A table in a document that differs from the results, or cannot be made."""
 
     document: Path
     name: str
@@ -315,7 +315,7 @@ def _declared(path: Path) -> Mapping[str, Any]:
 
 
 def stale_tables(root: Path, results: Path) -> list[StaleTable]:
-    """Tables in the documents below ``root`` that differ from what is made of the CSV files below ``results``."""
+    """Tables in the documents below ``root`` that differ from those made of the CSV files below ``results``."""
     return [fault for document, declared in documents(root) for fault in _stale(document, declared, results)]
 
 
@@ -345,7 +345,7 @@ def _stale(document: Path, path: Path, results: Path) -> Iterator[StaleTable]:
 
 
 def fill(root: Path, results: Path) -> None:
-    """Write today's tables into the documents below ``root``."""
+    """Write the current tables into the documents below ``root``."""
     for document, path in documents(root):
         if declared := _declared(path):
             text = BLOCK.sub(partial(_filled, declared, results), document.read_text(encoding="utf-8"))

@@ -1,9 +1,9 @@
-"""Golden cases: recorded token ids of every sampler, replayed through ``repro generate``'s own path.
+"""Golden cases: recorded token ids of every sampler, replayed through the code of ``repro generate``.
 
-A folder holds ``cases.json`` and the checkpoints it names: ``checkpoints`` (name -> path, sha256), ``ties`` (how equal
-values were ordered when the ids were recorded: ``stable``, or by default ``library``) and ``cases`` (id, checkpoint,
-method, params, prompt_ids, expected_ids, and where known nfe, rows, committed and tie_sensitive). Other keys are for the reader, but
-``format``, where given, is 1, and a case's ``params`` hold nothing that its replay does not apply.
+A folder holds ``cases.json`` and the checkpoints it names. The file has ``checkpoints`` (name -> path, sha256), ``ties`` and ``cases``.
+``ties`` tells how equal values were ordered in the recording: ``stable``, or by default ``library``. A case has id, checkpoint, method,
+params, prompt_ids, expected_ids, and if known nfe, rows, committed and tie_sensitive. Other keys are ignored, except that ``format`` must
+be 1 if given, and ``params`` may hold only what the replay applies.
 """
 
 import hashlib
@@ -23,29 +23,29 @@ from engines.models.checkpoint import read_config, read_json
 from repro.generation import GenerateOptions, generate, prepare_generation
 
 GOLDEN_DIR = Path(baselines.__file__).parent / "golden"
-"""The cases that come with the package; its README.md says where their ids come from."""
+"""The cases in the package; its README.md says where their ids come from."""
 
 TIES = ("stable", "library")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GoldenReplay:
-    """How a case's method is asked for."""
+    """How to call the method of a case."""
 
     system: str
     options: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
-    """Parameter of the case, which must be there -> option."""
+    """Required parameter of the case -> option."""
     optional: Mapping[str, str] = field(default_factory=dict)
-    """The same where it is there; null is 0."""
+    """Optional parameter of the case -> option; null counts as 0."""
     generation: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of a generation: a value, or the name of the case's parameter."""
+    """Generation settings: a value, or the name of the case's parameter."""
     applied: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters whose only value the method has anyway."""
+    """Parameters that can have only this value, which the method uses anyway."""
     steps: bool = True
-    """Whether the case says how many."""
+    """Whether the case gives the number of steps."""
     ties: str | None = None
-    """The only order of equal values that the system knows."""
+    """The only order of equal values that the system has."""
 
 
 _STORED = yaml.safe_load(Path(__file__).with_name("golden_methods.yaml").read_text(encoding="utf-8"))
@@ -69,13 +69,13 @@ class GoldenCase:
     prompt_ids: tuple[int, ...]
     expected_ids: tuple[int, ...]
     nfe: int | None
-    """Forward passes as the method's published code counts them; None where none are recorded."""
+    """Forward passes as the method's published code counts them; None if not recorded."""
     rows: tuple[int, ...] | None
-    """Rows that each forward computes; None where none are recorded. So the next."""
+    """Rows that each forward computes; None if not recorded."""
     committed: tuple[int, ...] | None
-    """Tokens that each commits."""
+    """Tokens that each forward commits; None if not recorded."""
     tie_sensitive: bool
-    """Its ids depend on the order in which equal values are taken."""
+    """Whether the ids depend on the order in which equal values are taken."""
     required: bool
     """False if the ids depend on a library's unspecified order of equal values, or on a recorded defect."""
 
@@ -90,7 +90,7 @@ class CaseResult:
 
     @property
     def difference(self) -> str | None:
-        """The first thing that is not as recorded."""
+        """The first difference from the record, in words; None if there is none."""
         if (other := other_ids(self.token_ids, self.case.expected_ids)) is not None:
             return other
         if self.case.nfe is not None and self.forward_passes != self.case.nfe:
@@ -110,7 +110,7 @@ class CaseResult:
 
 
 def other_ids(found: Sequence[int], expected: Sequence[int]) -> str | None:
-    """The first token that is not as recorded, or another number of them."""
+    """The first token that differs from the record, or else a different number of tokens; None if all are equal."""
     for position, (token, wanted) in enumerate(zip(found, expected, strict=False)):
         if token != wanted:
             return f"token {position} is {token}, recorded {wanted}"
@@ -118,7 +118,7 @@ def other_ids(found: Sequence[int], expected: Sequence[int]) -> str | None:
 
 
 def read_cases(folder: Path) -> tuple[GoldenCase, ...]:
-    """The cases of ``folder``, each with the options that replay it; everything that can be refused is refused here."""
+    """Read the cases of ``folder``, each with the options that replay it. Every possible UserError is raised here."""
     path = folder / "cases.json"
     if not path.is_file():
         raise UserError(f"golden={str(folder)!r} has no cases.json: give a folder of golden cases")
@@ -139,7 +139,7 @@ def read_cases(folder: Path) -> tuple[GoldenCase, ...]:
 def verify(
     cases: Iterable[GoldenCase], on_case: Callable[[], object] = lambda: None, *, device: str = "cpu"
 ) -> list[CaseResult]:
-    """Replays the cases in float32, as their ids were recorded; another device's rounding has to give the same ids."""
+    """Replays the cases in float32, as they were recorded. Another device must give the same ids despite its rounding."""
     results = []
     with one_thread():
         for case in cases:
@@ -150,7 +150,7 @@ def verify(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """The models are too small to be computed by several threads, which only wait for each other where cores are busy."""
+    """Sets torch to one thread. The models are too small for several threads, which would only wait for each other on busy cores."""
     import torch
 
     before = torch.get_num_threads()
@@ -217,7 +217,7 @@ def _case(entry: Any, checkpoints: Mapping[str, Path], ties: str, where: str) ->
     if (length := options.generation.block_length) != prepared.generation.block_length:
         raise UserError(f"{where} has params block_length={length}, but method {method!r} has no blocks: remove it")
     tie_sensitive = bool(entry.get("tie_sensitive"))
-    # Recorded from code that read cache rows it had never written: no rule says what these ids are.
+    # The recorded code read cache rows that it had never written, so no rule defines these ids.
     is_defect = params.get("delay0_first_block") == "unbuilt_zero_cache"
     return GoldenCase(
         id=name,
@@ -235,14 +235,14 @@ def _case(entry: Any, checkpoints: Mapping[str, Path], ties: str, where: str) ->
 
 
 def _check_params(method: str, params: Mapping[str, Any], where: str) -> None:
-    """Nothing is left out, and nothing is there that the replay would not apply."""
+    """Raises UserError if a required parameter is missing, or if the replay would not apply a given one."""
     upstream, dream, how = method.startswith("dllm_serve_upstream_"), method.startswith("dream_"), _METHODS[method]
     asked = [name for name in how.generation.values() if isinstance(name, str)]
     required = ["gen_length", *(["steps"] if how.steps else []), *how.params, *asked]
     optional = {"block_length", "threshold", "factor", "cfg_scale", *how.optional}
     if upstream:
         required.append("first_token_rule")
-        # Those of the recorded run's own engine, whose schedule changes no ids.
+        # Options of the recorded run's own engine, whose schedule changes no ids.
         optional |= {"head_select", "max_num_batched_tokens"}
     elif "dllm_serve_" in method and not dream:
         optional.add("first_token_rule")
@@ -269,16 +269,16 @@ def _check_params(method: str, params: Mapping[str, Any], where: str) -> None:
 
 
 def _listed(value: Any) -> Any:
-    """A list as an option's text, whose lists are divided by semicolons."""
+    """A list as the text of an option; semicolons separate inner lists."""
     if not isinstance(value, list):
         return value
     return (";" if any(isinstance(each, list) for each in value) else ",").join(str(_listed(each)) for each in value)
 
 
 def _options(method: str, params: Mapping[str, Any], checkpoint: Path, ties: str) -> GenerateOptions:
-    """What a user would give for this case."""
+    """The options that a user would give for this case."""
     how = _METHODS[method]
-    # What generation itself knows is an option too: a system without it refuses it.
+    # Settings of the generation itself are also passed as options, so that a system without them refuses them.
     shared = {name: params[name] for name in ("threshold", "factor") if params.get(name) is not None}
     if params.get("cfg_scale"):
         shared["cfg_scale"] = params["cfg_scale"]
@@ -298,7 +298,7 @@ def _options(method: str, params: Mapping[str, Any], checkpoint: Path, ties: str
         **shared,
         **asked,
     )
-    # Parallel decoding commits by level, where nothing is ordered.
+    # Parallel decoding commits by the level of confidence, so equal values have no order.
     library = how.ties or (None if generation.is_parallel else "parity")
     return GenerateOptions(
         system=how.system,

@@ -1,4 +1,4 @@
-"""Committed figures and verdicts against those that the committed tables of runs give; and a sample of their runs, made again."""
+"""Compares committed figures and verdicts with those from the committed tables of runs, and makes a sample of the runs again."""
 
 import csv
 import gzip
@@ -39,27 +39,27 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import MANIFEST, StoredRun, pack, part_of, parts_of
 
 OTHER_FOLDERS = ("paper", "truth", "local", "figures")
-"""Folders of results that hold what was put in, what a test makes again, or what this machine made."""
+"""Folders of results with inputs, with files that a test makes again, or with files of this machine."""
 PAGES = ("README.md", "verdict.md")
-"""Pages on the results of a folder."""
+"""Pages about the results of a folder."""
 WORDS = (".csv", ".md", ".txt")
-"""Endings of a figure's files that are compared; libraries decide its pictures."""
+"""Endings of the figure files that are compared. Pictures are not, because libraries change them."""
 WITHOUT_RUNS = "without-runs.csv"
-"""Tables of figures whose runs are no longer stored, of scripts and of calibrations, each with its digest."""
+"""Lists tables of figures whose runs are no longer stored, of scripts and of calibrations, each with its digest."""
 
 Status = Literal["same", "differs", "by digest"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """``by digest``: a measured figure without a table, whose files are as they were drawn."""
+    """The result of a check. ``by digest`` marks a measured figure without a table, whose files are as they were drawn."""
 
     figure: str
     path: Path
     status: Status
     reason: str
     command: str = "-"
-    """Makes it again."""
+    """The command that makes it again."""
 
     @property
     def is_fault(self) -> bool:
@@ -67,14 +67,14 @@ class Checked:
 
 
 def _compared(figure: str, path: Path, differs: str | None, how: str, command: str) -> Checked:
-    """The same, as ``how`` says, unless ``differs`` says in what it is not."""
+    """The result "same" with the reason ``how``, or "differs" with the reason ``differs``."""
     return Checked(
         figure=figure, path=path, status="differs" if differs else "same", reason=differs or how, command=command
     )
 
 
 def check_results(root: Path, advance: Callable[[], None] = lambda: None) -> list[Checked]:
-    """Every figure, table, verdict and calibration report below ``root``; ``advance`` is called after each."""
+    """Check every figure, table, verdict and calibration report below ``root``. ``advance`` is called after each."""
     found, tables = list[Checked](), list[RunTable]()
 
     def add(each: Checked) -> None:
@@ -97,7 +97,7 @@ def check_results(root: Path, advance: Callable[[], None] = lambda: None) -> lis
 
 
 def check_figure(table: RunTable) -> Checked:
-    """Whether the figure drawn from its table has the numbers and words that it has."""
+    """Whether the committed figure has the numbers and words of one drawn from its table."""
     reason = "no runs behind it"
     try:
         if table.cells:
@@ -129,7 +129,7 @@ def _files_of(stem: Path) -> list[Path]:
 
 
 def _first_difference(there: str, now: str) -> tuple[str, str]:
-    """The first line that differs, from shortly before the place where it does."""
+    """The first line that differs, on both sides, starting shortly before the difference."""
     pairs = zip_longest(there.splitlines(), now.splitlines(), fillvalue="")
     before, after = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
     alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
@@ -138,11 +138,11 @@ def _first_difference(there: str, now: str) -> tuple[str, str]:
 
 
 _SHOWN = 60
-"""Characters of a line that are shown."""
+"""Characters shown of a differing line."""
 
 
 def _check_digests(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
-    """Tables that no runs are behind: those that are listed are as they were made, others are none of ours."""
+    """Check tables without runs. Listed ones must be as they were made; an unlisted one is a fault."""
     listed: dict[str, str] = {}
     if (path := root / WITHOUT_RUNS).is_file():
         _, *rows = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
@@ -171,9 +171,9 @@ def _digest(path: Path) -> str | None:
 
 
 def redraw(table: RunTable) -> list[Path]:
-    """Writes the figure's pictures and words again from its table, and the notes in the table's head; returns the files that changed.
+    """Writes the figure's pictures and words again from its table, and the notes in the table's head. Returns the files that changed.
 
-    Raises UserError where its CSV would be another one: numbers are made by ``repro reproduce`` alone."""
+    Raises UserError if its CSV would change: only ``repro reproduce`` makes numbers."""
     csv_path = table.stem.with_name(table.stem.name + ".csv")
     with TemporaryDirectory() as place:
         rendered = table.entry.load().render(table.runs, table.view, Path(place))
@@ -189,7 +189,7 @@ def redraw(table: RunTable) -> list[Path]:
 
 
 def _with_notes(table: RunTable, notes: Sequence[str]) -> dict[str, bytes]:
-    """The table under its name with these notes; nothing where it has them."""
+    """The table's file name and its content with these notes; empty if it has them already."""
     if list(notes) == table.head["notes"]:
         return {}
     content = table.path.read_bytes()
@@ -204,7 +204,7 @@ def _with_notes(table: RunTable, notes: Sequence[str]) -> dict[str, bytes]:
 
 
 def check_claims(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
-    """Every ``claims-PAPER.csv``: the rows that the tables give now."""
+    """Check that every ``claims-PAPER.csv`` has the rows that the tables give now."""
     usual = _usual(tables)
     for paper in PAPERS:
         path = root / f"claims-{paper}.csv"
@@ -217,7 +217,7 @@ def check_claims(root: Path, tables: Iterable[RunTable]) -> Iterator[Checked]:
 
 
 def usual_tables(root: Path) -> dict[tuple[str, str], RunTable]:
-    """The tables below ``root`` in whose views figures answer claims, by figure and platform."""
+    """The tables below ``root`` with the views in which figures answer claims, by figure and platform."""
     return _usual(map(read_table, tables_in(root)))
 
 
@@ -226,7 +226,7 @@ def _usual(tables: Iterable[RunTable]) -> dict[tuple[str, str], RunTable]:
 
 
 def judged_text(paper: str, path: Path, usual: Mapping[tuple[str, str], RunTable]) -> str:
-    """What a file of claims says by the tables. A figure without all its runs answers none."""
+    """The content of a claims file by the tables. A figure without all its runs answers no claim."""
     claims = read_claims(PAPERS[paper].claims, paper)
     runs_of = ((source, _runs_of(source, usual)) for source in sources(PAPERS[paper].entries))
     findings = [finding for source, runs in runs_of if runs is not None for finding in source.findings(runs)]
@@ -234,7 +234,7 @@ def judged_text(paper: str, path: Path, usual: Mapping[tuple[str, str], RunTable
 
 
 def _runs_of(source: FigureSource, usual: Mapping[tuple[str, str], RunTable]) -> list[StoredRun] | None:
-    """The runs of a figure's cells, from its table; None where they are not all there."""
+    """The runs of a figure's cells, from its table; None if some are missing."""
     if not source.cells:
         return []
     table = usual.get((source.entry.name, source.view.platform.name))
@@ -259,7 +259,7 @@ def _other_row(paper: str, path: Path, usual: Mapping[tuple[str, str], RunTable]
 
 
 def judge(root: Path) -> list[Path]:
-    """Writes every ``claims-PAPER.csv`` below ``root`` as it is judged now."""
+    """Writes every ``claims-PAPER.csv`` below ``root`` with the current verdicts."""
     usual = usual_tables(root)
     paths = {paper: root / f"claims-{paper}.csv" for paper in PAPERS}
     return [replace_text(path, judged_text(paper, path, usual)) for paper, path in paths.items()]
@@ -269,7 +269,7 @@ def judge(root: Path) -> list[Path]:
 
 
 def check_reports() -> Iterator[Checked]:
-    """The report of every calibrated card: whole, of the stored constants, its verdicts and medians those of its own values."""
+    """Check every calibrated card's report: whole, of the stored constants, with verdicts and medians that follow from its values."""
     for card in PROTOCOLS:
         try:
             differs = _other_report(card)
@@ -286,7 +286,7 @@ def _other_report(card: str) -> str | None:
     if not is_whole(stored):
         return "it is not as it was written"
     claims = {claim.id: claim for claim in load_claims(DLLM_SERVE.name)}
-    # All at once: what follows from a number that is not reproduced is not either.
+    # Judge all claims together, because a claim that follows from a failed number fails too.
     judged = judge_all([*claims.values()], [_reported(each, claims[each["claim"]]) for each in stored["comparisons"]])
     again = json.loads(json.dumps(report(load_calibration(card), judged)))
     others = [name for name, value in again.items() if stored[name] != value]
@@ -301,17 +301,17 @@ def _reported(each: Mapping[str, Any], claim: Claim) -> Finding:
         obtained="simulated",
         how=each["how"],
         of=tuple(each["of"]),
-        # An ordering's own mark is not in the report.
+        # The report does not store whether an ordering holds.
         holds=each["verdict"] != "not reproduced" if claim.expected.value is None else None,
     )
 
 
 ELSEWHERE = ("provenance",)
-"""Parts of a run that tell where it was made and no number of it."""
+"""Parts of a run that tell where it was made, and hold none of its numbers."""
 
 
 def make_again(root: Path, most: int, seed: int = 0, advance: Callable[[], None] = lambda: None) -> list[Checked]:
-    """``most`` simulated runs of the tables below ``root``, drawn with ``seed`` and spread over the figures."""
+    """Make ``most`` simulated runs of the tables below ``root`` again, drawn with ``seed`` and spread over the figures."""
     found = []
     for table, at in _sample([read_table(path) for path in tables_in(root)], most, random.Random(seed)):
         name = table.entry.name
@@ -327,7 +327,7 @@ def make_again(root: Path, most: int, seed: int = 0, advance: Callable[[], None]
 
 
 def _sample(tables: Sequence[RunTable], most: int, draw: random.Random) -> Iterator[tuple[RunTable, str]]:
-    """Tables in turn, each with the asked key of another of its simulated rows."""
+    """Yields the tables in turn, each with the asked key of one of its simulated rows."""
     left = []
     for table in tables:
         rows = [row["asked"] for row in table.fixed if not row["obtained"].startswith("measured")]
@@ -341,7 +341,7 @@ def _sample(tables: Sequence[RunTable], most: int, draw: random.Random) -> Itera
 
 
 def _differs(table: RunTable, stored: TableRun) -> str | None:
-    """In what a cell's run of today is not the stored one."""
+    """How a cell's run, made now, differs from the stored one; None if it does not."""
     cell = next(cell for cell in table.cells if cell.key == stored.asked)
     experiment = prepare(cell)
     if experiment.cell.key != stored.cell.key:
@@ -374,7 +374,7 @@ def _told(run: StoredRun, place: Place) -> Any:
 
 
 def _is_alike(before: Any, now: Any) -> bool:
-    """The same, up to the last places in which processors differ."""
+    """Whether two values are equal, apart from the last digits, in which processors differ."""
     if isinstance(before, dict) and isinstance(now, dict):
         return before.keys() == now.keys() and all(_is_alike(before[name], now[name]) for name in before)
     if isinstance(before, list | tuple) and isinstance(now, list | tuple):
