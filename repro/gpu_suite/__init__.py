@@ -1,1 +1,1 @@
-"""Everything there is to measure on a card, a bounded call at a time."""
+"""The GPU suite: everything to measure on a card, in calls of bounded time."""

@@ -1,9 +1,9 @@
-"""The card's calibration, fitted to its own measured steps, and what it predicts of everything else that was measured.
+"""Calibration of the card, fitted to its own measured steps, and its predictions of everything else that was measured.
 
-Two constants are fitted: the share of the matrix peak (attention gets the same), and the overhead of a step. They are
-fitted to four rows of repro/bench/step.py: Refresh and Reuse steps of the smallest and of the largest batch, which lie at
-the two ends of the roofline. The share of bandwidth is that of the copy that repro/bench/peaks.py timed. The other rows
-of that benchmark, and the throughput of every system, are predictions.
+Two constants are fitted: the share of the matrix peak (attention gets the same), and the overhead of a step. They are fitted to four rows
+of repro/bench/step.py: Refresh and Reuse steps of the smallest and of the largest batch, which lie at the two ends of the roofline. The
+share of bandwidth is that of the copy timed by repro/bench/peaks.py. The other rows of the step benchmark, and the throughput of every
+system, are predictions.
 """
 
 import json
@@ -31,22 +31,22 @@ from repro.runs.store import StoredRun
 CALIBRATION = "calibration.json"
 FITTED_KINDS = ("refresh", "reuse")
 ASSUMED_BANDWIDTH = 0.8
-"""Share of the datasheet's, until the copy was timed; the same as of cards that were not measured."""
+"""Assumed share of the datasheet's bandwidth until the copy is timed; the same as for cards that were not measured."""
 LEAST_SHARE, MOST_SHARE = 1e-3, 0.999
 SAME = 1e-6
-"""Difference of summed squared relative errors that tells nothing."""
+"""A smaller difference of summed squared relative errors is not significant."""
 GRID, ZOOMS = 64, 5
-"""Shares that are looked at around the best one so far, and how often."""
+"""How many shares each grid has around the best one so far, and how many grids there are."""
 SERVED_STAGES = ("throughput", "small-card", "shapes", "paper-length", "burst")
 KINDS = {"tok/s": "throughputs", "ms": "steps"}
-"""Unit of a measured number -> what its median is of."""
+"""Unit of a measured number -> name of its median."""
 
 Role = Literal["fitted", "prediction"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedSteps:
-    """A row of repro/bench/step.py: the mean step of a kind, and the work of all its steps with how often each comes."""
+    """A row of repro/bench/step.py: the mean time of a kind of step, and the work of its steps, each with how often it occurs."""
 
     kind: str
     batch_size: int
@@ -86,7 +86,7 @@ class PredictedAndMeasured:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """``machine``, ``commit`` and ``finished_utc`` are of the run whose rows the constants are fitted to."""
+    """A fitted calibration. ``machine``, ``commit`` and ``finished_utc`` belong to the run with the fitted rows."""
 
     calibration: Calibration
     comparisons: tuple[PredictedAndMeasured, ...]
@@ -105,7 +105,7 @@ class Fitted:
 
     @property
     def report(self) -> dict[str, Any]:
-        """As that of a card fitted to stated numbers, of measured ones."""
+        """The report, like that of a card fitted to stated numbers, but with measured numbers."""
         return {
             "schema_version": predictions.SCHEMA_VERSION,
             "card": self.calibration.gpu,
@@ -134,8 +134,7 @@ class Fitted:
 
 
 def benchmark_run(suite: Suite, script: str) -> StoredRun | None:
-    """The stored run of a script of ``repro.bench``; None while there is none with a row. One that was cut off has those
-    it had by then."""
+    """The stored run of a script of ``repro.bench``; None if no run has a row yet. A run that was cut off has the rows up to then."""
     for job in suite.jobs:
         if job.experiment.cell.knob_values.get("script") == script:
             run = suite.stored(job)
@@ -161,7 +160,7 @@ def timed_steps(run: StoredRun) -> list[TimedSteps]:
 
 
 def card_of(suite: Suite, run: StoredRun) -> Gpu:
-    """The platform's card by its datasheet; where it has none, the peaks that the benchmark measured itself."""
+    """The platform's card by its datasheet, or else by the peaks that the benchmark itself measured."""
     name = platform(suite.platform).gpu
     if name is not None:
         return gpu(name)
@@ -170,7 +169,7 @@ def card_of(suite: Suite, run: StoredRun) -> Gpu:
 
 
 def measured_card(suite: Suite) -> Gpu | None:
-    """A card with the peaks that repro/bench/peaks.py reached; None while it was not run."""
+    """A card with the peaks that repro/bench/peaks.py reached; None if it has not run yet."""
     run = benchmark_run(suite, "peaks")
     if run is None:
         return None
@@ -182,7 +181,7 @@ def measured_card(suite: Suite) -> Gpu | None:
 
 
 def fitted_rows(rows: Sequence[TimedSteps]) -> tuple[TimedSteps, ...]:
-    """Refresh and Reuse of the smallest and the largest batch of the shortest length."""
+    """Refresh and Reuse rows of the smallest and the largest batch, at the shortest length."""
     length = min(row.total_len for row in rows)
     own = [row for row in rows if row.kind in FITTED_KINDS and row.total_len == length]
     sizes = [row.batch_size for row in own]
@@ -191,10 +190,10 @@ def fitted_rows(rows: Sequence[TimedSteps]) -> tuple[TimedSteps, ...]:
 
 @cache
 def fit(rows: tuple[TimedSteps, ...], card: Gpu, *, copied: Gpu | None = None) -> Calibration:
-    """Least squares of the relative errors of these rows. For a share the overhead follows in closed form; shares are
-    searched on a grid that closes in. ``copied`` has the bandwidth that a copy reached.
+    """Fit by least squares of the relative errors of these rows. The best overhead for a share has a closed form; shares are searched on
+    ever narrower grids. ``copied`` has the bandwidth that a copy reached.
 
-    Raises UserError where the rows do not determine the share: none of them is bound by arithmetic.
+    Raises UserError if no row is bound by arithmetic, because the rows then do not determine the share.
     """
     require(
         len(rows) >= 2, f"{len(rows)} timed steps cannot fix two constants: run the step benchmark with more batches"
@@ -203,7 +202,7 @@ def fit(rows: tuple[TimedSteps, ...], card: Gpu, *, copied: Gpu | None = None) -
     weights = 1 / np.array([row.seconds for row in rows])
 
     def at(share: float) -> tuple[float, float]:
-        """Sum of squared relative errors, and the overhead that gives the least."""
+        """The least sum of squared relative errors for a share, and the overhead that gives it."""
         alone = np.array([row.predicted_s(card, _constants(card, share, 0.0, bandwidth)) for row in rows])
         rest = 1 - alone * weights
         overhead = max(0.0, float(rest @ weights / (weights @ weights)))
@@ -248,7 +247,7 @@ def _constants(card: Gpu, share: float, overhead_s: float, bandwidth: float) -> 
 
 
 def calibrated(suite: Suite) -> Fitted | str:
-    """The calibration of a suite's runs, or why there is none, in a clause. It is written beside the summary."""
+    """The calibration of a suite's runs, or a clause that says why there is none. It is written beside the summary."""
     run = benchmark_run(suite, "step")
     if run is None:
         return "not run yet"
@@ -304,7 +303,7 @@ def _served(suite: Suite, calibration: Calibration) -> Iterator[PredictedAndMeas
 
 @cache
 def predicted_tok_s(cell: Cell, calibration: Calibration) -> float | None:
-    """Throughput of the cell's simulated run; simulated once, as every job ends with a page."""
+    """Throughput of the cell's simulated run. It is cached, because every job ends with a page that needs it."""
     return served_per_second(simulated(cell, calibration).run(), "output_len")
 
 
@@ -312,7 +311,7 @@ def predicted_tok_s(cell: Cell, calibration: Calibration) -> float | None:
 
 
 def read_fit(folder: Path, card: str) -> dict[str, Any]:
-    """The report that the suite left in its folder. Refused where it does not show that it was measured on the card, and where."""
+    """The report in the suite's folder. Raises UserError unless it shows that it was measured on this card, and at which commit."""
     path = folder / CALIBRATION
     if not path.is_file():
         raise UserError(f"platform={card!r} has no calibration in {folder}: run 'make gpu-first' on such a card")

@@ -1,5 +1,5 @@
-"""Checks as runs: tests, goldens, agreement and benchmarks go through the store like any cell, so that they resume, know
-their code and say where they were made."""
+"""Checks as runs: tests, goldens, agreement and benchmarks go through the store like any cell. They can resume, and record their code and
+where they were made."""
 
 import copy
 import os
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def load_pair(model: str, *, weights: "Weights", device: str) -> "tuple[DiffusionModel, DiffusionModel]":
-    """(float32, bfloat16). A checkpoint is loaded in both, so that rounding its weights counts; random weights are
-    drawn in bfloat16 and widened, as published 16-bit checkpoints are: there only the arithmetic differs."""
+    """The model in (float32, bfloat16). A checkpoint is loaded in both, so rounding its weights counts. Random weights are drawn in
+    bfloat16 and widened, like published 16-bit checkpoints, so only the arithmetic differs."""
     import torch
 
     from engines.models.loader import load_model
@@ -44,8 +44,9 @@ def load_pair(model: str, *, weights: "Weights", device: str) -> "tuple[Diffusio
 
 
 def top1_agreement(exact: "DiffusionModel", rounded: "DiffusionModel", requests: Sequence[Request]) -> dict[str, Any]:
-    """Over all masked positions of all prompts, one forward each: each prompt is followed by its whole generated region, all of it
-    masked; raw argmax, the lowest id of equals. ``median_margin`` is the median lead of float32's best logit over its second."""
+    """Share of masked positions where both pick the same token, with one forward per prompt. Each prompt is followed by its whole generated
+    region, all masked. Uses raw argmax; the lowest id wins ties. ``median_margin`` is the median lead of float32's best logit over its
+    second."""
     import torch
 
     num_positions = agreeing = 0
@@ -70,7 +71,7 @@ def top1_agreement(exact: "DiffusionModel", rounded: "DiffusionModel", requests:
 
 
 def _masked_logits(model: "DiffusionModel", request: Request) -> "Tensor":
-    """[gen_length, V] of the positions to be generated."""
+    """[gen_length, V] Logits of the positions to generate."""
     import torch
 
     device = next(model.parameters()).device
@@ -78,13 +79,13 @@ def _masked_logits(model: "DiffusionModel", request: Request) -> "Tensor":
     assert request.prompt_ids is not None
     ids = torch.tensor([*request.prompt_ids, *[config.mask_token_id] * length], dtype=torch.int64, device=device)
     hidden = model.hidden(ids, model.rotary(torch.arange(len(ids), device=device)), _attend)
-    # Where row i predicts token i + 1, the rows before the generated region's are the ones that predict it.
+    # If row i predicts token i + 1, take the rows one position earlier.
     start = request.prompt_len - int(config.shifts_logits)
     return model.logits(hidden[start : start + length])
 
 
 def _attend(layer: int, q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
-    """Every row to every row."""
+    """Every row attends to every row."""
     from engines.attention import sdpa
 
     return sdpa(q[None], k[None], v[None])[0]
@@ -107,22 +108,22 @@ CHECK = Family(
 
 
 NO_REQUESTS = SimpleNamespace(provenance=SimpleNamespace(checksum=""))
-"""The workload of a check."""
+"""The empty workload of a check."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check(ABC):
-    """One check, configured. ``look`` returns facts, with ``note``, and ``failed`` where it found a fault."""
+    """One configured check. ``look`` returns facts: ``note``, and ``failed`` if it found a fault."""
 
     code: ClassVar[tuple[str, ...]] = ("repro.families.dllm.on_torch",)
     device: str
     limit_s: float = 3600.0
-    """A process of its own is ended after this time."""
+    """A check in its own process is ended after this time."""
     obtained: ClassVar[Obtained] = "measured"
     basis: ClassVar[str] = ""
     facts: ClassVar[Facts] = {}
     is_apart: ClassVar[bool] = False
-    """Whether it looks in a process of its own: what goes wrong there leaves this one its device."""
+    """Whether it runs in its own process, so that a failure there does not cost this process its device."""
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -136,7 +137,7 @@ class Check(ABC):
     def run(self, workload: SimpleNamespace, on_progress: OnProgress | None = None) -> RunRecord:
         from repro.families.dllm.on_torch import release
 
-        # Another process, or a larger model, has to find room.
+        # Free the device's memory for another process, or for a larger model.
         release(self.device)
         found = {"failed": None, **self.look()}
         return RunRecord(
@@ -150,7 +151,7 @@ class Check(ABC):
 
 @dataclass(frozen=True)
 class CheckSystem:
-    """Knobs of a cell are the check's fields."""
+    """A check as a system. The cell's knobs are the check's fields."""
 
     name: str
     check: type[Check]
@@ -170,11 +171,11 @@ class CheckSystem:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTests(Check):
-    """The tests marked gpu, in a process of their own."""
+    """Runs the tests marked gpu in their own process."""
 
     is_apart = True
     paths: str = "tests"
-    """Separated by blanks."""
+    """One or more, separated by blanks."""
 
     def look(self) -> Facts:
         done = _process(
@@ -188,11 +189,11 @@ class GpuTests(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class Goldens(Check):
-    """Golden cases in float32 on the device, token by token."""
+    """Replays golden cases in float32 on the device, token by token."""
 
     code = ("repro.families.dllm.on_torch", "repro.checks.goldens")
     per_method: int = 0
-    """Cases of each method; 0 is all."""
+    """Cases of each method; 0 means all."""
 
     def look(self) -> Facts:
         from repro.checks.goldens import GOLDEN_DIR, METHODS, read_cases, verify
@@ -227,12 +228,12 @@ class Goldens(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class AgreementCheck(Check):
-    """How often bfloat16 picks another token than float32."""
+    """Measures how often bfloat16 picks another token than float32."""
 
     model: str
     weights: str
     prompts_of: str
-    """Platform whose prompts are asked."""
+    """Platform whose prompts are used."""
     num_prompts: int
 
     def look(self) -> Facts:
@@ -259,14 +260,14 @@ class AgreementCheck(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark(Check):
-    """One of the scripts in ``repro/bench``, in a process of its own; its rows are facts."""
+    """Runs one of the scripts in ``repro/bench`` in its own process. Its rows become facts."""
 
     is_apart = True
     script: str
     options: str = ""
-    """Separated by blanks."""
+    """One or more, separated by blanks."""
     has_device: bool = True
-    """Whether it runs on the device; without, on the host alone."""
+    """Whether the script runs on the device; False: only on the host."""
 
     def look(self) -> Facts:
         import json
@@ -280,7 +281,7 @@ class Benchmark(Check):
             try:
                 done = _process([sys.executable, script, *options], self.limit_s)
             except UserError as error:
-                # The rows that are there by now are kept.
+                # Keep the rows that were written so far.
                 late, done = str(error), subprocess.CompletedProcess([], 1, "", "")
             found = json.loads(rows.read_text(encoding="utf-8")) if rows.is_file() else None
         lines = done.stdout.strip().splitlines()
@@ -300,7 +301,7 @@ BENCHMARK = CheckSystem("benchmark", Benchmark)
 
 
 def check_cell(name: str, where: str, **knobs: Any) -> Cell:
-    """``name`` is one of the systems above."""
+    """The cell of a check. ``name`` is one of the constants above."""
     return Cell(
         system=f"{__name__}:{name}", dataset="none", platform=where, executor="torch", knobs=tuple(knobs.items())
     )

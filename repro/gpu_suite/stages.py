@@ -1,6 +1,6 @@
-"""What the GPU suite measures: the cells and checks of ``suite.yaml`` in order of worth, each with the seconds it should take.
+"""The work of the GPU suite: the cells and checks of ``suite.yaml`` in order of worth, each with its expected seconds.
 
-What a cell should take and make on a card, by its simulated run, which is stored like any other.
+The expected time and throughput of a cell on a card come from its simulated run, which is stored like any other.
 """
 
 import math
@@ -26,24 +26,24 @@ from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS
 
 SLOWER = 1.2
-"""Times what a simulated step takes that one is expected to; an H200 took 1.03 of it where the device decides."""
+"""A measured step is expected to take this many times the simulated one. An H200 took 1.03 times where the device decides."""
 STEP_OVERHEAD_S, PREPARATION_S = 0.02, 15.0
-"""Expected of a step besides, what launches take that no graph holds, and of a cell before its first step."""
+"""Expected extra seconds: per step, for launches outside graphs; and per cell, before its first step."""
 
 MEASURED_ALONE = ("weights", "device", "dtype", "profile_every")
-"""Knobs that a simulated run has no use for."""
+"""Knobs that a simulated run does not have."""
 
 
 class Prediction(NamedTuple):
-    """What a simulated run says of one on the card."""
+    """The expected time and throughput of a run on the card, from its simulation."""
 
     seconds: float
     throughput_tok_s: float | None
 
 
 def simulated(cell: Cell, calibration: Calibration | None = None) -> Experiment:
-    """The same cell on a virtual clock: of the card's measured kernels where they are known, else by datasheet peaks; or by
-    the roofline of a calibration. The stored one is not looked at, so that nothing changes once there is one."""
+    """The same cell on a virtual clock. Steps are priced by the card's measured kernels if known, by datasheet peaks otherwise, or by the
+    roofline of a given calibration. The stored calibration is ignored, so nothing changes once there is one."""
     knobs = tuple(knob for knob in cell.knobs if knob[0] not in (*MEASURED_ALONE, "basis"))
     system = SYSTEMS.get(cell.system)
     if isinstance(system, DllmSystem) and system.has_readings and "reading" not in cell.knob_values:
@@ -59,7 +59,7 @@ def simulated(cell: Cell, calibration: Calibration | None = None) -> Experiment:
 
 
 def expected(cells: Sequence[Cell], store: Store) -> list[Prediction]:
-    """What the simulator expects of each cell. ``store`` holds the runs that the same code simulated before."""
+    """The simulator's expectation for each cell. ``store`` holds runs that the same code simulated before."""
     sweep = Sweep([simulated(cell) for cell in cells], store)
     sweep.run()
     found = []
@@ -71,27 +71,27 @@ def expected(cells: Sequence[Cell], store: Store) -> list[Prediction]:
 
 
 STEP_BATCHES, STEP_LENGTH = (1, 16, 64, 128), 256
-"""Requests of the steps that are timed, and tokens of each."""
+"""Batch sizes of the timed steps, and the tokens of each request."""
 
 OURS = "dllm-serve"
 COMPARED = (OURS, "fast-dllm", "sparse-dllm", "dllm-cache")
-"""Fast-dLLM with its dual cache, its default."""
+"""The compared systems. Fast-dLLM uses its default, the dual cache."""
 ONE_REFRESH: Mapping[str, Scalar] = {"refresh_delay": 0}
-"""dLLM-Serve with a single refresh of each block, the faster of the two by the simulator: measured beside the published."""
+"""dLLM-Serve with a single refresh of each block, the faster variant by the simulator; measured beside the published one."""
 SAME_ENGINE: Mapping[str, Scalar] = {"reading": "policy"}
-"""A baseline's rule on dLLM-Serve's engine: what is left of a gain without the baseline's static batches."""
+"""A baseline's rule on dLLM-Serve's engine. It shows what remains of a gain if the baseline has no static batches."""
 BLOCK = "block-diffusion"
 ON_OUR_ENGINE = "fast-dllm"
-"""The system that is measured so too, the nearest by the simulator."""
+"""The baseline that is also measured on our engine: the nearest one by the simulator."""
 
 FIRST = ("tests", "mixing", "throughput", "step", "small-card", "goldens", "profile", "shapes", "block")
-"""Stages of the first minutes on a card, in this order: what the verdict rests on. The suite has them first too."""
+"""Stages of the first minutes on a card, in this order. The verdict rests on them, and the suite also runs them first."""
 
 Knobs = Mapping[str, Scalar]
 
 
 def title_of(cell: Cell) -> str:
-    """The system, and what sets it apart from the same system beside it."""
+    """The system's name, and what distinguishes this variant of it."""
     knobs = cell.knob_values.items()
     beside = [
         said
@@ -109,7 +109,7 @@ def title_of(cell: Cell) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A cell of a stage; ``estimate_s`` None is what its simulated run says."""
+    """A cell of a stage. ``estimate_s`` None means that its simulated run gives the estimate."""
 
     stage: str
     cell: Cell
@@ -118,7 +118,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A figure to draw once all its runs are there."""
+    """A figure to draw once all its runs exist."""
 
     name: str
     view: View
@@ -127,7 +127,7 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteLine:
-    """A line of ``suite.yaml``, which asks for one of check, script, load and figure."""
+    """A line of ``suite.yaml``. It asks for one of check, script, load and figure."""
 
     stage: str
     check: str | None = None
@@ -135,16 +135,16 @@ class SuiteLine:
     options: str = ""
     load: str | None = None
     systems: Sequence[str] = ()
-    """That serve the load; none is all that are compared, ours with a single refresh too."""
+    """Systems that serve the load; empty means all compared ones, and ours with a single refresh too."""
     own: Mapping[str, Knobs] = field(default_factory=dict)
     """Knobs of single systems."""
     figure: str | None = None
     rates: Sequence[float] = ()
     rates_at: Sequence[int] = ()
-    """Places among the platform's rates."""
+    """Indices into the platform's rates."""
     knobs: Knobs = field(default_factory=dict)
     seconds: float | None = None
-    """Expected of a cell; None is what its simulated run says."""
+    """Expected seconds of a cell; None: its simulated run gives them."""
     from_gb: float = 0
     below_gb: float = math.inf
 
@@ -155,7 +155,7 @@ class Scale:
 
     where: Platform
     knobs: Knobs
-    """Set in every cell that serves requests."""
+    """Knobs set in every cell that serves requests."""
     asked: tuple[SuiteLine, ...]
 
     @property
@@ -164,7 +164,7 @@ class Scale:
 
 
 def scale_of(name: str, memory_bytes: int | None = None) -> Scale:
-    """``memory_bytes`` is what the card that is there has; a platform that counts on more is held to it."""
+    """The suite's scale on a platform. ``memory_bytes`` is the memory of the actual card, which limits a platform that assumes more."""
     import yaml
 
     where = platform(name)
@@ -180,7 +180,7 @@ def scale_of(name: str, memory_bytes: int | None = None) -> Scale:
 
 
 def _step_batches(part: DllmPart) -> list[int]:
-    """Those whose pool and activations the card holds beside the weights."""
+    """Batch sizes whose pool and activations fit on the card beside the weights."""
     shape, held = model_shape("llada-8b"), []
     for size in STEP_BATCHES:
         config = EngineConfig(
@@ -196,7 +196,7 @@ def _step_batches(part: DllmPart) -> list[int]:
 
 
 def stages(scale: Scale) -> list[Planned]:
-    """All cells in the order of worth; one that several stages ask for is run in the first."""
+    """All cells in order of worth. A cell that several stages ask for runs in the first of them."""
     first: dict[str, Planned] = {}
     for asked in scale.asked:
         seconds = None if asked.seconds is None else float(asked.seconds)
@@ -218,7 +218,7 @@ def _cells(scale: Scale, asked: SuiteLine) -> Iterator[Cell]:
             options = options.format(batches=" ".join(map(str, _step_batches(scale.part))))
         yield check_cell("BENCHMARK", scale.where.name, script=asked.script, options=options, **asked.knobs)
     elif asked.load is not None:
-        # Every system, in one run of the suite.
+        # Every system, all in one run of the suite.
         for system in asked.systems or COMPARED:
             own = {**asked.knobs, **asked.own.get(system, {})}
             yield _saturated(scale, system, asked.load, own)
@@ -231,7 +231,7 @@ def _cells(scale: Scale, asked: SuiteLine) -> Iterator[Cell]:
 
 
 def _saturated(scale: Scale, system: str, dataset: str, knobs: Knobs) -> Cell:
-    """The scale's knobs are those of diffusion LLMs; of another family's systems the ones that it has."""
+    """A cell with all requests at once. The scale's knobs are for diffusion LLMs; a system of another family gets those that it has."""
     given = scale.knobs
     if system == BLOCK:
         known = {name for kind in SYSTEMS.get(BLOCK).knobs for name in knobs_of(kind)}  # type: ignore[attr-defined]
@@ -251,7 +251,7 @@ def figures(scale: Scale) -> Sequence[Drawn]:
 
 
 def _drawn(scale: Scale, asked: SuiteLine) -> Drawn:
-    """Measured on the platform, whatever its default."""
+    """A figure that is measured on the platform, whatever the platform's default."""
     assert asked.figure is not None
     where = replace(scale.where, executor="torch")
     rates = tuple(asked.rates) or tuple(scale.part.rates[place] for place in asked.rates_at)

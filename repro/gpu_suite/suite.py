@@ -1,9 +1,9 @@
-"""Runs the GPU suite's cells and checks within a budget of seconds, and goes on next time where it stopped.
+"""Runs the GPU suite's cells and checks within a budget of seconds, and next time continues where it stopped.
 
-Everything is a stored run below ``runs``. ``suite.json`` says how far each is and how long it took, ``README.md`` what was
-found. After every job the folder is as it would be at the end, and ``export`` holds it as one archive.
+Everything is a stored run below ``runs``. ``suite.json`` holds the progress and time of each, and ``README.md`` the results. After every
+job the folder is complete as far as it goes, and ``export`` holds it as one archive.
 
-One page on what the GPU suite did: the machine, what the checks said, and what is left.
+This module also writes one page on what the suite did: the machine, the results of checks, and what is left.
 """
 
 import json
@@ -29,13 +29,13 @@ from repro.runs.sweep import Sweep
 SCHEMA_VERSION = 2
 STATE, ARCHIVE = "suite.json", "gpu-suite.tar.gz"
 MARGIN = 1.2
-"""Factor on the time that finished jobs of the kind took."""
+"""Safety factor on the time that finished jobs of the same system took."""
 
 Status = Literal["new", "started", "done", "failed"]
 
 
 class OverTimeError(RuntimeError):
-    """A job took longer than it may; what is left of the call goes to others."""
+    """A job took longer than allowed; other jobs get the rest of the call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Job:
     experiment: Experiment
     estimate_s: float
     predicted_tok_s: float | None = None
-    """Throughput that the simulator expects of the cell on this card (``expected.simulated``); None of what is not simulated."""
+    """Throughput that the simulator expects of the cell on this card (``expected.simulated``); None if it is not simulated."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def what(self) -> str:
-        """The name for a reader: the check and what it is of, or the system and its load."""
+        """A readable name: the check and its subject, or the system and its load."""
         cell = self.experiment.cell
         if not isinstance(self.experiment.deployment, Check):
             return f"{title_of(cell)}, {cell.dataset}{'' if cell.rate is None else f' at {cell.rate:g}/s'}"
@@ -63,7 +63,7 @@ class Job:
 
 @dataclass(kw_only=True)
 class JobState(Checked):
-    """What is known of a job; ``attempts`` counts starts that did not come to an end."""
+    """The state of a job. ``attempts`` counts starts that did not finish."""
 
     stage: str
     status: Status = "new"
@@ -85,8 +85,7 @@ class JobOutcome:
 
 
 def jobs_of(asked: Sequence[Planned], simulations: Store) -> list[Job]:
-    """Prepared: what cannot run is refused here, before anything does. What is not known to take long is what
-    its simulated run says."""
+    """Prepare all jobs, so that errors are raised before any job runs. A cell without an estimate gets it from its simulated run."""
     jobs = [Job(stage=each.stage, experiment=prepare(each.cell), estimate_s=each.estimate_s or 0.0) for each in asked]
     unknown = [place for place, each in enumerate(asked) if each.estimate_s is None]
     for place, told in zip(unknown, expected([asked[place].cell for place in unknown], simulations), strict=True):
@@ -96,7 +95,8 @@ def jobs_of(asked: Sequence[Planned], simulations: Store) -> list[Job]:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """``now`` is a clock in seconds; ``on_done`` is called after every job, to say and draw what is known by then."""
+    """A suite's jobs and their state. ``now`` is a clock in seconds. ``on_done`` is called after every job to report and draw results so
+    far."""
 
     jobs: Sequence[Job]
     root: Path
@@ -108,12 +108,12 @@ class Suite:
     on_done: "Callable[[Suite], object]" = lambda suite: None
     now: Callable[[], float] = time.monotonic
     stages: frozenset[str] | None = None
-    """Stages whose jobs are run; None for all. The others are known, for what is said of the whole."""
+    """Stages whose jobs are run; None for all. Other jobs still count in reports about the whole suite."""
     git: GitState = field(default_factory=git_state)
-    """State of the code that is loaded: asked once, for a page after every job."""
+    """Git state of the loaded code. It is read once, because a page is written after every job."""
     entries: dict[str, JobState] = field(default_factory=dict)
     _found: dict[str, tuple[tuple[int, int] | None, StoredRun | None]] = field(default_factory=dict, init=False)
-    """Name of a job -> when its cell was stored, and the run: every page asks for most of them, after every job."""
+    """Name of a job -> when its cell was stored, and the run. A cache, because every page needs most runs."""
 
     def __post_init__(self) -> None:
         path = self.root / STATE
@@ -144,11 +144,11 @@ class Suite:
 
     @property
     def left(self) -> list[Job]:
-        """Those neither done nor failed, in order."""
+        """Jobs that are neither done nor failed, in order."""
         return [job for job in self.chosen if self.entries[job.name].status in ("new", "started")]
 
     def expected_s(self, job: Job) -> float:
-        """The estimate, as far off as the worst of the system's finished jobs was; twice that for every attempt cut off."""
+        """The estimate, scaled by the worst ratio among the system's finished jobs, and doubled for every attempt that was cut off."""
         ratios = [
             entry.elapsed_s / entry.estimate_s
             for other in self.jobs
@@ -161,8 +161,8 @@ class Suite:
         return job.estimate_s * factor * 2 ** self.entries[job.name].attempts
 
     def run(self, budget_s: float, *, began: float | None = None) -> JobOutcome:
-        """Jobs in order, those that failed before last; one that does not fit into what is left is skipped. The budget
-        counts from ``began`` (on the suite's clock)."""
+        """Run jobs in order, with earlier failures last. A job that does not fit into the remaining time is skipped. The budget counts from
+        ``began`` (on the suite's clock)."""
         began, ran = self.now() if began is None else began, 0
         failed: list[str] = []
         skipped: list[str] = []
@@ -224,7 +224,7 @@ class Suite:
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         elapsed = self.now() - began
-        # One that ran over its time comes again with twice the time.
+        # A job that ran over its time gets twice the time on its next attempt.
         entry.attempts = entry.attempts if reason is not None and reason.startswith("OverTimeError") else 0
         entry.status = "done" if reason is None else "failed"
         entry.elapsed_s, entry.finished_utc = round(elapsed, 2), utc_now()
@@ -235,7 +235,7 @@ class Suite:
         return reason
 
     def _close(self) -> None:
-        """Saves the state, tells the caller, and writes the archive where one is asked for."""
+        """Saves the state, calls ``on_done``, and writes the archive if ``export`` is set."""
         self._save()
         self.on_done(self)
         if self.export is not None:
@@ -265,7 +265,7 @@ def _note(run: StoredRun) -> str:
 
 
 def _kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Without what is half written."""
+    """Leaves out files that are only partly written."""
     return None if Path(member.name).name.startswith(".") else member
 
 
@@ -287,7 +287,7 @@ README = "README.md"
 
 
 def draw(suite: Suite, figures: Sequence[Drawn]) -> list[str]:
-    """Draw every figure whose runs are all there; their names."""
+    """Draw every figure whose runs all exist, and return their names."""
     names = []
     for drawn in figures:
         sweep = Sweep([prepare(cell) for cell in drawn.cells], suite.store)
@@ -322,7 +322,7 @@ def write_summary(suite: Suite) -> None:
         counts = [sum(entry.status in names for entry in own) for names in (("done",), ("failed",), ("new", "started"))]
         seconds = sum(entry.elapsed_s or 0 for entry in own)
         lines.append(f"| {stage} | {' | '.join(map(str, counts))} | {seconds:.0f} |")
-    # What checks said, and every job that failed.
+    # Results of checks, and every job that failed.
     said = [
         f"- {job.stage}: {entry.status}, {entry.note}"
         for job in suite.jobs

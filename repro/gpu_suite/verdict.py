@@ -1,4 +1,4 @@
-"""One page: what was found on the card, each figure beside its target. What has not run yet says so."""
+"""One page with the results on the card, each number beside its target. It also names what has not run yet."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,13 +24,13 @@ from repro.runs.store import StoredRun
 
 VERDICT = "verdict.md"
 LEAST_RATIO, LEAST_ROOFLINE = 2.5, 0.6
-"""Shares that are wanted of the best static baseline's throughput, and of the roofline at saturation."""
+"""Targets: our throughput over that of the best static baseline, and our share of the roofline at saturation."""
 MOST_HOST_MS, HOST_REQUESTS, MOST_LAUNCHES = 2.0, 64, 12
-"""Host time of a Reuse step of so many requests; kernels a layer launches."""
+"""Targets: host time of a Reuse step of so many requests, and kernels that a layer launches."""
 COMPARED_IN = ("throughput", "small-card", "shapes")
-"""Stages in which all systems serve one load, of which the verdict is."""
+"""Stages in which all systems serve one load; the verdict compares these."""
 SERVED_IN = (*COMPARED_IN, "paper-length", "burst")
-"""Those whose throughput is shown."""
+"""Stages whose throughput is shown."""
 
 Answer = Literal["met", "NOT met", "FAILED", "not run yet", "-"]
 NOT_RUN: Answer = "not run yet"
@@ -43,7 +43,7 @@ class VerdictLine:
     found: str = "-"
     answer: Answer = NOT_RUN
     predicted: str = "-"
-    """What the simulator expects of this card (``expected.simulated``)."""
+    """The simulator's expectation for this card (``expected.simulated``)."""
 
     @property
     def text(self) -> str:
@@ -52,13 +52,13 @@ class VerdictLine:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedAtOnce:
-    """A system's run with all requests there at once; ``run`` is None where it has none yet, or no valid one."""
+    """A system's run with all requests arriving at once. ``run`` is None if there is no valid one yet."""
 
     system: str
     model: str
     is_ours: bool
     is_packed: bool
-    """Whether its steps are packed by our engine, as a baseline's rule is by ``stages.SAME_ENGINE``."""
+    """Whether our engine packs its steps, as for a baseline's rule with ``stages.SAME_ENGINE``."""
     predicted: float | None
     """Tokens per second."""
     run: StoredRun | None
@@ -73,7 +73,7 @@ class ServedAtOnce:
 
 
 def write_verdict(suite: Suite) -> str:
-    """The page, which is also left beside the summary."""
+    """Return the verdict page, and write it beside the summary."""
     page = "\n".join(_page(suite, calibrated(suite)))
     replace_text(suite.root / VERDICT, page)
     return page
@@ -121,7 +121,7 @@ def _correct(suite: Suite) -> Iterator[VerdictLine]:
         elif run is None:
             yield VerdictLine(what=what, target=target)
         else:
-            # Tests that were all skipped have shown nothing.
+            # If all tests were skipped, they show nothing.
             note = str(run.summary["note"])
             is_shown = stage != "tests" or "passed" in note
             yield VerdictLine(what=what, found=_cell(note), target=target, answer="met" if is_shown else NOT_RUN)
@@ -141,7 +141,7 @@ def _fast(suite: Suite) -> Iterator[VerdictLine]:
 
 
 def _compared(suite: Suite, stages: Sequence[str]) -> dict[tuple[str, str], list[ServedAtOnce]]:
-    """(stage, model and memory) -> the systems that serve the load."""
+    """(stage, model and memory) -> the runs of the systems that serve the load."""
     own = platform(suite.platform).part(DllmPart).model
     found: dict[tuple[str, str], list[ServedAtOnce]] = {}
     for job in suite.jobs:
@@ -167,7 +167,7 @@ def _compared(suite: Suite, stages: Sequence[str]) -> dict[tuple[str, str], list
 
 
 def _ratio_line(what: str, ours: ServedAtOnce, others: list[ServedAtOnce], least: float | None) -> VerdictLine:
-    """``least`` is the ratio that is wanted; None where the card is to tell, whatever it is."""
+    """``least`` is the target ratio; None if there is no target and the card only reports."""
     target = "-" if least is None else f"at least {least:g} x"
     predicted = "-"
     if ours.predicted is not None and (told := [one for one in others if one.predicted is not None]):
@@ -192,7 +192,7 @@ def _graphs(ours: ServedAtOnce, other: ServedAtOnce) -> str:
 
 
 def _roofline_line(suite: Suite) -> VerdictLine:
-    """Saturated, on the platform's own model; where only a profiled run knows its card's peaks, of that."""
+    """The roofline line of a saturated run on the platform's own model, or of a profiled run if only that knows its card's peaks."""
     what, target = "dLLM-Serve's share of the roofline at saturation", f"at least {100 * LEAST_ROOFLINE:.0f} %"
     runs = [
         run
@@ -206,7 +206,7 @@ def _roofline_line(suite: Suite) -> VerdictLine:
     peaks = "measured" if "measured" in bound["card"] else "datasheet"
     found = f"{100 * share:.0f} % at {peaks} peaks"
     if reached is not None and peaks == "datasheet":
-        # A step's bound is the larger of two times; of each the peak is known twice.
+        # A step's bound is the larger of two times, and each has a datasheet peak and a measured peak.
         factors = (bound["flops_per_s"] / reached.peak_flops, bound["bytes_per_s"] / reached.bandwidth)
         low, high = share * min(factors), share * max(factors)
         found += f"; {100 * low:.0f} to {100 * high:.0f} % at measured peaks"
@@ -268,7 +268,7 @@ def _throughputs(suite: Suite) -> Iterator[str]:
 
 
 def _blocks(suite: Suite) -> Iterator[str]:
-    """Nothing where no run of block diffusion is there."""
+    """The table of block-diffusion runs; empty if there is none."""
     runs = [run for job in suite.jobs if job.stage == "block" and (run := suite.stored(job)) and run.validity.valid]
     if not runs:
         return
@@ -335,5 +335,5 @@ def _calibration(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
 
 
 def _cell(text: Any) -> str:
-    """On one line of a table."""
+    """The text on one line, for a cell of a table."""
     return " ".join(str(text).replace("|", "/").split())
