@@ -1,1 +1,1 @@
-"""What a researcher does with runs: grids of them, what is in a folder, and whether two sides differ."""
+"""Tools for work with runs: grids of cells, the runs in a folder, and whether two sides differ."""

@@ -1,4 +1,4 @@
-"""What settings solve of tasks, each against a reference that was asked the same problems; and what it costs."""
+"""Accuracy of settings on tasks, each compared with a reference on the same problems, and what it costs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,27 +17,27 @@ DENSE = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A setting on a task: its repeats, whose problems are pooled."""
+    """A setting on a task. The problems of its repeats are pooled."""
 
     task: str
     system: str
     knobs: Mapping[str, Scalar]
-    """Those that tell the points apart; of all points the same."""
+    """The knobs that tell points apart; all points have the same names."""
     runs: tuple[StoredRun, ...]
     is_reference: bool = False
-    """Whether nobody asked for it: what the others are held against."""
+    """Whether it was added only as the reference for other points."""
 
     @property
     def valid_runs(self) -> list[StoredRun]:
         return [run for run in self.runs if run.validity.valid]
 
     def verdicts(self, column: str = "correct") -> list[bool]:
-        """By seed and problem; empty where an answer was not graded."""
+        """Verdicts by seed and problem; empty if an answer was not graded."""
         found = [verdict for run in self.valid_runs for verdict in run.record.requests[column]]
         return [] if None in found else found
 
     def share(self, column: str = "correct") -> Mapping[str, Any] | None:
-        """The share solved, with Wilson's 95 % interval; None where nothing was graded."""
+        """The share solved, with Wilson's 95 % interval; None if nothing was graded."""
         verdicts = self.verdicts(column)
         if not verdicts:
             return None
@@ -49,7 +49,7 @@ class Point:
         return [run.manifest["facts"]["dataset"]["checksum"] for run in self.valid_runs]
 
     def against(self, other: "Point") -> Discordance | None:
-        """Problem by problem; None where the two were not asked the same ones."""
+        """Compare two points problem by problem; None if they did not have the same problems."""
         if not self.verdicts() or self._problems != other._problems or not other.verdicts():
             return None
         return discordance(self.verdicts(), other.verdicts())
@@ -66,8 +66,7 @@ class Point:
 
 
 def cache_rows(run: StoredRun) -> float | None:
-    """Rows of the KV cache that a running request holds, which each of its Reuse steps reads, mean over steps; None without a
-    cache."""
+    """KV-cache rows that a running request holds, as the mean over steps. Each of its Reuse steps reads them. None without a cache."""
     steps = run.record.tables.get("steps", {})
     if "kv_rows_used" not in steps or not any(steps["kv_rows_used"]):
         return None
@@ -77,12 +76,12 @@ def cache_rows(run: StoredRun) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Points over one knob, all else equal; without an axis all points of a task."""
+    """Points over one knob, all else equal. Without an axis, all points of a task."""
 
     axis: str | None
     points: tuple[Point, ...]
     reference: Point
-    """What the others are held against: of a retention ratio the cache that keeps every row, else the first point."""
+    """The point that others are compared with: for retention ratios the cache that keeps every row, else the first point."""
 
     @cached_property
     def places(self) -> list[float]:
@@ -96,7 +95,7 @@ class Curve:
 
 
 def axis_of(varied: Mapping[str, Sequence[Scalar]]) -> str | None:
-    """The knob that points lie over: the retention ratio, else the first that has several numbers."""
+    """The knob on the axis: the retention ratio, or else the first knob with only numbers."""
     numeric = [
         name
         for name, values in varied.items()
@@ -106,7 +105,7 @@ def axis_of(varied: Mapping[str, Sequence[Scalar]]) -> str | None:
 
 
 def references_of(cells: Sequence[Cell], axis: str | None) -> list[Cell]:
-    """Cells that keep every row, where none of those asked for does and points lie over the retention ratio."""
+    """Cells that keep every row, if the axis is the retention ratio and no given cell is one."""
     if axis != RETENTION:
         return []
     dense = (
@@ -118,7 +117,7 @@ def references_of(cells: Sequence[Cell], axis: str | None) -> list[Cell]:
 
 
 def curves_of(runs: Sequence[StoredRun], num_asked: int, names: Sequence[str], axis: str | None) -> list[Curve]:
-    """The first ``num_asked`` runs were asked for, the others are references; ``names`` are the knobs with several values."""
+    """Group runs into curves. Runs after the first ``num_asked`` are references. ``names`` are the knobs with several values."""
     held: dict[tuple[Any, ...], list[StoredRun]] = {}
     asked = {run.cell.key for run in runs[:num_asked]}
     for run in {run.cell.key: run for run in runs}.values():

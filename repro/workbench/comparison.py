@@ -1,10 +1,10 @@
-"""Two sides' runs, paired by seed and by everything else that is equal: how many times as large a metric is on the second.
+"""Compares two sides' runs, paired by seed and by everything else that is equal: the ratio of a metric, second side over first.
 
-A side is said in one text: ``WHERE@NAME=VALUE,NAME=VALUE``. WHERE is a folder of runs or, among those of one folder, a system, or the
-name of a run, in which * and ? stand for others. NAME is a field of a cell, a knob or ``code``; each part may be left out. A run that
-both sides would take belongs to the side that says more: ``laps@seed=0 laps`` are the runs of a seed, and all others.
+A side is written as ``WHERE@NAME=VALUE,NAME=VALUE``. WHERE is a folder of runs. Among the runs of one folder it is a system or the name of
+a run, in which * and ? match anything. NAME is a field of a cell, a knob or ``code``; each part may be left out. A run that both sides
+match belongs to the more specific side: ``laps@seed=0 laps`` compares one seed with all others.
 
-A side is of all runs that lie in a folder, by whatever code, as they are; and they can be written as a tidy table.
+A side takes all runs in a folder as they are, whatever code made them. They can also be written as a tidy table.
 """
 
 import itertools
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 class Folder:
     root: Path
     runs: tuple[StoredRun, ...]
-    """By the names of their files."""
+    """Runs in the order of their file names."""
     left_out: Mapping[str, str]
-    """File -> why it holds no run that can be read."""
+    """File -> why it is left out."""
 
     @property
     def warning(self) -> str | None:
@@ -49,7 +49,7 @@ class Folder:
 
 
 def folder_of(root: Path, name: str = "folder") -> Folder:
-    """Refuses one without any run."""
+    """Read all runs of a folder. Raises UserError if it holds none."""
     read: dict[bytes, StoredRun] = {}
     left_out = {}
     for file in run_files(readable_folder(name, root)):
@@ -60,7 +60,7 @@ def folder_of(root: Path, name: str = "folder") -> Folder:
         except UNREADABLE as error:
             left_out[file.name] = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         else:
-            # A copy is no second run; of two the one counts that has the run's name.
+            # A copy is no second run: keep the file that has the run's own name.
             other = read.get(run.content)
             kept = run if other is None or file.name.startswith(run.cell.folder_name) else other
             read[run.content] = kept
@@ -89,7 +89,7 @@ def commit_of(run: StoredRun) -> str | None:
 
 
 def numbers_of(run: StoredRun) -> dict[str, float | None]:
-    """Every metric that is a number, or None; one of several numbers has their names behind its own, ``e2el_s.mean``."""
+    """Every metric that is a number or None. The parts of a structured metric have dotted names, ``e2el_s.mean``."""
     return dict(_flat(run.summary))
 
 
@@ -102,21 +102,21 @@ def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, flo
 
 
 def _row(run: StoredRun) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What was asked, by field and by knob; how it came about, and every metric."""
+    """The cell's fields; its knobs; and how the run came about, with every metric."""
     cell = run.cell.written()
     asked = {"run": name_of(run), **{name: cell[name] for name in FIELDS}}
     how = {"obtained": run.obtained, "valid": run.validity.valid, "commit": commit_of(run), "code": run.code_digest}
-    # Rows of unlike machines are told apart by it.
+    # The column tells rows of different machines apart.
     machine = {} if run.machine is None else {"machine": json.dumps(run.machine, sort_keys=True)}
     ran = {} if run.ran is None else {"ran": run.ran}
     made = {**how, **machine, **ran, **numbers_of(run)}
-    # Knobs and metrics are named apart from each other; those of a plug-in may be named as anything.
+    # Keep the names of knobs and metrics distinct, because a plug-in may choose any name.
     knobs = {f"knob.{name}" if name in asked or name in made else name: cell["knobs"][name] for name in run.cell.asked}
     return asked, knobs, made
 
 
 def frame_of(runs: Sequence[StoredRun]) -> "pd.DataFrame":
-    """A row a run: what was asked, knobs by name, then the rest as it comes. What a run has no value of is missing there."""
+    """A table with a row per run: fields, knobs by name, then the rest as it comes. Values that a run lacks are missing."""
     import pandas as pd
 
     asked, knobs, made = (list(parts) for parts in zip(*map(_row, runs), strict=True))
@@ -125,7 +125,7 @@ def frame_of(runs: Sequence[StoredRun]) -> "pd.DataFrame":
 
 
 def write_frame(frame: "pd.DataFrame", kind: str, out: Path) -> None:
-    """A knob whose values are of several kinds is written as text: a column of parquet has one kind."""
+    """Write a table as csv or parquet. For parquet, a knob with values of several types becomes text, because a column has one type."""
     from pandas.api.types import infer_dtype
 
     with rewriting(out) as temporary:
@@ -139,24 +139,24 @@ def write_frame(frame: "pd.DataFrame", kind: str, out: Path) -> None:
 
 FIELDS = ("system", "dataset", "platform", "executor", "rate", "seed")
 CODE = "code"
-"""The digest of the code that made a run, told by its beginning."""
+"""Selects runs by the beginning of their code's digest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
     name: str
-    """What it was given as, for messages: a or b."""
+    """The argument's name for messages: a or b."""
     said: str
     runs: tuple[StoredRun, ...]
     warning: str | None = None
-    """What could not be read where it was looked for."""
+    """Tells which files of the side's folder could not be read."""
 
     def __str__(self) -> str:
         return f"{self.name}={self.said!r}"
 
 
 def sides_of(a: object, b: object, root: Path) -> tuple[Side, Side]:
-    """Texts are looked for among the runs in ``root``, unless they name a folder; runs are what they are."""
+    """Resolve both sides. A text selects among the runs in ``root``, unless it names a folder. A list of runs is taken as it is."""
     read: dict[Path, Folder] = {}
 
     def side(name: str, given: object) -> Side:
@@ -226,7 +226,7 @@ def _matching(runs: Sequence[StoredRun], condition: str, who: str) -> list[Store
 
 
 def value_of(run: StoredRun, name: str) -> Any:
-    """What a run has of a field, a knob (None at its default) or the code."""
+    """A run's value of a field, a knob (None at its default) or the code."""
     if name == CODE:
         return run.code_digest
     return getattr(run.cell, name) if name in FIELDS else run.cell.asked.get(name)
@@ -242,21 +242,21 @@ def _meets(run: StoredRun, name: str, value: Any, text: str) -> bool:
 
 
 def _defaults(system: str) -> dict[str, Any]:
-    """What the knobs of a system are where nothing is said; nothing of a system that is no longer there."""
+    """The default knobs of a system; empty if the system no longer exists."""
     with suppress(UserError, RunError, ImportError):
         return {name: knob.default for kind in settings_of(system) for name, knob in knobs_of(kind).items()}
     return {}
 
 
 def said_of(name: str, value: Any) -> str:
-    """As a condition has it."""
+    """A value as it is written in a condition."""
     if value is None:
         return "inf" if name == "rate" else "default"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def differing(runs: Iterable[StoredRun]) -> list[str]:
-    """What tells runs apart, the seed aside: fields, knobs, and the code only where nothing else does."""
+    """Names in which runs differ, apart from the seed: fields and knobs, or the code if nothing else differs."""
     held = list(runs)
     knobs = sorted({name for run in held for name in run.cell.asked})
     asked = [name for name in (*FIELDS, *knobs) if name != "seed"]
@@ -272,22 +272,22 @@ TOLERANCE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One setting's, over its repeats."""
+    """The change of one setting, over its repeats."""
 
     setting: Setting
-    """By which it differs from the other rows; empty of the row of all."""
+    """The values that distinguish this row from others; empty for the row of all."""
     a: float
     b: float
     """Geometric means."""
     ratio: Interval
-    """b over a, pair by pair; without an interval where there is one pair, or a value that is not positive."""
+    """b over a, pair by pair. It has no interval if there is one pair, or a value that is not positive."""
     tolerance: float
     ran: tuple[str, str] = ("", "")
-    """What ran on each side, as options, where the runs tell."""
+    """The settings that ran on each side, as options, if the runs tell."""
 
     @property
     def verdict(self) -> Verdict:
-        """higher or lower where the whole interval lies beyond the tolerance, same where it lies within, else unclear."""
+        """higher or lower if the whole interval lies beyond the tolerance, same if it lies within, else unclear."""
         low, high, most = self.ratio.low, self.ratio.high, 1 + self.tolerance
         if low is None or high is None:
             return "unclear"
@@ -307,15 +307,15 @@ class Comparison:
     changes: tuple[Change, ...]
     """A row for each setting that both sides have."""
     overall: Change | None
-    """All of them, each seed's geometric mean; None of one setting, or where not all have the same seeds."""
+    """All settings, by each seed's geometric mean; None for one setting, or if settings have different seeds."""
     is_in_order: bool
-    """The sides have no seed in common: the first of one is held against the first of the other, and so on."""
+    """Whether the sides share no seed. Runs are then paired in order: first with first, and so on."""
     num_unpaired: int
     """Runs without a partner."""
     num_invalid: int
-    """Pairs left out as one of the two is INVALID."""
+    """Pairs left out because one of the two is INVALID."""
     num_undefined: int
-    """Pairs left out as one of the two has no such number."""
+    """Pairs left out because one of the two lacks the metric."""
 
     @property
     def rows(self) -> tuple[Change, ...]:
@@ -394,7 +394,7 @@ def _check_metric(metric: object, runs: Sequence[StoredRun]) -> None:
 
 
 def _equal_names(a: Side, b: Side) -> list[str]:
-    """Fields and knobs in which runs are equal to their partners: all but the seed, and what tells the sides apart."""
+    """Fields and knobs in which runs must equal their partners: all but the seed and those that tell the sides apart."""
     runs = (*a.runs, *b.runs)
     knobs = sorted({name for run in runs for name in run.cell.asked} - {COMPARISON})
 
@@ -405,7 +405,7 @@ def _equal_names(a: Side, b: Side) -> list[str]:
 
 
 def _by_setting(side: Side, names: Sequence[str]) -> dict[Setting, dict[int, StoredRun]]:
-    """By what is equal, and by seed. Refuses two runs in one place."""
+    """Runs by setting and seed. Raises UserError for two runs in one place."""
     found: dict[Setting, dict[int, StoredRun]] = {}
     for run in side.runs:
         held = found.setdefault(tuple((name, value_of(run, name)) for name in names), {})
@@ -420,7 +420,7 @@ def _by_setting(side: Side, names: Sequence[str]) -> dict[Setting, dict[int, Sto
 
 
 def _order(setting: Setting) -> list[tuple[bool, bool, float, str]]:
-    """What is at its default comes first, numbers by their size, all at once last of the rates."""
+    """Sort key: defaults come first, numbers by size, and the rate "all at once" last."""
     values = [math.inf if (name, value) == ("rate", None) else value for name, value in setting]
     return [
         (value is not None, isinstance(value, str), 0.0 if isinstance(value, str) else float(value or 0), str(value))
@@ -433,7 +433,7 @@ def _is_valid(pair: Pair) -> bool:
 
 
 def _values(pairs: Mapping[int, Pair], metric: str) -> dict[int, tuple[float, float]]:
-    """Both numbers of each pair that has them."""
+    """The two values of each valid pair that has both."""
     found = {}
     for seed, pair in pairs.items():
         first, second = (numbers_of(run).get(metric) for run in pair)
@@ -449,7 +449,7 @@ def _change(setting: Setting, values: Mapping[int, tuple[float, float]], toleran
 
 
 def _overall(rows: Sequence[Mapping[int, tuple[float, float]]], tolerance: float) -> Change | None:
-    """A seed's value is the geometric mean over all settings: seeds are what repeats."""
+    """The change over all settings. A seed's value is the geometric mean over settings, because seeds are the repeats."""
     if len(rows) < 2 or any(row.keys() != rows[0].keys() for row in rows):
         return None
     means = {seed: (_mean([row[seed][0] for row in rows]), _mean([row[seed][1] for row in rows])) for seed in rows[0]}
@@ -457,5 +457,5 @@ def _overall(rows: Sequence[Mapping[int, tuple[float, float]]], tolerance: float
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Geometric, where all are positive."""
+    """The geometric mean if all values are positive, or else the arithmetic mean."""
     return fmean(values) if min(values) <= 0 else geometric_mean(values)

@@ -1,6 +1,6 @@
-"""A grid: what is asked of a cell, with several values of anything; every combination is a cell.
+"""A grid: the settings of a cell, with one or more values each; every combination is a cell.
 
-``repro bench`` makes one of its options, ``repro sweep`` of a file, ``repro.sweep`` of a mapping: the same grid is the same cells.
+``repro bench`` makes a grid of its options, ``repro sweep`` of a file, ``repro.sweep`` of a mapping. The same grid gives the same cells.
 """
 
 import json
@@ -21,13 +21,13 @@ from repro.workloads.knobs import named_after
 
 Repeats = Annotated[int, Range(1, 1000)]
 MOST_CELLS = 20_000
-"""That a grid may have, where nothing else is said: so many take seconds to list."""
+"""Most cells of a grid by default: listing so many takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Each field holds values of the cell's field of this name; an empty one stands for what ``repro bench`` takes by default. Without
-    ``dataset`` a cell with the knob ``workload`` is named after that."""
+    """Each field holds values for the cell's field of this name; an empty one stands for the default of ``repro bench``. Without
+    ``dataset``, a cell with the knob ``workload`` is named after that."""
 
     system: tuple[str, ...] = ()
     dataset: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Grid:
 
     @classmethod
     def from_dict(cls, given: object) -> "Grid":
-        """A mapping of fields to a value, or a list of them; of ``knobs``, to a mapping of names to such."""
+        """Read a mapping of fields to a value or a list of values. ``knobs`` maps knob names to the same."""
         if not isinstance(given, Mapping) or not given:
             raise UserError(
                 f"grid={given!r} must be a mapping: write system, dataset, rate and others with their values"
@@ -56,14 +56,14 @@ class Grid:
             raise UserError(f"knob {noted[0]!r} is a note about a run and asks nothing of it: leave it out")
         own = {name: _values(name, value) for name, value in given.items() if name != "knobs"}
         if "rate" in own:
-            # A workload that comes at once; a cell has None.
+            # inf means that all requests arrive at once; a cell has None for it.
             own["rate"] = tuple(None if value in ("inf", math.inf) else value for value in own["rate"])
         return cls(
             **own, knobs={name: tuple(map(knob_value, _values(f"knob {name}", value))) for name, value in knobs.items()}
         )
 
     def repeated(self, num: int | None) -> "Grid":
-        """With the seeds 0 to ``num`` - 1; itself where that is None."""
+        """The grid with the seeds 0 to ``num`` - 1; unchanged if ``num`` is None."""
         num = plain(num)
         check_value(Repeats | None, "repeats", num)
         if num is None:
@@ -77,18 +77,18 @@ class Grid:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Whatever of its values is the path of a file."""
+        """All values that are paths of files."""
         given = (*self.platform, *(value for values in self.knobs.values() for value in values))
         return tuple(value for value in given if isinstance(value, str) and is_file(value))
 
     @property
     def num_cells(self) -> int:
-        """How many there are at most: some may be the same."""
+        """The most cells that the grid can have; some may be equal."""
         fields = (self.system, self.dataset, self.platform, self.executor, self.rate, self.seed, *self.knobs.values())
         return math.prod(max(1, len(values)) for values in fields)
 
     def cells(self, most: int = MOST_CELLS) -> list[Cell]:
-        """The repeats of a setting follow each other. Refuses more than ``most``, before any is made."""
+        """The cells, with the repeats of a setting one after the other. Raises UserError for more than ``most``, before making any."""
         check_value(Annotated[int, Range(1, 10**8)], "max_cells", most)
         require(
             self.num_cells <= most,
@@ -101,7 +101,7 @@ class Grid:
         for where in self.platform:
             on = platform_of(where)
             systems = self.system or (on.default_system,)
-            # One value of each knob; what is null is left at its default.
+            # One value of each knob; null leaves a knob at its default.
             choices = [zip(self.knobs, chosen, strict=True) for chosen in product(*self.knobs.values())]
             given = [{name: value for name, value in each if value is not None} for each in choices]
             settings = [knobs_of_each(systems, each) for each in given]
@@ -138,7 +138,7 @@ def grid_of_file(path: Path) -> Grid:
 
 
 def in_turns(cells: Iterable[Cell]) -> list[Cell]:
-    """Repeat by repeat, each beginning with another setting: what a machine does meanwhile falls on all of them."""
+    """Orders cells repeat by repeat, each beginning with another setting, so that drifts of the machine affect all settings."""
     turns: dict[int, list[Cell]] = {}
     for cell in cells:
         turns.setdefault(cell.seed, []).append(cell)
@@ -150,7 +150,7 @@ def in_turns(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def knobs_of_each(systems: Sequence[str], options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The knobs of each system: with what it makes of those that were given, and without what only others beside it heed."""
+    """The knobs of each system. Adds knobs that the given ones imply for it, and drops those that only other systems heed."""
     found = {name: SYSTEMS.get(name) for name in systems}
     shared = dict(options)
     if "burstiness" in shared:
@@ -160,7 +160,7 @@ def knobs_of_each(systems: Sequence[str], options: Mapping[str, Any]) -> dict[st
     knobs = {name: {**getattr(system, "implied", dict)(shared), **shared} for name, system in found.items()}
     heeding = {name for name, system in found.items() if getattr(system, "has_readings", True)}
     for name in found.keys() - heeding if heeding else ():
-        # What a baseline stands for beside the system under test, which is what it is.
+        # Only baselines have a reading; the system under test has none.
         knobs[name].pop("reading", None)
     for system, own in knobs.items():
         sizes = {name for kind in settings_of(system) for name, knob in knobs_of(kind).items() if knob.is_size}
@@ -179,7 +179,7 @@ def _values(name: object, given: Any) -> tuple[Any, ...]:
 
 
 def _with_numbers(given: Any) -> Any:
-    """As a user means it: to YAML 1.1 the number 1e-4 is a text."""
+    """Turns texts into the numbers that a user means: YAML 1.1 reads 1e-4 as a text."""
     match given:
         case dict():
             return {name: _with_numbers(value) for name, value in given.items()}
@@ -190,6 +190,6 @@ def _with_numbers(given: Any) -> Any:
                 found = json.loads(given)
             except ValueError:
                 return given
-            # Of a number that is too large the text is refused.
+            # A number that is too large stays a text, which is refused later.
             return found if isinstance(found, float) and math.isfinite(found) else given
     return given
