@@ -1,1 +1,1 @@
-"""Scripts that time steps, kernels and servers, and hold composed steps against measured ones: ``python -m repro.bench.NAME``."""
+"""Scripts that time steps, kernels and servers, and compare composed steps with measured ones: ``python -m repro.bench.NAME``."""

@@ -1,5 +1,4 @@
-"""What the scripts here share: options, the device, rows with their table and file, captured calls, and how
-a refusal is said."""
+"""Code that the scripts here share: options, the device, rows with their table and file, captured calls, and how errors are reported."""
 
 import argparse
 import json
@@ -23,7 +22,7 @@ from repro.files import replace_text
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:
-    """``doc`` as it stands, and where rows are written."""
+    """A parser with ``doc`` as its description, unwrapped, and the option for the file of rows."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the rows here too")
     return parser
@@ -37,7 +36,7 @@ def count(text: str) -> int:
 
 
 def add_counts(parser: argparse.ArgumentParser, **counts: tuple[int | Sequence[int], str]) -> None:
-    """Options that count from 1, each with its default, a list where it takes several, and its help."""
+    """Add options that count from 1, each with its default and help. An option with a list as default takes several numbers."""
     for name, (default, said) in counts.items():
         several = None if isinstance(default, int) else "+"
         parser.add_argument(f"--{name.replace('_', '-')}", type=count, nargs=several, default=default, help=said)
@@ -49,7 +48,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Says what is refused in one line, and exits with 2."""
+    """Runs ``main``; reports a UserError in one line and exits with 2."""
     try:
         main()
     except UserError as error:
@@ -61,7 +60,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def device_of(options: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
-    """The device, which is then the current one, and the dtype."""
+    """The device, which becomes the current one, and the dtype."""
     check_device(options.device)
     device = torch.device(options.device)
     if device.type == "cuda":
@@ -75,7 +74,7 @@ def _dtype_of(options: argparse.Namespace) -> str:
 
 
 def facts_of(device: torch.device, dtype: torch.dtype | str) -> dict[str, Any]:
-    """What every file of rows says of where they were measured."""
+    """Facts about the machine for every file of rows."""
     is_cuda = device.type == "cuda"
     return {
         "torch": torch.__version__,
@@ -96,7 +95,7 @@ def add_causal(parser: argparse.ArgumentParser) -> None:
 
 
 def causal_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The device and the dtype that a causal model's steps are timed on."""
+    """The device and the dtype for timing a causal model's steps."""
     check_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -112,7 +111,7 @@ def causal_facts(where: Mapping[str, Any], executor: PagedExecutor) -> dict[str,
 
 @dataclass
 class Rows:
-    """What was measured, written after every row: a run that is cut off loses none."""
+    """Measured rows. They are written after every row, so a run that is cut off loses none."""
 
     path: Path | None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -123,21 +122,21 @@ class Rows:
         self.save()
 
     def save(self, **facts: Any) -> None:
-        """Whole or not at all."""
+        """Writes the file atomically."""
         if self.path is not None:
             value = {**self.facts, **facts, "rows": self.rows}
             replace_text(self.path, json.dumps(value, indent=2, default=float) + "\n")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One line a row, with all that is no list."""
+    """A table with a line per row, without values that are lists."""
     columns = [name for name, value in rows[0].items() if not isinstance(value, tuple | list)] if rows else []
     shown = pd.DataFrame(rows, columns=columns)
     return shown.to_string(index=False, na_rep="-", float_format="{:.4g}".format) if rows else "nothing was timed"
 
 
 def said(values: Mapping[str, Any]) -> str:
-    """A row on a line."""
+    """A row as one line of text."""
     return "  ".join(
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
     )

@@ -1,17 +1,17 @@
 """Holds ways to decode against each other on embedded models: python -m repro.bench.decoding --help
 
-All were trained by `repro train-tiny` on the same tasks, and serve the same held-out problems, all at once and at most so many at a time, in
-steps of equal budget. Sides take turns repeat by repeat. Compared is what a processor second solves, which others on the machine hardly
-touch, paired by repeat. Answers end with the block or canvas that has their end of text. No embedded model is autoregressive: one token a
-forward, from the left, stands for it, with the block model's rows.
+All models were trained by `repro train-tiny` on the same tasks. They serve the same held-out problems, which arrive together and run at
+most --at-once at a time, in steps of equal budget. Sides take turns, repeat by repeat. We compare problems answered per processor second,
+paired by repeat, because other work on the machine hardly affects it. An answer ends with the block or canvas that has its end of text. No
+embedded model is autoregressive: the block model with one token per forward, from the left, stands for one.
 
-    solved     of so many problems, with Wilson's 95 % interval of the share in percent
-    forwards   packed steps of a repeat; mean
-    tokens     of an answer a forward of its request, commits among them; not known of full diffusion
+    solved     problems solved, of all, with Wilson's 95 % interval of the share in percent
+    forwards   packed steps per repeat; mean
+    tokens     answer tokens per forward of its request, commit forwards included; unknown for full diffusion
     problems/s answered per processor second; mean
-    times      that over the first side's, with Student's 95 % interval of the paired logarithms
+    times      problems/s over the first side's, with Student's 95 % interval of the paired logarithms
 
-One thread on the CPU. Runs are stored in --result-dir, and reused; --csv has a row of each, which documents quote.
+One thread on the CPU. Runs are stored in --result-dir, and reused. --csv writes a row per run, which documents quote.
 """
 
 import csv
@@ -38,7 +38,7 @@ SIDES: Mapping[str, tuple[str, Mapping[str, Scalar]]] = {
     "dLLM-Serve": ("dllm-serve", {"selection": "dense", **_FULL, **_SURE}),
     "Fast-dLLM": ("fast-dllm", {"cache": "dual", "reading": "policy", **_FULL, **_SURE}),
 }
-"""The first is what others are compared with."""
+"""The first side is the one that others are compared with."""
 TASKS = ("mini-gsm", "mini-code")
 
 
@@ -94,7 +94,7 @@ def counts_of(stored: StoredRun) -> dict[str, Any]:
 
 
 def write_csv(path: Path, runs: Mapping[tuple[str, str, int], StoredRun]) -> None:
-    """A row of each run, by task, side and seed."""
+    """Write a row for each run, by task, side and seed."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     for i, ((task, side, seed), stored) in enumerate(runs.items()):

@@ -1,11 +1,11 @@
 """What a dLLM-Serve step costs the host, on any machine: python -m repro.bench.host --help
 
-    launches   kernels that a captured forward launches, in a layer and beside the layers: every operator that is no view
-               counts one, and so does every fused kernel, whose place its reference takes
-    ms         of a whole engine step: schedule, metadata, candidates, commit; the model does nothing, which leaves
-               Python and what the CPU does in place of a few small launches
+    launches   kernels that a captured forward launches, per layer and outside the layers: every operator that is no view
+               counts as one, and so does every fused kernel, which its reference replaces here
+    ms         of a whole engine step: schedule, metadata, candidates, commit. The model does nothing, so this is the time of
+               Python, and of the CPU's work in place of a few small launches
 
-A model of LLaDA-8B's depth whose width and vocabulary are next to nothing.
+The model has LLaDA-8B's depth, and almost no width and vocabulary.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ R = TypeVar("R")
 
 @dataclass
 class Launches(TorchDispatchMode):
-    """Counts while it is entered."""
+    """Counts kernel launches while it is entered."""
 
     names: list[str] = field(default_factory=list)
     _is_paused: bool = False
@@ -62,7 +62,7 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def one(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
-        """The function as one launch, whatever it does."""
+        """Wrap a function so that it counts as one launch, whatever it does."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             self.names.append(name)
@@ -76,14 +76,14 @@ class Launches(TorchDispatchMode):
 
 
 def _is_view(func: Any) -> bool:
-    """Whether it returns an alias of what it was given, and writes nothing."""
+    """Whether the operator returns an alias of its input and writes nothing."""
     aliases = [value.alias_info for value in func._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """A varlen kernel that reads its pool in place; what it returns is never written."""
+    """A stand-in for a varlen kernel that reads its pool in place. Its output is never written."""
 
     launch: Callable[[Tensor], Tensor]
     name: str = "none"
@@ -94,9 +94,9 @@ class Attention:
 
 
 def launches(num_layers: int, *, has_refresh: bool, fused: bool) -> Launches:
-    """Kernels that one captured forward launches."""
+    """Count the kernels that one captured forward launches."""
     counter = Launches()
-    # In float16 a CPU multiplies by torch's operators, as a card does.
+    # In float16 a CPU multiplies with torch's operators, like a card.
     model = LLaDAModelLM(replace(NARROW, n_layers=num_layers)).requires_grad_(False).half()
     store = store_by_index
     if fused:
@@ -124,7 +124,7 @@ def launches(num_layers: int, *, has_refresh: bool, fused: bool) -> Launches:
 
 
 class NullModel(LLaDAModelLM):
-    """Has done nothing when it has taken its rows."""
+    """A model that computes nothing, and returns zeros for its rows."""
 
     def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         return torch.zeros(len(ids), self.config.d_model)
@@ -134,7 +134,7 @@ class NullModel(LLaDAModelLM):
 
 
 def time_steps(size: int, total_len: int, *, blocks: int) -> dict[str, Any]:
-    """Steps of an engine that serves ``size`` requests at once, over all of their blocks."""
+    """Time the steps of an engine that serves ``size`` requests at once, over all of their blocks."""
     config = EngineConfig(
         max_num_batched_tokens=size * total_len,
         max_num_logits=1 << 20,
@@ -170,7 +170,7 @@ def time_steps(size: int, total_len: int, *, blocks: int) -> dict[str, Any]:
 
 
 def forwards() -> list[dict[str, Any]]:
-    """Launches of captured forwards: of a layer, beside the layers, and of all layers."""
+    """Launches of captured forwards: per layer, outside the layers, and in the whole model."""
     found = []
     for has_refresh in (False, True):
         for fused in (False, True):

@@ -6,9 +6,9 @@
 
 Rows are written as they are measured, so a run that is cut off loses none.
 
-The mixing penalty is whether a step that holds short and long prompts is slower than its parts. LAPS's throughput gains at high
-concurrency need one of 0.20 to 0.25; a roofline gives none or less. Two readings, both from rounds in which all steps are timed one
-behind the other, so that a slow moment of the machine hits all alike:
+The mixing penalty tells how much slower a step with short and long prompts is than its parts. LAPS's throughput gains at high
+concurrency need a penalty of 0.20 to 0.25; a roofline gives none or less. There are two readings. Both come from rounds that time all
+steps one after the other, so a slow moment of the machine affects all alike:
 
     kappa_sum   T(mixed) / (T(long) + T(shorts)) - 1                what running the classes apart would cost or gain
     kappa_work  T(mixed) / (T(long) + T(shorts) - T(1 token)) - 1   the same with the fixed cost of a step counted once,
@@ -61,8 +61,8 @@ def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argpars
 
 
 def _mixes(setting: Setting, which: str) -> "tuple[Mix, ...]":
-    """Each long prompt with each number of each short one; the corners are the extremes of all three, the least one the
-    smallest of all three."""
+    """Mixes of each long prompt with each number of each short one. "corners" takes the extremes of all three, "least" the smallest of all
+    three."""
     longs = (setting.longs[0], round((setting.longs[0] * setting.longs[1]) ** 0.5), setting.longs[1])
     numbers = (8, 16, 32) if setting.model == "tiny" else (8, 32, 64)
     step = 1 if which == "all" else 2
@@ -71,8 +71,8 @@ def _mixes(setting: Setting, which: str) -> "tuple[Mix, ...]":
 
 
 def captures(steps: MeasuredSteps, setting: Setting, repeats: int) -> "Iterator[Row]":
-    """Yield what a graph costs before it serves, and what it saves: ten buckets from corner to corner of the grid, and four rungs, the
-    largest first."""
+    """Yield the cost of capturing each graph, and the time it saves. Captures ten buckets from corner to corner of the grid, and four
+    rungs, largest first."""
     lengths, batches = setting.lengths, setting.batches
     chosen: list[Bucket | Rung] = list(grid(lengths[::2], batches[::3]))
     chosen += [Rung(tokens) for tokens in (max(lengths) * 8, max(lengths) * 2, max(lengths), max(lengths) // 4)]
@@ -106,23 +106,23 @@ WARMUP = 3
 
 
 Row = dict[str, Any]
-"""A row of a table, by column."""
+"""A row of a table: values by column."""
 
 
 Shape = tuple[int, int, int]
-"""Prompts of a step, the tokens of each, and those of its history."""
+"""Prompts of a step, tokens of each, and history tokens of each."""
 
 
 def step_shapes(
     lengths: Sequence[int], batches: Iterable[tuple[int, int]], histories: Sequence[int]
 ) -> tuple[Shape, ...]:
-    """Lone prompts of every length over every history, and ``batches`` (prompts, tokens of each) of equal ones."""
+    """Single prompts of every length over every history, and ``batches`` (prompts, tokens of each) of equal prompts."""
     lone = [(1, length, history) for history, length in product(histories, lengths)]
     return (*lone, *((batch, length, 0) for batch, length in batches))
 
 
 def step_times(steps: MeasuredSteps, shapes: Sequence[Shape], *, repeats: int) -> Iterator[Row]:
-    """Yield the seconds of steps of ``batch`` prompts of ``length`` tokens over ``history`` each, as they are measured."""
+    """Yield, as measured, the seconds of steps of ``batch`` prompts with ``length`` tokens over ``history`` each."""
     for batch, length, history in shapes:
         parts = [(history, length)] * batch
         for _ in range(WARMUP):
@@ -145,7 +145,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """One long prompt and ``shorts`` short ones in a step."""
+    """A step with one long prompt and ``shorts`` short ones."""
 
     long: int
     short: int
@@ -165,10 +165,10 @@ def mixes(longs: Sequence[int], shorts: Sequence[int], numbers: Sequence[int]) -
 
 
 def penalties(steps: MeasuredSteps, asked: Sequence[Mix], *, rounds: int, seed: int = 0) -> Iterator[Row]:
-    """Yield medians over ``rounds`` rounds, with 95 % bootstrap intervals of both readings, as they are measured.
+    """Yield, as measured, medians over ``rounds`` rounds with 95 % bootstrap intervals of both readings.
 
-    The order of the steps is drawn anew in every round. ``noise`` is half the interval of T(long) against itself, first repeat to second:
-    what no effect looks like."""
+    The order of the steps is drawn anew in every round. ``noise`` is half the interval of T(long) against itself, first repeat to second.
+    It shows how large no effect looks."""
     require(rounds >= 2, f"rounds={rounds} must be at least 2 for an interval")
     random = np.random.default_rng(seed)
     for mix in asked:

@@ -1,7 +1,7 @@
 """LAPS's Figures 1, 3, 5 and 6 on a measured instance: python -m repro.bench.prefill_loops --help
 
-Every step is run and timed; the clock between them is virtual. One row a cell, written as it is measured. On a card turns, budgets
-and objective are those of the simulated H200; the tiny model has those of the platform cpu-tiny.
+Every step is run and timed; the clock between steps is virtual. Each cell gives a row, written once it is measured. On a card, turns,
+budgets and objective are those of the simulated H200. The tiny model has those of the platform cpu-tiny.
 """
 
 import argparse
@@ -27,7 +27,7 @@ GRIDS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="u
 FIGURES = ("fig1", "fig3", "fig5", "fig6")
 SCALED = ("think_s", "max_window_s")
 MOST_TOKENS = 16_384
-"""The most tokens of a conversation on a card."""
+"""Most tokens of a conversation on a card."""
 LEAST_TURNS = 4
 
 
@@ -36,7 +36,7 @@ def platform_of(setting: Setting) -> str:
 
 
 def part_of(setting: Setting) -> PrefillPart:
-    """What runs on an instance of this size by default."""
+    """Defaults for an instance of this size."""
     part = platform(platform_of(setting)).part(PrefillPart)
     if part.gpu is None:
         return part
@@ -59,8 +59,8 @@ def cells_of(
     seeds: Sequence[int],
     instead: Mapping[str, Sequence[Scalar]] = MappingProxyType({}),
 ) -> Iterator[Cell]:
-    """What the figures vary (prefill_loops.yaml), with the values in ``instead`` for some of it. Each cell has ``num_turns`` turns, but no
-    fewer than ``LEAST_TURNS`` for each client."""
+    """Yield the cells of the figures' grids (prefill_loops.yaml); ``instead`` replaces some of the varied values. Each cell has
+    ``num_turns`` turns, but at least ``LEAST_TURNS`` for each client."""
     part = part_of(setting)
     for seed, grid in product(seeds, GRIDS):
         varied = {name: instead.get(name, values) for name, values in grid["varied"].items()}
@@ -88,13 +88,13 @@ def main() -> None:
     setting = setting_of(options.model)
     setting = replace(setting, max_len=part_of(setting).most_tokens)
     if where["device"].startswith("cuda"):
-        # A quarter of the grid: capturing all of it would take longer than the loops.
+        # Take a quarter of the grid, because capturing all of it would take longer than the loops.
         setting = replace(setting, lengths=setting.lengths[1::2], batches=setting.batches[::2])
     instance = measured_instance(setting, **where, repeats=options.repeats)
     given = {"clients": options.concurrency, "system": options.systems}
     instead = {name: values for name, values in given.items() if values}
     seeds = range(options.seeds)
-    # Of each the run's metrics (docs/metrics.md), and why they may not be used where they may not.
+    # Each row has the run's metrics (docs/metrics.md), and the reasons if they may not be used.
     rows = Rows(options.json, {**causal_facts(where, instance.executor), "instance": instance.facts})
     print(said(instance.facts), flush=True)
     for cell in cells_of(setting, options.figures, num_turns=options.num_turns, seeds=seeds, instead=instead):

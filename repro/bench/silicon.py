@@ -1,15 +1,15 @@
 """Holds composed steps against AIConfigurator's estimates, or against a card: python -m repro.bench.silicon peer|card --help
 
-peer    AIConfigurator (NVIDIA, Apache-2.0) composes the steps of vLLM, SGLang and TensorRT-LLM of kernels that it measured. Its
-        estimates for our models are in silicon_estimates.csv; --again makes them anew with the package. Composed steps are held
-        against the estimates with the same framework's kernels. Neither hold an overhead of a step. The package knows causal
-        models alone: a refresh of LLaDA-8B is held against a prefill of its layers.
+peer    AIConfigurator (NVIDIA, Apache-2.0) composes the steps of vLLM, SGLang and TensorRT-LLM from kernels that it measured. Its
+        estimates for our models are in silicon_estimates.csv; --again makes them anew with the package. We compare our composed
+        steps with the estimates for the same framework's kernels. Neither includes an overhead per step. The package knows only
+        causal models, so a refresh of LLaDA-8B is compared with a prefill of its layers.
 
-card    Every dLLM run that a card has served with all requests there at once (results/CARD/runs, of 'repro gpu-suite') is
-        simulated again with the pool, or the static batch, that was measured, so that both run one schedule. Its steps are charged
-        by the kernels of the three frameworks and by datasheet peaks, without an overhead of a step.
-        steps     measured, and those of the simulation
-        tokens    in an answer
+card    We simulate again every dLLM run that a card served with all requests at once (results/CARD/runs, of 'repro gpu-suite').
+        The simulation has the measured pool or static batch, so both run one schedule. Its steps are priced by the kernels of
+        the three frameworks and by datasheet peaks, without an overhead per step.
+        steps     measured steps, and those of the simulation
+        tokens    of an answer
         in_graphs share of steps that were replayed
         of_card   measured throughput over that of composed steps, by vLLM's kernels
 """
@@ -48,9 +48,9 @@ from repro.runs.store import SUFFIX, part_of, parts_of
 PACKAGE, VERSION = "aiconfigurator-core", "0.12.0"
 ESTIMATES = Path(__file__).with_name("silicon_estimates.csv")
 MODELS = tuple(shape.name for shape in SHAPES if shape.name != "Dream-7B")
-"""Dream-7B has the layers of Qwen2.5-7B."""
+"""Models to compare. Dream-7B is left out, because it has the layers of Qwen2.5-7B."""
 WEIGHTS_SHARE = 0.9
-"""A model is held at degrees at which its weights fit in so much of the memory."""
+"""A model is compared at the degrees at which its weights fit in this share of the memory."""
 
 
 class SiliconPoint(NamedTuple):
@@ -61,13 +61,13 @@ class SiliconPoint(NamedTuple):
     """prefill, decode or refresh."""
     batch: int
     tokens: int
-    """New tokens of each sequence."""
+    """New tokens for each sequence."""
     history: int
-    """Tokens of each sequence whose K/V exist."""
+    """Tokens of each sequence that have K/V already."""
 
 
 Estimates = dict[SiliconPoint, dict[str, float]]
-"""Milliseconds by framework."""
+"""For each point, milliseconds by framework."""
 
 
 def points_of(card: str, shape: ModelShape) -> Iterator[SiliconPoint]:
@@ -142,7 +142,7 @@ def _engine() -> Any:
 
 
 def estimate_ms(handle: Any, point: SiliconPoint) -> float:
-    """A compiled engine's estimate; its prompts hold the history, and it decodes the token behind them."""
+    """The estimate of a compiled engine. Its prompts include the history, and it decodes the token after them."""
     is_decode = point.phase == "decode"
     prefill_ms, decode_ms, _ = handle.run_static(
         batch_size=point.batch,
@@ -155,7 +155,7 @@ def estimate_ms(handle: Any, point: SiliconPoint) -> float:
 
 
 def config_of(shape: ModelShape) -> dict[str, Any]:
-    """What the package reads of a checkpoint. It knows families by their architecture: a norm of queries and keys is Qwen3's."""
+    """The config as the package reads it. It knows families by their architecture: a norm of queries and keys means Qwen3."""
     family = "Llama"
     if shape.num_experts > 1:
         family = "Mixtral"
@@ -187,7 +187,7 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
 
 
 def refresh_work(point: SiliconPoint) -> StepWork:
-    """All tokens anew, of which the head sees one row a sequence as it does in a prefill."""
+    """The work of computing all tokens anew. The head gets one row per sequence, as in a prefill."""
     rows = point.batch * point.tokens
     return StepWork(
         query_rows=rows,
@@ -200,7 +200,7 @@ def refresh_work(point: SiliconPoint) -> StepWork:
 
 
 def composed_ms(point: SiliconPoint, framework: str) -> float:
-    """The kernels alone, as their estimates are."""
+    """Milliseconds of the kernels alone, like the package's estimates."""
     shape, card, degree = model_shape(point.model), gpu(point.card), point.degree
     if point.phase == "refresh":
         price = Composed(kernels_of(shape.on_rank(degree), card, framework, degree))
@@ -215,7 +215,7 @@ def composed_ms(point: SiliconPoint, framework: str) -> float:
 
 
 def ratios(estimates: Estimates) -> pd.DataFrame:
-    """Our milliseconds over theirs, a row for each point and framework."""
+    """Ratio of our milliseconds to theirs, with a row for each point and framework."""
     rows = [
         {**point._asdict(), "framework": framework, "ours_ms": composed_ms(point, framework), "theirs_ms": theirs_ms}
         for point, times in estimates.items()
@@ -225,7 +225,7 @@ def ratios(estimates: Estimates) -> pd.DataFrame:
 
 
 def grouped(found: pd.DataFrame) -> list[dict[str, Any]]:
-    """The middle and the ends of the ratios of each card and phase."""
+    """Median and extremes of the ratios for each card and phase."""
     rows = []
     for (card, phase), members in found.groupby(["card", "phase"], sort=False):
         ratio, distance = members.ratio, (members.ratio - 1).abs()
@@ -248,7 +248,7 @@ def grouped(found: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _place(one: pd.Series) -> str:
-    """A point in a word: model, framework, degree, batch x tokens over history."""
+    """A point as one word: model, framework, degree, batch x tokens over history."""
     work = f"{one.batch}x{one.history}" if one.phase == "decode" else f"{one.batch}x{one.tokens}+{one.history}"
     return f"{one.model}/{one.framework}/tp{one.degree}/{work}"
 
@@ -257,7 +257,7 @@ def _place(one: pd.Series) -> str:
 
 
 def served(parts: Mapping[str, bytes]) -> dict[str, Any] | None:
-    """The run's row, if it is one of a load, valid and not taken apart."""
+    """The run's row; None unless the run is valid, served a load, and was not profiled."""
     cell = Cell.from_written(part_of(parts, "cell")).without(BASIS)
     manifest, summary = part_of(parts, "manifest"), part_of(parts, "summary")
     if cell.figure != "saturation" or not manifest["validity"]["valid"] or "profile_every" in cell.knob_values:
@@ -278,7 +278,7 @@ def served(parts: Mapping[str, bytes]) -> dict[str, Any] | None:
 
 
 def served_blocks(cell: Cell, facts: Mapping[str, Any], measured: float, steps: int) -> dict[str, Any] | None:
-    """The row of a block diffusion run, on the platform of its card and model; None where there is none."""
+    """The row of a block-diffusion run, on the platform of its card and model; None if there is no such platform."""
     where = f"{cell.platform}-{facts['model']}"
     if where not in PLATFORMS:
         return None
@@ -303,7 +303,7 @@ def _row(
     steps: int,
     in_graphs: float,
 ) -> dict[str, Any]:
-    """A card's run beside simulated ones: ``charged_by`` runs the cell again with knobs that say what its steps cost."""
+    """A row with a card's run and simulated ones. ``charged_by`` runs the cell again with knobs that set the cost of its steps."""
     records = {each: charged_by(kernels=each) for each in FRAMEWORKS}
     speeds = {each: speed_of(record) for each, record in records.items()}
     return dict(
@@ -323,14 +323,14 @@ def _row(
 
 
 def speed_of(record: Any) -> float:
-    """Tokens a second."""
+    """Tokens per second."""
     speed = served_per_second(record, "output_len")
     assert speed is not None, "a simulated run serves something"
     return speed
 
 
 def again(cell: Cell, facts: Mapping[str, Any]) -> Any:
-    """The record of the simulated cell, with the pool that was measured."""
+    """The record of the simulated cell, with the measured pool or batch."""
     experiment = simulated(cell)
     deployment = experiment.deployment
     assert isinstance(deployment, DllmDeployment)

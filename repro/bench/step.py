@@ -1,17 +1,17 @@
 """Times whole dLLM-Serve steps on plans made by hand: python -m repro.bench.step --help
 
-A batch of requests of one length, each in its last block, goes through the executor that serves:
+A batch of requests of one length, each in its last block, runs through the executor that also serves:
 
-    refresh    every request forwards all of its tokens, in turn without and with building its cache
-    reuse      every request forwards its block, in the steps a block has left after its Refreshes
-    mixed      one half of the batch refreshes and the other reuses, in turn
+    refresh    every request forwards all of its tokens, alternately without and with building its cache
+    reuse      every request forwards its block, in the block's steps after its Refreshes
+    mixed      half of the batch refreshes and the other half reuses, in turn
 
-    ms         per step, of consecutive steps; the device is waited for at the end of them
-    tokens_s   committed, one a request and step
+    ms         time per step over consecutive steps; we wait for the device only after the last
+    tokens_s   committed tokens per second, one per request and step
     bound_ms   the roofline's lower bound, at the card's datasheet peaks or at measured ones
     of_bound   bound / ms: the share of the roofline that is reached
     outside    share of the time outside the forward (docs/metrics.md)
-    host       share in which the device had nothing to do, from runs of their own that are profiled: without graphs
+    host       share of time in which the device had nothing to do, from separate profiled runs without graphs
     graph      share of the steps that ran as a CUDA graph
 """
 
@@ -41,13 +41,13 @@ from repro.bench.common import Rows, add_counts, add_device, device_of, facts_of
 
 KINDS = ("refresh", "reuse", "mixed")
 REFRESHES = 2
-"""A block's first steps: without and with building the cache."""
+"""The first steps of a block: one without and one with building the cache."""
 NUM_REFRESH_STEPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepBatch:
-    """``size`` requests of ``total_len`` tokens in their last block, and the rows of the pool they own."""
+    """``size`` requests of ``total_len`` tokens in their last block, and the pool rows that they own."""
 
     size: int
     total_len: int
@@ -99,7 +99,7 @@ class StepBatch:
         return StepPlan(items=items, admitted=admitted, scheduled_tokens=sum(item.query_tokens for item in items))
 
     def prologue(self, requests: tuple[Request, ...]) -> list[StepPlan]:
-        """Admission and the block's Refreshes."""
+        """The plans before the timed steps: admission and the block's Refreshes."""
         return [self.plan([Phase.FULL] * self.size, 0, requests), self.plan([Phase.BUILD] * self.size, 1)]
 
     def timed(self, kind: str) -> list[StepPlan]:
@@ -119,11 +119,11 @@ class TimedRound:
     outcomes: list[StepOutcome]
     forward_s: float
     parts: list[Mapping[str, float]]
-    """Seconds by part, one mapping a profiled step."""
+    """Seconds by part, one mapping per profiled step."""
 
 
 def run_round(executor: TorchExecutor, batch: StepBatch, kind: str, requests: tuple[Request, ...]) -> TimedRound:
-    """One block of all requests, of which the ``timed`` steps count; the executor is empty before and after."""
+    """Run one block of all requests, and time its ``timed`` steps. The executor is empty before and after."""
     plans = batch.timed(kind)
     for plan in batch.prologue(requests):
         executor.execute(plan)
@@ -176,13 +176,13 @@ def time_steps(
         "outside": 1 - sum(own.forward_s for own in rounds) / sum(own.seconds for own in rounds),
         "host": host_share(model, batch, kind, requests),
         "graph": sum(graphs) / len(graphs),
-        # What the timed steps of a round compute, and how many compute it.
+        # The distinct work of a round's timed steps, with the number of steps that have it.
         "works": tuple((n, work.stated()) for work, n in works.items()),
     }
 
 
 def host_share(model: DiffusionModel, batch: StepBatch, kind: str, requests: tuple[Request, ...]) -> float:
-    """Idle share of the timed steps of one round after another, in which every step is profiled."""
+    """Idle share of the timed steps in the second of two rounds, with every step profiled."""
     executor = packed_executor(model, batch.config, batch.kv_rows, num_slots=batch.size, profile_every=1)
     run_round(executor, batch, kind, requests)
     own = run_round(executor, batch, kind, requests)
