@@ -1,5 +1,5 @@
-"""The conformance suite, as classes for pytest and as functions: what the author of a scheduler, a refresh rule, a router or a
-batching policy runs on it."""
+"""The conformance suite, as classes for pytest and as functions. Authors run it on their scheduler, refresh rule, router or batching
+policy."""
 
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar
@@ -24,17 +24,17 @@ __all__ = [
 
 
 class _Conformance:
-    """A test for each property. ``without`` names properties that the plug-in is known not to have."""
+    """A test for each property. ``without`` names properties that the plug-in is known to lack."""
 
     make: ClassVar[Any]
-    """The plug-in, or what gives one."""
+    """The plug-in, or a callable that returns one."""
     examples: ClassVar[int] = EXAMPLES
     seed: ClassVar[int] = 0
     without: ClassVar[Collection[str]] = ()
     _kind: ClassVar[Kind[Any]]
     _subject: ClassVar[Callable[..., Any]]
     _settings: ClassVar[tuple[str, ...]] = ("longest_wait",)
-    """Attributes that the subject takes besides ``make``."""
+    """Attributes that the subject takes in addition to ``make``."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
         metafunc.parametrize("held", self._kind.properties, ids=[each.name for each in self._kind.properties])
@@ -51,7 +51,7 @@ class _Conformance:
     def check(
         cls, make: Any, *, examples: int = EXAMPLES, seed: int = 0, without: Collection[str] = (), **settings: Any
     ) -> None:
-        """Raise AssertionError, of one sentence, for the first property that does not hold; ``settings`` are the class's own."""
+        """Raise AssertionError, with one sentence, for the first property that does not hold. ``settings`` are the class's own."""
         subject = cls._subject(make=make, **settings)
         for each in verdicts(cls._kind, subject, examples=examples, seed=seed, without=without):
             if each.failure is not None:
@@ -59,30 +59,30 @@ class _Conformance:
 
 
 class SchedulerConformance(_Conformance):
-    """``make`` is a subclass of ``Scheduler``, or gives one of config, pool, rule and exact_steps. ``longest_wait`` of ``Ahead``, or
-    else the scheduler's own method of that name, is the most steps from a request's submission to its end."""
+    """``make`` is a subclass of ``Scheduler``, or makes one from config, pool, rule and exact_steps. ``longest_wait(ahead)`` is the most
+    steps from a request's submission to its end; the default is the scheduler's own method of that name."""
 
     longest_wait: ClassVar[Bound | None] = None
     _kind, _subject = SCHEDULER, Scheduling
 
 
 class RefreshRuleConformance(_Conformance):
-    """``make`` is a refresh rule, or gives one."""
+    """``make`` is a refresh rule, or a callable that returns one."""
 
     _kind, _subject = REFRESH_RULE, Refreshing
     _settings = ()
 
 
 class RouterConformance(_Conformance):
-    """``make`` is a router, or gives one of what it takes of model, slo and seed. ``longest_wait`` is in seconds."""
+    """``make`` is a router, or makes one from those of model, slo and seed that it takes. ``longest_wait`` is in seconds."""
 
     longest_wait: ClassVar[Bound | None] = None
     _kind, _subject = ROUTER, Routing
 
 
 class BatcherConformance(_Conformance):
-    """``make`` is a batching policy, or gives one of what it takes of max_num_batched_tokens, max_num_seqs, model and slo. ``queue``
-    makes the queue that it takes prefills from, ``longest_wait`` is in seconds."""
+    """``make`` is a batching policy, or makes one from those of max_num_batched_tokens, max_num_seqs, model and slo that it takes.
+    ``queue`` makes the queue that holds its prefills. ``longest_wait`` is in seconds."""
 
     longest_wait: ClassVar[Bound | None] = None
     queue: ClassVar[Any] = OpenQueue

@@ -1,4 +1,4 @@
-"""What a batching policy of autoregressive systems is held to, on the queue that it takes prefills from; and a router: ``route``
+"""Properties of a batching policy of autoregressive systems, on the queue that it takes prefills from. Also those of a router: ``route``
 between decode and prefill workers, or ``pick`` among prefill instances."""
 
 from collections.abc import Callable
@@ -41,13 +41,13 @@ from repro.testing.properties import (
 
 _SIZES = ("max_num_batched_tokens", "max_num_seqs")
 _LONGEST = 2048
-"""Tokens of the longest prompt where a policy has no budget of tokens."""
+"""Tokens of the longest prompt if a policy has no token budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchingPolicy(PlugIn):
-    """The policy that ``make`` is, or gives; it is told ``max_num_batched_tokens``, ``max_num_seqs``, ``model`` and ``slo`` where it
-    takes them."""
+    """The policy that ``make`` is, or makes. ``make`` gets those of ``max_num_batched_tokens``, ``max_num_seqs``, ``model`` and ``slo``
+    that it takes."""
 
     queue: Callable[[], PrefillQueue] = OpenQueue
     longest_wait: Bound | None = None
@@ -83,7 +83,7 @@ class BatchingPolicy(PlugIn):
         return bound_of(self.one, self.longest_wait)
 
     def cap(self, source: Source) -> int:
-        """No prompt of an example is longer: a policy may run prompts whole."""
+        """The token budget of an example. No prompt is longer, because a policy may run prompts whole."""
         return source.whole(16, 512) if self.takes_cap else self.own_cap or _LONGEST
 
 
@@ -180,7 +180,7 @@ _LONGEST_ROUTED = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Routing(PlugIn):
-    """The router that ``make`` is, or gives; it is told ``model``, ``slo`` and ``seed`` where it takes them."""
+    """The router that ``make`` is, or makes. ``make`` gets those of ``model``, ``slo`` and ``seed`` that it takes."""
 
     longest_wait: Bound | None = None
     title = "router"
@@ -203,7 +203,7 @@ class Routing(PlugIn):
 
 
 def _placed(subject: Routing, case: PrefillExample | Sessions) -> list[tuple[float, int]]:
-    """(when it is routed, worker) of every prefill, in that order."""
+    """(time of routing, worker) of every prefill, in order of routing."""
     if isinstance(case, Sessions):
         tasks = case.simulate(router=subject.router()).tasks
         return list(zip(tasks["ready_s"], tasks["worker_id"], strict=True))
@@ -231,7 +231,7 @@ def _routed_siege(source: Source, subject: Routing) -> PrefillExample | Sessions
 
 
 def _routed_once(subject: Routing, case: PrefillExample | Sessions) -> None:
-    """Each prefill goes to a worker that there is, and is computed there once."""
+    """Each prefill goes to an existing worker, and is computed there once."""
     if isinstance(case, Sessions):
         check_sessions(case.simulate(router=subject.router()), case.sessions)
     else:

@@ -1,5 +1,5 @@
-"""Runs that routers and batching policies of autoregressive systems are judged by: the simulated clusters with their ledger, where a
-step takes a base and so much a token."""
+"""Runs that judge routers and batching policies of autoregressive systems: simulated clusters with their ledger. A step takes a base time
+and a time per token."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +20,13 @@ from engines.policies.views import Batching, Chunk, NextStep, PrefillQueue, Shar
 from repro.testing.properties import Property, Source, Stay, check_alike
 
 STEPS = StepModel(base_s=5e-3, request_s=0.0, floor_s=0.0, token_s=1e-4, alpha=0.0, history_s=0.0, shapes={})
-"""What a step takes, which policies that ask for a model are told."""
+"""The time of a step. Policies that ask for a model get this one."""
 DECODE_S = 8e-3
 SLO = Slo(ttft_s=0.4, itl_s=0.05)
 
 
 class Linear:
-    """A step's cost, whatever its mode, and what policies believe a prefill and a transfer take."""
+    """The cost of a step in any mode, and the estimates that policies get for a prefill and a transfer."""
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         prefill_s = STEPS.step_s(chunks, 0, 0) if chunks else 0.0
@@ -49,7 +49,7 @@ class Step(NamedTuple):
     decoding: int
     """Sequences that advance in the same step."""
     needs: int
-    """Tokens of K/V that it admits."""
+    """Tokens of K/V that the step admits."""
     room: int
 
 
@@ -57,7 +57,7 @@ class Watched:
     def __init__(self, batching: Batching) -> None:
         self.steps: list[Step] = []
         self.batching = batching
-        # The ledger says whose plan it refuses.
+        # The ledger's errors name the class of the policy.
         self.__class__ = type(type(batching).__name__, (Watched,), {})  # type: ignore[assignment]
 
     def next_step(self, at: Situation, now: float) -> NextStep:
@@ -76,16 +76,16 @@ class Watched:
 @dataclass(frozen=True, kw_only=True)
 class PrefillCase:
     cap: int
-    """max_num_batched_tokens, for policies that take it, or have one."""
+    """max_num_batched_tokens, for policies that take or have it."""
     max_num_seqs: int
 
     @property
     def arrivals(self) -> tuple[Any, ...]:
-        """Each with its ``arrival_s`` and ``session_id``."""
+        """The arrivals, each with its ``arrival_s`` and ``session_id``."""
         raise NotImplementedError
 
     def until(self, time_s: float) -> Self:
-        """Without what arrives from then on."""
+        """The case without arrivals at or after ``time_s``."""
         return self.of(each for each in self.arrivals if each.arrival_s < time_s)
 
     def named_otherwise(self, factor: int) -> Self:
@@ -101,14 +101,14 @@ def unchanged_decisions(
     said: Callable[[int, Any, Any], str | None],
     count: str,
 ) -> tuple[Property[Any], Property[Any]]:
-    """The properties causality and independence of ids of a policy whose decisions begin with their time."""
+    """The properties causality and independence of ids. Each decision is a tuple that begins with its time."""
 
     def cut(source: Source, subject: Any) -> tuple[PrefillCase, float]:
         case = cases(source, subject)
         return case, source.one_of(case.arrivals).arrival_s
 
     def causality(subject: Any, case_and_time: tuple[PrefillCase, float]) -> None:
-        """All of it runs first: what the policy keeps of it elsewhere would be the future of the second run."""
+        """Runs the whole case first. If the policy kept state elsewhere, the second run would then know its future."""
         case, time_s = case_and_time
         known = case.until(time_s)
         if not known.arrivals:
@@ -133,7 +133,7 @@ def unchanged_decisions(
 
 
 def other_name(session_id: int, factor: int) -> int:
-    """By a prime: a factor of 1,008 turns the order round."""
+    """Another id, by a factor modulo a prime. A factor of 1,008 reverses the order."""
     return (factor * (session_id + 1)) % 1009
 
 
@@ -142,11 +142,11 @@ def other_name(session_id: int, factor: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillExample(PrefillCase):
-    """An example of what prefill instances get."""
+    """An example of the load on prefill instances."""
 
     turns: tuple[Turn, ...]
     num_instances: int = 1
-    """From two on the first serves the short pool, and the others the long one, for routers that look at it."""
+    """With two or more, the first serves the short pool and the others the long one, for routers that look at pools."""
     shares_cache: bool = True
 
     def simulate(
@@ -155,7 +155,7 @@ class PrefillExample(PrefillCase):
         make_queue: Callable[[], PrefillQueue] = PrefillQueue,
         make_router: Callable[[], Any] = InstancesInTurn,
     ) -> Table:
-        """The table of requests, in the order in which they came."""
+        """The table of requests, in order of arrival."""
         system = PrefillSystem(
             name="conformance",
             make_batching=lambda: batching,
@@ -184,7 +184,7 @@ class PrefillExample(PrefillCase):
 
 
 def draw_turns(source: Source, cap: int, **fields: Any) -> PrefillExample:
-    """Up to a dozen, in bursts."""
+    """Draw up to a dozen turns, in bursts."""
     now_ms, turns = 0, []
     for index in range(source.whole(1, 12)):
         now_ms += source.one_of((0, 0, 1, 7, 40, 200))
@@ -194,12 +194,12 @@ def draw_turns(source: Source, cap: int, **fields: Any) -> PrefillExample:
 
 
 def draw_siege(source: Source, cap: int, **fields: Any) -> PrefillExample:
-    """One turn behind a few, and a stream of others, all alike, that come later and faster than they are served."""
+    """Draw one turn after a few others, and then a stream of equal turns that come faster than they are served."""
     lengths = (max(1, cap // 16), max(1, cap // 4), cap)
     turns = [_turn(source, 0.0, index, source.one_of(lengths)) for index in range(source.whole(1, 3))]
     turns.append(_turn(source, source.whole(0, 5) * 1e-3, len(turns), source.one_of(lengths)))
     like, turn, begin_s = source.one_of(lengths), source.one_of((0, 1)), turns[-1].arrival_s
-    # Too fast also for those that run many in a step.
+    # This is too fast even for policies that run many prefills in a step.
     gap_s = 0.8 * STEPS.token_s * like / fields.get("num_instances", 1)
     for index in range(max(80, 40 * cap // (like + 50))):
         turns.append(Turn(begin_s + gap_s * index, len(turns), turn, turn, like))
@@ -207,14 +207,14 @@ def draw_siege(source: Source, cap: int, **fields: Any) -> PrefillExample:
 
 
 def _turn(source: Source, arrival_s: float, index: int, tokens: int) -> Turn:
-    """The first of a conversation, or another of one that there is."""
+    """Draw the first turn of a conversation, or another turn of an earlier one."""
     if index and source.one_of((False, False, True)):
         return Turn(arrival_s, source.whole(0, index - 1), 1, source.whole(1, 300), tokens)
     return Turn(arrival_s, index, 0, 0, tokens)
 
 
 def stays_of(requests: Table) -> list[Stay]:
-    """Raises AssertionError where one is never prefilled."""
+    """The stay of every request. Raises AssertionError if one is never prefilled."""
     stays = []
     columns = (requests[name] for name in ("request_id", "arrival_s", "finished_s", "tokens"))
     for which, arrival_s, finished_s, tokens in zip(*columns, strict=True):
@@ -231,7 +231,7 @@ def stays_of(requests: Table) -> list[Stay]:
 
 @dataclass(frozen=True, kw_only=True)
 class Sessions(PrefillCase):
-    """An example of what a cluster with decoding gets; prefill workers are numbered from 100."""
+    """An example of the load on a cluster that decodes. Prefill workers are numbered from 100."""
 
     sessions: tuple[Session, ...]
     num_homes: int = 1
@@ -266,7 +266,7 @@ class Sessions(PrefillCase):
 
 
 def draw_sessions(source: Source, cap: int, *, is_tight: bool = False, **fields: Any) -> Sessions:
-    """Up to eight, of up to three rounds; ``is_tight``: K/V of the largest and little more fit a worker."""
+    """Draw up to eight sessions of up to three rounds. With ``is_tight``, a worker has K/V for the largest session and little more."""
     now_ms, sessions = 0, []
     for index in range(source.whole(1, 8)):
         now_ms += source.one_of((0, 0, 1, 30, 200))
@@ -288,7 +288,7 @@ def draw_session_siege(source: Source, cap: int, **fields: Any) -> Sessions:
 
 
 def check_sessions(run: ClusterRun, sessions: Sequence[Session]) -> None:
-    """Every round of every session is served once, and every token of its prefill computed."""
+    """Check that every round of every session is served once, and that every token of its prefill is computed."""
     for which, status in zip(run.sessions["session_id"], run.sessions["status"], strict=True):
         if status != "ok":
             raise AssertionError(

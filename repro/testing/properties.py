@@ -1,4 +1,4 @@
-"""What a kind of plug-in is held to: properties by name, each tried on examples, and what came of it."""
+"""Properties of a kind of plug-in, by name, each tried on examples, and the results."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,13 +18,13 @@ Case = TypeVar("Case")
 
 
 class Source:
-    """What examples are made of; ``draw`` gives an example of one of hypothesis's ``strategies``."""
+    """Draws the parts of examples. ``draw`` gives an example of one of hypothesis's ``strategies``."""
 
     def __init__(self, draw: Callable[[Any], Any], strategies: Any) -> None:
         self._draw, self._strategies = draw, strategies
 
     def whole(self, least: int, most: int) -> int:
-        """A number from ``least`` to ``most``, both allowed."""
+        """A whole number from ``least`` to ``most``, both included."""
         return int(self._draw(self._strategies.integers(least, most)))
 
     def one_of(self, options: Sequence[T]) -> T:
@@ -33,14 +33,14 @@ class Source:
 
 
 MOST_SHORTER = 150
-"""Examples that are tried to shorten one that failed."""
+"""Most examples that are tried to shorten a failed one."""
 
 
 class Tried(NamedTuple):
     examples: int
-    """How many were tried, those that shortened a failure included."""
+    """How many examples were tried, including those that shortened a failure."""
     failure: str | None = None
-    """The sentence of the shortest one that failed."""
+    """The sentence of the shortest example that failed."""
 
 
 class _Enough(BaseException):
@@ -48,7 +48,7 @@ class _Enough(BaseException):
 
 
 def tried(draw: Callable[[Source], Case], check: Callable[[Case], None], *, examples: int, seed: int) -> Tried:
-    """``check`` raises AssertionError, of one sentence, for a case that fails."""
+    """Try a property on examples. ``check`` raises AssertionError, with one sentence, for a case that fails."""
     from hypothesis import HealthCheck, Phase, Verbosity, configuration, given, settings
     from hypothesis import seed as seeded
     from hypothesis import strategies as st
@@ -81,7 +81,7 @@ def tried(draw: Callable[[Source], Case], check: Callable[[Case], None], *, exam
             first = first or num
             raise
 
-    # It writes down what it reads in the sources, beside who started it; a folder that is set stays for what comes later.
+    # hypothesis stores what it reads in the sources, by default in the working directory. The setting is global, so it is restored.
     before = getattr(configuration, "__hypothesis_home_directory", None)
     with TemporaryDirectory() as folder:
         configuration.set_hypothesis_home_dir(folder)
@@ -90,7 +90,7 @@ def tried(draw: Callable[[Source], Case], check: Callable[[Case], None], *, exam
         except _Enough:
             pass
         except Exception:
-            # What remembers former runs fails once and not again, of which hypothesis complains in its own words.
+            # A plug-in that remembers former runs may fail only once, for which hypothesis raises its own error.
             if not failures:
                 raise
         finally:
@@ -107,11 +107,11 @@ EXAMPLES = 50
 class Property(Generic[Subject]):
     name: str
     draw: Callable[[Source, Subject], Any]
-    """An example."""
+    """Draws an example."""
     check: Callable[[Subject, Any], None]
-    """Raises AssertionError for an example that it does not hold for."""
+    """Raises AssertionError for an example for which the property does not hold."""
     without: Callable[[Subject], str | None] = lambda subject: None
-    """Why it cannot be asked of this one; None where it can."""
+    """Why the property does not apply to this subject; None if it does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class PropertyResult(NamedTuple):
 def verdicts(
     kind: Kind[Subject], subject: Subject, *, examples: int = EXAMPLES, seed: int = 0, without: Collection[str] = ()
 ) -> Iterator[PropertyResult]:
-    """One a property, in their order. Those in ``without`` are skipped: what the author states that it does not hold."""
+    """Yield one result per property, in order. Properties in ``without``, which the author says do not hold, are skipped."""
     known = [each.name for each in kind.properties]
     for name in without:
         require(name in known, f"without={name!r} is no property of a {kind.name}: use one of {', '.join(known)}")
@@ -157,7 +157,7 @@ def verdict(
 
 
 def made(make: Any, **offered: Any) -> Any:
-    """A plug-in for one run: a copy, where ``make`` is one; else what it gives, called with what it takes of ``offered`` by name."""
+    """A plug-in for one run: a copy of ``make`` if it is one, else what it returns, called with those of ``offered`` that it takes."""
     if not callable(make):
         return deepcopy(make)
     if (settings := settings_of(make)) not in (None, make):
@@ -167,14 +167,14 @@ def made(make: Any, **offered: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class PlugIn(ABC):
-    """A plug-in that is judged: the one that ``make`` is, or gives."""
+    """A plug-in under test: ``make`` itself, or what it returns."""
 
     make: Any
     title: ClassVar[str]
     methods: ClassVar[tuple[str, ...]]
-    """It has at least one of these."""
+    """A plug-in has at least one of these."""
     told: ClassVar[str]
-    """What it may be made of."""
+    """The arguments it can be made from, in words."""
 
     def __post_init__(self) -> None:
         if not any(hasattr(self.one, name) for name in self.methods):
@@ -195,7 +195,7 @@ class PlugIn(ABC):
 def check_alike(
     ones: Sequence[T], others: Sequence[T], where: str, *, said: Callable[[int, T, T], str | None], count: str
 ) -> None:
-    """``said`` tells how two decisions differ, None where they do not; ``count`` what is counted."""
+    """Check that two runs decide alike. ``said`` tells how two decisions differ, None if they do not. ``count`` names what is counted."""
     for index, (one, other) in enumerate(zip(ones, others, strict=False)):
         if (words := said(index, one, other)) is not None:
             raise AssertionError(f"{words} where {where}")
@@ -207,27 +207,27 @@ def check_alike(
 
 
 class Ahead(NamedTuple):
-    """What a request finds when it comes, itself included: those that came before it and have not ended."""
+    """The load when a request comes: itself, and those that came before it and have not ended."""
 
     requests: int
     work: float
-    """How long they would take one after the other, each alone: seconds, of a scheduler steps."""
+    """The time they would take one after the other, each alone: in seconds, or for a scheduler in steps."""
     longest: float
-    """The most that any request of the run takes alone, those that come later among them."""
+    """The longest time that any request of the run takes alone, including later ones."""
     step: float
-    """The longest step of the run; 1 where steps are counted."""
+    """The longest step of the run; 1 if the unit is steps."""
 
 
 Bound = Callable[[Ahead], float]
 
 
 def in_order(ahead: Ahead) -> float:
-    """The longest that a request takes where none overtakes another: one step may run when it comes, and it shares its last."""
+    """The longest time of a request if none overtakes another. One step may be running when it comes, and it shares its last step."""
     return ahead.work + 2 * ahead.step
 
 
 def bound_of(plug_in: Any, longest_wait: Bound | None) -> Bound:
-    """What is stated, by the argument or by the plug-in itself, or else ``in_order``."""
+    """The stated bound: ``longest_wait``, the plug-in's own, or else ``in_order``."""
     found: Bound = longest_wait or getattr(plug_in, "longest_wait", None) or in_order
     return found
 
@@ -238,7 +238,7 @@ def unbounded(bound: Bound) -> str | None:
 
 
 def no_starvation(draw: Callable[[Source, Any], Any], check: Callable[[Any, Any], None]) -> Property[Any]:
-    """The property of every kind whose subjects have a ``bound``."""
+    """The property "no starvation" for kinds whose subjects have a ``bound``."""
     return Property(name="no starvation", draw=draw, check=check, without=lambda subject: unbounded(subject.bound))
 
 
@@ -247,11 +247,11 @@ class Stay(NamedTuple):
     came: float
     ended: float
     work: float
-    """How long it takes alone."""
+    """How long the request takes alone."""
 
 
 def check_waits(stays: Collection[Stay], *, step: float, bound: Bound, unit: str) -> None:
-    """``stays`` are in the order in which they came."""
+    """Check that every stay is within the bound. ``stays`` are in order of arrival."""
     longest = max(each.work for each in stays)
     before: list[Stay] = []
     for each in stays:

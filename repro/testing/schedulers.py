@@ -1,5 +1,5 @@
-"""What a scheduler of diffusion LLMs is held to: runs of the engine with its ledger, on executors without a model, arrivals by
-steps; and what a refresh rule is held to."""
+"""Properties of a scheduler of diffusion LLMs, in runs of the engine with its ledger. Executors have no model, and arrivals come by steps.
+Also those of a refresh rule."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,16 +51,16 @@ class Case:
     rule: RefreshRule
     exact_steps: bool
     arrivals: tuple[tuple[int, Request], ...]
-    """(step, request), in order: a request is submitted before that step is planned."""
+    """(step, request), in order. A request is submitted before that step is planned."""
     cancels: Mapping[int, int] = field(default_factory=dict)
-    """Request id -> the step before which it is cancelled, if it is still there."""
+    """Request id -> the step before which it is cancelled, if it has not ended."""
     fails: frozenset[int] = frozenset()
-    """Steps that cannot be executed."""
+    """Steps whose execution fails."""
     salt: int = 0
-    """By which a stand-in of a model commits more than it must, and stops."""
+    """Varies how a stand-in for a model commits more than it must, and stops."""
 
     def work(self, request: Request) -> int:
-        """Steps it takes alone."""
+        """Steps that the request takes alone."""
         live = Live(request, self.rule, self.config, exact_steps=self.exact_steps)
         return sum(1 for _ in live.trajectory())
 
@@ -69,19 +69,19 @@ class Case:
 class Run:
     scheduler: Scheduler
     plans: list[StepPlan | None] = field(default_factory=list)
-    """By step; None where nothing ran."""
+    """Plans by step; None if nothing ran."""
     came: dict[int, int] = field(default_factory=dict)
     """Request id -> the step before which it was submitted, in that order."""
     ended: dict[int, int] = field(default_factory=dict)
     """Request id -> the step at whose end it was finished."""
     gone: set[int] = field(default_factory=set)
-    """Those that were cancelled, or in a step that failed."""
+    """Requests that were cancelled, or were in a step that failed."""
     rows_used: int = 0
-    """Rows of the pool that are taken when all is over."""
+    """Pool rows that are still taken at the end."""
 
 
 def run(make: Any, case: Case, executor: Executor) -> Run:
-    """Every step until nothing is left. Raises RunError for a plan that is not due (``engines.dllm.engine.Ledger``)."""
+    """Run steps until nothing is left. Raises RunError for a plan that breaks the rules (``engines.dllm.engine.Ledger``)."""
     pool = KvPool(case.kv_rows)
     scheduler: Scheduler = asked(make, case.config, pool, case.rule, exact_steps=case.exact_steps)
     done = Run(scheduler=scheduler)
@@ -114,7 +114,7 @@ def run(make: Any, case: Case, executor: Executor) -> Run:
 
 
 def _submitted(engine: Engine, request: Request) -> Request:
-    """A scheduler may refuse a request of which only a model knows how many steps it takes, and gets one that is known."""
+    """Submit a request. If a scheduler refuses one whose number of steps only a model knows, submit it with a known number."""
     try:
         engine.submit(request)
     except UserError as error:
@@ -135,7 +135,7 @@ def _cancel(engine: Engine, request_id: int, done: Run) -> None:
 
 
 def charged(case: Case) -> Executor:
-    """A step takes what it does on a card, by its datasheet; there are no ids."""
+    """An executor whose steps take the time on a card by its datasheet. It has no token ids."""
     return RooflineExecutor(_ROOFLINE, case.config)
 
 
@@ -154,8 +154,8 @@ class _Watched(DelegatingExecutor):
 
 
 class Late:
-    """Stands in for a device: it has ids, is behind the host, tells times afterwards, and a model in it commits by confidence and
-    stops where it likes."""
+    """Stands in for a device. It has token ids, lags behind the host and reports times later. Its model commits by confidence and stops
+    where it likes."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -202,7 +202,7 @@ def named_otherwise(case: Case, ids: Mapping[int, int]) -> Case:
 
 
 def with_ids(case: Case) -> Case:
-    """Its prompts are there, and not only their lengths."""
+    """The case with the token ids of its prompts, and not only their lengths."""
     arrivals = []
     for step, request in case.arrivals:
         prompt = tuple((31 * request.request_id + 7 * place) % 997 for place in range(request.prompt_len))
@@ -211,7 +211,7 @@ def with_ids(case: Case) -> Case:
 
 
 def renamed(plans: Sequence[StepPlan | None], ids: Mapping[int, int]) -> list[StepPlan | None]:
-    """The same plans with other ids, and without what is admitted, whose requests differ in more."""
+    """The same plans with other ids, and without admitted requests, which differ in more than ids."""
     return [
         None
         if plan is None
@@ -223,12 +223,12 @@ def renamed(plans: Sequence[StepPlan | None], ids: Mapping[int, int]) -> list[St
 
 
 MOST_TOKENS = 60
-"""The most that a prompt has with its answer."""
+"""Most tokens of a prompt with its answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheduling:
-    """The scheduler that ``make(config, pool, rule, exact_steps=...)`` gives."""
+    """The scheduler that ``make(config, pool, rule, exact_steps=...)`` returns."""
 
     make: Any
     longest_wait: Bound | None = None
@@ -255,7 +255,7 @@ class Scheduling:
 
 
 def _cases(source: Source, subject: Scheduling) -> Case:
-    """A few requests of all kinds; half of them many small blocks, with slots for all, so that refreshes meet."""
+    """A few requests of all kinds. Half of the cases have many small blocks and slots for all requests, so that refreshes coincide."""
     is_crowded = source.one_of((False, True))
     arrivals = [
         (source.whole(0, 20), _request(source, index, is_crowded=is_crowded)) for index in range(source.whole(1, 8))
@@ -298,7 +298,7 @@ def _case(source: Source, arrivals: list[tuple[int, Request]], *, slots: int, sp
 
 
 def _open_ended(source: Source, subject: Scheduling) -> Case:
-    """Requests of which some commit as many tokens as a model is sure of, or end early."""
+    """Like ``_cases``, but some requests commit as many tokens as a model is sure of, or end early."""
     case = _cases(source, subject)
     threshold, stops = source.one_of((None, 0.5)), source.one_of((False, True))
     arrivals = []
@@ -318,7 +318,7 @@ def _interrupted(source: Source, subject: Scheduling) -> Case:
 
 
 def _besieged(source: Source, subject: Scheduling) -> Case:
-    """One request behind a few, and a stream of others, all alike, that come later and keep every place taken."""
+    """One request after a few others, and then a stream of equal requests that keep every slot taken."""
     slots = source.whole(1, 3)
     residents = [(0, _request(source, index, is_crowded=False)) for index in range(source.whole(1, slots + 1))]
     victim, like = (_request(source, 0, is_crowded=source.one_of((False, True))) for _ in range(2))
@@ -336,7 +336,7 @@ def _cut(source: Source, subject: Scheduling) -> tuple[Case, int]:
 def _otherwise(source: Source, subject: Scheduling) -> tuple[Case, dict[int, int]]:
     case = _cases(source, subject)
     num, factor = len(case.arrivals), source.one_of((1, 37, 1008))
-    # Modulo a prime: 1,008 turns the order round.
+    # Ids are taken modulo a prime: a factor of 1,008 reverses the order.
     return case, {index: (factor * (index + 1)) % 1009 for index in range(num)}
 
 
@@ -344,7 +344,7 @@ def _otherwise(source: Source, subject: Scheduling) -> tuple[Case, dict[int, int
 
 
 def _conservation(subject: Scheduling, case: Case) -> None:
-    """What an end takes is the ledger's to say."""
+    """Check that every request ends and all K/V rows are free. The ledger checks what an end requires."""
     done = run(subject.make, case, Late(case))
     _check_ended(done)
     if done.rows_used:
@@ -372,14 +372,14 @@ def _cap(subject: Scheduling, case: Case) -> None:
 
 
 def _causality(subject: Scheduling, case_and_step: tuple[Case, int]) -> None:
-    """All of it runs first: what the scheduler keeps of it elsewhere would be the future of the second run."""
+    """Runs the whole case first. If the scheduler kept state elsewhere, the second run would then know its future."""
     case, step = case_and_step
     known = replace(case, arrivals=tuple(arrival for arrival in case.arrivals if arrival[0] < step))
     if not known.arrivals:
         return
     whole = run(subject.make, case, charged(case)).plans[:step]
     cut = run(subject.make, known, charged(known)).plans[:step]
-    # Where all is over nothing runs.
+    # A run that has ended runs nothing.
     cut += [None] * (len(whole) - len(cut))
     _check_alike(whole, cut, f"nothing comes from step {step} on")
 
@@ -449,7 +449,7 @@ _SPARSITY = SparsityConfig()
 
 
 class Refreshing(PlugIn):
-    """The rule that ``make`` is, or gives; of a run every request has the same."""
+    """The rule that ``make`` is, or returns. All requests of a run share it."""
 
     title = "refresh rule"
     methods = ("phase",)
@@ -469,7 +469,7 @@ class Refreshing(PlugIn):
 
 
 def _requests(source: Source, subject: Refreshing) -> tuple[tuple[int, Request], ...]:
-    """A few that begin at several steps; of one length as likely as not."""
+    """A few requests that begin at different steps, some perhaps of equal length."""
     arrivals = []
     for index in range(source.whole(2, 6)):
         length = source.whole(1, 24)
@@ -482,7 +482,7 @@ def _requests(source: Source, subject: Refreshing) -> tuple[tuple[int, Request],
 
 
 def _phases(rule: RefreshRule, arrivals: Sequence[tuple[int, Request]]) -> dict[int, list[Phase]]:
-    """By request: the phases of its steps, where all that have begun run in every step and share the rule."""
+    """The phases of each request's steps, if all requests that have begun run in every step and share the rule."""
     found: dict[int, list[Phase]] = {request.request_id: [] for _, request in arrivals}
     pending, live, step = [*arrivals], list[Live](), 0
     while pending or live:
@@ -513,7 +513,7 @@ def _phase_said(phase: Any) -> str:
 
 
 def _due(subject: Refreshing, arrivals: Sequence[tuple[int, Request]]) -> None:
-    """What its rule says of a block stands in every plan, and is a cache that is built before it is reused."""
+    """Check that every plan has the phases of the rule, and that a cache is built before it is reused."""
     rule = subject.rule()
     requests = [request for _, request in arrivals]
     check_rule(rule, max(request.generation.steps for request in requests))
