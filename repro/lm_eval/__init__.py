@@ -1,1 +1,1 @@
-"""The systems as a model of the LM Evaluation Harness."""
+"""Our systems as a model of the LM Evaluation Harness."""

@@ -1,7 +1,7 @@
-"""The systems as a model of the LM Evaluation Harness: ``dllm-serve`` for lm-eval.
+"""Our systems as a model of the LM Evaluation Harness: ``dllm-serve`` for lm-eval.
 
-Importing this module registers the model, and needs the extra ``eval``. All requests of a task go to
-the engine's scheduler at once, which batches them as it does under load.
+Importing this module registers the model, and needs the extra ``eval``. All requests of a task go to the engine's scheduler at once, and
+are batched as under load.
 """
 
 from collections import Counter
@@ -30,10 +30,10 @@ except ImportError as error:
     raise UserError(f"lm-eval cannot be imported ({error}): pip install 'dllm-serve-repro[eval]'") from error
 
 MODEL_NAME = "dllm-serve"
-"""For ``lm_eval --model``; which of the systems answers is its argument ``system``."""
+"""Name for ``lm_eval --model``. The model argument ``system`` selects the system."""
 
 _OF_A_WORKLOAD = (*knobs_of(WorkloadKnobs), "basis")
-"""Knobs of a cell about what is asked, which is the harness's part."""
+"""Knobs of a cell's workload, which the harness decides."""
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 _SAMPLING = ("temperature", "top_p", "top_k")
@@ -42,12 +42,12 @@ _HARNESS_DEFAULTS: Mapping[str, tuple[object, ...]] = {
     "max_batch_size": (None,),
     "device": (None, "cuda:0"),
 }
-"""What lm-eval passes to every model, asked for or not."""
+"""Values that lm-eval passes to every model by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What a task wants of a request, from its generation_kwargs."""
+    """Stop texts and knobs of a request, from the task's generation_kwargs."""
 
     until: tuple[str, ...]
     knobs: tuple[tuple[str, int | float], ...]
@@ -71,8 +71,8 @@ class Query:
 class DiffusionLM(LM):
     """``options`` are a cell's knobs (``repro.families.dllm.settings``), under the names of ``repro bench`` and ``repro generate``.
 
-    What is given here holds for every task; a task's own ``max_gen_toks`` and sampling count where
-    nothing is. ``steps`` defaults to ``gen_length``, one token per step.
+    Options given here hold for every task. A task's own ``max_gen_toks`` and sampling count only for options not given. ``steps`` defaults
+    to ``gen_length``, one token per step.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class DiffusionLM(LM):
         raise UserError(_NO_LIKELIHOOD)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """An assistant's message at the end opens the answer, which the model continues."""
+        """Renders the conversation. A final message by the assistant opens the answer, which the model continues."""
         messages = parse_messages(chat_history)
         if add_generation_prompt:
             return self._template.render(messages)
@@ -178,7 +178,7 @@ class DiffusionLM(LM):
         return answers
 
     def _requests(self, prompts: Sequence[str], settings: DllmSettings) -> list[Request]:
-        """A prompt that comes again (lm-eval's repeats) gets the next seed, or it would get the same answer."""
+        """Make requests. A repeated prompt (lm-eval's repeats) gets the next seed; otherwise it would get the same answer."""
         requests, copies = [], Counter[str]()
         for index, (prompt, ids) in enumerate(zip(prompts, self._tokenizer.encode_batch(prompts), strict=True)):
             generation = replace(settings.generation, seed=settings.generation.seed + copies[prompt])

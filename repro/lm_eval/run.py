@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def evaluate(task: str, model: "LM | Mapping[str, Any]", *, options: TaskOptions | None = None) -> dict[str, Any]:
-    """lm-eval's results, with every prompt and answer under ``samples``; ``model`` is one, or its ``--model_args``.
+    """Return lm-eval's results, with every prompt and answer under ``samples``. ``model`` is a model, or its ``--model_args``.
 
-    The problems are those of ``repro eval`` with the same options. A conversation (``options.chat``) goes through the
-    checkpoint's chat template.
+    The problems are those of ``repro eval`` with the same options. A conversation (``options.chat``) goes through the checkpoint's chat
+    template.
     """
     from repro.lm_eval.model import DiffusionLM
     from repro.lm_eval.tasks import LocalTask
@@ -49,7 +49,7 @@ def evaluate(task: str, model: "LM | Mapping[str, Any]", *, options: TaskOptions
 
 
 def main() -> None:
-    """lm-eval's command line with the model and the tasks registered. Bad input ends it as it ends ``repro``: in a sentence."""
+    """lm-eval's command line with our model and tasks registered. Bad input ends it with one sentence, like ``repro``."""
     from repro.cli.endings import ending_of
 
     try:

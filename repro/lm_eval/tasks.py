@@ -1,7 +1,7 @@
-"""The tasks of ``repro.tasks`` for the LM Evaluation Harness: the same problems, and nothing is downloaded.
+"""The tasks of ``repro.tasks`` for the LM Evaluation Harness: the same problems, without any download.
 
-GSM8K is graded by the harness's own filters and metric, the others by the task itself: HumanEval's
-programs run in the sandbox, not in ``code_eval``.
+The harness's own filters and metric grade GSM8K. The other tasks grade themselves: HumanEval's programs run in the sandbox, not in
+``code_eval``.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ _FROM_THE_HARNESS = ("metric_list", "filter_list", "generation_kwargs", "repeats
 
 
 class WithOurTasks(TaskManager):
-    """Finds the tasks of ``CONFIGS`` by their names, before the harness's own of the same name, and those of ``include_path``."""
+    """Finds the tasks of ``CONFIGS`` by name, before the harness's own tasks of the same name, and those of ``include_path``."""
 
     def __init__(
         self, *args: Any, include_path: str | Path | Iterable[str | Path] | None = None, **kwargs: Any
@@ -44,7 +44,7 @@ class LocalTask(ConfigurableTask):
     """A harness task whose documents are a task's problems."""
 
     allow_code_execution: ClassVar[bool] = False
-    """As of ``TaskOptions``, for the tasks that the harness makes by name."""
+    """Like the field of ``TaskOptions``, for tasks that the harness makes by name."""
 
     def __init__(self, task: Task) -> None:
         self._problems = task.problems
@@ -79,7 +79,7 @@ def _config(task: Task) -> dict[str, Any]:
 
 
 class _Grading:
-    """A filter: all answers of the task at once, which runs programs in parallel."""
+    """A filter that grades all answers of the task at once, so that programs run in parallel."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -92,7 +92,7 @@ class _Grading:
 
 
 def _metrics(doc: Mapping[str, Any], results: Sequence[list[dict[str, bool | None]]]) -> dict[str, float]:
-    """Shares over the answers of one problem (one, unless the task repeats)."""
+    """Shares of true verdicts over the answers of one problem (one answer, unless the task repeats)."""
     verdicts = results[0]
     shares = {name: [verdict[name] for verdict in verdicts] for name in CRITERIA}
     return {name: sum(map(bool, values)) / len(values) for name, values in shares.items() if None not in values}

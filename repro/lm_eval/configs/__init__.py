@@ -1,1 +1,1 @@
-"""lm-eval configurations of the tasks, one for each name that a task has."""
+"""lm-eval configurations of the tasks, one for each name of a task."""

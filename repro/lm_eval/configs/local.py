@@ -1,4 +1,4 @@
-"""The tasks of ``repro.tasks`` that the files beside it name: lm-eval reads ``!function`` from a module in the same folder."""
+"""The tasks of ``repro.tasks`` that the files in this folder name. lm-eval reads ``!function`` from a module in the same folder."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from repro.workloads.card import DATA_DIR_VARIABLE
 
 
 class _Named(LocalTask):
-    """The problems of a file below REPRO_DATA_DIR, of the hub where there is none, or generated ones."""
+    """A task by name. Its problems are generated, or read from a file below REPRO_DATA_DIR, or else from the hub."""
 
     name: ClassVar[str]
 
@@ -55,7 +55,7 @@ class Gsm8k(_Named):
     name = gsm8k.NAME
 
     def get_config(self, key: str) -> Any:
-        """The examples are part of the problems' prompts: the harness adds none, and may ask for another number of them."""
+        """The few-shot examples are part of the problems' prompts. The harness adds none, but may ask for another number of them."""
         return self._num_fewshot if key == "num_fewshot" else super().get_config(key)
 
     def set_config(self, key: str, value: Any, update: bool = False) -> None:
