@@ -1,6 +1,7 @@
 """Systems on the simulated cluster through the harness: what a cell becomes, what its record holds, what is refused."""
 
 import json
+import pickle
 import re
 import zlib
 from dataclasses import replace
@@ -11,6 +12,7 @@ import yaml
 from support.cells import a_cell, ran
 from support.tables import data_beside
 
+from engines.cluster import record as cluster_record
 from engines.cluster.record import READINGS, attainments, observe
 from engines.cluster.sessions import OpenLoop
 from engines.errors import UserError
@@ -23,7 +25,7 @@ from repro.families.platforms import paper_objectives
 from repro.paths import PAPER
 from repro.runs import tuning
 from repro.runs.cell import Cell, Scalar
-from repro.runs.experiment import prepare
+from repro.runs.experiment import prepare, prepare_all
 from repro.runs.system import SYSTEMS as SYSTEM_BY_NAME
 from repro.runs.system import free_of
 from repro.runs.tuning import TRIALS
@@ -106,6 +108,46 @@ def test_policies_know_the_speed_at_the_context_of_ones_own_sessions(tmp_path):
     assert profiled_context(config) == round((8000 + 9.5 + 200 + 60) / 2)
     gaia = prepare(cell(dataset="gaia")).deployment.settings.workload
     assert profiled_context(gaia) == round((6161.02 + 528.76) / 2)
+
+
+@pytest.mark.parametrize(
+    ("file", "knobs"),
+    [
+        (None, {}),
+        (None, {"deployment": "search"}),
+        (None, {"tune": "search"}),
+        (None, {"deployment": "planner", "delay_mean_s": 0.5}),
+        ("dataset_path", {"slo_scope": "session"}),
+        ("workload", {"slo_ttft_s": 1.0}),
+    ],
+)
+def test_seeds_that_are_prepared_together_are_those_prepared_apart(file, knobs, tmp_path):
+    if file is not None:
+        knobs = {**knobs, file: own_sessions(tmp_path, 8000)}
+    dataset = {None: "dureader", "dataset_path": "gaia", "workload": "8000"}[file]
+    cells = [cell(**knobs, dataset=dataset, seed=seed, num_prompts=8) for seed in (3, 0, 1)]
+    together, apart = prepare_all(cells), [prepare(each) for each in cells]
+    assert together == apart
+    assert len({each.workload.provenance.checksum for each in together}) == 3
+    ran, ran_apart = (each[2].run() for each in (together, apart))
+    assert ran.facts == ran_apart.facts
+    assert AR.summarize(ran) == AR.summarize(ran_apart)
+
+
+def test_statistics_of_gaps_are_computed_once_they_are_read(monkeypatch):
+    scopes = []
+    made = cluster_record.grouped_stats
+    monkeypatch.setattr(cluster_record, "grouped_stats", lambda *own: scopes.append(own[-1]) or made(*own))
+    _, record = ran(cell(slo_scope="session"))
+    assert scopes == []
+    AR.score(record)
+    assert scopes == [20]
+    rounds = record.tables["rounds"]
+    assert len(rounds["itl_p95_s"]) == len(rounds["round"]) > 20
+    assert len(scopes) == 1
+    again = pickle.loads(pickle.dumps(rounds["itl_p95_s"]))
+    assert list(again) == list(rounds["itl_p95_s"])
+    assert scopes == [20, len(rounds["round"])]
 
 
 def test_a_session_that_no_worker_holds_is_refused(tmp_path):
