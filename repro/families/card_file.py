@@ -1,6 +1,6 @@
-"""A card of a user's own, in a YAML file: its datasheet, what was measured on it, and what each family runs on it by default.
+"""A user's own card, in a YAML file: its datasheet, what was measured on it, and what each family runs on it by default.
 
-Whatever the file leaves out follows from the card: models and budgets from its memory, rates from its matrix peak.
+We derive all that the file leaves out from the card: models and budgets from its memory, rates from its matrix peak.
 """
 
 import os
@@ -39,11 +39,11 @@ _CATALOGUE = frozenset(card.name for card in GPUS)
 
 @dataclass(frozen=True, kw_only=True)
 class CardFile(Checked):
-    """What the file may say; the first four it has to."""
+    """The fields of a card's file. The fields in ``REQUIRED`` must be given."""
 
     name: str
     bf16_tflops: Amount
-    """Dense BF16 matrix peak with float32 accumulation: vendors also print twice that, with sparsity."""
+    """Dense BF16 matrix peak with float32 accumulation. Vendors also print twice this number, with sparsity."""
     memory_bandwidth_gb_s: Amount
     memory_gb: Amount
     """Decimal, as vendors print it: 24 is 24e9 bytes."""
@@ -53,13 +53,13 @@ class CardFile(Checked):
     """Per GPU, both directions together; none by default."""
     source: str = "not said"
     num_gpus: Annotated[int, Range(1, 4096)] = 64
-    """GPUs that clusters of the card have at most, eight to a server."""
+    """The most GPUs in a cluster of this card, with eight to a server."""
     kernels: str | None = None
-    """A folder of kernel tables, whose times steps are composed of; seen from the file."""
+    """A folder of kernel tables, relative to the file. We compose the time of a step from the times in them."""
     calibration: str | None = None
-    """What repro calibrate has fitted; seen from the file."""
+    """The file that repro calibrate has fitted, relative to this file."""
     dllm: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of ``DllmPart`` in place of those that follow from the card; likewise of ``ArPart`` and ``PrefillPart``."""
+    """Fields of ``DllmPart`` that replace those derived from the card, as ``ampd`` does for ``ArPart`` and ``laps`` for ``PrefillPart``."""
     ampd: Mapping[str, Any] = field(default_factory=dict)
     laps: Mapping[str, Any] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ REQUIRED = ("name", "bf16_tflops", "memory_bandwidth_gb_s", "memory_gb")
 
 
 def platform_of(path: str, name: str | None) -> Platform:
-    """The platform of a file. ``name`` is the card's where a cell names it: another card in the file is refused."""
+    """The platform of a file. If ``name`` is given, it must be that of the card in the file, or this raises UserError."""
     found = _read(Path(path).absolute(), path)
     own = found.name.rpartition(":")[2]
     require(
@@ -80,7 +80,7 @@ def platform_of(path: str, name: str | None) -> Platform:
 
 
 def card_of(path: Path) -> tuple[Card, str]:
-    """The card without what is fitted to it, which may be about to be, and the diffusion LLM that it runs."""
+    """The card without its fitted calibration, which the caller may be about to make, and the diffusion LLM that it runs."""
     try:
         said = replace(_told(path), calibration=None)
         return _card(path, said), said.dllm.get("model", _DLLM_MODEL)
@@ -162,7 +162,7 @@ def _dllm(own: Mapping[str, Any], card: Gpu) -> DllmPart:
         "memory_bytes": card.memory_bytes,
         "max_num_logits": 2048,
         "max_num_seqs": 256,
-        # Of the L40S, whose knees lie among them: most steps are bound by arithmetic.
+        # Rates of the L40S, whose knees lie among them, scaled by peak: most steps are bound by arithmetic.
         "rates": tuple(float(f"{rate * by_peak:.2g}") for rate in (0.1, 0.25, 0.5, 1.0)),
         "num_requests": dict.fromkeys(("livebench", "burst", "osc"), 128),
         **own,
@@ -172,7 +172,7 @@ def _dllm(own: Mapping[str, Any], card: Gpu) -> DllmPart:
 
 
 def _step_tokens(usual: Mapping[str, Any]) -> int:
-    """The largest of 16,384, 8,192 and 4,096 tokens that leaves K/V of two such steps in memory; 4,096 where none does."""
+    """The largest of 16,384, 8,192 and 4,096 tokens for which memory holds the K/V of two such steps, or 4,096 if none fits."""
     shape = ModelShape.from_config(config_of(usual["model"]), name=usual["model"], dtype_bytes=2)
     for tokens in (16384, 8192):
         config = EngineConfig(
@@ -187,7 +187,7 @@ def _step_tokens(usual: Mapping[str, Any]) -> int:
 
 
 ROOM = 32_768
-"""Tokens of K/V beside the weights of a model that is chosen here."""
+"""Tokens of K/V that a card must hold beside the weights before we choose a model for it."""
 
 
 def _check_model(section: str, model: str | None) -> None:
@@ -199,7 +199,7 @@ def _check_model(section: str, model: str | None) -> None:
 
 
 def _ampd(said: CardFile, card: Gpu) -> ArPart:
-    """Its model is Llama-3.1-70B where four of the card hold that with ``ROOM``, else Qwen3-32B."""
+    """The defaults of AMPD. The model is Llama-3.1-70B if four cards hold it with ``ROOM``, else Qwen3-32B."""
     own, constants = said.ampd, cost_constants(said.ampd.get("constants", "physical"))
     _check_model("ampd", own.get("model"))
     large = Hardware(shape=model_shape("Llama-3.1-70B"), gpu=card, constants=constants)
@@ -215,7 +215,7 @@ def _ampd(said: CardFile, card: Gpu) -> ArPart:
 
 
 def _laps(said: CardFile, card: Gpu) -> PrefillPart:
-    """Its model is Qwen2.5-14B where the card holds that with ``ROOM``, else Qwen2.5-7B."""
+    """The defaults of LAPS. The model is Qwen2.5-14B if the card holds it with ``ROOM``, else Qwen2.5-7B."""
     own, shape = said.laps, model_shape("Qwen2.5-14B")
     _check_model("laps", own.get("model"))
     fits = 0.85 * card.memory_bytes - shape.weight_bytes >= ROOM * shape.kv_bytes_per_token

@@ -1,4 +1,4 @@
-"""What simulated steps are charged by: a roofline, or measured kernels that a step is composed of."""
+"""How we charge simulated steps: by a roofline, or by the measured times of the kernels that a step runs."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ Cost = Literal["roofline", "composed"]
 
 
 class Phase(NamedTuple):
-    """A step that stands for those of a phase of runs."""
+    """A typical step, which stands for all steps of a phase of a run."""
 
     name: str
     rows: int
@@ -32,14 +32,14 @@ PREFILLS, DECODES, DENOISING = Phase("prefill", 2048, 1), Phase("decode", 32, 32
 @dataclass(frozen=True, kw_only=True)
 class CostKnobs(Checked):
     cost: Annotated[Cost | None, Only(executor="roofline")] = None
-    """What a simulated step takes: composed of kernel times that others measured on the card, or by its roofline [default:
-    composed, by the roofline on a card without such times]."""
+    """How long a simulated step takes. composed: the sum of kernel times that others measured on the card. roofline: the card's
+    roofline [default: composed, or roofline on a card without such times]."""
     kernels: Annotated[Framework, Only(cost=("composed", None))] = "vllm"
-    """Whose kernels: those of vllm, sglang or trtllm."""
+    """The framework whose kernel times we use: vllm, sglang or trtllm."""
 
     def on(self, card: str | Gpu | None, shape: ModelShape | None = None) -> Self:
-        """As charged on this card, of ``shape`` where its tables are apart; of no effect where nothing is simulated. Refuses kernels that
-        a card of a file has not."""
+        """Return these knobs with ``cost`` decided for this card. ``shape`` matters if it has tables of its own. Without a card (nothing is
+        simulated) they stay as they are. Raises UserError for kernels that the card of a file lacks."""
         if card is None:
             return self
         found = self
@@ -51,7 +51,7 @@ class CostKnobs(Checked):
 
     @property
     def framework(self) -> Framework | None:
-        """None of a roofline."""
+        """The framework whose kernels are charged, or None with a roofline."""
         return self.kernels if self.cost == "composed" else None
 
     @property
@@ -59,11 +59,11 @@ class CostKnobs(Checked):
         return "composed" if self.cost == "composed" else "simulated"
 
     def basis(self, card: str | Gpu, shape: ModelShape | None = None) -> str:
-        """The tables behind the numbers, for digests; empty where there are none."""
+        """The tables behind the numbers, for digests. Empty with a roofline."""
         return f"{self.kernels} {tables_of(card, shape).digest}" if self.cost == "composed" else ""
 
     def describe(self, card: str | Gpu, overheads: str, shape: ModelShape | None = None) -> str:
-        """One sentence for manifests and captions."""
+        """One sentence on how steps are charged, for manifests and captions."""
         tables = tables_of(card, shape)
         about = tables.about
         moved = "" if tables.card == str(card) else f", transferred from the {tables.card} by the datasheets of both"
@@ -81,9 +81,9 @@ class CostKnobs(Checked):
         pairs: float = 0.0,
         context: int = 0,
     ) -> dict[str, Any]:
-        """Facts of a composed run: the part of its products' time that follows from other products, and what no table has. A step of each
-        phase, at each degree, counts as the ``seconds`` that the run spent in such steps. ``pairs`` are those of the longest prompt,
-        ``context`` the tokens of the longest sequence that decodes."""
+        """Facts of a composed run: the share of matrix-product time that we estimate from other products, and all that no table holds.
+        ``seconds`` weighs each phase and degree by the time that the run spent in such steps. ``pairs`` counts the attention pairs of the
+        longest prompt, ``context`` the tokens of the longest sequence that decodes."""
         if self.framework is None:
             return {}
         estimated_s = total_s = 0.0
@@ -108,7 +108,7 @@ Constants = TypeVar("Constants", bound=Any)
 
 @lru_cache
 def load_calibration(card: str | Gpu) -> Calibration:
-    """The stored fit, of a card of a file its own, or datasheet peaks (which say that they are not fitted)."""
+    """The stored fit of a card, or its datasheet peaks (which say that they are not fitted). A card from a file has its own fit."""
     if isinstance(card, Gpu):
         return fit_of(card) or Calibration.datasheet(card)
     path = CALIBRATION / f"{card}.json"
@@ -116,12 +116,12 @@ def load_calibration(card: str | Gpu) -> Calibration:
 
 
 def fit_of(card: str | Gpu | None) -> Calibration | None:
-    """What is fitted to the steps of a card of a user's own."""
+    """The calibration fitted to a user's own card, if there is one."""
     return card.calibration if isinstance(card, Card) else None
 
 
 def fitted_to(card: str | Gpu | None, constants: Constants) -> Constants:
-    """A family's assumed constants, those that are fitted to the card in their places."""
+    """A family's assumed constants, replaced by those that are fitted to the card."""
     own = fit_of(card)
     if own is None:
         return constants
@@ -134,5 +134,5 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 
 def describe_calibration(calibration: Calibration) -> str:
-    """One sentence for manifests and captions."""
+    """One sentence on the calibration, for manifests and captions."""
     return f"{calibration.gpu}, {calibration.text}"

@@ -1,4 +1,4 @@
-"""Platforms: hardware, and what each family of systems runs on it by default, as ``platforms.yaml`` says it."""
+"""Platforms: hardware and what each family of systems runs on it by default, read from ``platforms.yaml``."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 Requests = Annotated[int, Range(1, 10**5)]
 _Scale = Annotated[float, Range(above=0, most=1e3)]
 LEAST_REQUESTS = 8
-"""The fewest requests of a run whose number follows the rate."""
+"""The fewest requests of a run, if their number follows from the rate."""
 
 P = TypeVar("P")
 
@@ -33,7 +33,7 @@ class DllmPart(Checked):
     """Defaults of diffusion-LLM systems, and the protocol of the paper's runs; a cell's knobs override these by name."""
 
     system: ClassVar[str] = "dllm-serve"
-    """The system where none is named."""
+    """The system that runs if none is named."""
     model: str
     """'tiny', or a full-size shape (engines.models.checkpoint.PUBLISHED_CONFIGS)."""
     memory_bytes: Memory
@@ -52,15 +52,15 @@ class DllmPart(Checked):
     rates: tuple[float, ...]
     """Arrival rates of Figure 3 and 4, requests/s; the first and the last are those of every panel."""
     panel_rates: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """By data set, where its systems have their knees elsewhere."""
+    """Rates by data set, for data sets on which the systems have their knees at other rates."""
     num_requests: Mapping[str, int]
     load_s: Annotated[float, Range(above=0, most=1e6)] | None = None
-    """Seconds that requests arrive for in a run of Figures 3 to 5, whose number then follows the rate; None for
+    """Seconds over which requests arrive in a run of Figures 3 to 5. The number of requests then follows from the rate. None runs
     ``num_requests`` at every rate."""
 
     @property
     def generation(self) -> "GenerationConfig":
-        """What a request asks for."""
+        """How much each request generates."""
         from engines.dllm.config import GenerationConfig
 
         return GenerationConfig(gen_length=self.gen_length, block_length=self.block_length, steps=self.steps)
@@ -89,12 +89,12 @@ class BlockPart(Checked):
     """Defaults of block-diffusion systems on a card; a cell's knobs override these by name."""
 
     system: ClassVar[str] = "block-diffusion"
-    """The system where none is named."""
+    """The system that runs if none is named."""
     model: str
     """A shape by name (engines.models.block_config)."""
     memory_limit: Memory
     tokens_per_forward: Annotated[float, Range(1, 4096)] = 4.0
-    """Assumed: what a threshold makes of a model is in no shape."""
+    """Tokens decided per forward. This is an assumption, because no shape says how a model responds to a threshold."""
     device: str = "cuda"
     dtype: Dtype = "bfloat16"
     num_prompts: Requests = 64
@@ -106,7 +106,7 @@ class BlockPart(Checked):
 
 
 class _Objectives(NamedTuple):
-    """Milliseconds, as printed."""
+    """Objectives in milliseconds, as the paper prints them."""
 
     ttft_ms: float
     itl_ms: float
@@ -117,22 +117,22 @@ class ArPart(Checked):
     """Defaults of autoregressive systems on a cluster; a cell's knobs override these by name."""
 
     system: ClassVar[str] = "ampd"
-    """The system where none is named."""
+    """The system that runs if none is named."""
     model: str
     """A shape by name (engines.models.shape)."""
     num_gpus: Count
-    """All of the platform; a trace's card says how many of them its runs take."""
+    """All GPUs of the platform. A trace's card says how many of them its runs use."""
     trace: str = "dureader"
-    """The data set where none is named."""
+    """The data set that runs if none is named."""
     constants: str
     """A reading of the cost model (engines.cluster.hardware)."""
     schedules: Literal["vllm-0.15", "paper"] = "vllm-0.15"
-    """Whose steps systems take where nothing says: vLLM 0.15's, or those of AMPD's paper, which are not in chunks."""
+    """Whose step schedule systems follow by default: vLLM 0.15's, or that of AMPD's paper, which has no chunks."""
     rates: tuple[float, ...]
     """Arrival rates of Figure 4, sessions/s."""
     num_sessions: Requests
     objectives: Mapping[tuple[str, str], _Objectives]
-    """By model and trace."""
+    """Objectives by model and trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,25 +141,25 @@ class PrefillPart(Checked):
 
     title: str
     gpu: str | Gpu | None
-    """The card, or its name in the catalogue; None where steps are measured."""
+    """The card, or its name in the catalogue; None if steps are measured."""
     model: str
-    """A shape by name (engines.models.shape), or of a measured instance (repro.families.cluster.instance)."""
+    """The name of a shape (engines.models.shape), or of the model of a measured instance (repro.families.cluster.instance)."""
     dataset: str = "lmsys-chat-1m"
-    """The data set where none is named."""
+    """The data set that runs if none is named."""
     clients: Requests
-    """Clients of a closed loop, where neither a rate nor a number of clients is given."""
+    """Clients of a closed loop, if neither a rate nor a number of clients is given."""
     num_turns: Requests
     slo_s: Annotated[float, Range(1e-6, 1e6)]
     """TTFT objective (LAPS §4.1)."""
     most_instances: Count
     length_scale: _Scale = 1.0
-    """Factor on every prompt and answer, and on the boundary and budgets in tokens."""
+    """Factor on the length of every prompt and answer, and on the boundary and budgets in tokens."""
     most_tokens: Annotated[int, Range(0, 10**9)] = 0
-    """The most tokens of a conversation, where steps are measured."""
+    """The most tokens of a conversation, if steps are measured."""
     time_scale: _Scale = 1.0
-    """Factor on every time that the paper's settings state for an objective of 0.4 s."""
+    """Factor on every time in the paper's settings, which are for an objective of 0.4 s."""
     max_num_seqs: Count = 256
-    """The most requests of a step of Reserve's."""
+    """The most requests in one step of Reserve."""
 
 
 SECTIONS: Mapping[str, type[Any]] = {"dllm": DllmPart, "ampd": ArPart, "laps": PrefillPart, "block": BlockPart}
@@ -169,7 +169,7 @@ _FIELDS: Mapping[str, Mapping[str, str]] = {
     "ampd": {"num_prompts": "num_sessions"},
     "laps": {"num_prompts": "num_turns", "slo_ttft_s": "slo_s"},
 }
-"""Fields that a file calls as the knob that overrides them."""
+"""Fields that a file names after the knob that overrides them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,25 +177,24 @@ class Platform:
     name: str
     title: str
     executor: str
-    """What runs a step where nothing else is asked for: torch (measured), roofline (simulated), or http (measured at the
-    client)."""
+    """The default executor of a step: torch (measured), roofline (simulated), or http (measured at the client)."""
     gpu: Any
-    """The card's name in the catalogue, or one of a user's own, a ``Gpu``; None where only measuring is possible."""
+    """The card's name in the catalogue, or a ``Gpu`` for a user's own card; None if only measuring is possible."""
     parts: tuple[Any, ...] = ()
     """Defaults of each family that runs on it."""
     usual_gpus: int | None = None
-    """GPUs of a cluster of it for a user's own sessions, where nothing says how many [default: all]."""
+    """GPUs in its cluster for a user's own sessions, if no number is given [default: all]."""
     digest: str = ""
-    """A digest of what a user's file says of it, for the basis of its runs."""
+    """A digest of the user's file, for the basis of its runs."""
 
     @property
     def cluster_title(self) -> str:
-        """What its clusters are called: a card's own title names the diffusion LLM that it runs."""
+        """The title of its clusters. The title of a card will not do, because it names the diffusion LLM that the card runs."""
         return self.title if self.usual_gpus is None else f"servers of 8 NVIDIA {str(self.gpu).upper()}"
 
     @property
     def default_system(self) -> str:
-        """What is run on it where nothing is named."""
+        """The system that runs on it if none is named."""
         return next((part.system for part in self.parts if hasattr(part, "system")), "dllm-serve")
 
     def part(self, kind: type[P]) -> P:
@@ -215,7 +214,7 @@ class Platform:
 
 
 def checked_section(name: str, given: Any) -> dict[str, Any]:
-    """The values of a family's section by field, each of its kind and in its range; raises UserError where one is not."""
+    """Return the values of a family's section by field. Raises UserError if one has the wrong type or is out of range."""
     require(isinstance(given, dict), f"{name}={given!r} must be a mapping of settings: write them below it")
     kind, renamed = SECTIONS[name], _FIELDS.get(name, {})
     kept = {each.name for each in fields(kind)} - {*renamed.values(), "gpu", "objectives"}
@@ -301,7 +300,7 @@ def _part(family: str, card: str | None, values: Mapping[str, Any]) -> Any:
 
 
 class _Platforms(Registry[Platform]):
-    """Those of ``platforms.yaml``, which is read when one is asked for, and those of installed packages."""
+    """The platforms of ``platforms.yaml``, which we read on first use, and those of installed packages."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(_stored()["platforms"])
@@ -314,12 +313,12 @@ PLATFORMS = _Platforms("platform", {})
 
 
 CARD_FILE = re.compile(r"(?P<path>.+\.ya?ml)(:(?P<name>[^:/\\]+))?")
-"""A card of a file as it is given, its path, or as cells name it, with the card's own name behind."""
+"""The name of a card from a file. Users give the file's path, and cells store the path with the card's name behind."""
 
 
 def platform(name: str) -> Platform:
-    """One of ``PLATFORMS``, the card of a YAML file, or any other: ``module:NAME`` then is its name, by which it is found
-    again."""
+    """The platform of this name: one of ``PLATFORMS``, the path of a card's YAML file, or any other as ``module:NAME``, which becomes
+    its name."""
     if isinstance(name, str) and (told := CARD_FILE.fullmatch(name)):
         read = load_named("platform", "repro.families.card_file:platform_of")
         own: Platform = read(told["path"], told["name"])
@@ -330,7 +329,7 @@ def platform(name: str) -> Platform:
 
 
 def card(name: str) -> Gpu:
-    """A card of the catalogue, of a YAML file, or any other as ``module:NAME``."""
+    """The card of this name: in the catalogue, in a YAML file, or any other as ``module:NAME``."""
     where = platform(name).gpu if CARD_FILE.fullmatch(name) else name
     assert where is not None, "a file is of a card"
     return gpu(where)

@@ -1,4 +1,4 @@
-"""``vllm``, ``dynamo``, ``sglang``: the projects' own servers. Simulated namesakes are called vllm-sim and so on."""
+"""``vllm``, ``dynamo``, ``sglang``: the projects' own servers. The simulated systems are named vllm-sim and so on."""
 
 import logging
 import shutil
@@ -26,13 +26,13 @@ from repro.workloads.served import workload_knobs
 logger = logging.getLogger(__name__)
 
 MEASURED = "torch"
-"""The executor that measures, of any system."""
+"""The executor that measures, for any system."""
 UNKNOWN_URL = "http://127.0.0.1:1"
-"""Until the server has started."""
+"""A placeholder until the server has started."""
 LONGEST_CONTEXT = 2**20
-"""The longest context of a model that is launched by its name: only it knows, and data sets keep their own lengths."""
+"""The context that we assume for a model launched by name, since only the server knows it. Data sets keep their own lengths."""
 TEMPLATE_TOKENS = 64
-"""That a chat template may add to a turn."""
+"""The most tokens that we expect a chat template to add to a turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class ServerDeployment:
 
     launch: Launch
     driven: HttpDeployment
-    """Over HTTP, once its url is known."""
+    """Drives the server over HTTP, once its URL is known."""
     obtained: ClassVar[Obtained] = "measured"
     is_tied_here: ClassVar[bool] = True
 
@@ -84,7 +84,7 @@ class ServerDeployment:
 
 @contextmanager
 def log_folder(name: str) -> Iterator[Path]:
-    """Stays where something goes wrong: logs are in it. An interrupt is nothing wrong."""
+    """A temporary folder for logs. It stays if the body raises an error, so that logs can be read; an interrupt removes it."""
     folder = Path(tempfile.mkdtemp(prefix=f"repro-{name}-"))
     try:
         yield folder
@@ -125,7 +125,7 @@ class ServerSystem:
             f"('repro list')",
         )
         settings: dict[str, Any] = {name: value for name, value in given.items() if name in own}
-        # A platform with a card in the catalogue is a GPU's.
+        # A platform that names a card has a GPU.
         launch = self.launch(**{"device": "cpu" if platform(cell.platform).gpu is None else "cuda", **settings})
         rest = {name: value for name, value in given.items() if name not in own}
         knobs = resolve(cell.system, {**rest, "url": UNKNOWN_URL})
@@ -153,7 +153,7 @@ SGLANG = ServerSystem(name="sglang", title="SGLang", launch=Sglang)
 
 
 def environment_of(name: str, device: str | None) -> ServerEnvironment:
-    """For the device, or this machine's; the only one there is, where none is asked for."""
+    """The environment of a server for this device. Without a device, that for this machine, or else the first there is."""
     require(name in known_servers(), f"server={name!r} is unknown: use one of {', '.join(known_servers())}")
     made = environments_of(name)
     if device is None:

@@ -1,4 +1,4 @@
-"""The engine of a deployment on a real device."""
+"""The engine of a deployment on a real device, for measured runs."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -41,7 +41,7 @@ def serving(settings: BlockSettings) -> Iterator[tuple[BlockEngine, Mapping[str,
         shifts=settings.shifts,
     )
     with closing(executor):
-        # What is made once, and caches that fill, are in no measured time.
+        # Warm up first, so that no measured time includes one-time work and filling of caches.
         warm = BlockRequest(request_id=0, prompt_ids=(0,), gen_length=2 * settings.block, rule=settings.rule)
         BlockEngine(executor, settings.engine).run([warm])
         yield BlockEngine(executor, settings.engine), {"attention": executor.attention.name}

@@ -1,4 +1,4 @@
-"""What a cell asks of a block-diffusion system; light, for the command line's options are read off it."""
+"""The settings of a block-diffusion system. This module imports little, because the command line reads its options from it."""
 
 import hashlib
 from collections.abc import Mapping
@@ -64,10 +64,10 @@ EMBEDDED_DIRS = MappingProxyType(
 )
 """Embedded checkpoints by name: a small SDAR and a small DiffusionGemma."""
 EMBEDDED_TASKS = ("mini-gsm", "mini-code")
-"""What they were trained on."""
+"""The tasks that they were trained on."""
 
 _IN_BLOCKS = Needs(autoregressive=False)
-"""Marks a setting of blocks: one token at a time leaves nothing to decide."""
+"""Marks a setting that only blocks have. An autoregressive run decodes one token at a time and has nothing to decide."""
 _HAS_THRESHOLD = Only(rule=tuple(name for name, rule in RULES.items() if "threshold" in rule.__dataclass_fields__))
 _HAS_STEPS = Only(rule=("static", "dynamic", "sequential", "entropy-budget"))
 _OF_CANVASES = Only(rule="entropy-budget")
@@ -76,9 +76,9 @@ _OF_CANVASES = Only(rule="entropy-budget")
 @dataclass(frozen=True, kw_only=True)
 class BlockKnobs(TraceKnobs):
     model: str | None = None
-    """tiny-block, an embedded checkpoint and the default of a graded task, or tiny-canvas; tiny-llada2, the default elsewhere, tiny-sdar,
-    tiny-fast-dllm-v2, tiny-diffusiongemma, llada2-mini, llada2-flash, sdar-8b, fast-dllm-v2-7b or diffusiongemma-26b with random
-    weights; or a checkpoint's directory or hub id."""
+    """Embedded checkpoints: tiny-block (default for graded tasks), tiny-canvas. Random weights: tiny-llada2 (default otherwise), tiny-sdar,
+    tiny-fast-dllm-v2, tiny-diffusiongemma, llada2-mini, llada2-flash, sdar-8b, fast-dllm-v2-7b, diffusiongemma-26b. Any other
+    checkpoint: its directory or hub id."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -86,41 +86,41 @@ class BlockKnobs(TraceKnobs):
     quantization: Annotated[
         Literal["none", "int8"], Only(executor="torch"), Needs(device="cpu", dtype=("float32", "bfloat16"))
     ] = "none"
-    """int8 keeps the weights of products as int8, with a scale an output: on a CPU, for models without experts."""
+    """int8 stores the weights of matrix products as int8, with one scale per output. Only on a CPU, for models without experts."""
     num_prompts: Annotated[int, Range(1, 10**5)] = 16
-    """Requests; of a graded task the first problems, all of them unless given."""
+    """How many requests to run. On a graded task: how many problems, from the first on, all unless given."""
     input_len: Tokens | None = None
     """Fix every prompt to this many tokens."""
     length_scale: Annotated[float, Range(above=0, most=1e3), Only(input_len=None)] = 0.25
-    """Prompt lengths of the data set are multiplied by it."""
+    """Factor on the data set's prompt lengths."""
     gen_length: Tokens = 64
     """Tokens to generate."""
     block_length: Annotated[BlockLength, _IN_BLOCKS] | None = None
     """Tokens per block; the checkpoint's own unless given."""
     rule: Annotated[RuleName, _IN_BLOCKS] = "low-confidence"
-    """Which places of a block take their tokens; entropy-budget is DiffusionGemma's, and its default."""
+    """The rule by which a step decides tokens of a block. entropy-budget is for DiffusionGemma, and its default."""
     threshold: Annotated[Level, _IN_BLOCKS, _HAS_THRESHOLD] | None = None
     """Confidence above which a token is taken; the rule's own default unless given."""
     edit_threshold: Annotated[Level, Only(rule="joint-threshold")] = 0.0
     """Confidence above which a written token is replaced."""
     max_post_steps: Annotated[int, Range(0, 4096), Only(rule="joint-threshold")] = 16
-    """Forwards a full block is edited by, at most."""
+    """The most forwards that edit a block after it is full."""
     steps: Annotated[Steps, _HAS_STEPS] | None = None
-    """Forwards per block; one a token unless given, and at most 48 of a canvas."""
+    """Forwards per block: one per token unless given. A canvas takes at most 48."""
     sub_block: Annotated[int, Range(1, 4096), Only(rule="sub-blocks")] = 8
     """Tokens of a sub-block."""
     dual_cache: Annotated[bool, Only(rule="sub-blocks")] = False
-    """Compute a sub-block alone against stale K/V of the rest: an approximation."""
+    """Compute only the sub-block, against stale K/V of the rest of its block. This is an approximation."""
     entropy_bound: Annotated[float, Range(above=0, most=1e9), _OF_CANVASES] = EntropyBudget.entropy_bound
-    """Entropy in nats that accepted places of a canvas share."""
+    """The entropy, in nats, that all tokens accepted in one forward of a canvas share."""
     stability: Annotated[int, Range(0, 4096), _OF_CANVASES] = EntropyBudget.stability
-    """Forwards in a row before the last that have to agree with it, before a canvas ends early."""
+    """How many previous forwards in a row must agree with the latest before a canvas ends early."""
     confidence: Annotated[float, Range(0, 1e9), _OF_CANVASES] = EntropyBudget.confidence
-    """Mean entropy below which a canvas may end early; 0 gives each all its steps."""
+    """Mean entropy below which a canvas may end early; 0 gives every canvas all its steps."""
     t_min: Annotated[float, Range(0, 1e6), _OF_CANVASES] = 0.4
-    """What the temperature of a canvas falls towards."""
+    """The temperature towards which a canvas falls from t_max."""
     t_max: Annotated[float, Range(0, 1e6), _OF_CANVASES] = EntropyBudget.t_max
-    """Temperature of its first forward."""
+    """The temperature of a canvas's first forward."""
     temperature: Annotated[float, Range(0, 1e6), _IN_BLOCKS] = 0.0
     """0 is greedy."""
     top_p: Proportion = 1.0
@@ -128,29 +128,29 @@ class BlockKnobs(TraceKnobs):
     top_k: Annotated[int, Range(1, 2**31 - 1)] | None = None
     """Sample from this many tokens at most, before top_p."""
     max_num_batched_tokens: Tokens = BlockEngineConfig().max_num_batched_tokens
-    """Rows of a packed step."""
+    """The most rows in a packed step."""
     max_num_seqs: Annotated[int, Range(1, 2**14)] = 64
     """Requests running at once."""
     max_model_len: Annotated[int, Range(1, 2**20)] | None = None
-    """Tokens of the longest request, its last block whole [default: 2048, or the model's positions where they are fewer]."""
+    """Tokens of the longest request, with its last block whole [default: 2048, or the model's positions if they are fewer]."""
     memory_limit: Memory | None = None
-    """Bytes that weights, a step and K/V share on a GPU; the card's unless given."""
+    """Bytes that weights, a step and K/V share on a GPU; the card's memory unless given."""
     num_tokens: Tokens | None = None
     """Tokens of K/V [default: 32768 on a CPU, on a GPU what the memory holds]."""
     prefix_cache: bool = True
-    """Keep K/V of whole final blocks for requests that begin alike."""
+    """Keep the K/V of whole final blocks, and reuse it for requests with the same prefix."""
     shared_len: Annotated[int, Range(0, 2**20)] = 0
-    """Tokens that all prompts begin with, such as examples of a task."""
+    """How many tokens at the start of a prompt all requests share, such as examples of a task."""
     batching: Annotated[Batching, _IN_BLOCKS] = BlockEngineConfig().batching
-    """mixed packs whatever is due into a step; first-done and synchronous are SGLang's: prompts and blocks in steps apart, every block
-    ends with a forward more, and synchronous ends those of a batch together."""
+    """mixed packs all work that is due into one step. first-done and synchronous are SGLang's: prompts and blocks run in separate steps,
+    and every block ends with one more forward. synchronous also ends all blocks of a batch together."""
     autoregressive: bool = False
-    """The same decoder one token at a time, as the model it was trained from decodes: blocks of one token, each predicted by the one
-    before. Of a model of canvases in simulations alone."""
+    """Decode one token at a time, as the model that this one was trained from: blocks of one token, each predicted from the one before.
+    A model of canvases can do this in simulations only."""
     tokens_per_forward: Annotated[float, Range(1, 4096), Only(executor="roofline")] | None = None
-    """Places a simulated forward is sure of, on average; the platform's assumption unless given."""
+    """Tokens that a simulated forward decides on average; the platform's assumption unless given."""
     precision: Annotated[Precision, Only(executor="roofline")] = "bf16"
-    """What the layers' matrices of a simulated model are stored and multiplied in; the embedding stays in bf16."""
+    """The number format in which a simulated model stores and multiplies its layers' matrices; the embedding stays in bf16."""
     charged: CostKnobs = field(default_factory=CostKnobs)
     host: HostCost = field(default_factory=HostCost)
 
@@ -163,11 +163,11 @@ class BlockSettings:
     model: str
     config: BlockConfig
     directory: Path | None
-    """The checkpoint's; None where weights are random."""
+    """The checkpoint's directory; None if weights are random."""
     rule: DecodeRule
     max_model_len: int
     basis: str
-    """A digest of the model, and of what a simulated run is charged by."""
+    """A digest of the model, and of the costs that a simulated run charges."""
 
     @property
     def is_simulated(self) -> bool:
@@ -183,7 +183,7 @@ class BlockSettings:
 
     @property
     def pool_block(self) -> int:
-        """Tokens of K/V that lie together: a block's, and of a model whose final tokens are causal some."""
+        """Tokens of K/V in one block of the pool: a diffusion block, or 16 if final tokens are causal (autoregressive or canvases)."""
         return 16 if self.knobs.autoregressive or self.is_of_canvases else self.block
 
     @property
@@ -192,7 +192,7 @@ class BlockSettings:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens a prompt and its answer may have, where these end within a block."""
+        """The most tokens of a prompt and its answer together, if the answer may end within a block."""
         if self.is_of_canvases:
             return self.max_model_len - self.block + 1
         return self.max_model_len // self.block * self.block
@@ -210,7 +210,7 @@ class BlockSettings:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of K/V: those that are asked for, or as many as can be of use where memory holds them."""
+        """Tokens of K/V in the pool: the number that is asked for, or as many as requests can use and memory holds."""
         knobs = self.knobs
         if knobs.num_tokens is not None:
             return knobs.num_tokens
@@ -227,11 +227,11 @@ class BlockSettings:
 
 CPU_TOKENS = 32768
 MAX_NUM_LOGITS = 2048
-"""Rows of logits alive at once."""
+"""The most rows of logits in memory at once."""
 
 
 def shape_of(config: BlockConfig, name: str, dtype_bytes: int = 2) -> ModelShape:
-    """The catalogued shape of a full-size model, under whose name tables are known; any other's under its own."""
+    """The shape of a model. A full-size model gets its catalogued shape, by whose name we find its tables; any other keeps ``name``."""
     found = ModelShape.from_block_config(config, name=name, dtype_bytes=dtype_bytes)
     known = (each for each in (*BLOCK_DIFFUSION, DIFFUSION_GEMMA) if replace(found, name=each.name) == each)
     return next(known, found)
@@ -242,7 +242,7 @@ def is_random(model: str) -> bool:
 
 
 def resolve(cell: Cell) -> BlockSettings:
-    """Platform defaults overridden by the cell's knobs; everything a user can get wrong is refused here."""
+    """Return the platform's defaults with the cell's knobs over them. Raises UserError for all that a user can get wrong."""
     where = platform(cell.platform)
     require(
         cell.executor in ("torch", "roofline"),
@@ -320,7 +320,7 @@ def _has_canvases(model: object) -> bool:
 
 
 def _check_canvases(knobs: BlockKnobs, asked: Mapping[str, Any], *, has_canvases: bool) -> None:
-    """Raise UserError for a rule of the other kind of model, and for what a canvas has no meaning of."""
+    """Raise UserError for a rule of the other kind of model, and for knobs that mean nothing for a canvas."""
     require(
         RULES[knobs.rule].of_canvases == has_canvases,
         f"rule={knobs.rule!r} does not fit model={knobs.model!r}: entropy-budget is for canvases, and nothing else is",
@@ -334,7 +334,7 @@ def _check_canvases(knobs: BlockKnobs, asked: Mapping[str, Any], *, has_canvases
 
 
 def _usual(where: Platform, executor: str) -> dict[str, Any]:
-    """A platform's defaults, by name; a CPU has none beside those of the fields."""
+    """A platform's defaults by name. A CPU has only the defaults of the fields."""
     if where.gpu is None:
         require(
             executor == "torch",
@@ -355,11 +355,11 @@ def _usual(where: Platform, executor: str) -> dict[str, Any]:
 NAME = "block-diffusion"
 DECODING_OF_CANVASES = ("entropy_bound", "stability", "confidence", "t_min", "t_max")
 DECODING = ("rule", "edit_threshold", "max_post_steps", "sub_block", "dual_cache", *DECODING_OF_CANVASES)
-"""Knobs of an answer that only block diffusion has."""
+"""Knobs of decoding that only block diffusion has."""
 
 
 def settings_of_requests(knobs: Mapping[str, Any], platform: str = "cpu-tiny") -> BlockSettings:
-    """Where requests are a user's own and no data set's: of ``repro generate`` and ``repro serve``."""
+    """The settings of ``repro generate`` and ``repro serve``, whose requests come from a user and not from a data set."""
     own = tuple({"model": EMBEDDED, **knobs}.items())
     return resolve(Cell(system=NAME, dataset="requests", platform=platform, executor="torch", knobs=own))
 

@@ -1,7 +1,7 @@
 """A block-diffusion engine behind the harness: from a cell to a deployment and its requests.
 
-A graded task's problems are asked of a checkpoint as texts, and so is what a user serves in place of a data set. Prompts of other data
-sets have their lengths and arrivals, and random ids: what a block-diffusion tokenizer would make of their texts is not known here.
+A checkpoint gets the problems of a graded task, and the rows of a user's own workload, as texts. For other data sets we keep lengths and
+arrivals, and draw random ids: we do not know how a block-diffusion tokenizer would encode their texts.
 """
 
 import time
@@ -76,7 +76,7 @@ BLOCK = family_in(Path(__file__).parent, "block", vars(dllm) | globals(), checks
 
 
 ON_TORCH = "repro.families.block.on_torch"
-"""The module of measured runs: a simulation loads no torch."""
+"""The module of measured runs, imported only for them, so that a simulation loads no torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +89,11 @@ class BlockWorkload:
 class BlockDeployment:
     settings: BlockSettings
     seed: int = 0
-    """Decides what a simulation draws."""
+    """The seed of a simulation's draws."""
     task: Task | None = None
-    """Whose problems the workload asks; None where nothing is graded."""
+    """The task whose problems the workload asks; None if nothing is graded."""
     asks_texts: bool = False
-    """Whether prompts are texts; of a task they are."""
+    """Whether prompts are texts; a task's always are."""
 
     @property
     def obtained(self) -> Obtained:
@@ -131,18 +131,18 @@ class BlockDeployment:
 
     @property
     def context(self) -> str:
-        """What a denoise computes a block against, in words."""
+        """A phrase for the context against which a denoising forward computes its block."""
         stale = "" if self.settings.rule.is_exact else ", and what an earlier forward left of the block"
         return f"K/V of the final blocks of {self.settings.block} tokens{stale}"
 
     def check_machine(self) -> None:
-        """Any machine simulates."""
+        """Raise UserError if a measured run cannot run here. Any machine can simulate."""
         if not self.settings.is_simulated:
             import_module(ON_TORCH).check_machine(self.settings)
 
     @contextmanager
     def serving(self) -> Iterator[tuple[BlockEngine, Mapping[str, Any]]]:
-        """In its body there is an engine, and what it runs on."""
+        """Yield a ready engine, and facts about what it runs on."""
         if self.settings.is_simulated:
             yield engine_of(self.settings, derive_seed(self.seed, "sure")), {}
             return
@@ -221,7 +221,7 @@ class BlockDiffusion:
     knobs: ClassVar[tuple[type, ...]] = (BlockKnobs,)
 
     def prepare(self, cell: Cell) -> tuple[BlockDeployment, BlockWorkload]:
-        """Every refusal a user can cause is raised here; nothing heavy is loaded."""
+        """Raises every UserError that a user can cause; loads nothing heavy."""
         settings, asks_texts, stop_ids = resolve(cell), False, frozenset[int]()
         file = trace_asked(cell.dataset, settings.knobs, cell.asked)
         task = _task_of(cell, settings) if file is None else None
@@ -261,7 +261,7 @@ def _task_of(cell: Cell, settings: BlockSettings) -> Task | None:
 
 
 def _problems(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
-    """One request a problem, in problem order; a prompt that there is no room for is refused."""
+    """One request per problem, in problem order. Raises UserError for a prompt that does not fit."""
     from repro.families.block.text import text_of
 
     knobs, text = settings.knobs, text_of(settings)
@@ -284,7 +284,7 @@ def _problems(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
 
 
 def _traced(cell: Cell, settings: BlockSettings, file: Traced) -> tuple[Workload, bool]:
-    """A request of each row, whose answer is as long as the row's: the last block is cut to it. And whether prompts are texts."""
+    """One request per row, and whether prompts are texts. An answer is as long as the row's: its last block is cut."""
     knobs, text = settings.knobs, None
     if not settings.is_simulated:
         from repro.families.block.text import find_text
@@ -309,12 +309,12 @@ def _traced(cell: Cell, settings: BlockSettings, file: Traced) -> tuple[Workload
 
 
 def room_for_prompt(settings: BlockSettings) -> int:
-    """Most prompt tokens of a request whose last block is whole."""
+    """The most prompt tokens of a request, if its last block is whole."""
     return settings.max_model_len - settings.knobs.gen_length - settings.block
 
 
 def _request(asked: Request, settings: BlockSettings, seed: int, stop_ids: frozenset[int]) -> BlockRequest:
-    """With random ids where it has a length alone."""
+    """The engine's request for a workload's. It gets random ids if the workload gives only a length."""
     ids = asked.prompt_ids
     return BlockRequest(
         request_id=asked.request_id,
@@ -348,7 +348,7 @@ def _requests(cell: Cell, settings: BlockSettings) -> Workload:
 
 
 def _prompt(settings: BlockSettings, tokens: int, seed: int, request_id: int) -> tuple[int, ...]:
-    """Random ids, the first ``shared_len`` of them those of every request."""
+    """Random ids. The first ``shared_len`` are the same for every request."""
     shared, vocabulary = settings.knobs.shared_len, settings.config.vocab_size
     alike = np.random.default_rng((seed,)).integers(vocabulary, size=shared)
     own = np.random.default_rng((seed, request_id)).integers(vocabulary, size=tokens - shared)
@@ -374,7 +374,7 @@ def engine_of(settings: BlockSettings, seed: int) -> BlockEngine:
         shifts=settings.shifts,
         tables=tables,
         host=knobs.host,
-        # SGLang makes logits of all rows that it denoises.
+        # SGLang computes logits for all rows that it denoises.
         head_rows="wanted" if knobs.batching == "mixed" or settings.is_of_canvases else "all",
         max_num_logits=MAX_NUM_LOGITS,
         makes_canvases=settings.is_of_canvases,
@@ -387,7 +387,7 @@ def cost_on(settings: BlockSettings, card: str | Gpu) -> StepPrice:
 
 
 def charged_text(settings: BlockSettings, card: str | Gpu) -> str:
-    """One sentence on what steps are charged by."""
+    """One sentence on how steps are charged."""
     knobs, calibration = settings.knobs, load_calibration(card)
     if knobs.charged.framework is None:
         return describe_calibration(calibration)

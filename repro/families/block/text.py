@@ -10,8 +10,8 @@ from repro.prompt import TextAnswer
 
 
 def find_text(settings: BlockSettings) -> CausalText | None:
-    """None of random weights, and of a checkpoint without a tokenizer. A conversation with an embedded model is a story, as
-    it was trained on."""
+    """The tokenizer and template of a checkpoint; None for random weights or without a tokenizer. An embedded model gets the chat
+    template of the stories that it was trained on."""
     if settings.directory is None:
         return None
     found = load_causal_text(settings.directory)
@@ -38,7 +38,7 @@ def encoded(
     system_prompt: str | None = None,
     by_default: bool = True,
 ) -> tuple[int, ...]:
-    """As ``TextPrompt.encode``; ``by_default`` False makes no conversation that ``chat`` does not ask for."""
+    """Like ``TextPrompt.encode``. With ``by_default`` False, a prompt becomes a conversation only if ``chat`` asks for it."""
     require(prompt != "", "prompt is empty: give some text")
     has_template = by_default and text.template is not None and text.template.source is not None
     if not (has_template if chat is None else chat):
@@ -52,6 +52,6 @@ def encoded(
 
 
 def answer_of(ids: Sequence[int], text: CausalText) -> TextAnswer:
-    """Text up to the first id that ends an answer."""
+    """The text up to the first id that ends an answer."""
     cut = cut_at_end(ids, text.end_ids)
     return TextAnswer(text.decode(cut.ids), cut.finish_reason)

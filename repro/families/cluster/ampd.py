@@ -1,4 +1,4 @@
-"""AMPD and the systems it is compared with: from a cell to a deployment, its policies and its sessions."""
+"""AMPD and the systems that we compare it with: from a cell to a deployment, its policies and its sessions."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -38,26 +38,26 @@ from repro.workloads.sessions import SessionWorkload
 
 POLICIES = (ROUTER, BINDER, QUEUE)
 RAN = ("scheduling", "max_num_batched_tokens", "max_num_seqs", "balance", "dispatch", "conditional", "prefix_cache")
-"""Knobs of systems that tables tell of each run."""
+"""Knobs of systems whose values tables list for each run."""
 _REPLACED = {
     "router": (*knobs_of(RoutingConfig), "adaptive_routing", "dispatch"),
     "queue": ("prefill_reordering", "queue_order", "w", *knobs_of(LateShare)),
 }
-"""Knobs of what each stands in place of."""
+"""For each kind of a user's policy, the knobs of the policy that it replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterPolicies:
     router: str | None = None
-    """A router of one's own as module:NAME, made for every run, with what it takes of model, slo and seed."""
+    """Your own router as module:NAME, made for every run. It can take model, slo and seed."""
     binder: str | None = None
-    """A binder of one's own as module:NAME, which says where a new session lives; made likewise."""
+    """Your own binder as module:NAME, which decides where a new session lives, made for every run. It can take model, slo and seed."""
     queue: str | None = None
-    """An order of waiting prefills of one's own as module:NAME, a PrefillQueue made for every worker, with slo where it takes that."""
+    """Your own order of waiting prefills as module:NAME: a PrefillQueue, made for every worker. It can take slo."""
 
 
 def own_policies(given: Mapping[str, Any], kinds: tuple[Kind, ...] = POLICIES) -> dict[str, Plugin]:
-    """A user's policies of these kinds, by kind. Refuses knobs beside them of what they replace."""
+    """A user's policies by kind. Raises UserError for knobs of the policies that they replace."""
     found = named_in(given, kinds)
     check_beside(found, _REPLACED, given)
     return found
@@ -65,16 +65,16 @@ def own_policies(given: Mapping[str, Any], kinds: tuple[Kind, ...] = POLICIES) -
 
 Build = Callable[[ClusterSettings, Deployment], Cluster]
 _MOST_LIVE_SESSIONS = 20_000
-"""More at once mean that arrivals outrun the cluster: the run is given up, and says so."""
+"""With more live sessions than this, arrivals outrun the cluster. We then give the run up, and its record says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
-    """The plan itself is made when it runs: it may take simulations of its own, which the seeds of a cell share."""
+    """A system on a cluster, for one cell. It plans only when it runs: planning may need simulations, which the seeds of a cell share."""
 
     is_disaggregated: bool
     how: str
-    """planner, search, or a deployment in words."""
+    """planner, search, or a deployment as text."""
     seed: int
 
     @property
@@ -82,7 +82,7 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
         return {"deployment": self.how, "num_gpus": self.settings.ground.num_gpus}
 
     def check(self) -> None:
-        """Refuse a deployment that cannot be, without planning one."""
+        """Raise UserError for a deployment that cannot exist, without planning one."""
         settings, ground = self.settings, self.settings.ground
         if self.how not in (PLANNER, SEARCH):
             deployment = parse_deployment(self.how)
@@ -119,7 +119,7 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
             f"num_gpus={ground.num_gpus} do not hold {settings.model}, which takes {need} GPUs of "
             f"{settings.platform.gpu} here: give more",
         )
-        # The options alone may be wrong: any deployment shows it.
+        # Build any deployment, so that wrong options show now.
         some = (
             Deployment.disaggregated(smallest, 1, smallest, 1)
             if self.is_disaggregated
@@ -169,7 +169,7 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
 
 
 def _steps_of(settings: ClusterSettings) -> dict[str, Scalar]:
-    """How workers fill their steps, and sessions find them, as knobs; those without an effect are left out."""
+    """The knobs by which workers fill their steps and sessions find workers, without those that have no effect."""
     values = vars(settings.own)
     idle = {name for name, each in conditions_of(type(settings.own)) if each.unmet(values) is not None}
     own = {name: values[name] for name in RAN if values.get(name) is not None and name not in idle}
@@ -177,7 +177,7 @@ def _steps_of(settings: ClusterSettings) -> dict[str, Scalar]:
 
 
 def _estimates(settings: ClusterSettings, run: ClusterRun) -> dict[str, Any]:
-    """What of a composed run's times is estimated, by what its workers did."""
+    """How much of a composed run's times is estimated, weighed by what its workers did."""
     hardware = settings.ground.hardware
     seconds: Counter[tuple[Phase, int]] = Counter()
     for degree, prefill_s, decode_s in rows_of(run.workers, "degree", "busy_prefill_s", "busy_decode_s"):
@@ -190,7 +190,7 @@ def _estimates(settings: ClusterSettings, run: ClusterRun) -> dict[str, Any]:
 
 
 def prefix_facts(settings: ClusterSettings, workload: SessionWorkload, run: ClusterRun) -> dict[str, Any]:
-    """What caches spared of the prompts of sessions that say which tokens they share; nothing of other sessions."""
+    """How many prompt tokens the prefix caches saved, if the sessions say which tokens they share. Otherwise empty, or the reason."""
     if settings.unused_prefixes is not None:
         said = [f"prompts that begin alike are computed anew: {settings.unused_prefixes}"]
         warnings = {} if hasattr(settings.own, "prefix_cache") else {"warnings": said}
@@ -217,26 +217,26 @@ def prefix_facts(settings: ClusterSettings, workload: SessionWorkload, run: Clus
 
 @dataclass(frozen=True, kw_only=True)
 class ArSystem(PolicySystem[Build]):
-    """``build`` makes the cluster of a run's settings and a deployment."""
+    """An autoregressive system. ``build`` makes the cluster from a run's settings and a deployment."""
 
     family: ClassVar[Family] = AR
     is_disaggregated: bool
     deployment: str
-    """Where a cell asks for none: ``planner`` or ``search``."""
+    """The default deployment: ``planner`` or ``search``."""
 
     @property
     def knobs(self) -> tuple[type, ...]:
         return ClusterKnobs, self.own
 
     def place_of(self, cell: Cell) -> str:
-        """Whose table of free settings holds (repro.runs.tuning)."""
+        """Which table of free settings applies: the paper's or that of cards (repro.runs.tuning)."""
         return PAPER if platform(cell.platform).part(ArPart).schedules == "paper" else CARDS
 
     def default_dataset(self, where: Platform) -> str:
         return where.part(ArPart).trace
 
     def prepare(self, cell: Cell) -> tuple[ClusterDeployment | Tuned, SessionWorkload]:
-        """Every refusal a user can cause is raised here."""
+        """Raises every UserError that a user can cause."""
         policies = own_policies(cell.asked, self.policies)
         settings = resolve(cell, self.name, self.own, policies=policies)
         workload = _workload(settings, cell)
@@ -319,7 +319,7 @@ def build_ampd(settings: ClusterSettings, deployment: Deployment) -> Cluster:
     told = {"model": ground.performance, "slo": ground.slo}
     changes: dict[str, Any] = {}
     for each in own.values():
-        # Policies are made for each run; making them once here shows wrong ones before any.
+        # Each run makes its policies. We make them once here, so that wrong ones show before any run.
         each.checked(**{name: told.get(name, 0) for name in each.kind.offered})
     if (router := own.get("router")) is not None:
         changes["make_router"] = lambda seed: router.made(**told, seed=seed)
@@ -346,7 +346,7 @@ def build_vllm(settings: ClusterSettings, deployment: Deployment) -> Cluster:
 
 
 def _sharing(settings: ClusterSettings, cluster: Cluster) -> Cluster:
-    """With workers that share blocks, where the sessions say which: prefill workers then keep their own."""
+    """The cluster with workers that share blocks, if the sessions say which. Prefill workers then keep caches of their own."""
     if not settings.workload.with_prefixes:
         return cluster
     policies = replace(cluster.policies, block_size=settings.own.block_size, history="own-cache")

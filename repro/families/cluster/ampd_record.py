@@ -1,8 +1,8 @@
-"""The family of autoregressive systems on a cluster: a run's tables, what is read off rounds, prefills and workers (AMPD §7), and what
-is checked of a run.
+"""The family of autoregressive systems on a cluster: a run's tables, the metrics of rounds, prefills and workers (AMPD §7), and its
+checks.
 
-A request is a session; rounds, prefills, transfers and workers have tables of their own. Shares are in [0, 1]; times count from when
-a round was ready. A run's reading of SLO attainment and its objectives are among its facts.
+A request is a session. Rounds, prefills, transfers and workers have tables of their own. Shares are in [0, 1], and times count from
+when a round was ready. The facts of a run hold its objectives and its reading of SLO attainment.
 """
 
 import math
@@ -63,7 +63,7 @@ def tables_of(run: ClusterRun) -> dict[str, Table]:
 
 
 def _initial(ids: Sequence[int], table: Table, name: str) -> Values:
-    """Each session's value in the first row of its first round, if it has one."""
+    """For each session, the value in the first row of its first round, or a missing value if it has none."""
     is_first = np.flatnonzero(np.asarray(table["round"]) == 0)
     values = np.asarray(table[name], dtype=np.float64)[is_first]
     found, places = np.unique(np.asarray(table["session_id"], dtype=np.int64)[is_first], return_index=True)
@@ -75,7 +75,7 @@ def _initial(ids: Sequence[int], table: Table, name: str) -> Values:
 
 
 def observed_of(record: RunRecord, readings: Sequence[Reading] = READINGS) -> Observed:
-    """Like ``engines.cluster.record.observe`` of the run behind the record, with the statistics of gaps that ``readings`` need."""
+    """Like ``engines.cluster.record.observe``, but reads the run from its record, with the gap statistics that ``readings`` need."""
     sessions, rounds = record.requests, record.tables[ROUNDS]
     round_itl_s, session_itl_s = (
         {each.itl: column(record, _itl_column(each.itl), table) for each in readings if each.scope == scope}
@@ -93,7 +93,7 @@ def _itl(num: int, stats: Callable[[], Mapping[ItlStat, Floats]]) -> dict[str, V
 
 
 def attainment_by_reading(record: RunRecord, readings: Sequence[Reading] = READINGS) -> dict[str, float | None]:
-    """Every reading of the paper's words, by its name ``scope/ttft/itl``."""
+    """SLO attainment under each reading of the paper's words, by the reading's name ``scope/ttft/itl``."""
     limits = record.facts["slo"]
     if not any(limits.values()):
         return {str(reading): None for reading in readings}
@@ -109,7 +109,7 @@ def slo_attainment(record: RunRecord) -> float | None:
 
 
 def round_ttft_s(record: RunRecord) -> Floats:
-    """By round, from when it was ready; NaN where its first token never came."""
+    """TTFT of each round, from when it was ready. NaN if its first token never came."""
     return column(record, "first_token_s", ROUNDS) - column(record, "ready_s", ROUNDS)
 
 
@@ -119,7 +119,7 @@ def ttft_longest_s(record: RunRecord) -> float | None:
 
 
 def local_share(record: RunRecord) -> float | None:
-    """Recomputations after a preemption are not counted."""
+    """The share of rounds that were prefilled locally. Recomputations after a preemption do not count."""
     local = record.tables[ROUNDS]["is_local"]
     return sum(local) / len(local) if local else None
 
@@ -130,7 +130,7 @@ def prefills_by_reason(record: RunRecord) -> dict[str, int]:
 
 
 def busy_share(record: RunRecord) -> dict[str, float | None]:
-    """By role, prefill and decode steps apart."""
+    """The busy share of the workers of each role, separately for prefill and decode steps."""
     end_s, workers = record.facts["end_s"], record.tables[WORKERS]
     found: dict[str, float | None] = {}
     for role in ("prefill", "decode"):
@@ -189,8 +189,8 @@ def _rounds_are_whole(record: RunRecord) -> Iterator[str]:
 
 
 def _transfers_match(record: RunRecord) -> Iterator[str]:
-    """A remote prefill sends back what it was asked for and the history it had to compute again: with a prefix cache of its own
-    what its home lacks of that, which has decoded the answers itself. Of shared blocks the home has whatever others left there."""
+    """A remote prefill sends back exactly the tokens that it computed: the asked ones and any history computed again. With a prefix
+    cache of its own it sends all that the home lacks, at least the asked tokens. If blocks are shared, the home may lack less."""
     transfers = rows_of(record.tables[TRANSFERS], "task_id", "content", "tokens")
     tasks = rows_of(record.tables[TASKS], "task_id", "is_local", "history", "tokens", "computed_tokens")
     sent = {task: tokens for task, content, tokens in transfers if content == "increment"}
@@ -212,7 +212,7 @@ def _memory_held(record: RunRecord) -> Iterator[str]:
 
 
 def score(record: RunRecord) -> tuple[float, ...]:
-    """One that never ends is infinitely late."""
+    """The score of a trial, where less is better: SLO attainment, then mean session time, infinite if a session never ends."""
     late = column(record, "finished_s") - column(record, "arrival_s")
     ended = late.size and not np.isnan(late).any()
     return -(slo_attainment(record) or 0.0), float(late.mean()) if ended else math.inf

@@ -40,17 +40,17 @@ from repro.workloads.sessions import (
 )
 
 Objective = Annotated[float, Range(1e-6, 1e6)]
-"""Seconds."""
+"""An objective in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionKnobs(TraceKnobs, UntoldAnswers):
-    """What the sessions are, and what they are held to."""
+    """The sessions of a run, and their objectives."""
 
     num_prompts: Annotated[int, Range(1, 10**6)] | None = None
-    """Sessions."""
+    """How many sessions to run."""
     dataset_source: Source | None = None
-    """embedded or local; local where there is a file."""
+    """embedded or local; local if a file is given."""
     dataset_path: str | None = None
     """A file of recorded sessions."""
     delay_mean_s: Seconds | None = None
@@ -60,13 +60,13 @@ class SessionKnobs(TraceKnobs, UntoldAnswers):
     slo_itl_s: Objective | None = None
     """Objective of the time between tokens, in seconds."""
     transient: bool = False
-    """Accept arrivals that outrun the workers: the numbers are of this number of sessions alone."""
+    """Accept arrivals that outrun the workers. The results then hold only for this number of sessions."""
 
 
 _OF_DATA_SET = Only(workload=None)
-"""A file's lengths stay as they are."""
+"""Marks a setting of data sets. A workload file keeps its own lengths."""
 DEFAULT_READING = Reading(scope="round", ttft="every", itl="p95")
-"""What SLO attainment means, where a cell names no other reading: under it a simulated grid came closest to Figure 4 most often
+"""The default meaning of SLO attainment. With this reading a simulated grid came closest to Figure 4 most often
 (``repro reproduce ampd/readings`` scores all)."""
 
 
@@ -75,61 +75,60 @@ class ClusterKnobs(SessionKnobs, Checked):
     model: str | None = None
     """A shape by its name, or a folder with a config.json."""
     precision: Precision = "bf16"
-    """What layers' matrices are stored and multiplied in: bf16, fp8 (a scale a tensor), fp8-block or fp8-dynamic."""
+    """The number format in which layers store and multiply matrices: bf16, fp8 (one scale per tensor), fp8-block or fp8-dynamic."""
     num_gpus: int | None = None
     """GPUs of the deployment."""
     constants: str | None = None
-    """A reading of the cost model; of composed steps, of their overheads."""
+    """A reading of the cost model. With composed steps it only sets their overheads."""
     kv_tokens: Annotated[int, Range(1, 10**9)] | None = None
-    """Tokens of K/V of each worker; what its memory holds beside the weights by default."""
+    """Tokens of K/V that each worker can hold. By default, as many as fit in its memory beside the weights."""
     charged: CostKnobs = field(default_factory=CostKnobs)
     deployment: str | None = None
-    """Workers as P:TP4x2 D:TP8x1 or TP8x2; planner for AMPD's; search for the best, with all else that is free (docs/tuning.md)."""
+    """Workers as P:TP4x2 D:TP8x1 or TP8x2; planner for AMPD's plan; search for the best, with all other free settings (docs/tuning.md)."""
     counted: Annotated[Lengths, _OF_DATA_SET] | None = None
-    """What the lengths of a card count."""
+    """How to read the lengths on a card: as tokens per session or per round."""
     meets_totals: Annotated[bool, _OF_DATA_SET] | None = None
-    """Scale sessions to the means of the trace's card: its own are by default, those of a file are not."""
+    """Scale sessions to the means of the trace's card. By default this is done for the card's own sessions, not for those of a file."""
     system_prompts: Annotated[Count, _OF_DATA_SET] | None = None
-    """Sessions of a card begin with one of so many system prompts, which the sessions that draw the same one share; none by default."""
+    """How many system prompts there are. Each session of a card begins with one of them and shares it with others; none by default."""
     system_tokens: Annotated[int, Range(16, 10**6), Needs(system_prompts=SOMETHING)] = 1024
     """Tokens of each system prompt, in front of the first prompt of a session."""
     planning_rate: Rate | None = None
-    """Sessions/s that the planner, or deployment=search, expects; the cell's own rate by default."""
+    """Sessions/s that the planner, or deployment=search, expects; the request rate by default."""
     slo_scope: Scope = DEFAULT_READING.scope
-    """Whether rounds or sessions meet the objectives."""
+    """Whether attainment counts rounds or sessions that meet the objectives."""
     ttft_rule: TtftRule = DEFAULT_READING.ttft
-    """Whether every TTFT has to, or their mean."""
+    """Whether every TTFT has to meet its objective, or their mean."""
     itl_stat: ItlStat = DEFAULT_READING.itl
-    """Which statistic of the times between tokens has to."""
+    """Which statistic of the times between tokens has to meet its objective."""
 
 
 PLANNING_RATE = 0.6
-"""Sessions/s that plans are made for where a cell has no rate. The paper states none; at 0.4 to 0.6 the planner finds most
-plans of Table 2."""
+"""Sessions/s that we plan for if a cell has no rate. The paper states none. At 0.4 to 0.6 the planner finds most plans of Table 2."""
 
 
 OTHER_SEED = 10**6
-"""Seed of the samples that plans are made on; runs that are reported have smaller ones."""
+"""The seed of the samples that we plan with. Reported runs have smaller seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """What a system is built on, besides its deployment: hashable, so that plans are found once for all seeds."""
+    """All that a system is built on, besides its deployment. It is hashable, so that we plan once for all seeds."""
 
     hardware: Hardware
     num_gpus: int
     slo: Slo
     reading: Reading
     workload: SessionWorkloadConfig
-    """Its seed is not the run's."""
+    """The workload to plan with, whose seed differs from the run's."""
 
     @property
     def performance(self) -> PerformanceModel:
-        """What policies know of the hardware's speed."""
+        """The performance model by which policies know the hardware's speed."""
         return performance_of(self.hardware, self.num_gpus, profiled_context(self.workload))
 
     def sampled(self, turn: int = 0, *, rate: float | None = None) -> SessionWorkload:
-        """Sessions of another seed; at another rate than the run's."""
+        """A sample of sessions with its own seed, at ``rate`` instead of the run's rate if it is given."""
         arrivals = self.workload.arrivals if rate is None else ArrivalConfig(kind="poisson", rate=rate)
         return sessions_of(
             replace(self.workload, arrivals=arrivals, seed=OTHER_SEED + turn, is_sample=rate is not None)
@@ -142,29 +141,29 @@ class ClusterSettings:
 
     platform: Platform
     model: str
-    """As the shape spells it."""
+    """The model's name, as the shape spells it."""
     ground: Ground
     own: Any
     """The system's own settings."""
     policies: Mapping[str, Plugin]
-    """Policies of a user's own, by kind."""
+    """A user's own policies, by kind."""
     deployment: str | None
-    """None: the system's own default."""
+    """The deployment, or None for the system's default."""
     is_transient: bool
     """Whether arrivals may outrun the workers."""
     workload: SessionWorkloadConfig
     unused_prefixes: str | None
-    """Why the sessions' common prefixes are not used, where they have some."""
+    """Why the system does not use the sessions' common prefixes, if they have any."""
     planning_rate: float
     expected_rate: float | None
-    """Sessions/s that a search is for, where it is not the run's own."""
+    """Sessions/s that a search expects, if this is not the run's own rate."""
     charged: CostKnobs
     basis: str
     """Digest of the constants and objectives behind the numbers."""
 
     @property
     def cost_text(self) -> str:
-        """What steps are charged by, in one sentence."""
+        """One sentence on how steps are charged."""
         hardware = self.ground.hardware
         constants, card = hardware.constants, hardware.gpu
         if hardware.kernels is not None:
@@ -185,7 +184,7 @@ def hardware_of(
 
 
 def constants_on(card: Gpu, constants: CostConstants) -> CostConstants:
-    """The physical ones with what is fitted to a card of a user's own; other readings as they are."""
+    """The physical constants with those fitted to a user's own card. Other readings stay as they are."""
     fitted = fit_of(card)
     if fitted is None or constants != PHYSICAL:
         return constants
@@ -195,7 +194,7 @@ def constants_on(card: Gpu, constants: CostConstants) -> CostConstants:
 
 @lru_cache(maxsize=256)
 def performance_of(hardware: Hardware, num_gpus: int, context: int) -> PerformanceModel:
-    """A tenth of a second; the runs of a panel share it."""
+    """The performance model of this hardware. It takes a tenth of a second, so the runs of a panel share it."""
     return profile_hardware(hardware, num_gpus=num_gpus, decode_context=context)
 
 
@@ -203,7 +202,8 @@ _kept_sessions = kept(maxsize=512)(build_sessions)
 
 
 def sessions_of(config: SessionWorkloadConfig) -> SessionWorkload:
-    """The systems of a comparison serve the same sessions. A file's are those of every seed where nothing is drawn."""
+    """The sessions of a workload, which all systems of a comparison share. A file's sessions are the same for every seed if nothing is
+    drawn."""
     is_drawn = config.arrivals.kind != "trace" or config.delay_mean_s is not None
     if isinstance(config.file, TraceFile) and not is_drawn:
         config = replace(config, seed=0)
@@ -212,7 +212,7 @@ def sessions_of(config: SessionWorkloadConfig) -> SessionWorkload:
 
 @kept(maxsize=512)
 def profiled_context(config: SessionWorkloadConfig) -> int:
-    """Tokens at which decoding is profiled: halfway through a session of the mean length."""
+    """The context, in tokens, at which we profile decoding: halfway through a session of mean length."""
     if config.meets_totals:
         lengths = load_session_card(config.trace).lengths
         return round((lengths.prefill_tokens + lengths.decode_tokens + config.system_tokens) / 2)
@@ -228,8 +228,8 @@ def resolve(
     policies: Mapping[str, Plugin] = MappingProxyType({}),
     most_gpus: int | None = None,
 ) -> ClusterSettings:
-    """Platform defaults overridden by the cell's knobs; what cannot be is refused by name. ``own`` are the system's, ``policies``
-    those that the cell names; ``most_gpus`` takes the place of the platform's own number."""
+    """Return the platform's defaults with the cell's knobs over them. Raises UserError for knobs that cannot be. ``own`` is the class of
+    the system's own knobs, ``policies`` are those that the cell names. ``most_gpus`` replaces the platform's number."""
     where = platform(cell.platform)
     part = where.part(ArPart)
     require(
@@ -282,8 +282,8 @@ def resolve(
 
 
 def _usual_steps(part: ArPart, card: Gpu, own: type, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What a real system does by default, on a card: tokens and requests are vLLM 0.15's of its API server, which
-    ``EngineArgs.get_batch_defaults`` (vllm/engine/arg_utils.py) takes from the card."""
+    """The defaults of a real system on this card. Tokens and requests of a step are those of vLLM 0.15's API server, which
+    ``EngineArgs.get_batch_defaults`` (vllm/engine/arg_utils.py) chooses by the card."""
     usual: dict[str, Any] = dict(getattr(own, "on_cards", {}))
     if part.schedules == "paper" or not usual:
         return {}
@@ -296,7 +296,7 @@ def _usual_steps(part: ArPart, card: Gpu, own: type, asked: Mapping[str, Any]) -
 
 
 def _num_gpus(asked: int | None, where: Platform, card: SessionCard | None, most: int | None) -> int:
-    """As many as are asked for, else those of the trace; of a user's own sessions what the platform's runs take."""
+    """The number of GPUs that is asked for, else that of the trace. A user's own sessions get the usual number of the platform."""
     every = where.part(ArPart).num_gpus
     usual = (where.usual_gpus or every) if card is None else min(card.num_gpus, every)
     found, most = usual if asked is None else asked, most or every
@@ -307,8 +307,8 @@ def _num_gpus(asked: int | None, where: Platform, card: SessionCard | None, most
 def _sharing(
     workload: SessionWorkloadConfig, knobs: ClusterKnobs, own: Any, system: str, asked: Mapping[str, Any]
 ) -> tuple[SessionWorkloadConfig, str | None]:
-    """The workload as the system serves it: its sessions know which tokens they share if the system's workers keep shared blocks. Else
-    why they do not. Raises UserError for settings of such workers that have no effect."""
+    """The workload as the system serves it, and why common prefixes are not used, if so. The sessions know which tokens they share if the
+    system's workers keep shared blocks. Raises UserError for settings of such workers that have no effect."""
     if knobs.system_prompts is not None:
         workload = replace(workload, system_prompts=knobs.system_prompts, system_tokens=knobs.system_tokens)
     size = own_block(workload)
@@ -331,14 +331,14 @@ def _sharing(
 
 
 def own_block(workload: SessionWorkloadConfig) -> int | None:
-    """Tokens of the blocks that the sessions have names of; None where they have none."""
+    """Tokens in each of the sessions' named blocks; None if the sessions name no blocks."""
     if workload.file is None:
         return None if workload.system_prompts is None else SYSTEM_BLOCK
     return block_of(trace_of(workload.file, workload.seed).sessions)
 
 
 def replayed_rate(workload: SessionWorkloadConfig) -> float | None:
-    """Sessions/s that a file's own times come at; None at other arrivals, or where all are one."""
+    """Sessions/s at a file's own arrival times. None with other arrivals, or if all sessions arrive at once."""
     if workload.file is None or workload.arrivals.kind != "trace":
         return None
     sessions = sessions_of(workload).sessions
@@ -347,7 +347,7 @@ def replayed_rate(workload: SessionWorkloadConfig) -> float | None:
 
 
 def _objectives(model: str, trace: str | None, part: ArPart, knobs: ClusterKnobs) -> Slo:
-    """Those that are given, else what the platform states for a trace; a file has none but those that are given."""
+    """The given objectives, else those that the platform states for the trace. A file has only those that are given."""
     if trace is None:
         return Slo(ttft_s=knobs.slo_ttft_s or NO_OBJECTIVE_S, itl_s=knobs.slo_itl_s or NO_OBJECTIVE_S)
     found = part.objectives.get((model, trace))
@@ -370,7 +370,7 @@ def sessions_asked(
     meets_totals: bool | None = None,
     counted: Lengths | None = None,
 ) -> SessionWorkloadConfig:
-    """The workload of a cell; ``num_sessions`` where it asks for no number."""
+    """The workload of a cell. It has ``num_sessions`` sessions unless the cell asks for another number."""
     path, file = knobs.dataset_path, trace_asked(cell.dataset, knobs, cell.asked)
     if file is not None:
         return SessionWorkloadConfig(

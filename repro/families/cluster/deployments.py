@@ -1,4 +1,4 @@
-"""Which deployments a system may run on: as written, AMPD's plan, or what a search chooses among (repro.runs.tuning)."""
+"""The deployments that a system may run on: one as written, AMPD's plan, or the candidates of a search (repro.runs.tuning)."""
 
 import re
 
@@ -13,7 +13,7 @@ _POOLS = re.compile(r"TP[1-9]\d*x[1-9]\d*(?:\+TP[1-9]\d*x[1-9]\d*)*")
 
 
 def parse_deployment(text: str) -> Deployment:
-    """``P:TP4x2 D:TP8x1``, or ``TP8x2`` for co-located workers; pools of one phase are joined by +."""
+    """Parse ``P:TP4x2 D:TP8x1``, or ``TP8x2`` for co-located workers. A + joins pools of one phase."""
     words = text.split()
     pools: dict[str, tuple[Pool, ...]] = {}
     for word in words:
@@ -32,7 +32,7 @@ def parse_deployment(text: str) -> Deployment:
 
 @kept(maxsize=256)
 def planned(ground: Ground, rate: float, top: int = 1) -> tuple[Plan, ...]:
-    """AMPD's planner for sessions at ``rate`` (AMPD §5), best first."""
+    """The ``top`` plans of AMPD's planner for sessions at ``rate`` (AMPD §5), best first."""
     degrees = ground.hardware.degrees(min_kv_tokens=ground.sampled().longest_tokens)
     workload = PlanningWorkload(sessions=ground.sampled(rate=rate).sessions, rate=rate, slo=ground.slo)
     return _some(plan(ground.performance, workload, degrees, ground.num_gpus, top=top), ground)
@@ -49,7 +49,7 @@ def _some(found: tuple[Plan, ...], ground: Ground) -> tuple[Plan, ...]:
 
 @kept(maxsize=256)
 def splits(ground: Ground, most: int) -> tuple[Deployment, ...]:
-    """``most`` of them, those with the least worst phase by closed forms, the even one among these."""
+    """The ``most`` prefill/decode splits whose worse phase is least by closed forms, always including the even split if there is one."""
     rate = ground.workload.arrivals.rate or 1e3
     workload = PlanningWorkload(sessions=ground.sampled(rate=rate).sessions, rate=rate, slo=ground.slo)
     degrees = ground.hardware.degrees(min_kv_tokens=ground.sampled().longest_tokens)
@@ -61,7 +61,7 @@ def splits(ground: Ground, most: int) -> tuple[Deployment, ...]:
 
 
 def replicated(ground: Ground) -> tuple[Deployment, ...]:
-    """Co-located workers of every degree that holds the longest session."""
+    """One deployment of co-located workers for each degree that holds the longest session."""
     degrees = ground.hardware.degrees(min_kv_tokens=ground.sampled().longest_tokens)
     found = tuple(replications(ground.num_gpus, degrees))
     require(
@@ -73,7 +73,7 @@ def replicated(ground: Ground) -> tuple[Deployment, ...]:
 
 
 def even_split(num_gpus: int, degrees: tuple[int, ...]) -> Deployment | None:
-    """Half of the GPUs for each phase in the largest workers that fit: what Table 2 lists for ten of twelve pairs."""
+    """Half of the GPUs for each phase, in the largest workers that fit. Table 2 lists this split for ten of twelve pairs."""
     half = num_gpus // 2
     fitting = [degree for degree in degrees if half and half % degree == 0]
     if num_gpus % 2 or not fitting:

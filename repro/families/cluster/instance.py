@@ -1,4 +1,4 @@
-"""One measured prefill instance, and what its policies need to know of it: the floor, the knee and the step model."""
+"""One measured prefill instance, and what we tell its policies about it: the floor, the knee and the step model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from repro.files import read_yaml
 from repro.workloads.card import built
 
 SLO_FLOORS = 20
-"""The TTFT objective, in steps of one token."""
+"""The TTFT objective, as a multiple of the time of a one-token step (the floor)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Setting:
     model: str
     """'tiny', a name of ``CAUSAL_SHAPES``, a directory or a hub id."""
     shorts: tuple[int, int]
-    """Tokens of short prompts, from and to."""
+    """The fewest and the most tokens of a short prompt."""
     longs: tuple[int, int]
     lengths: tuple[int, ...]
     """Lengths of the buckets, L."""
@@ -47,7 +47,7 @@ TINY, CARD = (built(Setting, _SETTINGS[name], f"instances.yaml: {name}") for nam
 
 
 def setting_of(model: str) -> Setting:
-    """The card's sizes fit 141 GB beside any model of the paper: 32B leaves room for half the K/V."""
+    """The sizes for a model. Those of ``CARD`` fit 141 GB with any model of the paper, except that 32B leaves room for half the K/V."""
     if model == "tiny":
         return TINY
     is_large = config_of(model).n_layers >= 64
@@ -59,11 +59,11 @@ class MeasuredInstance:
     setting: Setting
     executor: PagedExecutor
     cost: MeasuredSteps
-    """Runs every step once."""
+    """Runs and times every step once."""
     step_model: StepModel
-    """Fitted to the shortest of several runs of each step of the profile."""
+    """A model of step times, fitted to the fastest of several runs of each profiled step."""
     floor_s: float
-    """A step of one token."""
+    """Seconds of a step of one token."""
     captured: tuple[Bucket | Rung, ...]
 
     @property
@@ -72,12 +72,12 @@ class MeasuredInstance:
 
     @property
     def boundary(self) -> int:
-        """L_m: tokens below which the floor decides a step, within the setting's shorts and longs."""
+        """L_m: the number of tokens below which a step takes the floor, limited to lie between the setting's shorts and longs."""
         return min(max(round(self.step_model.knee_tokens), self.setting.shorts[1] + 1), self.setting.longs[0])
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was measured of it before it served, as JSON."""
+        """Measurements of the instance before it served, as JSON values."""
         model = self.step_model
         return {
             "floor_s": self.floor_s,
@@ -95,7 +95,7 @@ def config_of(model: str) -> CausalConfig:
 
 
 def executor_of(setting: Setting, *, device: str, dtype: str, uses_graphs: bool = True) -> PagedExecutor:
-    """With random weights, on which no time depends."""
+    """An executor with random weights, because step times do not depend on them."""
     model = load_causal(config_of(setting.model), dtype=parse_dtype(dtype), device=device, weights="random")
     return PagedExecutor(
         model,
@@ -116,8 +116,8 @@ def measured_instance(
     repeats: int = 5,
     timer: Callable[[], float] = perf_counter,
 ) -> MeasuredInstance:
-    """Load, capture and profile. ``captured`` are the shapes policies may ask for, by default the whole grid; ``timer``
-    is that of ``MeasuredSteps``."""
+    """Load a model, capture its graphs and profile it. ``captured`` are the shapes that policies may use, by default the whole grid.
+    ``timer`` goes to ``MeasuredSteps``."""
     require(repeats >= 1, f"repeats={repeats} must be at least 1")
     shapes = tuple(grid(setting.lengths, setting.batches) if captured is None else captured)
     executor = executor_of(setting, device=device, dtype=dtype)

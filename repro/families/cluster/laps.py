@@ -1,4 +1,4 @@
-"""LAPS with its ablations, Reserve, On-time and the prefill sides they are compared with: from a cell to instances and their turns."""
+"""LAPS, its ablations, Reserve, On-time and the prefill systems compared with them: from a cell to instances and their turns."""
 
 import hashlib
 import math
@@ -63,12 +63,12 @@ from repro.workloads.conversations import load_conversation_card
 from repro.workloads.served import workload_knobs
 
 GIVEN_UP_S = 600.0
-"""Simulated time, besides what users think and answers take, after which a run is given up: a policy that dispatches nothing never
-ends."""
+"""Simulated seconds, besides think time and decoding, after which we give a run up. Otherwise a policy that dispatches nothing would
+never end."""
 _SLOWEST_TOKEN_S = 0.05
-"""The longest that a token of an answer takes, where it is decoded."""
+"""The most seconds that we allow for each token of a decoded answer."""
 _ON_TORCH = "repro.families.cluster.on_torch"
-"""The module of measured runs: a simulation loads no torch, nor depends on its code."""
+"""The module of measured runs, imported only for them: a simulation loads no torch and does not depend on this code."""
 Build = Callable[[PrefillSettings], PrefillSystem]
 
 
@@ -81,7 +81,7 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
     def cluster(self, settings: PrefillSettings) -> PrefillCluster:
         decoding = None
         if settings.decode != "none":
-            # Answers are decoded in a simulation alone, whose costs know how long that takes.
+            # Only simulations decode answers, because their costs know how long that takes.
             cost = cast(StepCost, settings.cost)
             decoding = Decoding(where=settings.decode, cost=cost, kv_capacity=settings.kv_capacity)
         return PrefillCluster(
@@ -98,7 +98,7 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
     def run(self, workload: PrefillWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         config, part = workload.config, self.settings.part
         until_s = _until_s(workload, self.settings.decode)
-        # A measured run's settings have an instance in the body.
+        # Inside the body, a measured run's settings have an instance.
         serving = nullcontext if self.settings.is_simulated else import_module(_ON_TORCH).serving
         with serving(self.settings) as settings:
             run = self.cluster(settings).simulate(workload.arrivals, until_s=until_s)
@@ -136,7 +136,7 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
         )
 
     def _ran(self, settings: PrefillSettings, shape: ModelShape) -> dict[str, Scalar]:
-        """What ran, as knobs."""
+        """The knobs of what ran."""
         told = vars(settings.own) | vars(getattr(settings.own, "temporal", settings.own))
         own = {name: told[name] for name in ("chunk_tokens", "max_num_batched_tokens") if name in told}
         ground = {"model": settings.model, "precision": shape.precision, "num_instances": settings.num_instances}
@@ -144,7 +144,7 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
 
 
 def _estimates(settings: PrefillSettings, run: PrefillRun) -> dict[str, Any]:
-    """What of a composed run's times is estimated."""
+    """How much of a composed run's times is estimated."""
     if settings.part.gpu is None:
         return {}
     history, tokens = (np.asarray(run.requests[name], dtype=np.int64) for name in ("history", "tokens"))
@@ -161,8 +161,8 @@ def resolve(
     part: PrefillPart | None = None,
     policies: Mapping[str, Plugin] = MappingProxyType({}),
 ) -> PrefillSettings:
-    """The settings of a cell; raises UserError for whatever a user can get wrong. ``own`` is the class of the system's own, ``usual``
-    their defaults on a platform, ``part`` takes the place of the platform's, ``policies`` are those that the cell names."""
+    """The settings of a cell. Raises UserError for all that a user can get wrong. ``own`` is the class of the system's own settings,
+    ``usual`` gives their defaults on a platform, ``part`` replaces the platform's, and ``policies`` are those that the cell names."""
     where = platform(cell.platform)
     part = part or where.part(PrefillPart)
     wanted = "torch" if part.gpu is None else "roofline"
@@ -215,8 +215,8 @@ def resolve(
 
 
 def _charged(knobs: InstanceKnobs, part: PrefillPart, system: str) -> tuple[ModelShape | None, CostKnobs]:
-    """The model of a simulated instance, a measured one has its own, and what its steps are charged by. Refuses one whose kernels are
-    not known."""
+    """The shape of a simulated instance (None if measured, which has its own model), and how its steps are charged. Raises UserError if
+    its kernels are not known."""
     model = knobs.model or part.model
     if part.gpu is None:
         require(model == part.model, f"model={model!r} is not measured here: leave it out, or use {part.model}")
@@ -247,7 +247,7 @@ def _until_s(workload: PrefillWorkload, decode: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSystemEntry(PolicySystem[Build]):
-    """``build`` makes the policies of a run's settings, whose ``own`` are the system's, ``policies`` a user's."""
+    """A prefill system. ``build`` makes its policies from a run's settings, whose ``own`` are the system's and ``policies`` a user's."""
 
     family: ClassVar[Family] = PREFILL
     usual: Callable[[PrefillPart], Mapping[str, Any]] = lambda part: {}
@@ -261,11 +261,11 @@ class PrefillSystemEntry(PolicySystem[Build]):
         return where.part(PrefillPart).dataset
 
     def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
-        """Every refusal a user can cause is raised here. ``part`` replaces the platform's."""
+        """Raises every UserError that a user can cause. ``part`` replaces the platform's."""
         policies = named_in(cell.asked, self.policies)
         check_beside(policies, _REPLACED, cell.asked)
         settings = resolve(cell, self.name, self.own, self.usual, part, policies)
-        # What is behind the numbers besides requests and code: constants and objective, or the model and the scales.
+        # The numbers depend on these besides requests and code: constants and objective, or the model and the scales.
         basis: tuple[object, ...] = settings.part, settings.slo_s, settings.boundary
         if (card := settings.part.gpu) is not None:
             basis = settings.shape, gpu(card), settings.constants, settings.slo_s, settings.boundary
@@ -308,24 +308,24 @@ def pools(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
 
 POLICIES = (BATCHER, OPEN_QUEUE, INSTANCE_ROUTER)
 _REPLACED = {"batcher": (*knobs_of(WaitConfig), *knobs_of(TemporalConfig))}
-"""Knobs of what each stands in place of."""
+"""For each kind of a user's policy, the knobs of the policy that it replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillPolicies:
     batcher: str | None = None
-    """A batching policy of one's own as module:NAME, in place of the two queues and the waiting; made for every instance, with what it
-    takes of max_num_batched_tokens, max_num_seqs, model and slo."""
+    """Your own batching policy as module:NAME, made for every instance. It replaces the two queues and the waiting, and can take
+    max_num_batched_tokens, max_num_seqs, model and slo."""
     queue: Annotated[str, Only(batcher=SOMETHING)] | None = None
-    """An order of waiting prefills of one's own as module:NAME, an OpenQueue, beside a batcher of one's own; made likewise, with slo."""
+    """Your own order of waiting prefills as module:NAME: an OpenQueue, made for every instance beside your batcher. It can take slo."""
     router: Annotated[str, Only(num_instances=Range(2), pooling=(None, "each"))] | None = None
-    """A router of one's own as module:NAME, which picks an instance; made for every run, with what it takes of model, slo and seed."""
+    """Your own router as module:NAME, made for every run, which picks an instance. It can take model, slo and seed."""
 
 
 def with_own(
     settings: PrefillSettings, model: StepModel, config: LapsConfig, own: Mapping[str, Plugin]
 ) -> PrefillSystem:
-    """LAPS with these in place of its own."""
+    """LAPS with a user's policies in place of its own."""
     system, part = laps(model, config), settings.part
     slo = Slo(ttft_s=settings.deadline_s or NO_OBJECTIVE_S, itl_s=NO_OBJECTIVE_S)
     told = {
@@ -349,31 +349,31 @@ def with_own(
 
 
 _SHORT_SHARE = 0.25
-"""Share of the instances for the short pool where nothing else is asked: short turns are a quarter of the tokens."""
+"""The default share of instances in the short pool, because short turns have a quarter of the tokens."""
 _POOLED = Only(num_instances=Range(2), decode="none")
-"""What one instance has no pools for, nor instances whose answers are decoded."""
+"""Marks a setting of pools. A single instance has none, nor do instances whose answers are decoded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphKnobs:
     graphs: Graphs | None = None
-    """Which graph a step replays. nearest: the covering bucket, whatever it costs. cheapest: only where predicted faster. ladder:
-    packed sizes, likewise. none."""
+    """Which captured graph a step replays. nearest: the smallest bucket that holds the batch. cheapest: a bucket, only if predicted
+    faster. ladder: a packed size, only if predicted faster. none: no graph."""
     graph_budget_gb: (
         Annotated[float, Range(0, 1000), SIMULATED, Only(graphs=("nearest", "cheapest", "ladder"))] | None
     ) = None
-    """GB of memory for captured graphs; all of them by default."""
+    """GB of memory for captured graphs; enough for all graphs by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolKnobs:
     num_short: Annotated[Count, _POOLED] | None = None
-    """Instances of the short pool, where there are several; a quarter of them by default."""
+    """Instances in the short pool; a quarter of all instances by default."""
     controller: Annotated[Literal["mended", "printed", "off"], _POOLED] = "mended"
-    """Which form of Algorithm 2 moves instances between the pools; off leaves them as they are."""
+    """Which form of Algorithm 2 moves instances between the pools; off leaves the pools as they are."""
     pooling: Annotated[Pooling, _POOLED] | None = None
-    """global: instances pull from their pool's queue (LAPS §3.2). each: requests are pushed to the instance of the pool with the
-    least outstanding tokens, which keeps a history where it is cached."""
+    """global: instances pull from their pool's queue (LAPS §3.2). each: a request goes to the instance of its pool with the fewest
+    outstanding tokens, so that a history stays where it is cached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,7 +405,7 @@ def _build_laps(settings: PrefillSettings) -> PrefillSystem:
 
 
 def _build_graphs(settings: PrefillSettings) -> PrefillSystem:
-    """SGLang's one queue, with the graphs of LAPS."""
+    """SGLang's single queue with the graphs of LAPS."""
     model, graphs = _captured(settings)
     budget = _sglang_tokens(settings.part)["max_num_batched_tokens"]
     return graphs_only(model, graphs=graphs, max_num_batched_tokens=budget, name="laps-graphs-only")
@@ -419,7 +419,7 @@ class SrptKnobs(GraphKnobs):
 @dataclass(frozen=True, kw_only=True)
 class SrptAgingKnobs(SrptKnobs):
     aging: Annotated[float, Range(0, 1e6)] = 0.05
-    """Seconds of remaining work a second of waiting is worth in the order."""
+    """How many seconds of remaining work one second of waiting offsets in the order."""
 
 
 def _with_graphs(settings: PrefillSettings, make: Callable[..., PrefillSystem], own: Any) -> PrefillSystem:
@@ -433,13 +433,13 @@ def _sglang(settings: PrefillSettings, name: str) -> PrefillSystem:
 
 
 def _captured(settings: PrefillSettings) -> tuple[StepModel, Graphs]:
-    """A model of a step's time that knows the graphs that fit the budget, and how one of them is chosen."""
+    """The step model with the graphs that fit the budget, and how a step chooses one of them."""
     graphs = settings.own.graphs
     return settings.step_model(settings.shapes(graphs, settings.own.graph_budget_gb)), graphs
 
 
 def _ladder(part: PrefillPart) -> dict[str, Any]:
-    """A CPU has no launches that packed sizes would save."""
+    """The default choice of graphs. A CPU gets none, because it has no launches that packed sizes would save."""
     return {"graphs": "none" if part.gpu is None else "ladder"}
 
 
@@ -448,7 +448,7 @@ def _sglang_tokens(part: PrefillPart) -> dict[str, Any]:
 
 
 def _laps_config(settings: PrefillSettings, graphs: Graphs) -> LapsConfig:
-    """Temporal on one instance, or where answers are decoded; else pools."""
+    """The configuration of LAPS: temporal disaggregation on one instance or if answers are decoded, else pools of instances."""
     own, spatial = settings.own, None
     if settings.num_instances > 1 and settings.decode == "none":
         spatial = Spatial(

@@ -1,10 +1,10 @@
-"""The family of prefill systems, turns of conversations on prefill instances: a run's tables, what is read off turns and steps (LAPS
-§4), and what is checked of a run. TTFT is first token - arrival; shares are in [0, 1].
+"""The family of prefill systems, which serve turns of conversations on prefill instances. A run has tables, metrics of turns and steps
+(LAPS §4), and checks. TTFT is first token - arrival, and shares are in [0, 1].
 
-A request is one turn, done with its first token. The window opens when a tenth of the turns have arrived. In a closed loop it closes
-when a client finds no further conversation, so that all clients are busy in it; in an open one with the last arrival. Requests that
-arrive in it count, however late they finish. All metrics are over the turns that count, but for padding, graphs and busy time, which
-are over all steps. A turn that never had its first token misses the objective.
+A request is one turn, and ends with its first token. The window opens when a tenth of the turns have arrived. In a closed loop it
+closes when a client finds no further conversation, so that all clients are busy in it. In an open loop it closes with the last arrival.
+Requests that arrive in the window count, however late they finish. All metrics are over these turns, except padding, graphs and busy
+time, which are over all steps. A turn that never gets its first token misses the objective.
 """
 
 import math
@@ -29,19 +29,19 @@ Floats = npt.NDArray[np.float64]
 STEPS, MOVES, INSTANCES = "steps", "moves", "instances"
 
 WARM_UP = 0.1
-"""Share of the turns that arrive before the window opens."""
+"""The share of turns that arrive before the window opens."""
 
 
 class Window(NamedTuple):
-    """Arrivals in [start_s, end_s) count."""
+    """The time in which arrivals count: [start_s, end_s)."""
 
     start_s: float
     end_s: float
 
 
 def window_of(requests: Table, end_s: float, last_sessions: Sequence[int] = ()) -> Window:
-    """Closes when the first of the closed loops, whose last conversations these are, runs out, or the run ends before that; with the
-    last arrival where there are none."""
+    """The window of a run. ``last_sessions`` are the last conversations of the closed loops: the window closes when the first of them
+    begins, at the latest at ``end_s``. Without closed loops it closes with the last arrival."""
     arrival = np.asarray(requests["arrival_s"], dtype=np.float64)
     closes_s = float(arrival.max()) if len(arrival) else 0.0
     if last_sessions:
@@ -85,21 +85,21 @@ BUCKETS: tuple[tuple[str, int, float], ...] = (
     ("256-999", 256, 1000),
     ("1000+", 1000, np.inf),
 )
-"""Prompt tokens, from and below; of the data set, where a platform scales its lengths."""
+"""Bands of prompt lengths: name, first length and the length above the last. They count tokens before a platform scales lengths."""
 BUSY, WAITED = 0.999, 0.5
-"""Instances this busy while the last quarter of the turns waits this much longer than the first: the rate outruns them."""
+"""The rate outruns instances that are this busy, if the last quarter of the turns waits this many seconds longer than the first."""
 
 # ---- metrics, each under the name that it has in metrics.csv ----------------------------------------------
 
 
 def counted(record: RunRecord, length_class: str | None = None) -> Mask:
-    """The turns that count, or those of a class."""
+    """A mask of the turns that count, or of those in a class."""
     found = mask(record, "counted")
     return found if length_class is None else found & mask(record, "length_class", length_class)
 
 
 def ttft_of(record: RunRecord, chosen: Mask) -> Floats:
-    """TTFT of the finished ones of these."""
+    """TTFTs of the chosen turns that finished."""
     return known((column(record, "finished_s") - column(record, "arrival_s"))[chosen])
 
 
@@ -109,14 +109,14 @@ def violations(record: RunRecord, chosen: Mask) -> float | None:
 
 
 def _inside(record: RunRecord, begin_s: Floats, end_s: Floats) -> float:
-    """Seconds of these spans that lie in the window, summed."""
+    """The total seconds of these spans that lie in the window."""
     opens_s, closes_s = record.facts["window_s"]
     inside = np.minimum(end_s, closes_s) - np.maximum(begin_s, opens_s)
     return float(inside[inside > 0].sum())
 
 
 def _over_window(amount: Callable[[RunRecord, float, float], float]) -> Compute:
-    """``amount`` between two times, over the window's length."""
+    """A metric: ``amount`` between the window's ends, divided by the window's length."""
 
     def compute(record: RunRecord) -> float | None:
         start_s, end_s = record.facts["window_s"]
@@ -244,8 +244,8 @@ def _steps_do_not_overlap(record: RunRecord) -> Iterator[str]:
 
 
 def littles_law(record: RunRecord) -> Iterator[str]:
-    """L = X W. Over a window the two sides differ by turns that are in the system at its ends, no more; a closed loop besides has
-    each of its clients in the system or thinking, all the time."""
+    """Check Little's law, L = X W. Over a window the two sides may differ only by the turns in the system at its ends. In a closed loop
+    we also check that each client is in the system or thinking at all times."""
     start_s, end_s = record.facts["window_s"]
     mean, rate = in_system(record), rps(record)
     times = ttft_of(record, counted(record))
@@ -256,7 +256,7 @@ def littles_law(record: RunRecord) -> Iterator[str]:
     finished = np.where(np.isnan(finished), np.inf, finished)
     at_ends = ((arrival < start_s) & (finished > start_s)) | ((arrival < end_s) & (finished > end_s))
     spill = float(np.minimum(finished - arrival, length_s)[at_ends].sum()) / length_s
-    # What arrived and what finished in the window differ by those at its ends too.
+    # Arrivals and finishes in the window also differ by the turns at its ends.
     slack = spill + float(times.mean()) * int(at_ends.sum()) / length_s + 1e-6
     if abs(mean - rate * float(times.mean())) > slack:
         yield f"Little's law fails: {mean:.3f} turns in the system, {rate:.3f}/s x {times.mean():.4f} s"
@@ -271,7 +271,7 @@ def littles_law(record: RunRecord) -> Iterator[str]:
 
 
 def _keeps_up(record: RunRecord) -> Iterator[str]:
-    """An open loop's rate that grows the queue for as long as it lasts."""
+    """Report an open loop whose rate lets the queue grow for as long as it lasts."""
     if record.facts["closed_loops"] or record.facts["is_transient"]:
         return
     busy = busy_share(record)
@@ -289,11 +289,11 @@ def _keeps_up(record: RunRecord) -> Iterator[str]:
 
 
 MOST_TRIED = 3000
-"""Turns of a trial of a search, an instance."""
+"""The most turns per instance in a trial of a search."""
 
 
 def trial(cell: Cell) -> Cell:
-    """With as many turns as a trial has at most."""
+    """The cell with at most as many turns as a trial may have."""
     turns, instances = cell.asked.get("num_prompts"), cell.asked.get("num_instances", 1)
     if not isinstance(turns, int) or not isinstance(instances, int) or turns <= MOST_TRIED * instances:
         return cell
@@ -302,7 +302,8 @@ def trial(cell: Cell) -> Cell:
 
 
 def score(record: RunRecord) -> tuple[float, ...]:
-    """At a rate the share of late turns, then their mean TTFT; without one turns/s, the same number as the mean where no one thinks."""
+    """The score of a trial, where less is better. At a rate: the share of late turns, then mean TTFT. In closed loops: minus turns/s,
+    which says the same as mean TTFT if clients do not think."""
     if record.facts["closed_loops"]:
         return (-(rps(record) or 0.0),)
     times = ttft_of(record, counted(record))

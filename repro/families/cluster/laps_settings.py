@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 Decode = Literal["none", "apart", "mixed"]
 SIMULATED = Only(executor="roofline")
-"""What means nothing to a measured instance."""
+"""Marks a setting that means nothing for a measured instance."""
 Clients = Annotated[int, Range(1, 10**5)]
 _MaybeClients = Annotated[int, Range(0, 10**5)]
 _BANDS = Only(rate=None, arrivals=None, clients=None, min_tokens=None, max_tokens=None)
-"""Two closed loops have their own clients and prompts."""
+"""Marks a setting of the two closed loops of long and short prompts, which fix clients and prompt lengths themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,55 +53,55 @@ class InstanceKnobs(TraceKnobs, UntoldAnswers, Checked):
     model: str | None = None
     """A shape by its name, or a folder with a config.json."""
     precision: Annotated[Precision, SIMULATED] = "bf16"
-    """What layers' matrices are stored and multiplied in: bf16, fp8 (a scale a tensor), fp8-block or fp8-dynamic."""
+    """The number format in which layers store and multiply matrices: bf16, fp8 (one scale per tensor), fp8-block or fp8-dynamic."""
     num_instances: int = 1
-    """Instances, a GPU each."""
+    """How many instances there are, with one GPU each."""
     constants: Annotated[PrefillConstants, SIMULATED] = field(default_factory=PrefillConstants)
     charged: CostKnobs = field(default_factory=lambda: CostKnobs(kernels="sglang"))
     cache: Cache = "shared"
-    """Where histories are cached: shared by all instances, or on the instance that computed them (instance)."""
+    """Where histories are cached. shared: in one cache for all instances. instance: on the instance that computed them."""
     reprefills_answer: bool = False
-    """Compute the last answer again with the next turn, as where it was decoded elsewhere."""
+    """Compute the last answer again with the next turn, as if it had been decoded elsewhere."""
     decode: Annotated[Decode, SIMULATED] = "none"
-    """none: turns end with their first token. apart: answers are decoded on as many other GPUs; mixed: on the instances; with
-    either the next turn comes after the whole answer."""
+    """none: a turn ends with its first token. apart: as many other GPUs decode answers. mixed: the instances decode them. With apart
+    and mixed the next turn comes after the whole answer."""
     num_prompts: Annotated[int, Range(1, 10**5)] | None = None
-    """Turns."""
+    """How many turns to run."""
     clients: Annotated[Clients, Only(rate=None, arrivals=Except("trace"))] | None = None
-    """Conversations held at once, one after the other by each client, in a closed loop; a rate is of turns, whatever became of those
-    before."""
+    """Clients of a closed loop, each of which holds one conversation after another. With a rate instead, turns arrive whether or not
+    earlier turns have finished."""
     think_s: Annotated[Seconds, Needs(rate=None, arrivals=None)] = 0.0
     """Seconds a client thinks before its next turn."""
     answer_tokens: Annotated[int, Range(1, 10**6)] | None = None
     """Tokens of every answer."""
     dataset_source: Source | None = None
-    """embedded or local; local where there is a file."""
+    """embedded or local; local if a file is given."""
     dataset_path: str | None = None
     """A file of recorded conversations."""
     min_tokens: Annotated[int, Range(1, 10**6)] | None = None
-    """Only prompts of so many tokens or more."""
+    """Use only prompts of at least this many tokens."""
     max_tokens: Annotated[int, Range(1, 10**6)] | None = None
-    """Only prompts of so many tokens or fewer."""
+    """Use only prompts of at most this many tokens."""
     long_clients: Annotated[_MaybeClients, _BANDS] | None = None
     """Clients of a closed loop of prompts above 1,000 tokens (LAPS Figures 1 and 3)."""
     short_clients: Annotated[_MaybeClients, _BANDS] | None = None
-    """Clients of a closed loop of prompts below 64 tokens beside them."""
+    """Clients of a closed loop of prompts below 64 tokens (LAPS Figures 1 and 3), beside long_clients."""
     slo_ttft_s: Annotated[float, Range(1e-6, 1e6)] | None = None
     """Objective of the time to the first token, in seconds."""
     deadlines: bool = True
-    """Whether policies know the objective; without, they serve offline."""
+    """Whether policies know the objective. Without it, they serve offline."""
     transient: bool = False
     """Accept a rate that the instances cannot serve."""
 
 
 SHORT_PROMPT = 63
-"""Most tokens of a short prompt in LAPS Figures 1 and 3."""
+"""The most tokens of a short prompt in LAPS Figures 1 and 3."""
 _MEMORY_SHARE = 0.85
-"""Share of a GPU's memory, for weights and K/V."""
+"""The share of a GPU's memory that weights and K/V may take."""
 BOUNDARY = 256
-"""L_m, tokens of the data set."""
+"""L_m, in tokens of the data set (before a platform scales its lengths)."""
 MEASURED_GRID = tuple(bucket for bucket in GRID if bucket.length <= 64 and bucket.batch <= 16)
-"""Buckets of a measured instance: up to the boundary, a quarter as long as the paper's, and as deep as its figures have clients."""
+"""Buckets of a measured instance: as long as its boundary, a quarter of the paper's, and as deep as the paper's figures have clients."""
 UNMEASURED = StepModel(
     base_s=1e-3,
     request_s=1e-5,
@@ -111,7 +111,7 @@ UNMEASURED = StepModel(
     history_s=1e-8,
     shapes=dict.fromkeys(MEASURED_GRID, 1e-3),
 )
-"""Stands for a measured instance's step model until there is one: options are checked before any run."""
+"""A placeholder for a measured instance's step model, so that we can check options before any run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,15 +121,15 @@ class PrefillSettings:
     platform: Platform
     part: PrefillPart
     model: str
-    """As the shape spells it."""
+    """The model's name, as the shape spells it."""
     shape: ModelShape | None
-    """None of a measured instance."""
+    """The model's shape; None for a measured instance."""
     num_instances: int
     constants: PrefillConstants
     charged: CostKnobs
     slo_s: float
     deadline_s: float | None
-    """What policies know of the objective."""
+    """The objective as policies know it; None if they do not."""
     boundary: int
     cache: Cache
     reprefills_answer: bool
@@ -139,9 +139,9 @@ class PrefillSettings:
     own: Any
     """The system's own settings."""
     policies: Mapping[str, Plugin]
-    """Policies of a user's own, by kind."""
+    """A user's own policies, by kind."""
     instance: "MeasuredInstance | None" = None
-    """What a measured run is on, while it runs."""
+    """The instance of a measured run, while it runs."""
 
     @property
     def is_simulated(self) -> bool:
@@ -154,7 +154,7 @@ class PrefillSettings:
 
     @property
     def cost_text(self) -> str:
-        """What simulated steps are charged by, in one sentence."""
+        """One sentence on how simulated steps are charged."""
         card = self.part.gpu
         assert card is not None, "a measured step is charged nothing"
         if self.charged.framework is not None:
@@ -165,20 +165,20 @@ class PrefillSettings:
 
     @property
     def cost(self) -> StepTimes:
-        """What a step takes: on a simulated card, or on the instance of a measured run, which has a stand-in before it has one."""
+        """The time of a step: on a simulated card, or on the measured instance. Before there is an instance, this is a placeholder."""
         if self.part.gpu is not None:
             return cost_of(self.simulated_shape, gpu(self.part.gpu), self.constants, self.charged.framework)
         return UNMEASURED if self.instance is None else self.instance.cost
 
     def step_model(self, shapes: tuple[Bucket | Rung, ...]) -> StepModel:
-        """What policies know of the instances' speed: a fit to profiled steps, and the replay of every captured graph."""
+        """The step model by which policies know the instances' speed: a fit to profiled steps, and the time of every captured graph."""
         if self.part.gpu is not None:
             return _step_model_of(self.simulated_shape, self.part.gpu, self.constants, self.charged.framework, shapes)
         model = UNMEASURED if self.instance is None else self.instance.step_model
         return replace(model, shapes={shape: model.shapes[shape] for shape in shapes})
 
     def shapes(self, graphs: Graphs, budget_gb: float | None = None) -> tuple[Bucket | Rung, ...]:
-        """What is captured for a way to choose: simulated what fits the budget, measured what the instance has."""
+        """The shapes of captured graphs. A simulation has those of ``graphs`` that fit the budget, a measured run its instance's."""
         if not self.is_simulated:
             require(
                 graphs != "ladder",
@@ -191,7 +191,7 @@ class PrefillSettings:
 
     @property
     def kv_capacity(self) -> int:
-        """Tokens of K/V beside the weights on one GPU; measured, what the instance has positions for."""
+        """Tokens of K/V that fit beside the weights on one GPU. On a measured instance, its number of positions."""
         if self.part.gpu is None:
             return self.part.most_tokens
         shape = self.simulated_shape
@@ -207,7 +207,7 @@ def _step_model_of(
     kernels: Framework | None,
     shapes: tuple[Bucket | Rung, ...],
 ) -> StepModel:
-    """The mixing penalty is not in it: policies know what a step of one prompt takes."""
+    """The step model of a simulated card. It lacks the mixing penalty, because policies know only how long a step of one prompt takes."""
     cost = cost_of(shape, gpu(card), replace(constants, kappa=0.0), kernels)
     return _profiled(cost).replaying(cost, shapes)
 
@@ -222,19 +222,19 @@ _TOKENS = ("token_max", "chunk_tokens", "short_tokens")
 
 
 def in_tokens(count: int, length_scale: float) -> int:
-    """A number of the paper's tokens, on a platform."""
+    """Scale a number of tokens in the paper to a platform's lengths, to at least 1."""
     return max(1, round(length_scale * count))
 
 
 def scaled(kind: type, *, length_scale: float, time_scale: float) -> dict[str, Any]:
-    """Defaults of a policy's settings by name where lengths and times are so much of the paper's, whose objective is 0.4 s."""
+    """Defaults of a policy's settings by name, with the paper's lengths and times (for an objective of 0.4 s) scaled by these factors."""
     knobs = knobs_of(kind)
     times = {name: time_scale * knobs[name].default for name in _TIMES if name in knobs}
     return times | {name: in_tokens(knobs[name].default, length_scale) for name in _TOKENS if name in knobs}
 
 
 def workload_of(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> "PrefillWorkloadConfig":
-    """At a rate, or in closed loops: of whole conversations or of a band of prompts, or two, of long and of short ones."""
+    """The workload of a cell: at a rate, in one closed loop (all prompts or a band of lengths), or in two (long and short)."""
     arrivals, think_s, file = None, knobs.think_s, trace_asked(cell.dataset, knobs, cell.asked)
     if cell.rate is not None or knobs.arrivals is not None:
         require(
@@ -272,7 +272,7 @@ def workload_of(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> "Prefill
 
 
 def _bands(whole: ConversationConfig, clients: Mapping[str, int]) -> "tuple[Stream, ...]":
-    """Closed loops of long and of short prompts, with as many turns for each client."""
+    """Two closed loops, of long and of short prompts, with the same number of turns per client."""
     total = sum(clients.values())
     require(total > 0, "long_clients=0 and short_clients=0: give one of them clients")
     streams: list[Stream] = []
@@ -285,28 +285,28 @@ def _bands(whole: ConversationConfig, clients: Mapping[str, int]) -> "tuple[Stre
 
 
 LANES = 256
-"""Conversations that go on side by side in an open loop, where there are as many."""
+"""The most conversations that an open loop holds side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
     conversations: ConversationConfig
     clients: int | None
-    """None: at a rate."""
+    """Clients of a closed loop; None at a rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillWorkloadConfig:
     streams: tuple[Stream, ...]
     arrivals: ArrivalConfig | None
-    """None: closed loops."""
+    """Arrivals of an open loop; None for closed loops."""
     think_s: float = 0.0
     length_scale: float = 1.0
-    """Factor on prompts and answers after they are drawn: ``low`` and ``high`` are the data set's tokens."""
+    """Factor on drawn prompts and answers. ``low`` and ``high`` count tokens before scaling."""
 
     @property
     def is_replayed(self) -> bool:
-        """Whether conversations come at a file's own times."""
+        """Whether conversations arrive at a file's own times."""
         return self.arrivals is not None and self.arrivals.kind == "trace"
 
 
@@ -314,7 +314,7 @@ class PrefillWorkloadConfig:
 class PrefillWorkload:
     config: PrefillWorkloadConfig
     streams: tuple[Conversations, ...]
-    """Session ids are unique over all."""
+    """The conversations of each stream. Session ids are unique over all streams."""
     provenance: ConversationProvenance
 
     @cached_property
@@ -332,12 +332,12 @@ class PrefillWorkload:
 
 
 _conversations = kept(maxsize=256)(draw_conversations)
-"""Runs at other rates and with other clients have the same ones."""
+"""Draws conversations, which we keep so that runs with other rates or clients share them."""
 
 
 @kept(maxsize=256)
 def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
-    """The systems of a comparison serve the same turns."""
+    """The workload of these settings, which all systems of a comparison share."""
     streams = []
     first_id = 0
     for stream in config.streams:
@@ -362,11 +362,11 @@ def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
 
 
 def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int) -> OpenTurns:
-    """Puts every turn at a time of its own, Poisson's for one, whatever became of the turn before it.
+    """Give every turn its own arrival time, such as a Poisson process's, whether or not the turn before it has finished.
 
-    The turns of all conversations, one behind the other, are cut into lanes of equal length; which lane has its turn is
-    random. So any part of the run has first and later turns in their right shares, histories as long as they get, and turns of
-    a conversation in order. What a cut divides counts as conversations of their own.
+    We line up the turns of all conversations, cut the line into lanes of equal length, and draw at random which lane goes next. So every
+    part of the run has the right shares of first and later turns, full histories, and the turns of a conversation in order. If a cut
+    divides a conversation, both parts count as conversations of their own.
     """
     flat = []
     for session in conversations.sessions:
@@ -391,7 +391,7 @@ def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int)
 
 
 def with_scaled_lengths(drawn: Conversations, scale: float) -> Conversations:
-    """At least a token is left of each; the published shares, of unscaled lengths, stay."""
+    """The conversations with scaled lengths of at least one token. The published shares stay those of unscaled lengths."""
     sessions = tuple(
         Session(
             session.session_id,

@@ -1,7 +1,7 @@
-"""A measured prefill instance: the tiny decoder on one core of this CPU, its steps planned by the same policies.
+"""A measured prefill instance: the tiny decoder on one core of this CPU, whose steps the same policies plan.
 
-Every step is run and timed, once; arrivals, queues and policies live on a clock that the steps put forward. So a run is as
-long as its steps, and time a client thinks costs none.
+We run and time every step once. Arrivals, queues and policies follow a virtual clock that each step advances. So a run takes as long
+as its steps, and clients' think time costs nothing.
 """
 
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ from repro.families.cluster.instance import TINY, MeasuredInstance, measured_ins
 from repro.families.cluster.laps_settings import MEASURED_GRID, PrefillSettings
 
 _THREADS = 1
-"""The model's products are too small to divide."""
+"""One thread, because the model's matrix products are too small to divide."""
 PROFILED = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Prompts whose steps the policies' step model is fitted to: one in a thousand of the workload's is longer."""
+"""Prompt lengths of the steps to which we fit the policies' step model. One in a thousand of the workload's prompts is longer."""
 REPEATS = 3
-"""Repeats of each, of which the shortest counts."""
+"""How often we run each profiled step. The fastest run counts."""
 
 
 @contextmanager
 def serving(settings: PrefillSettings) -> Iterator[PrefillSettings]:
-    """With the instance that the settings have, or this CPU's."""
+    """Yield the settings with an instance: their own if they have one, else this CPU's."""
     if settings.instance is not None:
         yield settings
         return
@@ -38,7 +38,7 @@ def serving(settings: PrefillSettings) -> Iterator[PrefillSettings]:
 
 @lru_cache(maxsize=1)
 def instance(max_len: int) -> MeasuredInstance:
-    """Loaded and profiled once a session: all its systems know the same of it."""
+    """The instance of this CPU. We load and profile it once per process, so that all systems know the same of it."""
     lengths = tuple(sorted({bucket.length for bucket in MEASURED_GRID}))
     batches = tuple(sorted({bucket.batch for bucket in MEASURED_GRID}))
     setting = replace(TINY, max_len=max_len, lengths=lengths, batches=batches, profile_lengths=PROFILED)

@@ -1,6 +1,6 @@
-"""AMPD's planner as a system of its own: the deployments it ranks, and, where asked, the seconds it takes (AMPD §5, App. A.2).
+"""AMPD's planner as a system of its own: the deployments it ranks and, on request, the seconds it takes (AMPD §5, App. A.2).
 
-A cell's rate is what is planned for. Its seed chooses the sample of sessions; plans that serve a workload are made on that of seed 0.
+It plans for the cell's rate. The cell's seed chooses the sample of sessions. Plans that serve a workload use the sample of seed 0.
 """
 
 import hashlib
@@ -22,19 +22,19 @@ from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, OnProgress, R
 from repro.workloads.sessions import SessionWorkload
 
 _MOST_GPUS = 4096
-"""Beyond the platform's own: planning is of interest there."""
+"""The most GPUs that we plan for. It exceeds the platform's own number, because plans of large clusters are of interest."""
 MOST_PLANS = 100
-"""Each is one more program to solve."""
+"""A limit, because each further plan is one more program to solve."""
 NUM_DECISIONS = 2000
-"""Timed ones of the router and of the queue, each."""
+"""How many decisions we time, for the router and for the queue each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerKnobs(Checked):
     top: Annotated[int, Range(1, MOST_PLANS)] = 3
-    """Plans that are ranked."""
+    """How many plans to rank."""
     method: Method | None = None
-    """How the program is solved; by the number of GPUs by default."""
+    """How the program is solved. By default the number of GPUs decides."""
     timed: bool = False
     """Measure how long the planner and its policies take."""
 
@@ -46,7 +46,7 @@ PLANNING = Family(
 
 @dataclass(frozen=True, kw_only=True)
 class Planning:
-    """Profiling the hardware is not planning: it is done before the clock starts."""
+    """A run of the planner. It profiles the hardware before the clock starts, because profiling is not planning."""
 
     settings: ClusterSettings
     rate: float
@@ -69,7 +69,7 @@ class Planning:
         return {"num_gpus": self.ground.num_gpus}
 
     def check_machine(self) -> None:
-        """Any machine will do."""
+        """Accepts any machine."""
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         ground = self.ground
@@ -114,7 +114,7 @@ class Planning:
         )
 
     def _decisions(self) -> dict[str, float]:
-        """Seconds of one, where it is longest: no worker has slack, and the first prefill of three is late."""
+        """Seconds of one decision in its slowest case: no worker has slack, and the first prefill of three is late."""
         router = AdaptiveRouter(self.ground.performance, self.ground.slo)
         late_s, over_s = 2 * self.ground.slo.ttft_s, 2 * self.ground.slo.itl_s
         degree = max(self.ground.hardware.degrees())
@@ -175,4 +175,4 @@ class Planner:
 
 AMPD_PLANNER = Planner()
 PLANNER_SYSTEM = "repro.systems.ar.planning:AMPD_PLANNER"
-"""As cells name it, stored ones too: its first place (``repro.runs.system``)."""
+"""The name of this system in cells, including stored ones. It was the module's first path (``repro.runs.system``)."""

@@ -1,4 +1,4 @@
-"""What systems of policies on simulated workers share, whatever they serve: how they are named, built, run and recorded."""
+"""The common base of systems that run policies on simulated workers: how they are named, built, run and recorded."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +17,7 @@ from repro.runs.record import Obtained, RunRecord, Table
 from repro.runs.system import SYSTEMS, FreeSetting, free_settings
 
 Options = tuple[tuple[str, Any], ...]
-"""A system's own knobs that a cell sets, by name."""
+"""The system's own knobs that a cell sets, as (name, value) pairs."""
 
 
 Build = TypeVar("Build")
@@ -29,11 +29,11 @@ class PolicySystem(Generic[Build]):
     name: str
     title: str
     own: type
-    """Settings whose fields are the system's own knobs."""
+    """The class of settings whose fields are the system's own knobs."""
     build: Build
-    """Makes the policies, of settings and the system's own knobs."""
+    """Makes the policies from the settings and the system's own knobs."""
     policies: tuple[Kind, ...] = ()
-    """Kinds that a user's own may be of, each by a knob."""
+    """The kinds of policy that a user can replace, each by a knob."""
 
     @property
     def free(self) -> tuple[FreeSetting, ...]:
@@ -62,7 +62,7 @@ class PolicyDeployment(Generic[Build, SettingsOf]):
     modules: tuple[str, ...]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process looks up by the system's name what cannot be sent."""
+        """A lambda cannot be pickled, so another process looks ``build`` up by the system's name."""
         is_named = getattr(self.build, "__name__", "") != "<lambda>"
         return {name: value for name, value in vars(self).items() if is_named or name != "build"}
 
@@ -71,7 +71,7 @@ class PolicyDeployment(Generic[Build, SettingsOf]):
         vars(self).update(state | build)
 
     def check_machine(self) -> None:
-        """Any machine will do: one without a card simulates, or measures on its CPU."""
+        """Accepts any machine: these runs are simulated, or measured on a CPU."""
 
     def record(
         self, tables: Mapping[str, Table], *, platform: str, provenance: Any, facts: Mapping[str, Any], **manifest: Any
@@ -90,7 +90,7 @@ class PolicyDeployment(Generic[Build, SettingsOf]):
 
 
 def shape_named(model: str) -> ModelShape:
-    """A shape by its name, or of the config.json in a folder."""
+    """The shape of this name, or of the config.json in this folder."""
     try:
         is_folder = Path(model).is_dir()
     except (OSError, ValueError):  # a name too long, or no name
@@ -134,7 +134,7 @@ def request_table(
     status: Sequence[str],
     **own: Sequence[Any],
 ) -> Table:
-    """Requests that were submitted when they were due, and of which none failed; ``own`` are the family's columns."""
+    """The table of requests that were all submitted when due and did not fail. ``own`` are the family's columns."""
     num = len(request_id)
     is_ok = (
         status.where("ok") if isinstance(status, Values) else np.array([each == "ok" for each in status], dtype=bool)

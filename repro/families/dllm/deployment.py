@@ -1,13 +1,13 @@
-"""A method configured for one workload: how it batches, what memory that takes, and the engine that serves it.
+"""A method configured for one workload: how it batches, how much memory that takes, and the engine that serves it.
 
-The paper gives no sizes of static batches (§6.1), only that they are the largest that fit, found beforehand. ``batch_rule`` says what
-has to fit: the workload's longest request, one of ``max_model_len`` tokens, or of each batch its own longest; or it says one request.
-The memory model knows what fits where a card is simulated, the measured peak where the model runs ("preliminary profiling"). A batch
-that was asked for is held to the same.
+The paper gives no sizes of static batches (§6.1). It says only that they are the largest that fit, found beforehand. ``batch_rule`` says
+what has to fit: the workload's longest request, one of ``max_model_len`` tokens, or each batch's own longest; or it says one request.
+For a simulated card the memory model decides what fits; if the model runs, the measured peak does ("preliminary profiling"). A batch
+size that was asked for must fit too.
 
-Upstream, the allocations of published code have to fit, and a batch is one where published code serves one request at a time. One
-request is run even where that allocation does not fit; ``oom_requests`` counts the requests for which it would fail alone. On a real
-executor, where our code stands in for the published, only the batch differs from the largest.
+With ``is_upstream``, the allocations of published code have to fit. The batch is one request if published code serves one at a time. We
+run a single request even if its allocation does not fit; ``oom_requests`` counts the requests for which it would fail. On a real
+executor our code stands in for the published code, and only the batch may be smaller than the largest.
 """
 
 import time
@@ -51,12 +51,12 @@ from repro.tasks.task import Task
 from repro.workloads.workload import Workload
 
 ON_TORCH = "repro.families.dllm.on_torch"
-"""What serves on a real device: a simulation loads no torch, nor depends on its code."""
+"""The module that serves on a real device. A simulation loads no torch and does not depend on this code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DllmDeployment:
-    """``config``, ``kv_rows`` and ``batch_size`` are planned by arithmetic, and measured by assembling where the model runs."""
+    """A method for one workload. ``config``, ``kv_rows`` and ``batch_size`` are planned by arithmetic, or measured if the model runs."""
 
     method: Method
     settings: DllmSettings
@@ -67,18 +67,18 @@ class DllmDeployment:
     """Tokens of the workload's longest request."""
     kv_rows: int = 0
     batch_size: int | None = None
-    """Most requests of a static batch; None where steps are packed."""
+    """The most requests of a static batch; None if steps are packed."""
     room: Callable[[int, int], bool] | None = None
-    """Whether requests as long as the longest of them and so many fit in memory, where each batch is sized by its own."""
+    """Given the longest request's tokens and the number of requests, says whether a batch fits. Only if each batch is sized on its own."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Knobs that the cell names whether they were given or not: what a simulated baseline stands for."""
+    """Knobs that the cell always names, even if they were not given: the reading of a simulated baseline."""
     calibration: Calibration | None = None
     """Calibration of a simulated card, in place of the stored one."""
     replayed: Replayed | None = None
-    """What its simulated steps follow."""
+    """The recorded steps that its simulated steps follow."""
     task: Task | None = None
-    """Whose problems the workload asks; None where nothing is graded."""
+    """The task whose problems the workload asks; None if nothing is graded."""
 
     @property
     def obtained(self) -> Obtained:
@@ -90,7 +90,7 @@ class DllmDeployment:
 
     @property
     def published(self) -> PublishedMethod:
-        """The method of a static batch: no other has them."""
+        """The method, if batches are static. Only published methods have static batches."""
         assert isinstance(self.method, PublishedMethod)
         return self.method
 
@@ -112,7 +112,7 @@ class DllmDeployment:
         return (*own, *(where.partition(":")[0] for where in executors))
 
     def check_machine(self) -> None:
-        """Any machine simulates."""
+        """Raise UserError if a measured run cannot run here. Any machine can simulate."""
         if not self.settings.is_simulated:
             import_module(ON_TORCH).check_machine(self.settings)
 
@@ -145,7 +145,7 @@ class DllmDeployment:
 
     @contextmanager
     def serving(self) -> "Iterator[tuple[Engine, DllmDeployment]]":
-        """In its body there is an engine, and the deployment as it was measured on the way."""
+        """Yield a ready engine, and the deployment with all that was measured while assembling it."""
         if not self.settings.is_simulated:
             with import_module(ON_TORCH).serving(self) as (engine, measured):
                 yield engine, measured
@@ -159,20 +159,20 @@ class DllmDeployment:
         yield Engine(self.scheduler(), executor), self
 
     def following(self, replayed: Replayed) -> "DllmDeployment":
-        """As it is where simulated steps follow a run's."""
+        """The deployment with simulated steps that follow a recorded run's. Raises UserError unless steps are packed."""
         require(
             self.batching.kind == "packed", "replay follows packed steps alone: use reading='policy', or leave it out"
         )
         return replace(self, replayed=replayed)
 
     def cost_on(self, card: str | Gpu) -> StepPrice:
-        """What a simulated step is charged by."""
+        """The cost model that charges simulated steps."""
         settings = self.settings
         calibration = self.calibration or load_calibration(card)
         return price_on(settings.shape, gpu(card), settings.charged.framework, calibration)
 
     def charged_to(self, roofline: StepPrice, *, is_upstream: bool) -> RooflineExecutor:
-        """What charges the steps to a roofline; ``is_upstream`` charges the copies of published code too."""
+        """The executor that charges steps to a roofline. With ``is_upstream`` it also charges the copies of published code."""
         if self.batching.kind == "packed":
             return self.method.packed_roofline(roofline, self.config, self.sampler)
         copied = self.sampler.reduction_traffic_per_value(roofline.shape.dtype_bytes) if is_upstream else 0
@@ -186,7 +186,7 @@ class DllmDeployment:
         return charged.describe(card, f"{1e3 * calibration.step_overhead_s:g} ms a step {how}")
 
     def _estimates(self) -> Mapping[str, Any]:
-        """What of a composed run's times is estimated."""
+        """How much of a composed run's times is estimated."""
         settings, card = self.settings, self.settings.platform.gpu
         if not settings.is_simulated or card is None:
             return {}
@@ -207,7 +207,7 @@ class DllmDeployment:
         if not settings.is_simulated:
             record = record.with_manifest(device=settings.device, dtype=settings.dtype, weights=settings.weights)
         ran = step_requests(record)
-        # Requests that a step ran: of a static batch how large it was.
+        # How many requests each step ran: for static batches, the batch size.
         batches = {"mean": ran["mean"], "largest": int(ran["max"])} if ran["n"] else None
         return record.with_manifest(
             obtained=self.obtained,
@@ -232,7 +232,7 @@ def _outputs(engine: Engine, record: RunRecord) -> dict[int, tuple[int, ...]]:
 
 
 def plan_packed(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeployment:
-    """The deployment with its pool, by arithmetic; refuses settings that cannot be served."""
+    """The deployment with its pool, sized by arithmetic. Raises UserError for settings that cannot be served."""
     sampler = deployment.method.packed(deployment.sampler, is_simulated=deployment.settings.is_simulated)
     deployment = replace(deployment, sampler=sampler, longest=max(lengths))
     kind = scheduler_of(deployment.config.scheduler)
@@ -250,12 +250,12 @@ def plan_packed(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeplo
 
 
 def pool_rows(deployment: DllmDeployment, *, activations_measured_bytes: int | None = None) -> tuple[int, MemoryPlan]:
-    """Rows of the pool, in the method's own size, and the split that leaves them."""
+    """The pool's rows, each of the method's own size, and the memory split that leaves them."""
     method, settings, config = deployment.method, deployment.settings, deployment.config
     shape = settings.shape
     per_request = deployment.sampler.rows_of_request(deployment.longest, settings.generation)
     row_bytes = method.cache_row_bytes(shape)
-    # Whole buffers of a chunk of logits: itself, and what reducing it takes, rounded up.
+    # We count whole buffers of a chunk of logits: the chunk itself, and the buffers that reducing it takes, rounded up.
     rows = logit_rows_at_once(config, config.logit_rows)
     reduced = min(rows, REDUCTION_ROWS) if deployment.sampler.decode.confidence_dtype == "float64" else rows
     copied = reduced * deployment.sampler.reduction_bytes_per_value(shape.dtype_bytes)
@@ -267,7 +267,7 @@ def pool_rows(deployment: DllmDeployment, *, activations_measured_bytes: int | N
         logit_copies=1 - (-copied // (rows * shape.dtype_bytes)),
         activations_measured_bytes=activations_measured_bytes,
     )
-    # Counted in KV rows; a method without a cache still needs its worst step to fit.
+    # We count KV rows. A method without a cache still needs room for its worst step.
     needed = max(1, -(-per_request * row_bytes // shape.kv_bytes_per_token))
     if plan.kv_rows < needed:
         knobs = ["max_num_batched_tokens", *(["max_num_logits"] if config.logit_rows == "decomposed" else [])]
@@ -281,13 +281,13 @@ def pool_rows(deployment: DllmDeployment, *, activations_measured_bytes: int | N
 
 
 def _fits(deployment: DllmDeployment, longest: int, members: int) -> bool:
-    """Whether requests are a batch that fits in memory, padded to the longest of them."""
+    """Whether a batch of ``members`` requests, padded to the longest, fits in memory."""
     footprint = _footprint(deployment, longest, is_upstream=deployment.batching.is_upstream)
     return footprint.peak_bytes(members) <= deployment.settings.memory_limit
 
 
 def plan_static(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeployment:
-    """The deployment with its batch size, by the memory model; refuses what does not fit or cannot stay in step."""
+    """The deployment with its batch size from the memory model. Raises UserError if the batch does not fit or cannot stay in step."""
     settings = deployment.settings
     asked, limit = settings.baseline.batch_size, settings.engine.max_num_seqs
     require(
@@ -302,7 +302,7 @@ def plan_static(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeplo
     check_in_step(settings.generation, deployment.sampler.decode, most)
     facts = dict(_planned(deployment, most) if asked is None else _asked(deployment, most))
     if deployment.batching.is_upstream and settings.is_simulated:
-        # Longer requests take more: what fits is found in a few looks.
+        # Longer requests take more memory, so we find the fitting ones by bisection.
         ordered = sorted(lengths)
         fitting = bisect_right(
             ordered,
@@ -316,7 +316,7 @@ def plan_static(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeplo
 def sized(deployment: DllmDeployment, facts: Mapping[str, Any]) -> DllmDeployment:
     """The deployment with a batch of ``facts['batch_size']``."""
     batch_size, settings = facts["batch_size"] or most_members(deployment), deployment.settings
-    # The token budget is dLLM-Serve's currency; a static batch is bounded by memory alone.
+    # Only dLLM-Serve has a token budget. Memory alone limits a static batch.
     config = replace(deployment.config, max_num_batched_tokens=batch_size * settings.engine.max_model_len)
     rows = deployment.sampler.rows_of_request(deployment.longest, settings.generation)
     kv_rows = batch_size * rows
@@ -327,7 +327,7 @@ def sized(deployment: DllmDeployment, facts: Mapping[str, Any]) -> DllmDeploymen
 
 
 def most_members(deployment: DllmDeployment) -> int:
-    """No batch is larger, whatever the memory."""
+    """The most requests of any batch, however much memory there is."""
     settings, baseline = deployment.settings, deployment.settings.baseline
     most = min(settings.asked.num_prompts, settings.engine.max_num_seqs)
     if baseline.batch_size is not None:
@@ -345,13 +345,13 @@ def most_members(deployment: DllmDeployment) -> int:
 
 
 def member_tokens(deployment: DllmDeployment) -> int:
-    """Tokens of the request that every member of a batch has to have room for."""
+    """Tokens that each member of a batch needs room for."""
     settings = deployment.settings
     return settings.engine.max_model_len if settings.baseline.batch_rule == "max_model_len" else deployment.longest
 
 
 def found_facts(found: FoundBatch, deployment: DllmDeployment, most: int) -> Mapping[str, Any]:
-    """Facts of a batch found by running batches of up to ``most``; one that was asked for has to be that large."""
+    """Facts of a batch found by running batches of up to ``most``. Raises UserError if it is smaller than the batch asked for."""
     settings, asked = deployment.settings, deployment.settings.baseline.batch_size
     if asked is None:
         return _largest(found, deployment, "by the measured peak")

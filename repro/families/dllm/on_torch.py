@@ -1,4 +1,4 @@
-"""A deployment on a real device: the model, what is measured of it before it serves, and its executor."""
+"""A deployment on a real device: the model, the measurements before it serves, and its executor."""
 
 import gc
 from collections.abc import Collection, Iterator, Mapping
@@ -52,24 +52,24 @@ def serving(deployment: DllmDeployment) -> Iterator[tuple[Engine, DllmDeployment
         leader = LeadingExecutor(executor, group)
         with closing(Engine(measured.scheduler(), leader)) as engine:
             yield engine, measured
-            # Not after an error, where the others may be anywhere: then they are ended.
+            # Only without an error. After one the other ranks may be anywhere, and ``local_ranks`` ends them.
             leader.stop()
 
 
 def _follow(group: TensorParallel, deployment: DllmDeployment) -> None:
-    """What the other ranks run: they make the same of the deployment as rank 0 does."""
+    """Runs on the other ranks, which assemble the deployment exactly as rank 0 does."""
     executor, _ = assemble(deployment, group)
     follow(executor, group)
 
 
 def check_machine(settings: DllmSettings) -> None:
-    """Refuse what a measured run needs and this machine has not, before the first run."""
+    """Raise UserError, before the first run, for anything that a measured run needs and this machine lacks."""
     name = settings.engine.attention_backend
     check_device(settings.device)
     dtype = parse_dtype(settings.dtype)
     check_weights(settings.weights)
     check_quantization(settings.quantization, dtype, settings.device)
-    # A size above the machine's own, or the card's: a model is not loaded for it.
+    # Refuse a memory limit above the machine's or the card's memory before we load a model.
     total = machine_memory_bytes()
     if settings.device.startswith("cuda"):
         check_memory(torch.device(settings.device), settings.memory_limit)
@@ -86,7 +86,7 @@ def check_machine(settings: DllmSettings) -> None:
 
 
 def assemble(deployment: DllmDeployment, group: TensorParallel | None = None) -> tuple[Executor, DllmDeployment]:
-    """The executor, and the deployment as measured. ``group`` is what the model is divided among; every rank assembles."""
+    """Return the executor, and the deployment as measured. ``group`` are the ranks that share the model; every rank assembles."""
     settings = deployment.settings
     _limit_memory(settings, None)  # a peak above the limit is a result while it is planned, not a failure
     bound = _bound(settings)
@@ -146,7 +146,7 @@ def model_key(settings: DllmSettings) -> ModelKey:
 
 @lru_cache(maxsize=2)
 def load(name: str, dtype: str, device: str, weights: str, _digest: str, quantization: str = "none") -> DiffusionModel:
-    """One load serves every cell, as long as the checkpoint's files are the same."""
+    """Load a model once for all cells, as long as the checkpoint's files stay the same."""
     return load_model(
         name,
         dtype=parse_dtype(dtype),
@@ -158,32 +158,32 @@ def load(name: str, dtype: str, device: str, weights: str, _digest: str, quantiz
 
 
 def release(device: str) -> None:
-    """Give a device back what is kept on it for runs to come, and lift the limit that the last one has left."""
+    """Free the memory that we keep on a device for later runs, and lift the limit that the last run set."""
     load.cache_clear()
     gc.collect()
     limit_memory(torch.device(device), None)
 
 
 def stop_ids(settings: DllmSettings) -> frozenset[int] | None:
-    """The checkpoint's, where generation may end at one; random weights have the shape's own."""
+    """The checkpoint's stop ids, if generation may end at one. None otherwise, and for random weights, which use the shape's own."""
     if not settings.generation.stop_at_eos or settings.weights == "random":
         return None
     return stop_token_ids(checkpoint_dir(settings.model), config_of(settings.model))
 
 
 def _limit_memory(settings: DllmSettings, memory_bytes: int | None) -> int | None:
-    """The first thing a run asks of its device: one that is not there is refused here."""
+    """Set or lift the device's memory limit. A run does this first, so a device that is missing raises UserError here."""
     check_device(settings.device)
     return limit_memory(torch.device(settings.device), memory_bytes)
 
 
-# -- what bounds its steps ----------------------------------------------------------------------------------
+# -- the bound of its steps ----------------------------------------------------------------------------------
 
 
 def _bound(settings: DllmSettings) -> Roofline | None:
-    """The card at its peaks: the datasheet's. A device without one has those measured here, only where the run is
-    profiled, as it takes a second. None otherwise, and for int8 weights and guided requests, whose bytes and second
-    forward have no cost in the model."""
+    """The roofline of the card at its datasheet peaks. For a device without a datasheet we measure peaks, but only if the run is
+    profiled, because this takes a second. None otherwise, and for int8 weights and guided requests: the model has no cost for
+    their bytes and second forward."""
     if settings.generation.cfg_scale > 0 or settings.quantization != "none":
         return None
     card = datasheet_gpu(torch.device(settings.device))
@@ -203,18 +203,18 @@ def _card_by_measuring(device: str, dtype: str) -> Gpu:
 def _with_measured_pool(
     deployment: DllmDeployment, model: DiffusionModel, group: TensorParallel | None
 ) -> DllmDeployment:
-    """The pool gets what the measured worst step leaves."""
+    """The deployment with a pool that takes the memory left by the measured worst step."""
     settings, config, graphs = deployment.settings, deployment.config, 0
     if group is None:
         peak = _measured_peak(model_key(settings), config, settings.generation)
     else:
-        # Of the rank that takes most: all must lay out the same pool.
+        # Take the rank with the highest peak, because all ranks must lay out the same pool.
         peaks = group.gathered(measure_worst_step(model, config, settings.generation))
         peak = max(peaks, key=lambda peak: (peak.activation_bytes, peak.logits_bytes))
-    # What logits take beyond the plan's own count must not come out of the guard band.
+    # If logits take more than the plan counts, the excess must not come out of the guard band.
     beyond = max(0, peak.logits_bytes - deployment.facts["logits_bytes"])
     if config.cuda_graphs and settings.device.startswith("cuda"):
-        # What captured graphs keep: the activations of the largest, whose memory the others share, and everyone's output.
+        # Captured graphs keep the activations of the largest, whose memory the others share, and the output of each.
         rows = min(MAX_ROWS + sum(ROWS) // 2, config.max_num_batched_tokens)
         graphs = peak.activation_bytes * rows // config.max_num_batched_tokens
     kv_rows, plan = pool_rows(deployment, activations_measured_bytes=peak.activation_bytes + beyond + graphs)
@@ -229,7 +229,7 @@ def _with_measured_pool(
 
 @lru_cache(maxsize=8)
 def _measured_peak(key: ModelKey, config: EngineConfig, generation: GenerationConfig) -> MeasuredPeak:
-    """Peak of the worst step, measured once per sweep."""
+    """The peak memory of the worst step, measured once per sweep."""
     return measure_worst_step(load(*key), config, generation)
 
 
@@ -237,7 +237,7 @@ def _measured_peak(key: ModelKey, config: EngineConfig, generation: GenerationCo
 
 
 _Batch = tuple[PublishedMethod, ModelKey, EngineConfig, Sampler, GenerationConfig, int]
-"""What a batch takes memory for; the last is the tokens of its longest request."""
+"""All that a batch's memory depends on. The last item is the tokens of its longest request."""
 
 
 def _measured_batch(deployment: DllmDeployment) -> Mapping[str, Any]:
@@ -261,21 +261,21 @@ def _measured_batch(deployment: DllmDeployment) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=32)
 def _largest_measured(batch: _Batch, *, memory_bytes: int, fixed_bytes: int, most: int) -> FoundBatch:
-    """Searched once per sweep."""
+    """The largest batch that fits, searched once per sweep."""
 
     def peak(size: int) -> int:
         held = _held(batch, size, memory_bytes)
         return memory_bytes + 1 if held is None else fixed_bytes + held
 
-    # What the model makes at its first step and keeps, such as its table of rotations, is no batch's.
+    # Warm up, so that no batch is charged for what the model keeps from its first step, such as its table of rotations.
     _held.__wrapped__(batch, 1, memory_bytes)
     return largest_batch(peak, memory_bytes, fixed_bytes=fixed_bytes, most=most)
 
 
 @lru_cache(maxsize=256)
 def _held(batch: _Batch, size: int, memory_bytes: int) -> int | None:
-    """Bytes that a batch takes, None where it does not run within the limit that it will serve within: pieces of freed memory
-    that fit nothing count there, and in no sum of what is held. Once per sweep, as the rates of a figure ask for the same sizes."""
+    """Bytes that a batch takes, or None if it does not run within the limit that it will serve with. Running it also counts fragments of
+    freed memory, which no sum of held bytes would. We do this once per sweep, because the rates of a figure ask for the same sizes."""
     method, key, config, sampler, generation, longest = batch
     model = load(*key)
     device = torch.device(key[2])

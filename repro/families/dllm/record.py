@@ -1,4 +1,4 @@
-"""The family of diffusion-LLM systems: what their runs record, what is read off it, and what is checked of it."""
+"""The family of diffusion-LLM systems: the tables, metrics and checks of their runs."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from repro.tasks.task import Task
 
 STEPS = "steps"
 BLOCKS = "blocks"
-"""Filled in runs in which a model decides how steps go, for those that are to follow them (``replay``); empty in others."""
+"""A table for simulations that follow a run (``replay``). It is filled if a model decides how steps go, else empty."""
 PART_COLUMNS = {f"{part}_s": part for part in STEP_PARTS}
 """Column of a profiled step -> part of the step."""
 
@@ -51,7 +51,7 @@ def step_requests(record: RunRecord) -> dict[str, Any]:
 
 
 def _per_busy_second(record: RunRecord, values: Floats) -> float | None:
-    """Sum of the values over the sum of duration, over the steps that have a value."""
+    """The sum of the values divided by the sum of durations, over the steps that have a value."""
     is_given = ~np.isnan(values)
     busy = float(column(record, "duration_s", STEPS)[is_given].sum())
     return float(values[is_given].sum()) / busy if busy > 0 else None
@@ -62,7 +62,7 @@ def mean_running(record: RunRecord) -> float | None:
 
 
 def _kinds(record: RunRecord) -> dict[str, npt.NDArray[np.bool_]]:
-    """Which steps are pure Refresh, pure Reuse and mixed; empty ones are neither."""
+    """Masks of the steps that are pure Refresh, pure Reuse and mixed. Empty steps are in none."""
     refreshes, reuses = column(record, "num_refresh", STEPS) > 0, column(record, "num_reuse", STEPS) > 0
     return {"refresh": refreshes & ~reuses, "reuse": reuses & ~refreshes, "mixed": refreshes & reuses}
 
@@ -85,7 +85,7 @@ def budget_occupancy(record: RunRecord) -> float | None:
 
 
 def _kv_shares(record: RunRecord) -> Floats:
-    """How much of its pool each step used; NaN without a pool."""
+    """The share of its pool that each step used; NaN without a pool."""
     used, total = column(record, "kv_rows_used", STEPS), column(record, "kv_rows_total", STEPS)
     return np.divide(used, total, out=np.full_like(total, np.nan), where=total > 0)
 
@@ -109,7 +109,7 @@ def roofline_share(record: RunRecord) -> float | None:
 
 
 def graph_hit_rate(record: RunRecord) -> float | None:
-    """Profiled steps do not count: taking them apart leaves no graph to run."""
+    """The share of pure Reuse steps that ran a graph. Profiled steps do not count, because profiling them prevents graphs."""
     could_hit = _kinds(record)["reuse"] & np.isnan(column(record, "idle_s", STEPS))
     hits = np.asarray(record.tables[STEPS]["graph"], dtype=np.bool_)[could_hit]
     return float(hits.mean()) if hits.size else None
@@ -169,7 +169,7 @@ def step_times(record: RunRecord) -> Iterator[str]:
         yield f"{wrong} steps start before the previous one ends"
     if wrong := int(((duration < 0) | (forward < 0)).sum()):
         yield f"{wrong} steps have a negative duration"
-    # A device may lag behind the steps that hand it work, but not begin before them, nor end after the last of them.
+    # A device may lag behind the steps that give it work. But it cannot begin before them or end after the last of them.
     # Two timers may differ by their resolution.
     to_come, to_end = np.cumsum(np.where(np.isnan(forward), 0, forward)[::-1])[::-1], end[-1:] - start
     if wrong := int((to_come > to_end * (1 + 1e-6) + 1e-6).sum()):
@@ -192,8 +192,8 @@ def step_counts(record: RunRecord) -> Iterator[str]:
 
 
 def output_lengths(record: RunRecord) -> Iterator[str]:
-    """Committed tokens against what the requests have and asked for: open ones may have committed a part, and
-    one that a stop token ended has committed its whole block."""
+    """Committed tokens must lie between the outputs' total and the tokens asked for. Open requests may have committed a part, and
+    a request that a stop token ended has committed its whole block."""
     asked, got = record.requests["gen_length"], record.requests["output_len"]
     rows = zip(record.requests["status"], asked, got, strict=True)
     if wrong := sum(not 1 <= (n or 0) <= most if status == "ok" else n is not None for status, most, n in rows):
@@ -209,8 +209,8 @@ def output_lengths(record: RunRecord) -> Iterator[str]:
 
 
 def submissions(record: RunRecord) -> Iterator[str]:
-    """Time inside a step that was running when a request fell due is not the harness's: any engine that admits between
-    steps has it."""
+    """Requests must be submitted in time. If a step was running when a request fell due, we count from the step's end: every engine that
+    admits between steps has this delay."""
     due = column(record, "arrival_s")
     earliest = due
     if record.tables[STEPS]["step"]:
@@ -221,7 +221,7 @@ def submissions(record: RunRecord) -> Iterator[str]:
 
 
 def score(record: RunRecord) -> tuple[float, ...]:
-    """Most tokens/s, then the least mean latency."""
+    """The score of a trial, where less is better: minus tokens/s, then mean latency."""
     latencies = request_times(record, "e2el_s")
     rate = served_per_second(record, summed="output_len") or 0.0
     return -rate, float(latencies.mean()) if latencies.size else math.inf
@@ -242,8 +242,8 @@ def drive_engine(
     should_stop: Callable[[], bool] | None = None,
     recording: RecordingExecutor | None = None,
 ) -> RunRecord:
-    """The record's requests are in arrival order; those open when ``should_stop`` said so are ``unfinished``. ``recording`` is the
-    engine's executor where its steps are noted."""
+    """Run requests on an engine and return the record, in arrival order. Requests that are open when ``should_stop`` returns true are
+    ``unfinished``. ``recording`` is the engine's executor, if it records steps."""
     ordered = in_arrival_order(requests)
     log = EngineLog(ordered)
     drive_steps(engine, ordered, clock, log, on_progress=on_progress, should_stop=should_stop)
@@ -253,7 +253,7 @@ def drive_engine(
 
 
 def block_table(steps: Mapping[int, Mapping[int, Sequence[tuple[Phase, int]]]]) -> Table:
-    """By request and the first position of a block: phase and committed tokens of its steps."""
+    """The table of blocks, one row each: the phases and committed tokens of its steps. ``steps`` is by request and block."""
     letters = {phase: letter for letter, phase in LETTERS.items()}
     table: Table = {column.name: [] for column in BLOCK_COLUMNS}
     for request_id in sorted(steps):
@@ -273,7 +273,7 @@ _LENGTHS = {
     "num_failed": "failed",
 }
 _MOST_ROWS = 1024
-"""That wait for the columns: taken over one by one they would cost twice as much."""
+"""How many rows we collect before moving them to the columns. Moving them one by one would cost twice as much."""
 
 
 class EngineLog(RequestLog):
@@ -283,9 +283,9 @@ class EngineLog(RequestLog):
         self.table["gen_length"] = list(self._gen_lengths.values())
         self._steps: Table = {name: [] for name in (*_STEP, *_OUTCOME)}
         self._rows: list[tuple[object, ...]] = []
-        """The last steps, not in the columns yet. A row kept of every step would be an object more for the collector."""
+        """The latest steps, not yet in the columns. If we kept all rows, the garbage collector would have an object more per step."""
         self._parts: dict[int, Mapping[str, float]] = {}
-        """By number of step, of those profiled."""
+        """Seconds of each part of the profiled steps, by step number."""
 
     def stamp(self, step: StepRecord, start: float, end: float) -> None:
         number, duration_s, plan, outcome, done, occupancy = step
@@ -313,7 +313,7 @@ class EngineLog(RequestLog):
             self._rows.clear()
 
     def step_table(self, late: Mapping[int, DeviceTimes]) -> Table:
-        """``late``: by number of step, what the device said of it afterwards."""
+        """The columns of all steps. ``late`` holds the times that the device reported afterwards, by step number."""
         self._flush()
         columns = self._steps | {name: list(map(len, self._steps[of])) for name, of in _LENGTHS.items()}
         parts = self._parts | {number: times.parts for number, times in late.items()}
@@ -327,7 +327,7 @@ class EngineLog(RequestLog):
 
 
 def graded(record: RunRecord, task: Task, texts: Mapping[int, str]) -> RunRecord:
-    """``texts`` by request id."""
+    """The record with verdicts on the answers. ``texts`` are by request id."""
     answered = sorted(texts)
     verdicts = dict(
         zip(answered, task.grade_all([task.problems[i] for i in answered], [texts[i] for i in answered]), strict=True)

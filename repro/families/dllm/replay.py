@@ -1,5 +1,5 @@
-"""A measured run that a simulated one follows: its requests, and what its steps did; and timed steps of a user's card, of such a
-run or in a CSV: a row a step, with what it computed and how long it took."""
+"""Measured runs that a simulation follows: their requests, and what their steps did. Also timed steps of a user's card, from such a run
+or from a CSV. Each of its rows says what a step computed and how long it took."""
 
 import csv
 import hashlib
@@ -45,7 +45,7 @@ class Recorded:
 
     @property
     def cell(self) -> Cell:
-        """As its system was asked."""
+        """The run's cell as its user asked for it."""
         return self.run.cell.without(BASIS).without(COMPARISON)
 
     @cached_property
@@ -66,7 +66,7 @@ class Recorded:
         return {request_id: tuple(path) for request_id, path in found.items() if ends[request_id][0] == "ok"}
 
     def workload(self, cell: Cell, generation: GenerationConfig) -> Workload:
-        """The run's requests, at its times, or at those of another rate."""
+        """The run's requests, at its own arrival times or stretched to another rate."""
         own, table = self.run.cell, self.run.table(REQUESTS)
         for name in ("dataset", "seed"):
             here, there = getattr(cell, name), getattr(own, name)
@@ -127,7 +127,7 @@ class Recorded:
 
 @kept(maxsize=4)
 def recorded(file: str) -> Recorded:
-    """A run that can be followed: a model decided how its steps went."""
+    """The run of a file, if a simulation can follow it. Raises UserError if the run does not record how a model decided its steps."""
     found = measured_run(file, "replay")
     try:
         is_open = bool(found.paths)
@@ -143,7 +143,7 @@ def recorded(file: str) -> Recorded:
 
 @kept(maxsize=4)
 def measured_run(file: str, what: str = "measured") -> Recorded:
-    """The run of a file, which is looked for below the committed results where it is not found as it is."""
+    """The run of a file. If the path does not exist, we look for it below the committed results."""
     path = Path(file) if Path(file).exists() else COMMITTED / file
     try:
         run = read_run(path, what)
@@ -162,7 +162,7 @@ def measured_run(file: str, what: str = "measured") -> Recorded:
 
 SECONDS, MODEL, NAME = "seconds", "model", "name"
 TOTALS = ("query_rows", "attention_pairs", "logit_rows", "kv_read_rows", "kv_written_rows", "num_sequences")
-"""Columns that the cost of every step rests on."""
+"""Columns that every row needs, because the cost of each step depends on them."""
 WORK = (
     *TOTALS,
     *("logit_chunks", "extra_linear_flops", "extra_weight_bytes", "extra_attention_flops", "extra_cache_bytes"),
@@ -172,11 +172,11 @@ REQUIRED = (*TOTALS, SECONDS)
 COLUMNS = (*WORK, SECONDS, MODEL, NAME)
 RUN_SUFFIX = ".jsonl.gz"
 MOST_ROWS = 100
-"""Each is left out once, and all others are fitted again."""
+"""The most steps that we take. Calibration leaves each out once and fits all others again, which takes time."""
 
 
 def read_steps(path: Path, model: str) -> list[TimedStep]:
-    """Those in a CSV, or of a stored run. ``model`` is that of rows which name none."""
+    """The timed steps of a CSV or a stored run. ``model`` is for rows that name none."""
     if path.name.endswith(RUN_SUFFIX):
         return steps_of_run(path, MOST_ROWS)
     reader = csv.DictReader(io.StringIO(read_text("measured", path)), strict=True)
@@ -205,7 +205,7 @@ def read_steps(path: Path, model: str) -> list[TimedStep]:
 
 
 def shape_of(model: str) -> ModelShape:
-    """Weights of 16 bits."""
+    """The shape of a model with 16-bit weights."""
     if model in PUBLISHED_CONFIGS:
         return ModelShape.from_config(config_of(model), name=model, dtype_bytes=2)
     return model_shape(model)
@@ -241,7 +241,7 @@ def _seconds(text: str) -> float:
 
 
 class _Counting(DelegatingExecutor):
-    """Notes what each step computes; what it is charged is of no account."""
+    """Records the work of each step. The time that it charges does not matter."""
 
     def __init__(self, executor: RooflineExecutor) -> None:
         super().__init__(executor)
@@ -254,8 +254,8 @@ class _Counting(DelegatingExecutor):
 
 
 def steps_of_run(path: Path, most: int) -> list[TimedStep]:
-    """The run's schedule is gone through again, by the policies that made it. Steps that computed the same are one, with the median of
-    their times; of more than ``most`` kinds those that lie evenly among all, by their rows."""
+    """The timed steps of a stored run. We run its schedule again with the policies that made it, to know the work of each step. Steps
+    with the same work become one, with their median time. From more than ``most`` of these we pick evenly, by rows."""
     recorded = measured_run(str(path))
     run = recorded.run
     system = dllm_system(run.cell.system)

@@ -1,7 +1,7 @@
-"""The requests of a cell: a data set's, or a task's problems; then a verdict on every answer the engine gave.
+"""The requests of a cell, from a data set or a task's problems, and the grading of the engine's answers.
 
-Problems go through the engine as requests like any others, all at once unless the cell has a rate; answers
-are graded after the run, so that grading is in no measured time.
+Problems go through the engine like any other requests, all at once unless the cell has a rate. We grade answers after the run, so that
+no measured time includes grading.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def room_for_prompt(settings: DllmSettings) -> int:
-    """Most prompt tokens a request can have."""
+    """The most prompt tokens that a request can have."""
     engine, gen_length = settings.engine, settings.generation.gen_length
     limit = min(engine.max_model_len, engine.max_num_batched_tokens) - gen_length
     if limit < MIN_PROMPT_LEN:
@@ -42,7 +42,7 @@ def room_for_prompt(settings: DllmSettings) -> int:
 
 
 def requests_of(cell: Cell, settings: DllmSettings) -> Workload:
-    """With token ids where the model runs, else with lengths alone."""
+    """The workload of a data set: with token ids if the model runs, else with lengths only."""
     asked, limit = settings.asked, room_for_prompt(settings)
     require(
         asked.input_len is None or MIN_PROMPT_LEN <= asked.input_len <= limit,
@@ -66,7 +66,7 @@ def requests_of(cell: Cell, settings: DllmSettings) -> Workload:
 
 
 def _encoding(settings: DllmSettings) -> Callable[[str], list[int]] | None:
-    """None of a simulation, which has lengths alone."""
+    """The tokenizer's encoding; None for a simulation, which needs only lengths."""
     if settings.is_simulated:
         return None
     # Random full-size weights come without a tokenizer; the embedded one's ids are valid for any vocabulary.
@@ -76,7 +76,7 @@ def _encoding(settings: DllmSettings) -> Callable[[str], list[int]] | None:
 def traced_requests(
     cell: Cell, settings: DllmSettings, file: Traced, generation_of: Callable[[int], GenerationConfig]
 ) -> Workload:
-    """A request of each row of a file; answers are whole blocks, as published samplers ask."""
+    """One request per row of a file. Answers are rounded up to whole blocks, which published samplers need."""
     asked, engine = settings.asked, settings.engine
     most = min(engine.max_model_len, engine.max_num_batched_tokens)
     require(
@@ -98,12 +98,12 @@ def traced_requests(
 
 
 _workload_of = kept(maxsize=64)(build_workload)
-"""The systems of a comparison serve the same requests."""
+"""Builds a workload, which we keep so that all systems of a comparison serve the same requests."""
 
 
 @kept(maxsize=2)
 def _encode(model: str) -> Callable[[str], list[int]]:
-    """Cells that differ in their rate, say, ask the same texts."""
+    """A cached encoding, because cells that differ only in their rate, for example, ask the same texts."""
     from engines.models.tokenizer import load_tokenizer
 
     return lru_cache(maxsize=1 << 14)(load_tokenizer(TINY_DIR if model == "tiny" else checkpoint_dir(model)).encode)
@@ -136,14 +136,14 @@ def task_of(cell: Cell, settings: DllmSettings) -> Task | None:
 
 
 def require_task(task: Task | None, cell: Cell) -> Task:
-    """For commands that are about accuracy."""
+    """The task, for commands that measure accuracy. Raises UserError if there is none."""
     if task is None:
         raise UserError(f"dataset={cell.dataset!r} cannot be graded here, {_why_not_graded(cell)}")
     return task
 
 
 def task_workload(cell: Cell, settings: DllmSettings, task: Task, limit: int) -> Workload:
-    """One request a problem, in problem order; a prompt above ``limit`` tokens is refused, never cut."""
+    """One request per problem, in problem order. Raises UserError for a prompt above ``limit`` tokens; we never cut prompts."""
     prompts = encode_prompts(task, settings.model, config_of(settings.model).family)
     longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
     if len(prompts[longest]) > limit:
@@ -164,7 +164,7 @@ def task_workload(cell: Cell, settings: DllmSettings, task: Task, limit: int) ->
 
 
 def encode_prompts(task: Task, model: str, family: str) -> list[tuple[int, ...]]:
-    """Ids of the raw prompts, or of the conversations up to where the model's answer goes on."""
+    """Ids of the raw prompts, or of the conversations up to the point where the model continues."""
     tokenizer = _tokenizer(model)
     if not task.chat:
         return [tuple(ids) for ids in tokenizer.encode_batch(task.prompts())]
@@ -181,7 +181,7 @@ def encode_prompts(task: Task, model: str, family: str) -> list[tuple[int, ...]]
 
 
 def decode_answers(outputs: Sequence[Sequence[int]], model: str) -> list[str]:
-    """Text up to the first end of text or of turn."""
+    """The text of each answer, up to the first end of text or end of turn."""
     from repro.prompt import answer_of
 
     tokenizer = _tokenizer(model)
@@ -189,7 +189,7 @@ def decode_answers(outputs: Sequence[Sequence[int]], model: str) -> list[str]:
 
 
 def grade_run(record: RunRecord, task: Task, outputs: Mapping[int, Sequence[int]], model: str) -> RunRecord:
-    """``outputs`` by request id, which is a problem's place; a problem without an output is not solved."""
+    """The record with verdicts. ``outputs`` are by request id, the index of a problem. A problem without an output is not solved."""
     texts = decode_answers(list(outputs.values()), model)
     return graded(record, task, dict(zip(outputs, texts, strict=True)))
 

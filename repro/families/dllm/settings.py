@@ -1,4 +1,4 @@
-"""The settings of a cell of a diffusion LLM: what its requests, its device and its baseline may be, and all of it on a platform."""
+"""The settings of a diffusion LLM's cell: its requests, its device, its baseline, and all of these on a platform."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,34 +18,34 @@ ReadingName = Literal["published", "efficient", "policy"]
 BatchRule = Literal["one", "workload", "batch", "max_model_len"]
 SIMULATED = Only(executor="roofline")
 STATIC = Only(reading=("published", "efficient"))
-"""What continuous batching does not heed."""
+"""Marks a setting of static batches, which continuous batching ignores."""
 SIMULATED_READING: ReadingName = "published"
-"""A simulated card stands for the paper's runs; on other hardware nothing was published."""
+"""The default reading of a simulation, because a simulated card stands for the paper's runs."""
 DEFAULT_BATCH_RULE: BatchRule = "workload"
 Executor = Literal["torch", "roofline"]
 REPLAY = "repro.families.dllm.replay"
-"""What reads a run that is to be followed: no other simulation depends on its code."""
+"""The module that reads a run to replay. We import it only then, so that no other simulation depends on its code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadKnobs(RequestKnobs, Checked):
-    """What the requests are: how many, of what lengths, from where, arriving how."""
+    """The requests of a run: their number, lengths, source and arrivals."""
 
     num_prompts: Annotated[int, Range(1, 10**5)]
-    """Requests."""
+    """How many requests to run."""
     length_scale: Annotated[float, Range(above=0, most=1e3)]
-    """Factor of the data set's prompt lengths."""
+    """Factor on the data set's prompt lengths."""
     num_fewshot: Annotated[int, Range(0, 64)] | None = None
     """Examples before each question of a graded task; the task's own number by default."""
     chat: bool = False
     """Ask a graded task's questions in a conversation."""
     allow_code_execution: bool = False
-    """Run the programs that a model wrote also where bubblewrap cannot confine them."""
+    """Run the programs that a model wrote even if bubblewrap cannot confine them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device(Checked):
-    """Where a measured run is made, and with what."""
+    """The device of a measured run, and how the model is held on it."""
 
     device: Annotated[str, MEASURED] = "cpu"
     """cpu, cuda or cuda:N."""
@@ -54,18 +54,18 @@ class Device(Checked):
     quantization: Annotated[
         Literal["none", "int8"], MEASURED, Needs(device="cpu", dtype=("float32", "bfloat16"), tensor_parallel=1)
     ] = "none"
-    """int8 keeps the weights of products as int8, with a scale an output: on a CPU, for models without experts."""
+    """int8 stores the weights of matrix products as int8, with one scale per output. Only on a CPU, for models without experts."""
     weights: Annotated[Literal["checkpoint", "random"], MEASURED] = "checkpoint"
     """checkpoint, or random for a shape without a download."""
     tensor_parallel: Annotated[int, Range(1, 64), MEASURED, PACKED] = 1
-    """Devices of this machine that the model is divided among; the memory limit is of each."""
+    """How many devices of this machine share the model; the memory limit applies to each."""
     profile_every: Annotated[int, Range(1, 10**9), MEASURED] | None = None
     """Profile one measured step in this many, which slows it; none by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelKnobs:
-    """What is run, and in how much memory."""
+    """The model, and how much memory it may use."""
 
     model: str
     """Checkpoint directory, hub id, 'tiny', 'tiny-long', 'tiny-far', 'tiny-roll', or with random weights a shape (llada-8b, dream-7b)."""
@@ -75,15 +75,15 @@ class ModelKnobs:
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineKnobs(Checked):
-    """What a baseline stands for, and how large its batches are; dLLM-Serve heeds none of it."""
+    """The reading of a baseline, and the size of its batches. dLLM-Serve ignores these knobs."""
 
     reading: ReadingName = "efficient"
-    """Reading of a baseline: published, the default of a simulation; efficient, that of a measurement; or policy."""
+    """Reading of a baseline: published (default of a simulation), efficient (default of a measurement) or policy."""
     batch_size: Annotated[int, Range(1, 2**14), STATIC, Needs(batch_rule=DEFAULT_BATCH_RULE)] | None = None
-    """Static batch of a baseline; what batch_rule says by default."""
+    """Requests in a baseline's static batch; by default batch_rule decides."""
     batch_rule: Annotated[BatchRule, STATIC] = DEFAULT_BATCH_RULE
-    """Static batch of a baseline: one, or the largest that holds the workload's longest request (workload), its own longest one (batch,
-    simulated) or one of max_model_len tokens."""
+    """Size of a baseline's static batch. one: one request. Else the largest batch that fits if its requests are as long as the workload's
+    longest (workload), its own longest (batch, simulated) or max_model_len tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,17 +91,17 @@ class Batching:
     kind: Literal["packed", "static"]
     """``packed``: continuous batching on dLLM-Serve's engine; ``static``: padded batches that run to completion."""
     is_upstream: bool = False
-    """Whether batches are as published code can hold them, and simulated steps charged its copies of logits."""
+    """Whether batches are limited to those that published code can hold, and simulated steps also charge its copies of logits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayKnobs(Checked):
-    """What a simulation follows where a model decides how steps go."""
+    """The measured run that a simulation follows, because only a model can decide how its steps go."""
 
     replay: Annotated[str, SIMULATED] | None = None
-    """A stored measured run, whose commits, stops and refreshes are followed."""
+    """A stored measured run. The simulation repeats its commits, stops and refreshes."""
     replay_drawn: Annotated[bool, SIMULATED, Needs(replay=SOMETHING)] = False
-    """Ask other requests than the run was asked: each block follows one of the run's, drawn evenly."""
+    """Serve other requests than the replayed run's. Each of their blocks follows a block of that run, drawn evenly."""
 
 
 PACKED_STEPS = Batching(kind="packed")
@@ -112,15 +112,15 @@ BATCH_RULES: Mapping[BatchRule, str] = {
     "batch": "each the largest that holds its own longest request",
     "max_model_len": "largest that holds requests of max_model_len tokens",
 }
-"""How large a static batch is. The paper (§6.1) says "the maximum static batch size that fits in memory", found by
-"preliminary profiling", and not what was profiled."""
+"""Rules for the size of a static batch. The paper (§6.1) says "the maximum static batch size that fits in memory", found by
+"preliminary profiling", but does not say what was profiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
     text: str
     title: str
-    """What a figure's title says of it."""
+    """Its name in the title of a figure."""
     batching: Batching
 
 
@@ -141,8 +141,8 @@ READINGS: Mapping[ReadingName, Reading] = {
         batching=PACKED_STEPS,
     ),
 }
-"""What a baseline stands for in a comparison. Only the first can be held against the paper; the last isolates the policy:
-nothing differs from dLLM-Serve but refresh rule, retention and decode rule."""
+"""The meanings of a baseline in a comparison. Only the first compares to the paper. The last isolates the policy: only refresh rule,
+retention and decode rule differ from dLLM-Serve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,14 +153,14 @@ class DllmSettings(ModelKnobs, Device, ReplayKnobs, Checked):
     executor: Annotated[Executor, Fixed]
     generation: GenerationConfig
     options: Mapping[str, Any]
-    """Options of the system's method, only those asked for."""
+    """The options of the system's method that the cell asks for."""
     engine: EngineConfig
     asked: WorkloadKnobs
     charged: CostKnobs = field(default_factory=CostKnobs)
     baseline: Annotated[BaselineKnobs, Fixed]
-    """What a baseline stands for; of no effect on dLLM-Serve."""
+    """The reading and batch size of a baseline. dLLM-Serve ignores them."""
     scheduler_knobs: Mapping[str, Any] = field(default_factory=dict)
-    """Those of a scheduler's own, only those asked for."""
+    """The scheduler's own knobs that the cell asks for."""
 
     @property
     def is_simulated(self) -> bool:
@@ -168,8 +168,8 @@ class DllmSettings(ModelKnobs, Device, ReplayKnobs, Checked):
 
     @cached_property
     def shape(self) -> ModelShape:
-        """What one device holds and computes of the model."""
-        # A simulated card serves 16-bit weights whatever the measuring default.
+        """The part of the model that one device holds and computes."""
+        # A simulated card serves 16-bit weights, even if measured runs default to float32.
         is_simulated_card = self.is_simulated and self.model in PUBLISHED_CONFIGS
         dtype_bytes = 2 if is_simulated_card or self.dtype != "float32" else 4
         whole = ModelShape.from_config(config_of(self.model), name=self.model, dtype_bytes=dtype_bytes)
@@ -177,7 +177,7 @@ class DllmSettings(ModelKnobs, Device, ReplayKnobs, Checked):
 
     @property
     def basis(self) -> str:
-        """Digest of what is behind the numbers: the constants a simulated run is charged by, or the checkpoint."""
+        """A digest of all that the numbers depend on: the constants that a simulation charges, or the checkpoint."""
         if self.is_simulated:
             assert self.platform.gpu is not None
             card = self.platform.gpu
@@ -188,13 +188,13 @@ class DllmSettings(ModelKnobs, Device, ReplayKnobs, Checked):
 
     @property
     def checkpoint_digest(self) -> str:
-        """What is behind a measured run: the checkpoint's files, or the configuration alone where weights are random."""
+        """A digest of a measured run's model: of the checkpoint's files, or only of the configuration if weights are random."""
         if self.weights == "random":
             return digest_of(repr(config_of(self.model)))
         return checkpoint_digest(checkpoint_dir(self.model))
 
 
 def default_profile_every(device: str) -> int:
-    """Profile every step on a CPU; few on a GPU, by a number prime to a block's steps, which a batch in lockstep then
-    meets one after another."""
+    """How often to profile a step: every step on a CPU, one in seven on a GPU. Seven is coprime to a block's steps, so that profiling a
+    batch in lockstep reaches each of them in turn."""
     return 7 if device.startswith("cuda") else 1

@@ -40,7 +40,7 @@ def packed(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
 
 
 class DllmSystem:
-    """A method, served: packed continuously if it is dLLM-Serve, else as the cell's reading says."""
+    """A system that serves a method: with continuous batching for dLLM-Serve, else as the cell's reading says."""
 
     family: ClassVar[Family] = DLLM
 
@@ -49,12 +49,12 @@ class DllmSystem:
 
     @property
     def free(self) -> tuple[FreeSetting, ...]:
-        """Its settings that no source prints."""
+        """The system's settings that no source prints."""
         return free_settings("baseline" if self.has_readings else "dllm-serve")
 
     @property
     def has_readings(self) -> bool:
-        """Whether a comparison can take it as more than one thing, as it can a baseline."""
+        """Whether it has several readings in a comparison, like a baseline."""
         return isinstance(self.method, PublishedMethod)
 
     @property
@@ -62,12 +62,12 @@ class DllmSystem:
         return (DllmSettings, self.method.own, *((BaselineKnobs,) if self.has_readings else ()))
 
     def implied(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """One token a step where a length is given; a length of all prompts is not scaled."""
+        """Knobs that given ones imply: one token per step if ``gen_length`` is given, unscaled prompts if ``input_len`` is given."""
         found: dict[str, Any] = {"steps": given["gen_length"]} if "gen_length" in given else {}
         return found | ({"length_scale": 1.0} if "input_len" in given else {})
 
     def prepare(self, cell: Cell) -> tuple[DllmDeployment, Workload]:
-        """Every refusal a user can cause is raised here; nothing heavy is loaded."""
+        """Raises every UserError that a user can cause, and loads nothing heavy."""
         asked = resolve(cell, self.method)
         settings = self._of_method(asked, cell)
         recorded = None if settings.replay is None else import_module(REPLAY).recorded(settings.replay)
@@ -84,7 +84,7 @@ class DllmSystem:
             workload = requests_of(cell, settings)
         else:
             workload = task_workload(cell, settings, task, room_for_prompt(settings))
-        # A file may ask for less than the settings, which the pool's rows of a request are counted by.
+        # Requests of a file may ask for less than the settings, by which we count the pool's rows per request.
         least = settings.generation.gen_length + MIN_PROMPT_LEN
         deployment = self.deployment(settings, [max(least, request.total_len) for request in workload.requests])
         if recorded is not None:
@@ -95,7 +95,7 @@ class DllmSystem:
     def _prepared_trace(
         self, cell: Cell, asked: DllmSettings, settings: DllmSettings, file: Traced
     ) -> tuple[DllmDeployment, Workload]:
-        """Planned for the longest answer; each is denoised as the method denoises one of its length."""
+        """A deployment planned for the longest answer, and the file's requests. The method denoises each answer as one of its length."""
         of_length = cache(lambda tokens: self._generation(asked, generation_of_length(asked.generation, tokens)))
         workload = traced_requests(cell, asked, file, of_length)
         longest = max((request.generation for request in workload.requests), key=lambda each: each.gen_length)
@@ -112,7 +112,7 @@ class DllmSystem:
             import_module(ON_TORCH).check_machine(settings)
 
     def settings(self, cell: Cell) -> DllmSettings:
-        """The settings of a cell, with what the method makes of a generation."""
+        """The settings of a cell, with the generation as the method runs it."""
         return self._of_method(resolve(cell, self.method), cell)
 
     def _of_method(self, settings: DllmSettings, cell: Cell) -> DllmSettings:
@@ -134,7 +134,7 @@ class DllmSystem:
         return generation
 
     def _as_in(self, settings: DllmSettings, cell: Cell, run: Cell) -> DllmSettings:
-        """With what the requests of a run were asked, besides what the cell asks itself: it decides how their steps went."""
+        """The settings with the generation and options of the replayed run, which decided its steps. The cell's own knobs come first."""
         require(
             run.system == cell.system,
             f"system={cell.system!r} is not that of replay={settings.replay!r}: use --system {run.system}",
@@ -152,7 +152,7 @@ class DllmSystem:
         )
 
     def deployment(self, settings: DllmSettings, lengths: list[int]) -> DllmDeployment:
-        """Planned by arithmetic for requests of these total lengths."""
+        """A deployment that we plan by arithmetic, for requests of these total lengths."""
         sampler = self.method.sampler(config_of(settings.model).family, settings.options)
         # dLLM-Serve is packed, whatever the baselines stand for.
         batching = READINGS[settings.baseline.reading].batching if self.has_readings else PACKED_STEPS
@@ -191,7 +191,7 @@ class DllmSystem:
 
 
 def resolve(cell: Cell, method: Method) -> DllmSettings:
-    """The settings of a cell for a method; raises UserError for whatever a user can get wrong in them."""
+    """The settings of a cell for a method. Raises UserError for all that a user can get wrong in them."""
     where = platform(cell.platform)
     given = {name: value for name, value in cell.knobs if name not in NOTES}
     part, is_measured = where.part(DllmPart), cell.executor == "torch"
@@ -200,7 +200,7 @@ def resolve(cell: Cell, method: Method) -> DllmSettings:
         f"executor='roofline' needs a GPU model and platform={where.name!r} has none: use --executor torch or platform "
         f"rtx4090",
     )
-    # What a baseline stands for, and what the other knobs have to know of that: dLLM-Serve has no reading.
+    # The reading of a baseline, and the part of it that other knobs depend on. dLLM-Serve has no reading.
     baseline, beside = BaselineKnobs(reading="efficient" if is_measured else SIMULATED_READING), {}
     own: tuple[type, ...] = (method.own, *method.plugged_in(given))
     if isinstance(method, PublishedMethod):
@@ -232,7 +232,7 @@ def resolve(cell: Cell, method: Method) -> DllmSettings:
 
 
 def _usual(cell: Cell, part: DllmPart) -> dict[str, Any]:
-    """A platform's defaults for a cell, by name; a file's lengths are its own, and so is how many it has."""
+    """A platform's defaults for a cell, by name. A workload file has its own lengths and number of requests."""
     is_traced, is_measured = "workload" in cell.asked, cell.executor == "torch"
     names = ("gen_length", "block_length", "steps", "max_num_batched_tokens", "max_num_logits", "max_num_seqs")
     found = {name: getattr(part, name) for name in (*names, "max_model_len", "model")}
@@ -263,7 +263,7 @@ def _check_measured(settings: DllmSettings, given: Mapping[str, Any]) -> None:
 
 
 def dllm_system(name: str) -> DllmSystem:
-    """A system for commands that serve no other; raises UserError for another's name."""
+    """The diffusion-LLM system of this name. Raises UserError for any other name."""
     found = SYSTEMS.get(name)
     if not isinstance(found, DllmSystem):
         able = [each for each, entry in ENTRIES.items() if entry.made_by]

@@ -1,1 +1,1 @@
-"""Endpoints that speak OpenAI's API, measured from outside."""
+"""Endpoints with an OpenAI-compatible API, measured from outside."""

@@ -1,4 +1,4 @@
-"""Kept connections that tell whether a request was cut off before a byte of its answer came; needs aiohttp."""
+"""Kept-alive connections that know whether a request was cut off before a byte of its answer came. This module needs aiohttp."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from aiohttp.client_proto import ResponseHandler
 
 
 class _Counting(ResponseHandler):
-    """``num_bytes`` came so far."""
+    """Counts in ``num_bytes`` the bytes received so far."""
 
     num_bytes = 0
 
@@ -21,7 +21,7 @@ class _Counting(ResponseHandler):
 
 
 _used: ContextVar[list[tuple[_Counting, int]]] = ContextVar("used")
-"""The connections that requests of this task took, with the bytes that had come over each before."""
+"""The connections that this task's requests used, each with the number of bytes received on it before."""
 
 
 class CountingConnector(TCPConnector):
@@ -38,7 +38,7 @@ class CountingConnector(TCPConnector):
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], bool]]:
-        """Tells whether no byte came of what was sent inside, over a connection that had been used before."""
+        """Yield a function that says whether a request sent in the body got no byte, on a connection that had been used before."""
         used: list[tuple[_Counting, int]] = []
         token = _used.set(used)
         try:

@@ -1,7 +1,7 @@
-"""One OpenAI-compatible endpoint: what it says of itself, how a request is sent to it, and how its answer is read and timed.
+"""One OpenAI-compatible endpoint: how it describes itself, how we send a request to it, and how we read and time its answer.
 
-A *piece* is an event of the answer's stream that brings tokens: text, ids, or a count of usage that rose. The answer begins with its first
-piece and ends with its last. An empty opening is none, and a late reason, usage or ``[DONE]`` is timed apart.
+A *piece* is an event of the answer's stream that brings tokens: text, ids, or a higher count of usage. The answer begins with its first
+piece and ends with its last. An empty opening is no piece, and a late reason, usage or ``[DONE]`` is timed apart.
 """
 
 import json
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 Api = Literal["completions", "chat"]
 KEY_VARIABLE = "OPENAI_API_KEY"
-"""Sent as the bearer token, and never stored."""
+"""The variable whose value we send as the bearer token, and never store."""
 EXTRA_HEADERS = "extra_headers"
-"""A field of a body that goes into the request's headers, as OpenAI's client calls it."""
+"""The field of a body that goes into the request's headers, named as in OpenAI's client."""
 LONGEST_LINE = 1 << 20
-"""Bytes of an event."""
+"""The most bytes of one event."""
 LONGEST_ANSWER = 1 << 26
-"""Bytes of all of them."""
+"""The most bytes of all events of an answer."""
 MOST_TOKENS = 1 << 24
-"""That an endpoint may say an answer has."""
+"""The most tokens that an endpoint may report for an answer."""
 _BROKEN = frozenset({"abort", "cancelled", "content_filter", "error"})
-"""Reasons for which an answer ends that is not whole."""
+"""Finish reasons of an answer that is not whole."""
 _BOM = b"\xef\xbb\xbf"
 _FIRST_BYTES = 4096
-"""How much of a body without events we read, to say what it is."""
+"""How many bytes we keep of a body without events, to say what it is."""
 _PATHS: Mapping[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _LASTING = ("id", "root", "parent", "owned_by", "max_model_len", "fingerprint", "system")
-"""What of a model's card stays as it is while the same thing is served: some servers say another time at every call."""
+"""The fields of a model's card that last while the same model is served. Some servers give a new time at each call."""
 
 
 def require_client() -> None:
-    """What requests are sent with."""
+    """Raise UserError if aiohttp, which sends requests, is missing."""
     if find_spec("aiohttp") is None:
         raise UserError("driving a server needs aiohttp, which is missing: pip install 'dllm-serve-repro[http]'")
 
@@ -83,7 +83,7 @@ class Endpoint(Checked):
     @property
     def headers(self) -> Mapping[str, str]:
         key = os.environ.get(KEY_VARIABLE)
-        # Never shown: it may be a real one with a line break behind it.
+        # Never show the key: it may be a real key with a line break after it.
         require(
             key is None or (key.isascii() and key.isprintable() and " " not in key),
             f"{KEY_VARIABLE} must be printable ASCII without blanks: correct it",
@@ -91,7 +91,7 @@ class Endpoint(Checked):
         return {"Content-Type": "application/json", **({} if key is None else {"Authorization": f"Bearer {key}"})}
 
     def card(self, model: str | None) -> Mapping[str, Any]:
-        """What of the model's card is lasting; of the only one where none is named. Raise UserError where it does not answer."""
+        """The lasting fields of a model's card, or of the only model if none is named. Raises UserError if the endpoint does not answer."""
         headers = self.headers
         try:
             told = DECODER.decode(ask(f"{self.base}/v1/models", headers).decode())["data"]
@@ -123,10 +123,10 @@ class Endpoint(Checked):
 
     @asynccontextmanager
     async def sending(self, *, needs_count: bool = True) -> AsyncIterator[Send]:
-        """What sends requests, over connections that are kept. Without ``needs_count`` an answer may leave its tokens uncounted.
+        """Yield a function that sends requests over kept connections. Without ``needs_count`` an answer may leave its tokens uncounted.
 
-        A server may close a kept connection just as it is used again. So a request that is cut off on one before a byte of its answer came
-        is sent once more, on a connection of its own."""
+        A server may close a kept connection just as we use it again. So we send a request once more, on a fresh connection, if a kept one
+        is cut off before a byte of the answer came."""
         import aiohttp
 
         from repro.families.http.connector import CountingConnector
@@ -157,7 +157,7 @@ class Endpoint(Checked):
     async def _send(
         self, session: "ClientSession", body: Mapping[str, Any], clock: Clock, reply: Reply, needs_count: bool
     ) -> bool:
-        """Fill in the reply, and tell whether its connection was lost."""
+        """Fill in the reply, and return whether its connection was lost."""
         import aiohttp
 
         fields = dict(body)
@@ -194,17 +194,17 @@ class Endpoint(Checked):
 
 class Event(NamedTuple):
     kind: bytes
-    """Empty where none is named."""
+    """Empty if the event names none."""
     data: bytes
     arrived_s: float
-    """When its last line of data did."""
+    """When its last line of data arrived."""
     read: int
-    """Number of the network read that brought that line."""
+    """The number of the network read that brought this line."""
 
 
 class Events:
-    """Server-sent events of a body, as the standard divides them: lines end with CR, LF or both; lines of data of one event are joined by
-    LF; an event without data is none. The last one needs no empty line behind it."""
+    """Server-sent events of a body, divided as in the standard. Lines end with CR, LF or both. LF joins the data lines of an event, and an
+    event without data does not count. The last event needs no empty line after it."""
 
     def __init__(self, content: "StreamReader", clock: Clock) -> None:
         self._content, self._clock = content, clock
@@ -214,9 +214,9 @@ class Events:
         self._kind = b""
         self._data: list[bytes] = []
         self._num_bytes = 0
-        """Bytes of data of the event that is coming."""
+        """Bytes of data of the event that is being read."""
         self._came = 0.0, 0
-        """When the last of them did, and the read that brought it."""
+        """When its last line of data arrived, and the number of the read that brought it."""
         self._has_begun, self._is_first = False, True
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -245,7 +245,7 @@ class Events:
                 yield event
 
     def _add(self, line: bytes | bytearray, at: tuple[float, int]) -> Event | None:
-        """The event that this line ends, if it does."""
+        """Add a line, and return the event that it ends, if it ends one."""
         if self._is_first:
             line, self._is_first = line.removeprefix(_BOM), False
         if not line.strip():
@@ -266,8 +266,8 @@ class Events:
 async def _read(
     content: "StreamReader", reply: Reply, clock: Clock, *, is_chat: bool, most: int | None, needs_count: bool
 ) -> None:
-    """Fill in the reply. ``most`` is how many tokens were asked for, and so pieces: an answer that goes on behind them may have no end.
-    With ``needs_count`` an answer whose tokens the endpoint does not tell is an error."""
+    """Fill in the reply. ``most`` is the number of tokens asked for, and so of pieces: a longer answer is an error, since it may never end.
+    With ``needs_count`` an answer is an error if the endpoint does not count its tokens."""
     events, answer = Events(content, clock), _Answer(reply=reply, is_chat=is_chat)
     try:
         async for event in events:
@@ -292,7 +292,7 @@ async def _read(
 
 
 def _parsed(event: Event) -> Any:
-    """What it says; nothing of an event of a kind of its own, as a heartbeat, that is no JSON."""
+    """The JSON of an event. Empty for an event of another kind that is no JSON, such as a heartbeat."""
     try:
         return DECODER.decode(event.data.decode())
     except json.JSONDecodeError:
@@ -313,9 +313,9 @@ class _Answer:
     silent: list[Event] = field(default_factory=list)
     """Events that may be a token without text: neither a piece nor an opening, a reason or usage."""
     counted: int | None = None
-    """Tokens of the answer by the usage that came with the last piece or behind it; None where none did."""
+    """Tokens of the answer by the usage that came with or after the last piece; None without such usage."""
     texts: list[str] = field(default_factory=list)
-    """The text of each piece, joined once when the stream is over: joining at every piece would copy all before it."""
+    """The text of each piece. We join them once at the end of the stream, because joining at each piece would copy all before it."""
     asides: list[str] = field(default_factory=list)
 
     def take(self, said: Mapping[str, Any], event: Event) -> None:
@@ -330,7 +330,7 @@ class _Answer:
             delta = choice.get("delta") or {}
             text = (delta.get("content") if self.is_chat else choice.get("text")) or ""
             aside = _aside(delta) if delta else ""
-            # The latter is Dynamo's word, of requests of one answer.
+            # ``nvext`` is Dynamo's field, for requests with one answer.
             ids = choice.get("token_ids") or (said.get("nvext") or {}).get("completion_token_ids")
             if text or aside or ids or (gained and reason is None):
                 self._piece(text, aside, ids, gained, event)
@@ -357,7 +357,7 @@ class _Answer:
         reply.ended_s, reply.finish_s = event.arrived_s, None
 
     def _usage(self, usage: Any, event: Event) -> int | None:
-        """Tokens since the piece before, where usage comes with every piece: it counts from the beginning."""
+        """Tokens since the previous piece, if usage comes with every piece. Usage itself counts from the beginning."""
         if not usage:
             return None
         reply, before = self.reply, self.counted if self.reply.chunks_s else self.counted or 0
@@ -371,7 +371,7 @@ class _Answer:
         return None if before is None or self.counted is None else max(0, self.counted - before)
 
     def end(self, first: bytes, *, needs_count: bool) -> str | None:
-        """The answer as a whole, and what is wrong with it."""
+        """Finish the reply, and return what is wrong with the answer, if anything."""
         reply = self.reply
         reply.completion_tokens = self.counted
         if reply.completion_tokens is not None:
@@ -393,8 +393,8 @@ class _Answer:
         return None
 
     def _place_silent(self) -> None:
-        """Tokens that say nothing, as ends of text that are ignored, are part of an answer: where it has no other piece, and where events
-        without text and pieces of one token come to the tokens that are counted."""
+        """Count tokens without text, such as ignored ends of text, as part of the answer. We do so if it has no other piece, or if events
+        without text and pieces of one token add up to the counted tokens."""
         reply, most = self.reply, self.reply.completion_tokens or 0
         if not reply.chunks_s:
             pieces = self.silent[-most:] if most else self.silent
@@ -411,8 +411,8 @@ class _Answer:
 
 
 def _aside(delta: Mapping[str, Any]) -> str:
-    """What a chat's event brings besides the answer's own text: reasoning, a refusal, or a call of a tool. Some servers say the reasoning
-    under both of its names."""
+    """The text of a chat event besides the answer: reasoning, a refusal, or a tool call. Some servers send reasoning under both of its
+    names, so we take it once."""
     said = [delta.get("reasoning_content") or delta.get("reasoning"), delta.get("refusal")]
     calls = [each.get("function") for each in delta.get("tool_calls") or ()]
     for call in (*calls, delta.get("function_call")):
@@ -422,7 +422,7 @@ def _aside(delta: Mapping[str, Any]) -> str:
 
 
 def _no_stream(first: bytes) -> str | None:
-    """What a body is that holds no event of a stream."""
+    """Say what a body is that holds no event of a stream; None if it is no JSON object."""
     text = first.decode(errors="replace").lstrip("\ufeff \r\n\t")
     if not text.startswith("{"):
         return None
@@ -432,7 +432,7 @@ def _no_stream(first: bytes) -> str | None:
 
 
 def count_tokens(reply: Reply, encode: Callable[[str], list[int]] | None = None) -> None:
-    """The tokens of a whole answer, where the endpoint did not tell them, and those of its first piece, with what each was counted by. An
+    """Fill in the tokens of a whole answer, if the endpoint did not count them, and of its first piece, with how we counted each. An
     ``encode`` that is given is the model's tokenizer."""
     whole = reply.aside + reply.text
     if reply.completion_tokens is None and encode is not None:
@@ -461,7 +461,7 @@ def _count(name: str, told: object) -> Any:
 
 
 def _sentence(text: str) -> str:
-    """The message of an error in OpenAI's form, else the beginning of what was said."""
+    """The message of an error in OpenAI's form, else the beginning of the text."""
     try:
         found = json.loads(text)
         text = found.get("error", found)["message"]

@@ -1,4 +1,4 @@
-"""The record of a run against an endpoint: its tables, what a client reads off them, and when its numbers may not be used. Times count
+"""The record of a run against an endpoint: its tables, the metrics of a client, and the checks that its numbers must pass. Times count
 from the due time unless they say otherwise."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,22 +25,22 @@ from repro.runs.http_driver import Exchange, Reply
 from repro.runs.record import REQUESTS, RunRecord, Table
 
 MIN_REQUESTS = 10
-"""Below it there is no p90 and no verdict."""
+"""With fewer requests there is no p90 and no verdict."""
 MIN_RATE_SHARE = 0.95
-"""The share of the rate at which requests fell due that they have to be sent at."""
+"""We must send requests at no less than this share of the rate at which they fell due."""
 MAX_DRIFT, MIN_DRIFT_S = 2.0, 0.1
-"""A run drifts whose last quarter waits this many times as long for its first output as its first quarter, and this much
-longer: the rate is above what the endpoint can serve, and latencies say how long the run was."""
+"""A run drifts if its last quarter waits for the first output this many times as long as its first quarter, and this much longer. Then
+the rate is above what the endpoint can serve, and latencies only reflect the length of the run."""
 BUNCH, MAX_BUNCHED = 4, 0.01
-"""Pieces of one answer in one network read, and the share of bunched pieces of all, that are told: two may meet by chance."""
+"""We warn of this many pieces of one answer in one network read, or of this share of bunched pieces. Two may meet by chance."""
 
 CHUNKS = "chunks"
 _DISTRIBUTED = ("client_queue_s", "finish_lag_s", "usage_lag_s", "close_lag_s")
-"""Columns of requests of which a metric of that name tells the distribution."""
+"""Columns of requests whose distribution is a metric of the same name."""
 
 
 def tables_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]] | None = None) -> dict[str, Table]:
-    """Requests are numbered in the order in which they were due. ``encode`` counts tokens that the endpoint does not tell."""
+    """The tables of a run. Requests are numbered in the order in which they fell due. ``encode`` counts tokens if the endpoint does not."""
     for exchange in exchanges:
         if exchange.error is None and exchange.reply is not None:
             count_tokens(exchange.reply, encode)
@@ -72,7 +72,7 @@ def _row(number: int, exchange: Exchange) -> dict[str, object]:
         "admitted_s": None,
         "first_output_s": stamps[0] if stamps else None,
         "finished_s": exchange.ended_s if is_ok else None,
-        # The endpoint's count where it tells one: a chat template adds to the client's.
+        # Prefer the endpoint's count, because a chat template adds to the client's.
         "prompt_len": counted if counted is not None else 0 if ask is None else ask.prompt_len,
         "output_len": reply.completion_tokens if is_ok else None,
         "status": "ok" if is_ok else "failed",
@@ -100,7 +100,7 @@ def _row(number: int, exchange: Exchange) -> dict[str, object]:
 
 
 def _lag(exchange: Exchange, stamp_s: float | None) -> float | None:
-    """Seconds from the last piece to an event that may come with it, or before it."""
+    """Seconds from the last piece to another event; 0 if that came with the piece or before it."""
     if exchange.error is not None or exchange.ended_s is None or stamp_s is None:
         return None
     return max(0.0, stamp_s - exchange.ended_s)
@@ -110,12 +110,12 @@ def _lag(exchange: Exchange, stamp_s: float | None) -> float | None:
 
 
 def sent_s(record: RunRecord) -> Floats:
-    """[requests] when each was sent; NaN where it was not."""
+    """[requests] When each was sent; NaN if it was not."""
     return column(record, "arrival_s") + column(record, "submit_lag_s")
 
 
 def schedule_delay_s(record: RunRecord) -> dict[str, Any]:
-    """How late the client itself was, the wait for a place left out."""
+    """How late the client itself was, without the wait for a free place (max_concurrency)."""
     return _of_known(column(record, "submit_lag_s") - column(record, "client_queue_s"))
 
 
@@ -128,7 +128,7 @@ def tpot_s(record: RunRecord) -> dict[str, Any]:
 
 
 def times_per_token(record: RunRecord) -> Floats:
-    """[requests] (E2EL - TTFT) / tokens behind the first piece; NaN where there are none, or nobody knows how many."""
+    """[requests] (E2EL - TTFT) / tokens after the first piece; NaN if there are none or their number is unknown."""
     later = column(record, "output_len") - column(record, "first_tokens")
     with np.errstate(divide="ignore", invalid="ignore"):
         times = (column(record, "finished_s") - column(record, "first_output_s")) / later
@@ -137,7 +137,7 @@ def times_per_token(record: RunRecord) -> Floats:
 
 
 def own_gaps_p95(record: RunRecord) -> Floats:
-    """[requests] P95 of each request's own gaps between tokens, in seconds; NaN of one piece, infinite where pieces may be several."""
+    """[requests] P95 of each request's own gaps between tokens, in seconds. NaN with one piece, infinite if pieces may hold more tokens."""
     owner, arrived = (column(record, name, CHUNKS) for name in ("request_id", "arrived_s"))
     is_single = np.asarray(record.requests["is_single"], dtype=bool)
     found = np.where(is_single | (column(record, "num_chunks") < 2), np.nan, np.inf)
@@ -163,13 +163,13 @@ def _gaps(record: RunRecord, of: Mask) -> Floats:
 
 
 def bunched_share(record: RunRecord) -> float | None:
-    """Their gaps are 0, and say how the pieces came and not how they were made."""
+    """The share of gaps of bunched pieces. Such gaps are 0, and show how the pieces arrived, not how they were made."""
     gaps = _gaps(record, is_ok(record)).size
     return int(np.count_nonzero(_bunched(record))) / gaps if gaps else None
 
 
 def _bunched(record: RunRecord) -> Mask:
-    """[pieces] which of them came with the piece before them, of ok requests."""
+    """[pieces] Which pieces of ok requests came together with the piece before them."""
     table = record.tables[CHUNKS]
     owner = np.asarray(table["request_id"], dtype=np.int64)
     return np.asarray(table["is_bunched"], dtype=bool) & is_ok(record)[owner]
@@ -180,7 +180,7 @@ def num_resent(record: RunRecord) -> int:
 
 
 def due_rate(record: RunRecord) -> float | None:
-    """The rate of the arrivals that were drawn, which a finite number of draws moves off the requested rate."""
+    """The rate of the drawn arrivals. It differs from the requested rate, because the number of draws is finite."""
     return _rate(column(record, "arrival_s")[mask(record, "turn", 0)])
 
 
@@ -202,7 +202,7 @@ def peak_concurrency(record: RunRecord) -> int:
 
 
 def goodput_http(record: RunRecord) -> dict[str, Any]:
-    """Good requests are ok and keep every limit of ``goodput``; the others count against attainment."""
+    """Good requests are ok and keep each limit of ``goodput``. All others count against attainment."""
     limits: dict[str, float] = record.facts.get("goodput", {})
     if not limits:
         return {}
@@ -215,7 +215,7 @@ def goodput_http(record: RunRecord) -> dict[str, Any]:
     }
     good = is_ok(record)
     for name, limit in limits.items():
-        # An answer in one piece has no time per token, and breaks no limit of it.
+        # An answer in one piece has no time per token, and so breaks no such limit.
         good = good & ((times[name] <= limit) | (np.isnan(times[name]) if name in ("tpot", "itl") else False))
     return {"limits_s": limits, **told_of_good(record, good)}
 
@@ -246,7 +246,7 @@ def enough_requests(record: RunRecord) -> Iterator[str]:
 
 
 def submissions(record: RunRecord) -> Iterator[str]:
-    """The wait for a place is shown apart, and is not the harness's."""
+    """Requests must be submitted in time. The wait for a free place does not count, because it is not the harness's and is shown apart."""
     queue = np.nan_to_num(column(record, "client_queue_s"))
     yield from late_submissions(record, column(record, "arrival_s") + queue)
 
@@ -260,14 +260,14 @@ def rate_was_kept(record: RunRecord) -> Iterator[str]:
 
 
 def _ok_rows(record: RunRecord, *names: str) -> Iterator[tuple[Any, ...]]:
-    """These columns of the requests that are ok."""
+    """The values of these columns for each ok request."""
     for ok, *row in zip(is_ok(record), *(record.requests[name] for name in names), strict=True):
         if ok:
             yield tuple(row)
 
 
 def output_lengths(record: RunRecord) -> Iterator[str]:
-    """Exactly as long as asked for where ends of text are ignored, else at most. A tokenizer may read text otherwise than it was made."""
+    """Answers have exactly the asked tokens if ends of text are ignored, else at most. We skip counts by a tokenizer, which can differ."""
     is_exact = record.facts.get("ignore_eos", False)
     rows = _ok_rows(record, "asked_tokens", "output_len", "counted_by")
     rows = ((asked, got) for asked, got, by in rows if by != "tokenizer" and asked is not None)
@@ -278,7 +278,7 @@ def output_lengths(record: RunRecord) -> Iterator[str]:
 
 
 def prompt_lengths(record: RunRecord) -> Iterator[str]:
-    """As the endpoint counts them, where it does: it cannot have read more or less than was sent."""
+    """If the endpoint counts prompt tokens, it cannot have read more or less than we sent."""
     rows = _ok_rows(record, "prompt_len", "least_prompt", "most_prompt")
     wrong = [(told, least, most) for told, least, most in rows if least is not None and not least <= told <= most]
     if wrong:
@@ -290,7 +290,7 @@ def prompt_lengths(record: RunRecord) -> Iterator[str]:
 
 
 def answers_sent(record: RunRecord) -> Iterator[str]:
-    """A token comes in one piece, and with its id where ids come; an end of text that was heeded may stay unsaid."""
+    """A token comes in one piece, and with its id if ids come. Only an end of text that ended the answer may have no id."""
     wrong = []
     rows = _ok_rows(record, "output_len", "num_ids", "num_chunks", "finish_reason", "counted_by")
     for told, ids, pieces, reason in (row for *row, by in rows if by != "tokenizer"):
@@ -302,7 +302,7 @@ def answers_sent(record: RunRecord) -> Iterator[str]:
 
 
 def cold_cache(record: RunRecord) -> Iterator[str]:
-    """A first turn has seen nothing of its prompt before; later ones may find their own history."""
+    """No first turn may find its prompt in a cache. Later turns may find their own history."""
     rows = zip(record.requests["turn"], record.requests["cached_tokens"], strict=True)
     if warm := sum(turn == 0 and bool(cached) for turn, cached in rows):
         yield (
@@ -312,7 +312,7 @@ def cold_cache(record: RunRecord) -> Iterator[str]:
 
 
 def no_drift(record: RunRecord) -> Iterator[str]:
-    """Looks at runs with a rate: what comes all at once waits as long as it must."""
+    """The wait for the first output must not grow. We check only runs with a rate, because requests that come all at once have to wait."""
     if record.facts.get("requested_rate") is None:
         return
     ttft = known(column(record, "first_output_s") - column(record, "arrival_s"))
@@ -331,7 +331,7 @@ SHOW_IDS = "let the endpoint tell ids, as with --knob extra='{\"return_token_ids
 
 
 def warnings(record: RunRecord) -> Iterator[str]:
-    """What a reader of valid numbers has to know."""
+    """Warnings that a reader of valid numbers has to know."""
     yield from _unseen_tokens(record)
     yield from _uncounted_tokens(record)
     yield from _bunched_pieces(record)
@@ -343,14 +343,14 @@ def warnings(record: RunRecord) -> Iterator[str]:
 
 
 def _unseen_tokens(record: RunRecord) -> Iterator[str]:
-    """Ends of text that are ignored leave no text, and neither does a lie."""
+    """Warn of counted tokens that leave no text: they may be ignored ends of text, or a false count."""
     rows = _ok_rows(record, "output_len", "text_bytes", "num_ids")
     if unseen := sum(ids is None and num_bytes is not None and told > num_bytes for told, num_bytes, ids in rows):
         yield f"{unseen} answers have fewer bytes of text than tokens (usage), and nothing shows the others: {SHOW_IDS}"
 
 
 def _uncounted_tokens(record: RunRecord) -> Iterator[str]:
-    """By the endpoint's own usage alone is nothing to be told."""
+    """Warn of answers whose tokens are not counted by the endpoint's own usage."""
     counts = [by for (by,) in _ok_rows(record, "counted_by")]
     for by, what in (("token_ids", "the ids that it tells"), ("tokenizer", "the tokenizer that is given")):
         if by in counts:
@@ -365,7 +365,7 @@ def _uncounted_tokens(record: RunRecord) -> Iterator[str]:
 
 def _bunched_pieces(record: RunRecord) -> Iterator[str]:
     rows, share = np.flatnonzero(_bunched(record)), bunched_share(record) or 0.0
-    # The first piece of a read is not marked, so that pieces of two reads are never side by side.
+    # The first piece of a read is not marked, so marked pieces of two reads are never adjacent.
     longest = 1 + max(map(len, np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)))
     if longest >= BUNCH or share > MAX_BUNCHED:
         owners = {record.tables[CHUNKS]["request_id"][row] for row in rows.tolist()}

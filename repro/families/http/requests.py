@@ -1,5 +1,5 @@
-"""A cell's knobs on an endpoint, and its requests and sessions as bodies of an OpenAI-compatible API, each with a prefix that no cache
-has seen."""
+"""The knobs of an endpoint's cell, and its requests and sessions as bodies of an OpenAI-compatible API. Each conversation gets a prefix
+that no cache has seen."""
 
 import random
 import re
@@ -31,9 +31,9 @@ from repro.workloads.workload import Workload, WorkloadConfig, build_workload, m
 
 GOODPUT_TIMES = ("ttft", "tpot", "itl", "e2el")
 LONGEST_PROMPT = 4096
-"""Tokens of the longest prompt, where nothing else is asked for."""
+"""The default for the most tokens of a prompt."""
 MOST_LIMIT_MS = 1e9
-"""The longest limit of a good request; twelve days."""
+"""The highest limit on a good request's times: twelve days."""
 _ONE = "each request is answered once, as a stream, whose pieces are timed: leave it out"
 _NOT_EXTRA: Mapping[str, str] = {
     "model": "use --model",
@@ -46,44 +46,44 @@ _NOT_EXTRA: Mapping[str, str] = {
     "truncate_prompt_tokens": "prompts are sent whole: use --knob max_prompt_len, or --input-len",
     f"{EXTRA_HEADERS} extra_query extra_body": "it is no field of a request: leave it out, and give the fields themselves",
 }
-"""Fields of a request that the benchmark itself decides, or that are read off it, and what to use instead."""
+"""Fields of a request that the benchmark decides or measures itself, and what to use instead of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpKnobs(RequestKnobs, Checked):
-    """Lengths are tokens, and of sessions scale every round."""
+    """The knobs of an endpoint. Lengths are in tokens; for sessions they scale every round."""
 
     endpoint: Endpoint
     model: str | None = None
-    """As the endpoint calls it; may be left out where it serves one alone."""
+    """The model's name at the endpoint. You can leave it out if the endpoint serves only one."""
     tokenizer: str | None = None
-    """Checkpoint whose tokenizer makes the prompts, and counts answers whose tokens the endpoint does not tell; by default the embedded one
-    makes prompts, whose ids are valid in any larger vocabulary, and counts nothing."""
+    """Checkpoint whose tokenizer makes the prompts, and counts answers if the endpoint does not. By default the embedded tokenizer makes
+    the prompts, with ids that are valid in any larger vocabulary, and counts nothing."""
     num_prompts: Annotated[int, Range(1, 10**5)] = 100
-    """Requests, or sessions."""
+    """How many requests, or sessions, to send."""
     gen_length: AnswerTokens = 64
     """Tokens to generate."""
     length_scale: Annotated[float, Range(above=0, most=1e3)] | None = None
-    """Factor of the data set's lengths; by default as in this process, by the server's context, and 1 of sessions."""
+    """Factor on the data set's lengths. By default it follows from the server's context, as in runs without a server; 1 for sessions."""
     max_prompt_len: Tokens | None = None
-    """Longest prompt; by default what the server's context leaves, or 4096."""
+    """The most tokens of a prompt; by default what the server's context leaves, or 4096."""
     delay_mean_s: float | None = None
     """Mean seconds between an answer and the next round."""
     temperature: Level = 0.0
     """0 is greedy."""
     ignore_eos: bool = True
-    """Ask for exactly as many tokens; without, answers may end early."""
+    """Ask for exactly gen_length tokens. Without it, answers may end early."""
     max_concurrency: Annotated[int, Range(least=1)] | None = None
-    """Requests under way at once."""
+    """The most requests under way at once."""
     num_warmups: Annotated[int, Range(0, 1000)] = 1
-    """Requests before the run, not measured."""
+    """Requests before the run, which are not measured."""
     unique_prefix: bool = True
-    """Begin each conversation with 16 ids drawn anew in every run, which no cache has seen."""
+    """Begin each conversation with 16 ids that are drawn anew in every run, so that no cache has seen them."""
     goodput: str | None = None
     """Limits in ms of a good request, like 'ttft:200 itl-request:50 e2el:5000'. itl-request (tpot) is its mean gap between tokens,
     itl-gap (itl) the P95 of its own gaps."""
     extra: str | None = None
-    """A JSON object of further fields for every request."""
+    """A JSON object with further fields for every request."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,12 +99,12 @@ class HttpKnobs(RequestKnobs, Checked):
 
     @property
     def longest_prompt(self) -> int:
-        """The longest prompt that a server of any context is sent."""
+        """The most tokens of a prompt, whatever the server's context."""
         return LONGEST_PROMPT if self.max_prompt_len is None else self.max_prompt_len
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """Seconds by name of the time; empty without ``goodput``."""
+        """The limits of ``goodput`` in seconds, by name. Empty without it."""
         found: dict[str, float] = {}
         for word in (self.goodput or "").split():
             match = re.fullmatch(r"([a-z0-9-]+):(\d+(?:\.\d+)?)", word)
@@ -141,12 +141,12 @@ def resolve(system: str, given: Mapping[str, Any]) -> HttpKnobs:
 # -- workloads --------------------------------------------------------------------------------------------
 
 PREFIX_TOKENS = 16
-"""At the front of a conversation, drawn anew in every run: a block of the caches that keep whole blocks."""
+"""Tokens of a conversation's unique prefix. They fill one block of caches that keep whole blocks."""
 
 CHARACTERS_OF_TOKEN = 16
-"""That no tokenizer packs into one on the mean of a text, whatever its vocabulary; published ones come to 3 to 5."""
+"""More characters than any tokenizer packs into a token on average over a text. Published tokenizers reach 3 to 5."""
 TEMPLATE_TOKENS = 1024
-"""That a chat template may add to a conversation, its own system prompt included, and a 16th of it to each message."""
+"""The most tokens that a chat template may add to a conversation, with its own system prompt. It may add a 16th of this to each message."""
 
 Ids = tuple[int, ...]
 
@@ -154,13 +154,13 @@ Ids = tuple[int, ...]
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     new_ids: Ids
-    """What it adds to the history."""
+    """The ids that the turn adds to the history."""
     asked_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpConversation:
-    """A ``Conversation``. ``fields`` are in every body."""
+    """A ``Conversation`` with an endpoint. Every request's body holds ``fields``."""
 
     session_id: int
     arrival_s: float
@@ -191,7 +191,7 @@ class HttpConversation:
         return Ask(body={**own, "prompt": ids}, prompt_len=len(ids), asked_tokens=asked)
 
     def _answer_ids(self, reply: Reply) -> list[int]:
-        """The answer's own ids where the endpoint tells them, else as many of its text."""
+        """The answer's own ids if the endpoint sends them, else the ids of its text, repeated or cut to the counted tokens."""
         if reply.token_ids is not None:
             return reply.token_ids
         ids = self.encode(reply.text)
@@ -212,17 +212,17 @@ class HttpWorkload:
     provenance: Any
 
     def with_prefixes(self, nonce: str) -> "HttpWorkload":
-        """Every conversation's prompt begins with ids of its own."""
+        """The workload with a unique prefix for each conversation."""
         made = [each.with_prefix(self._prefix(f"{nonce}/{each.session_id}")) for each in self.conversations]
         return replace(self, conversations=tuple(made))
 
     def warm_up(self, name: str) -> HttpConversation:
-        """One of the longest first turn, with a prefix that no other has."""
+        """A conversation to warm up with: the one with the longest first turn, with a prefix that no other has."""
         longest = max(self.conversations, key=lambda each: len(each.turns[0].new_ids))
         return longest.with_prefix(self._prefix(name))
 
     def _prefix(self, name: str) -> Ids:
-        """Drawn from the ids that the prompts hold: valid where they are."""
+        """A prefix drawn from the prompts' own ids, so that its ids are valid."""
         rng = random.Random(name)
         return tuple(rng.choice(self._known) for _ in range(PREFIX_TOKENS))
 
@@ -232,8 +232,8 @@ class HttpWorkload:
 
 
 def prompt_bounds(ask: Ask) -> tuple[int, int]:
-    """The fewest and the most tokens that an endpoint can truly have counted: of ids their number, of text as many as a
-    tokenizer and a template make of it."""
+    """The fewest and the most prompt tokens that an endpoint can truthfully count. For ids both are their number. For text they bound
+    what a tokenizer and a template make of it."""
     messages = ask.body.get("messages")
     if messages is None:
         return ask.prompt_len, ask.prompt_len
@@ -245,14 +245,14 @@ def prompt_bounds(ask: Ask) -> tuple[int, int]:
 
 @kept(maxsize=2)
 def tokenizer_of(name: str) -> TextTokenizer:
-    """The tokenizer of any checkpoint: an autoregressive model's has no mask."""
+    """The tokenizer of any checkpoint. It needs no mask token, because autoregressive models have none."""
     folder = TINY_DIR if name == "tiny" else checkpoint_dir(name, weights=False)
     return load_tokenizer(folder, required=())
 
 
 def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -> HttpWorkload:
-    """The workload of a data set's requests, or a session trace's sessions; ``context`` is the tokens that the model takes, where that
-    is known."""
+    """The workload of a cell: a data set's requests or a trace's sessions. ``context`` is the model's longest context in tokens, if it is
+    known."""
     tokenizer = tokenizer_of(knobs.tokenizer or "tiny")
     fields: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     fields |= {"temperature": knobs.temperature, **knobs.extra_fields}
@@ -292,7 +292,7 @@ def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -
 
 
 def _within(knobs: HttpKnobs, context: int, dataset: str) -> HttpKnobs:
-    """With the lengths that the data set has in this process on a model of that context. Problems are asked as they are."""
+    """The knobs with the lengths that a model of this context gets in runs without a server. A task's problems keep their length."""
     is_whole = knobs.input_len is not None or dataset.lower() in TASKS
     scale = 1.0 if is_whole else length_scale_for(context)
     room = max(min(LONGEST_PROMPT, context - knobs.gen_length), knobs.input_len or 0)
@@ -309,14 +309,14 @@ def _within(knobs: HttpKnobs, context: int, dataset: str) -> HttpKnobs:
 
 
 def _arrivals(cell: Cell, knobs: HttpKnobs) -> ArrivalConfig:
-    """Gamma where nothing but its shape is given."""
+    """The arrivals of a cell. They follow a gamma process if only ``burstiness``, its shape, is given."""
     if cell.rate is not None and knobs.burstiness not in (None, 1):
         knobs = replace(knobs, arrivals=knobs.arrivals or "gamma")
     return arrivals_asked(cell.rate, knobs)
 
 
 def _requests(cell: Cell, knobs: HttpKnobs, context: int | None, tokenizer: TextTokenizer) -> Workload:
-    """Makes a data set's requests, with lengths as on a model of that context."""
+    """The requests of a data set, with the lengths for a model of this context."""
     knobs = _within(knobs, context or EMBEDDED_CONTEXT, cell.dataset)
     return build_workload(
         WorkloadConfig(
@@ -338,7 +338,7 @@ def _requests(cell: Cell, knobs: HttpKnobs, context: int | None, tokenizer: Text
 
 
 def _traced(cell: Cell, knobs: HttpKnobs, file: Traced, context: int | None, tokenizer: TextTokenizer) -> Workload:
-    """Makes requests of a file's rows, with their own lengths, in what the model is known to take."""
+    """The requests of a file's rows, with their own lengths, within the context that the model is known to have."""
     return traced_workload(
         file,
         _arrivals(cell, knobs),

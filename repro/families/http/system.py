@@ -26,7 +26,7 @@ EXECUTOR = "http"
 class HttpDeployment:
     knobs: HttpKnobs
     card: Mapping[str, Any]
-    """What the endpoint says of the model."""
+    """The endpoint's description of the model."""
     rate: float | None
     obtained: ClassVar[Obtained] = "measured"
     is_tied_here: ClassVar[bool] = True
@@ -34,7 +34,7 @@ class HttpDeployment:
 
     @property
     def basis(self) -> str:
-        """A digest of the endpoint's own description; what else is behind it, nobody outside can tell."""
+        """A digest of the endpoint's own description. A client cannot know more about it."""
         return hashlib.sha256(json.dumps(self.card, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -55,14 +55,14 @@ class HttpDeployment:
         nonce = token_hex(8) if self.knobs.unique_prefix else None
         sent = workload if nonce is None else workload.with_prefixes(nonce)
         exchanges = asyncio.run(self._drive(sent, on_progress))
-        # Tokens are counted behind the run: it would make the clock late.
+        # We count tokens after the run, because counting would delay the clock.
         encode = None if self.knobs.tokenizer is None else tokenizer_of(self.knobs.tokenizer).encode
         facts = {**self.facts, "prefix_nonce": nonce, "history": _history(exchanges)}
         record = RunRecord(
             tables=tables_of(exchanges, encode),
             manifest={"obtained": self.obtained, "dataset": asdict(workload.provenance), "facts": facts},
         )
-        # The manifest holds these very facts.
+        # The manifest holds this same dictionary of facts.
         facts["tokens_counted_by"] = dict(Counter(by for by in record.requests["counted_by"] if by is not None))
         facts["warnings"] = [*warnings(record)]
         return record
@@ -81,7 +81,7 @@ class HttpDeployment:
 
 
 def _history(exchanges: Sequence[Exchange]) -> str | None:
-    """What later turns repeat of the answers before them; None where there are no later turns."""
+    """How later turns repeat the answers before them; None if there are no later turns."""
     replies = [each.reply for each in exchanges if each.reply is not None and each.error is None]
     if all(each.turn == 0 for each in exchanges):
         return None
@@ -89,7 +89,7 @@ def _history(exchanges: Sequence[Exchange]) -> str | None:
 
 
 def attached(cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
-    """To the server at the cell's url, which is asked what it serves."""
+    """Connect to the server at the cell's URL, and ask it for its model."""
     knobs = resolve(cell.system, cell.asked)
     card = knobs.endpoint.card(knobs.model)
     context = card.get("max_model_len")
@@ -104,7 +104,7 @@ class HttpSystem:
     family: ClassVar[Family] = HTTP
 
     def prepare(self, cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
-        """Asks the endpoint what it serves."""
+        """Connect to the endpoint, and ask it for its model."""
         require(
             cell.executor == EXECUTOR,
             f"executor={cell.executor!r} has no effect with system={self.name!r}: leave it out",

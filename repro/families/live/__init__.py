@@ -1,1 +1,1 @@
-"""AMPD on real workers of this machine: measured, and held against its own simulator."""
+"""AMPD on real workers of this machine: measured, and compared to its own simulator."""

@@ -1,4 +1,4 @@
-"""Sessions over HTTP: NVIDIA Dynamo's own frontend, behind it the coordinator as its routing component, and the live workers."""
+"""Sessions over HTTP, through NVIDIA Dynamo's own frontend. Behind it are the coordinator, as its router, and the live workers."""
 
 import asyncio
 import hashlib
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 # -- sessions over HTTP -----------------------------------------------------------------------------------
 
 _LOOK_S = 0.25
-"""How often is looked whether the workers are well."""
+"""Seconds between checks that the workers are alive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionConversation:
-    """A ``Conversation``: each turn repeats the ids of all before, answers included, and is asked in the session's name."""
+    """A ``Conversation`` whose turns repeat the ids of all before them, including answers. Each request names its session in a header."""
 
     session: Session
     prompts: "Prompts"
@@ -84,7 +84,7 @@ def body_of(ids: Sequence[int], max_tokens: int) -> dict[str, Any]:
 
 
 async def _warm_up(endpoint: Endpoint, ids: Sequence[int], check: Callable[[], None]) -> None:
-    """A request of no session: a first one takes longer than any other."""
+    """Send a request that belongs to no session, because a first request takes longer than any other."""
     async with endpoint.sending() as send:
         (reply,) = await _minding(asyncio.gather(send(body_of(ids, 2), time.monotonic)), check)
     if reply.error is not None:
@@ -94,7 +94,7 @@ async def _warm_up(endpoint: Endpoint, ids: Sequence[int], check: Callable[[], N
 async def _drive(
     endpoint: Endpoint, conversations: Sequence[SessionConversation], check: Callable[[], None]
 ) -> tuple[list[Exchange], float]:
-    """With when the first session could have come, on this machine's monotonic clock."""
+    """Send all requests. Return their exchanges, and when the run began (its time 0) on this machine's monotonic clock."""
     zeros_s: list[float] = []
 
     async with endpoint.sending() as send:
@@ -111,7 +111,7 @@ async def _drive(
 
 
 async def _minding(work: asyncio.Future[Any], check: Callable[[], None]) -> Any:
-    """Its result, unless a worker fails before."""
+    """Return the result of ``work``. Raises the error of ``check`` if a worker fails before."""
     try:
         while not work.done():
             await asyncio.wait((work,), timeout=_LOOK_S)
@@ -124,8 +124,8 @@ async def _minding(work: asyncio.Future[Any], check: Callable[[], None]) -> Any:
 def seen_by_client(
     exchanges: Sequence[Exchange], run: "ClusterRun", store: Store
 ) -> "tuple[ClusterRun, Mapping[str, Any]]":
-    """The run at the client's times, and facts of what lies in between. RunError where it got other tokens than the
-    workers made."""
+    """The run at the client's times, and facts about the time between client and workers. Raises RunError if the client got other tokens
+    than the workers made."""
     from engines.cluster.record import observe
 
     by_round = {(each.session_id, each.turn): each for each in exchanges}
@@ -145,7 +145,7 @@ def seen_by_client(
 
 
 def _at(run: "ClusterRun", due_s: Sequence[float], replies: Sequence[Reply]) -> "ClusterRun":
-    """The run at the times of the client."""
+    """The run with the client's times."""
     from engines.cluster.record import Gaps
 
     ends = [each.chunks_s[-1] for each in replies]
@@ -187,7 +187,7 @@ _PACKAGES = ("ai-dynamo", "ai-dynamo-runtime")
 class OverDynamo:
     limits: Limits
     tokenizer: Path | None
-    """A checkpoint's folder; None for the embedded one, which has a text for every id of the tiny model."""
+    """A checkpoint's folder; None for the embedded tokenizer, which has a text for every id of the tiny model."""
 
     modules = (__name__, _ROUTER)
 
@@ -222,7 +222,7 @@ class OverDynamo:
             try:
                 asyncio.run(_warm_up(endpoint, prompts(longest, 0).tolist(), fleet.check))
                 store.call("forget")
-                # That request's decision drew from the router's random numbers as every other does.
+                # Keep the warm-up's decision in the log, because it drew from the router's random numbers like every other.
                 mark = replace(Mark.of(store, fleet.worker_ids), decision=before.decision)
                 exchanges, zero_s = asyncio.run(_drive(endpoint, conversations, fleet.check))
             except RunError as error:
@@ -250,7 +250,7 @@ class OverDynamo:
         told = RouterSpec(deciding=deciding, limits=self.limits, model=place.model, served_name=SERVED_NAME)
         told.write(spec)
         path.mkdir()
-        # Of this project's packages nothing else: the rest of its environment would hide Dynamo's.
+        # Link only this package: the rest of the project's environment would hide Dynamo's packages.
         (path / "engines").symlink_to(Path(engines.__path__[0]).absolute())
         router = Command(
             name="router",
@@ -270,19 +270,19 @@ GIVEN_UP_S = 1800.0
 @dataclass(frozen=True, kw_only=True)
 class FrontRun:
     began: float
-    """On the store's clock."""
+    """The begin of the run, on the store's clock."""
     end_s: float
     mark: "Mark"
-    """What the store held before."""
+    """The state of the store before the run."""
     lags_s: list[float]
-    """How much later than due each session's first round was asked for."""
+    """How many seconds after its due time each session's first round was asked."""
     exchanges: Sequence[Exchange] | None = None
-    """None where rounds are timed in the store alone."""
+    """The exchanges of a client; None if only the store times rounds."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Direct:
-    """The coordinator in this process, asked by call."""
+    """Calls the coordinator directly, in this process."""
 
     basis = ""
     modules: tuple[str, ...] = ()
@@ -310,4 +310,4 @@ class Direct:
 
 
 Front = OverDynamo | Direct
-"""How sessions reach the workers: ``basis`` says what it consists of besides this repository's code."""
+"""How sessions reach the workers. ``basis`` identifies the software that it uses besides this repository's code."""

@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
 TINY = "tiny"
 _TINY_CONFIG = tiny_causal(d_model=256, n_layers=8)
-"""A Qwen2 of 8 M parameters, random weights: large enough that a step's work outweighs what surrounds it."""
+"""A Qwen2 of 8 M parameters with random weights. It is large enough that a step's work outweighs its overheads."""
 _PREFILL, _LINE = (
     Piecewise(knees=(), pieces=(piece,), mean_error=0.0, max_error=0.0)
     for piece in ((1e-2, 1e-4, 1e-8, 1e-6), (1e-3, 1e-5))
 )
 _UNMEASURED = PerformanceModel(prefill={1: _PREFILL}, decode={1: _LINE}, transfer={(1, 1): _LINE}, decode_context=1)
-"""Stands for what is measured on the workers: policies of one's own are made once before they are started."""
+"""A placeholder for the workers' measured profile, with which we make a user's policies once before we start workers."""
 MAX_WORKERS = 16
 _NUM_SESSIONS = 20
 
@@ -63,17 +63,17 @@ class LiveKnobs(SessionKnobs, ClusterPolicies, Checked):
     model: str = TINY
     """tiny, or a checkpoint's folder."""
     deployment: str = "P:TP1x1 D:TP1x1"
-    """As many workers as the machine has cores for."""
+    """Workers as P:TP1x1 D:TP1x1. Ask for no more workers than the machine has cores."""
     frontend: Literal["dynamo"] | None = None
-    """For requests over HTTP to Dynamo's frontend, of which the coordinator is the router; without it the coordinator is called."""
+    """dynamo: send requests over HTTP to Dynamo's frontend, with the coordinator as its router. By default we call the coordinator."""
     redis: str | None = None
-    """The address of a server that is there; by default one is started."""
+    """The address of a running Redis server; by default one is started."""
     kv_tokens: Annotated[int, Range(1, 10**7)] = 32768
-    """Tokens of K/V of each worker."""
+    """Tokens of K/V that each worker can hold."""
     lease_s: Annotated[float, Range(0.5, 600)] = 5.0
-    """Seconds after which the work of a silent worker is given to another."""
+    """Seconds after which a silent worker's work goes to another."""
     pin: bool = False
-    """Each worker on a core of its own."""
+    """Pin each worker to a core of its own."""
     slo_ttft_s: Objective = 0.5
     """Objective of the time to the first token, in seconds."""
     slo_itl_s: Objective = 0.05
@@ -86,7 +86,7 @@ class LiveSettings:
     deployment: Deployment
     policies: AmpdConfig
     own: Mapping[str, Plugin]
-    """Policies of one's own, by kind."""
+    """A user's own policies, by kind."""
     workload: SessionWorkloadConfig
 
     @property
@@ -103,7 +103,7 @@ class LiveSettings:
 
     @property
     def roles(self) -> dict[int, str]:
-        """Homes first, as in a simulation."""
+        """The role of each worker by id. Homes (decode workers) come first, as in a simulation."""
         found = dict.fromkeys(range(self.num_homes), "decode")
         return found | dict.fromkeys(range(self.num_homes, self.num_homes + self.num_prefills), "prefill")
 
@@ -118,7 +118,7 @@ class LiveSettings:
 
     @property
     def basis(self) -> str:
-        """Digest of what is behind the numbers besides Python and the workload: model, objectives, Redis's scripts but for comments."""
+        """A digest of model, objectives and Redis scripts (without comments), on which the numbers depend besides Python and workload."""
         texts = [(files("engines.ampd.live") / name).read_text() for name in ("state.lua", "operations.lua")]
         scripts = [[line for line in text.splitlines() if not line.lstrip().startswith("--")] for text in texts]
         text = repr((self.config, self.slo, DEFAULT_READING, scripts))
@@ -126,7 +126,7 @@ class LiveSettings:
 
 
 def resolve(cell: Cell, system: str) -> LiveSettings:
-    """Everything a user can get wrong is refused here."""
+    """The settings of a cell. Raises UserError for all that a user can get wrong."""
     where = platform(cell.platform)
     require(
         cell.executor == where.executor == "torch" and where.gpu is None,
@@ -198,12 +198,12 @@ LIVE = replace(
     checks=(*AR.checks, workers_lived),
     shown=summary_in(Path(__file__).with_name("summary.csv"), "live"),
 )
-"""ITL is the 95th percentile of a round's gaps, TPOT their mean; both are averaged over rounds."""
+"""The family of live systems. ITL is the 95th percentile of a round's gaps, TPOT their mean. Both are averaged over rounds."""
 
 
 _START_S = 300.0
 ANSWER_S = 2.0
-"""For a server of one's own to say that it is there."""
+"""Seconds in which a user's own Redis server must answer."""
 MAX_LEN = 4096
 _NUM_SLOTS = 128
 
@@ -228,7 +228,7 @@ class LiveDeployment:
         return {"deployment": str(self.settings.deployment)}
 
     def check_machine(self) -> None:
-        """The client and, where none is there already, a server."""
+        """Raise UserError unless there are a Redis client and, either running or installed, a Redis server."""
         load_redis()
         if self.settings.knobs.redis is None:
             redis_program()
@@ -291,7 +291,7 @@ class LiveDeployment:
             **prefill_load(rows_of(run.workers, "role", "busy_prefill_s"), max(run.sessions["arrival_s"])),
             "decisions": {**found.decisions, "not_made_again": len(found.mismatches)},
             "answers": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12],
-            # One that died within a lease of the end is not yet missed.
+            # The store has not yet missed a worker that died within a lease of the end.
             "lost_workers": [*losses.workers, *sorted({*ended} - {*losses.workers})],
             "prefills_taken_back": losses.num_taken_back,
             "profile": _facts_of_profile(profile),
@@ -315,7 +315,7 @@ class LiveDeployment:
 
     @contextmanager
     def _fleet(self) -> "Iterator[tuple[Store, Fleet, str]]":
-        """Workers that take part, and the address of their Redis."""
+        """Start the workers. Yield their store, the fleet, and the address of their Redis."""
         from engines.ampd.live.fleet import Fleet
         from engines.ampd.live.worker import WorkerSpec
 
@@ -397,7 +397,7 @@ def _facts_of_profile(profile: "LiveProfile") -> dict[str, Any]:
 
 
 def compared(run: "ClusterRun", simulated: "ClusterRun") -> dict[str, dict[str, float]]:
-    """Latencies measured, and predicted by the simulator from the workers' profile; error is predicted / measured - 1."""
+    """Latencies as measured, and as the simulator predicts them from the workers' profile. The error is predicted / measured - 1."""
     import numpy as np
 
     from engines.cluster.record import observe
