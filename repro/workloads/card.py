@@ -1,5 +1,5 @@
-"""Cards: YAML files read as the dataclasses that say what may be in them, by keys, kinds, choices and ranges (engines.knobs); the
-files of a user's own that a card accepts; and where a workload's rows came from."""
+"""Cards: YAML files that we read as dataclasses, which define their keys, types, choices and ranges (engines.knobs). Also the local files
+that a card accepts, and the origin of a workload's rows."""
 
 import hashlib
 import os
@@ -19,13 +19,13 @@ Role = Literal["stated", "inferred", "assumed", "by construction"]
 
 @dataclass(frozen=True, kw_only=True)
 class Section(Checked):
-    """A card, or a section of one, checked when it is made."""
+    """A card or a section of a card, checked when it is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalFile(Section):
     path: str
-    """Below the data directory."""
+    """The path below the data directory."""
     note: str = ""
 
 
@@ -37,16 +37,16 @@ class Card(Section):
     homepage: str
     licence: str
     local: tuple[LocalFile, ...]
-    """Accepted in the data directory; the first that is there is taken."""
+    """Files that we accept in the data directory. We read the first that exists."""
     defects: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourcedCard(Card):
-    """A card on which every number has a role: where it is from."""
+    """A card that says where every number on it comes from: its role."""
 
     roles: Mapping[str, Role]
-    """Says of every number in the card's sections, by its field, where it is from."""
+    """The role of every number in the card's sections, by field (``section.field``)."""
     sources: tuple[str, ...]
 
 
@@ -58,8 +58,7 @@ def known_cards(folder: Path) -> tuple[str, ...]:
 
 
 def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCard:
-    """Reads the card in the file of this name; case does not matter. ``unknown`` says what is wrong where there is
-    none."""
+    """Read the card in the file of this name; case does not matter. ``unknown`` begins the error if there is no such card."""
     names = known_cards(folder)
     require(bool(names), f"no cards in {str(folder)!r}: install the package again, or run from a whole clone")
     require(name.lower() in names, f"{unknown}: use one of {', '.join(names)}")
@@ -81,7 +80,7 @@ def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCa
 
 
 def introductions(folder: Path) -> list[tuple[str, str, str]]:
-    """Name, title and summary of every card; nothing else of it is looked at."""
+    """Return name, title and summary of every card, without checking anything else."""
     found = []
     for name in known_cards(folder):
         raw = _read(folder / f"{name}.yaml")
@@ -101,7 +100,7 @@ def _read(path: Path) -> Any:
 
 
 def built(kind: type[Any], raw: object, where: str) -> Any:
-    """Makes a dataclass of a mapping, which must have every field without a default, and no other keys."""
+    """Make a dataclass from a mapping. The mapping needs every field without a default, and may have no unknown keys."""
     known = {field.name: field for field in fields(kind)}
     if not isinstance(raw, dict):
         raise UserError(f"{where} must be a mapping with the keys {', '.join(known)}")
@@ -119,8 +118,7 @@ def built(kind: type[Any], raw: object, where: str) -> Any:
 
 
 def _value(declared: Any, raw: object, where: str) -> Any:
-    """Makes of YAML's value what the field is declared to be, a section, a list, a mapping; all else is checked and
-    stays."""
+    """Convert a YAML value to the section, tuple or mapping that the field is declared as. We check all other values and keep them."""
     inner = get_args(declared)
     if get_origin(declared) in (Union, UnionType):
         if raw is None and NoneType in inner:
@@ -153,28 +151,28 @@ File = TypeVar("File", bound=LocalFile)
 class Origin:
     source: UsedSource
     location: str
-    """File name (inside the data directory), hub id, or the card."""
+    """The file's name (inside the data directory), the hub id, or the card."""
     revision: str | None
-    """``sha256:...`` of local files; the hub's commit hash, None if the card pins none."""
+    """``sha256:...`` of local files; the hub's commit hash, or None if the card pins none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance(Origin):
     description: str
     checksum: str
-    """sha256 over the requests or sessions themselves."""
+    """sha256 of the requests or sessions themselves."""
 
 
 ProvenanceOf = TypeVar("ProvenanceOf", bound=Provenance)
 
 
 def remarked(provenance: ProvenanceOf, text: str) -> ProvenanceOf:
-    """Says more in its description; the requests are the same."""
+    """The provenance with a further clause in its description."""
     return replace(provenance, description=f"{provenance.description}; {text}")
 
 
 def find_data_dir(data_dir: Path | None) -> Path | None:
-    """Returns the given directory, else the one that the environment names, else None."""
+    """Return the given directory, else the one that the environment names, else None."""
     named = str(data_dir) if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE)
     if not named:
         return None
@@ -186,11 +184,11 @@ def find_data_dir(data_dir: Path | None) -> Path | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Generic[File]):
-    """Files of a user's own, which are in one format."""
+    """A user's own files, all in one format."""
 
     paths: tuple[Path, ...]
     entry: File | None
-    """What the card says of them; None where it does not know the name."""
+    """The card's entry for these files; None if the card does not know the name."""
     location: str
 
     @property
@@ -199,8 +197,7 @@ class Local(Generic[File]):
 
 
 def find_local(files: Sequence[File], named: str | None, data_dir: Path | None) -> Local[File] | None:
-    """Finds the file that is named; else the first of a card's files that the data directory has, or all that fit its
-    pattern."""
+    """Find the named file. Without a name, find the first of a card's files in the data directory, or all files of its pattern."""
     if named is not None:
         path = Path(named)
         known = next((entry for entry in files if Path(entry.path).name == path.name), None)
@@ -214,7 +211,7 @@ def find_local(files: Sequence[File], named: str | None, data_dir: Path | None) 
 
 
 def local_file(card: Card, files: Sequence[File], named: str | None, data_dir: Path | None) -> Local[File]:
-    """Does as ``find_local`` with the card's ``files``; where there is none, says what could be done."""
+    """Like ``find_local`` with the card's ``files``, but raises UserError with a fix if there is none."""
     if (found := find_local(files, named, data_dir)) is not None:
         return found
     directory = find_data_dir(data_dir)

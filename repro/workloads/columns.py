@@ -1,6 +1,6 @@
-"""Which column of a file is what, and the unit of its times: as a user says, by the format's own names, or by plain ones.
+"""The meaning of a file's columns, and the unit of its times. A user gives them, or we infer them from published or plain names.
 
-Published formats say their unit by their columns. A column that is called timestamp alone does not, and its unit is never guessed.
+The columns of a published format imply the unit. A column that is only called timestamp does not, and we never guess its unit.
 """
 
 import csv
@@ -27,14 +27,14 @@ TIMES: Mapping[str, TimeUnit | None] = {
     "arrival": None,
 }
 DELAYS: Mapping[str, int] = {"delay_s": 1, "delay_ms": 1000}
-"""From a row's answer to the session's next round."""
+"""Columns of the time from a row's answer to the session's next round -> units per second."""
 WAITS: Mapping[str, int] = {"wait_s": 1, "wait_ms": 1000}
-"""From the answer before to a row's own request."""
+"""Columns of the time from the previous answer to a row's own request -> units per second."""
 LENGTHS = ("prompt_len", "context_len", "prompt")
 _SESSION = ("session", "turn", "id", "parent", "duration_s")
 NAMES = (*TIMES, *LENGTHS, "prefix_len", "hash_ids", "gen_length", *_SESSION, *DELAYS, *WAITS, "rounds")
 OPTIONAL = frozenset({*_SESSION, *DELAYS, *WAITS, "prefix_len", "hash_ids"})
-"""A row may have nothing there."""
+"""Columns in which a row may be empty."""
 EXAMPLE = "--columns arrival_s=timestamp,prompt_len=ContextTokens,gen_length=GeneratedTokens"
 
 
@@ -54,7 +54,7 @@ class Format(Section):
         return {*self.columns.values(), *self.marks} <= set(names)
 
     def among(self, names: Sequence[str]) -> dict[str, str]:
-        """Returns the columns that a file with these names has, by our names."""
+        """Return the format's columns in a file with these names, by our names."""
         return {**self.columns, **{name: column for name, column in self.also.items() if column in names}}
 
 
@@ -86,33 +86,34 @@ _UNITS: Mapping[str, TimeUnit] = {"s": "s", "se": "s", "ms": "ms", "mi": "ms", "
 class Delay(NamedTuple):
     column: str
     per_second: int
-    """How many of the column's unit make one second."""
+    """How many of the column's units make one second."""
     is_wait: bool
-    """Whether it comes before the row's own request, and not behind its answer."""
+    """Whether the delay comes before the row's own request, and not after its answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The columns that are read of a file, and the unit of its times."""
+    """The columns that we read from a file, and the unit of its times."""
 
     named: Mapping[str, str]
     """Our names -> the file's."""
     format: Format | None = None
-    """The one that it is read as, where nobody said which column is what."""
+    """The format that we recognise, if no columns were given."""
     time: str | None = None
     """The column of times."""
     unit: TimeUnit | None = None
-    """The unit of its times; None where nobody says it."""
+    """The unit of its times; None if it is unknown."""
     is_said: bool = False
-    """Whether a user says the unit, in place of a name in the file."""
+    """Whether a user gave the unit, so that it does not come from the file's names."""
     is_said_by_option: bool = False
-    """Whether that is more than a name among ours."""
+    """Whether the user gave it as ``time_unit``, and not only by a name such as arrival_ms."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.named
 
     def needs(self, name: str, *, is_answered: bool) -> bool:
-        """Whether a row that has nothing there is left out. Calls that failed have no prompt, and others may have the answer's length."""
+        """Whether we leave out a row if this column is empty. With ``is_answered``, ``gen_length`` may be empty. So may a prompt, as in
+        failed calls."""
         if name == "prompt" or (name in TIMES and self.has_rounds):
             return False
         if name == "gen_length" and (is_answered or "rounds" in self.named):
@@ -142,9 +143,8 @@ class Columns:
 def columns_of(
     names: Sequence[str], file: str, given: str | None, unit: TimeUnit | None, *, needs_answers: bool = True
 ) -> Columns:
-    """Finds the columns to read in a file that has these: as ``given`` says (OURS=THEIRS, ...), or by its names; ``unit`` is the one that a
-    user says of its times, if any. ``file`` is what a refusal names. A file without the answers' lengths is refused where it
-    ``needs_answers``."""
+    """Find the columns to read among ``names``: as ``given`` says (OURS=THEIRS, ...), or by the names. ``unit`` is the unit of times that a
+    user gave, if any. Errors name ``file``. With ``needs_answers``, raises UserError for a file without the answers' lengths."""
     known = next((each for each in known_names().formats if each.fits(names)), None)
     if given is not None:
         named, found = _given(given, names, file), None
@@ -165,7 +165,7 @@ def columns_of(
             unit in (None, own),
             f"time_unit={unit!r} has no effect beside {name}: write arrival={named[name]} with it, or leave it out",
         )
-        # A published column's unit is known better than most remember it.
+        # We know the unit of a published column, so refuse a name with another.
         if known is not None:
             published = next((each for each in TIMES if known.among(names).get(each) == named[name]), name)
             require(
@@ -204,11 +204,11 @@ def _given(text: str, names: Sequence[str], file: str) -> dict[str, str]:
 
 
 def _plain(names: Sequence[str], file: str) -> dict[str, str]:
-    """Our own names, and others that can mean one thing alone."""
+    """The columns with our own names, or with other names that can mean only one thing."""
     own = {name: name for name in NAMES if name in names and name != "id"}
     messages = next((name for name in MESSAGES if name in names), None)
     if messages is not None and not own.keys() & {*LENGTHS, "rounds"}:
-        # A chat's turn, session and parent are of the whole of it.
+        # In a row with a whole chat, columns such as turn, session and parent do not describe rounds.
         own = {name: name for name in own if name in TIMES or name == "gen_length"} | {"rounds": messages}
     by_plain: dict[str, list[str]] = {}
     for name in names:
@@ -227,7 +227,7 @@ def _plain(names: Sequence[str], file: str) -> dict[str, str]:
     if not own.keys() & TIMES.keys():
         found = [name for name in names if _TIME.fullmatch(_spelt(name))]
         arrivals = [name for name in found if _spelt(name).startswith("arriv")]
-        # One alone can be it.
+        # Take it only if there is one.
         own |= next(({"arrival": chosen[0]} for chosen in (found, arrivals) if len(chosen) == 1), {})
     delay = next((name for name in names if _spelt(name) in ("delay", "wait", "think_time")), None)
     is_timed = own.keys() & {*DELAYS, *WAITS}
@@ -243,7 +243,7 @@ def _spelt(name: str) -> str:
 
 
 def _unit_in(column: str) -> TimeUnit | None:
-    """The unit that a column's name ends in."""
+    """The unit at the end of a column's name; None without one."""
     match = _TIME.fullmatch(_spelt(column))
     return None if match is None or match[2] is None else _UNITS[(match[2] + " ")[:2].strip()]
 

@@ -1,8 +1,8 @@
 """Conversations to serve: drawn from the distributions of a card (``datasets/conversations/<name>.yaml``), or from a file.
 
-Prompts are drawn in equal strata of their distribution, in random order: every sample has the published shares, to one turn, and
-about the same number of tokens, so that what differs between two seeds is the order. Prompts of first and of later turns,
-answers, turns and order have random streams of their own.
+We draw prompts from equal strata of their distribution, in random order. So every sample has the published shares, to one turn, and
+about the same number of tokens, and two seeds differ in the order. Prompts of first turns, prompts of later turns, answers, turns
+and order each have a random stream of their own.
 """
 
 import math
@@ -40,14 +40,14 @@ SHORT, LONG = 256, 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Turns(Section):
-    """Turns of a conversation, geometric."""
+    """The number of turns of a conversation, geometrically distributed."""
 
     mean: Annotated[float, Range(1, 1000)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptShares(Section):
-    """Shares of prompts below ``SHORT`` and above ``LONG`` tokens, which fix a log-normal."""
+    """The shares of prompts below ``SHORT`` and above ``LONG`` tokens, which determine a log-normal."""
 
     short_share: Proportion
     long_share: Proportion
@@ -59,7 +59,7 @@ class PromptShares(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Answers(Section):
-    """Tokens of an answer, log-normal."""
+    """The tokens of an answer, log-normally distributed."""
 
     median: Annotated[float, Range(1, 10**6)]
     sigma: Annotated[float, Range(above=0, most=5)]
@@ -67,7 +67,7 @@ class Answers(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds(Section):
-    """Least and most tokens of a prompt or an answer; what is drawn beyond is put there."""
+    """The fewest and the most tokens of a prompt or an answer. We clip drawn lengths to them."""
 
     low: Annotated[int, Range(1, SHORT - 1)]
     high: Annotated[int, Range(LONG + 1, 10**6)]
@@ -75,7 +75,7 @@ class Bounds(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationCard(SourcedCard):
-    """The path of a local file may be a pattern."""
+    """The card of a set of conversations. The path of its local file may be a pattern."""
 
     turns: Turns
     first: PromptShares
@@ -104,23 +104,23 @@ Tokens = Annotated[int, Range(1, 10**6)]
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationConfig(Checked):
-    """``low`` and ``high`` keep prompts of so many tokens alone, each a conversation of one turn without history; None keeps
-    conversations whole."""
+    """The conversations to make. ``low`` and ``high`` keep only prompts of that many tokens, each a conversation of one turn without
+    history. None keeps conversations whole."""
 
     dataset: str
     num_turns: Tokens
-    """At least; the last conversation is not cut."""
+    """The least number of turns. There may be more, because we do not cut the last conversation."""
     seed: Seed
     think_s: Seconds = 0.0
-    """Between the first token of an answer and the user's next turn: always the same."""
+    """Seconds between the first token of an answer and the user's next turn, always the same."""
     answer_tokens: Tokens | None = None
-    """Every answer has so many, in place of what is drawn or recorded."""
+    """The tokens of every answer, instead of drawn or recorded numbers."""
     low: Tokens | None = None
     high: Tokens | None = None
     source: Source = "embedded"
     path: str | None = None
     file: Traced | None = None
-    """Served in place of a data set, without a card: at its own times where ``replayed`` says so, which have 0 as the first."""
+    """A file or workload to serve instead of a data set, without a card. With ``replayed`` it arrives at its own times, from 0 on."""
     replayed: ArrivalConfig | None = None
 
     @property
@@ -135,14 +135,14 @@ class ConversationConfig(Checked):
 @dataclass(frozen=True, kw_only=True)
 class ConversationProvenance(Provenance):
     shares: dict[str, float]
-    """Prompts below 256 tokens, of first and of later turns, in this sample."""
+    """The shares of prompts below 256 tokens in this sample, for first and for later turns."""
 
 
 Conversations = SessionWorkload[ConversationProvenance]
 
 
 def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = None) -> Conversations:
-    """Makes the conversations of ``config``: a file's, a data set's recorded ones, or drawn ones."""
+    """Make the conversations of ``config``: those of a file, recorded ones of a data set, or drawn ones."""
     low, high = config.band
     require(low <= high, f"min_tokens={config.low} is more than max_tokens={config.high}: exchange them")
     band = ""
@@ -183,7 +183,8 @@ def _workload(
     origin: Origin,
     description: str,
 ) -> Conversations:
-    """A last turn without an answer has one of a token, which nobody waits for. Where a file is replayed its delays are too."""
+    """The workload of recorded or drawn conversations. A last turn without an answer gets one token, for which nobody waits. If a file is
+    replayed, so are its delays."""
     is_replayed = config.file is not None and config.replayed is not None
     rounds = [
         tuple(
@@ -203,7 +204,7 @@ def _workload(
         provenance=ConversationProvenance(
             **vars(origin),
             description=description,
-            # Times are the file's where they are replayed; all else comes when who serves it says.
+            # Times are the file's if they are replayed. Otherwise the family that serves the sessions decides them.
             checksum=checksum(
                 f"{each.session_id}|{f'{each.arrival_s:.6f}|' if each.arrival_s else ''}{each.rounds}"
                 for each in sessions
@@ -251,8 +252,7 @@ def _lengths(
     *,
     shares: tuple[float, float] = (0.0, 1.0),
 ) -> list[int]:
-    """Makes one draw from each of ``num`` strata of equal probability, in random order, between two ``shares`` of the
-    distribution."""
+    """Draw one length from each of ``num`` strata of equal probability, in random order, between two ``shares`` of the distribution."""
     rng = np.random.default_rng(derive_seed(config.seed, "conversations", stream))
     strata = (rng.permutation(num) + rng.random(num)) / max(num, 1)
     bottom, top = shares
@@ -262,7 +262,7 @@ def _lengths(
 
 
 def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple[float, float]:
-    """Returns the shares of first prompts that are below the band, and not above it."""
+    """Return the share of first prompts below the band, and the share of those not above it."""
     spread = card.first.log_normal
     low = card.bounds.low if config.low is None else config.low
     high = card.bounds.high if config.high is None else config.high
@@ -279,7 +279,7 @@ def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple
 
 
 def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> Trace:
-    """Reads the conversations of a file, or its prompts within the band alone."""
+    """Read the conversations of a file, or only its prompts within the band."""
     from repro.workloads.recorded import read_chats
 
     found = local_file(card, card.local, config.path, data_dir)
@@ -292,7 +292,7 @@ def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | N
 def _in_band(
     config: ConversationConfig, sessions: Iterable[TracedSession], where: str
 ) -> tuple[TracedSession, ...] | None:
-    """Returns the turns whose prompts are in the band, each a conversation of its own; None without a band."""
+    """Return the turns whose prompts are in the band, each as its own conversation. None without a band."""
     if not config.is_banded:
         return None
     low, high = config.band
@@ -309,7 +309,7 @@ def _in_band(
 def _answered(
     card: ConversationCard, sessions: Sequence[TracedSession], config: ConversationConfig
 ) -> list[TracedSession]:
-    """Returns them with answers drawn that nobody recorded."""
+    """Return the conversations with drawn answers for turns without a recorded one."""
     drawn = iter(_answers(card, sum(len(each.rounds) for each in sessions), config))
     return [
         each._replace(

@@ -1,10 +1,10 @@
-"""A data set: its card, read from ``datasets/<name>.yaml``, and its prompts, of the hub, a local file or the embedded generator.
+"""A data set: its card, read from ``datasets/<name>.yaml``, and its prompts, from the hub, a local file or the embedded generator.
 
-A card holds the facts (hub id, columns, licence, defects) and the embedded generator: a length distribution together with the
-statistics it follows from. The parameters are recomputed from the statistics on loading, so a card cannot drift away from its source.
+A card holds the facts (hub id, columns, licence, defects) and the embedded generator: a length distribution with the statistics that
+determine it. On loading we compute the parameters again from the statistics, so a card cannot drift away from its source.
 
-``auto`` takes a local file if the data directory has one the card accepts, else the embedded generator. The network is used only
-when ``hub`` is asked for by name.
+``auto`` takes a local file if the data directory has one that the card accepts, else the embedded generator. We use the network only
+if ``hub`` is asked for by name.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ CARDS_DIR = DATASETS
 _PARAMETER_TOLERANCE = 5e-4
 
 FileFormat = Literal["trace", "prompts_jsonl", "lengths_csv"]
-"""A table of requests, which says by its columns what it is; a prompt in a named column; a length in a named column."""
+"""trace: a table of requests, recognised by its columns; prompts_jsonl: a prompt in a named column; lengths_csv: a length in one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,13 @@ class HubReference(Section):
     config: str | None
     split: str
     revision: str | None
-    """Commit hash; None where none is known, and then ``note`` says so."""
+    """The commit hash; None if none is known, and then ``note`` says so."""
     note: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedColumns(Section):
-    """Names in the published rows. Either ``prompt`` (text) or ``prompt_tokens`` (a count) is given."""
+    """The names of columns in the published rows. Either ``prompt`` (text) or ``prompt_tokens`` (a count) is given."""
 
     prompt: str | None = None
     prompt_tokens: str | None = None
@@ -50,7 +50,7 @@ class PublishedColumns(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class RowFilter(Section):
-    """Rows are kept whose ``column`` has one of ``values``."""
+    """We keep only rows whose ``column`` has one of ``values``."""
 
     column: str
     values: tuple[str, ...]
@@ -58,7 +58,7 @@ class RowFilter(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFile(LocalFile):
-    """``column``, ``unit`` and ``offset`` are for ``lengths_csv``."""
+    """A local file of prompts. ``column``, ``unit`` and ``offset`` are for ``lengths_csv``."""
 
     format: FileFormat
     column: str | None = None
@@ -72,7 +72,7 @@ class EmbeddedGenerator(Section):
     lengths: LogNormalLengths
     basis: Literal["fitted", "assumed"]
     statistics: Mapping[str, Annotated[float, Range(-1e9, 1e9)]]
-    """What the parameters follow from, of (length - offset)."""
+    """The statistics of (length - offset) that determine the parameters."""
     summary: str
     """One clause for the provenance of every run."""
     sources: tuple[str, ...]
@@ -94,7 +94,7 @@ class DatasetCard(Card):
     paper_run: PaperRun
 
     def keeps(self, record: Mapping[str, object]) -> bool:
-        """Tells whether a published row is of the data set."""
+        """Whether a published row belongs to the data set."""
         return self.filter is None or record.get(self.filter.column) in self.filter.values
 
 
@@ -104,7 +104,7 @@ def known_datasets(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
 
 @cache
 def load_card(name: str, cards_dir: Path = CARDS_DIR) -> DatasetCard:
-    """Reads the card of a data set; case does not matter (the paper's LiveBench is ``livebench``)."""
+    """Read the card of a data set; case does not matter (the paper's LiveBench is ``livebench``)."""
     card = load(DatasetCard, name, cards_dir, unknown=f"dataset={name!r} is unknown")
     where, columns, lengths = f"{card.name}.yaml", card.columns, card.embedded.lengths
     require(
@@ -137,8 +137,7 @@ Record = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Rows of a data set have all that grading needs, in the order of their source; they never come from the embedded
-    generator."""
+    """Rows of a data set with all that grading needs, in the order of their source. They never come from the embedded generator."""
 
     origin: Origin
     rows: tuple[Record, ...]
@@ -153,7 +152,7 @@ def hub_origin(card: DatasetCard) -> Origin:
 def local_rows(
     card: DatasetCard, kind: SourceKind, dataset_path: str | None, data_dir: Path | None
 ) -> Local[PromptFile] | None:
-    """Finds the file to read; None where another source is asked for, or there is none."""
+    """Find the file to read. None if another source is asked for, or there is no file."""
     if kind not in get_args(SourceKind):
         raise UserError(f"source={kind!r} is unknown: use one of {', '.join(get_args(SourceKind))}")
     if kind in ("hub", "embedded"):

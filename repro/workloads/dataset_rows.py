@@ -1,4 +1,4 @@
-"""Rows of a data set: prompts of the hub or of a file, as sessions of one round, and the texts that grading needs."""
+"""Rows of a data set: prompts from the hub or a file, as sessions of one round, and the texts that grading needs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ RENAMED = {
     "output_len": "gen_length",
     "max_tokens": "gen_length",
 }
-"""Keys of other traces -> ours, of the same meaning."""
+"""Keys of other traces -> our keys with the same meaning."""
 
 
 def open_records(
@@ -34,8 +34,8 @@ def open_records(
     dataset_path: str | None = None,
     data_dir: Path | None = None,
 ) -> Records | None:
-    """Reads text ``columns`` of every row; None where the source has none (``auto`` without a file,
-    ``embedded``, a trace, which has lengths and times)."""
+    """Read text ``columns`` of every row. None if the source has no texts: ``auto`` without a file, ``embedded``, or a trace, which has
+    only lengths and times."""
     file = local_rows(card, kind, dataset_path, data_dir)
     if file is None:
         return hub_records(card, columns) if kind == "hub" else None
@@ -44,7 +44,7 @@ def open_records(
 
 
 def hub_records(card: DatasetCard, columns: Sequence[str], *, split: str | None = None) -> Records:
-    """``split`` None is the card's own."""
+    """Read text ``columns`` of every row on the hub. Without ``split`` this reads the card's own split."""
     if split is not None:
         card = replace(card, hub=replace(card.hub, split=split))
     rows = _hub_rows(card, tuple(columns))
@@ -53,7 +53,7 @@ def hub_records(card: DatasetCard, columns: Sequence[str], *, split: str | None 
 
 
 def read_records(found: Local[PromptFile], columns: Sequence[str]) -> Records:
-    """Reads a JSON-lines file, packed or not."""
+    """Read text ``columns`` of every row in a JSON-lines file, gzipped or not."""
     (path,) = found.paths
     rows = tuple(_record(row, columns) for row in json_rows(path))
     require(bool(rows), f"{found.location} has no rows: check that it is the whole file")
@@ -61,10 +61,10 @@ def read_records(found: Local[PromptFile], columns: Sequence[str]) -> Records:
 
 
 def load_hub_columns(hub: HubReference, columns: tuple[str, ...]) -> Mapping[str, Sequence[object]]:
-    """Loads through the Hugging Face ``datasets`` library, which downloads and caches.
+    """Load columns through the Hugging Face ``datasets`` library, which downloads and caches.
 
-    Without that library, ``datasets`` can be this repository's folder of cards: a namespace with
-    nothing to import, hence the import by name.
+    Without this library, ``datasets`` can be this repository's folder of cards, a namespace with
+    nothing to import. So we import ``load_dataset`` by name.
     """
     try:
         from datasets import load_dataset  # type: ignore[attr-defined,unused-ignore]
@@ -86,14 +86,14 @@ def load_hub_columns(hub: HubReference, columns: tuple[str, ...]) -> Mapping[str
 
 
 def entry_for(card: DatasetCard, path: Path) -> PromptFile:
-    """Says by its content how a file is read whose name the card does not know."""
+    """Return the entry for a file whose name the card does not know, judged by its content."""
     is_prompts, column = False, card.columns.prompt
     if column is not None:
         try:
             first = DECODER.decode(first_line(path))
         except (ValueError, RecursionError):
             first = None
-        # What says when it came, or how long it was, is a trace, whose numbers are not to be passed over.
+        # A file with times or lengths is a trace, and we must not ignore its numbers.
         is_trace = not isinstance(first, dict) or bool(({*OWN_KEYS, *RENAMED} - {"prompt"}) & first.keys())
         is_prompts = not is_trace and isinstance(Row(path.name, first).at(column), str)
     return PromptFile(path=path.name, format="prompts_jsonl" if is_prompts else "trace")
@@ -118,12 +118,12 @@ def prompts_of(
 def read_prompts(
     path: Path, column: str, keeps: Callable[[Mapping[str, object]], bool] = lambda row: True
 ) -> tuple[TracedSession, ...]:
-    """``column`` names the prompt: ``question``, or ``turns[0]`` for the first of a list."""
+    """Read the prompts of a file. ``column`` names the prompt: ``question``, or ``turns[0]`` for the first in a list."""
     return tuple(request_of(row, 0, row.text(column)) for row in json_rows(path) if keeps(row.values))
 
 
 def read_lengths(path: Path, entry: PromptFile) -> tuple[TracedSession, ...]:
-    """Adds the offset to every row that has any tokens (a template around the text)."""
+    """Read the lengths of a file, and add the offset (a template around the text) to every row that has tokens."""
     column = str(entry.column)
     rows = [(row, row.count(column)) for row in csv_rows(path, column)]
     if entry.unit == "chars":
@@ -132,7 +132,7 @@ def read_lengths(path: Path, entry: PromptFile) -> tuple[TracedSession, ...]:
 
 
 def read_rows(path: Path, time_unit: TimeUnit | None = None) -> tuple[TracedSession, ...]:
-    """Reads a table of requests, or our own JSON lines, in which a request may ask for an answer's length."""
+    """Read a table of requests, or our own JSON lines, in which a request may give its answer's length."""
     if not is_own(path):
         return read_requests(path, time_unit)
     require(
@@ -142,12 +142,12 @@ def read_rows(path: Path, time_unit: TimeUnit | None = None) -> tuple[TracedSess
 
 
 def is_own(path: Path) -> bool:
-    """Tells whether a table is JSON lines in our own format."""
+    """Whether a table is JSON lines in our own format."""
     return not is_parquet(path) and is_json(path) and bool({"prompt", "prompt_len"} & {*names_in(path)})
 
 
 def _own(row: Row) -> TracedSession:
-    """Reads a row of our own format. ``arrival_s`` and ``gen_length`` may be left out; the prompt may not."""
+    """Read a row of our own format. ``arrival_s`` and ``gen_length`` may be missing, but not the prompt."""
     given = row.values
     for key in given:
         if key not in OWN_KEYS:
@@ -181,7 +181,7 @@ def _hub_rows(card: DatasetCard, columns: tuple[str, ...]) -> Iterator[Row]:
 
 @contextmanager
 def _pinned(card: DatasetCard) -> Iterator[None]:
-    """Adds to a refusal of the hub's rows what can be done about it."""
+    """Add a fix to errors about the hub's rows."""
     try:
         yield
     except UserError as error:

@@ -1,10 +1,10 @@
-"""What is drawn for a workload: independent random streams from its one seed, when requests arrive, in seconds from the first one,
-and prompt lengths, in tokens.
+"""The random draws of a workload: independent streams from its one seed, arrival times in seconds from the first request, and prompt
+lengths in tokens.
 
-Request 0 always arrives at 0. Random gaps are drawn at one request per second and then divided by
-the rate, so runs that differ only in the rate see the same pattern, stretched (common random
-numbers): a difference between two rates is not the luck of two draws. Lengths use the inverse
-distribution function on one uniform per request: draw i depends on the seed and on i alone, so the
+Request 0 always arrives at 0. We draw random gaps at one request per second and divide them by
+the rate. So runs that differ only in the rate see the same pattern, stretched (common random
+numbers). A difference between two rates is not the luck of two draws. Lengths use the inverse
+distribution function on one uniform per request. Draw i depends only on the seed and on i, so the
 first n lengths of a longer workload are the same.
 """
 
@@ -26,18 +26,17 @@ from repro.workloads.knobs import ArrivalKind, ArrivalKnobs, Burstiness, Rate, T
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:
-    """Makes a 32-bit seed for the named stream; it is the same on every machine and library version.
+    """Make a 32-bit seed for the named stream. It is the same on every machine and with every library version.
 
-    Streams are named rather than numbered in order of use, so that a new stream (or a longer
-    workload) never shifts the draws of the others.
+    Streams have names instead of numbers in order of use. So a new stream (or a longer workload)
+    never shifts the draws of the others.
     """
     text = "/".join([str(seed), *(str(label) for label in labels)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
 def shuffled(num_rows: int, seed: int, *labels: str, step: int = 1) -> Iterator[int]:
-    """Yields rows in random order, and all of them again in another order, without end; laps have streams ``step``
-    apart."""
+    """Yield row numbers in random order, and then again and again in other orders, without end. Lap n uses stream n * ``step``."""
     for lap in count():
         rng = np.random.default_rng(derive_seed(seed, *labels, lap * step))
         yield from rng.permutation(num_rows).tolist()
@@ -48,13 +47,13 @@ _DECIMALS = 6  # microseconds: hides the last bits of exp and log, which differ 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrivalConfig(Checked):
-    """``rate`` is in requests per second.
+    """How requests arrive. ``rate`` is in requests per second.
 
-    ``gamma`` takes ``burstiness`` as vLLM's benchmark does: the shape of the gaps' gamma
-    distribution, 1 is Poisson, below 1 burstier, above 1 more even (the coefficient of variation of
-    the gaps is burstiness ** -0.5). ``burst`` has everything arrive at 0. ``trace`` replays the
-    timestamps of the workload's own file, divided by ``time_scale``; a ``rate`` rescales the trace's
-    own mean rate.
+    ``gamma`` takes ``burstiness`` as vLLM's benchmark does. It is the shape of the gaps' gamma
+    distribution: 1 is Poisson, below 1 is burstier, above 1 is more even (the coefficient of variation
+    of the gaps is burstiness ** -0.5). With ``burst`` all requests arrive at 0. ``trace`` replays the
+    timestamps of the workload's own file, divided by ``time_scale``, or rescales the trace's own mean
+    rate to ``rate``.
     """
 
     kind: ArrivalKind
@@ -84,7 +83,7 @@ class ArrivalConfig(Checked):
 
 
 def arrivals_asked(rate: float | None, knobs: ArrivalKnobs) -> ArrivalConfig:
-    """Makes Poisson arrivals at a rate, everything at once without one, unless the knobs say otherwise."""
+    """Make Poisson arrivals at a rate, or a burst without one, unless the knobs say otherwise."""
     kind = knobs.arrivals or ("burst" if rate is None else "poisson")
     burstiness = 1.0 if knobs.burstiness is None else knobs.burstiness
     return ArrivalConfig(kind=kind, rate=rate, burstiness=burstiness, time_scale=knobs.time_scale)
@@ -93,9 +92,9 @@ def arrivals_asked(rate: float | None, knobs: ArrivalKnobs) -> ArrivalConfig:
 def arrival_times(
     config: ArrivalConfig, num: int, seed: int, *, trace_s: NDArray[np.float64] | None = None
 ) -> NDArray[np.float64]:
-    """Returns ``num`` non-decreasing times in seconds; the first n of a longer call are the same.
+    """Return ``num`` non-decreasing times in seconds. The first n times of a longer call are the same.
 
-    ``trace_s`` are the trace's timestamps in rising order, needed for (only) kind ``trace``.
+    ``trace_s`` are the trace's timestamps in rising order, which only kind ``trace`` needs.
     """
     if config.kind == "trace":
         if trace_s is None:
@@ -107,7 +106,7 @@ def arrival_times(
         times = np.zeros(num)
     else:
         assert config.rate is not None
-        # Poisson and gamma have their own streams: burstiness 1 is Poisson in law, not draw by draw.
+        # Poisson and gamma have their own streams: burstiness 1 gives Poisson's distribution, but not the same draws.
         rng, num_gaps = np.random.default_rng(derive_seed(seed, "arrivals", config.kind)), max(num - 1, 0)
         if config.kind == "constant":
             gaps = np.ones(num_gaps)
@@ -121,10 +120,10 @@ def arrival_times(
 
 
 def _replay(trace_s: NDArray[np.float64], num: int, rate: float | None) -> NDArray[np.float64]:
-    """Replays the trace from its first timestamp, and again from its end where it is too short.
+    """Replay the trace from its first timestamp, and repeat it after its end if it is too short.
 
-    The rate of the whole trace is what gets rescaled, not that of the part used: so a longer
-    workload does not move the arrivals of a shorter one.
+    We rescale the rate of the whole trace, not of the part that is used. So a longer workload
+    does not move the arrivals of a shorter one.
     """
     relative = trace_s - trace_s[0]
     span = float(relative[-1])
@@ -149,22 +148,22 @@ SMALLEST_UNIFORM = 2.0**-53
 
 
 class LogNormalParameters(NamedTuple):
-    """exp(Normal(mu, sigma)); mu and sigma are of the logarithm of a token count."""
+    """The distribution exp(Normal(mu, sigma)). ``mu`` and ``sigma`` describe the logarithm of a token count."""
 
     mu: float
     sigma: float
 
     def at(self, uniforms: Floats) -> Floats:
-        """Returns the quantiles of these shares."""
+        """Return the quantiles of these shares."""
         normals = np.array([NORMAL.inv_cdf(each) for each in uniforms.tolist()], dtype=np.float64)
         return np.exp(self.mu + self.sigma * normals)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogNormalLengths(Section):
-    """offset + exp(Normal(mu, sigma)), clipped to [low, high] and rounded to whole tokens.
+    """Lengths of offset + exp(Normal(mu, sigma)), clipped to [low, high] and rounded to whole tokens.
 
-    Clipped draws stay, at the bound: they are not drawn again.
+    Clipped draws stay at the bound. We do not draw them again.
     """
 
     distribution: Literal["lognormal"] = "lognormal"
@@ -181,7 +180,7 @@ class LogNormalLengths(Section):
 
 
 def fit_quantiles(p_low: float, x_low: float, p_high: float, x_high: float) -> LogNormalParameters:
-    """Fits two quantiles: P(X <= x_low) = p_low and P(X <= x_high) = p_high."""
+    """Fit a log-normal to two quantiles: P(X <= x_low) = p_low and P(X <= x_high) = p_high."""
     if not (0 < p_low < p_high < 1 and 0 < x_low < x_high):
         raise UserError(f"quantiles ({p_low}, {x_low}) and ({p_high}, {x_high}) must rise in both")
     z_low, z_high = NORMAL.inv_cdf(p_low), NORMAL.inv_cdf(p_high)
@@ -194,11 +193,11 @@ _SIGMA: Mapping[frozenset[str], Callable[[Mapping[str, float]], float]] = {
     frozenset({"mean", "median"}): lambda s: math.sqrt(2 * math.log(s["mean"] / s["median"])),
     frozenset({"mean", "sigma"}): lambda s: s["sigma"],
 }
-"""The spread of the logarithm beside a mean: by the method of moments, by the median, or taken from elsewhere."""
+"""How to find sigma from the statistics given beside a mean: by the method of moments, by the median, or as given."""
 
 
 def fit_statistics(statistics: Mapping[str, float]) -> LogNormalParameters:
-    """Makes the fit that a card's named statistics call for."""
+    """Fit a log-normal to a card's named statistics."""
     given = frozenset(statistics)
     if given not in _SIGMA:
         options = "; ".join(" and ".join(sorted(names)) for names in _SIGMA)

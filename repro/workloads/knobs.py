@@ -1,4 +1,4 @@
-"""What a user may say of a workload, whatever serves it; light, for the options of the command line are read off it."""
+"""The knobs of a workload, whichever system serves it. This module imports little, because the command line reads its options from it."""
 
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -10,11 +10,11 @@ from engines.knobs import Range, Tokens
 SourceKind = Literal["auto", "hub", "local", "embedded"]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 TextStyle = Literal["coding", "post", "chat", "math", "function"]
-"""The outer form of generated prompts."""
+"""The kind of text that a generated prompt imitates."""
 ArrivalKind = Literal["poisson", "gamma", "constant", "burst", "trace"]
 
 Rate = Annotated[float, Range(1e-6, 1e6)]
-"""Arrivals a second; times would lose their digits beyond."""
+"""Arrivals per second. Beyond this range, times would lose digits."""
 Burstiness = Annotated[float, Range(1e-6, 1e6)]
 TimeScale = Annotated[float, Range(1e-6, 1e6)]
 
@@ -22,44 +22,44 @@ TimeScale = Annotated[float, Range(1e-6, 1e6)]
 @dataclass(frozen=True, kw_only=True)
 class ArrivalKnobs:
     arrivals: ArrivalKind | None = None
-    """poisson, gamma or constant at the rate; trace for those of the data file; burst for all at once."""
+    """poisson, gamma or constant: at the rate. trace: at the data file's times. burst: all at once."""
     burstiness: Burstiness | None = None
-    """Shape of gamma arrivals; 1 is Poisson."""
+    """Shape of gamma arrivals; 1 is Poisson, lower is burstier."""
     time_scale: TimeScale | None = None
-    """By which the times of trace arrivals are divided: 2 is twice as fast as recorded, 1 as recorded."""
+    """Divides the times of trace arrivals: 2 is twice as fast as recorded, 1 as recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceKnobs(ArrivalKnobs):
-    """Requests or sessions of any source."""
+    """Knobs of requests or sessions from any source."""
 
     workload: str | None = None
-    """File of requests or sessions with lengths and times of their own, in place of a data set: JSON lines, CSV or parquet; or one's own
-    that yields them, as module:NAME. The run is named after it."""
+    """Requests or sessions to serve instead of a data set. Give a file (JSON lines, CSV or parquet) with its own lengths and times, or your
+    own code that yields them, as module:NAME. The run is named after it."""
     columns: str | None = None
-    """Which of its columns is what: OURS=THEIRS, with commas between, such as prompt_len=ContextTokens; files of public formats, and
-    those with our names, need none."""
+    """The meaning of the file's columns as OURS=THEIRS, separated by commas, such as prompt_len=ContextTokens. Files in public formats
+    or with our names need none."""
     time_unit: TimeUnit | None = None
-    """Unit of the file's times, where its columns do not say it: s, ms, us or ns."""
+    """Unit of the file's times, if its columns do not say it: s, ms, us or ns."""
     sort: bool = False
     """Sort the file's rows by their times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UntoldAnswers:
-    """For systems that take the lengths of answers from their sessions."""
+    """Knobs of systems that take the lengths of answers from their sessions."""
 
     gen_length: Tokens | None = None
-    """Tokens of the answers that a workload's file tells no length of."""
+    """Tokens of answers whose length the workload's file does not give."""
 
 
 def place_of(workload: str) -> str | None:
-    """``module:NAME`` of a workload of one's own, or what an installed package names so; None of a file."""
+    """``module:NAME`` of a user's own workload, given so or by the name of an installed package's entry point. None for a file."""
     return workload if PLACE.fullmatch(workload) else installed("workload").get(workload)
 
 
 def named_after(workload: str) -> str:
-    """The name of a run on a workload: a file's without its endings, or what it is called in its module."""
+    """The name of a run on a workload: a file's name without its endings, or its name in its module."""
     if (where := place_of(workload)) is not None:
         return where.partition(":")[2]
     name = PurePath(workload).name.removesuffix(".gz")
@@ -68,7 +68,7 @@ def named_after(workload: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestKnobs(TraceKnobs):
-    """What requests of a data set are."""
+    """Knobs of a data set's requests."""
 
     dataset_source: SourceKind = "auto"
     """auto, hub, local or embedded."""
@@ -79,13 +79,13 @@ class RequestKnobs(TraceKnobs):
 
 
 EMBEDDED_CONTEXT = 768
-"""Tokens of the embedded model, whose tokenizer makes the prompts for a server that does not say how many it takes."""
+"""The context of the embedded model in tokens. We assume it for a server that does not report its context."""
 MIN_PROMPT_LEN = 8
-"""Tokens; shorter ones are drawn out to it."""
+"""The fewest tokens of a prompt. We lengthen shorter prompts to it."""
 SHORT_CONTEXT = 1024
 SHORT_SCALE = 0.25
 
 
 def length_scale_for(context: int) -> float:
-    """1, the data set's own lengths, where a model takes prompts so long."""
+    """The factor on a data set's lengths: 1 if the model's context is long enough for them, else ``SHORT_SCALE``."""
     return SHORT_SCALE if context < SHORT_CONTEXT else 1.0

@@ -1,4 +1,4 @@
-"""Sessions of rounds as files hold them: counted in tokens, as the messages of a chat, or as published sets of agents and retrieval.
+"""Readers for files of sessions: token counts, messages of a chat, or published data sets of agents and retrieval.
 
 | format              | file                                                          | what it lacks          |
 |---------------------|---------------------------------------------------------------|------------------------|
@@ -9,10 +9,10 @@
 | LMSYS-Chat-1M       | {"conversation": [{"role": "user", "content": "..."}]}        | times, token counts    |
 | ShareGPT            | {"conversations": [{"from": "human", "value": "..."}]}        | times, token counts    |
 
-A length nobody tokenized is an estimate: 4 characters a token, 0.7 tokens a CJK character. A turn of a chat is all that users (and the
-system) say until the model answers; answers before the first prompt are left out, for ShareGPT's file is split in the middle of
-conversations. Where the generated text is missing a round's decode length is None. Retrieval sets have their paragraphs dealt in order to
-three retrievals, as AMPD's traces invoke three (App. B); the question comes with the first.
+We estimate lengths of texts: 4 characters per token, 0.7 tokens per CJK character. A turn of a chat is all that users (and the system)
+say until the model answers. We leave out answers before the first prompt, because ShareGPT's file splits conversations in the middle.
+If the generated text is missing, a round's decode length is None. For retrieval sets we divide the paragraphs in order among three
+retrievals, as many as AMPD's traces invoke (App. B). The question comes with the first.
 """
 
 import json
@@ -36,7 +36,7 @@ from repro.workloads.rows import Row, array_rows, is_seconds, json_rows, object_
 _CJK = range(0x3400, 0xA000)
 RETRIEVALS = 3
 MOST_CONVERSATIONS = 20_000
-"""Read of a data set: more add minutes and no information."""
+"""The most conversations that we read from a data set. More would add minutes and no information."""
 _ASKING = frozenset({"user", "human", "system", "developer", "tool", "function"})
 _ANSWERING = frozenset({"assistant", "gpt", "chatgpt", "bing", "bard", "model"})
 
@@ -47,8 +47,7 @@ def text_tokens(text: str) -> int:
 
 
 def counted_rounds(row: Row, *, with_delays: bool) -> tuple[RecordedRound, ...]:
-    """Reads the ``rounds`` of our own format: lists of tokens of a prompt and of its answer, and of seconds after
-    it."""
+    """Read the ``rounds`` of our own format: lists of the prompt's tokens, the answer's tokens and the seconds after it."""
     rounds = row.values.get("rounds")
     form = f"[prefill, decode], tokens 1 to {MOST_TOKENS}"
     if with_delays:
@@ -67,7 +66,7 @@ def counted_rounds(row: Row, *, with_delays: bool) -> tuple[RecordedRound, ...]:
 
 
 def chat_of(row: Row, column: str | None = None) -> tuple[RecordedRound, ...]:
-    """Reads the messages of ``column``; where the row has none, of the first column that has a chat."""
+    """Read the messages in ``column``, or else in the row's first column that can hold a chat."""
     name = next((name for name in (column, "rounds", *MESSAGES) if name in row.values), None)
     if name == "rounds":
         return counted_rounds(row, with_delays=False)
@@ -96,7 +95,7 @@ def chat_of(row: Row, column: str | None = None) -> tuple[RecordedRound, ...]:
 
 
 def _asked_turns(row: Row, turns: list[object]) -> tuple[RecordedRound, ...]:
-    """Reads a session as AIPerf has it: what the user says, milliseconds before it, and how long the answer is, if that is told."""
+    """Read a session in AIPerf's form: for each turn the user's text, milliseconds before it, and the answer's length if it is given."""
     rounds: list[RecordedRound] = []
     for turn in turns:
         told = Row(row.where, {"text": turn} if isinstance(turn, str) else turn if isinstance(turn, dict) else {})
@@ -123,7 +122,7 @@ def _message(row: Row, name: str, message: object) -> tuple[str, str]:
         parts = [each.get("text") if isinstance(each, dict) else None for each in text]
         if all(isinstance(each, str) for each in parts):
             text = "\n".join(map(str, parts))
-    # A model that calls a tool may say nothing beside it.
+    # A model that calls a tool may say nothing else.
     if text is None and role in _ANSWERING:
         text = ""
     if not isinstance(text, str):
@@ -132,7 +131,7 @@ def _message(row: Row, name: str, message: object) -> tuple[str, str]:
 
 
 def read_chats(paths: Sequence[Path], most: int = MOST_CONVERSATIONS) -> tuple[TracedSession, ...]:
-    """Reads conversations with at least one prompt, the first ``most`` of these files."""
+    """Read the first ``most`` conversations with at least one prompt from these files."""
     readers = (parquet_rows(path, *MESSAGES) if path.suffix == ".parquet" else object_rows(path) for path in paths)
     rows = chain.from_iterable(readers)
     chats = (TracedSession(rounds, where=row.where) for row in rows if (rounds := chat_of(row)))
@@ -142,7 +141,7 @@ def read_chats(paths: Sequence[Path], most: int = MOST_CONVERSATIONS) -> tuple[T
 
 
 def read_sessions(path: Path, kind: SessionFormat | None = None) -> tuple[TracedSession, ...]:
-    """Reads sessions with at least one round; in our own format where none is said."""
+    """Read sessions with at least one round, in our own format unless ``kind`` names another."""
     published = None if kind is None else _PUBLISHED.get(kind)
     sessions = tuple(map(_own_session, json_rows(path)) if published is None else _published(path, published))
     require(bool(sessions), f"{path.name} has no session: check that it is the whole file")
@@ -163,13 +162,13 @@ def _own_session(row: Row) -> TracedSession:
 
 class _Published(NamedTuple):
     read: Callable[[Mapping[str, Any]], TracedSession | None]
-    """None: to be left out."""
+    """Reads a record. Returns None for one to leave out."""
     record: str
     rows: Callable[[Path], Iterator[Row]] = json_rows
 
 
 def _published(path: Path, kind: _Published) -> Iterator[TracedSession]:
-    """Records of another make are refused as a whole."""
+    """Yield the sessions of a published data set. Raises UserError for a record in another form."""
     for row in kind.rows(path):
         try:
             session = kind.read(row.values)
@@ -180,7 +179,7 @@ def _published(path: Path, kind: _Published) -> Iterator[TracedSession]:
 
 
 def _toolbench(record: Mapping[str, Any]) -> TracedSession | None:
-    """Takes the winning path of a query; tool descriptions come with the first prompt."""
+    """The session of a query's winning path. Tool descriptions come with the first prompt."""
     answer = _field(record, "answer_generation", dict)
     if not answer.get("valid_data"):
         return None

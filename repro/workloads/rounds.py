@@ -1,4 +1,4 @@
-"""Sessions of rounds, recorded or yielded: a set of them, and what is said of a wrong one."""
+"""Sessions of rounds, recorded or yielded: their types, sets of them, and errors about wrong ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,49 +16,49 @@ from repro.workloads.knobs import TimeUnit
 MOST_TOKENS = 2**31 - 1
 MOST_SECONDS = 1e12
 MOST_DELAY_S = 10**6
-"""Between two rounds; twelve days."""
+"""The most seconds between two rounds: twelve days."""
 MOST_ROWS = 10**6
 _SHOWN = 60
-"""Characters of a value in a refusal."""
+"""The most characters of a value that an error shows."""
 MESSAGES = ("conversation", "conversations", "messages", "turns")
-"""Columns of a whole chat."""
+"""Columns that can hold a whole chat."""
 SessionFormat = Literal["sessions_jsonl", "toolbench_dfsdt", "hotpotqa_distractor", "dureader_search"]
-"""Formats of session files that a card knows."""
+"""Formats of session files that a card can name."""
 
 
 class RecordedRound(NamedTuple):
     prefill_tokens: int
     decode_tokens: int | None
     delay_s: float | None = None
-    """From its answer to the next round."""
+    """Seconds from this round's answer to the next round."""
 
 
 class TracedSession(NamedTuple):
-    """A request is a session of one round."""
+    """A session of rounds. A request is a session of one round."""
 
     rounds: tuple[RecordedRound, ...]
     arrival_s: float | None = None
-    """Seconds from any moment on."""
+    """The arrival in seconds, counted from any moment."""
     prompt: str | None = None
-    """The text of its one prompt."""
+    """The prompt's text, if there is one round."""
     where: str = ""
-    """File and line of its first row, for what is said of it."""
+    """File and line of the first row, for errors."""
     prefix: Prefix | None = None
-    """Which of its tokens others have too: the file's hash_ids."""
+    """Which tokens the session shares with others, from the file's hash_ids."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlainSessions(Sequence[TracedSession]):
-    """Requests of a file as arrays [n]: as objects, a million of them take a gigabyte."""
+    """The requests of a file as arrays [n], because a million of them take a gigabyte as objects."""
 
     where: str
-    """The file, and what ``numbers`` count in it."""
+    """The file, and the kind of entry that ``numbers`` count (line or row)."""
     numbers: npt.NDArray[np.int64]
     prefill: npt.NDArray[np.int64]
     decode: npt.NDArray[np.int64]
     arrival_s: npt.NDArray[np.float64] | None
     block: int | None = None
-    """Tokens of the blocks whose names ``hash_ids`` are, if any."""
+    """Tokens in each block that ``hash_ids`` name, if any."""
     hash_ids: Sequence[list[int]] = field(default=(), repr=False)
     has_prefix: npt.NDArray[np.bool_] | None = None
 
@@ -78,7 +78,7 @@ class PlainSessions(Sequence[TracedSession]):
         return replace(self, **cut, arrival_s=None if self.arrival_s is None else self.arrival_s[:num])
 
     def bare(self) -> "PlainSessions":
-        """Sessions that share nothing."""
+        """The same sessions without shared prefixes."""
         return replace(self, block=None)
 
     def prefix_of(self, index: int) -> Prefix | None:
@@ -92,7 +92,7 @@ class PlainSessions(Sequence[TracedSession]):
 
 
 def block_of(sessions: Sequence[TracedSession]) -> int | None:
-    """Tokens of the blocks that the sessions have names of; None where they have none."""
+    """Tokens in each of the sessions' named blocks; None if the sessions name no blocks."""
     if isinstance(sessions, PlainSessions):
         return sessions.block
     return next((each.prefix.block_tokens for each in sessions if each.prefix is not None), None)
@@ -105,27 +105,27 @@ class Trace:
     sessions: Sequence[TracedSession]
     columns: Mapping[str, str]
     num_dropped: int = 0
-    """Rows left out, without a prompt or an answer: failed calls."""
+    """Rows left out because they have no prompt or no answer, such as failed calls."""
     noun: Literal["file", "workload"] = "file"
-    """What it is of."""
+    """How descriptions name the source."""
     unit: Literal["row", "session"] = "row"
-    """What it is counted in."""
+    """How descriptions name one entry."""
     time: str | None = None
     """The column of times."""
     time_unit: str | None = None
-    """The unit of its times, or dates."""
+    """The unit of times, or "dates"."""
     unclear: str | None = None
-    """Why its times cannot be used, if they cannot."""
+    """Why the times cannot be used, if they cannot."""
     remarks: tuple[str, ...] = ()
-    """Clauses that say what was made of its rows."""
+    """Clauses for the description that say how we read the rows."""
     uses_times: bool = False
-    """Whether delays within sessions follow from its times."""
+    """Whether we derive delays within sessions from the times."""
     span_s: float | None = None
-    """From the first to the last of its times."""
+    """Seconds from the first to the last time."""
 
     @property
     def how(self) -> str:
-        """Where its numbers are from."""
+        """How we got the numbers, in a word for descriptions."""
         return "recorded" if self.noun == "file" else "yielded"
 
     @property
@@ -136,19 +136,19 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceFile:
-    """What a user says of a file."""
+    """A file and a user's options for reading it."""
 
     where: str
-    """Its path."""
+    """The file's path."""
     columns: str | None = None
     time_unit: TimeUnit | None = None
     sort: bool = False
     gen_length: int | None = None
-    """Tokens of the answers that the file tells no length of."""
+    """Tokens of answers whose length the file does not give."""
 
 
 def bad_field(where: str, field: str, value: object, fix: str) -> UserError:
-    # Python writes no number of thousands of digits, and none is worth reading.
+    # Python refuses to print a number of thousands of digits, and nobody would read it.
     is_long = isinstance(value, int) and not -(10**60) < value < 10**60
     shown = "a number of more than 60 digits" if is_long else repr(value)
     if len(shown) > _SHOWN:

@@ -1,6 +1,6 @@
-"""Rows of data files and hub data sets, read one by one; what is wrong with one is said with its file, line and field.
+"""Rows of data files and hub data sets, read one by one. Errors name the file, line and field.
 
-Files are CSV, JSON lines, one JSON array, or parquet; all but parquet may be gzipped. Blank lines are skipped.
+Files are CSV, JSON lines, one JSON array, or parquet. All but parquet may be gzipped. We skip blank lines.
 """
 
 import csv
@@ -20,13 +20,13 @@ from engines.errors import UserError
 from repro.workloads.rounds import MOST_SECONDS, MOST_TOKENS, bad_field
 
 UNREADABLE = (UnicodeDecodeError, EOFError, OSError, zlib.error)
-"""What reading a file that is not text, or a damaged .gz, raises."""
+"""Errors from reading a file that is not text, or a damaged .gz."""
 
 _ENCODING = "utf-8-sig"
-"""UTF-8, with or without the mark that some editors put in front."""
+"""UTF-8, with or without the byte-order mark that some editors write."""
 _CHUNK = 1 << 20
 _LONGEST_LINE = 64 << 20
-"""Characters."""
+"""The most characters of a line."""
 _WHOLE = re.compile(r"\s*[+-]?\d{1,18}\s*", re.ASCII)
 NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?\s*", re.ASCII)
 _GROUPED = re.compile(r"\s*\d{1,3}(,\d{3})+(\.\d+)?\s*", re.ASCII)
@@ -35,7 +35,7 @@ _BLANKS = re.compile(r"\s*")
 
 
 csv.field_size_limit(_LONGEST_LINE)
-"""Prompts are longer than the 131,072 characters that Python takes by itself."""
+"""We raise Python's default limit of 131,072 characters, because prompts can be longer."""
 
 
 class Row(NamedTuple):
@@ -52,7 +52,7 @@ class Row(NamedTuple):
         return self.values[field]
 
     def is_empty(self, field: str) -> bool:
-        """Tells whether a cell has nothing in it: blanks, or a null."""
+        """Whether a cell is empty: blanks, or a null."""
         value = self.values.get(field)
         return value is None or (isinstance(value, str) and not value.strip())
 
@@ -60,7 +60,7 @@ class Row(NamedTuple):
         return field is not None and not self.is_empty(field)
 
     def count(self, field: str, low: int = 0) -> int:
-        """Reads a whole number, which may be written as 100.0."""
+        """Read a whole number, which may be written as 100.0."""
         value = self.required(field)
         number = _number(value)
         if number is None or number < low or number != int(number):
@@ -73,7 +73,7 @@ class Row(NamedTuple):
         return float(self.moment(field, most))
 
     def moment(self, field: str, most: float = MOST_SECONDS) -> float:
-        """Reads a number of any unit, ``most`` seconds in the smallest one; a whole one keeps all of its digits."""
+        """Read a time in any unit, at most ``most``. A whole number keeps all of its digits."""
         value = self.required(field)
         number = _number(value)
         if number is None or not 0 <= number <= most:
@@ -82,7 +82,7 @@ class Row(NamedTuple):
         return number
 
     def numbers(self, field: str) -> list[int]:
-        """Reads a list of whole numbers, which a CSV file has as text."""
+        """Read a list of whole numbers, which a CSV file holds as text."""
         value = self.required(field)
         found = value
         if isinstance(value, str):
@@ -98,7 +98,7 @@ class Row(NamedTuple):
         return _number(self.values[field]) is not None
 
     def at(self, field: str) -> Any:
-        """Returns the value at ``name``, or at ``name[i]`` of a list; None where there is none."""
+        """Return the value at ``name``, or at ``name[i]`` of a list. None if there is none."""
         match = re.fullmatch(r"([^\[\]]+)(?:\[(\d+)\])?", field)
         if match is None:
             raise UserError(f"prompt column {field!r} is not a name or name[index]")
@@ -121,9 +121,9 @@ class Row(NamedTuple):
 
 
 def _number(value: object) -> int | float | None:
-    """None of what is no finite number as people write them: 1_0 and 0x10 are Python's own ways."""
+    """The value as a finite number; None if people do not write numbers so (1_0 and 0x10 are Python's own forms)."""
     if isinstance(value, str):
-        if len(value) < 19 and value.isascii() and value.isdigit():  # most of them; the pattern takes longer
+        if len(value) < 19 and value.isascii() and value.isdigit():  # the common case, faster than the pattern
             return int(value)
         if _WHOLE.fullmatch(value):
             return int(value)
@@ -148,14 +148,14 @@ def is_seconds(value: object, most: float) -> bool:
 
 
 def open_text(path: Path) -> TextIO:
-    """Opens a text file, and unpacks it if it is gzipped, whatever its name. One that is not there is the caller's mistake."""
+    """Open a text file, and unpack it if it is gzipped, whatever its name. Raises UserError if it does not exist."""
     file = open_file("file", path)
     is_packed = path.suffix == ".gz" or file.peek(2)[:2] == b"\x1f\x8b"
     return io.TextIOWrapper(gzip.open(file) if is_packed else file, encoding=_ENCODING, newline="")
 
 
 def is_parquet(path: Path) -> bool:
-    """Tells whether a file is parquet, by its name or by its first bytes."""
+    """Whether a file is parquet, by its name or its first bytes."""
     if path.suffix == ".parquet":
         return True
     with open_file("file", path) as file:
@@ -172,13 +172,13 @@ def _lines(path: Path, file: TextIO) -> Iterator[str]:
 
 
 def first_line(path: Path) -> str:
-    """Reads the first line that is not blank, without the line's end and the blanks that are no tabs around it."""
+    """Read the first line that is not blank, without its end and without blanks around it (but with tabs)."""
     with _beginning(path) as file:
         return next((line.strip(" \r\n\f\v") for line in _lines(path, file) if line.strip()), "")
 
 
 def is_json(path: Path) -> bool:
-    """Tells whether a file begins an object or a list."""
+    """Whether a file begins with a JSON object or list."""
     with _beginning(path) as file:
         return _first(file) in ("{", "[")
 
@@ -195,7 +195,7 @@ def _beginning(path: Path) -> Iterator[TextIO]:
 
 
 def header_of(path: Path) -> tuple[str, ...]:
-    """Reads the names of a CSV file's columns."""
+    """Read the names of a CSV file's columns."""
     try:
         return _header(path.name, first_line(path))[0]
     except csv.Error as error:
@@ -203,7 +203,7 @@ def header_of(path: Path) -> tuple[str, ...]:
 
 
 def _header(name: str, line: str) -> tuple[tuple[str, ...], str]:
-    """The names, and what separates them: commas, or semicolons or tabs where these make more columns."""
+    """The names, and their separator: the comma, or a semicolon or tab if it makes more columns."""
     read = {mark: next(csv.reader([line], delimiter=mark), []) for mark in _SEPARATORS}
     mark = max(_SEPARATORS, key=lambda each: len(read[each]))
     names = tuple(each.strip().lstrip("\ufeff") for each in read[mark])
@@ -218,7 +218,7 @@ def _check_unlike(where: str, names: Sequence[str]) -> None:
 
 
 def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
-    """Reads these columns of every line; there may be more. Cells are separated by commas, semicolons or tabs, as the header's are."""
+    """Read these columns of every line; there may be more. Cells have the header's separator: commas, semicolons or tabs."""
     with open_text(path) as file:
         read = 0
         try:
@@ -241,7 +241,7 @@ def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
             for cells in reader:
                 read = front + reader.line_num
                 where = f"{name} line {read}"
-                # A separator at a line's end, or at the header's, makes no column.
+                # A separator at the end of a line or of the header makes no column.
                 if num_named <= len(cells) and not any(cell.strip() for cell in cells[len(header) :]):
                     yield Row(where, {column: cells[index] for column, index in picked})
                 elif any(cell.strip() for cell in cells):
@@ -253,7 +253,7 @@ def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
 
 
 def json_rows(path: Path) -> Iterator[Row]:
-    """Reads JSON lines, one object each."""
+    """Read JSON lines, one object each."""
     line = 0
     with open_text(path) as file:
         try:
@@ -280,12 +280,12 @@ def _json_row(where: str, text: str) -> Row:
 
 
 def object_rows(path: Path) -> Iterator[Row]:
-    """Reads the objects of JSON lines, or of one JSON array."""
+    """Read the objects of JSON lines, or of one JSON array."""
     return array_rows(path) if _is_array(path) else json_rows(path)
 
 
 def _is_array(path: Path) -> bool:
-    """Tells whether a file begins a list; what cannot be read is the reader's to refuse."""
+    """Whether a file begins with a list. If it cannot be read, the reader will raise the error."""
     with open_text(path) as file:
         try:
             return _first(file) == "["
@@ -294,7 +294,7 @@ def _is_array(path: Path) -> bool:
 
 
 def _first(file: TextIO) -> str:
-    """Reads up to the first character that is not blank."""
+    """Read up to the first character that is not blank, and return it."""
     start = file.read(1)
     while start.isspace():
         start = file.read(1)
@@ -302,7 +302,7 @@ def _first(file: TextIO) -> str:
 
 
 def array_rows(path: Path) -> Iterator[Row]:
-    """Reads the objects of one JSON array, with a piece of the file in memory at a time: ShareGPT's is 673 MB."""
+    """Read the objects of one JSON array, with only a piece of the file in memory, because ShareGPT's is 673 MB."""
     number = 0
     with open_text(path) as file:
         try:
@@ -334,13 +334,13 @@ def _values(file: TextIO) -> Iterator[object]:
             raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
         try:
             value, end = DECODER.raw_decode(text, _behind_blanks(text, at + len(before)))
-            # A number at the end of a piece may go on in the next.
+            # A number at the end of a piece may continue in the next.
             if end == len(text) and not is_whole:
                 raise json.JSONDecodeError("it may go on", text, end)
         except json.JSONDecodeError as error:
             if is_whole or isinstance(error, RepeatedKeyError):
                 raise
-            # Growing pieces: a value of many of them is parsed a few times, not once for each.
+            # Pieces grow, so that we parse a value of many pieces only a few times, not once per piece.
             piece = file.read(max(_CHUNK, len(text) - at))
             is_whole = not piece
             text, at = text[at:] + piece, 0
@@ -355,14 +355,14 @@ def _behind_blanks(text: str, at: int) -> int:
 
 
 def parquet_rows(path: Path, *columns: str) -> Iterator[Row]:
-    """Reads those of the columns that the file has."""
+    """Read those of the columns that the file has."""
     with _parquet(path) as file:
         names = [name for name in columns if name in file.schema_arrow.names]
         number = 0
         for batch in file.iter_batches(batch_size=1000, columns=names):
             for values in batch.to_pylist():
                 number += 1
-                # A table with an empty cell among numbers has not-a-number there.
+                # An empty cell among numbers is a NaN.
                 yield Row(f"{path.name} row {number}", {name: _plain(value) for name, value in values.items()})
 
 

@@ -1,8 +1,7 @@
-"""Sessions of rounds, recorded, yielded or drawn: what a cell serves in place of a data set, which of a recorded set are served, in which
-order, and when.
+"""The sessions that a cell serves from a file or a user's own workload instead of a data set, and when they come.
 
-A workload of a user's own is named as ``module:NAME``, or as an installed package names it. NAME is a class, or a function, that gives an
-object with ``sessions(seed)``, which yields a ``TracedSession`` each: from there on it is served as the rows of a file are.
+A user's own workload is named as ``module:NAME``, or by an installed package's name for it. NAME is a class or function that makes an
+object. Its method ``sessions(seed)`` yields ``TracedSession`` objects, which we serve like the rows of a file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,14 +33,14 @@ from repro.workloads.rounds import (
     block_of,
 )
 
-# -- one's own ----------------------------------------------------------------------------------------------
+# -- a user's own workload ------------------------------------------------------------------------------------
 
 WORKLOAD = Kind(name="workload", method="sessions", arguments=("seed",), offered=())
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Yielded(Checked):
-    """What the numbers of a session may be."""
+    """The types and ranges of a session's numbers."""
 
     prefill_tokens: Annotated[int, Range(1, MOST_TOKENS)]
     decode_tokens: Annotated[int, Range(1, MOST_TOKENS)]
@@ -55,7 +54,7 @@ _NUMBERS = knobs_of(_Yielded)
 
 @dataclass(frozen=True, kw_only=True)
 class OwnWorkload:
-    """Sessions are drawn anew for every seed, and of one seed they are always the same."""
+    """A user's own workload. Each seed has its own sessions, and always the same ones."""
 
     own: Plugin
 
@@ -67,7 +66,7 @@ class OwnWorkload:
         return _drawn(self, seed)
 
     def yielded(self, seed: int) -> tuple[TracedSession, ...]:
-        """Raise UserError, in a sentence, for whatever is no session, and for what its code raises."""
+        """The sessions of a seed. Raises UserError for anything that is no session, and for errors in the user's code."""
         said = f"workload={self.where!r}"
         try:
             given = self.own.checked().sessions(seed)
@@ -124,7 +123,7 @@ class OwnWorkload:
 
 
 def _named(prefix: object, rounds: Sequence[RecordedRound], where: str, names: PrefixNames) -> Prefix:
-    """The prefix with names that all sessions share."""
+    """The prefix with block names that are common to all sessions."""
     if isinstance(prefix, Prefix) and len(prefix.rounds) == len(rounds):
         numbers = [prefix.block_tokens, *(number for own in prefix.rounds for number in own)]
         if all(type(number) is int for number in numbers) and numbers[0] >= 1 and prefix.fits(rounds):
@@ -160,11 +159,11 @@ def _drawn(workload: OwnWorkload, seed: int) -> Trace:
 
 
 Traced = TraceFile | OwnWorkload
-"""Has ``where``, as a user names it."""
+"""A source of sessions. Its ``where`` is the name that a user gave."""
 
 
 def trace_asked(dataset: str, knobs: TraceKnobs, given: Mapping[str, Any]) -> Traced | None:
-    """What a cell serves in place of a data set, if anything; the cell is named after it. ``given`` are all of its knobs."""
+    """The source that a cell serves instead of a data set, if any. The cell is named after it. ``given`` are all of the cell's knobs."""
     workload = knobs.workload
     of_file: dict[str, object] = {"columns": knobs.columns, "time_unit": knobs.time_unit, "sort": knobs.sort or None}
     if workload is None:
@@ -201,13 +200,13 @@ def _given(knobs: Mapping[str, object]) -> str:
 
 
 def workload_knobs(given: Mapping[str, Any]) -> Mapping[str, Knob]:
-    """Knobs of the workload of a user's own among those that are given; none of a file."""
+    """The knobs of a user's own workload. A file has none."""
     own = _own(given)
     return {} if own is None else own.knobs
 
 
 def _own(given: Mapping[str, Any]) -> Plugin | None:
-    """With its own knobs alone: systems that are compared serve the same."""
+    """A user's own workload with only its own knobs, so that all systems of a comparison serve the same."""
     where = place_of(str(given.get("workload") or ""))
     if where is None:
         return None
@@ -216,7 +215,7 @@ def _own(given: Mapping[str, Any]) -> Plugin | None:
     return Plugin(kind=WORKLOAD, where=where, given=told)
 
 
-# -- which of them come, and when ---------------------------------------------------------------------------
+# -- which sessions come, and when ---------------------------------------------------------------------------
 
 MOST_SERVED = 10**6
 PREFIXES_UNUSED = "hash_ids not used: every prompt counts as its own"
@@ -224,19 +223,19 @@ PREFIXES_UNUSED = "hash_ids not used: every prompt counts as its own"
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """Sessions of a recorded set with their times in seconds from the first one."""
+    """Sessions of a recorded set with their arrival times, in seconds from the first one."""
 
     trace: Trace
     sessions: Sequence[TracedSession]
     arrival_s: tuple[float, ...]
     description: str
-    """What is said of the set, and of what came of it."""
+    """A description of the set and of how we used it."""
     repeated: str
-    """A clause where sessions or turns come round again; else nothing."""
+    """A clause if sessions or turns are repeated, else empty."""
 
 
 def trace_of(source: Traced, seed: int) -> Trace:
-    """The recorded set of a file, the same of every seed, or of a user's own workload. Readers of files are imported for a file alone."""
+    """The recorded set of a file, which is the same for every seed, or of a user's own workload. Only a file imports readers of files."""
     if isinstance(source, OwnWorkload):
         return source.trace(seed)
     from repro.workloads.table import read_trace
@@ -255,9 +254,9 @@ def served(
     is_sample: bool = False,
     with_prefixes: bool = False,
 ) -> Served:
-    """Takes ``num`` sessions of a file or of a user's own workload, as ``taken`` does; None for as many as there are. Options of times
-    that have no effect are refused, but of a sample to plan by, which comes at other times than the run. Without ``with_prefixes`` the
-    sessions do not know which tokens they share."""
+    """Take ``num`` sessions of a source, as ``taken`` does; None takes as many as there are. Raises UserError for options of times that
+    have no effect, except for a sample to plan by, which arrives at other times than the run. Without ``with_prefixes`` the sessions do
+    not know which tokens they share."""
     trace = trace_of(source, seed)
     if isinstance(source, TraceFile) and not is_sample and (arrivals is None or arrivals.kind != "trace"):
         fix = "has no effect where a file's times are not used: leave it out, or give --arrivals trace"
@@ -279,7 +278,7 @@ def served(
 
 
 def _told_apart(sessions: Sequence[TracedSession], num: int) -> Sequence[TracedSession]:
-    """Gives those that come again, after each ``num``, names of their own: a repeat is no prompt that a cache has seen."""
+    """Give repeated sessions (after each ``num``) block names of their own, because no cache has seen a repeat's prompt."""
     if len(sessions) <= num:
         return sessions
     prefixes = [each.prefix for each in sessions if each.prefix is not None]
@@ -306,11 +305,11 @@ def taken(
     step: int = 1,
     comes_once: bool = True,
 ) -> Served:
-    """Takes ``num`` sessions of a recorded set, or as many as have ``num`` rounds where it counts ``in_rounds``.
+    """Take ``num`` sessions of a recorded set, or with ``in_rounds`` as many sessions as have ``num`` rounds.
 
-    They come in the set's order at its own times where these are replayed, each once unless ``comes_once`` is False; else in random
-    order, and again where there are too few. ``keep`` takes the place of the set's sessions; ``stream`` and ``step`` name the stream that
-    shuffles. Without ``arrivals`` all times are 0.
+    If the set's own times are replayed, sessions come in its order, each once unless ``comes_once`` is False. Otherwise they come in
+    random order, and again if there are too few. ``keep`` replaces the set's sessions. ``stream`` and ``step`` name the random stream
+    that shuffles. Without ``arrivals`` all times are 0.
     """
     held = trace.sessions if keep is None else keep
     is_replayed = arrivals is not None and arrivals.kind == "trace"
@@ -359,7 +358,7 @@ def _up_to(sessions: Iterable[TracedSession], num: int, *, in_rounds: bool) -> I
 
 
 def _stamps(trace: Trace, held: Sequence[TracedSession]) -> Floats:
-    """Returns the set's own times, which may not fall: a file that is not sorted may be two, or have another unit halfway."""
+    """Return the set's own times. Raises UserError if they fall: an unsorted file may be two files, or change its unit halfway."""
     column, where = trace.time, trace.origin.location
     require(trace.unclear is None, trace.unclear or "")
     if column is None and (trace.noun == "workload" or not trace.columns):

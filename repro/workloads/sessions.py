@@ -1,12 +1,12 @@
-"""A session workload: sessions with arrivals and delays, where they came from, and the card that they are drawn by, read from
+"""A session workload: sessions with arrivals and delays, their origin, and the card from which we draw them, read from
 ``datasets/sessions/<name>.yaml``.
 
-Lengths, arrivals and delays have streams of their own: at another rate the same sessions arrive in the same
+Lengths, arrivals and delays have random streams of their own. So at another rate the same sessions arrive in the same
 pattern, stretched.
 
-Sessions are drawn so that a sample meets its means exactly: a trace of 99 sessions has no other 703.79 than its own. Rounds, prefill
-and decode tokens sum to the mean times the number of sessions, rounded to a whole number. What is random is how they spread over
-sessions and rounds. So the first n sessions of a longer sample are not a shorter sample.
+We draw sessions so that a sample meets its card's means exactly: a mean such as 703.79 is that of one trace of 99 sessions.
+Rounds, prefill and decode tokens sum to the mean times the number of sessions, rounded to a whole number. Only their spread over
+sessions and rounds is random. So the first n sessions of a longer sample are not a shorter sample.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ from repro.workloads.served import Traced, served, taken
 CARDS_DIR = DATASETS / "sessions"
 
 Lengths = Literal["per_session", "per_round"]
-"""What the table's prefill and decode length are the mean of: all tokens of a session, or those of one round."""
+"""Whether the table's prefill and decode lengths are means over sessions (all tokens of a session) or over rounds."""
 Delay = Annotated[float, Range(0, MOST_DELAY_S)]
 Mean = Annotated[float, Range(above=0, most=1e9)]
 Sigma = Annotated[float, Range(0, 100)]
@@ -49,17 +49,17 @@ Sigma = Annotated[float, Range(0, 100)]
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCounts(Section):
-    """Rounds of a session: 1 + a count with the mean that is left, or always the same number."""
+    """The number of rounds of a session: 1 + a random count whose mean is ``mean`` - 1, or always the same number."""
 
     kind: Literal["fixed", "poisson", "negative_binomial"]
     mean: Annotated[float, Range(1, 1e6)]
     shape: Mean | None = None
-    """A negative binomial has one; smaller is more spread."""
+    """The shape of a negative binomial; a smaller one spreads more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthTotals(Section):
-    """Means of Table 1 and how sessions and rounds scatter around them (log-normal, sigma of the logarithm)."""
+    """The means of Table 1, and how sessions and rounds scatter around them (log-normal, sigma of the logarithm)."""
 
     counted: Lengths
     prefill_tokens: Mean
@@ -67,14 +67,14 @@ class LengthTotals(Section):
     session_sigma: Sigma
     round_sigma: Sigma
     first_round_weight: Mean = 1.0
-    """Expected share of the first prompt in a session's prefill tokens, relative to a later round's."""
+    """The expected share of the first prompt in a session's prefill tokens, relative to a later round's share."""
     grows_with_rounds: bool
-    """Whether a session of more rounds has more tokens (agents), or as many (a fixed number of retrievals)."""
+    """Whether a session of more rounds has more tokens (agents) or the same number (a fixed number of retrievals)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment(Section):
-    """Time between the rounds of a session, exponential."""
+    """The time between the rounds of a session, exponentially distributed."""
 
     delay_mean_s: Delay
 
@@ -91,7 +91,7 @@ class SessionCard(SourcedCard):
     environment: Environment
     local: tuple[SessionFile, ...]
     num_gpus: Annotated[int, Range(1, 10**6)]
-    """GPUs that the paper's run had."""
+    """How many GPUs the paper's run used."""
     paper_sessions: Annotated[int, Range(1, 10**6)]
 
 
@@ -119,10 +119,10 @@ Source = Literal["embedded", "local"]
 
 @dataclass(frozen=True, kw_only=True)
 class SessionWorkloadConfig(Checked):
-    """None takes the card's value.
+    """The sessions to make. None takes the card's value.
 
-    ``source`` local reads the card's file from the data directory, or ``trace_path``. ``meets_totals`` scales what
-    it holds to the card's means; False keeps the recorded lengths. ``file`` is served in place of a trace, without a card.
+    ``source`` local reads the card's file from the data directory, or ``trace_path``. ``meets_totals`` scales its lengths
+    to the card's means; False keeps the recorded lengths. ``file`` is served instead of a trace, without a card.
     """
 
     trace: str
@@ -136,23 +136,23 @@ class SessionWorkloadConfig(Checked):
     delay_mean_s: Delay | None = None
     file: Traced | None = None
     is_sample: bool = False
-    """Whether policies plan by it, at a rate of their own."""
+    """Whether these sessions are a sample by which policies plan, at a rate of their own."""
     with_prefixes: bool = False
     """Whether sessions know which tokens they share."""
     system_prompts: int | None = None
-    """Each session begins with one of so many, of ``system_tokens`` each."""
+    """How many system prompts there are, of ``system_tokens`` each. Every session begins with one of them."""
     system_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionProvenance(Provenance):
     means: dict[str, float]
-    """Rounds, prefill_tokens and decode_tokens per session, of this sample."""
+    """The mean rounds, prefill_tokens and decode_tokens per session of this sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionWorkload(Generic[ProvenanceOf]):
-    """Sessions to serve. Those of conversations have ``arrival_s`` 0, but of a file that is replayed: a family says when they come."""
+    """Sessions to serve. Conversations have ``arrival_s`` 0 unless a file is replayed, because their family decides when they come."""
 
     name: str
     sessions: Sequence[Session]
@@ -160,7 +160,7 @@ class SessionWorkload(Generic[ProvenanceOf]):
 
     @property
     def num_turns(self) -> int:
-        """Rounds of all sessions."""
+        """The number of rounds of all sessions."""
         return sum(len(session.rounds) for session in self.sessions)
 
     @cached_property
@@ -171,7 +171,7 @@ class SessionWorkload(Generic[ProvenanceOf]):
 def build_sessions(
     config: SessionWorkloadConfig, *, data_dir: Path | None = None
 ) -> SessionWorkload[SessionProvenance]:
-    """Makes the sessions of ``config``: a file's as they are, a trace's recorded ones, or drawn ones."""
+    """Make the sessions of ``config``: those of a file as they are, recorded ones of a trace, or drawn ones."""
     if config.file is not None:
         return _served(config, config.file)
     card = load_session_card(config.trace)
@@ -223,13 +223,13 @@ def _objects(
 
 
 SYSTEM_BLOCK = 16
-"""Tokens of the blocks that sessions with system prompts are divided into."""
+"""Tokens in each block, for sessions with system prompts."""
 
 
 def _with_system_prompts(
     config: SessionWorkloadConfig, num: int, rounds: Sequence[tuple[Round, ...]]
 ) -> tuple[list[tuple[Round, ...]], list[Prefix | None]]:
-    """Puts a drawn system prompt in front of each session, and names the blocks of its growing conversation."""
+    """Put a drawn system prompt in front of each session, and name the blocks of its growing conversation."""
     rng = np.random.default_rng(derive_seed(config.seed, "system prompts"))
     names, num_shared = PrefixNames(), config.system_tokens // SYSTEM_BLOCK
     longer, prefixes = list[tuple[Round, ...]](), list[Prefix | None]()
@@ -269,7 +269,7 @@ def _workload(
 
 
 def _lines(sessions: Sequence[Session]) -> Iterator[str]:
-    """What a workload's checksum is of."""
+    """Yield the lines over which a workload's checksum is taken."""
     if isinstance(sessions, SessionColumns):
         columns = sessions.arrival_s.tolist(), sessions.prefill.tolist(), sessions.decode.tolist()
         for place, (arrival_s, prefill, decode) in enumerate(zip(*columns, strict=True)):
@@ -285,7 +285,7 @@ def _lines(sessions: Sequence[Session]) -> Iterator[str]:
 
 
 def _served(config: SessionWorkloadConfig, file: Traced) -> SessionWorkload[SessionProvenance]:
-    """Makes sessions of a file's rows, as they are: nothing is drawn but a delay that is asked for."""
+    """Make sessions of a file's rows as they are. We draw nothing except delays that are asked for."""
     found = served(
         file,
         config.arrivals,
@@ -334,10 +334,10 @@ def _held(card: SessionCard, config: SessionWorkloadConfig, data_dir: Path | Non
 def _lengths(
     config: SessionWorkloadConfig, totals: LengthTotals, recorded: Sequence[RecordedRound], rounds: Ints
 ) -> tuple[Ints, Ints]:
-    """Finds prefill and decode tokens of every round, all sessions one after the other.
+    """Return the prefill and decode tokens of every round, for all sessions one after the other.
 
-    Recorded lengths are scaled to the sums that are drawn, where totals are to be met; a length that nobody recorded is drawn. Nothing
-    is drawn for a file that is served as it is.
+    With ``meets_totals`` we scale recorded lengths to the drawn sums. We draw lengths that were not recorded. A file that is served as it
+    is needs no draws.
     """
     is_whole = bool(recorded) and all(entry.decode_tokens is not None for entry in recorded)
     if is_whole and not config.meets_totals:
@@ -363,7 +363,7 @@ def _scaled(tokens: list[int], total: int) -> Ints:
 
 
 def _delays(config: SessionWorkloadConfig, card: SessionCard, recorded: Sequence[RecordedRound], num: int) -> Floats:
-    """Returns recorded delays where there are any, else draws them from an exponential."""
+    """Return the delays of all rounds: recorded ones if there are any, else draws from an exponential distribution."""
     mean_s = card.environment.delay_mean_s if config.delay_mean_s is None else config.delay_mean_s
     drawn = _exponential(mean_s, num, config.seed)
     for index, entry in enumerate(recorded if config.delay_mean_s is None else ()):
@@ -378,7 +378,7 @@ def _exponential(mean_s: float, num: int, seed: int) -> Floats:
 
 
 def draw_rounds(counts: RoundCounts, num: int, seed: int) -> Ints:
-    """Draws the rounds of each session, at least 1; their sum is the mean times ``num``."""
+    """Draw the number of rounds of each session, at least 1. Their sum is the mean times ``num``."""
     if counts.kind == "fixed":
         return np.full(num, int(counts.mean), dtype=np.int64)
     rng = np.random.default_rng(derive_seed(seed, "rounds"))
@@ -392,7 +392,7 @@ def draw_rounds(counts: RoundCounts, num: int, seed: int) -> Ints:
 
 
 def draw_lengths(totals: LengthTotals, rounds: Ints, seed: int) -> tuple[Ints, Ints]:
-    """Draws prefill and decode tokens of every round, all sessions one after the other; at least 1 each."""
+    """Draw the prefill and decode tokens of every round, at least 1 each, for all sessions one after the other."""
     sizes = []
     for name, mean in (("prefill", totals.prefill_tokens), ("decode", totals.decode_tokens)):
         rng = np.random.default_rng(derive_seed(seed, name))
@@ -402,7 +402,7 @@ def draw_lengths(totals: LengthTotals, rounds: Ints, seed: int) -> tuple[Ints, I
             first = np.cumsum(rounds) - rounds
             weight[first] *= totals.first_round_weight
         num = len(rounds) if totals.counted == "per_session" else int(rounds.sum())
-        # Averaged per round, a session of more rounds has more tokens whatever the card says.
+        # With means per round, a session of more rounds has more tokens, whatever the card says.
         if totals.grows_with_rounds or totals.counted == "per_round":
             per_session = per_session * rounds
         whole = round(mean * num)
@@ -416,8 +416,8 @@ def draw_lengths(totals: LengthTotals, rounds: Ints, seed: int) -> tuple[Ints, I
 
 
 def apportion(weight: Floats, totals: Ints | int, sizes: Ints | None = None) -> Ints:
-    """Finds whole numbers that sum to ``totals``, proportional to ``weight`` (largest remainders). Of groups that lie one after
-    the other, group g has ``sizes[g]`` weights and sums to ``totals[g]``; without ``sizes`` all are one group."""
+    """Return whole numbers proportional to ``weight`` that sum to ``totals`` (largest remainders). Groups lie one after the other:
+    group g has ``sizes[g]`` weights and sums to ``totals[g]``. Without ``sizes`` all weights are one group."""
     totals, sizes = np.atleast_1d(totals), np.array([len(weight)]) if sizes is None else sizes
     group = np.repeat(np.arange(len(sizes)), sizes)
     sums = np.bincount(group, weights=weight, minlength=len(sizes))

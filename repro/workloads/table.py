@@ -1,23 +1,23 @@
-"""A file of requests or sessions of any source, read as one: what its rows hold, when they came, and which of them make a session.
+"""Read a file of requests or sessions from any source: the content of its rows, their times, and which rows make a session.
 
-| name                              | what it is                                                                                   |
+| name                              | meaning                                                                                      |
 |-----------------------------------|----------------------------------------------------------------------------------------------|
-| arrival_s, _ms, _us, _ns          | when it came: a number from any moment on; in arrival_s a date and time may stand too        |
-| arrival                           | the same, of a unit that is said with it                                                     |
-| prompt_len                        | tokens of the prompt; of a later round, those that its session adds                          |
-| context_len                       | tokens of the prompt with all that came before in its session, in place of prompt_len        |
-| prompt                            | its text, in place of their number                                                           |
-| prefix_len                        | tokens in front of the prompt, which are not in it                                           |
-| hash_ids                          | a number for each block of the prompt: where these begin alike, so do the prompts            |
+| arrival_s, _ms, _us, _ns          | arrival time, counted from any moment; arrival_s may also hold a date and time               |
+| arrival                           | arrival time in a unit that is given separately                                              |
+| prompt_len                        | tokens of the prompt; for a later round, only the new tokens                                 |
+| context_len                       | tokens of the prompt with all that came before in its session, instead of prompt_len         |
+| prompt                            | text of the prompt, instead of its number of tokens                                          |
+| prefix_len                        | tokens in front of the prompt that prompt_len does not count                                 |
+| hash_ids                          | a number for each block of the prompt; prompts with the same first numbers begin alike       |
 | gen_length                        | tokens of the answer                                                                         |
-| session, turn                     | rows with the same session are its rounds, by their turn or in the file's order              |
-| id, parent                        | a row whose parent is another's id is the next round of that one's session                   |
-| delay_s, delay_ms                 | from its answer to the session's next round                                                  |
-| wait_s, wait_ms                   | from the answer before to its own request                                                    |
-| duration_s                        | seconds that its answer took, where delays follow from times                                 |
-| rounds                            | a whole session a row: [[prompt, answer, seconds between], ...], or the messages of a chat   |
+| session, turn                     | rows with the same session are its rounds, ordered by turn or as in the file                 |
+| id, parent                        | a row whose parent is another row's id is the next round of that row's session               |
+| delay_s, delay_ms                 | time from the row's answer to the session's next round                                       |
+| wait_s, wait_ms                   | time from the previous answer to the row's own request                                       |
+| duration_s                        | seconds that the answer took, if delays follow from times                                    |
+| rounds                            | a whole session per row: [[prompt, answer, seconds between], ...], or messages of a chat     |
 
-Files are CSV, JSON lines, one JSON array, all of which may be gzipped, or parquet; which one is read off the first line.
+Files are CSV, JSON lines or one JSON array, all of which may be gzipped, or parquet. We detect the format from the content.
 """
 
 import math
@@ -65,31 +65,31 @@ from repro.workloads.rows import (
 )
 
 CHARS_PER_TOKEN = 4
-"""Length of a text that nobody tokenized. Off by some 20-30 % for English and code."""
+"""Our estimate for texts without token counts. It is off by some 20-30 % for English and code."""
 MOST_RATE = 10_000
-"""Rows a second; a file that has more is read in another unit than its own."""
+"""The most rows per second. If a file has more, we read it in the wrong unit."""
 MOST_TOKEN_RATE = 10**6
-"""Tokens a second that a published trace may come to, on the mean."""
+"""The most tokens per second, on average, that a published trace may have."""
 MOST_WHOLE_GAP_S = 60
-"""Between the rows of a published trace whose times have fractions, and here have none."""
+"""The largest mean gap, in seconds, at which we accept whole times from a format whose times have fractions."""
 MOST_SPAN_S = 10 * 366 * 86400
 EPOCH_S = (10**9, 4_102_444_800)
 """2001 and 2100, as seconds since 1970."""
 _BLOCKS = tuple(2**power for power in range(17))
-"""Tokens that the blocks of hash_ids may have where no format says it."""
+"""The sizes of hash_ids' blocks, in tokens, that we try if no format gives one."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _MOMENT = re.compile(
     r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d)(?:(:\d\d)(\.\d{1,9})?)?\s?(Z|UTC|GMT|([+-]\d\d)(?::?(\d\d))?)?", re.ASCII
 )
 _NAMED_ROWS = 200
-"""The rows of JSON whose keys are looked at: a later one may have more than the first."""
+"""How many rows of JSON we search for keys, because later rows may have more keys than the first."""
 
 
-# All rows are kept, and a collector would go through them again and again.
+# We keep all rows, and the garbage collector would scan them again and again.
 @kept(maxsize=8)
 @without_collection()
 def read_trace(file: TraceFile) -> Trace:
-    """Raises UserError for a file that is no table of requests or sessions, or whose times cannot be in the unit that they are read in."""
+    """Read a file. Raises UserError if it is no table of requests or sessions, or if its times cannot be in the assumed unit."""
     path = Path(file.where)
     columns = columns_of(names_in(path), path.name, file.columns, file.time_unit, needs_answers=file.gen_length is None)
     if (plain := _plain_trace(path, columns, file)) is not None:
@@ -147,12 +147,12 @@ def read_trace(file: TraceFile) -> Trace:
 
 _PLAIN = {*TIMES, "prompt_len", "gen_length", "hash_ids"}
 _PLAIN_ROWS = 1 << 14
-"""As many rows are objects at a time."""
+"""How many rows we hold as objects at a time."""
 
 
 def _plain_trace(path: Path, columns: Columns, file: TraceFile) -> Trace | None:
-    """A file of requests alone with a number in each cell and times that do not fall, read without keeping its rows. None of any other,
-    and where there is anything to say of a row."""
+    """Read a file without keeping its rows, if it holds only requests, a number in each cell, and times that do not fall. None for any
+    other file, and if a row needs an error or a remark."""
     named = columns.named
     is_plain = named.keys() <= _PLAIN and "prompt_len" in named and not file.sort
     is_clear = columns.time is None or (columns.unit is not None and not columns.has_dates)
@@ -203,20 +203,20 @@ def _plain_trace(path: Path, columns: Columns, file: TraceFile) -> Trace | None:
 
 
 class _PlainRows(NamedTuple):
-    """Rows as arrays [n]; ``stamps`` has none of a file without times."""
+    """Rows as arrays [n]. ``stamps`` is empty for a file without times."""
 
     numbers: Ints
-    """Their lines."""
+    """The rows' line numbers."""
     prefill: Ints
     decode: Ints
     stamps: Ints | Floats
     hash_ids: list[list[int]]
     where: str
-    """What ``numbers`` count."""
+    """The file, and the kind of entry that ``numbers`` count."""
 
     @classmethod
     def of(cls, rows: Sequence[Row], columns: Columns) -> "_PlainRows | None":
-        """None where a row has anything but a number, or a list of whole numbers for ``hash_ids``."""
+        """The rows as arrays. None if a cell is no number, or if ``hash_ids`` is no list of whole numbers."""
         named = columns.named
 
         def cells(name: str) -> list[Any]:
@@ -235,7 +235,7 @@ class _PlainRows(NamedTuple):
 
 
 def _whole(cells: Sequence[Any]) -> Ints | None:
-    """Numbers of tokens; None where a cell is no whole number, written with digits alone."""
+    """Numbers of tokens. None if a cell is no whole number, or not written only with digits."""
     kinds = set(map(type, cells))
     if kinds != {int} and not (kinds == {str} and all(map(str.isdigit, cells)) and all(map(str.isascii, cells))):
         return None
@@ -247,7 +247,7 @@ def _whole(cells: Sequence[Any]) -> Ints | None:
 
 
 def _numbers(cells: Sequence[Any]) -> Ints | Floats | None:
-    """Times; None where a cell is no number that is finite and not negative."""
+    """Times. None if a cell is no finite number of at least 0."""
     kinds = set(map(type, cells))
     if kinds == {str} and all(map(NUMBER.fullmatch, cells)):
         cells = [int(each) if each.isdigit() else float(each) for each in cells]
@@ -259,7 +259,7 @@ def _numbers(cells: Sequence[Any]) -> Ints | Floats | None:
 
 
 def _fit_names(sessions: PlainSessions, hash_ids: list[list[int]], columns: Columns) -> tuple[PlainSessions, list[str]]:
-    """As ``_with_prefixes``."""
+    """Like ``_with_prefixes``, for arrays."""
     num, prefill = np.array(list(map(len, hash_ids))), sessions.prefill
 
     def fits(size: int) -> Any:
@@ -281,7 +281,7 @@ def _fit_names(sessions: PlainSessions, hash_ids: list[list[int]], columns: Colu
 
 @without_collection()
 def read_requests(path: Path, time_unit: TimeUnit | None) -> tuple[TracedSession, ...]:
-    """Reads each row of a data set's file as a request, in the file's order; the answers' lengths are left out.
+    """Read each row of a data set's file as a request, in the file's order and without the answers' lengths.
 
     A row with an empty cell, or with an empty prompt (a failed call, in BurstGPT), has a prompt of no tokens.
     """
@@ -300,7 +300,7 @@ def read_requests(path: Path, time_unit: TimeUnit | None) -> tuple[TracedSession
 def request_of(
     row: Row, tokens: int, prompt: str | None = None, arrival_s: float | None = None, answer: int | None = None
 ) -> TracedSession:
-    """Returns the session of one round that a row of a data set is; a text counts characters / 4, rounded up."""
+    """Return a row of a data set as a session of one round. A text counts characters / 4 tokens, rounded up."""
     tokens = estimate_tokens(len(prompt)) if prompt else tokens
     return TracedSession((RecordedRound(tokens, answer),), arrival_s, prompt or None, row.where)
 
@@ -313,25 +313,25 @@ def estimate_tokens(num_chars: int) -> int:
 
 
 class TraceRow(NamedTuple):
-    """A row of a file. ``stamp`` is the number in its column of times, or seconds since 1970 of a date."""
+    """A row of a file. ``stamp`` is the number in its column of times, or a date's seconds since 1970."""
 
     row: Row
     stamp: float | None = None
     is_date: bool = False
     rounds: tuple[RecordedRound, ...] = ()
-    """The one that the row tells of, or a whole session's; none of a row with an empty cell that it has to have."""
+    """The row's one round, or all rounds of a session. Empty if a required cell is empty."""
     prompt: str | None = None
     prefix: int = 0
     duration_s: float = 0.0
     num_answered: int = 0
-    """Answers that have the length a user gives, as the row tells none."""
+    """How many answers have the length that a user gave, because the row has none."""
     is_empty: bool = False
     ids: tuple[int, ...] | None = None
-    """Numbers of the blocks of its prompt."""
+    """The hash_ids of the prompt's blocks."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether it has a prompt and an answer; a chat may end with a prompt."""
+        """Whether the row has a prompt and an answer. A chat may end with a prompt."""
         return bool(self.rounds and self.rounds[0].prefill_tokens and self.rounds[0].decode_tokens != 0)
 
     @property
@@ -340,7 +340,7 @@ class TraceRow(NamedTuple):
 
 
 def names_in(path: Path) -> tuple[str, ...]:
-    """The names of the file's columns; of JSON the keys of its first objects."""
+    """The names of the file's columns. For JSON, these are the keys of its first objects."""
     if is_parquet(path):
         return parquet_names(path)
     if is_json(path):
@@ -356,7 +356,7 @@ def _objects(path: Path) -> Iterator[Row]:
 
 
 def _unwrapped(row: Row) -> Row:
-    """A request that stands in the body of a row, as batch files have it, and AIPerf's payloads."""
+    """The row with the fields of the request in its body or payload, if it has one, as in batch files and AIPerf's payloads."""
     for name in ("body", "payload"):
         inner = row.values.get(name)
         if isinstance(inner, dict) and inner.keys() & {"messages", "prompt", "input"}:
@@ -365,12 +365,12 @@ def _unwrapped(row: Row) -> Row:
 
 
 def read_entries(path: Path, columns: Columns, length: int | None = None) -> list[TraceRow]:
-    """Reads every row, in the file's order; answers have ``length`` tokens where the row tells none."""
+    """Read every row, in the file's order. Answers have ``length`` tokens if the row does not give their length."""
     wanted = (*columns.named.values(), *(MESSAGES if "rounds" in columns else ()))
     if is_parquet(path):
         rows = parquet_rows(path, *wanted)
     elif is_json(path):
-        # With these alone, a long file leaves nothing behind that is not read.
+        # Keep only these columns, so that a long file leaves nothing unread in memory.
         rows = (Row(where, {name: own[name] for name in wanted if name in own}) for where, own in _objects(path))
     else:
         rows = csv_rows(path, *columns.named.values())
@@ -442,13 +442,13 @@ def _stamp(row: Row, columns: Columns) -> tuple[float, bool]:
 
 
 def clock_time(row: Row, field: str) -> float:
-    """Seconds since 1970 of a date and time; one without a zone is taken as UTC, as differences alone are used."""
+    """The seconds since 1970 of a date and time. Without a zone we assume UTC, since we use only differences."""
     value = row.values[field]
     match = _MOMENT.fullmatch(value.strip())
     try:
         if match is None:
             raise ValueError(value)
-        # The trace has seven decimals; datetime keeps six.
+        # Traces have up to nine decimals, and datetime keeps six.
         zone = "+00:00" if match[5] is None else f"{match[5]}:{match[6] or '00'}"
         minute = datetime.fromisoformat(f"{match[1]}{match[2] or ':00'}{zone}")
         whole = (minute - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
@@ -466,13 +466,13 @@ class TimeColumn:
 
     column: str | None = None
     said: str | None = None
-    """Their unit, in a word."""
+    """The unit of times, in a word."""
     per_second: int = 1
     start: float = 0
-    """Taken off each: seconds since 1970 in small units have more digits than a number keeps."""
+    """Subtracted from each time, because seconds since 1970 in small units have more digits than a float keeps."""
     unclear: str | None = None
     span_s: float | None = None
-    """From the first to the last."""
+    """Seconds from the first to the last time."""
 
     @classmethod
     def of(cls, file: str, columns: Columns, entries: Sequence[TraceRow]) -> "TimeColumn":
@@ -504,7 +504,7 @@ class TimeColumn:
 
     @classmethod
     def of_span(cls, columns: Columns, found: "_Span") -> "TimeColumn":
-        """The unit is said, and the times can be in it."""
+        """The column's conversion. Its unit must be known, and the times must be able to have it."""
         assert columns.unit is not None
         is_long = found.low > 10**11
         return cls(
@@ -527,7 +527,7 @@ class TimeColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class _Span:
-    """A file's times, as they are written, of rows with so many tokens."""
+    """A file's times as written, and the total tokens of its rows."""
 
     rows: Sequence[Row]
     stamps: Sequence[float]
@@ -551,7 +551,7 @@ class _Span:
 
     @cached_property
     def broken(self) -> Row | None:
-        """The first row whose time is no whole number."""
+        """The first row whose time is not a whole number."""
         pairs = zip(self.rows, self.stamps, strict=True)
         return next((row for row, stamp in pairs if stamp != math.floor(stamp)), None)
 
@@ -563,11 +563,11 @@ class _Span:
         return f"{self.num:,} rows in {span_s:,.6g} s{f', {(self.num - 1) / span_s:,.3g} a second' if span_s else ''}"
 
     def problem(self, columns: Columns) -> str | None:
-        """Why the times cannot be in that unit."""
+        """Why the times cannot be in the columns' unit; None if they can."""
         assert columns.unit is not None
         if (wrong := self._impossible(columns.unit)) is not None or columns.is_said:
             return wrong
-        # A name may say another unit than somebody wrote below it.
+        # The column's name may give another unit than the values have.
         per_second, fmt = PER_SECOND[columns.unit], columns.format
         coarser = [unit for unit, per in PER_SECOND.items() if per < per_second]
         for unit in coarser:
@@ -587,7 +587,7 @@ class _Span:
         return None
 
     def fitting(self, but: TimeUnit) -> list[TimeUnit]:
-        """Units that the times can be in; where these make moments since 1970, those alone."""
+        """The other units that the times can have. If some make them moments since 1970, only those."""
         found: list[TimeUnit] = [unit for unit in PER_SECOND if unit != but and self._impossible(unit) is None]
         return [unit for unit in found if self.low >= EPOCH_S[0] * PER_SECOND[unit]] or found
 
@@ -607,7 +607,7 @@ class _Span:
 
 
 def _grouped(entries: Sequence[TraceRow], columns: Columns) -> tuple[list[list[TraceRow]], list[str]]:
-    """Rows of one session, wherever they stand; others alone."""
+    """Group the rows of each session, wherever they stand. A row without a session is a group of its own."""
     if "parent" in columns:
         return _linked(entries, columns)
     session = columns.named.get("session")
@@ -623,7 +623,7 @@ def _grouped(entries: Sequence[TraceRow], columns: Columns) -> tuple[list[list[T
 
 
 def _key(row: Row, column: str) -> tuple[str, object]:
-    """Tells values apart as they are written: 1, true and "1" are three."""
+    """A key that distinguishes values as they are written: 1, true and "1" are three keys."""
     value = row.required(column)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -647,7 +647,7 @@ def _by_turn(own: list[TraceRow], column: str) -> list[TraceRow]:
 
 
 def _linked(entries: Sequence[TraceRow], columns: Columns) -> tuple[list[list[TraceRow]], list[str]]:
-    """A row follows its parent. Of several that follow one row the first goes on with its session, and others begin sessions."""
+    """Group rows by parent. If several rows follow one, the first continues its session, and the others begin sessions."""
     name, parent = columns.named["id"], columns.named["parent"]
     places: dict[object, int] = {}
     for number, entry in enumerate(entries):
@@ -694,7 +694,7 @@ def _sessions(
             if is_context:
                 before = [0, *(each.prefill_tokens + (each.decode_tokens or 0) for each in told[:-1])]
                 is_new = [tokens <= history for tokens, history in zip(lengths, before, strict=True)]
-                # What is no longer than all before it holds none of it: that was cut, and this is read anew.
+                # A context that is no longer than the history cannot contain it. The history was cut, so all of it is new.
                 lengths = [
                     tokens if new else tokens - history
                     for tokens, history, new in zip(lengths, before, is_new, strict=True)
@@ -724,8 +724,8 @@ def _sessions(
 def _with_prefixes(
     sessions: Sequence[TracedSession], groups: Sequence[list[TraceRow]], block: int | None
 ) -> tuple[tuple[TracedSession, ...], list[str]]:
-    """Gives the sessions names for the blocks of their prompts, where all their rows have hash_ids that fit the lengths; ``block`` is the
-    number of tokens that the format says. Else it is the one power of two that fits the requests of one round."""
+    """Give sessions names for the blocks of their prompts, if all their rows have hash_ids that fit the lengths. The format may give
+    ``block``, the tokens of each. Without it we use the only power of two that fits the requests of one round."""
     if block is None:
         alone = [(own[0].ids, each.rounds) for each, own in zip(sessions, groups, strict=True) if len(own) == 1]
         fitting = [
@@ -752,7 +752,7 @@ def _unfit(num: int, block: int) -> str:
 
 
 def _delays(own: Sequence[TraceRow], columns: Columns, clock: TimeColumn | None) -> list[float | None]:
-    """Seconds from each row's answer to the next."""
+    """Seconds from each row's answer to the next row's request."""
     if clock is None:
         told = [each.rounds[0].delay_s for each in own]
         return [*told[1:], None] if columns.delay is not None and columns.delay.is_wait else told

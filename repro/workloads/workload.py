@@ -1,8 +1,8 @@
-"""A workload: requests with arrival times, prompt lengths and seeds, and where they came from.
+"""A workload: requests with arrival times, prompt lengths and seeds, and their origin.
 
-Streams are independent: lengths do not depend on the arrivals, and the first n requests of a longer
-workload are the same requests. Prompt text made from our templates (``text.yaml``) has the form and length of what it stands for and
-means nothing: no quality score may be read from it.
+Random streams are independent: lengths do not depend on arrivals, and the first n requests of a longer
+workload are the same requests. Prompt text from our templates (``text.yaml``) has the form and length of real prompts, but
+no meaning: use it for no quality score.
 """
 
 import random
@@ -32,7 +32,7 @@ from repro.workloads.served import PREFIXES_UNUSED, Traced, served, taken
 
 @dataclass(frozen=True, kw_only=True)
 class PromptText:
-    """``closing`` is kept whole when the body is cut to length: it asks for the answer."""
+    """A generated prompt. If we cut the body to length, ``closing`` stays whole, because it asks for the answer."""
 
     body: str
     closing: str
@@ -43,7 +43,7 @@ class PromptText:
 
 
 def prompt_text(style: TextStyle, rng: random.Random, num_words: int) -> PromptText:
-    """Makes a prompt of at least ``num_words`` words, at most one sentence more (a short one is all opening)."""
+    """Make a prompt of at least ``num_words`` words, with at most one sentence more. A short prompt is only an opening."""
     form = _templates()["styles"][style]
     opening, closing = _fill(rng.choice(form["openings"]), rng), form["closing"]
     wanted = num_words - len(opening.split()) - len(closing.split())
@@ -51,7 +51,7 @@ def prompt_text(style: TextStyle, rng: random.Random, num_words: int) -> PromptT
 
 
 def more_text(style: TextStyle, rng: random.Random, num_words: int) -> str:
-    """Makes sentences until there are ``num_words`` words; none for 0 or less."""
+    """Make sentences until there are ``num_words`` words, or none for 0 or less."""
     parts: list[str] = []
     have = 0
     sentences = _sentences(style, rng)
@@ -63,7 +63,7 @@ def more_text(style: TextStyle, rng: random.Random, num_words: int) -> str:
 
 
 def _sentences(style: TextStyle, rng: random.Random) -> Iterator[str]:
-    """Yields every template once in random order, then again in another."""
+    """Yield a sentence from every template once in random order, then again in other orders."""
     while True:
         templates = list(_templates()["styles"][style]["sentences"])
         rng.shuffle(templates)
@@ -86,8 +86,8 @@ def _templates() -> Mapping[str, Any]:
 def prompt_ids(
     encode: Callable[[str], list[int]], style: TextStyle, rng: random.Random, prompt_len: int, own_ids: list[int] | None
 ) -> tuple[int, ...]:
-    """Makes exactly ``prompt_len`` ids: of the row's own text, cut at its end or continued by the generator,
-    else of a generated prompt, whose closing words stay where they take no more than half."""
+    """Make exactly ``prompt_len`` ids. They come from the row's own text, cut at its end or continued by the generator, or else
+    from a generated prompt. This keeps its closing words if they take at most half."""
     closing_ids: list[int] = []
     if own_ids is not None:
         body_ids = list(own_ids)
@@ -110,13 +110,13 @@ def prompt_ids(
 # -- workloads --------------------------------------------------------------------------------------------
 
 Encode = Callable[[str], list[int]]
-"""Text to token ids, without adding special tokens: a text may be encoded in pieces."""
+"""Encodes text to token ids without adding special tokens, so that a text can be encoded in pieces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadConfig(Checked):
-    """``length_scale`` multiplies every prompt length before clipping to
-    [``min_prompt_len``, ``max_prompt_len``]; ``fixed_prompt_len`` replaces the lengths altogether."""
+    """The requests to make. ``length_scale`` multiplies every prompt length before clipping to
+    [``min_prompt_len``, ``max_prompt_len``]. ``fixed_prompt_len`` replaces all lengths."""
 
     dataset: str
     num_requests: Annotated[int, Range(1, 10**5)]
@@ -127,16 +127,16 @@ class WorkloadConfig(Checked):
     source: SourceKind = "auto"
     dataset_path: str | None = None
     time_unit: TimeUnit | None = None
-    """The unit of the times in ``dataset_path``, where its columns do not say it."""
+    """The unit of times in ``dataset_path``, if its columns do not say it."""
     length_scale: Annotated[float, Range(above=0, most=1e3)] = 1.0
     fixed_prompt_len: int | None = None
     may_replace_arrivals: bool = True
-    """Whether a file's own arrival times may give way to ``arrivals``; else such a file is refused."""
+    """Whether ``arrivals`` may replace a file's own arrival times. If not, such a file raises UserError."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthStats:
-    """Prompt lengths in tokens; percentile p is sorted[int(p * n)]."""
+    """Statistics of prompt lengths in tokens. Percentile p is sorted[int(p * n)]."""
 
     n: int
     mean: float
@@ -150,7 +150,7 @@ class WorkloadProvenance(Provenance):
     lengths: LengthStats
     num_clipped: int = 0
     num_repeated: int = 0
-    """Requests beyond the rows of the source, which then come round again."""
+    """How many requests repeat a row, because the source has fewer rows than there are requests."""
     length_scale: float = 1.0
     seed: int
 
@@ -165,10 +165,10 @@ class Workload:
 def build_workload(
     config: WorkloadConfig, generation: GenerationConfig, *, encode: Encode | None = None, data_dir: Path | None = None
 ) -> Workload:
-    """Makes the requests of ``config``. ``generation.seed`` is replaced by one seed per request.
+    """Make the requests of ``config``. Each request gets a seed of its own in place of ``generation.seed``.
 
-    Without ``encode`` (simulation) requests carry lengths only, and a text counts characters / 4
-    tokens, rounded up. With it they carry token ids, exactly as many as the length says.
+    Without ``encode`` (simulation) requests hold only lengths, and a text counts characters / 4
+    tokens, rounded up. With it they hold token ids, exactly as many as the length says.
     """
     low, high, fixed = config.min_prompt_len, config.max_prompt_len, config.fixed_prompt_len
     require(1 <= low <= high, f"min_prompt_len={low}, max_prompt_len={high}: need 1 <= min <= max")
@@ -213,10 +213,10 @@ def open_source(
     data_dir: Path | None = None,
     time_unit: TimeUnit | None = None,
 ) -> Trace:
-    """Reads the requests of a data set, each a session of one round with a prompt; none of the embedded generator, which has no end.
+    """Read the requests of a data set, each as a session of one round with a prompt. The embedded generator has none, as it never ends.
 
-    Rows without a prompt (failed calls, in BurstGPT) are dropped and counted. ``time_unit`` is that of a table whose columns do not say
-    theirs. An answer's tokens are those that a request asks for, if it does.
+    We drop and count rows without a prompt (failed calls, in BurstGPT). ``time_unit`` is for a table whose columns do not give the unit.
+    An answer has the tokens that its request asks for, if it does.
     """
     file, remarks = local_rows(card, kind, dataset_path, data_dir), list[str]()
     if file is None and kind != "hub":
@@ -262,7 +262,7 @@ def fixed_workload(
     origin: Origin,
     description: str,
 ) -> Workload:
-    """Makes requests with exactly these prompts, in this order: nothing is drawn, scaled or cut."""
+    """Make requests with exactly these prompts in this order. We draw, scale and cut nothing."""
     if arrivals.kind == "trace":
         raise UserError(
             f"arrivals='trace' with dataset={name!r}, which has no timestamps: use poisson, gamma, constant or burst"
@@ -284,8 +284,8 @@ def traced_workload(
     fixed_prompt_len: int | None = None,
     encode: Encode | None = None,
 ) -> Workload:
-    """Makes a request of each row of a file, with an answer as long as ``generation_of`` makes the row's; prompts that leave no room
-    for it in ``most`` tokens are cut. Without a text of its own a request has a generated one, the same for each seed and place."""
+    """Make a request of each row of a file. ``generation_of`` makes its generation from the row's answer length. We cut prompts that leave
+    no room for the answer in ``most`` tokens. A row without text gets a generated one, which depends only on seed and index."""
     found = served(file, arrivals, seed, num=num)
     answers = [_answer_of(each) for each in found.sessions]
     generations = list(map(generation_of, answers))
@@ -323,7 +323,7 @@ def traced_workload(
 
 
 def _answer_of(session: TracedSession) -> int:
-    """Returns the tokens of the one answer; raises UserError where a request is no such session."""
+    """Return the tokens of the session's one answer. Raises UserError if it has several rounds or no answer."""
     require(
         len(session.rounds) == 1,
         f"{session.where}: a session of {len(session.rounds)} rounds, and requests have one: use a system that serves sessions, or name "
@@ -359,7 +359,7 @@ def _requests(
 
 
 def workload_of(name: str, requests: Sequence[Request], origin: Origin, description: str, **facts: float) -> Workload:
-    """With its checksum and lengths. ``facts`` are the other fields of WorkloadProvenance."""
+    """The workload of these requests, with its checksum and lengths. ``facts`` are the other fields of WorkloadProvenance."""
     lines = (
         f"{each.request_id}|{each.arrival_s:.6f}|{each.prompt_len}|{each.generation.gen_length}|{each.generation.seed}|"
         f"{'-' if each.prompt_ids is None else ','.join(map(str, each.prompt_ids))}"
@@ -390,10 +390,10 @@ def _refuse_replaced_arrivals(arrivals: ArrivalConfig, source: Trace) -> None:
 def _rows(
     arrivals: ArrivalConfig, source: Trace, num: int, seed: int
 ) -> tuple[Sequence[TracedSession], Sequence[float]]:
-    """Returns the rows to ask for and when they come; rows of the embedded generator are empty.
+    """Return the rows to ask for, and their arrival times. Rows of the embedded generator are empty.
 
-    Rows come in the order of their own timestamps when those are replayed, else in seeded random
-    order without replacement; then all over again (in another order) if there are too few.
+    Rows come in the order of their own timestamps if those are replayed, else in seeded random
+    order without replacement. If there are too few, they come again, in another order.
     """
     if not source.sessions:
         require(
@@ -410,7 +410,7 @@ def _rows(
 def _drawn_lengths(
     config: WorkloadConfig, card: DatasetCard, rows: Sequence[TracedSession], own_ids: Sequence[list[int] | None]
 ) -> Ints:
-    """Draws or counts the lengths before they are scaled and clipped."""
+    """Draw or count the lengths before we scale and clip them."""
     if config.fixed_prompt_len is not None:
         return np.full(len(rows), config.fixed_prompt_len, dtype=np.int64)
     if not rows[0].rounds[0].prefill_tokens:
@@ -423,7 +423,7 @@ def _drawn_lengths(
 def _prompts(
     encode: Encode | None, style: TextStyle, seed: int, lengths: Sequence[int], own_ids: Sequence[list[int] | None]
 ) -> list[tuple[int, ...] | None]:
-    """Makes each prompt's ids, with a random stream of its own; None of each without a tokenizer."""
+    """Make the ids of each prompt, with a random stream of its own. All are None without a tokenizer."""
     if encode is None:
         return [None] * len(lengths)
     from repro.workloads.workload import prompt_ids
@@ -435,17 +435,16 @@ def _prompts(
 
 
 def whole_answer(tokens: int) -> GenerationConfig:
-    """Makes the generation of an answer that is not divided into blocks."""
+    """Make the generation of an answer that is not divided into blocks."""
     return GenerationConfig(gen_length=tokens, block_length=tokens, steps=tokens)
 
 
 def generation_of_length(base: GenerationConfig, gen_length: int) -> GenerationConfig:
-    """Makes the request's own generation; another length keeps the steps of whole blocks, and has a part of them for
-    a rest."""
+    """Make the generation for another length. Whole blocks keep their number of steps, and a partial last block gets a part of it."""
     if gen_length == base.gen_length:
         return base
     num_blocks = -(-gen_length // base.block_length)
-    # Rounded up, the steps of every whole block stay what they are (``steps_per_block``).
+    # We round up, so that whole blocks keep their steps (``steps_per_block``).
     steps = max(num_blocks, -(-base.steps * gen_length // base.gen_length))
     return replace(base, gen_length=gen_length, steps=steps)
 
