@@ -1,1 +1,1 @@
-"""Files of other tools: their results as our runs, our runs in their formats."""
+"""Files of other tools: we import their results as runs, and export our runs in their formats."""

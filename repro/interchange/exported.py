@@ -1,4 +1,4 @@
-"""Stored runs in formats of others: a benchmark report of llm-d (schema 0.2.1), and a trace of events that Perfetto opens."""
+"""Export stored runs to formats of other tools: llm-d's benchmark report (schema 0.2.1), and a trace of events that Perfetto opens."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,18 +13,18 @@ from repro.runs.store import UNREADABLE, StoredRun, read_run
 
 VERSION = "0.2.1"
 _PARTS = {"mean": "mean", "std": "stddev", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "max": "max"}
-"""Parts of a distribution, and what the report calls them."""
+"""The parts of a distribution -> their names in the report."""
 LATENCIES = {
     "time_to_first_token": ("ttft_s", "s"),
     "time_per_output_token": ("tpot_s", "s/token"),
     "inter_token_latency": ("itl_s", "s/token"),
     "request_latency": ("e2el_s", "s"),
 }
-"""What the report calls our distributions, and the unit it has them in."""
+"""The report's name of each latency -> our distribution, and the unit in the report."""
 
 
 def report_of(run: StoredRun) -> dict[str, Any]:
-    """One run as a benchmark report. What we do not have is left out, and our own definitions go with it in the description."""
+    """Return one run as a benchmark report. It leaves out all that we do not have, and its description gives our definition of times."""
     summary = run.summary
     latency = {
         name: _statistics(summary[ours], units)
@@ -89,14 +89,14 @@ def _statistics(told: Mapping[str, float | None], units: str) -> dict[str, Any]:
 
 
 class Span(NamedTuple):
-    """How a table's rows lie in time; columns by name."""
+    """An event for each row of a table. All fields are names of columns."""
 
     start: str
     end: str = ""
-    """When it ended, or how long it took, which ends with duration_s."""
+    """The column of end times, or of durations if it is ``duration_s``."""
     track: str = ""
     title: str = ""
-    """Column that names an event, or words."""
+    """The column that names the event, or the name itself."""
 
 
 SPANS: Mapping[str, Sequence[Span]] = {
@@ -112,7 +112,7 @@ SPANS: Mapping[str, Sequence[Span]] = {
 
 
 def trace_of(path: Path) -> tuple[str, int]:
-    """The trace's JSON, and its number of events. Raises UserError where the file holds no whole run."""
+    """Return the JSON of a run's trace, and its number of events. Raises UserError if the file holds no whole run."""
     try:
         run = read_run(path)
         events = [*_events(run)]
@@ -125,7 +125,7 @@ def trace_of(path: Path) -> tuple[str, int]:
 
 
 def _events(run: StoredRun) -> Iterator[dict[str, Any]]:
-    """Complete events in microseconds: a process a table; a thread a worker, or a place among requests under way."""
+    """Yield complete events in microseconds. Each table is a process. Each worker is a thread, as is each lane of requests under way."""
     tables = [name for name in SPANS if name in run.family.columns]
     for process, name in enumerate(tables, start=1):
         yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
@@ -154,7 +154,7 @@ def _events(run: StoredRun) -> Iterator[dict[str, Any]]:
 
 
 def _lanes(requests: Table) -> list[int]:
-    """For each request the first place that is free when it arrives."""
+    """For each request, the first lane that is free when it arrives."""
     found, taken, free = [0] * len(requests["request_id"]), list[tuple[float, int]](), list[int]()
     arrivals = sorted(range(len(found)), key=lambda row: requests["arrival_s"][row])
     for row in arrivals:

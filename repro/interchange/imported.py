@@ -1,7 +1,7 @@
-"""Result files of other load generators as runs against an endpoint, so that ``compare`` and ``export`` take them.
+"""Import result files of other load generators as runs against an endpoint, so that ``compare`` and ``export`` can use them.
 
-Each reader takes stamps and counts of single requests, never a tool's own summary: our metrics are computed of them. None of the tools says when
-a request was due, so all times count from its sending. An answer ends with its last token, where a tool has it."""
+Each reader takes the times and counts of single requests, from which we compute our metrics, and never a tool's own summary. No tool says
+when a request was due, so all times count from sending. An answer ends with its last token, if the tool records that."""
 
 import hashlib
 import json
@@ -25,22 +25,22 @@ from repro.runs.store import Store, StoredRun, pack
 
 SYSTEM = "openai-http"
 ASSUMED_FIRST = 1
-"""Tokens of the first piece, where a tool keeps the first and the last stamp alone, and divides by all tokens but one."""
+"""Tokens of the first piece, for tools that keep only the first and the last time, and divide by all tokens but one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One request as a tool tells it; stamps in seconds on the tool's clock."""
+    """One request as a tool records it. Times are in seconds on the tool's clock."""
 
     sent_s: float
     pieces_s: Sequence[float]
-    """When pieces came: all of them, or the first and the last alone."""
+    """When pieces came: all of them, or only the first and the last."""
     prompt_len: int
     output_len: int
     has_all: bool = True
-    """Whether ``pieces_s`` are all: the tool keeps every gap."""
+    """Whether ``pieces_s`` holds all pieces, because the tool keeps every gap."""
     piece_tokens: Sequence[int] | None = None
-    """Tokens of each piece, where the tool keeps them."""
+    """Tokens of each piece, if the tool keeps them."""
     error: str | None = None
 
 
@@ -52,7 +52,7 @@ def _gaps(ttft: float, gaps: Sequence[float], sent_s: float) -> list[float]:
 
 
 def _vllm(told: Mapping[str, Any]) -> list[Answer]:
-    """``vllm bench serve --save-detailed``."""
+    """Read the result of ``vllm bench serve --save-detailed``."""
     names = ("start_times", "input_lens", "output_lens", "ttfts", "itls", "errors")
     return [
         Answer(sent_s=sent, pieces_s=_gaps(ttft, gaps, sent), prompt_len=asked, output_len=got, error=_line(error))
@@ -61,8 +61,8 @@ def _vllm(told: Mapping[str, Any]) -> list[Answer]:
 
 
 def _sglang(told: Mapping[str, Any]) -> list[Answer]:
-    """SGLang's ``bench_serving --output-details``. It keeps no time of sending: places under ``max_concurrency`` are taken in
-    turn, and the last answer ends with the run."""
+    """Read the result of SGLang's ``bench_serving --output-details``. It has no times of sending. So we let requests take the places
+    of ``max_concurrency`` in turn, and let the last answer end with the run."""
     rows = [*zip(*(told[name] for name in ("input_lens", "output_lens", "ttfts", "itls", "errors")), strict=True)]
     took = [ttft + sum(gaps) for _, _, ttft, gaps, _ in rows]
     free = [0.0] * min(int(told.get("max_concurrency") or len(rows)), len(rows))
@@ -84,12 +84,12 @@ _NONE: Mapping[str, Any] = {"output_token_times": (), "output_tokens": 0}
 
 
 def _inference_perf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
-    """``per_request_lifecycle_metrics.json``. Tokens of one event have one stamp each, and the same. Its own count of tokens is of
-    the text, which misses those without any: the server's goes before it."""
+    """Read ``per_request_lifecycle_metrics.json``. Each token has a time, and tokens of one event have the same. We prefer the server's
+    count of tokens, because the tool counts those of the text and misses tokens without text."""
     found = []
     for each in told:
         error, info = _line((each.get("error") or {}).get("error_msg")), each["info"]
-        # A request that failed may have no answer at all.
+        # A failed request may have no answer at all.
         answer: Mapping[str, Any] = info["response_metrics"] if error is None else _NONE
         events = Counter(answer["output_token_times"])
         found.append(
@@ -106,7 +106,7 @@ def _inference_perf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
 
 
 def _guidellm(told: Mapping[str, Any]) -> list[Answer]:
-    """The JSON of one benchmark. Its latency ends with the stream: the last token is found by its gaps' mean."""
+    """Read the JSON of one benchmark. Its latency ends with the stream, so we find the last token's time from the mean gap."""
     (benchmark,) = told["benchmarks"]
     found = []
     for each in benchmark["requests"]["successful"]:
@@ -127,7 +127,7 @@ def _guidellm(told: Mapping[str, Any]) -> list[Answer]:
 
 
 def _aiperf(told: Sequence[Mapping[str, Any]]) -> list[Answer]:
-    """``profile_export.jsonl``; its inter-token latency is the time per token behind the first."""
+    """Read ``profile_export.jsonl``. Its inter-token latency is the time per token after the first."""
     found = []
     for each in told:
         if each["metadata"].get("benchmark_phase", "profiling") != "profiling":
@@ -170,7 +170,7 @@ _FILES = (
 
 
 def tool_of(told: Any) -> str | None:
-    """Whose file it is, by what it holds."""
+    """The tool that wrote a file, judged by its content; None if we do not know it."""
     first = told[0] if isinstance(told, list) and told else told
     match first:
         case {"metadata": {"request_start_ns": _}, "metrics": _}:
@@ -187,7 +187,7 @@ def tool_of(told: Any) -> str | None:
 
 
 def read_answers(path: Path) -> tuple[str, list[Answer]]:
-    """The tool and its requests, in the order of their sending; refuses what is no such file."""
+    """Return the tool and its requests, in order of sending. Raises UserError for any other file."""
     text = read_bytes("file", path).decode("utf-8", "replace")
     try:
         told = json.loads(text)
@@ -217,7 +217,7 @@ def _lines(path: Path, text: str) -> list[Any]:
 
 
 def record_of(tool: str, answers: Sequence[Answer]) -> RunRecord:
-    """The record of a run against an endpoint, as far as the tool tells it."""
+    """Return the record of a run against an endpoint, as far as the tool's file goes."""
     start = answers[0].sent_s
     exchanges = [_exchange(number, each, start) for number, each in enumerate(answers)]
     tables = tables_of(exchanges)
@@ -225,7 +225,7 @@ def record_of(tool: str, answers: Sequence[Answer]) -> RunRecord:
     for number in (n for n, each in enumerate(answers) if _is_unsaid(each)):
         requests["first_tokens"][number] = requests["first_by"][number] = None
     if not all(each.has_all for each in answers):
-        # Gaps of the first and the last piece are none between tokens.
+        # The gap between the first and the last piece is no gap between tokens.
         tables[CHUNKS] = {name: [] for name in tables[CHUNKS]}
         requests["num_chunks"] = [each.output_len for each in answers]
         requests["first_by"] = ["one each" if each.error is None else None for each in answers]
@@ -257,7 +257,7 @@ def _warnings(tool: str, answers: Sequence[Answer]) -> Iterator[str]:
 
 
 def _tokens_of(each: Answer) -> Sequence[int | None]:
-    """How many each piece has; None where there are other pieces than tokens, and the tool does not say it."""
+    """Tokens of each piece. None if pieces and tokens differ in number and the tool does not say how many each has."""
     num = len(each.pieces_s)
     if not each.has_all:
         return [ASSUMED_FIRST, None][:num]
@@ -267,7 +267,7 @@ def _tokens_of(each: Answer) -> Sequence[int | None]:
 
 
 def _is_unsaid(each: Answer) -> bool:
-    """Whether nobody knows how many tokens came first, and how many behind it."""
+    """Whether it is unknown how many tokens came with the first piece and how many after it."""
     return each.error is None and each.has_all and len(each.pieces_s) > 1 and None in _tokens_of(each)
 
 
@@ -299,7 +299,7 @@ def _exchange(number: int, each: Answer, start: float) -> Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedDeployment:
-    """Stands for a run that another tool made."""
+    """The deployment of a run that another tool made."""
 
     record: RunRecord
     basis: str
@@ -319,7 +319,7 @@ class ImportedDeployment:
 
 
 def import_file(path: Path, store: Store, *, dataset: str, platform: str, seed: int = 0) -> StoredRun:
-    """Stores the file's requests as a run of ``openai-http``; which tool made it is a knob."""
+    """Store the file's requests as a run of ``openai-http``, with the name of the tool as a knob."""
     tool, answers = read_answers(path)
     basis = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     cell = Cell(
