@@ -1,1 +1,1 @@
-"""Graded tasks: problems, prompts and graders. No torch here."""
+"""Graded tasks: problems, prompts and graders. This package does not import torch."""

@@ -1,4 +1,4 @@
-"""GSM8K as lm-eval asks and grades it (its task ``gsm8k``, version 3): few-shot, two ways of finding the number."""
+"""GSM8K as lm-eval asks and grades it (its task ``gsm8k``, version 3): few-shot, with two ways to find the number."""
 
 import json
 import re
@@ -16,12 +16,12 @@ NUM_FEWSHOT = 5
 UNTIL = ("Question:", "</s>", "<|im_end|>")
 COLUMNS = ("question", "answer")
 TRAIN_FILE = "gsm8k_train.jsonl"
-"""Beside the test file; its first rows are the examples."""
+"""The file of the training split, beside the test file. Its first rows are the examples."""
 
 EXAMPLES: tuple[Record, ...] = tuple(
     json.loads(Path(__file__).with_name("gsm8k_examples.json").read_text(encoding="utf-8"))
 )
-"""Written for this project, in GSM8K's format, for machines that have its test split only."""
+"""Examples written for this project in GSM8K's format, for machines that have only its test split."""
 
 _STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
 _FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
@@ -30,10 +30,10 @@ _NONE = "[invalid]"
 
 
 def gsm8k_task(options: TaskOptions, *, data_dir: Path | None = None) -> Task | None:
-    """The first problems of the test split; None where only the embedded lengths are there.
+    """The first problems of the test split; None if only the embedded lengths are available.
 
     Examples are the first rows of the training split (lm-eval draws others for each problem), or ``EXAMPLES``
-    where it is not at hand.
+    if it is not available.
     """
     records = open_records(
         load_card(NAME), options.source, COLUMNS, dataset_path=options.dataset_path, data_dir=data_dir
@@ -67,7 +67,7 @@ def gsm8k_task(options: TaskOptions, *, data_dir: Path | None = None) -> Task | 
 
 
 def find_number(text: str) -> tuple[str, str]:
-    """(strict, flexible): the first number behind ``#### ``, and the last number anywhere; ``[invalid]`` if none."""
+    """Return (strict, flexible): the first number after ``#### ``, and the last number anywhere. Each is ``[invalid]`` if there is none."""
     strict, flexible = _STRICT.findall(text), _FLEXIBLE.findall(text)
     last = next(group for group in flexible[-1] if group) if flexible else _NONE
     return (strict[0].strip() if strict else _NONE), last.strip()

@@ -15,7 +15,7 @@ COLUMNS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 
 
 def humaneval_task(options: TaskOptions, *, data_dir: Path | None = None) -> Task | None:
-    """The first problems; None where only the embedded lengths are there."""
+    """The first problems of HumanEval; None if only the embedded lengths are available."""
     records = open_records(
         load_card(NAME), options.source, COLUMNS, dataset_path=options.dataset_path, data_dir=data_dir
     )

@@ -1,4 +1,4 @@
-"""Small Python functions from docstrings: the docstring names operations, a glossary above defines them."""
+"""Small Python functions to write from docstrings. The docstring names operations, which a glossary above it defines."""
 
 import operator
 import random

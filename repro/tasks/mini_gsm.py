@@ -1,4 +1,4 @@
-"""Grade-school-style word problems: several facts are recalled from a story, then added or subtracted."""
+"""Word problems in the style of grade-school maths: recall several facts from a story, then add or subtract them."""
 
 import random
 from functools import partial
@@ -6,8 +6,8 @@ from functools import partial
 from repro.tasks.problem import Problem, Span, Split, check_span, draw, generate_split
 
 TASK, CHAIN, FAR, ROLL = "mini-gsm", "mini-chain", "mini-far", "mini-roll"
-"""The second: sums of many terms, whose answer spans several blocks, each line of which needs the total of the line before. The third:
-the same of facts in the middle of 512 to 2,048 tokens. The last: everybody's, one after the other, in 200 tokens and more."""
+"""CHAIN asks for sums of many terms. Its answer spans several blocks, and each line needs the total of the line before. FAR is the
+same with facts in the middle of 512 to 2,048 tokens. ROLL sums everybody's things, one after the other, in 200 tokens or more."""
 
 NAMES = (
     *("Mia", "Tom", "Zoe", "Ben", "Ann", "Sam", "Leo", "Eva"),
@@ -35,10 +35,10 @@ def generate(
     is_roll: bool = False,
     task: str = TASK,
 ) -> list[Problem]:
-    """The same arguments give the same problems on any machine. A difference always uses two facts. ``listing_share`` of the problems,
-    for training only, ask to recall every fact of the story (up to 12), and ``drill_share`` to add ``drill_terms`` numbers that stand in
-    the question itself; ``difference_share`` of those that could be a total are a difference. Names come from the first ``num_names`` of
-    ``NAMES``. Facts that are ``is_far`` stand in the story's middle quarter; ``is_roll`` asks for all of them, in ``NAMES``' order."""
+    """The same arguments give the same problems on any machine. A difference always uses two facts. Only for training, ``listing_share``
+    of the problems ask for every fact of the story (up to 12), and ``drill_share`` ask to add ``drill_terms`` numbers of the question.
+    Among the others, ``difference_share`` are a difference instead of a total, if possible. Names come from the first ``num_names`` of
+    ``NAMES``. With ``is_far``, facts stand in the story's middle quarter. ``is_roll`` asks for all facts, in the order of ``NAMES``."""
     check_span("num_names", num_names, 1, len(NAMES))
     check_span("num_facts", num_facts, 1, num_names)
     check_span("num_distractors", num_distractors, 0, 1000)
@@ -99,7 +99,7 @@ def _total(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
 
 
 def _roll(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
-    """Totals past 20 begin again at 1."""
+    """Question, answer and total of a problem of mini-roll. Totals past 20 begin again at 1."""
     total, answer = counts[used[0]], f" {used[0]} has {counts[used[0]]} things."
     for name in used[1:]:
         after = (total + counts[name] - 1) % 20 + 1
@@ -134,6 +134,6 @@ def _enumerate(names: list[str]) -> str:
 
 
 generate_chain = partial(generate, num_used=(5, 8), drill_terms=(4, 8), difference_share=0.0, task=CHAIN)
-"""``generate`` of totals alone."""
+"""Like ``generate``, but only with totals."""
 generate_far = partial(generate_chain, num_distractors=(90, 391), num_used=(3, 5), is_far=True, task=FAR)
 generate_roll = partial(generate_chain, num_facts=16, num_distractors=(0, 8), num_used=16, is_roll=True, task=ROLL)

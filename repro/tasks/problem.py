@@ -1,4 +1,4 @@
-"""What a generated problem is, which split it belongs to, and how an answer to it is graded: by text alone, no code is run."""
+"""Generated problems: their content, their split, and the grading of answers. Grading compares texts and runs no code."""
 
 import hashlib
 import random
@@ -20,27 +20,27 @@ _HELDOUT_PER_256 = 13  # about 5 %
 class Problem:
     task: str
     kind: str
-    """Shape of the question, e.g. ``total-3`` or ``difference`` or ``compose-4``."""
+    """The form of the question, e.g. ``total-3`` or ``difference`` or ``compose-4``."""
     prompt: str
     answer: str
-    """Reference answer text, without the end-of-text token."""
+    """The text of the reference answer, without the end-of-text token."""
     final: str
-    """What a lenient grader compares: the number after ``####``, or the whole function body."""
+    """The part of the answer that a lenient grader compares: the number after ``####``, or the whole function body."""
     facts: tuple[tuple[str, str], ...]
     """(name, statement) of every fact in the prompt, in prompt order."""
     used: tuple[str, ...]
-    """Names of the facts the answer needs, in answer order."""
+    """Names of the facts that the answer needs, in answer order."""
     num_distractors: int
 
     @property
     def key(self) -> str:
-        """Canonical identity: facts (sorted) and question. Distractors and order do not make a new problem."""
+        """The problem's identity: its facts (sorted) and its question. Distractors and order do not make a new problem."""
         body = ";".join(f"{name}={statement}" for name, statement in sorted(self.facts))
         return f"{self.task}|{self.kind}|{body}|{','.join(self.used)}"
 
 
 def split_of(key: str) -> Split:
-    """A problem's split is a property of its content, so no seed can leak one into the other."""
+    """The split of a problem. It depends only on its content, so no seed can leak a problem from one split into the other."""
     return "heldout" if hashlib.blake2b(key.encode(), digest_size=1).digest()[0] < _HELDOUT_PER_256 else "train"
 
 
@@ -55,7 +55,7 @@ def check_span(name: str, span: Span, low: int, high: int) -> None:
 
 
 def generate_split(count: int, split: Split, make: Callable[[], Problem]) -> list[Problem]:
-    """Draw from ``make`` until ``count`` problems of the split are found."""
+    """Call ``make`` until it has made ``count`` problems of the split."""
     if split not in get_args(Split):
         raise UserError(f"split={split!r} is unknown: use one of {', '.join(get_args(Split))}")
     if count < 0:
@@ -75,21 +75,21 @@ _NUMBER = re.compile(r"-?\d+")
 @dataclass(frozen=True, kw_only=True)
 class Marks:
     exact: bool
-    """The whole answer equals the reference, trailing white space aside."""
+    """Whether the whole answer equals the reference, apart from trailing white space."""
     strict: bool
-    """The final value, in the place the format prescribes, is right (for code: same as ``exact``)."""
+    """Whether the final value is right and stands after ``####`` (for code: same as ``exact``)."""
     flexible: bool
-    """Like ``strict``; without ``####`` the last number of the text counts."""
+    """Like ``strict``, but without ``####`` the last number of the text counts."""
 
 
 def extract_strict(text: str) -> str | None:
-    """The number behind the last ``####``."""
+    """The number after the last ``####``."""
     found = _FINAL.findall(text)
     return found[-1] if found else None
 
 
 def extract_flexible(text: str) -> str | None:
-    """The number behind the last ``####``, else the last number anywhere."""
+    """The number after the last ``####``, else the last number anywhere."""
     strict = extract_strict(text)
     if strict is not None:
         return strict

@@ -1,4 +1,4 @@
-"""Tasks by name: data sets of a cell whose answers are graded."""
+"""Tasks by name. A task is a data set of a cell whose answers are graded."""
 
 import csv
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _LENGTHS = ("length_scale", "input_len", "shared_len")
 with Path(__file__).with_name("tasks.csv").open(encoding="utf-8", newline="") as file:
     _ENTRIES = [_entry(row) for row in csv.DictReader(file)]
 TASKS: Mapping[str, TaskEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
-"""What is told of each without importing it: most cells are graded by none."""
+"""The entry of each task by name. We read them without importing the tasks, because most cells need none."""
 
 
 def task_entry(name: str) -> TaskEntry:
@@ -61,14 +61,14 @@ def load_task(name: str, options: TaskOptions) -> Task | None:
 
 
 _load = kept(maxsize=4)(load_task)
-"""One load serves the cells of a sweep."""
+"""Loads a task, which we keep for all cells of a sweep."""
 
 
 def task_asked(cell: Cell, options: TaskOptions, lacks: str | None) -> Task | None:
-    """The task whose problems a cell asks; None for a workload that is only served. ``lacks`` says what it has in place of a model.
+    """The task whose problems a cell asks; None for a workload that is only served. ``lacks`` says what the cell has instead of a model.
 
-    A published task without a model to answer it or without its real problems is a workload of the same lengths. A generated task is
-    nothing without a model.
+    Without a model or without its real problems, a published task is a workload with the same lengths. Without a model, a generated task
+    raises UserError.
     """
     entry = None if cell.asked.get(WORKLOAD) is not None else TASKS.get(cell.dataset)
     if entry is None:

@@ -1,4 +1,4 @@
-"""What an evaluation asks and how it grades: problems with their prompts, and one verdict per answer."""
+"""Tasks of an evaluation: problems with their prompts, and a grader that gives one verdict per answer."""
 
 import hashlib
 import json
@@ -14,25 +14,25 @@ from repro.workloads.knobs import SourceKind
 
 @dataclass(frozen=True, kw_only=True)
 class TaskProblem:
-    """``prompt`` is the text a model continues. Instruct models may be asked in a conversation instead: ``user`` is
-    the user's turn, ``answer_start`` the opening of the answer, which the model continues."""
+    """A problem. ``prompt`` is the text that a model continues. Instruct models may get it as a conversation instead: ``user`` is
+    the user's turn, and ``answer_start`` the beginning of the answer, which the model continues."""
 
     problem_id: str
     prompt: str
     user: str
     answer_start: str = ""
     reference: str
-    """A right continuation of the prompt."""
+    """A correct continuation of the prompt."""
     code: str = ""
-    """For tasks that run code: what comes before the continuation in the program ..."""
+    """For tasks that run code: the part of the program before the continuation."""
     check: str = ""
-    """... and what is run beside it: raises unless the function ``entry`` of the program, all it knows of that, is right."""
+    """For tasks that run code: tests that raise unless the program's function ``entry`` is right. They know only this function."""
     entry: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grade:
-    """``strict`` is the task's harder second criterion, None where it has one criterion only."""
+    """The verdict on an answer. ``strict`` is the task's harder second criterion; None if the task has only one."""
 
     correct: bool
     strict: bool | None = None
@@ -50,9 +50,9 @@ class Task:
     """Which problems these are, in one clause."""
     grader: Grader
     until: tuple[str, ...] = ()
-    """An answer ends before the first of these, as lm-eval's ``until``."""
+    """An answer ends before the first of these texts, like lm-eval's ``until``."""
     runs_code: bool = False
-    """Whether grading executes what the model wrote (``repro.tasks.sandbox``)."""
+    """Whether grading runs programs that the model wrote (``repro.tasks.sandbox``)."""
     chat: bool = False
 
     @property
@@ -61,20 +61,20 @@ class Task:
         return hashlib.sha256(json.dumps([graded, self.until]).encode()).hexdigest()[:12]
 
     def prompts(self) -> list[str]:
-        """Raw prompts, in problem order; in a conversation use ``user`` and ``answer_start`` of the problems."""
+        """The raw prompts, in problem order. In a conversation, use ``user`` and ``answer_start`` of the problems instead."""
         return [problem.prompt for problem in self.problems]
 
     def grade(self, problem: TaskProblem, text: str) -> Grade:
         return self.grade_all([problem], [text])[0]
 
     def grade_all(self, problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
-        """``texts`` as generated, up to the end of text; much faster for many answers where they are programs."""
+        """Grade ``texts`` as generated, up to the end of text. If answers are programs, this is much faster than grading one by one."""
         return self.grader(problems, [cut_at(text, self.until) for text in texts])
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(Checked):
-    """``seed`` picks the problems of a generated task and does nothing else; None is a task's own default."""
+    """The options of a task. ``seed`` only picks the problems of a generated task. None means a task's own default."""
 
     num_problems: Count | None = None
     seed: Seed = 0
@@ -83,7 +83,7 @@ class TaskOptions(Checked):
     source: SourceKind = "auto"
     dataset_path: str | None = None
     allow_code_execution: bool = False
-    """Run what a model wrote also where it cannot be confined."""
+    """Run programs that a model wrote even if they cannot be confined."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,29 +91,29 @@ class TaskEntry:
     name: str
     title: str
     num_problems: int
-    """All there are of a published task; how many are asked of a generated one by default."""
+    """All problems of a published task; for a generated one, how many are asked by default."""
     is_generated: bool
     num_fewshot: int | None = None
-    """Examples before each question by default; None for a task without."""
+    """Examples before each question by default; None for a task without examples."""
     criterion: str
     strict: str | None
-    """What ``correct`` and ``strict`` mean."""
+    """The meaning of ``correct`` (in ``criterion``) and of ``strict``."""
     runs_code: bool = False
-    """Whether grading runs what a model wrote."""
+    """Whether grading runs programs that a model wrote."""
     where: str
-    """What loads it, as module:NAME."""
+    """The function that loads the task, as module:NAME."""
 
     @property
     def module(self) -> str:
         return self.where.partition(":")[0]
 
     def load(self, options: TaskOptions) -> Task | None:
-        """None where a published task has no real problems here (``source`` auto without a file, or embedded)."""
+        """Load the task; None if a published task has no real problems here (``source`` auto without a file, or embedded)."""
         found: Task | None = load_named("task", self.where)(options)
         return found
 
 
 def cut_at(text: str, until: Sequence[str]) -> str:
-    """``text`` up to the first of the strings."""
+    """``text`` up to the first of the strings in ``until``."""
     ends = [place for stop in until if (place := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text

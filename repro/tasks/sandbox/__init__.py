@@ -1,1 +1,1 @@
-"""Programs that a model wrote, run and judged in a jail that bubblewrap makes."""
+"""Runs and judges programs that a model wrote, in a jail made by bubblewrap."""

@@ -1,11 +1,11 @@
-"""Running generated Python for pass@1 in a jail of bubblewrap (``bwrap``).
+"""Run generated Python for pass@1 in a jail of bubblewrap (``bwrap``).
 
-A program has no network, no files but the Python installation (read-only) and an empty folder in memory, no right to start
-processes, and limits of time, memory and disk. Where bubblewrap cannot make the jail, a program runs only with the user's
-consent, and then with the limits alone.
+A program has no network, no files but the Python installation (read-only) and an empty folder in memory. It cannot start
+processes, and has limits of time, memory and disk. If bubblewrap cannot make the jail, a program runs only with the user's
+consent, and then only with the limits.
 
-Tests run in a second jail (``inside.preside``): published graders run them in the program's own interpreter, where it can read
-or replace them. A program without tests is taken at its word.
+Tests run in a second jail (``inside.preside``). Published graders run them in the program's own interpreter, where the program
+can read or replace them. A program without tests passes if it says that it came to its end.
 """
 
 import errno
@@ -38,9 +38,9 @@ CONSENT_OPTION = "--allow-code-execution"
 TIMEOUT_S = 5.0
 MEMORY_BYTES = 512 << 20
 FOLDER_BYTES, FOLDER_FILES = 64 << 20, 4096
-"""Limits of a program's folder."""
+"""The most bytes and files in a program's folder."""
 _GRACE_S = 30.0
-"""How long two interpreters may take to start, on a machine under load."""
+"""Seconds that two interpreters may take to start on a machine under load."""
 _POLL_S = 0.05
 _HOME = "/tmp"
 _INSIDE = str(Path(inside.__file__).resolve())
@@ -50,38 +50,38 @@ _INSIDE = str(Path(inside.__file__).resolve())
 class SandboxResult:
     passed: bool
     reason: str
-    """``ok``, or why not in one sentence: the exception, ``timed out after 5 s``, ``forbidden: ...``, a signal."""
+    """``ok``, or one sentence on why the program failed: the exception, ``timed out after 5 s``, ``forbidden: ...``, a signal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramCheck:
-    """``tests`` raise unless the program's function ``entry`` is right. It is called with plain values and answers with such."""
+    """``tests`` raise unless the program's function ``entry`` is right. The function takes and returns plain values."""
 
     entry: str
     tests: str
     given: str = ""
-    """Source whose names the tests may use; where it is not whole, as a prompt that the program goes on with, it is left out."""
+    """Source whose names the tests may use. We leave it out if it is no whole program, such as a prompt that the program continues."""
 
 
 NO_CHECK = ProgramCheck(entry="", tests="")
-"""The program passes by its own word: it says that it came to its end."""
+"""No tests. The program passes if it says that it came to its end."""
 
 
 def run_many(
     programs: Sequence[str], checks: Sequence[ProgramCheck], *, allow_code_execution: bool = False
 ) -> tuple[SandboxResult, ...]:
-    """Run independent programs, as many at a time as there are usable cores; results in their order."""
+    """Run independent programs, as many at a time as there are usable cores. Results are in the order of programs."""
     require_jail(allow_code_execution=allow_code_execution)
     if not programs:
         return ()
     run = partial(run_program, is_jailed=jail_refusal() is None)
     with ThreadPoolExecutor(min(len(programs), usable_cores())) as pool:
-        # The first error leaves to the others nothing more to do.
+        # After the first error, the other programs need not run.
         return tuple(pool.map(run, programs, checks))
 
 
 def require_jail(*, allow_code_execution: bool) -> None:
-    """Refuse to go on where programs could not be confined and nobody consented."""
+    """Raise UserError if programs cannot be confined and the user did not consent."""
     if os.name != "posix":
         raise UserError(f"generated code is not run on {sys.platform}: use Linux, WSL 2 or a container")
     reason = jail_refusal()
@@ -93,7 +93,7 @@ def require_jail(*, allow_code_execution: bool) -> None:
 
 @lru_cache(maxsize=1)
 def jail_refusal() -> str | None:
-    """Why this machine cannot confine a program, which is known only by trying, and the fix; None where it can."""
+    """Why this machine cannot confine a program, and the fix; None if it can. Only trying shows it."""
     if shutil.which("bwrap") is None:
         return "bwrap is not installed: install bubblewrap (Debian, Ubuntu: apt install bubblewrap)"
     if platform.machine() not in ARCHITECTURES:
@@ -117,7 +117,7 @@ def run_program(
     memory_bytes: int = MEMORY_BYTES,
     is_jailed: bool = True,
 ) -> SandboxResult:
-    """One program in a jail of its own, and its judge in another. Their failure to start is raised as RuntimeError."""
+    """Run one program in a jail, and its judge in another. Raises RuntimeError if they fail to start."""
     with ExitStack() as processes:
         start = partial(_start, processes, is_jailed=is_jailed)
         with ExitStack() as ends:
@@ -128,7 +128,7 @@ def run_program(
             judge = start(["judge", memory_bytes, *kept], stdin=subprocess.PIPE, stdout=subprocess.PIPE, kept=kept)
         request = {"program": program, **asdict(check)}
         assert judge.process.stdin is not None
-        with suppress(BrokenPipeError), judge.process.stdin as stdin:  # it may have ended, which the next line finds
+        with suppress(BrokenPipeError), judge.process.stdin as stdin:  # if the judge has ended, the next line shows it
             stdin.write(json.dumps(request).encode())
         if judge.read(time.monotonic() + _GRACE_S, count=1) != inside.READY:
             said = player.last_words() or judge.last_words() or f"nothing started within {_GRACE_S:g} s"
@@ -145,7 +145,7 @@ def _start(
     stdout: int | IO[bytes],
     kept: Sequence[int] = (),
 ) -> "_Confined":
-    """A process of ``inside``, ended with ``stack``; ``kept`` are descriptors that it has besides."""
+    """Start a process of ``inside``, which ``stack`` ends. ``kept`` are further descriptors that it gets."""
     python = os.path.realpath(sys.executable)
     command = [python, "-P", "-s", "-S", "-B", _INSIDE, *map(str, arguments)]
     status = None
@@ -163,7 +163,7 @@ def _start(
         else:
             scratch = tempfile.TemporaryDirectory(prefix="repro-program-", ignore_cleanup_errors=True)
             folder = stack.enter_context(scratch)
-        # All of the environment, with one order of sets for every run.
+        # This is all of the environment. The hash seed gives sets the same order in every run.
         environment = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "HOME": folder, "TMPDIR": folder}
         if "LD_LIBRARY_PATH" in os.environ:
             environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
@@ -183,14 +183,14 @@ def _start(
 
 
 def _jail(python: str, *, seccomp_fd: int, status_fd: int) -> list[str]:
-    """bwrap and its options: all namespaces, a read-only root of little but Python, and a folder in memory."""
+    """The command of bwrap with its options: all namespaces, a read-only root with little but Python, and a folder in memory."""
     shown: list[str] = []
     for path in (*_readable(), python, _INSIDE):
         shown += ["--ro-bind", path, path]
     return [
         shutil.which("bwrap") or "bwrap",
         *("--unshare-all", "--die-with-parent", "--cap-drop", "ALL"),
-        # The folder comes first: this file, or Python, may lie below it.
+        # The folder comes first, because this file or Python may lie below it.
         *("--size", str(FOLDER_BYTES), "--tmpfs", _HOME, *shown),
         *("--dev-bind", "/dev/null", "/dev/null", "--chdir", _HOME, "--remount-ro", "/"),
         *("--seccomp", str(seccomp_fd), "--json-status-fd", str(status_fd)),
@@ -198,7 +198,7 @@ def _jail(python: str, *, seccomp_fd: int, status_fd: int) -> list[str]:
 
 
 def _readable() -> list[str]:
-    """The Python installation and the system's shared libraries, none inside another."""
+    """Paths of the Python installation and the system's shared libraries. No path lies inside another."""
     paths = sysconfig.get_paths()
     own = (paths["stdlib"], paths["platstdlib"], str(sysconfig.get_config_var("DESTSHARED") or ""))
     installation = [os.path.realpath(path) for path in (*own, os.path.join(sys.base_prefix, "lib")) if path]
@@ -236,7 +236,7 @@ def _watch(player: "_Confined", judge: "_Confined", timeout_s: float, memory_byt
 
 
 def _ending(status: int) -> str:
-    """``status``: as a shell gives it, 128 and the signal's number, or as Python gives it, below zero."""
+    """How a program ended. For a signal, ``status`` is 128 plus its number, as in a shell, or below zero, as in Python."""
     number = -status if status < 0 else status - 128
     if number in {each.value for each in signal.Signals}:
         return f"killed by {signal.Signals(number).name}"
@@ -244,7 +244,7 @@ def _ending(status: int) -> str:
 
 
 class _Confined:
-    """A process of ``inside``; ``status`` is where bwrap says which process it started, None without a jail."""
+    """A process of ``inside``. On ``status`` bwrap says which process it started; None without a jail."""
 
     def __init__(self, process: subprocess.Popen[bytes], status: IO[bytes] | None) -> None:
         self.process = process
@@ -252,14 +252,14 @@ class _Confined:
         self._folder: str | None = None
 
     def read(self, deadline: float, count: int = 4096) -> bytes | None:
-        """Its output; empty at its end, None where nothing came."""
+        """Read its output: empty at the end, None if nothing came before the deadline."""
         assert self.process.stdout is not None
         output = self.process.stdout.fileno()
         ready, _, _ = select.select([output], [], [], max(0.0, deadline - time.monotonic()))
         return os.read(output, count) if ready else None
 
     def num_files(self) -> int:
-        """Files in the program's folder, which its file system knows."""
+        """The number of files in the program's folder, as its file system counts them."""
         if self._status is None:
             return 0
         if self._folder is None:
@@ -286,13 +286,13 @@ class _Confined:
                 pipe.close()
 
     def _kill(self) -> None:
-        """Also what it started: with bwrap ends all of its namespace."""
+        """Kill the process and all that it started: when bwrap ends, its whole namespace ends."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
-# -- system calls that the namespaces leave to a program, and that it must not have: classic BPF ----------------
+# -- a filter of system calls that namespaces allow and a program must not make: classic BPF ----------------
 
 LOAD, RETURN = 0x20, 0x06
 JUMP_EQUAL, JUMP_GREATER_EQUAL, JUMP_ANY_BIT = 0x15, 0x35, 0x45
@@ -300,7 +300,7 @@ ALLOW, KILL_PROCESS, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER_OFFSET, _ARCH_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 4, 16  # in struct seccomp_data
 _CLONE_THREAD = 0x10000
 _X32_NUMBERS = 0x40000000
-"""Numbers from here on are those of x32, a second set of calls on x86_64."""
+"""From this number on, calls are those of x32, a second set of calls on x86_64."""
 _CLONE3 = 435
 
 
@@ -334,7 +334,7 @@ ARCHITECTURES = {
 
 
 def build_filter(machine: Architecture) -> bytes:
-    """The filter as ``bwrap --seccomp`` reads it: threads may start; no processes, sockets, tracing, nested namespaces or uncounted memory."""
+    """The filter for ``bwrap --seccomp``. It allows threads, but no processes, sockets, tracing, nested namespaces or uncounted memory."""
     refuse = _instruction(RETURN, FAIL | errno.EPERM)
     allow = _instruction(RETURN, ALLOW)
     parts = [
@@ -347,7 +347,7 @@ def build_filter(machine: Architecture) -> bytes:
     ]
     for number in machine.forbidden:
         parts += [_instruction(JUMP_EQUAL, number, if_false=1), refuse]
-    # libc falls back to clone, whose flags a filter can read.
+    # Without clone3, libc falls back to clone, whose flags a filter can read.
     parts += [_instruction(JUMP_EQUAL, _CLONE3, if_false=1), _instruction(RETURN, FAIL | errno.ENOSYS)]
     parts += [
         _instruction(JUMP_EQUAL, machine.clone, if_true=1),
@@ -361,12 +361,12 @@ def build_filter(machine: Architecture) -> bytes:
 
 
 def _instruction(code: int, value: int, *, if_true: int = 0, if_false: int = 0) -> bytes:
-    """``if_true`` and ``if_false``: how many instructions a jump skips."""
+    """One instruction. ``if_true`` and ``if_false`` are how many instructions a jump skips."""
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
 def passes(problems: Sequence[TaskProblem], texts: Sequence[str], *, allow_code_execution: bool = False) -> list[bool]:
-    """pass@1: runs ``code`` + continuation of each problem, and ``check`` beside it, confined (or not, with the user's consent)."""
+    """pass@1: run ``code`` + continuation of each problem and judge it by ``check``, confined (or not, with the user's consent)."""
     programs = [f"{p.code}{text}\n" for p, text in zip(problems, texts, strict=True)]
     checks = [ProgramCheck(entry=p.entry, tests=f"{p.check}\n", given=p.code) for p in problems]
     results = run_many(programs, checks, allow_code_execution=allow_code_execution)

@@ -1,8 +1,8 @@
-"""The two processes of a graded program, each in a jail of its own: one runs it, the other judges it.
+"""The two processes of a graded program, each in a jail of its own: one runs the program, the other judges it.
 
-The judge alone has the tests. It calls the program's function as the tests ask, through two pipes, and compares what comes
-back: plain values of builtin types, so that nothing of the program, no class with an ``==`` of its own, gets into the judge.
-A bare interpreter runs this file by its path, so only the standard library is imported here.
+Only the judge has the tests. It calls the program's function as the tests ask, through two pipes, and compares the answers.
+These are plain values of builtin types, so that no class of the program with its own ``==`` gets into the judge.
+A bare interpreter runs this file by its path, so it imports only the standard library.
 """
 
 import builtins
@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 READY = b"+"
-"""The judge's first byte of output: the program's process is confined and about to run it."""
+"""The judge's first byte of output. It means that the program's process is confined and about to run the program."""
 PASSED, WRONG, GONE = "passed", "wrong", "gone"
 OUT_OF_MEMORY = "out of memory"
 STRANGE = "wrote to a descriptor that is not its own"
@@ -29,10 +29,10 @@ MAX_FRAME_BYTES = 64 << 20
 _CONFINED, _RAN, _FAILED, _VALUE, _RAISED = b"c", b"r", b"f", b"v", b"e"
 _LENGTH_BYTES = 4
 _CALLS, _ANSWERS = 3, 4
-"""Descriptors of the program's process."""
+"""Descriptors of the program's process, for calls from the judge and answers to it."""
 
 
-# -- what the two say to each other: a kind and bytes --------------------------------------------------------
+# -- messages between the two: a kind and bytes --------------------------------------------------------
 
 
 class OverError(BaseException):
@@ -40,7 +40,7 @@ class OverError(BaseException):
 
 
 class StrangeError(BaseException):
-    """Bytes came that are no message."""
+    """Raised for bytes that are no message."""
 
 
 def send(descriptor: int, kind: bytes, content: bytes = b"") -> None:
@@ -69,7 +69,7 @@ def _read_exactly(descriptor: int, count: int) -> bytes:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Looks up no name, so that only values of builtin types come out."""
+    """An unpickler that looks up no names, so that it returns only values of builtin types."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name}")
@@ -85,7 +85,7 @@ def unpack(content: bytes) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The value with builtin types in the place of classes that are derived from them."""
+    """The value with builtin types instead of classes derived from them. Raises TypeError for other types."""
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if isinstance(value, dict):
@@ -105,17 +105,17 @@ def plain(value: Any) -> Any:
 
 
 def play(memory_bytes: int) -> None:
-    """Run the program that the judge sends, then call its function until the judge has no more to ask."""
-    # Pipes where prints of the program do not reach them; nothing else stays open.
+    """Run the program that the judge sends, then call its function as long as the judge asks."""
+    # Move the pipes to where the program's prints do not reach them. Nothing else stays open.
     os.dup2(0, _CALLS)
     os.dup2(1, _ANSWERS)
     _silence()
     os.closerange(_ANSWERS + 1, 1024)
-    for name in ("LD_LIBRARY_PATH", "PWD"):  # were for starting this interpreter
+    for name in ("LD_LIBRARY_PATH", "PWD"):  # only for starting this interpreter
         os.environ.pop(name, None)
     limit_resources(memory_bytes)
     send(_ANSWERS, _CONFINED)
-    names: dict[str, Any] = {}  # as the published graders: no __name__ of "__main__"
+    names: dict[str, Any] = {}  # no __name__ of "__main__", as in published graders
     _, content = receive(_CALLS)
     request = json.loads(content)
     reason = run(request["program"], names)
@@ -127,14 +127,14 @@ def play(memory_bytes: int) -> None:
 
 
 def _silence() -> None:
-    """From here on nobody reads a print."""
+    """Discard all further prints."""
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
 
 
 def limit_resources(memory_bytes: int) -> None:
-    """Limits that stay: a lower one of the session is kept."""
+    """Set limits for good. If the session has a lower limit, that one stays."""
     limits = (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CORE, 0),
@@ -150,7 +150,7 @@ def limit_resources(memory_bytes: int) -> None:
 
 
 def run(source: str, names: dict[str, Any]) -> str | None:
-    """Why the source did not come to its end; None if it did."""
+    """Run the source. Return why it did not come to its end, or None if it did."""
     try:
         exec(compile(source, "<program>", "exec"), names)
     except (OverError, StrangeError):
@@ -200,12 +200,12 @@ def _answer(names: dict[str, Any], entry: str) -> None:
 
 
 def preside(memory_bytes: int, calls: int, answers: int) -> None:
-    """Read a request on standard input, and write the verdict and its reason as a line of JSON."""
+    """Read a request from standard input, judge it, and write the verdict and its reason as a line of JSON."""
     request = json.loads(sys.stdin.buffer.read())
     limit_resources(memory_bytes)
     receive(answers)  # the program's process is confined
     output = os.dup(1)
-    _silence()  # tests may print what the program answered
+    _silence()  # tests may print the program's answers
     os.write(output, READY)
     verdict, reason = judge(request, calls, answers)
     os.write(output, json.dumps([verdict, reason[:MAX_REASON_CHARS]]).encode())
@@ -227,10 +227,10 @@ def judge(request: Mapping[str, str], calls: int, answers: int) -> tuple[str, st
             return WRONG, STRANGE
         candidate = _Candidate(calls, answers)
         names: dict[str, Any] = {}
-        with suppress(SyntaxError):  # where the program goes on in the middle of a function
+        with suppress(SyntaxError):  # the program may continue in the middle of a function
             exec(compile(request["given"], "<given>", "exec"), names)
         reason = run(request["tests"], names | {request["entry"]: candidate})
-        if candidate.broken is not None:  # whatever the tests made of it
+        if candidate.broken is not None:  # even if the tests caught the error
             raise candidate.broken
     except (OverError, OSError):
         return GONE, ""
@@ -262,7 +262,7 @@ class _Candidate:
 
 
 def _error(name: str, text: str) -> Exception:
-    """The exception as the tests would have met it. None that ends a loop of theirs may come from the program."""
+    """The exception that the tests would have met. The program must not raise one that ends a loop of the tests (StopIteration)."""
     kind = getattr(builtins, name, None)
     if (
         isinstance(kind, type)
