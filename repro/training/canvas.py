@@ -1,8 +1,8 @@
-"""DiffusionGemma in the size of the other tiny models: how it starts, and its objective.
+"""DiffusionGemma in the size of the other tiny models: its configuration, its initial weights and its objective.
 
-Clean sequences are computed once, causally, and canvases against their K/V, as a server does. Canvases begin behind the prompt, wherever that
-ends. Two forwards of them follow: one of noise alone, as a server's first is, and one of several copies in which some places hold the truth
-and the others noise, given what the first expects. Every place of both is to be predicted: nothing tells noise from tokens.
+We compute clean sequences once, causally, and then canvases against their K/V, as a server does. Canvases begin right after the prompt.
+They get two forwards. The first has only noise, like a server's first. The second has several copies, in which some positions hold the
+true token and the others noise, and gets the first one's expectation. The model must predict all positions, because noise is not marked.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,13 +25,13 @@ _EXPERTS = {"num_experts": 4, "experts_per_token": 2, "expert_hidden": 64}
 _WINDOW = 256
 _FULL_THETA, _ROTATED = 1e6, 0.25
 _POST_NORMS = {"post_attention_layernorm": 0.5, "post_feedforward_layernorm": 0.2}
-"""What a layer adds begins that large."""
+"""Initial gains of the norms behind attention and MLP, which set the size of what a layer adds."""
 _COPIES = 2
-"""Canvases of the second forward over those of the first."""
+"""How many times as many canvases the second forward has as the first."""
 
 
 def canvas_config(config: TrainConfig, canvas: int, sizes: dict[str, Any]) -> CanvasConfig:
-    """All layers but the last have a window; matrices are as many as the other tiny models have, about."""
+    """The configuration of the tiny DiffusionGemma. All layers but the last have a window. It is about as large as other tiny models."""
     head_dim, hidden = config.d_model // config.n_heads, config.mlp_hidden_size // 2
     experts = ExpertsConfig(
         **_EXPERTS, num_groups=1, groups_per_token=1, scaling=1.0, shared_hidden=hidden, dense_layers=0
@@ -55,7 +55,7 @@ def canvas_config(config: TrainConfig, canvas: int, sizes: dict[str, Any]) -> Ca
 
 
 def canvas_dict(config: CanvasConfig) -> dict[str, Any]:
-    """The published layout of ``config.json``."""
+    """The content of ``config.json``, in the published layout."""
     mixture = config.mixture
     heads = {"head_dim": config.full_head_dim, "num_key_value_heads": config.full_kv_heads}
     share = config.full_rotary_dim / config.full_head_dim
@@ -89,7 +89,7 @@ def canvas_dict(config: CanvasConfig) -> dict[str, Any]:
 
 @torch.no_grad()
 def prepare(model: GemmaModel, generator: torch.Generator) -> None:
-    """What ``loop.initialise`` does not know of: experts, and norms that give scores and sums the size they have elsewhere."""
+    """Initialise what ``loop.initialise`` does not know: experts, and norms that give scores and sums the same size as in other models."""
     for block in model.blocks:
         experts: Any = block.experts
         for matrix, share in ((experts.gate_up_proj, 1.0), (experts.down_proj, 0.1)):
@@ -102,12 +102,12 @@ def prepare(model: GemmaModel, generator: torch.Generator) -> None:
 
 
 Masks = Sequence[np.ndarray]
-"""bool [B, N, columns]: which a row sees in full layers, and in those with a window."""
+"""bool [B, N, columns]: which columns a row sees in full layers, and in layers with a window."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Canvases:
-    """N places behind each of B sequences, which have T clean columns."""
+    """N canvas positions after each of B sequences, which have T clean columns."""
 
     ids: np.ndarray
     """[B, N]"""
@@ -126,7 +126,7 @@ class CanvasBatch:
     """[B, T]"""
     noise: Canvases
     mixed: Canvases
-    """Copies of ``noise``'s, one behind the other."""
+    """Copies of the canvases of ``noise``, one after the other."""
 
 
 def canvas_batch(config: TrainConfig, batch: objective.Batch, tokenizer: TextTokenizer, step: int) -> CanvasBatch:
@@ -154,7 +154,7 @@ def canvas_batch(config: TrainConfig, batch: objective.Batch, tokenizer: TextTok
 
 
 def _masks(begins: np.ndarray, columns: int, block: int) -> Masks:
-    """A canvas sees itself and the clean columns before it, with a window the last of these alone."""
+    """The masks of canvases. A canvas sees itself and the clean columns before it; with a window, only the last of them."""
     number, own = np.arange(begins.shape[1]) // block, begins[:, :, None]
     inside = np.broadcast_to(number[:, None] == number, (*begins.shape, begins.shape[1]))
     before = np.arange(columns) < own
@@ -203,6 +203,6 @@ def canvas_loss(
 
 
 def _joined(kept: Tensor, own: Tensor, count: int) -> Tensor:
-    """Rows of ``count`` sequences: those kept of each, its own behind them."""
+    """Join the rows of ``count`` sequences: for each, its kept rows and then its own."""
     parts = (x.reshape(count, -1, *x.shape[1:]) for x in (kept, own))
     return torch.cat(tuple(parts), dim=1).flatten(0, 1)

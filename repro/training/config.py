@@ -1,4 +1,4 @@
-"""Every hyper-parameter of the tiny model; frozen, so one config and one seed name one checkpoint."""
+"""All hyper-parameters of the tiny model. They are frozen, so one config and one seed name one checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,21 +15,21 @@ from repro.tasks.problem import Span
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One rung of the curriculum, in force until ``until`` (a fraction of all steps)."""
+    """One stage of the curriculum, which lasts until ``until`` (a fraction of all steps)."""
 
     until: float
     num_facts: Span
     num_distractors: Span
     num_used: Span = (2, 3)
-    """Facts a mini-gsm question needs."""
+    """How many facts a mini-gsm question needs."""
     num_operations: Span = (2, 5)
-    """Words a mini-code function composes."""
+    """How many words a mini-code function composes."""
     num_terms: Span = (5, 8)
-    """Facts a mini-chain question needs."""
+    """How many facts a mini-chain question needs."""
     listing_share: float = 0.0
-    """Share of mini-gsm problems that only recall, which makes recall dense."""
+    """Share of mini-gsm problems that need only recall. It makes recall frequent in the training texts."""
     drill_share: float = 0.0
-    """Share of mini-gsm and mini-chain problems that only add, which makes arithmetic dense."""
+    """Share of mini-gsm and mini-chain problems that need only addition. It makes arithmetic frequent in the training texts."""
     num_names: int = 16
     """Names and glossary words in use."""
 
@@ -42,7 +42,7 @@ def _stage(given: Mapping[str, Any]) -> Stage:
 CURRICULA: Mapping[str, tuple[Stage, ...]] = {
     task: tuple(map(_stage, stages)) for task, stages in read_yaml(Path(__file__).with_name("curriculum.yaml")).items()
 }
-"""By the first task that is trained on."""
+"""The curriculum by the first task that a model is trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,32 +52,32 @@ class TrainConfig(Checked):
     steps: Annotated[int, Range(1, 10**7)] = 3600
     """Optimiser steps."""
     tasks: tuple[str, ...] = ("mini-gsm", "mini-code")
-    """Tasks it is trained on, in equal number in every batch."""
+    """Tasks to train on. Every batch has equally many problems of each."""
     start: Annotated[str, Needs(block_diffusion=None, canvas=None)] | None = None
-    """Checkpoint of this shape whose tokenizer and weights it starts from; drawn by default."""
+    """Checkpoint of this shape to start from, with its tokenizer and weights; by default both are made anew."""
 
     d_model: int = 160
     n_layers: int = 4
     n_heads: int = 8
     mlp_hidden_size: int = 448
     max_sequence_length: Annotated[int, Range(1, 10**5)] = 1024
-    """Most tokens of a prompt and its answer; a start's may be another."""
+    """The most tokens of a prompt and its answer. It may differ from that of start."""
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
     weight_tying: bool = False
 
     vocab_size: int = 768
-    """Upper limit; training the tokenizer stops earlier when no pair of pieces repeats."""
+    """Upper limit; the tokenizer's training stops earlier if no pair of pieces repeats."""
     tokenizer_problems: int = 3000
-    """Problems per task the tokenizer is trained on."""
+    """Problems per task on which the tokenizer is trained."""
 
     gen_length: Annotated[int, Range(1, 512)] = 64
     """Tokens of the answer region."""
     block_lengths: tuple[int, ...] = (16, 32)
     tokens_per_batch: Annotated[int, Range(1, 10**7)] = 3072
-    """Rows of a batch, padding included, about."""
+    """Approximate rows of a batch, with padding."""
     curriculum: tuple[Stage, ...] = ()
-    """By default that of the first task, or of mini-gsm."""
+    """The stages of training. By default those of the first task, or of mini-gsm."""
     rehearsal: float = 0.15
     """Share of batches drawn from a random earlier stage."""
 
@@ -98,15 +98,15 @@ class TrainConfig(Checked):
     """Shares of the mask patterns: whole answer, random within a block, left-to-right within a block."""
 
     block_diffusion: BlockLength | None = None
-    """Tokens of a block: train a block-diffusion model, of SDAR's architecture, instead of a LLaDA."""
+    """Tokens of a block. If given, train a block-diffusion model with SDAR's architecture instead of a LLaDA."""
     canvas: Annotated[BlockLength, Needs(block_diffusion=None, start=None)] | None = None
-    """Tokens of a canvas: train a model of DiffusionGemma's architecture instead."""
+    """Tokens of a canvas. If given, train a model with DiffusionGemma's architecture instead of a LLaDA."""
     replaced_shares: tuple[float, float] = (0.2, 0.15)
-    """Share of a block-diffusion model's noisy blocks in which visible tokens are replaced, and of their visible tokens."""
+    """Share of a block-diffusion model's noisy blocks that get wrong visible tokens, and the share of wrong tokens in them."""
 
     bfloat16: bool = True
     threads: int = 1
-    """More threads change the order of sums, hence the weights; on two cores the gain is small."""
+    """Threads to train with. More threads change the order of sums and so the weights, and on two cores gain little."""
     log_every: int = 50
 
     def __post_init__(self) -> None:

@@ -1,10 +1,10 @@
-"""The training loop: seeded, logged; and initial weights that already lean towards recall from context.
+"""The seeded and logged training loop, and initial weights that already lean towards recall from context.
 
 Recall ("Mia has 4 ... Mia has _") needs two things at once: positions that know their neighbours, and
-a match of that knowledge across the text. Neither pays without the other, so from plain random
-weights training sits on a plateau for thousands of steps. Started near both (in the spirit of
-mimetic initialisation, Trockman and Kolter 2023) it recalls within a few hundred. Nothing is
-frozen: training changes every weight.
+a match of that knowledge across the text. Neither helps without the other, so training from plain
+random weights stays on a plateau for thousands of steps. If we start near both (in the spirit of
+mimetic initialisation, Trockman and Kolter 2023), the model recalls within a few hundred steps.
+Nothing is frozen: training changes every weight.
 """
 
 import json
@@ -45,17 +45,17 @@ from repro.training.config import TrainConfig
 Trained = LLaDAModelLM | BlockModel | GemmaModel
 
 _SHARED = 0.5
-"""Value of coordinate 0 in every embedding: what "always on" scores are read from."""
+"""The value of coordinate 0 in every embedding. Scores that are "always on" come from this shared coordinate."""
 _SHARPNESS = 10.0
 _OFFSETS = (-1, 1, -2, 2, -3, 3, -4, 4)
-"""What the first layer's heads look at; a sum's operands are two and four to its left."""
+"""The offsets at which the first layer's heads look. The operands of a sum are two and four to its left."""
 _FAST_PAIRS = 3
 _SLOW_RADIANS = 0.02
-"""Rotary pairs turning less than this per position hardly notice distance."""
+"""Rotary pairs that rotate less than this per position hardly depend on distance."""
 _MATCH_GAIN = 2.4
 _MASK_PENALTY = 4.6
 _NORM_GAINS = (2.6, 1.9)
-"""Root mean squares of queries and keys that the first two layers' weights give; behind norms the gains are these, else one."""
+"""The root mean squares of queries and keys from the initial weights of the first two layers. If norms follow, these are their gains."""
 
 
 class _Layer(NamedTuple):
@@ -69,13 +69,13 @@ class _Layer(NamedTuple):
 
 @torch.no_grad()
 def initialise(model: Trained, seed: int) -> None:
-    """Seeded. Normal weights of deviation 1/sqrt(fan-in), then:
+    """Set the initial weights from a seed. They are normal with deviation 1/sqrt(fan-in), and then:
 
-    - the first layer's heads each look at one relative offset, from four to the left to four to the right;
-    - the second layer's heads look for positions with the same token at that offset;
-    - keys of later layers equal their queries, so like finds like;
-    - value projections are orthogonal, output projections half their transpose: heads copy;
-    - the head starts as the embedding, so what is copied is what is predicted.
+    - each head of the first layer looks at one relative offset, from four to the left to four to the right;
+    - heads of the second layer look for positions with the same token at that offset;
+    - keys of later layers equal their queries, so that similar positions attend to each other;
+    - value projections are orthogonal and output projections half their transpose, so that heads copy;
+    - the output head starts as the embedding, so that the model predicts what it copies.
     """
     generator = torch.Generator().manual_seed(seed)
     embedding = cast(nn.Embedding, model.embedding).weight
@@ -96,7 +96,7 @@ def initialise(model: Trained, seed: int) -> None:
         if layer.v_proj is None:
             continue
         nn.init.orthogonal_(layer.v_proj.weight, generator=generator)
-        if index == 0:  # Neither the shared coordinate nor a masked neighbour brings anything along.
+        if index == 0:  # Values ignore the shared coordinate and masked neighbours.
             layer.v_proj.weight[:, 0] = 0
             layer.v_proj.weight -= torch.outer(layer.v_proj.weight @ direction, direction)
         else:
@@ -124,8 +124,8 @@ def _layer(block: nn.Module) -> _Layer:
 
 
 def _look_at_neighbours(layer: _Layer, embedding: Tensor, theta: float) -> None:
-    """Queries and keys read the shared coordinate into the fastest rotary pairs, turned against each
-    other by the offset's angle: a head scores sharpness * sum of cos(theta_f * (distance - offset))."""
+    """Let each head of a layer look at one offset. Queries and keys read the shared coordinate into the fastest rotary pairs, rotated
+    by the offset's angle. So a head scores sharpness * sum of cos(theta_f * (distance - offset))."""
     width, half = layer.attention.head_dim, layer.attention.head_dim // 2
     normed = _SHARED / embedding.pow(2).mean(1).sqrt().mean()
     radius = math.sqrt(_SHARPNESS * math.sqrt(width)) / normed
@@ -143,8 +143,8 @@ def _look_at_neighbours(layer: _Layer, embedding: Tensor, theta: float) -> None:
 
 
 def _find_same_neighbour(first: _Layer, second: _Layer, mask: Tensor, theta: float) -> None:
-    """Queries and keys of a head both read what the first layer's head of the same index brought, in the
-    slow rotary pairs. Keys of masked positions are pushed down: each would find itself first."""
+    """Let a head find positions with the same neighbour. Its queries and keys both read the output of the first layer's head of the
+    same index, in the slow rotary pairs. We lower keys of masked positions, because each would find itself first."""
     heads, width, half = second.attention.heads, second.attention.head_dim, second.attention.head_dim // 2
     slow = torch.tensor([theta ** (-2 * pair / width) < _SLOW_RADIANS for pair in range(half)]).repeat(2)
     brought = first.out.weight / first.out.weight.norm(dim=0)
@@ -161,7 +161,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Trainer:
-    """A model in training; batches and masks are functions of the step."""
+    """A model in training. Its batches and masks depend only on the config and the step."""
 
     config: TrainConfig
     tokenizer: TextTokenizer
@@ -196,7 +196,7 @@ class Trainer:
         return objective.masked_loss(logits, torch.from_numpy(masked.targets), torch.from_numpy(masked.weights))
 
     def advance(self) -> float:
-        """One optimiser step; returns its loss."""
+        """Make one optimiser step, and return its loss."""
         share = rate_share(self.config, self.step)
         peaks = (self.config.matrix_learning_rate, self.config.learning_rate)
         for optimizer, peak in zip(self.optimizers, peaks, strict=True):
@@ -216,7 +216,7 @@ class Trainer:
 
 
 def new_model(config: TrainConfig, tokenizer: TextTokenizer) -> Trained:
-    """On the CPU, with the weights torch gives."""
+    """Return a model on the CPU, with torch's own initial weights."""
     if config.canvas is not None:
         return GemmaModel(canvas_config(config, config.canvas, _sizes(config, tokenizer)))
     if config.block_diffusion is None:
@@ -225,7 +225,7 @@ def new_model(config: TrainConfig, tokenizer: TextTokenizer) -> Trained:
 
 
 def block_model_config(config: TrainConfig, block: int, tokenizer: TextTokenizer) -> BlockConfig:
-    """SDAR's architecture in the size of ``model_config``'s."""
+    """The configuration of SDAR's architecture, in the size of ``model_config``."""
     head_dim = config.d_model // config.n_heads
     rope = Rope(theta=config.rope_theta)
     own: dict[str, Any] = {"head_dim": head_dim, "rotary_dim": head_dim, "rope": rope, "block_length": block}
@@ -248,7 +248,7 @@ def _sizes(config: TrainConfig, tokenizer: TextTokenizer) -> dict[str, Any]:
 
 
 def rate_share(config: TrainConfig, step: int) -> float:
-    """Learning rate over its peak: linear warm-up, then cosine down to ``final_rate_share``."""
+    """The learning rate as a share of its peak: a linear warm-up, then a cosine down to ``final_rate_share``."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     done = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
@@ -257,7 +257,7 @@ def rate_share(config: TrainConfig, step: int) -> float:
 
 
 def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
-    """Save the tokenizer and make the model, both drawn from the seed or those of ``start``, and the optimiser."""
+    """Save the tokenizer, and make the model and its optimisers. Tokenizer and weights come from the seed or from ``start``."""
     if config.start is None:
         texts = {"problems_per_task": config.tokenizer_problems, "vocab_size": config.vocab_size}
         raw = objective.train_tokenizer(config.tasks, seed=config.seed, **texts)
@@ -317,7 +317,7 @@ def _train(trainer: Trainer, last: int) -> None:
 
 
 def _progress() -> Progress:
-    """Shows a bar on a terminal, of which nothing stays; nothing otherwise: the log carries the same facts."""
+    """A progress bar on a terminal, which disappears at the end. Elsewhere there is none, because the log has the same facts."""
     return Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
 
 
@@ -325,16 +325,16 @@ def _progress() -> Progress:
 
 
 def batched_attention(lengths: Tensor, columns: int) -> Attend:
-    """Rows are B sequences of ``columns`` each; columns beyond ``lengths`` [B] are never attended."""
+    """Attention for rows of B sequences with ``columns`` each. Columns beyond ``lengths`` [B] are never attended."""
     padded = torch.arange(columns, device=lengths.device) >= lengths[:, None]
     return masked_attention(~padded[:, None])
 
 
 def masked_attention(allowed: Tensor) -> Attend:
-    """Rows are B sequences of R each; ``allowed`` [B, R or 1, C] says which columns a row of its sequence sees.
+    """Attention for B sequences of R rows each. ``allowed`` [B, R or 1, C] says which columns of its sequence a row sees.
 
-    It is written as two batched products: on a CPU their backward pass takes half the time of the
-    fused call's in bfloat16. Query and key heads must be equal in number.
+    We use two batched products, because their backward pass takes half the time of the fused call
+    on a CPU in bfloat16. Query and key heads must be equal in number.
     """
     batch, _, columns = allowed.shape
     is_masked = not bool(allowed.all())
@@ -358,7 +358,7 @@ def masked_attention(allowed: Tensor) -> Attend:
 WEIGHTS_FILE = "model.safetensors"
 REPORT_FILE = "training_report.json"
 MADE = (WEIGHTS_FILE, "config.json", "generation_config.json", REPORT_FILE)
-"""Files of a checkpoint that is exported, besides its tokenizer's."""
+"""The files of an exported checkpoint, besides those of its tokenizer."""
 
 
 def _write_json(path: Path, content: Any) -> None:
@@ -366,7 +366,7 @@ def _write_json(path: Path, content: Any) -> None:
 
 
 def save_model(model: Trained, config: TrainConfig, directory: Path) -> None:
-    """``config.json``, ``generation_config.json`` and float16 weights."""
+    """Write ``config.json``, ``generation_config.json`` and float16 weights."""
     halved = {name: tensor.detach().to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
     replace_bytes(directory / WEIGHTS_FILE, save(halved, metadata={"format": "pt"}))
     own = model.config
@@ -388,7 +388,7 @@ def save_model(model: Trained, config: TrainConfig, directory: Path) -> None:
 
 
 def sdar_dict(config: BlockConfig) -> dict[str, Any]:
-    """The published layout of a SDAR's ``config.json``."""
+    """The content of a SDAR's ``config.json``, in the published layout."""
     return {
         "architectures": ["SDARForCausalLM"],
         "model_type": "sdar",
@@ -408,7 +408,7 @@ def sdar_dict(config: BlockConfig) -> dict[str, Any]:
 
 
 def load_model(directory: Path) -> Trained:
-    """The stored weights in float32; every name and shape must match."""
+    """Load the model with its stored weights in float32. Every name and shape must match."""
     raw = json.loads((directory / "config.json").read_text())
     model: Trained
     if raw["model_type"] in BLOCK_TYPES:

@@ -1,27 +1,27 @@
-"""The tokenizer of the tiny model, in which every task word is one token; and batches as a function of (config, step): resuming needs no
-generator state.
+"""The tokenizer and the objectives of the tiny models. In this tokenizer every task word is one token. Batches and masks are functions of
+(config, step), so resuming needs no generator state.
 
-Which positions are masked, and the loss on them.
+LLaDA's objective masks positions of the answer, and takes the loss on them.
 
-The prompt is never masked. Three patterns over the answer region, drawn per sequence:
+The prompt is never masked. For each sequence we draw one of three patterns over the answer region:
 
-- whole answer: each position masked with probability t ~ U(0, 1) (the LLaDA objective);
-- block, random: blocks before a drawn one clean, later ones masked, the drawn one masked as above;
-- block, left to right: the same, but the drawn block is clean up to a random position; a quarter of
-  the rest is revealed half of the time. Confidence decoding walks through states of this shape.
+- whole answer: each position is masked with probability t ~ U(0, 1) (the LLaDA objective);
+- block, random: blocks before a drawn one are clean, later ones masked, the drawn one masked as above;
+- block, left to right: the same, but the drawn block is clean up to a random position. Half of the time
+  a quarter of its rest is revealed. Confidence decoding passes through states of this shape.
 
 The loss is the weighted mean cross-entropy over the masked positions of the whole answer or of the
-drawn block, without LLaDA's 1/t. Plain means give rare, nearly clean sequences no excess weight.
+drawn block, without LLaDA's 1/t. So rare, nearly clean sequences get no excess weight.
 
-Block diffusion's objective: sequences are doubled, and every block of the answer is trained at once.
+Block diffusion's objective doubles sequences, and trains every block of the answer at once.
 
-Behind the clean sequence lie noisy copies of the blocks that hold its answer. A clean block sees itself and the clean blocks
-before; a noisy block sees itself and the clean blocks before it, which is what a server computes it against (Arriola et al.,
-arXiv 2503.09573, section 3.1). Blocks begin at multiples of their length; what of the prompt opens the answer's first block is never masked.
+After the clean sequence come noisy copies of the blocks that hold its answer. Each block sees itself and the clean blocks before it, as
+on a server (Arriola et al., arXiv 2503.09573, section 3.1). Blocks begin at multiples of their length. Prompt tokens in the answer's
+first block are never masked.
 
-Noise is drawn per block: each place masked at a ratio t ~ U(0, 1), or all but a left part, as above, without 1/t. In
-some blocks visible tokens are replaced by others of the batch, and what was there is to be predicted: rules that edit ask for
-it (LLaDA2.1). Shapes: B sequences of T clean columns and N noisy ones behind them, R = T + N.
+Noise is drawn per block: each position is masked at ratio t ~ U(0, 1), or all but a left part, as above, without 1/t. In some blocks
+we replace visible tokens by others of the batch, and the model must predict the original ones. Rules that edit need this (LLaDA2.1).
+Shapes: B sequences of T clean columns followed by N noisy ones, R = T + N.
 """
 
 import json
@@ -46,7 +46,7 @@ from repro.training.config import Stage, TrainConfig
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MASK, EOS, BOS = "<|mdm_mask|>", "<|endoftext|>", "<|startoftext|>"
 
-# Numbers below 100 are one token (with the blank before it): a sum is then one look-up. Words with their blank, runs of punctuation, runs of white space.
+# Pieces: a number below 100 with its blank (so a sum is one look-up), a word with its blank, runs of punctuation or white space.
 _PIECES = r" ?[0-9]{1,2}| ?[A-Za-z_]+| ?[^\sA-Za-z_0-9]+|\s+(?!\S)|\s+"
 
 
@@ -75,7 +75,7 @@ def train_tokenizer(tasks: Sequence[str], *, seed: int, problems_per_task: int, 
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_length: int) -> None:
-    """The Hugging Face layout: ``tokenizer.json`` and ``tokenizer_config.json``."""
+    """Write ``tokenizer.json`` and ``tokenizer_config.json`` in Hugging Face's layout."""
     replace_text(directory / TOKENIZER_FILES[0], tokenizer.to_str(pretty=True))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -92,7 +92,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_length: int) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """B sequences of prompt + answer region, right-padded to T columns with the end-of-text id."""
+    """B sequences of a prompt and an answer region, padded on the right to T columns with the end-of-text id."""
 
     ids: np.ndarray
     """[B, T] int64, clean."""
@@ -124,7 +124,7 @@ def encode_problems(problems: Sequence[Problem], tokenizer: TextTokenizer, gen_l
 
 
 def make_batch(config: TrainConfig, tokenizer: TextTokenizer, step: int) -> Batch:
-    """All tasks in equal number, of one number of facts and distractors so that lengths are close."""
+    """The batch of a step: equally many problems of each task, with the same numbers of facts and distractors for close lengths."""
     rng = np.random.default_rng((config.seed, step))
     current = next(
         i for i, stage in enumerate(config.curriculum) if step < stage.until * config.steps or stage.until == 1.0
@@ -156,7 +156,7 @@ def _settings_of(task: str, stage: Stage) -> dict[str, Any]:
 
 
 def _round_up(columns: int) -> int:
-    """Few distinct shapes: on a CPU a matrix product of a new shape costs more to plan than to run."""
+    """Round up to 16, for few distinct shapes: on a CPU, planning a matrix product of a new shape costs more than running it."""
     return -(-columns // 16) * 16
 
 
@@ -173,7 +173,7 @@ class MaskedBatch:
     targets: np.ndarray
     """[B * gen_length] clean ids."""
     weights: np.ndarray
-    """[B * gen_length] float32; zero wherever the loss is not taken, so on every clean position."""
+    """[B * gen_length] float32; zero at positions without loss, which include all clean ones."""
 
 
 def mask_batch(config: TrainConfig, batch: Batch, mask_token_id: int, step: int) -> MaskedBatch:
@@ -186,7 +186,7 @@ def mask_batch(config: TrainConfig, batch: Batch, mask_token_id: int, step: int)
     scored = np.ones((count, g), dtype=bool)
     for i in np.flatnonzero(patterns > 0):
         block = int(rng.choice(config.block_lengths))
-        # Blocks behind the answer hold only fill: at most one of them is worth training on.
+        # Blocks after the answer hold only fill, so at most one of them is worth training on.
         last = min(g // block - 1, int(batch.answer_lengths[i]) // block)
         start = int(rng.integers(last + 1)) * block
         inside = (offsets >= start) & (offsets < start + block)
@@ -212,18 +212,18 @@ def mask_batch(config: TrainConfig, batch: Batch, mask_token_id: int, step: int)
 
 
 def masked_loss(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean cross-entropy; logits [rows, V]."""
+    """The weighted mean cross-entropy of logits [rows, V]."""
     losses = F.cross_entropy(logits.float(), targets, reduction="none")
     return (losses * weights).sum() / weights.sum()
 
 
 _VISIBLE_WEIGHT = 0.1
-"""Loss weight of a visible token that is right."""
+"""The loss weight of a visible token that is correct."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoubledBatch(MaskedBatch):
-    """``inputs`` is [B, R]; ``rows``, ``targets`` and ``weights`` are of the noisy columns."""
+    """A batch of doubled sequences. ``inputs`` is [B, R]; ``rows``, ``targets`` and ``weights`` cover the noisy columns."""
 
     positions: np.ndarray
     """[B, R]"""
@@ -273,7 +273,7 @@ def _allowed(block_of: NDArray[np.int64], columns: int) -> NDArray[np.bool_]:
 
 
 def masked_places(config: TrainConfig, rng: np.random.Generator, shape: tuple[int, int, int]) -> NDArray[np.bool_]:
-    """Places of ``shape`` (sequences, blocks, places): as many of a block as a ratio says, or all but a left part."""
+    """The masked positions of ``shape`` (sequences, blocks, positions). A block is masked at a ratio, or except for a left part."""
     count, blocks, block = shape
     each = (count, blocks, 1)
     at_random = rng.random(shape) < rng.random(each)
