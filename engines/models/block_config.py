@@ -1,7 +1,7 @@
 """Architecture of a block-diffusion checkpoint, read strictly from its published config.json; no torch.
 
-LLaDA2 (2.0 and 2.1, mini and flash), SDAR (dense) and Fast-dLLM v2. Tokens of a block see each other and all blocks before.
-DiffusionGemma's block is a canvas, which begins behind any token.
+We read LLaDA2 (2.0 and 2.1, mini and flash), SDAR (dense) and Fast-dLLM v2. Tokens of a block see each other and all blocks before.
+We also read DiffusionGemma, whose block is a canvas, which may begin behind any token.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ _DECODER = IMPLEMENTED["decoders"] | IMPLEMENTED["block"]
 
 
 class _Published(NamedTuple):
-    """What is said of a family beside its config.json, where the ids of special tokens and the block may be missing."""
+    """Values for a family whose config.json may lack the ids of special tokens and the block length."""
 
     family: BlockFamily
     block_field: str | None
@@ -70,12 +70,12 @@ class ExpertsConfig:
     num_groups: _Count
     groups_per_token: _Count
     scaling: Positive
-    """What the chosen experts' weights sum to."""
+    """The sum of the chosen experts' weights."""
     expert_hidden: Hidden
     shared_hidden: Hidden
-    """Hidden width of the expert every token gets."""
+    """Hidden width of the shared expert, which every token gets."""
     dense_layers: Annotated[int, Range(0, 1024)]
-    """The first so many layers have an MLP of ``mlp_hidden_size`` instead."""
+    """Number of first layers that have an MLP of ``mlp_hidden_size`` instead of experts."""
 
     def __post_init__(self) -> None:
         experts, groups = self.num_experts, self.num_groups
@@ -102,7 +102,7 @@ class BlockConfig:
     n_kv_heads: Heads
     head_dim: Width
     rotary_dim: Width
-    """Dimensions of a head that are rotated, its first."""
+    """Number of a head's first dimensions that are rotated."""
     mlp_hidden_size: Hidden
     vocab_size: Rows
     """Rows of the embedding and of the head, padding rows included."""
@@ -110,11 +110,11 @@ class BlockConfig:
     rope: Rope
     rms_norm_eps: Positive
     mask_token_id: int
-    """The id a place without a token is computed with."""
+    """The id that stands for a place without a token."""
     eos_token_id: int
-    """The first where a checkpoint has several."""
+    """The first one if a checkpoint has several."""
     block_length: BlockLength
-    """What it was trained with."""
+    """The block length that the model was trained with."""
     experts: ExpertsConfig | None = None
     weight_tying: bool = False
 
@@ -130,7 +130,7 @@ class BlockConfig:
 
     @property
     def shifts_logits(self) -> bool:
-        """Row i of the logits predicts the token at i + 1, not at i."""
+        """Whether row i of the logits predicts the token at i + 1, not at i."""
         return self.family == "fast-dllm-v2"
 
     @property
@@ -143,7 +143,7 @@ class BlockConfig:
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> "BlockConfig":
-        """Unknown keys are ignored, unsupported values refused."""
+        """Build from a parsed ``config.json``; unknown keys are ignored, unsupported values refused."""
         kind = raw.get("model_type")
         if kind == CANVAS_TYPE:
             return CanvasConfig.from_dict(raw)
@@ -191,20 +191,20 @@ class BlockConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CanvasConfig(BlockConfig):
-    """DiffusionGemma: causal over what is final, which most layers see a window of, and bidirectional within the canvas.
+    """DiffusionGemma: causal over final tokens, of which most layers see only a window, and bidirectional within the canvas.
 
     ``head_dim``, ``n_kv_heads`` and ``rope`` are those of layers with a window. The shared expert is the MLP beside the experts.
     """
 
     window: Rows
-    """Tokens that a final one sees on such a layer, itself included; a canvas sees one fewer before it."""
+    """Tokens that a final token sees in a layer with a window, itself included. A canvas sees one fewer before it."""
     full_layers: tuple[int, ...]
-    """Those without, whose values are their keys before these are normed and rotated."""
+    """Layers without a window, whose values are their keys before these are normed and rotated."""
     full_kv_heads: Heads
     full_head_dim: Width
     full_theta: Positive
     full_rotary_dim: Width
-    """Dimensions of a head that are rotated there, half of them at its beginning and half from its middle on."""
+    """Dimensions of a head that full layers rotate, half of them from its beginning on and half from its middle on."""
     softcap: Positive = 30.0
 
     def __post_init__(self) -> None:
@@ -227,12 +227,12 @@ class CanvasConfig(BlockConfig):
         return layer in self.full_layers
 
     def kv_shape(self, layer: int) -> tuple[int, int]:
-        """Key-value heads of a layer, and their width."""
+        """Return the key-value heads of a layer, and their width."""
         return (self.full_kv_heads, self.full_head_dim) if self.is_full(layer) else (self.n_kv_heads, self.head_dim)
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> "CanvasConfig":
-        """Written by transformers 5.24, or before with ``global_head_dim`` and ``num_global_key_value_heads``."""
+        """Build from a config of transformers 5.24, or an older one with ``global_head_dim`` and ``num_global_key_value_heads``."""
         text = raw.get("text_config")
         if not isinstance(text, Mapping):
             raise UserError(f"{SAID}text_config={text!r} must be the object of the text model's fields: restore it")
@@ -282,7 +282,7 @@ _CANVAS_NAMES = {
 
 
 def _full_layers(text: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Every sixth and the last, unless ``layer_types`` says otherwise."""
+    """Return the full layers: every sixth and the last, unless ``layer_types`` says otherwise."""
     types = layer_types(text, LAYERS)
     if types is None:
         return tuple(i for i in range(num_layers) if i % 6 == 5 or i == num_layers - 1)
@@ -294,7 +294,7 @@ def _full_layers(text: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
 
 
 def _full_heads(text: Mapping[str, Any], full: Sequence[int], fields: Mapping[str, Any]) -> tuple[int, int]:
-    """Key-value heads of full layers and their width, of both spellings, which must not contradict each other."""
+    """Return the key-value heads of full layers and their width. A config may spell them in two ways, which must agree."""
     spelt = {"num_key_value_heads": "num_global_key_value_heads", "head_dim": "global_head_dim"}
     of_layers = text.get("per_layer_config") or {}
     require(
@@ -315,7 +315,7 @@ def _full_heads(text: Mapping[str, Any], full: Sequence[int], fields: Mapping[st
 
 
 def _canvas_ropes(text: Mapping[str, Any], head_dim: int) -> tuple[tuple[float, float], int]:
-    """theta of layers with a window and of full ones, and how many dimensions of a head these rotate."""
+    """Return theta of layers with a window and of full layers, and how many dimensions of a head full layers rotate."""
     ropes = {LAYERS[1]: {"rope_theta": 1e4}, LAYERS[0]: {"rope_theta": 1e6}, **(text.get("rope_parameters") or {})}
     usual: Mapping[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
     full = {**usual, **ropes[LAYERS[0]]}
@@ -333,7 +333,7 @@ def _canvas_ropes(text: Mapping[str, Any], head_dim: int) -> tuple[tuple[float, 
 
 
 def _read_rope(raw: Mapping[str, Any], *, rotates_parts: bool) -> tuple[Mapping[str, Any], Rope]:
-    """Plain positions alone. In ``rope_parameters`` the rotated share of a head may stand too: it is moved to where it was before."""
+    """Read unscaled positions. ``rope_parameters`` may also hold the rotated share of a head, which we move to its older place."""
     given = raw.get("rope_parameters")
     if rotates_parts and isinstance(given, Mapping):
         share = given.get("partial_rotary_factor")
@@ -397,6 +397,6 @@ SMALL_BLOCKS: Mapping[str, BlockConfig] = {name: _published(raw) for name, raw i
 
 
 def block_config(model: str, *, known: Iterable[str] = BLOCK_SHAPES) -> BlockConfig:
-    """The config of a shape's name (``BLOCK_SHAPES``), a directory or a hub id; ``known`` are names that a refusal tells."""
+    """Return the config for a shape's name (``BLOCK_SHAPES``), a directory or a hub id; errors list the ``known`` names."""
     found = BLOCK_SHAPES.get(model.lower())
     return read_block_config(checkpoint_dir(model, weights=False, known=known)) if found is None else found

@@ -1,8 +1,8 @@
-"""Conversations to prompts by a checkpoint's chat template, and answers cut where the model ended them.
+"""Turns conversations into prompts by a checkpoint's chat template, and cuts answers where the model ended them.
 
-A rendered conversation holds its special tokens as text, the leading BOS included, so it is encoded
-without adding any: exactly one BOS. A raw prompt is encoded as it is and gets none. Content that
-spells a special token becomes that token, as upstream, but for a mask, which stays text.
+A rendered conversation holds its special tokens as text, the leading BOS included. So we encode it
+without adding any, and it has exactly one BOS. A raw prompt is encoded as it is and gets none. Content
+that spells a special token becomes that token, as upstream, except for a mask, which stays text.
 """
 
 import json
@@ -31,20 +31,20 @@ from engines.models.tokenizer import (
 
 ROLES = ("system", "developer", "user", "assistant")
 _FURTHER_FIELDS = frozenset({"name", "reasoning", "reasoning_content"})
-"""Fields of a message beside its role and content: a template may read them."""
+"""Fields of a message, beside its role and content, that a template may read."""
 _CUT = "<|the answer goes on here|> "
-"""Behind the last message of a rendered conversation that is to be continued."""
+"""We append this to the last message of a conversation to be continued, and cut the rendered text there."""
 
 
 class PromptForm(NamedTuple):
     """How a conversation becomes a prompt."""
 
     add_generation_prompt: bool = True
-    """Whether it ends with the header of the assistant's answer."""
+    """Whether the prompt ends with the header of the assistant's answer."""
     continue_final_message: bool = False
-    """Whether it ends within the last message."""
+    """Whether the prompt ends within the last message, which the answer continues."""
     variables: Mapping[str, Any] = MappingProxyType({})
-    """What the template may read besides."""
+    """Further variables for the template."""
 
 
 USUAL_FORM = PromptForm()
@@ -77,7 +77,7 @@ def parse_messages(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
 
 
 def _with_one_system(messages: Sequence[Message]) -> list[Message]:
-    """A developer's messages and the system's as one in front, as vLLM has them for a template that knows no developer."""
+    """Merge developer and system messages into one in front, as vLLM does for a template that knows no developer role."""
     system = [each.content for each in messages if each.role in ("system", "developer") and each.content]
     others = [each for each in messages if each.role not in ("system", "developer")]
     return [Message(role="system", content="\n\n".join(system)), *others]
@@ -98,7 +98,7 @@ def _chatml(messages: Sequence[Message], special_tokens: Mapping[str, str], *, i
 
 
 def _story(messages: Sequence[Message], special_tokens: Mapping[str, str], *, is_asked: bool) -> str:
-    """As the embedded model was trained: it knows no turns, and answers one story."""
+    """The format that the embedded model was trained with: it knows no turns, and answers one story."""
     text = "\n".join(m.content.strip() for m in messages).removeprefix("Story:").removesuffix("Answer:").strip()
     return f"Story: {text}" + "\nAnswer:" * is_asked
 
@@ -119,10 +119,10 @@ class ChatTemplate:
     source: str | None
     """The checkpoint's Jinja template; None selects the family's built-in format."""
     special_tokens: Mapping[str, str]
-    """'bos_token' and the like -> text; a template may name them."""
+    """'bos_token' and other roles -> the token's text; a template may name them."""
 
     def render(self, messages: Sequence[Message], form: PromptForm = USUAL_FORM) -> str:
-        """The prompt, up to and including the header of the assistant's answer unless ``form`` has it otherwise."""
+        """Return the prompt, up to and including the header of the assistant's answer, unless ``form`` says otherwise."""
         if not messages:
             raise UserError("messages is empty: give at least one message")
         if any(each.role == "developer" for each in messages) and not self._knows_developers:
@@ -150,7 +150,7 @@ class ChatTemplate:
         return tokenizer.encode(self.render(messages))
 
     def check(self, tokenizer: TextTokenizer) -> None:
-        """Refuse a tokenizer that lacks the tokens of a built-in format."""
+        """Raise UserError if the tokenizer lacks a token of a built-in format."""
         if self.source is None:
             for token in _TURN_TOKENS[self.family]:
                 if tokenizer.backend.token_to_id(token) is None:
@@ -161,8 +161,8 @@ class ChatTemplate:
 
 
 def _cut_within(text: str, content: str) -> str:
-    """A rendered conversation up to where its last message, ``content`` and ``_CUT``, ends; a template that trims messages trims
-    the blanks at its end too."""
+    """Return a rendered conversation up to the ``_CUT`` that follows the last message's ``content``. If the template trims
+    messages, we trim blanks at the end too."""
     at = text.rfind(_CUT.strip())
     if at < 0 or content.strip() not in text[:at]:
         raise UserError(
@@ -172,11 +172,11 @@ def _cut_within(text: str, content: str) -> str:
 
 
 EMBEDDED_CHAT = ChatTemplate(family=_EMBEDDED, source=None, special_tokens={})
-"""What a server of the embedded model makes of a conversation; elsewhere its prompts are raw."""
+"""The template by which a server of the embedded model renders conversations; elsewhere that model's prompts are raw."""
 
 
 def load_chat_template(directory: Path, family: str) -> ChatTemplate:
-    """``chat_template.jinja``, else ``chat_template`` of ``tokenizer_config.json``, else the family's format."""
+    """Load ``chat_template.jinja``, or else ``chat_template`` of ``tokenizer_config.json``, or else the family's format."""
     if family not in _TURN_END:
         raise UserError(f"family={family!r} has no chat format: use one of {', '.join(_TURN_END)}")
     config_path, template_path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
@@ -202,24 +202,24 @@ def load_chat_template(directory: Path, family: str) -> ChatTemplate:
 class ChatAnswer(NamedTuple):
     ids: tuple[int, ...]
     finish_reason: Literal["stop", "length"]
-    """'stop': an end token was generated (it and all behind it are cut); 'length': none was."""
+    """'stop': an end token was generated, and we cut it and all tokens behind it; 'length': none was."""
 
 
 def end_token_ids(config: ModelConfig, tokenizer: TextTokenizer) -> frozenset[int]:
-    """Ids that end an answer: the model's end of text, and the end of a turn if the tokenizer has one."""
+    """Return the ids that end an answer: the model's end of text, and the end of a turn if the tokenizer has one."""
     turn_end = tokenizer.backend.token_to_id(_TURN_END[config.family])
     return frozenset({config.eos_token_id} | ({turn_end} if turn_end is not None else set()))
 
 
 def stop_token_ids(directory: Path, config: ModelConfig) -> frozenset[int]:
-    """``end_token_ids`` of a checkpoint folder; without a tokenizer in it, its config's end of text alone."""
+    """Return the ``end_token_ids`` of a checkpoint folder; without a tokenizer, only its config's end of text."""
     if not (directory / "tokenizer_config.json").is_file():
         return frozenset({config.eos_token_id})
     return end_token_ids(config, load_tokenizer(directory))
 
 
 def cut_at_end(ids: Sequence[int], end_ids: Collection[int]) -> ChatAnswer:
-    """``ids`` are the generated ones alone: a prompt's own end tokens do not count."""
+    """Cut an answer at its first end token. ``ids`` are only the generated ones: a prompt's end tokens do not count."""
     for place, token in enumerate(ids):
         if token in end_ids:
             return ChatAnswer(tuple(ids[:place]), "stop")
@@ -227,15 +227,15 @@ def cut_at_end(ids: Sequence[int], end_ids: Collection[int]) -> ChatAnswer:
 
 
 _ANY_FAMILY = "dream"
-"""``load_chat_template`` knows formats of checkpoints without a template, which are not used here."""
+"""Any family that ``load_chat_template`` takes: we do not use its format for checkpoints without a template."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CausalText:
     """A causal checkpoint's tokenizer, its chat template, and the ids that end an answer.
 
-    Prompts are encoded as transformers and vLLM do: a raw text gets the special tokens that its tokenizer adds, a
-    rendered conversation, which spells its own, none.
+    We encode prompts as transformers and vLLM do. A raw text gets the special tokens that its tokenizer adds. A rendered
+    conversation gets none, because it spells its own.
     """
 
     backend: Tokenizer
@@ -244,11 +244,11 @@ class CausalText:
     eos_id: int | None = None
     """The tokenizer's own end of text, one of ``end_ids``."""
     mask_id: int = NO_ID
-    """A token of diffusion LLMs that no text spells."""
+    """The mask token of a diffusion LLM, which no text spells."""
 
     @property
     def shows_half_characters(self) -> bool:
-        """Whether bytes of half a character at the end of an answer are part of its text: of a causal model they are not, as in
+        """Whether the bytes of half a character at an answer's end are part of its text. For a causal model they are not, as in
         vLLM."""
         return self.mask_id != NO_ID
 
@@ -261,12 +261,12 @@ class CausalText:
         return longest_token(self.backend)
 
     def encode(self, text: str, *, add_special: bool | None = None, keep: int | None = None) -> tuple[int, ...]:
-        """``add_special`` None adds the special tokens; ``keep`` as in ``encoded``."""
+        """Return the ids of a text. ``add_special`` None adds the special tokens; ``keep`` is as in ``encoded``."""
         return tuple(self._tokenizer.encode(text, add_special=add_special is not False, keep=keep))
 
     def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Ids of each word as it begins a text and, where that takes as many tokens and begins with another, as it stands
-        behind a blank, as vLLM tells bad words."""
+        """Return the ids of each bad word at the beginning of a text and, as in vLLM, also behind a blank. The second are left
+        out unless they are as many and begin with another id."""
         found: list[tuple[int, ...]] = []
         for word in words:
             spelt = [self.backend.encode(blank + word.lstrip(), add_special_tokens=False) for blank in ("", " ")]
@@ -284,7 +284,7 @@ class CausalText:
         add_special: bool | None = None,
         keep: int | None = None,
     ) -> tuple[int, ...]:
-        """The prompt of a conversation, by the template."""
+        """Return the ids of a conversation's prompt, by the template. Raises UserError if the checkpoint has none."""
         if self.template is None:
             raise UserError("messages: the checkpoint has no chat template: give a prompt to /v1/completions")
         self.template.check(self._tokenizer)
@@ -297,13 +297,13 @@ class CausalText:
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer:
-        """Has what the mask spells be text."""
+        """The tokenizer that encodes the mask's spelling as ordinary text."""
         end = NO_ID if self.eos_id is None else self.eos_id
         return TextTokenizer(backend=self.backend, mask_token_id=self.mask_id, eos_token_id=end)
 
 
 def load_causal_text(directory: Path) -> CausalText | None:
-    """None where the folder has no tokenizer."""
+    """Load the tokenizer and chat template of a causal checkpoint; None if the folder has no tokenizer."""
     backend = find_backend(directory)
     if backend is None:
         return None
@@ -320,7 +320,7 @@ def load_causal_text(directory: Path) -> CausalText | None:
 
 
 def stored_ends(directory: Path) -> frozenset[int]:
-    """What the checkpoint generates up to, as in vLLM; a text ends at its tokenizer's end of text besides."""
+    """Return the ids that end the checkpoint's generation, as in vLLM. A text also ends at its tokenizer's end of text."""
     for name in ("generation_config.json", "config.json"):
         found: Any = read_json(directory / name).get("eos_token_id") if (directory / name).is_file() else None
         ids = found if isinstance(found, list) else [] if found is None else [found]
@@ -338,7 +338,7 @@ _MOST_CHARS = 1 << 22
 
 
 def render_template(source: str, variables: Mapping[str, Any]) -> str:
-    """A checkpoint's chat template, filled in Jinja's sandbox. Raises UserError for one that fails, and for a missing jinja2."""
+    """Fill a checkpoint's chat template in Jinja's sandbox. Raises UserError if it fails, or if jinja2 is missing."""
     try:
         _environment()
     except ImportError:
@@ -361,7 +361,7 @@ def render_template(source: str, variables: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> Any:
-    """A checkpoint's template, which every conversation with it uses: compiling takes longer than rendering."""
+    """Compile a checkpoint's template once for all conversations: compiling takes longer than rendering."""
     return _environment().from_string(source)
 
 

@@ -1,4 +1,4 @@
-"""Where a checkpoint lies and what its config says; no torch."""
+"""Finds a checkpoint's folder and files, and reads its config; no torch."""
 
 import hashlib
 import json
@@ -24,12 +24,12 @@ PUBLISHED_CONFIGS: dict[str, LLaDAConfig | DreamConfig] = {"llada-8b": LLADA_8B,
 """Full-size shapes that need no download with ``weights="random"``."""
 
 _LONGEST_NAME = 255
-"""Bytes of a file's name."""
+"""Most bytes of a file's name."""
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 _MOST_TEXT_BYTES = 1 << 28
-"""A configuration, tokenizer or template has no more; published ones have some 10 MB."""
+"""Most bytes of a configuration, tokenizer or template; published ones have some 10 MB."""
 
 _TEXT_FILES = ("*.json", "*.jinja", "merges.txt")
 
@@ -41,8 +41,8 @@ _HUB_FILES = ["*.json", "merges.txt", "*.jinja"]
 
 
 def checkpoint_dir(model: str, *, weights: bool = True, known: Iterable[str] = EMBEDDED) -> Path:
-    """Directory of ``model``: an embedded one, a local path, or a hub id (fetched with huggingface_hub, without its
-    weights where they are not asked for). ``known`` are names that a refusal tells."""
+    """Return the directory of ``model``: an embedded one, a local path, or a hub id (fetched with huggingface_hub, without
+    its weights unless ``weights``). Errors list the ``known`` names."""
     if model in EMBEDDED:
         return EMBEDDED[model]
     *names, last = map(repr, known)
@@ -72,7 +72,7 @@ def checkpoint_dir(model: str, *, weights: bool = True, known: Iterable[str] = E
 def is_base(model: str) -> bool:
     """Whether a checkpoint's name says that it continues texts (``LLaDA-8B-Base``) and was not trained on conversations.
 
-    Files do not: a base model has the configuration, and often the chat template, of those trained from it.
+    Files do not say so: a base model has the configuration, and often the chat template, of the models trained from it.
     """
     path = Path(model).expanduser()
     names = {path.name, path.resolve().name}
@@ -108,7 +108,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def stored_type(model: str) -> str | None:
-    """The ``model_type`` that a checkpoint's config.json states; None where the model is no checkpoint."""
+    """Return the ``model_type`` of a checkpoint's config.json; None if the model is no checkpoint."""
     try:
         path = checkpoint_dir(model, weights=False) / "config.json"
         return read_json(path).get("model_type") if path.is_file() else None
@@ -117,7 +117,7 @@ def stored_type(model: str) -> str | None:
 
 
 def published_config(directory: Path, kinds: str) -> dict[str, Any]:
-    """What ``config.json`` of a checkpoint of these kinds says."""
+    """Read a checkpoint's ``config.json``. Raises UserError, which asks for one of these ``kinds``, if there is none."""
     path = directory / "config.json"
     require(path.is_file(), f"model directory {directory} has no config.json: give a {kinds} checkpoint")
     return read_json(path)
@@ -137,14 +137,14 @@ def read_config(directory: Path) -> LLaDAConfig | DreamConfig:
 
 
 def config_of(model: str) -> LLaDAConfig | DreamConfig:
-    """Config of a shape's name, a directory or a hub id."""
+    """Return the config for a shape's name, a directory or a hub id."""
     return PUBLISHED_CONFIGS[model] if model in PUBLISHED_CONFIGS else read_config(checkpoint_dir(model, weights=False))
 
 
 def weight_files(directory: Path) -> dict[str, set[str] | None]:
-    """File name -> tensor names its index promises, or None where there is no index.
+    """Return file name -> the tensor names that the index promises for it, or None if there is no index.
 
-    As in transformers a single file goes before an index. Files neither names are not looked at.
+    As in transformers, a single file wins over an index. We ignore files that neither names.
     """
     if (directory / SINGLE_FILE).is_file():
         return {SINGLE_FILE: None}
@@ -186,7 +186,7 @@ def checkpoint_digest(directory: Path) -> str:
 
 @lru_cache(maxsize=32)
 def _digest_of_files(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> str:
-    """Read once, and again once a size or a time of change is another; a checkpoint may be larger than memory."""
+    """Digest the files, and again only after a size or a time of change differs. Reads piece by piece: files may exceed memory."""
     whole = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:

@@ -1,8 +1,8 @@
-"""What every diffusion language model's configuration says, under one set of names, and those of LLaDA and Dream; no torch.
+"""The configuration of a diffusion language model, under one set of names, and those of LLaDA and Dream; no torch.
 
-A parsed ``config.json`` is read strictly, its rotary positions included: nothing assumed, nothing unsupported passed over.
+We read a parsed ``config.json`` strictly, its rotary positions included: we assume nothing and refuse what we do not support.
 
-A model is divided among ranks by its dimensions alone. Attention is divided by KV head, each with its query heads; the MLP by
+The dimensions alone say how a model is divided among ranks. Attention is divided by KV head, each with its query heads; the MLP by
 hidden unit; embedding and output head by vocabulary id. Norms are whole on every rank.
 """
 
@@ -36,7 +36,7 @@ class ModelConfig(ABC):
     family: ClassVar[str]
     """'llada' or 'dream': names the chat format and the decoding conventions."""
     shifts_logits: ClassVar[bool]
-    """Row i of ``DiffusionModel.logits`` predicts the token at i + 1, not at i. The decoder shifts."""
+    """Whether row i of ``DiffusionModel.logits`` predicts the token at i + 1, not at i. The decoder shifts."""
     qkv_bias: ClassVar[bool]
 
     d_model: Width
@@ -66,21 +66,21 @@ class ModelConfig(ABC):
 DECODER_SIZES: Mapping[str, str] = PUBLISHED["names"]["decoders"]
 """Our names of a decoder's sizes -> those that Qwen, Llama, Mistral and Dream publish."""
 LAYERS = ("full_attention", "sliding_attention")
-"""Types that ``sliding_window`` reads."""
+"""Layer types that ``sliding_window`` knows."""
 SAID = "config.json: "
-"""In front of what is wrong with it."""
+"""Prefix of errors about a config.json."""
 IMPLEMENTED: Mapping[str, dict[str, Sequence[Any]]] = PUBLISHED["implemented"]
 """Kind of model -> field -> the only values that the modules here compute, the usual one first.
 
-``hidden_act`` has two names of one function. A window's size alone is inert: it counts only with ``use_sliding_window``. Dream's q, k and
-v have a bias, whatever an absent field suggests.
+``hidden_act`` has two names for one function. The size of a window has no effect without ``use_sliding_window``. Dream's q, k and v have
+a bias even if the field is absent.
 """
 
 
 def decoder_fields(
     kind: type, raw: Mapping[str, Any], *, layers: Sequence[str] = ("full_attention",)
 ) -> dict[str, Any]:
-    """What Qwen, Llama, Mistral and Dream publish alike, by our names; ``layers`` are the types that are computed."""
+    """Read the fields that Qwen, Llama, Mistral and Dream publish alike, by our names; ``layers`` are the supported layer types."""
     layer_types(raw, layers)
     return {
         **read_numbers(kind, raw, {**DECODER_SIZES, "rms_norm_eps": "rms_norm_eps"}),
@@ -89,10 +89,10 @@ def decoder_fields(
 
 
 def sliding_window(raw: Mapping[str, Any], num_layers: int, *, always: bool = False) -> int | None:
-    """Tokens that a query of some layer sees at most, itself included; None where every layer sees all.
+    """Return the most tokens that a query of some layer sees, itself included; None if every layer sees all.
 
-    ``always`` is Mistral's, whose window is in use and 4,096 unless the config says otherwise; Qwen's is with
-    ``use_sliding_window``, from layer ``max_window_layers`` on.
+    ``always`` is for Mistral, whose window is in use and has 4,096 tokens unless the config says otherwise. Qwen has a window
+    only with ``use_sliding_window``, from layer ``max_window_layers`` on.
     """
     types = layer_types(raw, LAYERS)
     require(
@@ -143,14 +143,14 @@ def require_fields(raw: Mapping[str, Any], names: Iterable[str]) -> None:
 
 
 def refuse_unsupported(raw: Mapping[str, Any], implemented: Mapping[str, Sequence[Any]]) -> None:
-    """``implemented`` is as each kind's of ``IMPLEMENTED``."""
+    """Raise UserError for a value that is not ``implemented``, which is an entry of ``IMPLEMENTED``."""
     for name, allowed in implemented.items():
         if name in raw and raw[name] not in allowed:
             raise UserError(f"config.json has {name}={raw[name]!r}; only {allowed[0]!r} is implemented")
 
 
 def read_numbers(kind: type, raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of a configuration, each by its published name and in the range that it declares; what is absent or null is left out."""
+    """Read fields by their published names, and check their declared ranges. Fields that are absent or null are left out."""
     knobs = knobs_of(kind)
     given = {field: raw[name] for field, name in names.items() if raw.get(name) is not None}
     return {field: knobs[field]._replace(name=names[field]).check(value, prefix=SAID) for field, value in given.items()}
@@ -164,7 +164,7 @@ def token_id(raw: Mapping[str, Any], name: str, vocab_size: int) -> int:
 
 
 def flag(raw: Mapping[str, Any], name: str) -> bool:
-    """False where the field is absent or null."""
+    """Return the value of a true or false field; False if it is absent or null."""
     value = raw.get(name)
     if value not in (True, False, None):
         raise UserError(f"config.json has {name}={value!r}: give true or false")
@@ -184,7 +184,7 @@ def check_heads(n_heads: int, n_kv_heads: int, d_model: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """``scaling`` is what a checkpoint says beyond theta, None where it says nothing."""
+    """Rotary positions; ``scaling`` is None if a checkpoint gives theta alone."""
 
     theta: Positive
     scaling: "LinearScaling | Llama3Scaling | None" = None
@@ -199,7 +199,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """Llama 3.1's: long wavelengths are stretched by ``factor``, short ones kept, those between interpolated."""
+    """Llama 3.1's scaling: it stretches long wavelengths by ``factor``, keeps short ones, and interpolates between."""
 
     factor: Positive
     low_freq_factor: Positive
@@ -215,9 +215,9 @@ class Llama3Scaling:
 
 
 def read_rope(raw: Mapping[str, Any], *, usual_theta: float | None = None) -> Rope:
-    """From ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``, which replaced the two in transformers 5.
+    """Read rotary positions from ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``, their successor in transformers 5.
 
-    ``usual_theta`` is that of a family whose published configs lack it.
+    ``usual_theta`` is the theta of a family whose published configs lack it.
     """
     found = [_rope_of(raw, name, usual_theta) for name in ("rope_parameters", "rope_scaling") if raw.get(name)]
     if len(found) == 2 and found[0] != found[1]:
@@ -226,7 +226,7 @@ def read_rope(raw: Mapping[str, Any], *, usual_theta: float | None = None) -> Ro
 
 
 def plain_rope(raw: Mapping[str, Any]) -> Rope:
-    """As ``read_rope``, of a model whose positions nothing scales."""
+    """Like ``read_rope``, but raises UserError if the positions are scaled."""
     rope = read_rope(raw)
     if rope.scaling is not None:
         name = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
@@ -264,12 +264,12 @@ def _rope_of(raw: Mapping[str, Any], name: str | None, usual_theta: float | None
 
 
 def span(length: int, rank: int, size: int) -> tuple[int, int]:
-    """(start, end) of a rank's part of ``length``; parts differ by one at most, and lie in the ranks' order."""
+    """Return (start, end) of a rank's part of ``length``. Parts differ by one at most, and lie in the ranks' order."""
     return rank * length // size, (rank + 1) * length // size
 
 
 def check_division(config: ModelConfig, size: int) -> None:
-    """Refuse a number of ranks the model's heads cannot be shared among."""
+    """Raise UserError if the model's heads cannot be divided among so many ranks."""
     if size < 1:
         raise UserError(f"tensor_parallel={size} must be at least 1")
     fits = [n for n in range(1, config.n_kv_heads + 1) if config.n_kv_heads % n == config.n_heads % n == 0]
@@ -281,8 +281,8 @@ def check_division(config: ModelConfig, size: int) -> None:
             )
 
 
-# The upstream config class carries GPT-2-like defaults (768 wide, vocabulary 50257, learned positions, tied weights);
-# falling back to them would serve a wrong model silently, so these fields must be present.
+# The upstream config class carries GPT-2-like defaults (768 wide, vocabulary 50257, learned positions, tied weights).
+# Falling back to them would serve a wrong model silently, so these fields must be present.
 _LLADA_NUMBERS = ("d_model", "n_layers", "n_heads", "vocab_size", "max_sequence_length", "rope_theta", "rms_norm_eps")
 _LLADA_REQUIRED = (
     *_LLADA_NUMBERS,
@@ -427,5 +427,5 @@ class DreamConfig(ModelConfig):
 DREAM_7B = DreamConfig(**PUBLISHED["diffusion"]["dream-7b"])
 """Dream-v0-7B, Base and Instruct (7,615,616,512 parameters).
 
-A checkpoint's own config.json is what is served; this one only sizes random weights and estimates.
+Served checkpoints use their own config.json; this one only sizes random weights and estimates.
 """

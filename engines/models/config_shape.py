@@ -1,6 +1,6 @@
-"""The shape of a causal model that a folder's ``config.json`` describes, as the hub has it: dense decoders, and mixtures of experts.
+"""The shape of a causal model, dense or a mixture of experts, from a folder's ``config.json`` in the hub's format.
 
-Every field that changes what a step takes is read; values that no simulated step knows are refused by name. No weights are read.
+We read every field that changes the time of a step, and refuse values that no simulated step supports. We read no weights.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _MIXTURES: Mapping[str, tuple[str, str, str]] = {
     "qwen2_moe": ("qwen2", "num_experts", "moe_intermediate_size"),
     "qwen3_moe": ("qwen3", "num_experts", "moe_intermediate_size"),
 }
-"""By ``model_type``: the dense model that has the same attention, and the fields of the experts' number and hidden width."""
+"""``model_type`` -> the dense model with the same attention, and the fields for the number and hidden width of experts."""
 _IMPLEMENTED: Mapping[str, tuple[Any, ...]] = {
     "torch_dtype": ("bfloat16", "float16", None),
     "dtype": ("bfloat16", "float16", None),
@@ -33,11 +33,11 @@ class _Experts:
     experts_per_token: Layers
     mlp_hidden: Hidden
     shared_hidden: Hidden | None = None
-    """The hidden width of an expert that every token gets besides."""
+    """The hidden width of a shared expert, which every token gets too."""
 
 
 def read_shape(folder: Path) -> ModelShape:
-    """The shape of the model in a folder: one of the catalogue where all sizes are those of one, else it has the folder's name."""
+    """Return the shape of a folder's model: the one of the catalogue with all the same sizes, or else one with the folder's name."""
     types = (*CAUSAL_TYPES, *_MIXTURES)
     raw = published_config(folder, ", ".join(types))
     try:
@@ -84,7 +84,7 @@ def _shape(raw: Mapping[str, Any], types: tuple[str, ...], name: str) -> ModelSh
 
 
 def _experts(raw: Mapping[str, Any], n_layers: int, number: str, hidden: str) -> dict[str, Any]:
-    """Fields of the shape. Layers that the config lists have one MLP in place of experts."""
+    """Return the shape's fields about experts. Layers in ``mlp_only_layers`` have one MLP instead of experts."""
     names = {
         "num_experts": number,
         "experts_per_token": "num_experts_per_tok",

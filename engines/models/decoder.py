@@ -1,7 +1,7 @@
 """The decoder of Qwen2, Qwen3, Llama, Mistral, Dream, SDAR and Fast-dLLM v2 over packed (varlen) rows.
 
-Dream is a Qwen2 without a causal mask, SDAR a Qwen3 and Fast-dLLM v2 a Qwen2 with one of blocks, and what masks is ``attend``. Shapes as in ``engines.models.packed``. State-dict
-names are those of the published checkpoints.
+Dream is a Qwen2 without a causal mask. SDAR is a Qwen3 and Fast-dLLM v2 a Qwen2, both with a mask of blocks. ``attend`` applies the
+masks. Shapes as in ``engines.models.packed``. State-dict names are those of the published checkpoints.
 """
 
 import math
@@ -71,7 +71,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, layer: int, attend: Attend
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream [N, d] and what is to be added to it, as it takes them."""
+        """Takes and returns the residual stream [N, d] and a delta that is still to be added to it."""
         # Two calls, so that q, k and v are freed before the MLP's activations exist.
         x, h = self.input_layernorm.of_sum(x, delta)
         x, h = self.post_attention_layernorm.of_sum(x, self.self_attn(h, cos, sin, layer, attend))
@@ -81,7 +81,7 @@ class DecoderLayer(nn.Module):
 
 
 class DecoderModel(PackedModel[Config]):
-    """Subclasses may name the embedding otherwise, have other layers, and rotate a part of each head."""
+    """A decoder. Subclasses may give the embedding another name, have other layers, and rotate only a part of each head."""
 
     EMBED_TOKENS = "embed_tokens"
     EMBEDDING, HEAD = f"model.{EMBED_TOKENS}.weight", "lm_head.weight"
@@ -124,7 +124,7 @@ class DecoderModel(PackedModel[Config]):
 
     def rotary(self, positions: Tensor) -> Rotary:
         """float32 cos, sin [N, 1, rotated dimensions]."""
-        # For the rows at hand: a table of all 131,072 positions would be 64 MiB.
+        # We compute only these rows: a table of all 131,072 positions would take 64 MiB.
         if self._frequencies is None or self._frequencies.device != positions.device:
             self._frequencies = rope_frequencies(self._rotary_dim, self.config.rope).to(positions.device)
         return rotary_tables(positions.float().unsqueeze(1) * self._frequencies)
@@ -138,11 +138,11 @@ class DreamModel(DecoderModel[DreamConfig]):
 
 
 class CausalModel(DecoderModel[CausalConfig]):
-    """Qwen2, Qwen3, Llama and Mistral in one: they differ in which products have a bias, and whether heads are normed."""
+    """Qwen2, Qwen3, Llama and Mistral, which differ in which products have a bias, and whether heads are normed."""
 
 
 class BlockModel(DecoderModel[BlockConfig]):
-    """SDAR, a Qwen3, and Fast-dLLM v2, a Qwen2: who attends sees all of a block and the blocks before it."""
+    """SDAR, a Qwen3, and Fast-dLLM v2, a Qwen2. A query sees all of its block and the blocks before it."""
 
 
 def rope_frequencies(head_dim: int, rope: Rope) -> Tensor:
@@ -153,7 +153,7 @@ def rope_frequencies(head_dim: int, rope: Rope) -> Tensor:
         return frequencies
     if not isinstance(scaling, Llama3Scaling):
         return frequencies / scaling.factor
-    # Turns of each frequency within the original context say how far between "stretched" and "kept" it is.
+    # A frequency's turns within the original context say how far it is between "stretched" and "kept".
     turns = scaling.original_max_position_embeddings / (2 * math.pi / frequencies)
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = kept.clamp(0.0, 1.0)

@@ -1,8 +1,8 @@
-"""DiffusionGemma's text model over packed rows, which are of two kinds: causal ones of what is final, and those of canvases.
+"""DiffusionGemma's text model over packed rows of two kinds: causal rows of final tokens, and rows of canvases.
 
-Shapes as in ``engines.models.packed``. State-dict names are those of published checkpoints, whose vision tower is not read. Both kinds go
-through one set of matrices. They differ in what a layer's sum is multiplied by and in their input: a canvas' is normed, and has what the
-forward before thought of it added (its soft embeddings).
+Shapes as in ``engines.models.packed``. State-dict names are those of published checkpoints, whose vision tower we do not read. Both kinds
+use the same matrices. They differ in the scalar that multiplies a layer's sum, and in their input. We add soft embeddings, which come
+from the previous forward's logits, to a canvas' input, and then norm it.
 """
 
 import math
@@ -26,13 +26,13 @@ _gelu = partial(F.gelu, approximate="tanh")
 
 class CanvasRows(NamedTuple):
     row: Tensor
-    """[m] int64: rows of the step that are a canvas'."""
+    """[m] int64: rows of the step that belong to a canvas."""
     soft: Tensor
     """[m, d] their soft embeddings, zeros in a canvas' first step."""
 
 
 class GemmaNorm(RMSNorm):
-    """Weighted in float32, too, and rounded once."""
+    """An RMSNorm that also applies its weight in float32, and rounds once."""
 
     def forward(self, x: Tensor) -> Tensor:
         h, weight = F.rms_norm(x.float(), self.shape, None, self.eps), self.weight.float()
@@ -42,7 +42,7 @@ class GemmaNorm(RMSNorm):
 
 
 def normed(x: Tensor, eps: float) -> Tensor:
-    """Along the last dimension, without a weight."""
+    """Return x with an RMS norm along its last dimension, without a weight."""
     return F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
 
 
@@ -53,7 +53,7 @@ class GemmaMLP(DecoderMLP):
 
 
 class GemmaRouter(nn.Module):
-    """Reads the residual stream itself."""
+    """Chooses experts from the residual stream itself, not from the experts' normed input."""
 
     def __init__(self, config: CanvasConfig) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class GemmaRouter(nn.Module):
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Experts [n, k] of rows [n, d], and their weights [n, k] float32."""
+        """Return the experts [n, k] of rows [n, d], and their weights [n, k] float32."""
         scores = self.proj(normed(x, self._eps) * self.scale * self._factor)
         weights, chosen = torch.softmax(scores.float(), dim=-1).topk(self._chosen, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -90,7 +90,7 @@ class GemmaExperts(nn.Module):
 
 
 class GemmaAttention(RotaryAttention):
-    """Scores are not scaled. Full layers have no matrix of values."""
+    """Attention with unscaled scores. Full layers have no matrix of values: they use the keys."""
 
     def __init__(self, config: CanvasConfig, layer: int) -> None:
         kv_heads, head_dim = config.kv_shape(layer)
@@ -115,7 +115,7 @@ class GemmaAttention(RotaryAttention):
         k = next(products).view(n, self.kv_heads, self.head_dim)
         v = normed(next(products).view(k.shape) if self.has_values else k, self._eps)
         q, k = self.rotated(self.q_norm(q), self.k_norm(k), cos, sin)
-        # ``attend`` divides by the square root.
+        # ``attend`` divides scores by the square root of the head's width.
         return self.o_proj(attend(layer, q * self._unscaled, k, v).reshape(n, -1))
 
     __call__ = forward
@@ -139,7 +139,7 @@ class GemmaLayer(nn.Module):
         self.layer_scalar = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend, scalar: Tensor) -> Tensor:
-        """The residual stream [N, d], each row of which is multiplied by its ``scalar`` [N, 1] in the end."""
+        """Return the residual stream [N, d], with each row multiplied by its ``scalar`` [N, 1] at the end."""
         h = self.self_attn(self.input_layernorm(x), cos, sin, layer, attend)
         x = x + self.post_attention_layernorm(h)
         y = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(x)))
@@ -157,7 +157,7 @@ class SelfConditioning(GemmaMLP):
         self._eps = config.rms_norm_eps
 
     def inputs(self, embedded: Tensor, soft: Tensor) -> Tensor:
-        """[m, d] of both [m, d]."""
+        """Return the input [m, d] of canvas rows from their embeddings and soft embeddings, both [m, d]."""
         return normed(embedded + self(self.pre_norm(soft)), self._eps)
 
 
@@ -212,7 +212,7 @@ class GemmaModel(PackedModel[BlockConfig]):
         return frozenset(name for name, _ in self.named_parameters() if name.endswith(names))
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """Those of layers with a window and those of full ones, side by side."""
+        """Return the rotations of layers with a window and those of full layers, side by side."""
         config = self.config
         inverse = inverse_frequencies(config.head_dim, config.rope.theta)
         full = inverse_frequencies(config.full_head_dim, config.full_theta)
@@ -222,7 +222,7 @@ class GemmaModel(PackedModel[BlockConfig]):
         return torch.cat([cos for cos, _ in tables], dim=-1), torch.cat([sin for _, sin in tables], dim=-1)
 
     def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend, canvas: CanvasRows | None = None) -> Tensor:
-        """As ``PackedModel.hidden``; rows that are no canvas' are causal."""
+        """Like ``PackedModel.hidden``; rows outside of ``canvas`` are causal."""
         config = self.config
         x = self.embedding(ids) * torch.tensor(math.sqrt(config.d_model), dtype=self.dtype)
         is_canvas = torch.zeros(len(ids), 1, dtype=torch.bool, device=x.device)
@@ -240,13 +240,13 @@ class GemmaModel(PackedModel[BlockConfig]):
         return self.final_norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[M, V] in float32."""
+        """Return capped logits [M, V] in float32."""
         cap = self.config.softcap
         capped = self.local_logits(hidden).float().div_(cap).tanh_()
         return capped * cap if capped.requires_grad else capped.mul_(cap)
 
     def soft_embeddings(self, probabilities: Tensor) -> Tensor:
-        """[M, d] the embedding that is expected of probabilities [M, V], in the dtype of the weights."""
+        """Return the expected embedding [M, d] under probabilities [M, V], in the dtype of the weights."""
         p, root = probabilities.to(self.dtype), torch.tensor(math.sqrt(self.config.d_model), dtype=self.dtype)
         product = self._expected_embedding
         return (p @ self._embedding_weight if product is None else product(p)) * root

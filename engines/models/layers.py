@@ -12,20 +12,20 @@ from engines.models.protocol import Attend
 
 
 class FusedOps(NamedTuple):
-    """Kernels that take the place of several operators each; None where torch's serve (``fuse``)."""
+    """Kernels that replace several operators each (``fuse``); None keeps torch's operators."""
 
     rms_norm: Callable[..., Tensor] | None = None
-    """(x [N, d], weight [d], eps, delta [N, d] or None) -> [N, d]; x becomes x + delta where there is one"""
+    """(x [N, d], weight [d], eps, delta [N, d] or None) -> [N, d]; x becomes x + delta if there is a delta"""
     rotate: Callable[..., None] | None = None
     """(q [N, H, D], k [N, Hkv, D], cos, sin [N, 1, D], full_precision=bool), in place"""
     swiglu: Callable[[Tensor, Tensor], Tensor] | None = None
     """(gate, up [N, hidden]) -> silu(gate) * up"""
     joins: bool = False
-    """Whether the products of one input are one (``Products``)."""
+    """Whether the products of one input are joined into one (``Products``)."""
 
 
 def fuse(model: nn.Module, ops: FusedOps) -> None:
-    """Have a model's layers use these kernels from now on."""
+    """Make a model's layers use these kernels from now on."""
     for module in model.modules():
         if hasattr(type(module), "fused"):
             module.fused = ops  # type: ignore[assignment]
@@ -35,9 +35,9 @@ def fuse(model: nn.Module, ops: FusedOps) -> None:
 
 
 def reorder(model: nn.Module, *, joins: bool, keeps_weights: bool = True) -> bool:
-    """Have the products of a CPU's model read copies of its weights from now on (``Product``); whether all do. ``joins``
-    says that executors will ask for products of one input together, and not apart. Without ``keeps_weights`` a weight of
-    which there is a packed copy becomes one of the meta device: it cannot be read, written to or moved."""
+    """Make the products of a model on a CPU read copies of its weights (``Product``). Returns whether all do. ``joins`` says
+    that executors will ask for products of one input together, never apart. Without ``keeps_weights``, a weight with a packed
+    copy moves to the meta device: it can no longer be read, written or moved."""
     modules = list(model.modules())
     joined: set[int] = set()
     found: list[Product | None] = []
@@ -66,7 +66,7 @@ def _release(product: Product | None, *layers: nn.Linear) -> bool:
 
 
 def quantize(model: nn.Module, dtype: torch.dtype) -> None:
-    """Have a model's linear layers keep int8 weights and a scale an output, for rows of ``dtype``."""
+    """Give a model's linear layers int8 weights with one scale per output, for rows of ``dtype``."""
     for module in model.modules():
         if isinstance(module, Linear):
             codes, module.scales = quantized(module.weight)
@@ -74,7 +74,7 @@ def quantize(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def products_by(model: nn.Module) -> str:
-    """What multiplies in a model's layers: ``amx``, ``avx512``, ``avx2``, ``onednn`` or ``torch``."""
+    """The kind of kernel that multiplies in a model's layers: ``amx``, ``avx512``, ``avx2``, ``onednn`` or ``torch``."""
     modules = list(model.modules())
     parts = [*modules, *(part for module in modules for part in vars(module).values() if isinstance(part, Products))]
     found = [product for part in parts if (product := getattr(part, "product", None)) is not None]
@@ -85,7 +85,7 @@ def products_by(model: nn.Module) -> str:
 
 
 class Products:
-    """Linear layers of one input: a product each, or one where their weights lie in one tensor."""
+    """Linear layers with the same input. Each has its own product, or they share one if their weights lie in one tensor."""
 
     def __init__(self, *layers: nn.Linear) -> None:
         self.layers = layers
@@ -95,14 +95,14 @@ class Products:
         self._is_released = False
 
     def __call__(self, x: Tensor) -> Iterator[Tensor]:
-        """[N, outputs] of one layer after the other. A product of its own is made when it is asked for; rows of one that
-        is joined lie as far apart as all of them are wide."""
+        """Yield [N, outputs] for each layer in turn. A layer's own product is computed when it is asked for. The rows of a
+        joined one have the stride of the whole product."""
         if self._joined is None:
             return (layer(x) for layer in self.layers)
         return iter(self.whole(x).split(self._widths, dim=-1))
 
     def whole(self, x: Tensor) -> Tensor:
-        """[N, all outputs] where they are joined."""
+        """Return [N, all outputs] of joined layers."""
         if self.product is not None:
             return self.product(x)
         assert self._joined is not None, "products of their own"
@@ -110,7 +110,7 @@ class Products:
 
     @torch.no_grad()
     def join(self) -> None:
-        """The layers keep their parameters, as views of one tensor. Weights that are replaced later are not seen."""
+        """Join the weights in one tensor; the layers' parameters become views of it. Weights that are replaced later are ignored."""
         if self._is_released:
             return
         weight = one_tensor([cast(nn.Parameter, layer.weight) for layer in self.layers])
@@ -125,7 +125,7 @@ class Products:
             self.product = None if is_trained else product_of(*self._joined, *own)
 
     def release(self) -> None:
-        """Leave the joined product its packed copy alone, where it has one."""
+        """Keep only the packed copy of the joined product, if it has one."""
         self._is_released = _release(self.product, *self.layers)
         if self.product is not None:
             self._joined = self.product.weight, self.product.bias
@@ -136,7 +136,7 @@ class Products:
 
 
 def one_tensor(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """All of them, one behind the other along their first dimension; they become views of it, unless they are."""
+    """Return the parameters concatenated along their first dimension. They become views of the result, unless they are already."""
     first = parameters[0].data
     size = sum(parameter.shape[0] for parameter in parameters)
     end, in_place = first.data_ptr(), True
@@ -165,7 +165,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused.rms_norm is not None:
-            # The one head of a part of a joined product stays where it lies, with other parts between its rows.
+            # With a single head, ``reshape`` keeps a part of a joined product in place, with other parts between its rows.
             rows = x.reshape(-1, self.shape[0]).contiguous()
             return self.fused.rms_norm(rows, self.weight, self.eps, None).view(x.shape)
         if x.dtype == torch.float32:
@@ -176,7 +176,7 @@ class RMSNorm(nn.Module):
     __call__ = forward
 
     def of_sum(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x + delta, in place of x where a kernel does it, and what it is normalised to."""
+        """Return x + delta, which a kernel writes in place of x, and its normalised values."""
         if delta is None:
             return x, self(x)
         if self.fused.rms_norm is None:
@@ -189,12 +189,12 @@ class RMSNorm(nn.Module):
 class Linear(nn.Linear):
     product: Product | None = None
     scales: Tensor | None = None
-    """[outputs] of an int8 weight (``quantize``)."""
+    """Scales [outputs] of an int8 weight (``quantize``)."""
     dtype = torch.float32
-    """The dtype of rows where the weight is int8."""
+    """The dtype of rows if the weight is int8."""
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "Linear":
-        """Weights of another dtype, or elsewhere, are no longer what the product has a copy of."""
+        """Drop the product, whose copy is out of date once the weights change their dtype or device."""
         assert self.product is None or not self.weight.is_meta, "only the product has this weight"
         self.product = None
         super()._apply(fn, recurse)
@@ -209,7 +209,7 @@ class Linear(nn.Linear):
         weight = self.weight if self.scales is None else (self.weight * self.scales[:, None]).to(x.dtype)
         return F.linear(x, weight, self.bias)
 
-    # A module's hooks take as long to look for as the product of a few rows takes.
+    # Looking for a module's hooks takes as long as the product of a few rows.
     __call__ = forward
 
 
@@ -238,7 +238,7 @@ def rotate_in_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class RotaryAttention(nn.Module):
-    """Subclasses name the projections, and give q, k and v as ``qkv``."""
+    """Attention with rotary positions. Subclasses name the projections, and provide q, k and v as ``qkv``."""
 
     fused = FusedOps()
     rotates_in_float32: ClassVar[bool] = False
@@ -248,11 +248,11 @@ class RotaryAttention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.q_norm: RMSNorm | None = None
-        """Norms the queries of each head before they are rotated; with it comes ``k_norm``."""
+        """Norm of each head's queries before they are rotated; ``k_norm`` is set with it."""
         self.k_norm: RMSNorm | None = None
 
     def attended(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
-        """[N, H * D] what the output projection is made of; h [N, d]."""
+        """Return [N, H * D], the input of the output projection, for h [N, d]."""
         n = h.shape[0]
         is_plain = not self.rotates_in_float32 and self.q_norm is None
         of_products = getattr(attend, "of_products", None) if is_plain else None
@@ -268,7 +268,7 @@ class RotaryAttention(nn.Module):
         return attend(layer, q, k, v).reshape(n, -1)
 
     def rotated(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """May be done in place."""
+        """Return q and k rotated, perhaps in place."""
         if self.fused.rotate is None:
             rotate = rotate_in_float32 if self.rotates_in_float32 else rotate_halves
             return rotate(q, cos, sin), rotate(k, cos, sin)
@@ -277,16 +277,16 @@ class RotaryAttention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """Subclasses name the projections, and give the first two as ``gate_and_up``."""
+    """A gated MLP. Subclasses name the projections, and provide the first two as ``gate_and_up``."""
 
     fused = FusedOps()
     gate_and_up: Products
 
     def gated(self, h: Tensor) -> Tensor:
-        """[N, hidden] what the last projection is made of."""
+        """Return [N, hidden], the input of the last projection."""
         products = self.gate_and_up(h)
         if self.fused.swiglu is None:
             gate = next(products)
-            # In place where nothing is trained: of what a CPU does beside its products, fetching memory takes longest.
+            # In place unless we train: apart from products, a CPU spends most of its time fetching memory.
             return F.silu(gate) * next(products) if gate.requires_grad else F.silu(gate).mul_(next(products))
         return self.fused.swiglu(*products)

@@ -39,7 +39,7 @@ class LLaDABlock(RotaryAttention, GatedMLP):
     def forward(
         self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, layer: int, attend: Attend
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream [N, d] and what is to be added to it, as it takes them."""
+        """Takes and returns the residual stream [N, d] and a delta that is still to be added to it."""
         # Two calls, so that q, k and v are freed before the MLP's activations exist.
         x, h = self.attn_norm.of_sum(x, delta)
         x, h = self.ff_norm.of_sum(x, self.attn_out(self.attended(h, cos, sin, layer, attend)))

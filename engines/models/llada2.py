@@ -1,9 +1,9 @@
-"""LLaDA2 over packed rows: a mixture-of-experts decoder that attends within blocks and to those before.
+"""LLaDA2 over packed rows: a mixture-of-experts decoder that attends within a block and to the blocks before it.
 
 Shapes as in ``engines.models.packed``. State-dict names are those of the published checkpoints.
 
-Rows are sorted by their expert, each expert's are one product, and a row's result is the same in any company: on a CPU no
-expert multiplies fewer rows than its products need for that. Shapes: n rows, E experts, k of them a row, d model width.
+We sort rows by expert and multiply each expert's rows in one product. A row's result does not depend on the other rows: on a
+CPU, each expert multiplies at least ``LEAST_ROWS``. Shapes: n rows, E experts, k of them for each row, d model width.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ from engines.models.layers import Linear, RMSNorm, RotaryAttention, one_tensor, 
 from engines.models.protocol import Attend
 
 LEAST_ROWS = 16
-"""Rows of an expert's product on a CPU, zeros included: with fewer, MKL adds in another order."""
+"""Fewest rows of an expert's product on a CPU, rows of zeros included: with fewer, MKL adds in another order."""
 
 
 class ExpertRouter(nn.Module):
-    """Which experts a row gets, and with what weights; in float32 whatever the model is in."""
+    """Chooses the experts of each row and their weights, in float32 whatever the model's dtype is."""
 
     def __init__(self, width: int, config: ExpertsConfig) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class ExpertRouter(nn.Module):
         self._config = config
 
     def _apply(self, fn: Callable[..., Tensor], recurse: bool = True) -> "ExpertRouter":
-        """Moved with the model, never rounded with it."""
+        """Move the router with the model, but keep it in float32."""
 
         def moved(held: Tensor) -> Tensor:
             there = fn(held)
@@ -42,10 +42,10 @@ class ExpertRouter(nn.Module):
         return self
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Experts [n, k] and their weights [n, k] float32.
+        """Return the experts [n, k] and their weights [n, k] float32.
 
-        The bias says which are chosen, and nothing of their weights. A group's score is the sum of its two best, and
-        experts outside the best groups are not chosen.
+        The bias affects which experts are chosen, but not their weights. A group's score is the sum of its two best experts'
+        scores. Experts outside the best groups are not chosen.
         """
         config = self._config
         n, groups = h.shape[0], config.num_groups
@@ -62,7 +62,7 @@ class ExpertRouter(nn.Module):
 
 
 def _wide(h: Tensor) -> Tensor:
-    """Float32 rows, on a CPU at least ``LEAST_ROWS`` of them."""
+    """Return the rows in float32, on a CPU padded with zeros to at least ``LEAST_ROWS`` rows."""
     missing = LEAST_ROWS - h.shape[0] if h.device.type == "cpu" else 0
     return F.pad(h.float(), (0, 0, 0, missing)) if missing > 0 else h.float()
 
@@ -107,10 +107,10 @@ class ExpertLayers(nn.ModuleList):
 def experts_sum(
     h: Tensor, chosen: Tensor, weights: Tensor, inner: Tensor, outer: Tensor, activation: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """[n, d] of h [n, d]: the weighted sum of what each row's experts make of it, whose matrices are ``ExpertLayers.matrices``."""
+    """Return the weighted sum [n, d] of each row's experts, for rows h [n, d]. The matrices are those of ``ExpertLayers.matrices``."""
     n, k = chosen.shape
     place, ends, size = _sorted_places(chosen.flatten(), len(inner))
-    # Each name is used again once what it named is not needed: these are the largest tensors of a layer.
+    # We reuse names so that tensors are freed early: these are the largest of a layer.
     rows = h.new_zeros((size, h.shape[1])).index_copy_(0, place, h.repeat_interleave(k, dim=0))
     rows = F.grouped_mm(rows, inner.transpose(1, 2), offs=ends)
     gate, rows = activation(rows[:, : len(inner[0]) // 2]), rows[:, len(inner[0]) // 2 :]
@@ -123,8 +123,8 @@ def experts_sum(
 
 
 def _sorted_places(expert: Tensor, num_experts: int) -> tuple[Tensor, Tensor, int]:
-    """The place each pair of a row and an expert [p] takes among all sorted by expert; the end of each expert's places [E]
-    int32; and how many places there are."""
+    """Return three things: the place of each (row, expert) pair [p] among all pairs sorted by expert, the end of each
+    expert's places [E] int32, and the number of places."""
     if expert.device.type == "cpu":
         counts = torch.bincount(expert, minlength=num_experts)
         room = torch.where(counts > 0, counts.clamp(min=LEAST_ROWS), 0)
@@ -141,7 +141,7 @@ def _sorted_places(expert: Tensor, num_experts: int) -> tuple[Tensor, Tensor, in
 
 
 class MixtureMLP(nn.Module):
-    """Routed experts and one that every row gets, unweighted."""
+    """Routed experts and a shared expert, which every row gets unweighted."""
 
     def __init__(self, width: int, config: ExpertsConfig) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class MixtureMLP(nn.Module):
 
 
 class LLaDA2Attention(RotaryAttention):
-    """One product of all queries, all keys and all values; a head's first dimensions are rotated, the others are not."""
+    """Attention whose queries, keys and values come from one product. Only the first dimensions of a head are rotated."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__(config.n_heads, config.n_kv_heads, config.head_dim)
@@ -204,7 +204,7 @@ class LLaDA2Layer(nn.Module):
     def forward(
         self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, layer: int, attend: Attend
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream [N, d] and what is to be added to it, as it takes them."""
+        """Takes and returns the residual stream [N, d] and a delta that is still to be added to it."""
         x, h = self.input_layernorm.of_sum(x, delta)
         x, h = self.post_attention_layernorm.of_sum(x, self.attention(h, cos, sin, layer, attend))
         return x, self.mlp(h)
@@ -225,7 +225,7 @@ class LLaDA2Model(DecoderModel[BlockConfig]):
 
     @property
     def float32_weights(self) -> frozenset[str]:
-        """Routers': a checkpoint has them in either precision."""
+        """Names of the routers' weights, which checkpoints store in either precision."""
         return frozenset(
             f"{name}.{own}"
             for name, module in self.named_modules()

@@ -1,8 +1,8 @@
-"""Load a model, of diffusion, of block diffusion or causal, from a directory or a hub id, without executing remote code.
+"""Load a diffusion, block-diffusion or causal model from a directory or a hub id, without executing remote code.
 
-Tensors of a safetensors checkpoint, checked by name and shape before any of them is read.
+We check the names and shapes of a safetensors checkpoint's tensors before we read any of them.
 
-One shard is open at a time and each tensor is copied to where it stays, so loading holds the model
+One shard is open at a time, and we copy each tensor to its final place. So loading holds the model
 once, never twice.
 """
 
@@ -51,7 +51,7 @@ class StoredTensor:
 
 
 class Slice(NamedTuple):
-    """[start, end) of one dimension of a tensor, ``length`` long: all of it a process holds."""
+    """The part [start, end) of a tensor's dimension that a process holds; the whole dimension is ``length`` long."""
 
     dim: int
     start: int
@@ -59,11 +59,11 @@ class Slice(NamedTuple):
     length: int
 
     def of(self, tensor: Tensor) -> Tensor:
-        """A view."""
+        """Return this part of a whole tensor, as a view."""
         return tensor.narrow(self.dim, self.start, self.end - self.start)
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The whole tensor's shape, from the part's."""
+        """Return the whole tensor's shape from the part's."""
         return (*shape[: self.dim], self.length, *shape[self.dim + 1 :])
 
     def slices(self) -> tuple[slice, ...]:
@@ -71,7 +71,7 @@ class Slice(NamedTuple):
 
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
-    """Name -> place and shape of every stored tensor, from the files' headers alone."""
+    """Return name -> place and shape of every stored tensor, read from the files' headers alone."""
     found: dict[str, StoredTensor] = {}
     for file, promised in weight_files(directory).items():
         try:
@@ -104,7 +104,7 @@ def _check(
     parts: Mapping[str, Slice],
     directory: Path,
 ) -> None:
-    """``repeated``: names that a checkpoint with tied weights may hold besides the module's own."""
+    """Raise UserError unless the tensors fit. ``repeated``: names that a checkpoint with tied weights may hold too."""
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     expected |= {name: part.whole(expected[name]) for name, part in parts.items()}
     problems = {
@@ -136,9 +136,9 @@ def load_weights(
 ) -> None:
     """Fill ``network``, built on the meta device, with the tensors of ``directory``.
 
-    ``repeated`` maps a name the checkpoint may hold in vain to the tensor it must equal (tied weights).
-    ``parts`` says which tensors ``network`` holds a part of; the rest of those is not read. ``in_float32`` are tensors that
-    ``dtype`` is not for, and that nothing else would show to be broken: routers choose among NaN too.
+    ``repeated`` maps a redundant name that the checkpoint may hold to the tensor it must equal (tied weights). ``parts`` says
+    of which tensors ``network`` holds only a part; we do not read the rest. ``in_float32`` names tensors that stay in float32
+    and must be finite. Nothing else would reveal that they are broken, because routers choose among NaN too.
     """
     every = stored_tensors(directory)
     stored = {name: tensor for name, tensor in every.items() if not name.startswith(network.ignored)}
@@ -148,7 +148,7 @@ def load_weights(
         fresh: dict[str, Tensor] = {}
         with safe_open(directory / file, framework="pt") as shard:
             for name in sorted(name for name, tensor in stored.items() if tensor.file == file):
-                # A copy even where dtype and device fit: the file stays mapped as long as a view of it lives.
+                # We copy even if dtype and device fit: the file stays mapped as long as a view of it lives.
                 part = parts.get(repeated.get(name, name))
                 tensor = shard.get_tensor(name) if part is None else shard.get_slice(name)[part.slices()]
                 wanted = torch.float32 if name in in_float32 else dtype
@@ -158,7 +158,7 @@ def load_weights(
                         f"{name} in {directory / file} has values that are not finite: restore the checkpoint"
                     )
                 (in_vain if name in repeated else fresh)[name] = tensor
-        # Not strict: a shard is a part. All names and shapes have been checked.
+        # Not strict, because a shard holds a part of the tensors. We have checked all names and shapes.
         network.load_state_dict(fresh, strict=False, assign=True)
     for name, tensor in in_vain.items():
         if not torch.equal(tensor, network.get_parameter(repeated[name])):
@@ -168,12 +168,12 @@ def load_weights(
 
 
 _FILLS = frozenset({init.kaiming_uniform_, init.normal_, init.uniform_, Tensor.normal_, Tensor.uniform_})
-"""What ``nn.Linear`` and ``nn.Embedding`` fill their parameters with."""
+"""The functions by which ``nn.Linear`` and ``nn.Embedding`` fill their parameters."""
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves parameters as they are. On the meta device ``normal_`` is a decomposition in Python, whose first call
-    imports torch's compiler: more than a second of every process that loads a model, to fill nothing."""
+    """Leaves parameters unfilled. On the meta device ``normal_`` is a decomposition in Python, whose first call imports
+    torch's compiler. That would cost every process that loads a model more than a second, to fill nothing."""
 
     def __torch_function__(
         self,
@@ -190,7 +190,7 @@ class _Unfilled(TorchFunctionMode):
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Modules made in it are on the meta device, without memory, and nothing initialises them."""
+    """Modules made in this context are on the meta device: they have no memory and are not initialised."""
     with torch.device("meta"), _Unfilled():
         yield
 
@@ -198,11 +198,11 @@ def shapes_only() -> Iterator[None]:
 Weights = Literal["checkpoint", "random"]
 Quantization = Literal["none", "int8"]
 Divide: TypeAlias = Callable[[LLaDAModelLM | DreamModel], Mapping[str, Slice]]
-"""Leaves a process's part of a network, in place; name of a tensor -> which part of it that is."""
+"""Reduces a network to a process's part, in place, and returns name of a tensor -> which part is left."""
 _Network = TypeVar("_Network", bound=PackedModel[Any])
 
 ROOM_FOR_COPIES = 4
-"""A CPU's model that keeps its weights is copied for products where the machine's memory is so many times their size."""
+"""A model on a CPU may keep its weights beside copies for products only if the machine has so many times their memory."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -214,7 +214,7 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def check_device(name: str) -> None:
-    """Refuse a device this machine or this torch does not have, before anything is put on it."""
+    """Raise UserError for a device that this machine or this torch does not have, before anything is put on it."""
     if re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name) is None:
         raise UserError(f"device={name!r} is unknown: use cpu, cuda or cuda:N")
     kind, _, index = name.partition(":")
@@ -230,7 +230,7 @@ def check_weights(name: str) -> None:
 
 
 def check_quantization(name: str, dtype: torch.dtype, device: str, *, has_experts: bool = False) -> None:
-    """Refuse int8 weights where nothing multiplies with them."""
+    """Raise UserError for int8 weights if no kernel here multiplies with them."""
     if name == "none":
         return
     if name not in get_args(Quantization):
@@ -256,12 +256,12 @@ def load_model(
     seed: int = 0,
     divide: Divide | None = None,
 ) -> DiffusionModel:
-    """A ready diffusion model in eval mode, in ``dtype`` whatever the checkpoint is stored in (``torch_dtype``).
+    """Load a diffusion model in eval mode, in ``dtype`` whatever the checkpoint's ``torch_dtype`` is.
 
     ``weights="random"`` builds a shape (a name in PUBLISHED_CONFIGS, or the config of a checkpoint) with small
-    random weights: throughput does not depend on their values. With ``divide`` only this process's part is
-    read, or kept of random weights, which are drawn as for the whole model. Without ``keeps_weights`` a CPU's products keep
-    packed copies alone (``layers.reorder``), for which any machine has room.
+    random weights: throughput does not depend on their values. With ``divide`` we read only this process's part. Random weights
+    are drawn as for the whole model, and only the part is kept. Without ``keeps_weights``, products on a CPU keep only packed
+    copies (``layers.reorder``), for which any machine has room.
     """
     check_weights(weights)
     check_device(device)
@@ -287,7 +287,7 @@ def load_causal(
     keeps_weights: bool = True,
     seed: int = 0,
 ) -> CausalModel:
-    """As ``load_model``, a causal one; with random weights ``model`` may be a name of CAUSAL_SHAPES, or a config."""
+    """Like ``load_model``, for a causal model; with random weights ``model`` may be a name of CAUSAL_SHAPES, or a config."""
     check_weights(weights)
     check_device(device)
     check_quantization(quantization, dtype, device)
@@ -311,7 +311,7 @@ def load_block(
     keeps_weights: bool = True,
     seed: int = 0,
 ) -> BlockModel | LLaDA2Model | GemmaModel:
-    """As ``load_model``, a block-diffusion one; with random weights ``model`` may be a name of BLOCK_SHAPES, or a config."""
+    """Like ``load_model``, for a block-diffusion model; with random weights ``model`` may be a name of BLOCK_SHAPES, or a config."""
     check_weights(weights)
     check_device(device)
     directory = None if weights == "random" else _stored_in(model, BLOCK_SHAPES)
@@ -330,7 +330,7 @@ def load_block(
 
 
 def _check_experts(config: BlockConfig, dtype: torch.dtype) -> None:
-    """torch multiplies rows of several experts only if a row has a multiple of 16 bytes."""
+    """Raise UserError unless rows have a multiple of 16 bytes, without which torch cannot multiply rows of several experts."""
     if config.experts is None:
         return
     for name, size in (("hidden_size", config.d_model), ("moe_intermediate_size", config.experts.expert_hidden)):
@@ -360,7 +360,7 @@ def build_causal(config: CausalConfig) -> CausalModel:
 
 
 def _stored_in(model: object, shapes: Collection[str]) -> Path:
-    """The directory of a model that is neither a config nor the name of a shape, which have no weights."""
+    """Return a model's directory. Raises UserError for a config or the name of a shape, which have no weights."""
     name = model if isinstance(model, str) else None
     _check_stored(model, is_shape=name is None or name.lower() in shapes)
     assert name is not None
@@ -387,7 +387,7 @@ def _read(
 
 
 def _draw(network: PackedModel[Any], dtype: torch.dtype, device: str, seed: int, parts: Mapping[str, Slice]) -> None:
-    """Weights from N(0, 0.02), biases too; norms are one."""
+    """Draw weights and biases from N(0, 0.02), and set norms to one. Raises UserError if the device has too little memory."""
     needed = _num_bytes(network, dtype)
     total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
     if total is not None and needed > total:

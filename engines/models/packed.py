@@ -1,8 +1,8 @@
-"""What all architectures share: embedding, layers, final norm and output head over packed (varlen) rows.
+"""The base of all architectures: embedding, layers, final norm and output head over packed (varlen) rows.
 
 Shapes: N packed rows (all requests of a step, no padding), d model width, V vocabulary rows. Rows of different requests
-meet only inside ``attend``, which is also what makes a model causal; everything else is row-wise, and so continuous
-batching is a concatenation.
+meet only inside ``attend``, which also makes a model causal. Everything else is row-wise, so continuous batching is a
+concatenation.
 """
 
 from abc import abstractmethod
@@ -25,18 +25,18 @@ Config = TypeVar("Config", bound=ModelConfig | CausalConfig | BlockConfig)
 
 
 class PackedModel(nn.Module, Generic[Config]):
-    """A ``DiffusionModel``, or a causal one; subclasses name their tensors as published checkpoints do.
+    """A ``DiffusionModel`` or a causal model; subclasses name their tensors as published checkpoints do.
 
-    None has a time-step embedding: the number of masks is the only time information of a diffusion model.
+    No model has a time-step embedding: the number of masks is the only time information of a diffusion model.
     """
 
     EMBEDDING: ClassVar[str]
-    """Name of its weight in the state dict; likewise ``HEAD``."""
+    """Name of the embedding's weight in the state dict; ``HEAD`` is that of the output head."""
     HEAD: ClassVar[str]
     ignored: ClassVar[tuple[str, ...]] = ()
-    """What names of a checkpoint's tensors begin with that nothing here computes with."""
+    """Prefixes of the names of a checkpoint's tensors that we do not use."""
     rotates_in_float32: ClassVar[bool] = False
-    """Else in the dtype of the activations."""
+    """Whether positions are rotated in float32; otherwise in the dtype of the activations."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class PackedModel(nn.Module, Generic[Config]):
         self._tied_head: Product | None = None
         self.is_quantized = False
         self.min_rows = MIN_ROWS
-        """Rows among which a row's numbers are those it has in any company."""
+        """With at least so many rows, a row's numbers do not depend on the other rows."""
 
     @property
     @abstractmethod
@@ -71,17 +71,17 @@ class PackedModel(nn.Module, Generic[Config]):
 
     @property
     def tied_weights(self) -> dict[str, str]:
-        """Names a checkpoint may repeat -> the tensor they share."""
+        """Names that a checkpoint may store again -> the tensor that they share."""
         return {self.HEAD: self.EMBEDDING} if self.config.weight_tying else {}
 
     @property
     def float32_weights(self) -> frozenset[str]:
-        """Names of what stays in float32 whatever the model is in."""
+        """Names of the weights that stay in float32 whatever the model's dtype is."""
         return frozenset()
 
     @property
     def unit_weights(self) -> frozenset[str]:
-        """Names of those that are one in a random model, beside the norms'."""
+        """Names of the weights, beside the norms', that are one in a random model."""
         return frozenset()
 
     @property
@@ -97,11 +97,11 @@ class PackedModel(nn.Module, Generic[Config]):
         return cast(Tensor, self.embedding.weight)
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
+        """Return final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
         return self.hidden(ids, self.rotary(positions), attend)
 
     def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        """As ``forward``, with the positions' rotations made beforehand."""
+        """Like ``forward``, given the rotations of the positions."""
         x = self.embedding(ids)
         cos, sin = rotary if self.rotates_in_float32 else (table.to(x.dtype) for table in rotary)
         delta, all_layers = None, getattr(attend, "all_layers", None)
@@ -113,7 +113,7 @@ class PackedModel(nn.Module, Generic[Config]):
         return self.final_norm.of_sum(x, delta)[1]
 
     def local_logits(self, hidden: Tensor) -> Tensor:
-        """[M, own] the columns of ``logits`` that this process computes; all where the model is whole."""
+        """Return the columns of ``logits`` that this process computes, [M, own]; all if the model is not divided."""
         if not self.config.weight_tying:
             return self.head(hidden)
         return F.linear(hidden, self._embedding_weight) if self._tied_head is None else self._tied_head(hidden)
@@ -124,12 +124,12 @@ class PackedModel(nn.Module, Generic[Config]):
         return self
 
     def quantize(self) -> None:
-        """int8 weights for all products, a tied head's too; embeddings stay, and so do norms. Before ``reorder``."""
+        """Give all products int8 weights, a tied head's too, but not embeddings and norms. Call it before ``reorder``."""
         quantize(self, self.dtype)
         self.is_quantized = True
 
     def reorder(self, *, joins: bool, keeps_weights: bool = True) -> None:
-        """See ``layers.reorder``; a tied head is a product, too, whose embeddings stay."""
+        """See ``layers.reorder``. A tied head gets a product too, and the embedding keeps its weight."""
         every = reorder(self, joins=joins, keeps_weights=keeps_weights)
         if self.config.weight_tying:
             weight = self._embedding_weight
@@ -141,8 +141,8 @@ class PackedModel(nn.Module, Generic[Config]):
         self.min_rows = FEWEST_ROWS if every else MIN_ROWS
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[M, V] raw logits; row i predicts the token at its own position, or at the next of a causal model and where
-        the configuration ``shifts_logits``."""
+        """Return raw logits [M, V]. Row i predicts the token at its own position. In a causal model, and if the configuration
+        ``shifts_logits``, it predicts the token at the next position."""
         logits = self.local_logits(hidden)
         if self.tensor_parallel is None:
             return logits

@@ -1,17 +1,17 @@
-"""A linear layer's product on a CPU, by oneDNN over a copy of the weight in the order its kernels read.
+"""The product of a linear layer on a CPU, by oneDNN, with a copy of the weight in the order that its kernels read.
 
-torch's own product of float32 is MKL's, which leaves part of some processors unused, and reads weights as they lie. What holds
-of oneDNN's here, and tests ask: a row's result is the same whatever rows stand beside it, from two rows on (alone, it is from
-fewer inputs than a thousand or so), with any number of threads; and it is torch's, bit for bit, as far as MKL adds all
-products of a row up in one go, which it does with up to 384 inputs. With more, MKL adds partial sums, and last bits differ.
+torch's own product of float32 is MKL's, which leaves part of some processors unused, and reads weights in their usual order. Tests
+check two properties of oneDNN's. First, a row's result depends neither on the other rows nor on the number of threads, given two
+rows or more. A row alone has this result with fewer than about a thousand inputs. Second, the result equals torch's bit for bit
+with up to 384 inputs, which MKL adds up in one go. With more inputs MKL adds partial sums, and last bits differ.
 
-By AMX a row of oneDNN's product hangs on how many rows stand beside it, so oneDNN does without (``repro.runs.environment``).
-On a processor that has AVX2 products of float32 are our own (``Packed``), and those of bfloat16 where it has AMX, or where oneDNN has
-none, which is without AVX-512. Each output is one sum from the first input to the last, in float32. Up to 448 inputs that is
-oneDNN's float32, bit for bit.
+With AMX, a row of oneDNN's product depends on the number of rows, so oneDNN runs without it (``repro.runs.environment``). On a
+processor with AVX2, float32 products use our own kernels (``Packed``). Products of bfloat16 use them too if there is AMX, or if
+oneDNN has no such product, as without AVX-512. Each output is one float32 sum from the first input to the last. With up to 448
+inputs it equals oneDNN's float32, bit for bit.
 
-``Quantized`` weights are int8, with a float32 scale an output. The same kernels widen them as they read, sum in float32 and multiply
-a sum by its scale.
+``Quantized`` weights are int8, with one float32 scale per output. The same kernels widen them while reading, sum in float32 and
+multiply each sum by its scale.
 """
 
 from ctypes import CDLL, c_bool, c_long
@@ -29,17 +29,17 @@ from engines.runtime.rows import MIN_ROWS
 
 ROWS = (8, 16, 32, 64, 128, 256)
 FEWEST_ROWS = 4
-"""A row's result is the same among so many; two would do, and are not the faster for it, nor is one."""
+"""With at least so many rows, a row's result does not depend on the others. Two would do, but they are no faster, nor is one."""
 MOST_OUTPUTS = 1024
-"""Products are compared and timed with no more."""
+"""Most outputs with which ``fewest_rows`` compares and times products."""
 REPEATS = 6
 
 
 def product_of(
     weight: Tensor, bias: Tensor | None = None, scales: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> "Product | None":
-    """None where torch's own has to do: on other devices, in other dtypes, and while it is trained. ``scales`` and ``dtype``, that of
-    the rows, are of a weight that ``quantized`` made."""
+    """Return a weight's product; None if only torch's own will do: on other devices, in other dtypes, and in training. ``scales`` and
+    ``dtype``, the rows' dtype, belong to a weight that ``quantized`` made."""
     if scales is not None:
         return Quantized(weight, bias, scales, dtype or torch.float32)
     if weight.device.type != "cpu" or weight.requires_grad or not torch.backends.mkldnn.is_available():
@@ -59,7 +59,7 @@ def _is_onednns(dtype: torch.dtype) -> bool:
 
 
 class Product:
-    """x W^T + b of x [N, inputs]. Few rows go to torch's product where it is faster, and the same bit for bit."""
+    """Computes x W^T + b for x [N, inputs]. Few rows go to torch's product if that is faster, and equal bit for bit."""
 
     scales: Tensor | None = None
 
@@ -75,11 +75,11 @@ class Product:
 
     @property
     def is_current(self) -> bool:
-        """Whether the weight was not written to since it was copied; one made in inference mode cannot say."""
+        """Whether the weight is unchanged since it was copied. A weight made in inference mode counts as unchanged: it cannot tell."""
         return self._version is None or self._version == self.weight._version
 
     def __reduce__(self) -> "tuple[type[Product], tuple[Tensor, Tensor | None]]":
-        """A copy reorders its own weight: a reordered one cannot be copied."""
+        """Make a copy of this product reorder its weight anew, because a reordered weight cannot be copied."""
         return type(self), (self.weight, self.bias)
 
     def _reorder(self) -> None:
@@ -105,12 +105,12 @@ class Product:
 
 
 class Packed(Product):
-    """By kernels of our own, from any number of rows on."""
+    """A product by our own kernels, with any number of rows."""
 
     __reduce__ = object.__reduce__  # type: ignore[assignment]
 
     def release(self) -> None:
-        """Keep the packed copy, and of the weight its shape and dtype."""
+        """Keep only the packed copy, and the shape and dtype of the weight."""
         self._reordered, self._version = self.copy, None
         self.weight = self.weight.detach().to("meta")
 
@@ -133,8 +133,8 @@ class Quantized(Packed):
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The int8 [outputs, inputs] nearest to a weight, and float32 [outputs] by which an output is multiplied: symmetric, the largest of
-    a row is 127."""
+    """Return the int8 [outputs, inputs] nearest to a weight, and the float32 scales [outputs] that multiply the outputs. They are
+    symmetric: the largest value of a row becomes 127."""
     wide = weight.detach().float()
     largest = wide.abs().amax(dim=1)
     scales = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
@@ -144,8 +144,8 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
 @lru_cache(maxsize=256)
 @torch.inference_mode()
 def fewest_rows(inputs: int, outputs: int, dtype: torch.dtype, num_threads: int) -> int:
-    """Rows from which oneDNN's product takes no longer than torch's; 0 where they round differently, so that which it is
-    never hangs on the clock."""
+    """Return the fewest rows with which oneDNN's product takes no longer than torch's. Return 0 if they round differently, so
+    that results never depend on timings."""
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn((n, inputs), generator=generator).to(dtype) for n in (ROWS[-1], outputs))
     reordered = _reordered(weight)
@@ -174,7 +174,7 @@ def _product(x: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
 SIDE = 16
 """Rows of a tile, and pairs of numbers in a row."""
 _ROUNDING = {torch.bfloat16: 2.0**-6, torch.float32: 2.0**-20}
-"""Largest difference to torch's that rounding explains, of values of order 1."""
+"""Largest difference from torch's product that rounding explains, for values of order 1."""
 
 LIBRARY = Library(
     "packed",
@@ -185,10 +185,10 @@ LIBRARY = Library(
 
 
 def packed(weight: Tensor, by_tiles: bool) -> Tensor:
-    """A weight [outputs, inputs] in the order that kernels read, zeros behind the last.
+    """Return a weight [outputs, inputs] in the order that our kernels read, padded with zeros.
 
-    In panels: [panels, inputs, P] of P outputs after the other. By AMX: [blocks, steps, 2, 16, 16, 2], for 32 outputs after
-    the other, and of these for 32 inputs after the other, two tiles of 16 outputs, whose rows are pairs of inputs.
+    Panels are [panels, inputs, P], with P outputs in each. Tiles for AMX are [blocks, steps, 2, 16, 16, 2]. A block has 32
+    outputs and a step 32 inputs. A step has two tiles of 16 outputs, whose rows are pairs of inputs.
     """
     (outputs, inputs), width, panel = weight.shape, 2 * SIDE, _library().panel()
     if not by_tiles:
@@ -202,12 +202,12 @@ def in_tiles(dtype: torch.dtype) -> bool:
 
 
 def instructions_of(dtype: torch.dtype) -> str:
-    """What multiplies ``packed`` weights."""
+    """The processor's instructions that multiply ``packed`` weights of a dtype."""
     return "amx" if in_tiles(dtype) else "avx512" if _library().panel() == 64 else "avx2"
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, scales: Tensor | None = None) -> Tensor:
-    """x W^T + b [N, outputs] of x [N, inputs] and ``packed`` W, all of one dtype; W of int8 has ``scales``."""
+    """Return x W^T + b [N, outputs] for x [N, inputs] and ``packed`` W, all of one dtype; W of int8 has ``scales``."""
     if x.stride(1) != 1:
         x = x.contiguous()
     rows, inputs = x.shape
@@ -220,8 +220,8 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, scale
 
 @cache
 def packed_fault(dtype: torch.dtype) -> str | None:
-    """Why products of bfloat16 or float32, and of int8 with these, are not made so, on an example too, whose rows, inputs and outputs
-    fill no tile."""
+    """Return why our kernels cannot multiply in bfloat16 or float32, or with int8 weights; None if they can. We also try an example,
+    whose rows, inputs and outputs fill no tile."""
     try:
         if not in_tiles(dtype) and _library().panel() == 0:
             return "the processor has no AVX2"

@@ -1,4 +1,4 @@
-"""What engines and estimates may ask of a diffusion language model, whatever its architecture."""
+"""The interface of a diffusion language model for engines and estimates, whatever its architecture."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Attend(Protocol):
 
 
 class AttendProducts(Attend, Protocol):
-    """One that rotates as well, where the rotation is ``layers.rotate_halves``."""
+    """An ``Attend`` that also rotates q and k, for models that rotate by ``layers.rotate_halves``."""
 
     def of_products(self, layer: int, qkv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[N, H * D] of q, k and v side by side, [N, (H + 2 Hkv) * D], which may be written to."""
+        """Returns [N, H * D]. ``qkv`` holds q, k and v side by side, [N, (H + 2 Hkv) * D], and may be overwritten."""
 
 
 Rotary: TypeAlias = "tuple[Tensor, Tensor]"
@@ -38,39 +38,39 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, in place; x contiguous."""
+        """Return the sum over the ranks, in place; x must be contiguous."""
 
     def all_gather(self, x: Tensor, dim: int = 0) -> Tensor:
-        """The ranks' tensors, all of one shape, one behind the other along ``dim``."""
+        """Return the ranks' tensors, all of one shape, concatenated along ``dim``."""
 
     def gather_columns(self, x: Tensor, width: int) -> Tensor:
-        """[M, width] of the ranks' [M, part]."""
+        """Return [M, width], joined from the ranks' [M, part]."""
 
 
 class DiffusionModel(Protocol):
-    """N packed rows (all requests of a step, no padding); rows meet only inside ``attend``."""
+    """A model over N packed rows (all requests of a step, no padding); rows meet only inside ``attend``."""
 
     kv_heads_here: int
-    """KV heads of this process, Hkv of ``attend`` and of a KV pool; ``config.n_kv_heads`` where the model is whole."""
+    """KV heads of this process, Hkv of ``attend`` and of a KV pool; ``config.n_kv_heads`` if the model is not divided."""
     tensor_parallel: Ranks | None
-    """None where this process holds the whole model. Then every process must make the calls that one makes."""
+    """None if this process holds the whole model. Otherwise all processes must make the same calls."""
 
     @property
     def config(self) -> ModelConfig:
-        """The whole model's, however it is divided."""
+        """The configuration of the whole model, even if it is divided."""
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
+        """Return final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
 
     def rotary(self, positions: Tensor) -> Rotary: ...
 
     def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        """The same for positions whose rotations are at hand: steps of a block share them."""
+        """Return the same, given the rotations of the positions, which the steps of a block share."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[M, V] raw logits of hidden states [M, d]; see ``ModelConfig.shifts_logits``."""
+        """Return raw logits [M, V] of hidden states [M, d]; see ``ModelConfig.shifts_logits``."""
 
     def local_logits(self, hidden: Tensor) -> Tensor:
-        """[M, own] the columns of ``logits`` that this process computes; all where the model is whole."""
+        """Return the columns of ``logits`` that this process computes, [M, own]; all if the model is not divided."""
 
     def parameters(self) -> Iterator[nn.Parameter]: ...

@@ -44,12 +44,12 @@ _WITHOUT_BIASES = {**_IMPLEMENTED, "attention_bias": (False, None), "mlp_bias": 
 
 
 class _Published(NamedTuple):
-    """What a family's config.json may leave unsaid, as transformers reads it."""
+    """Defaults for fields that a family's config.json may lack, as transformers reads it."""
 
     implemented: Mapping[str, Sequence[Any]] = _IMPLEMENTED
     theta: float | None = None
     head_dim: int | None = None
-    """None: the width over the heads."""
+    """None: the model's width divided by the number of heads."""
     slides: bool = False
     """Whether a window is in use without a flag."""
 
@@ -76,7 +76,7 @@ class CausalConfig:
     vocab_size: Rows
     """Rows of the embedding and of the head, padding rows included."""
     max_sequence_length: Rows
-    """Positions, at most those of a sliding window: a window that hides none of them is none."""
+    """Number of positions, at most the size of a sliding window. A window that hides no position counts as none."""
     rope: Rope
     rms_norm_eps: Positive
     qkv_bias: bool
@@ -84,14 +84,14 @@ class CausalConfig:
     mlp_bias: bool = False
     weight_tying: bool = False
     sliding_window: Rows | None = None
-    """Tokens that a layer's queries see at most, where positions are fewer than published for it."""
+    """Most tokens that a layer's queries see; given only if it is less than the published number of positions."""
 
     @property
     def qk_norm(self) -> bool:
         return self.family == "qwen3"
 
     def check_length(self, name: str, tokens: int) -> None:
-        """Refuse sequences that ``name`` lets grow longer than the model computes."""
+        """Raise UserError if ``name`` allows longer sequences than the model computes."""
         most, window = self.max_sequence_length, self.sliding_window
         said = f"{most} positions" if window is None else f"sliding_window={window}, past which nothing is computed"
         require(tokens <= most, f"{name}={tokens} exceeds the model's {said}: lower it")
@@ -107,7 +107,7 @@ class CausalConfig:
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> "CausalConfig":
-        """Unknown keys are ignored, unsupported values refused."""
+        """Build from a parsed ``config.json``; unknown keys are ignored, unsupported values refused."""
         family = raw.get("model_type")
         if family not in CAUSAL_TYPES:
             *names, last = CAUSAL_TYPES
@@ -146,7 +146,7 @@ class CausalConfig:
 
     @staticmethod
     def from_shape(shape: ModelShape) -> "CausalConfig":
-        """What sizes random weights; a checkpoint's own config.json is what is served."""
+        """Return a config that sizes random weights; served checkpoints use their own config.json."""
         require(shape.num_experts == 1, f"model={shape.name!r} has experts, which the decoder here does not compute")
         return CausalConfig(
             family="qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama",

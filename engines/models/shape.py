@@ -1,4 +1,4 @@
-"""What a transformer costs, from its dimensions alone: parameters, FLOPs and bytes.
+"""The parameters, FLOPs and bytes of a transformer, from its dimensions alone.
 
 A FLOP is one multiply or one add (a GEMM of m x k by k x n costs 2mkn). Only matrix products are
 counted; norms, rotations, biases and activations are below one percent and are left out.
@@ -18,19 +18,19 @@ Precision = Literal["bf16", "fp8", "fp8-block", "fp8-dynamic"]
 
 
 class CanvasLayers(NamedTuple):
-    """What a model of canvases has besides: layers that see everything, whose values are their keys, among those with a window."""
+    """The further dimensions of a canvas model: it has full layers, whose values are their keys, among layers with a window."""
 
     window: int
     full_layers: int
     full_kv_heads: int
     full_head_dim: int
     takes_back: int = 1
-    """0 where nothing of a step's logits goes into the next: of the autoregressive model with these layers."""
+    """0 if a step's logits do not go into the next step, as in the autoregressive model with these layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Pre-norm transformer with rotary positions, grouped-query attention and a gated MLP."""
+    """The dimensions of a pre-norm transformer with rotary positions, grouped-query attention and a gated MLP."""
 
     name: str
     d_model: int
@@ -40,7 +40,7 @@ class ModelShape:
     head_dim: int
     """Independent of ``d_model / n_heads``: Qwen3 has 64 heads of 128 in a width of 5120."""
     mlp_hidden: int
-    """Hidden width of one expert where there are several."""
+    """Hidden width of the MLP, or of one expert if there are several."""
     vocab_rows: int
     """Rows of the embedding and of the head, padding rows included."""
     tied: bool = False
@@ -50,27 +50,27 @@ class ModelShape:
     num_experts: int = 1
     experts_per_token: int = 1
     shared_hidden: int | None = None
-    """Hidden width of an expert that every token gets besides."""
+    """Hidden width of a shared expert, which every token gets too."""
     router_bias: bool = False
-    """A number an expert and layer, added where experts are chosen."""
+    """Whether each layer has a number per expert, which it adds when it chooses experts."""
     dense_layers: int | None = None
-    """So many layers have one MLP of width ``dense_hidden`` instead of experts."""
+    """Number of layers that have one MLP of width ``dense_hidden`` instead of experts."""
     dense_hidden: int | None = None
     canvas: CanvasLayers | None = None
-    """Then logits are float32, and every row of them may be multiplied by the embedding once more."""
+    """If it is given, logits are float32, and each row of them may be multiplied by the embedding once more."""
     dtype_bytes: int = 2
     precision: Precision = "bf16"
-    """What the layers' matrices are stored and multiplied in: FP8 has a scale a tensor, or a block of it."""
+    """The format in which the layers' matrices are stored and multiplied. FP8 has one scale per tensor, or per block of it."""
 
-    # What follows from the dimensions.
+    # Figures that follow from the dimensions.
     q_width: int = field(init=False, repr=False, compare=False)
     kv_width: int = field(init=False, repr=False, compare=False)
     expert_weights: int = field(init=False, repr=False, compare=False)
     """gate, up and down matrices of one expert of one layer."""
     dense_weights: int = field(init=False, repr=False, compare=False)
-    """What else a layer holds: q, k, v and output matrices, router, shared expert, norm weights and biases."""
+    """All other weights of a layer: q, k, v and output matrices, router, shared expert, norm weights and biases."""
     dense_layer_weights: int = field(init=False, repr=False, compare=False)
-    """All that the ``dense_layers`` hold."""
+    """All weights of the ``dense_layers``."""
     weight_bytes: int = field(init=False, repr=False, compare=False)
     """Resident bytes of all weights."""
     streamed_weight_bytes_head: int = field(init=False, repr=False, compare=False)
@@ -84,7 +84,7 @@ class ModelShape:
     kv_bytes_per_token: int = field(init=False, repr=False, compare=False)
     """K and V of one token over all layers."""
     activation_bytes_per_query_token: int = field(init=False, repr=False, compare=False)
-    """Residual, q, k, v, attention output, gate, up and their product of one layer, all alive at once: layers run in turn and
+    """Residual, q, k, v, attention output, gate, up and their product of one layer, all alive at once. Layers run in turn and
     free their temporaries. No reuse inside a layer is assumed, so an executor's measured peak should stay below this."""
 
     def __post_init__(self) -> None:
@@ -142,8 +142,8 @@ class ModelShape:
             object.__setattr__(self, name, value)
 
     def _with_canvas(self, canvas: CanvasLayers, figures: dict[str, int]) -> dict[str, int]:
-        """Full layers' heads are others. A layer has five norms, the router's two scales and two scalars more, and the model an MLP that
-        takes in what a step expects, with a norm."""
+        """Return the figures of a canvas model. Its full layers have other heads. Each layer has five more norms, two router scales and
+        two scalars. The model has one more MLP with a norm, which takes in the tokens that the previous step expects."""
         full, windowed = canvas.full_layers, self.n_layers - canvas.full_layers
         q, kv = self.n_heads * canvas.full_head_dim, canvas.full_kv_heads * canvas.full_head_dim
         products = full * self.d_model * (2 * q + kv - 2 * (figures["q_width"] + figures["kv_width"]))
@@ -165,7 +165,7 @@ class ModelShape:
 
     @property
     def windowed_shares(self) -> tuple[float, float]:
-        """Shares of a pair's FLOPs and of a token's K/V bytes that layers with a window have."""
+        """The shares of layers with a window in a pair's FLOPs and in a token's K/V bytes."""
         if self.canvas is None:
             return 0.0, 0.0
         windowed = self.n_layers - self.canvas.full_layers
@@ -174,12 +174,12 @@ class ModelShape:
 
     @property
     def layer_weight_bytes(self) -> int:
-        """Bytes of a layer's weight; norms, biases and scales are too few to count."""
+        """Bytes of one number in a layer's weights; norms, biases and scales are too few to count."""
         return self.dtype_bytes if self.precision == "bf16" else 1
 
     @property
     def dimensions(self) -> dict[str, Any]:
-        """What the shape is made with."""
+        """The arguments that make this shape."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
     @staticmethod
@@ -187,7 +187,7 @@ class ModelShape:
         return ModelShape(**_sizes(config), mlp_hidden=config.mlp_hidden_size, name=name, dtype_bytes=dtype_bytes)
 
     def __repr__(self) -> str:
-        """Runs are stored under it: what only FP8, or mixtures with a shared expert or dense layers have is left out of others."""
+        """Runs are stored under this text. Fields only for FP8, a shared expert, dense layers or canvases are left out of other shapes."""
         left_out = {name for name in _OF_MIXTURES if getattr(self, name) in (None, False)}
         if self.precision == "bf16":
             left_out.add("precision")
@@ -235,9 +235,9 @@ class ModelShape:
         return round(weights * self.layer_weight_bytes)
 
     def on_rank(self, size: int) -> "ModelShape":
-        """What one of ``size`` ranks holds and computes, the largest part where parts differ.
+        """Return the shape of one of ``size`` ranks, with the largest part if parts differ.
 
-        Its logits are the rank's own columns; reductions that need whole rows gather them besides.
+        Its logits are the rank's own columns; reductions that need whole rows must gather them too.
         """
         return replace(
             self,
@@ -251,11 +251,11 @@ class ModelShape:
 
 
 class ReadShape(ModelShape):
-    """The shape that a config.json says: no table of kernel times was made for it."""
+    """A shape read from a config.json, for which no table of kernel times was made."""
 
 
 def _sizes(config: ModelConfig | BlockConfig) -> dict[str, Any]:
-    """What configs of any family call alike."""
+    """Return the sizes that configs of all families name alike."""
     names = ("d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "qkv_bias")
     return {name: getattr(config, name) for name in names} | {
         "vocab_rows": config.vocab_size,
@@ -267,7 +267,7 @@ LLADA_8B = ModelShape.from_config(_LLADA_8B_CONFIG, name="LLaDA-8B")
 
 
 def _published(name: str) -> ModelShape:
-    """The tests hold each against the checkpoint's published parameter count."""
+    """Return a published shape. Tests compare each with the checkpoint's published parameter count."""
     return ModelShape(name=name, **PUBLISHED["shapes"][name])
 
 
@@ -289,9 +289,9 @@ DIFFUSION_GEMMA = ModelShape.from_block_config(BLOCK_SHAPES["diffusiongemma-26b"
 LLADA2_MINI, LLADA2_FLASH, SDAR_8B, FAST_DLLM_V2_7B = BLOCK_DIFFUSION
 
 SHAPES = (LLADA_8B, DREAM_7B, QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B)
-"""Those whose kernels' times are extracted from measured tables (``engines.cost.kernels``)."""
+"""Shapes whose kernel times we extract from measured tables (``engines.cost.kernels``)."""
 DIFFUSION = (LLADA_8B, DREAM_7B)
-"""Those that no system of prefill and decode workers serves."""
+"""Shapes that no system of prefill and decode workers serves."""
 _NAMED = {shape.name for shape in (*SHAPES, *QWEN3, *MISTRAL)}
 CATALOGUE = (
     *SHAPES,
@@ -299,7 +299,7 @@ CATALOGUE = (
     *MISTRAL,
     *(_published(name) for name in PUBLISHED["shapes"] if name not in _NAMED),
 )
-"""All that simulations know by name."""
+"""All shapes that simulations know by name."""
 
 
 def model_shape(name: str) -> ModelShape:

@@ -19,14 +19,14 @@ _QWEN2_CLASSES = ("DreamTokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 SpecialToken: TypeAlias = Literal["mask_token", "eos_token"]
 NO_ID = -1
-"""Id of a special token that a tokenizer does not have; none of the ids of a text."""
+"""Stands for the id of a special token that a tokenizer does not have; no text has this id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextTokenizer:
     backend: Tokenizer
     mask_token_id: int
-    """``NO_ID`` of an autoregressive model."""
+    """``NO_ID`` for an autoregressive model."""
     eos_token_id: int
 
     @property
@@ -34,8 +34,8 @@ class TextTokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special: bool = False, keep: int | None = None) -> list[int]:
-        """No special token is added at either end unless ``add_special``; a mask that is spelt out is text. ``keep`` as in
-        ``encoded``."""
+        """Return the ids of a text, with special tokens at its ends only if ``add_special``. A mask that is spelt out stays
+        text. ``keep`` is as in ``encoded``."""
         ids = encoded(self.backend, text, add_special=add_special, keep=keep)
         return encoded(self._maskless, text, add_special=add_special, keep=keep) if self.mask_token_id in ids else ids
 
@@ -50,7 +50,7 @@ class TextTokenizer:
         return without_token(self.backend, self.mask_token_id)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text up to the first end-of-text token; special tokens, masks and ids without a token are left out."""
+        """Return the text up to the first end-of-text token, without special tokens, masks and ids that have no token."""
         ids = list(ids)
         if self.eos_token_id in ids:
             ids = ids[: ids.index(self.eos_token_id)]
@@ -59,8 +59,8 @@ class TextTokenizer:
 
 
 def encoded(backend: Tokenizer, text: str, *, add_special: bool, keep: int | None = None) -> list[int]:
-    """Ids of a text. ``keep`` cuts its beginning, so that no more are left, those that are added included, as transformers does
-    with ``truncation_side="left"``."""
+    """Return the ids of a text. At most ``keep`` remain, added special tokens included: we cut the text's beginning, as
+    transformers does with ``truncation_side="left"``."""
     require_text(text)
     if keep is None:
         return backend.encode(text, add_special_tokens=add_special).ids
@@ -70,7 +70,7 @@ def encoded(backend: Tokenizer, text: str, *, add_special: bool, keep: int | Non
 
 
 def without_token(backend: Tokenizer, token_id: int) -> Tokenizer:
-    """The tokenizer with a token that no text spells: other texts have the ids they had, and what spelt it is text like other."""
+    """Return a tokenizer in which no text spells this token: its spelling is ordinary text, and other texts keep their ids."""
     spelt = backend.id_to_token(token_id)
     unspelt = f"<{secrets.token_hex(16)}>"
     parts = json.loads(backend.to_str())
@@ -89,7 +89,7 @@ def without_token(backend: Tokenizer, token_id: int) -> Tokenizer:
 
 
 def require_text(text: str) -> None:
-    """Refuse what has no UTF-8."""
+    """Raise UserError for a text that has no UTF-8 encoding."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -100,7 +100,7 @@ def require_text(text: str) -> None:
 
 
 def load_tokenizer(directory: Path, *, required: Collection[SpecialToken] = get_args(SpecialToken)) -> TextTokenizer:
-    """Read a checkpoint folder's tokenizer and its special tokens, of which those ``required`` must be there.
+    """Read the tokenizer and the special tokens of a checkpoint folder, which must have the ``required`` ones.
 
     The tokenizer is ``tokenizer.json``, or ``vocab.json`` and ``merges.txt`` under the rules of a class
     known here (Dream, SDAR). Special tokens are those named by ``tokenizer_config.json``; a mask it does not
@@ -130,7 +130,7 @@ def load_tokenizer(directory: Path, *, required: Collection[SpecialToken] = get_
 
 
 _MOST_SHRINK = 4
-"""Bytes of a text for one of its normal form: 𝐀 (four) becomes A."""
+"""Most bytes of a text that become one byte when it is normalized: 𝐀 (four bytes) becomes A."""
 
 
 def longest_token(backend: Tokenizer) -> int:
@@ -140,11 +140,11 @@ def longest_token(backend: Tokenizer) -> int:
 
 
 class Speller:
-    """The text of tokens within a longer one, special tokens spelt out."""
+    """Decodes tokens to their text within a longer text, with special tokens spelt out."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
-        # Behind an ordinary token: a decoder may treat the first of a text as no other.
+        # We decode behind an ordinary token, because a decoder may treat the first token of a text differently.
         self._opening = backend.encode("a", add_special_tokens=False).ids[-1:]
         self._length = len(self.text(self._opening))
         self._texts: dict[tuple[int, ...], str] = {}
@@ -153,7 +153,7 @@ class Speller:
         return self._backend.decode(list(ids), skip_special_tokens=False)
 
     def behind(self, ids: tuple[int, ...]) -> str:
-        """The text of ids that stand behind a whole character."""
+        """Return the text of ids that follow a whole character."""
         found = self._texts.get(ids)
         if found is None:
             found = self.text([*self._opening, *ids])[self._length :]
@@ -169,7 +169,7 @@ def token_content(token: Any) -> str | None:
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """A ``tokenizer.json``."""
+    """Read a ``tokenizer.json``."""
     text = read_text(path)
     try:
         return Tokenizer.from_str(text)
@@ -180,7 +180,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def find_backend(directory: Path) -> Tokenizer | None:
-    """As ``load_tokenizer`` reads it; None where the folder has none, or one whose rules are not known here."""
+    """Read a folder's tokenizer as ``load_tokenizer`` does; None if it has none, or one whose rules we do not know."""
     path = directory / "tokenizer_config.json"
     config = read_json(path) if path.is_file() else {}
     return _backend(directory, config) if _has_backend(directory, config) else None
@@ -215,7 +215,7 @@ def _backend(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
         ) from error
 
 
-# How Qwen2 cuts text before merging: part of the tokenizer's definition, in none of its data files.
+# How Qwen2 splits text before merging: this is part of the tokenizer's definition, but in none of its data files.
 _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -228,7 +228,7 @@ _PIECES = (
 
 
 def byte_level_bpe(vocab: Path, merges: Path, added: Mapping[str, Mapping[str, Any]]) -> Tokenizer:
-    """``added``: id (as text) -> token, the ``added_tokens_decoder`` of ``tokenizer_config.json``."""
+    """Build Qwen2's tokenizer. ``added``: id (as text) -> token, the ``added_tokens_decoder`` of ``tokenizer_config.json``."""
     try:
         model = BPE.from_file(str(vocab), str(merges))
     except Exception as error:  # tokenizers raises bare Exception for bad files
