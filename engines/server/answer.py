@@ -1,4 +1,4 @@
-"""The text of one answer while its ids arrive, never cut in the middle of a character, and log probabilities as OpenAI's API words them."""
+"""The text of one answer while its ids arrive, never cut inside a character, and log probabilities in the format of OpenAI's API."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,43 +12,43 @@ from engines.server.codec import Codec
 
 FinishReason = Literal["stop", "length"]
 INCOMPLETE = "�"
-"""What bytes that are no whole character decode to."""
+"""The character to which the bytes of an incomplete character decode."""
 _MOST_HALVES = 16
-"""Tokens at the end of an answer that are looked through for a whole character."""
+"""Most tokens at the end of an answer that we search for one that ends a whole character."""
 WINDOW = 16
-"""Tokens that are decoded together, at least."""
+"""Fewest tokens that we decode together."""
 
 
 class Piece(NamedTuple):
-    """What is new of an answer; why it ended is in its last piece."""
+    """The new part of an answer; the last piece says why the answer ended."""
 
     text: str
     token_ids: tuple[int, ...]
-    """Up to and including the one that ended it."""
+    """The new ids, up to and including the one that ended the answer."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The stop text, or the id, that ended it; None of the tokenizer's own end of text."""
+    """The stop text or the id that ended the answer; None for the tokenizer's own end of text."""
 
 
 class Stops(NamedTuple):
-    """What ends an answer before its length does."""
+    """The stops that may end an answer before its length does."""
 
     texts: Sequence[str] = ()
     token_ids: frozenset[int] = frozenset()
-    """Beside the ends that the codec knows."""
+    """Ids that end the answer, beside the ends that the codec knows."""
     ignores_eos: bool = False
-    """Whether the ends that the codec knows are tokens as any other."""
+    """Whether the ends that the codec knows count as ordinary tokens."""
     min_tokens: int = 0
-    """Tokens before which nothing ends it."""
+    """Tokens of the answer before which no stop ends it."""
     are_shown: bool = False
-    """Whether the stop that ended it is part of its text."""
+    """Whether the stop that ended the answer is part of its text."""
 
 
 NO_STOPS = Stops()
 
 
 class Answer:
-    """Pieces put together are the whole: the text that ``codec`` makes of all ids up to the end.
+    """An answer in pieces. Together the pieces are the text to which ``codec`` decodes all ids up to the end.
 
     An answer that has ended takes no more ids.
     """
@@ -58,7 +58,7 @@ class Answer:
         self._stops = stops
         self._ends = stops.token_ids | (frozenset() if stops.ignores_eos else codec.end_ids)
         self._unsaid = None if stops.ignores_eos else codec.eos_id
-        """The end that is no reason to tell."""
+        """The end of text, which we do not tell as a stop reason."""
         self._beginnings = sorted(stops.texts)
         self._by_last: dict[str, list[str]] = {}
         """Stop texts by their last character."""
@@ -69,17 +69,17 @@ class Answer:
         self._text = _GrowingText(self._decode)
         self._shows_halves = codec.shows_half_characters
         self._num_whole = 0
-        """Characters up to the last token that ended a whole one."""
+        """Characters up to the last token that ended a whole character."""
         self._num_told = self._num_searched = 0
-        """Characters."""
+        """Characters that were told, and characters that were searched for stop texts."""
         self._num_held: int | None = None if stops.min_tokens else 0
-        """Characters that nothing ends, once their tokens have come."""
+        """Characters of the first ``min_tokens`` tokens, in which no stop counts; None until these tokens have come."""
         self.finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Up to and including the one that ended it."""
+        """Number of tokens, up to and including the one that ended the answer."""
         return len(self._ids)
 
     def add(self, token_ids: Sequence[int], *, is_last: bool) -> Piece:
@@ -110,7 +110,7 @@ class Answer:
         return piece
 
     def _whole_end(self, text: str, ids: Sequence[int], before: int) -> int:
-        """Where the text of the last token that ended a whole character ends; ``before`` ids were looked through before."""
+        """Return where the last token that ended a whole character ends in the text. We searched ``before`` ids earlier."""
         if not text.endswith(INCOMPLETE):
             self._num_whole = len(text)
         else:
@@ -122,16 +122,16 @@ class Answer:
         return self._num_whole
 
     def _find_stop(self, text: str) -> tuple[int, str] | None:
-        """Where the stop text begins that is complete first, and which it is; of those that end together the first asked for."""
+        """Return the start of the stop text that is complete first, and that text. If several end together, the first asked for wins."""
         if not self._stops.texts or len(self._ids) <= self._stops.min_tokens:
             return None
         if self._num_held is None:
             self._num_held = len(self._decode(self._ids[: self._stops.min_tokens]))
         behind = max(self._num_searched, self._num_held)
-        # A stop text may have begun in what was held back, not in what was told, unless that is no part of the answer's text.
+        # A stop text cannot begin in told text, as we held back its beginning. Stops that are shown are not held back.
         told = 0 if self._stops.are_shown else self._num_told
         found: tuple[int, str] | None = None
-        # One that is complete only now ends in what is new; those that end together have one last character.
+        # A stop that is complete only now ends in the new text, and stops that end together have the same last character.
         for stop in chain.from_iterable(self._by_last.get(last, ()) for last in {*text[behind:]}):
             start = text.find(stop, max(told, behind - len(stop) + 1))
             if start >= 0 and (found is None or start + len(stop) < found[0] + len(found[1])):
@@ -140,7 +140,7 @@ class Answer:
         return found
 
     def _safe_end(self, text: str) -> int:
-        """How far the text is what it will be: before bytes of half a character, or the beginning of a stop text."""
+        """Return how far the text is final: up to bytes of half a character, or to what may begin a stop text."""
         end = len(text.rstrip(INCOMPLETE))
         if not self._stops.are_shown:
             for start in range(max(self._num_told, end - self._longest + 1), end):
@@ -151,7 +151,7 @@ class Answer:
         return max(self._num_told, end)
 
     def _cut(self, start: int, stop: str, before: int) -> None:
-        """Keep the fewest ids, but for those told before, whose text has ``stop`` at ``start``."""
+        """Keep the fewest ids whose text has ``stop`` at ``start``, but at least the ``before`` ids that were told."""
         low, high = before, len(self._ids)
         while low < high:
             middle = (low + high) // 2
@@ -164,10 +164,10 @@ class Answer:
 
 
 class _GrowingText:
-    """The text of ids of which there are ever more: no call decodes more than two windows of them.
+    """The text of a growing list of ids; no call decodes more than two windows of them.
 
-    What is behind a whole character is settled. The window before goes along, as a tokenizer may treat the first token
-    of a text as no other.
+    Text that ends with a whole character is settled. We decode the last settled window again with the new ids, because a
+    tokenizer may treat the first token of a text differently.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -189,9 +189,9 @@ class _GrowingText:
 
 
 _LEAST = -9999.0
-"""JSON has no minus infinity; OpenAI's servers say this."""
+"""Stands for minus infinity, which JSON lacks, as in OpenAI's servers."""
 _MOST_PENDING = 3
-"""Tokens that may hold bytes of a character before the one with its last."""
+"""Most tokens that hold bytes of a character before the token with its last byte."""
 
 
 class Score(NamedTuple):
@@ -212,8 +212,8 @@ def scores_of(found: Logprobs) -> Iterator[Score]:
 
 
 class TokenTexts:
-    """The text that each token of a sequence adds, as vLLM tells it: put together they are the whole, but for bytes that make no
-    character. A token that ends in the middle of a character adds nothing, the one that completes it all of it."""
+    """The text that each token of a sequence adds, as in vLLM. Together they are the whole text, except for bytes that make no
+    character. A token that ends inside a character adds nothing; the token that completes the character adds all of it."""
 
     def __init__(self, speller: Speller) -> None:
         self._speller = speller
@@ -221,7 +221,7 @@ class TokenTexts:
         """The last tokens that ended in the middle of a character."""
 
     def of(self, token: int) -> str:
-        """The text that a token would add."""
+        """Return the text that this token would add next."""
         alone = self._speller.behind((token,))
         if INCOMPLETE in alone:
             for start in reversed(range(len(self._pending))):
@@ -231,12 +231,12 @@ class TokenTexts:
         return "" if alone.endswith(INCOMPLETE) else alone
 
     def add(self, token: int) -> None:
-        """It is next."""
+        """Append this token."""
         self._pending = () if self.of(token) else (*self._pending, token)[-_MOST_PENDING:]
 
 
 class ScoredTokens:
-    """The tokens of one choice as they come, each with its score, None of a prompt's first."""
+    """Formats the tokens of one choice as they come, each with its score, which is None for a prompt's first token."""
 
     def __init__(self, speller: Speller | None, *, is_chat: bool, has_names: bool = True) -> None:
         """Without ``has_names``, or a speller, a token is named by its id."""
@@ -245,7 +245,7 @@ class ScoredTokens:
         self._offset = 0
 
     def worded(self, ids: Sequence[int], scores: Sequence[Score | None]) -> dict[str, list[Any]]:
-        """``logprobs`` of a choice, or of a chunk of it; parts of one choice are joined list by list."""
+        """Return the ``logprobs`` of a choice, or of a chunk of it; ``joined`` joins the chunks of one choice."""
         if self._is_chat:
             return {"content": [self._content(token, score) for token, score in zip(ids, scores, strict=True)]}
         found: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
@@ -256,7 +256,7 @@ class ScoredTokens:
                 top = {text: score.logprob}
                 for other, logprob in score.top:
                     name = self._name(other)
-                    # Tokens of one text: the likeliest stands for them.
+                    # If several tokens have the same text, we tell the likeliest.
                     top[name] = max(logprob, top.get(name, logprob))
             for column, value in zip(found.values(), (self._offset, score and score.logprob, text, top), strict=True):
                 column.append(value)
@@ -285,8 +285,8 @@ class ScoredTokens:
 
 
 def prompt_logprobs(ids: Sequence[int], scores: Sequence[Score | None], speller: Speller | None) -> list[Any]:
-    """The field of that name, as vLLM words it: of each place of the prompt its token and the likeliest, by id. Without a
-    speller they have no text."""
+    """Return the field of that name in vLLM's format: for each place of the prompt its token and the likeliest ones, by id.
+    Without a speller they have no text."""
     texts = None if speller is None else TokenTexts(speller)
     found: list[Mapping[str, Any] | None] = []
     for token, score in zip(ids, scores, strict=True):

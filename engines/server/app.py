@@ -52,7 +52,7 @@ _STREAM_BEGINS = {
 
 
 class Reply:
-    """An ASGI response. Work on a request whose client has gone is cancelled."""
+    """An ASGI response. If the client has gone, the work on its request is cancelled."""
 
     def __init__(
         self,
@@ -64,12 +64,12 @@ class Reply:
         most_s: float,
         on_end: Callable[[], None],
     ) -> None:
-        """``arrived_at`` is on the loop's clock; the request has ``most_s`` from there. ``on_end`` is called once it is over."""
+        """``arrived_at`` is on the loop's clock; the request has ``most_s`` seconds from then. ``on_end`` is called once it is over."""
         self._served, self._asked, self._metrics = served, asked, metrics
         self._arrived_at, self._on_end = arrived_at, on_end
         self._timeout_s = min(most_s, asked.timeout or most_s)
         self._ttft_s: float | None = None
-        """When a stream's first piece came, since the request did."""
+        """Seconds from the request's arrival to a stream's first piece."""
         self._format: Format | ResponseFormat
         if isinstance(asked, ResponsesBody):
             self._format = ResponseFormat(served.model.name, asked)
@@ -178,7 +178,7 @@ def _whole(status: int, said: Mapping[str, Any], headers: Mapping[str, str] | No
 
 
 def _joined(parts: Sequence[AnswerPiece]) -> Piece:
-    """An answer from all of its parts."""
+    """Join an answer from all of its parts."""
     pieces = [part.piece for part in parts]
     ids = tuple(token for piece in pieces for token in piece.token_ids)
     return pieces[-1]._replace(text="".join(piece.text for piece in pieces), token_ids=ids)
@@ -210,7 +210,7 @@ _MOST_ID = 2**32 - 1
 
 
 class TokenizeBody(Conversation):
-    """Either ``prompt`` or ``messages``."""
+    """A body with either ``prompt`` or ``messages``."""
 
     not_supported: ClassVar = refused_in("tokenize")
     model: str = ""
@@ -228,7 +228,7 @@ class TokenizeBody(Conversation):
 
     @property
     def size(self) -> int:
-        """Characters."""
+        """Characters of all texts."""
         if self.prompt is not None:
             return len(self.prompt)
         return sum(len(part.text) for each in self.messages for part in each.content)
@@ -256,11 +256,11 @@ class DetokenizeBody(Object):
 
     @property
     def size(self) -> int:
-        """Characters, about."""
+        """Characters of the text, about."""
         return 4 * len(self.tokens)
 
     def answered(self, served: Served) -> Mapping[str, Any]:
-        """Special tokens are part of the text; ids that the vocabulary has not add nothing."""
+        """Return the text, special tokens included. Ids that the vocabulary lacks add nothing."""
         backend = served.codec.backend
         if backend is None:
             raise UserError("tokens: the model has no tokenizer, its ids have no text: ask another model")
@@ -268,7 +268,7 @@ class DetokenizeBody(Object):
 
 
 class Server:
-    """``app`` answers with ``served``. After ``drain`` it takes no request any more and ends those it has."""
+    """The server: ``app`` answers with ``served``. After ``drain`` it takes no more requests, and finishes those it has."""
 
     def __init__(self, served: Served, settings: ServerSettings) -> None:
         self._served, self._settings = served, settings
@@ -281,7 +281,7 @@ class Server:
         }
         self.metrics = Metrics(served.service, served.model.name, own)
         self.num_answering = 0
-        """Requests under /v1 that came whole and are being answered."""
+        """Requests under /v1 that have arrived whole and are being answered."""
         page = files(__package__).joinpath("status.html").read_text(encoding="utf-8")
         is_strict = settings.unknown_fields == "refuse"
         completion, chat, responses = (
@@ -417,14 +417,14 @@ class Server:
     async def _say(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         self.metrics.rejections.labels(error.status).inc()
-        # A connection is not kept while the server ends, nor where nobody knows what is a body and what the next request.
+        # We close the connection while the server ends, or if nobody can tell the body from the next request.
         has_two_lengths = "transfer-encoding" in request.headers and "content-length" in request.headers
         is_unclear = error.status == 408 or "expect" in request.headers or has_two_lengths
         close = {"Connection": "close"} if self._intake.is_closed or is_unclear else {}
         return JSONResponse(error.body, error.status, headers={**error.headers, **close})
 
     async def _say_http(self, request: Request, error: Exception) -> Response:
-        """An unknown route or method."""
+        """Answer a request for an unknown route or method."""
         assert isinstance(error, HTTPException)
         message = (
             f"{request.method} is not allowed on {request.url.path}: see the documentation for its method"
@@ -436,7 +436,7 @@ class Server:
         return answer
 
     async def _note_departure(self, _request: Request, _error: Exception) -> Response:
-        """In the middle of its body; nobody gets this answer."""
+        """Count a client that left in the middle of its body; nobody gets this answer."""
         self.metrics.disconnects.inc()
         return Response(status_code=499)
 

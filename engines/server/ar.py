@@ -1,7 +1,6 @@
-"""``ServedEngine`` over the torch worker: a request is a session of one round, told token by token.
+"""``ServedEngine`` for the torch worker: a request is a session of one round, told token by token.
 
-Who drives the worker here takes requests as they come, ends them at their end token, and lets go of them when they are
-cancelled.
+``ServedAr`` takes requests as they come, ends them at their end token, and drops them when they are cancelled.
 """
 
 import time
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
 Ints = NDArray[np.int64]
 
 _LONGEST_WAIT_S = 0.001
-"""For a policy that waits for company: commands are looked at in between."""
+"""Longest wait of a policy that waits for more requests; between waits we read commands."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArGeneration(SamplingParams):
-    """``max_tokens`` of a request that names none are ``default_tokens``, or what the model's positions leave of them.
+    """A request's settings. Without ``max_tokens`` it gets ``default_tokens``, or as many of them as the model's positions leave.
 
-    ``stop_token_ids`` end an answer besides the model's own ends, which ``ignores_eos`` takes as any other token.
+    ``stop_token_ids`` end an answer, as do the model's own ends, unless ``ignores_eos`` makes these ordinary tokens.
     """
 
     max_tokens: int | None = None
@@ -53,7 +52,7 @@ class ArGeneration(SamplingParams):
 
 @dataclass(frozen=True, kw_only=True)
 class AtMost:
-    """Bounds the running sequences of a policy that does not, by the room it is told of: each takes its place's share."""
+    """Bounds the running sequences for a policy that does not: we tell it that each task needs an equal share of the room or more."""
 
     batching: Batching
     max_num_seqs: int
@@ -82,7 +81,7 @@ class _Request:
     """Most tokens of its answer."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
-    """Those of the ids that are not told yet, where they were asked for."""
+    """Log probabilities of the ids that are not told yet, if the request asks for them."""
     num_told: int = 0
     has_begun: bool = False
 
@@ -92,8 +91,8 @@ class _Request:
 
 
 class ServedAr:
-    """``queue`` lets a waiting task go (``OpenQueue``). ``end_ids`` end an answer; ``budget`` is what the policy packs into
-    a step, in tokens. ``keeps`` keeps the K/V of answers for the prompts that go on from them."""
+    """Serves a causal model. ``queue`` can drop a waiting task (``OpenQueue``). ``end_ids`` end an answer; ``budget`` is the
+    most tokens that the policy packs into a step. ``keeps`` keeps the K/V of answers for prompts that continue them."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class ServedAr:
         sequence.left = length
         request = _Request(request_id, prompt, ends, wants_tokens, generation, sequence, length)
         self._requests[request_id] = request
-        if self._keeps and generation.prompt_logprobs is None:  # which are made of all of the prompt's rows
+        if self._keeps and generation.prompt_logprobs is None:  # these need all of the prompt's rows
             worker.adopt(sequence, prompt)
         history = sequence.context
         worker.enqueue(sequence, "incremental" if history else "initial", history, len(prompt) - history, now)
@@ -163,7 +162,7 @@ class ServedAr:
             self._counts["prefilled_tokens"] += sum(share.tokens for share in step.shares)
             worker.settle(step, self._now())
             self._busy_s += time.perf_counter() - began
-        elif not decodes:  # else all were preempted, and the policy is asked again
+        elif not decodes:  # otherwise all were preempted, and we ask the policy again
             self._wait(plan, now)
         return self._events
 
@@ -240,7 +239,7 @@ class ServedAr:
         return self._requests[sequence.session.session_id]
 
     def _wait(self, plan: NextStep, now: float) -> None:
-        """Nothing runs: the policy waits for company, and says until when."""
+        """Wait while nothing runs: the policy waits for more requests. Raises RunError if it does not say until when."""
         if plan.wake_s is None:
             raise RunError("the scheduler leaves waiting prompts where they are, though nothing runs")
         time.sleep(min(max(plan.wake_s - now, 0.0), _LONGEST_WAIT_S))

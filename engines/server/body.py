@@ -1,8 +1,8 @@
-"""Bodies of ``/v1/completions`` and ``/v1/chat/completions``: schemas, and one formatter that says what is wrong in a sentence.
+"""Bodies of ``/v1/completions`` and ``/v1/chat/completions``: schemas, and one formatter that says in a sentence what is wrong.
 
-Each field of OpenAI's API and vLLM's is one of four kinds: heeded (a field of a class here), without influence on the
-answer (``ignored_in``), not supported (``refused_in``, refused unless its value asks for nothing), or unknown
-(let pass and counted, or refused by a strict server).
+Each field of OpenAI's API and vLLM's is one of four kinds. It is heeded (a field of a class here), or has no influence on
+the answer (``ignored_in``). Or it is not supported (``refused_in``, refused unless its value asks for nothing), or unknown
+(counted and ignored, or refused by a strict server).
 """
 
 import json
@@ -21,14 +21,14 @@ from engines.server.errors import ApiError, refused
 from engines.server.protocol import Kind
 
 MOST_CHOICES = 128
-"""Answers to one request: ``n`` for each prompt."""
+"""Most answers to one request, which has ``n`` for each prompt."""
 MOST_STOPS, LONGEST_STOP = 1000, 1024
-"""Stop texts, or stop ids, of a request, and characters of such a text."""
+"""Most stop texts, or stop ids, of a request, and most characters of a stop text."""
 MOST_BAD_WORDS = 128
 _MOST_FIELDS = 100
-"""Fields of one object, the unknown ones among them."""
+"""Most fields of one object, unknown ones included."""
 SEEDS = 2**63
-"""Seeds are whole numbers from its negative to below it, as in vLLM."""
+"""Seeds are whole numbers from -SEEDS to SEEDS - 1, as in vLLM."""
 
 # ---- fields that are not heeded ---------------------------------------------------------------
 
@@ -38,32 +38,32 @@ Unsupported = tuple[str, tuple[Any, ...]]
 
 
 def ignored_in(kind: str) -> frozenset[str]:
-    """Fields of such objects without influence on the answer."""
+    """Return the fields of such objects that have no influence on the answer."""
     return frozenset(_FIELDS["ignored"][kind])
 
 
 def refused_in(kind: str) -> Mapping[str, Unsupported]:
-    """Fields of such objects that are refused."""
+    """Return the fields of such objects that are refused."""
     reasons = _FIELDS["not_supported"][kind].items()
     return {name: (reason, tuple(neutral)) for reason, fields in reasons for name, neutral in fields.items()}
 
 
 _DIFFUSION = frozenset(_FIELDS["diffusion"])
-"""Settings of diffusion LLMs, of which each engine has its own."""
+"""Settings of diffusion LLMs. Each engine heeds only some of them."""
 
 # ---- values -----------------------------------------------------------------------------------
 
 _SAID: Mapping[str, str] = _FIELDS["said"]
-"""What is said of a value whose field does not describe itself, by pydantic's type of error."""
+"""pydantic's type of error -> what we say of a value whose field has no description."""
 
 
 def _whole(given: Any) -> Any:
-    """8.0 is 8 in JSON."""
+    """Return 8 for 8.0, which are the same number in JSON."""
     return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
 def _are_ids(given: Any) -> bool:
-    """Long lists are looked through by no loop of Python's, unless they have numbers as 8.0."""
+    """Whether a value is a list of whole numbers. Long lists need no loop in Python, unless they have numbers such as 8.0."""
     if not isinstance(given, list):
         return False
     kinds = {*map(type, given)}
@@ -79,12 +79,12 @@ def _prompt(given: Any) -> str | tuple[int, ...]:
 
 
 def _as_list(given: Any) -> Any:
-    """A text alone as a list of one."""
+    """Return a single text as a list of one."""
     return [given] if isinstance(given, str) else given
 
 
 def _as_prompts(given: Any) -> Any:
-    """A text or token ids alone as a list of one. Among others a text may be empty, whose ids are the special ones, as in vLLM."""
+    """Return a single text, or single token ids, as a list of one. In a list, an empty text has only special ids, as in vLLM."""
     return [given] if _are_ids(given) or (isinstance(given, str) and given) else given
 
 
@@ -95,7 +95,7 @@ Count = Annotated[Whole, Field(ge=1, le=2**31)]
 
 
 class Object(pydantic.BaseModel):
-    """A JSON object; a field that is null was not given. Unknown fields are kept, to be counted."""
+    """A JSON object; a null field counts as not given. Unknown fields are kept, to be counted."""
 
     model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
     ignored: ClassVar[frozenset[str]] = frozenset()
@@ -120,12 +120,12 @@ class Object(pydantic.BaseModel):
 
     @classmethod
     def name_of(cls, field: str) -> str:
-        """What requests call it, which differs between routes."""
+        """Return a field's name in requests, which differs between routes."""
         return cls.model_fields[field].alias or field
 
     @property
     def unknown(self) -> Iterator[str]:
-        """Names of fields that nobody here knows, those of objects within it behind its own name and a dot."""
+        """Names of unknown fields. Those of nested objects follow the object's name and a dot."""
         yield from self.model_extra or ()
         for name in type(self).model_fields:
             value = getattr(self, name)
@@ -144,7 +144,7 @@ class _TextPart(Object):
 
 
 def _parts(given: Any) -> Any:
-    """A text alone, or among parts, as a part."""
+    """Turn each text, alone or among parts, into a part."""
     listed = [given] if isinstance(given, str) else given
     return [{"text": each} if isinstance(each, str) else each for each in listed] if isinstance(listed, list) else given
 
@@ -169,7 +169,7 @@ class _Message(Object):
 
     @property
     def turn(self) -> Mapping[str, str]:
-        """As a chat template reads it."""
+        """The message as a chat template reads it."""
         found = {"role": self.role, "content": "\n".join(part.text for part in self.content)}
         reasoning = self.reasoning or self.reasoning_content
         if self.name is not None:
@@ -196,7 +196,7 @@ class Conversation(Object):
     add_generation_prompt: bool = True
     """Whether the prompt ends with the header of an assistant's message."""
     continue_final_message: bool = False
-    """Whether the answer goes on within the last message."""
+    """Whether the answer continues the last message."""
     chat_template_kwargs: Annotated[
         dict[str, Any], Field(description="an object of the chat template's own variables")
     ] = {}
@@ -219,7 +219,7 @@ class Conversation(Object):
 
     @property
     def role(self) -> str:
-        """Whose turn the answer is."""
+        """The role that the answer has."""
         return "assistant" if self.add_generation_prompt else self.messages[-1].role
 
     @property
@@ -242,7 +242,7 @@ class Conversation(Object):
 class _StreamOptions(Object):
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    """Usage so far in every chunk, where there is usage at all."""
+    """Whether every chunk has the usage so far, if usage is asked for at all."""
 
     @model_validator(mode="before")
     @classmethod
@@ -253,12 +253,12 @@ class _StreamOptions(Object):
 
 
 def _unless(neutral: Any) -> AfterValidator:
-    """The value that asks for nothing was not given."""
+    """Return a validator that treats the ``neutral`` value, which asks for nothing, as not given."""
     return AfterValidator(lambda given: None if given == neutral else given)
 
 
 def _biases(given: Any) -> Any:
-    """A bias by id, as vLLM reads it: beyond 100 it is 100."""
+    """Return id -> bias, cut to at most 100 and at least -100, as in vLLM."""
     if not isinstance(given, dict):
         raise ValueError
     found = {}
@@ -273,19 +273,19 @@ NumLogprobs = Annotated[
     Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None,
     BeforeValidator(lambda given: {True: 1, False: None}[given] if isinstance(given, bool) else given),
 ]
-"""Likeliest tokens that are told of a place; true is 1 of them, false none."""
+"""How many of the likeliest tokens to tell for each place; true means 1, false none."""
 
 
 class _Sampling(Object):
-    """How the tokens of an answer are chosen. What is given of it reaches ``ServedModel.generation`` by its name, and an
-    engine refuses what it does not heed."""
+    """How the tokens of an answer are chosen. Given fields reach ``ServedModel.generation`` by their names, and an engine
+    refuses those that it does not heed."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     # vLLM's clients send 0 or -1 for all tokens.
     top_k: Annotated[Whole, AfterValidator(lambda k: None if k in (0, -1) else k)] | None = None
     seed: Annotated[Whole, Field(ge=-SEEDS, le=SEEDS - 1)] | None = None
-    """-1 is none."""
+    """-1 means no seed."""
     min_p: Annotated[float, Field(ge=0, le=1), _unless(0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0), _unless(1)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), _unless(0)] | None = None
@@ -305,23 +305,23 @@ class _Sampling(Object):
         Field(max_length=MOST_BAD_WORDS, description=f"a list of up to {MOST_BAD_WORDS} texts, none of them empty"),
     ] = []
     prompt_logprobs: NumLogprobs = None
-    """Likeliest tokens that are told of each place of the prompt."""
+    """How many of the likeliest tokens to tell for each place of the prompt."""
 
 
 class _Body(_Sampling):
-    """What both routes take."""
+    """The fields that both routes take."""
 
     ignored = ignored_in("requests")
     not_supported = refused_in("requests")
 
     model: str = ""
-    """Empty for the one that is served."""
+    """Empty for the served model."""
     n: Count = 1
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     """The newer name of ``max_tokens``."""
     min_tokens: Annotated[Whole, Field(ge=0, le=2**31)] = 0
-    """Tokens of the answer before which neither an end of text nor a stop ends it."""
+    """Number of tokens before which neither an end of text nor a stop ends the answer."""
     ignore_eos: bool = False
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]],
@@ -339,7 +339,7 @@ class _Body(_Sampling):
     """Whether the stop, a text or a token, is part of the answer's text."""
     skip_special_tokens: bool = True
     add_special_tokens: bool | None = None
-    """Whether a prompt gets the special tokens that its tokenizer adds; None is for the route to say."""
+    """Whether a prompt gets the special tokens that its tokenizer adds; for None the route decides."""
     truncate_prompt_tokens: Annotated[Whole, Field(ge=-1, le=SEEDS - 1)] | None = None
     truncation_side: Annotated[Literal["left", "right"], Field(description="'left' or 'right', which is cut off")] = (
         "left"
@@ -354,9 +354,9 @@ class _Body(_Sampling):
     echo: bool = False
     """Whether the answer's text begins with the prompt's, or the last message's."""
     request_id: Annotated[str, Field(max_length=256)] | None = None
-    """Behind the kind of answer it is the answer's id."""
+    """The answer's id, which we prefix with the kind of answer."""
     timeout: Annotated[float, Field(gt=0)] | None = None
-    """Seconds."""
+    """Seconds until the answer must be complete."""
 
     @model_validator(mode="after")
     def _asks_for_one_thing(self) -> Self:
@@ -382,16 +382,16 @@ class _Body(_Sampling):
 
     @property
     def length(self) -> int | None:
-        """Most tokens of an answer, where it is said."""
+        """Most tokens of an answer; None if the request does not say."""
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
 
     @property
     def generation(self) -> dict[str, Any]:
-        """What was given of how the engine generates, its own options included."""
+        """The given fields about how the engine generates, its own options included."""
         given = self.model_dump(include=set(self._of_the_engine), exclude_none=True, exclude_unset=True)
         if self.length is not None:
             given["max_tokens"] = self.length
-        if not self.min_tokens or self.ignore_eos:  # where nothing ends an answer but its length, no least length does
+        if not self.min_tokens or self.ignore_eos:  # without ends, a least length has no effect
             given.pop("min_tokens", None)
         if not self.stop_token_ids:
             given.pop("stop_token_ids", None)
@@ -407,12 +407,12 @@ class _Body(_Sampling):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Likeliest tokens that are told beside each token of an answer; None where no log probabilities are."""
+        """How many of the likeliest tokens to tell beside each token of an answer; None without log probabilities."""
         raise NotImplementedError
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """Likeliest tokens of each place of the prompt; an echo tells them too, as in vLLM."""
+        """How many of the likeliest tokens to tell for each place of the prompt; an echo tells them too, as in vLLM."""
         return self.prompt_logprobs
 
     _of_the_engine: ClassVar[frozenset[str]] = frozenset(
@@ -504,7 +504,7 @@ Body = TypeVar("Body", bound=Object)
 
 
 class Schema(Generic[Body]):
-    """Reads bodies for a model called ``served``, which heeds ``options`` besides. A strict one refuses unknown fields."""
+    """Reads bodies for the model named ``served``, which also heeds ``options``. A strict schema refuses unknown fields."""
 
     def __init__(self, kind: type[Body], served: str, options: Mapping[str, Kind], *, is_strict: bool = False) -> None:
         own: dict[str, Any] = {name: ((Whole if each is int else each) | None, None) for name, each in options.items()}
@@ -532,9 +532,9 @@ class Schema(Generic[Body]):
         return asked
 
     def _refusal(self, found: pydantic.ValidationError) -> ApiError:
-        """The first error in a sentence: where it is, what is there, and what should be."""
+        """Return the first error as a sentence: its place, the value there, and the value that should be there."""
         error = found.errors(include_url=False)[0]
-        if error["type"] == "string_unicode":  # of a name too, which has no place of its own
+        if error["type"] == "string_unicode":  # also for a field's name, which has no place of its own
             return refused(f"{shown(error['input'])} holds half a character (a lone surrogate): take it out")
         field = str(error["loc"][0])
         place = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in error["loc"])[1:]
@@ -573,7 +573,7 @@ def _no_number(name: str) -> Any:
 
 
 def check_asks_for_nothing(name: str, value: Any, kind: Unsupported) -> None:
-    """Raise ApiError where it asks for something."""
+    """Raise ApiError if the value asks for something."""
     reason, neutral = kind
     # In JSON 0 and false are two things.
     if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral):

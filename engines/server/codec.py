@@ -1,4 +1,4 @@
-"""Texts and conversations to ids and back, by a checkpoint's own tokenizer and chat template."""
+"""Turns texts and conversations into ids and back, by a checkpoint's own tokenizer and chat template."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from engines.models.tokenizer import load_tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class TextCodec(CausalText):
-    """Those of a diffusion LLM."""
+    """The tokenizer and chat template of a diffusion LLM."""
 
     @classmethod
     def of(cls, directory: Path, config: ModelConfig) -> Self:
@@ -28,11 +28,11 @@ class TextCodec(CausalText):
         )
 
     def encode(self, text: str, *, add_special: bool | None = None, keep: int | None = None) -> tuple[int, ...]:
-        """``add_special`` None adds no special token; ``keep`` tokens are left of a text's end."""
+        """Return the ids of a text. ``add_special`` None adds no special token; ``keep`` keeps so many ids at the text's end."""
         return super().encode(text, add_special=add_special is True, keep=keep)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Masks that a sampler left are no text, nor are special tokens unless they are asked for."""
+        """Return the text of ids, without masks that a sampler left, and without special tokens if ``skip_special``."""
         return super().decode([i for i in ids if i != self.mask_id], skip_special=skip_special)
 
 
@@ -59,4 +59,4 @@ class IdsAlone:
 
 
 Codec = TextCodec | CausalText | IdsAlone
-"""What makes ids of prompts, and text of answers."""
+"""Encodes prompts as ids, and decodes answers to text."""

@@ -1,4 +1,4 @@
-"""The answers to one request: submitted together, put together from the engine's events, cancelled together."""
+"""The answers to one request: we submit them together, build them from the engine's events, and cancel them together."""
 
 import asyncio
 import secrets
@@ -30,14 +30,14 @@ from engines.server.service import EngineProcess
 T = TypeVar("T")
 
 LONG_PROMPT = 1 << 10
-"""Tokens from which a prompt's scores are worded behind those of others."""
+"""From so many tokens on, we format a prompt's scores behind those of others (``Served.slow_work``)."""
 LARGE_TEXT = 1 << 15
-"""Bytes from which texts are tokenized behind the others."""
+"""From so many bytes on, we tokenize texts behind the others (``Served.slow_work``)."""
 
 
 class Served(NamedTuple):
-    """What requests are answered with. ``work`` runs what would hold up the event loop, one thing at a time, and
-    ``slow_work`` what would hold up the others there."""
+    """Everything that answers requests. ``work`` runs tasks that would hold up the event loop, one at a time. ``slow_work``
+    runs tasks that would hold up the others in ``work``."""
 
     model: ServedModel
     codec: Codec
@@ -52,16 +52,16 @@ class Usage(NamedTuple):
 
 
 class AnswerPiece(NamedTuple):
-    """``piece`` begins with the prompt where that is echoed."""
+    """A piece of one choice. The first ``piece`` begins with the prompt if that is echoed."""
 
     choice: int
     piece: Piece
     logprobs: dict[str, list[Any]] | None = None
-    """As OpenAI's API words them, where they were asked for."""
+    """In the format of OpenAI's API, if the request asks for them."""
 
 
 class Completion:
-    """Raises ApiError for what cannot be answered."""
+    """The answers to one request. Its methods raise ApiError if the request cannot be answered."""
 
     def __init__(self, served: Served, asked: AnswerBody) -> None:
         self._served, self._asked = served, asked
@@ -71,16 +71,16 @@ class Completion:
         self._answers: list[Answer] = []
         self._prompts: list[tuple[int, ...]] = []
         self._scored: dict[int, list[Score | None]] = {}
-        """Choice -> of its prompt's tokens, where they were asked for."""
+        """Choice -> scores of its prompt's tokens, if the request asks for them."""
         self._tokens: dict[int, ScoredTokens] = {}
-        """Choice -> its tokens, where log probabilities were asked for."""
+        """Choice -> its tokens, if the request asks for log probabilities."""
         self._early: list[tuple[int, Event]] = []
         self.has_begun_at: float | None = None
         """When work on the first of its answers began, on the loop's clock."""
 
     @asynccontextmanager
     async def submitted(self) -> AsyncIterator[Self]:
-        """Returns once the engine has taken every answer; leaving it cancels those that are open."""
+        """Submit every answer, and enter once the engine has taken them; leaving cancels those that are open."""
         try:
             await self._submit()
             yield self
@@ -129,7 +129,7 @@ class Completion:
                 yield await self._worked(word, self._served.slow_work) if is_long else word()
 
     async def prompt_logprobs(self, choice: int) -> list[Any] | None:
-        """The field of that name, once the choice has begun; None where it was not asked for."""
+        """Return the field of that name, once the choice has begun; None if the request does not ask for it."""
         if self._asked.num_prompt_logprobs is None:
             return None
         ids, scores = self.prompt_of(choice), self._scored[choice]
@@ -137,7 +137,7 @@ class Completion:
         return await self._worked(word, self._served.slow_work)
 
     async def _worked(self, make: Callable[[], T], lane: Executor) -> T:
-        """What takes long, behind others of ``lane`` and not on the event loop."""
+        """Run a long task behind others of ``lane``, not on the event loop."""
         return await asyncio.get_running_loop().run_in_executor(lane, make)
 
     def _part(self, choice: int, piece: Piece, found: Logprobs | None, *, is_first: bool) -> AnswerPiece:
@@ -168,7 +168,7 @@ class Completion:
         return AnswerPiece(choice, piece, self._tokens[choice].worded(ids, scores))
 
     def _echo(self, choice: int) -> str:
-        """The text of the prompt as it was given; empty beside ``return_token_ids``, which tells it as ids, as in vLLM."""
+        """Return the prompt's text as it was given; empty with ``return_token_ids``, which tells it as ids, as in vLLM."""
         asked, speller = self._asked, self._served.codec.speller
         assert isinstance(asked, CompletionBody)
         given = asked.prompt[choice // asked.n]
@@ -192,11 +192,11 @@ class Completion:
         size = self._check_texts()
         lane = served.work if size < LARGE_TEXT else served.slow_work
         check = partial(self._generations, 1)
-        if asked.bad_words:  # whose tokens are looked up
+        if asked.bad_words:  # we look up their tokens
             await self._worked(check, lane)
         else:
             check()
-        # Before anything is tokenized: what cannot be queued must not cost much.
+        # We reserve before we tokenize: a request that cannot be queued must not cost much.
         served.service.reserve(left)
         try:
             checked = await self._worked(self._encoded, lane)
@@ -222,9 +222,9 @@ class Completion:
         await self._wait_until_taken()
 
     def _generations(self, num: int, room: int | None = None) -> list[object]:
-        """Settings of ``num`` answers to a prompt, which differ in their seed; ``room`` is what their prompt leaves them.
+        """Return the settings of ``num`` answers to a prompt, which differ in their seed; the prompt leaves them ``room`` tokens.
 
-        Raises ApiError for what no prompt makes right.
+        Raises ApiError for settings that are wrong for every prompt.
         """
         model, asked, given = self._served.model, self._asked, self._asked.generation
         name = asked.name_of("max_tokens")
@@ -245,12 +245,12 @@ class Completion:
 
     @cached_property
     def _seed(self) -> int:
-        """Drawn anew for every request, as OpenAI's is, where none was asked for; -1 asks for none, as in vLLM."""
+        """The request's seed. If it asks for none, or for -1 as in vLLM, we draw a new one for every request, as OpenAI does."""
         seed = self._asked.seed
         return secrets.randbelow(SEEDS) if seed is None or seed == -1 else seed
 
     def _check_texts(self) -> int:
-        """Bytes of what is tokenized. Raises for a prompt that is too long whatever its tokens are."""
+        """Return the bytes of all texts to tokenize. Raises ApiError for a prompt that is too long whatever its tokens are."""
         asked, most = self._asked, self._most_bytes
         if isinstance(asked, ChatBody):
             name, sizes = asked.name_of("messages"), [sum(_num_bytes(each["content"]) for each in asked.turns)]
@@ -269,14 +269,14 @@ class Completion:
 
     @property
     def _most_bytes(self) -> int:
-        """The longest text that can fit, whatever its tokens are."""
+        """Bytes of the longest text that can fit, whatever its tokens are."""
         return self._served.model.max_model_len * self._served.codec.longest_token
 
     def _encoded(self) -> list[tuple[tuple[int, ...], list[object]]]:
-        """Ids of the prompts, checked, each with the settings of its answers."""
+        """Return the checked ids of the prompts, each with the settings of its answers."""
         codec, model, asked = self._served.codec, self._served.model, self._asked
         most = self._most_prompt_tokens()
-        # Special tokens that are added stay, unless a side is said, as in vLLM.
+        # Truncation keeps added special tokens unless the request names a side, as in vLLM.
         keep = None if "truncation_side" in asked.model_fields_set else most
         from_end = asked.truncation_side == "left"
 
@@ -306,7 +306,7 @@ class Completion:
         return of_users(run)
 
     def _most_prompt_tokens(self) -> int | None:
-        """What a prompt is cut down to, where that is asked for; -1 leaves a token for the answer."""
+        """Return the number of tokens that a prompt is cut to, if the request asks for it; -1 leaves a token for the answer."""
         asked, most = self._asked.truncate_prompt_tokens, self._served.model.max_model_len
         if asked is not None and asked > most:
             raise refused(
@@ -318,7 +318,7 @@ class Completion:
         self._events.put_nowait((choice, event))
 
     async def _wait_until_taken(self) -> None:
-        """What comes between is kept for ``parts``."""
+        """Wait until the engine has taken every answer. Other events are kept for ``parts``."""
         missing = set(self._ids)
         while missing:
             choice, event = await self._events.get()
@@ -336,7 +336,7 @@ def _num_bytes(text: str) -> int:
 
 
 def of_users(make: Callable[[], T]) -> T:
-    """A UserError is the client's."""
+    """Return what ``make`` returns. Its UserError becomes an ApiError, because the client caused it."""
     try:
         return make()
     except UserError as error:

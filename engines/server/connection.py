@@ -1,6 +1,6 @@
-"""One client's connection: uvicorn's, with refusals in a sentence.
+"""A client's connection: uvicorn's, with refusals in one sentence.
 
-``Addressed`` says whose requests are read, and ``Intake`` of which form, how many bytes of them at once, and for how long.
+``Addressed`` decides whose requests we read. ``Intake`` decides in which form, how many bytes at once, and for how long.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from engines.server.errors import ApiError, refused, unavailable
 from engines.server.settings import ServerSettings
 
 _MOST_AHEAD = 1 << 14
-"""Bytes of next requests that are read while one is answered."""
+"""Most bytes of the next requests that we read while we answer one."""
 _LINGER_S = 2.0
-"""For a client to send the body that it is sending, before it reads why it was refused."""
+"""Seconds for a client to finish sending its body, before it reads why we refused it."""
 
 
 class Connection(H11Protocol):
-    """uvicorn's, whose refusals are in OpenAI's form. ``on_refusal`` hears their status."""
+    """uvicorn's connection, with refusals in OpenAI's format. ``on_refusal`` is called with their status."""
 
     def __init__(self, *given: Any, on_refusal: Callable[[int], None], **named: Any) -> None:
         super().__init__(*given, **named)
@@ -38,11 +38,11 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < _MOST_AHEAD:
-            # Of a client that has sent its next request already one would not hear that it leaves.
+            # Otherwise we would not notice that a client leaves if it has already sent its next request.
             self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
-        """Called where h11 raised."""
+        """Refuse what is no request; called while h11's exception is handled."""
         reason = sys.exc_info()[1]
         status = reason.error_status_hint if isinstance(reason, h11.RemoteProtocolError) else 400
         sentence = f"what came is no request in HTTP/1.1 ({reason or msg}): send one"
@@ -51,7 +51,7 @@ class Connection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else another answer has begun
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # otherwise another answer has begun
             content = json.dumps(ApiError(status, sentence).body).encode()
             own = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
             parts: tuple[Any, ...] = (
@@ -65,11 +65,11 @@ class Connection(H11Protocol):
 
 
 LARGE_BODY = 1 << 16
-"""Bytes from which a body is worked on behind the others; smaller ones are taken whatever is held."""
+"""From so many bytes on, a body is parsed behind the others. Smaller ones are taken however many bytes are held."""
 
 
 class Intake:
-    """Reads bodies. Those read count as held until ``release``."""
+    """Reads bodies. Their bytes count as held until ``release``."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
@@ -83,14 +83,14 @@ class Intake:
         return len(self._limits)
 
     def close(self) -> None:
-        """Take no body any more, and give up those that have not come whole."""
+        """Take no more bodies, and give up those that have not arrived whole."""
         self.is_closed = True
         for limit in self._limits:
             if not limit.expired():
                 limit.reschedule(0.0)
 
     async def read(self, request: Request) -> bytes:
-        """The caller releases its length."""
+        """Return a request's body; the caller releases its length. Raises ApiError if the body is refused."""
         self._check_open()
         stream = request.stream()
         parts: list[bytes] = []
@@ -130,7 +130,7 @@ class Intake:
             raise unavailable("the server is ending")
 
     def _check_form(self, headers: Headers) -> None:
-        """A page of another origin can send any type but JSON without asking."""
+        """Raise ApiError unless the body is plain JSON: pages of other origins can send any other type without asking."""
         types = headers.getlist("content-type")
         if len(types) != 1 or types[0].partition(";")[0].strip().lower() != "application/json":
             given = ", ".join(types) or "missing"
@@ -149,7 +149,7 @@ class Intake:
 
 
 async def _let_pass(stream: AsyncIterator[bytes]) -> None:
-    """Closed with something unread, a connection would take the refusal from a client that still sends."""
+    """Read what is left of a body. If we closed the connection instead, a client that still sends would not get the refusal."""
     with suppress(TimeoutError, ClientDisconnect):
         async with asyncio.timeout(_LINGER_S):
             async for _ in stream:
@@ -157,7 +157,7 @@ async def _let_pass(stream: AsyncIterator[bytes]) -> None:
 
 
 def own_names(host: str) -> frozenset[str] | None:
-    """What requests may call a server that listens on this machine alone; None where it can be called anything."""
+    """Return the names by which requests may call a server that listens only on this machine; None if any name will do."""
     try:
         is_loopback = _is_loopback_address(socket.getaddrinfo(host, None)[0][4][0])
     except OSError:
@@ -166,8 +166,8 @@ def own_names(host: str) -> frozenset[str] | None:
 
 
 class Addressed:
-    """Refuses requests that were not meant for this server, and passes the others on. A page of a name that was made to point at this
-    machine (DNS rebinding) gives itself away by the Host that a browser sends."""
+    """Refuses requests that were not meant for this server, and passes the others on. If a page's name was made to point at this machine
+    (DNS rebinding), the Host that the browser sends reveals it."""
 
     def __init__(self, app: ASGIApp, names: frozenset[str] | None, say: Callable[..., Awaitable[Response]]) -> None:
         self._app, self._names, self._say = app, names, say
@@ -197,7 +197,7 @@ class Addressed:
 
 
 def _name(host: str) -> str:
-    """Without its port."""
+    """Return a host without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].rstrip(".").lower()

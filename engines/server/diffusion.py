@@ -1,4 +1,4 @@
-"""``ServedEngine`` over the two diffusion engines: tells a block's ids once the block is final."""
+"""``ServedEngine`` for the two diffusion engines, which tells a block's ids once the block is final."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from engines.dllm.executor.state import RequestState
 
 FORGET_EVERY = 256
-"""Steps after which the device's times of steps, which a server has no use for, are let go; it waits for the device."""
+"""Every so many steps we drop the device's step times, which a server does not use; this waits for the device."""
 
 
 class _Served:
-    """What both engines share; they have no requests yet."""
+    """The common part of both; the given engine must have no requests yet."""
 
     def __init__(self, engine: Engine | BlockEngine) -> None:
         self._engine = engine
         self._told: dict[int, int] = {}
-        """Ids told so far of the requests that want them as they become final."""
+        """Request id -> number of ids told so far, for requests that want ids as they become final."""
         self._forward_passes = self._committed_tokens = 0
         self._busy_s = 0.0
 
@@ -86,7 +86,7 @@ class ServedDllm(_Served):
         return events
 
     def _complete_blocks(self) -> list[Event]:
-        """Ids of blocks that are complete and not yet told, of requests that go on; one read of the device for all."""
+        """Return the ids of complete blocks that are not told yet, for requests that go on. One read of the device gets all."""
         spans: list[tuple[PlanItem, int, int]] = []
         for request_id, told in self._told.items():
             sequence = self._engine.scheduler.find(request_id)
@@ -123,7 +123,7 @@ class ServedDllm(_Served):
 
 
 def _state_of(executor: Any) -> "RequestState":
-    """The torch executor's, whatever is around it."""
+    """Return the state of the torch executor, even if other executors wrap it."""
     while not hasattr(executor, "state"):
         executor = executor.executor
     state: RequestState = executor.state
@@ -131,7 +131,7 @@ def _state_of(executor: Any) -> "RequestState":
 
 
 def _read(state: "RequestState", spans: Sequence[tuple[PlanItem, int, int]]) -> list[int]:
-    """The ids at these positions, one span behind the other."""
+    """Return the ids at these positions, one span after the other."""
     import torch
 
     slots = state.slots([item for item, _, _ in spans])
@@ -209,7 +209,7 @@ class ServedBlocks(_Served):
         )
 
     def _final_blocks(self) -> list[Event]:
-        """Ids of final blocks that are not yet told, of requests that go on; what is final does not change, whatever rule edits."""
+        """Return the ids of final blocks that are not told yet, for requests that go on. No rule edits final ids."""
         events: list[Event] = []
         for request_id, sequence in self._engine.sequences.items():
             final = sequence.final[sequence.request.prompt_len :]
@@ -221,7 +221,7 @@ class ServedBlocks(_Served):
         return events
 
     def _count(self, request_id: int, final: int) -> None:
-        """Counts final tokens of a request. An accepted place of a canvas is none: the next forward may draw it anew."""
+        """Count a request's final tokens. An accepted place of a canvas is not final: the next forward may draw it anew."""
         before = self._final.get(request_id, 0)
         self._final[request_id] = max(before, final)
         self._committed_tokens += self._final[request_id] - before

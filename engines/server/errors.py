@@ -1,14 +1,14 @@
-"""Refusals and failures as OpenAI's API words them: a status, and an object with one sentence in it."""
+"""Refusals and failures in the format of OpenAI's API: a status, and an object that holds one sentence."""
 
 from collections.abc import Mapping
 from typing import Any
 
 MOST_SHOWN = 400
-"""Characters of a message: what a client sent may be any number of them."""
+"""Most characters of a message, which may quote a text of any length from a client."""
 
 
 class ApiError(Exception):
-    """``retry_after_s`` tells a client when to come again."""
+    """An answer with an error; ``retry_after_s`` tells the client when to try again."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""The engine's process: takes requests between steps, steps while there is work, tells what became of them.
+"""The engine's process: it takes requests between steps, steps while there is work, and tells what became of the requests.
 
-It ends with its parent, however that ends: a thread watches the socket, and its end is the process's.
+It ends with its parent, however that ends: a thread watches the socket, and ends the process when the socket closes.
 """
 
 import os
@@ -18,18 +18,18 @@ from engines.errors import OUT_OF_MEMORY, RunError, UserError, is_out_of_memory
 from engines.server import protocol
 
 _STATUS_EVERY_S = 0.05
-"""Between two reports of a status in which nothing happened to a request."""
+"""Seconds between two reports of the status while no request has an event."""
 MOST_FAILURES = 3
-"""Steps in a row that may raise; the process then ends, to be started afresh."""
+"""After so many steps in a row that raise, the process ends, and the server starts a new one."""
 
 _GAVE_UP, _PARENT_GONE = 3, 4
 """Exit codes."""
 
 
 class Inbox:
-    """Commands in the order they came, as they stand in ``channel``: none that has come is left for the step after.
+    """Commands from ``channel`` in the order they came. Each step begins with all commands that have come.
 
-    The end of the channel ends the process, in whatever step it is: an orderly end would wait for a device or for the step.
+    The end of the channel ends the process, even inside a step: an orderly end would wait for a device or for the step.
     """
 
     def __init__(self, channel: Connection) -> None:
@@ -45,7 +45,7 @@ class Inbox:
         os._exit(_PARENT_GONE)
 
     def take(self, *, wait: bool) -> list[protocol.Command]:
-        """All there are; ``wait`` for one where there is none."""
+        """Return all commands that have come; with ``wait``, wait for one if there is none."""
         found: list[protocol.Command] = []
         try:
             while (wait and not found) or self._poll.poll(0):
@@ -58,7 +58,7 @@ class Inbox:
 def serve(
     engine: protocol.ServedEngine, take: Callable[..., list[protocol.Command]], send: Callable[[Any], None]
 ) -> None:
-    """Until told to stop. A step that raises costs the requests it ran; ``MOST_FAILURES`` in a row raise RunError."""
+    """Serve until told to stop. If a step raises, the requests it ran fail; ``MOST_FAILURES`` in a row raise RunError."""
     told_s = 0.0
     failures = 0
     while True:
@@ -71,7 +71,7 @@ def serve(
             else:
                 events.append(_submit(engine, command))
         if events:
-            # Before the step: a refusal need not wait for it.
+            # We report before the step, so that a refusal does not wait for it.
             send(protocol.Report(events, engine.status()))
         events = []
         if engine.has_work:
@@ -105,8 +105,8 @@ def _submit(
 
 
 def main(descriptor: int) -> int:
-    """Serve the model that comes first through the socket."""
-    # The server decides what a signal means, and whoever looks for processes to end may find this one too.
+    """Serve the model that is the first message on the socket."""
+    # The server decides what a signal means. Somebody who ends processes may send a signal to this one too.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     channel = Connection(descriptor)
@@ -136,5 +136,5 @@ if __name__ == "__main__":
     code = main(int(sys.argv[1]))
     sys.stdout.flush()
     sys.stderr.flush()
-    # A thread still waits for the parent's end.
+    # An orderly exit is not possible: a thread still waits for the parent's end.
     os._exit(code)

@@ -1,8 +1,8 @@
-"""What the server asks of an engine, whatever it generates with.
+"""The interface between the server and an engine of any kind.
 
-A ``ServedModel`` is made where the server runs and pickled to the engine's process, which makes a ``ServedEngine`` of
-it. ``Submission`` goes there, ``Event`` comes back. The server talks to the process (``service.py``) and never to an engine.
-Pickles go between them behind their length, as ``multiprocessing.connection.Connection``, the engine's end, frames them.
+The server makes a ``ServedModel`` and pickles it to the engine's process, which makes a ``ServedEngine`` from it. A
+``Submission`` goes there, an ``Event`` comes back. The server talks to the process (``service.py``) and never to an engine.
+Each pickle follows its length, in the format of ``multiprocessing.connection.Connection``, which the engine's end uses.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ _OF_CAUSAL_MODELS = (
     *("logprobs", "prompt_logprobs", "echo", "logit_bias", "allowed_token_ids", "bad_words", "min_p"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
 )
-"""Fields of a request about how each token follows from those before it."""
+"""Fields of a request that concern how each token follows from those before it, which only causal models support."""
 
 
 def asked_of_diffusion(asked: Mapping[str, Any], vocabulary: int) -> tuple[tuple[tuple[str, Any], ...], int, bool]:
-    """(fields of the generation, seed, whether it ignores ends): what a diffusion model's engine heeds of ``ServedModel.generation``'s
-    fields. The last stands for all that the server looks after, as it ends an answer at a stop id, and at no end that comes too
-    early. Raise UserError for a field that such a model has no answer to."""
+    """Return (fields of the generation, seed, whether it ignores ends): the part of ``ServedModel.generation``'s fields for a diffusion
+    engine. The last covers what the server does itself: it ends an answer at a stop id, and at no end that comes too early.
+    Raises UserError for a field that a diffusion model cannot support."""
     name = next((each for each in _OF_CAUSAL_MODELS if each in asked), None)
     require(
         name is None,
@@ -55,7 +55,7 @@ class Submission(NamedTuple):
     generation: Any
     """The engine's own settings, made by ``ServedModel.generation``."""
     wants_tokens: bool
-    """Whether ``Tokens`` are told as they become final, and not at the end alone."""
+    """Whether the engine sends ``Tokens`` as they become final, not only at the end."""
 
 
 class Accepted(NamedTuple):
@@ -78,11 +78,11 @@ class Admitted(NamedTuple):
 
 
 class PromptScored(NamedTuple):
-    """Log probabilities of the prompt's tokens from the second on, where they were asked for; before the first ``Tokens``."""
+    """Log probabilities of the prompt's tokens from the second on, if the request asks for them; before the first ``Tokens``."""
 
     request_id: int
     logprobs: Logprobs | None
-    """None of a prompt of one token."""
+    """None for a prompt of one token."""
 
 
 class Tokens(NamedTuple):
@@ -91,11 +91,11 @@ class Tokens(NamedTuple):
     request_id: int
     token_ids: tuple[int, ...]
     logprobs: Logprobs | None = None
-    """Those of the ids, where they were asked for and there are some."""
+    """Log probabilities of the ids, if the request asks for them and there are ids."""
 
 
 class Finished(NamedTuple):
-    """The ids behind those that ``Tokens`` told, all of them where it told none."""
+    """The answer has ended; the ids are those that no ``Tokens`` told before."""
 
     request_id: int
     token_ids: tuple[int, ...]
@@ -115,26 +115,26 @@ ENDS = (Refused, Finished, Failed)
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStatus:
-    """``phases`` and ``budget_used`` are the last step's; ``forward_passes``, ``committed_tokens``, ``busy_s`` and
+    """An engine's state. ``phases`` and ``budget_used`` are the last step's; ``forward_passes``, ``committed_tokens``, ``busy_s`` and
     ``counts`` are totals since the engine started."""
 
     waiting: int = 0
     running: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
-    """Requests of the step by what was computed of them."""
+    """Requests of the step by phase, such as prefill and decode."""
     budget_used: int = 0
     budget: int = 0
-    """Query tokens of a step: charged, and the most that may be."""
+    """Query tokens charged to the step, and the most that a step may have."""
     pool_used: int = 0
     pool: int = 0
-    """Rows of K/V."""
+    """Rows of K/V in use, and in all."""
     pool_idle: int = 0
-    """Rows no request holds, kept in case one goes on from them; given up when room is needed."""
+    """Rows that no request holds, kept for a request that continues from them, and evicted if room is needed."""
     forward_passes: int = 0
     committed_tokens: int = 0
     busy_s: float = 0.0
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What this kind of engine counts besides."""
+    """Further counters of this kind of engine."""
 
 
 class ServedEngine(Protocol):
@@ -144,22 +144,22 @@ class ServedEngine(Protocol):
     def has_work(self) -> bool: ...
 
     def submit(self, submission: Submission) -> None:
-        """Raise UserError for what it cannot run."""
+        """Take a request. Raises UserError if the engine cannot run it."""
 
     def cancel(self, request_id: int) -> None:
-        """Forget the request and free what it holds; nothing happens where it has ended already."""
+        """Forget the request and free what it holds; does nothing if it has ended already."""
 
     def step(self) -> Sequence[Event]:
         """Run one iteration."""
 
     def give_up(self, sentence: str) -> Sequence[Event]:
-        """Fail the requests that work had begun on, after a step that raised; the others stay."""
+        """Fail the requests on which work had begun, after a step that raised; the others stay."""
 
     def status(self) -> EngineStatus: ...
 
 
 class ServedModel(Protocol):
-    """A model and how it is run, checked; light, and it pickles."""
+    """A model and its settings, which are checked. It is light and can be pickled."""
 
     @property
     def name(self) -> str: ...
@@ -174,28 +174,28 @@ class ServedModel(Protocol):
 
     @property
     def default_tokens(self) -> int:
-        """Most tokens of an answer where a request says no number."""
+        """Most tokens of an answer if a request gives no number."""
 
     def room(self, prompt_tokens: int) -> int:
-        """Most tokens of an answer behind so many of a prompt; none where it is not above 0."""
+        """Return the most tokens of an answer to a prompt of so many tokens; 0 or less means no room."""
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What ``/v1/models`` says of it besides."""
+        """Further fields of the model in ``/v1/models``."""
 
     def generation(self, asked: Mapping[str, Any]) -> Any:
-        """The engine's settings of a request. ``asked`` has the fields of its body that say how tokens are chosen or told, such as
-        ``max_tokens``, ``seed``, ``logprobs`` and those of ``options``, each only where it was asked for. Raise UserError for what
-        it cannot be.
+        """Return the engine's settings for a request. ``asked`` has the given fields of its body about how tokens are chosen or
+        told. These are fields such as ``max_tokens``, ``seed``, ``logprobs`` and those of ``options``. Raises UserError for values
+        that the engine cannot run.
 
-        The server cuts an answer at its end and cancels it: an engine that runs on behind one wastes work and no more.
+        The server cuts an answer at its end and cancels it: an engine that runs past the end only wastes work.
         """
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: Any) -> None:
         """Raise UserError for a prompt that cannot be run, as far as that is known without the engine."""
 
     def check_machine(self) -> None:
-        """Raise UserError for what this machine lacks; called in the engine's process before anything is loaded."""
+        """Raise UserError if this machine lacks something; called in the engine's process before anything is loaded."""
 
     def serving(self) -> AbstractContextManager[ServedEngine]:
         """Load the model; called in the engine's process."""
@@ -209,14 +209,14 @@ class Cancel(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Nothing that runs is waited for."""
+    """Tells the process to end, without waiting for requests that run."""
 
 
 Command = Submission | Cancel | Stop
 
 
 class Able(NamedTuple):
-    """The machine has what the model needs, which is loaded now."""
+    """The machine has what the model needs, and the process now loads the model."""
 
 
 class Ready(NamedTuple):
@@ -233,7 +233,7 @@ class Unable(NamedTuple):
 
     sentence: str
     is_users: bool
-    """Whether it is the user's to mend."""
+    """Whether the user can correct it."""
 
 
 def frame(message: Any) -> bytes:
@@ -242,7 +242,7 @@ def frame(message: Any) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Any:
-    """None at the end of the stream, in the middle of a frame too."""
+    """Return the next message; None at the end of the stream, also inside a frame."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return pickle.loads(await reader.readexactly(length))

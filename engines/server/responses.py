@@ -1,6 +1,6 @@
-"""Answers as OpenAI's API words them, whole and in chunks; and ``/v1/responses`` for text, with its body as a conversation's.
+"""Answers in the format of OpenAI's API, whole and in chunks, and ``/v1/responses`` for text, whose body becomes a conversation's.
 
-Nothing is kept behind an answer, whatever ``store`` says: a request tells its whole conversation.
+We keep nothing after an answer, whatever ``store`` says: a request holds its whole conversation.
 """
 
 import json
@@ -27,7 +27,7 @@ from engines.server.errors import ApiError, refused
 
 _DONE = b"data: [DONE]\n\n"
 _NO_MESSAGE = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "reasoning": None}
-"""What a message of text has not, as OpenAI's API and vLLM tell it."""
+"""Fields that a text message does not have, as OpenAI's API and vLLM tell them."""
 
 
 def event(content: Mapping[str, Any]) -> bytes:
@@ -53,15 +53,15 @@ class Choice(NamedTuple):
 
 
 class Format:
-    """Words the answers to one request as vLLM does."""
+    """Formats the answers to one request as vLLM does."""
 
     def __init__(self, model: str, asked: AnswerBody) -> None:
         self._role = asked.role if isinstance(asked, ChatBody) else None
-        """Whose turn a conversation's answer is."""
+        """The role of a conversation's answer."""
         self._is_chat = self._role is not None
         self._has_ids, self._has_echo = asked.return_token_ids, asked.echo
         self._begun: set[int] = set()
-        """Choices whose prompt was told."""
+        """Choices whose first chunk, which may tell the prompt's ids, was made."""
         self._head = {
             "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{asked.request_id or token_hex(16)}",
             "created": int(time.time()),
@@ -95,14 +95,14 @@ class Format:
         return body
 
     def opening(self, index: int, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
-        """What an answer of a conversation begins with in a stream: whose turn it is."""
+        """Return the first chunk of a conversation's answer in a stream, which tells the role; nothing for other answers."""
         if not self._is_chat:
             return b""
         said = {"index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None}
         return self._chunk([said], counted, prompt_token_ids=self._told(prompt_ids))
 
     def part(self, part: AnswerPiece, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
-        """A chunk; ``counted`` is what the answer has come to, where each is to say."""
+        """Return a chunk; ``counted`` is the usage of the answer so far, if every chunk is to tell it."""
         index, piece, logprobs = part
         said: dict[str, Any] = {"index": index}
         said |= {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
@@ -117,11 +117,11 @@ class Format:
         return self._chunk([said], counted)
 
     def ending(self, counted: Usage, *, is_told: bool) -> bytes:
-        """What a stream ends with; ``is_told`` where its usage was asked for."""
+        """Return the end of a stream, with its usage if ``is_told``."""
         return (self._chunk([], counted) if is_told else b"") + _DONE
 
     def failure(self, error: ApiError) -> bytes:
-        """What a stream ends with whose status is out: what is left is to say it there."""
+        """Return the end of a stream that fails after its status was sent, so that only the stream can tell the error."""
         return event(error.body) + _DONE
 
     def _told(self, ids: Sequence[int]) -> list[int] | None:
@@ -158,11 +158,11 @@ class ResponsesBody(ChatBody):
     ]
     max_tokens: Annotated[Count | None, Field(alias="max_output_tokens")] = None
     instructions: str | None = None
-    """Said by the system before ``input``."""
+    """A system message in front of ``input``."""
     include: Annotated[list[str], Field(description="a list of texts")] = []
-    """Parts of a response that are told besides; of text that is ``_LOGPROBS`` alone."""
+    """Further parts of a response to tell; for text there is only ``_LOGPROBS``."""
     metadata: Annotated[dict[str, Any] | None, Field(description="an object")] = None
-    """Told again."""
+    """Repeated in the response."""
     truncation: Annotated[Literal["auto", "disabled"], Field(description="'auto' or 'disabled'")] = "disabled"
     """Whether a conversation that is too long loses its beginning, as in vLLM, or is refused."""
 
@@ -195,7 +195,7 @@ class ResponsesBody(ChatBody):
 
 
 def _of_objects(text: Any, reasoning: Any) -> Mapping[str, Any]:
-    """What ``text`` and ``reasoning`` ask for, as fields of a conversation; what is unknown in them keeps its place."""
+    """Return the contents of ``text`` and ``reasoning`` as fields of a conversation; unknown ones keep the name of their place."""
     found = {}
     for name, given in (("text", text), ("reasoning", reasoning)):
         if given is not None and not isinstance(given, dict):
@@ -208,7 +208,7 @@ def _of_objects(text: Any, reasoning: Any) -> Mapping[str, Any]:
 
 
 def _check_items(items: Sequence[Any]) -> None:
-    """Messages may leave out what they are; calls and their results have another type."""
+    """Raise ApiError for items that are no messages, such as calls and their results. Messages may leave out their type."""
     for place, item in enumerate(items):
         kind = item.get("type", "message") if isinstance(item, dict) else "message"
         if kind not in ("message", None):
@@ -219,7 +219,7 @@ def _check_items(items: Sequence[Any]) -> None:
 
 
 class ResponseFormat:
-    """Words the answer to one request. Events are numbered in the order they are told."""
+    """Formats the answer to one request. Events are numbered in the order in which they are sent."""
 
     def __init__(self, model: str, asked: ResponsesBody) -> None:
         self._model, self._asked = model, asked
@@ -258,7 +258,7 @@ class ResponseFormat:
         return self._event("response.output_text.delta", **self._place, delta=text, logprobs=found)
 
     def ending(self, counted: Usage, *, is_told: bool) -> bytes:
-        """Usage is always told here."""
+        """Return the end of a stream, which always tells the usage here."""
         status = _status(self._reason)
         response = self._response(self._reason, counted)
         return (
@@ -284,7 +284,7 @@ class ResponseFormat:
         return {"id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": [self._part]}
 
     def _response(self, reason: FinishReason | None, counted: Usage | None) -> dict[str, Any]:
-        """``reason`` is None while the answer is not complete."""
+        """Return the response object; ``reason`` is None while the answer is not complete."""
         asked, status = self._asked, "in_progress" if reason is None else _status(reason)
         return {
             "id": self._id,

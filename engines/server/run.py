@@ -1,4 +1,4 @@
-"""Runs a server from its socket to its end: the engine beside it, SIGTERM and Ctrl-C as a request to finish."""
+"""Runs a server, with the engine beside it, from opening its socket to its end; SIGTERM and Ctrl-C ask it to finish."""
 
 import asyncio
 import resource
@@ -23,21 +23,21 @@ from engines.server.settings import ServerSettings
 
 _POLL_S = 0.02
 _KEEP_ALIVE_S = 1260
-"""Above what clients and proxies keep an idle connection for (Java before JDK 20: 1,200 s), that none sends a request into
-one that is being closed."""
+"""Longer than clients and proxies keep an idle connection (Java before JDK 20: 1,200 s). So none of them sends a request on
+a connection that we are closing."""
 _BACKLOG = 2048
 _MOST_HEAD = 1 << 14
-"""Bytes, where it does not come at once."""
+"""Most bytes of a request's head, if it does not come at once."""
 _FLUSH_S = 5
-"""For a client to read the end of what was written to it."""
+"""Seconds for a client to read the end of what we wrote to it."""
 
 
 def run(model: ServedModel, codec: Codec, settings: ServerSettings, say: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish what was taken. A second signal ends at once.
+    """Serve until SIGTERM or Ctrl-C, then finish the requests taken. A second signal ends the server at once.
 
-    ``say`` hears a line when the socket is open, when requests are taken, and when the end begins. Raises UserError
-    where the address or the model cannot be had, RunError where the engine is lost for good, or requests at the end.
-    Nobody can connect before the engine's process has found that this machine can run the model.
+    ``say`` gets a line when the socket is open, when we take requests, and when the end begins. Raises UserError if the
+    address or the model cannot be used. Raises RunError if the engine is lost for good, or if requests are given up at the
+    end. Nobody can connect before the engine's process has found that this machine can run the model.
     """
     with closing(_bound(settings)) as listener:
         asyncio.run(_serve(model, codec, settings, listener, say))
@@ -77,7 +77,7 @@ async def _serve(
 
 
 async def _until_able(service: EngineProcess, signals: "_Signals") -> None:
-    """Wait until the engine's process has checked this machine, or for a signal. Raises what the machine lacks."""
+    """Wait until the engine's process has checked this machine, or for a signal. Raises if the machine lacks something."""
     while not service.is_able and not signals.count:
         if service.ended.done():
             raise service.ended.result()
@@ -92,7 +92,7 @@ async def _until_over(
     say: Callable[[str], None],
     address: str,
 ) -> int:
-    """Serve until a signal, then drain; how many requests were given up. Raises what ended the engine for good."""
+    """Serve until a signal, drain, and return how many requests were given up. Raises the error that ended the engine for good."""
     is_said = False
     while not signals.count:
         if service.ended.done():
@@ -131,7 +131,7 @@ def http_config(server: Server, settings: ServerSettings) -> uvicorn.Config:
 
 
 def _room_for(most: int) -> int:
-    """How many connections of ``most`` this process has descriptors for, some being accepted besides."""
+    """Return how many of ``most`` connections this process has descriptors for, beside those being accepted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < 4 * most:
         soft = 4 * most if hard == resource.RLIM_INFINITY else min(4 * most, hard)
@@ -146,12 +146,12 @@ def _lane() -> ThreadPoolExecutor:
 class HttpServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are dealt with here, not there."""
+        """Leave signals to ``_Signals`` instead of uvicorn."""
         yield
 
 
 class _Signals:
-    """Counts SIGTERM and Ctrl-C; what a job in the background was started to ignore stays ignored."""
+    """Counts SIGTERM and Ctrl-C; a signal that a background job was started to ignore stays ignored."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -170,10 +170,10 @@ class _Signals:
 
 
 def _bound(settings: ServerSettings) -> socket.socket:
-    """To its address, and not listening yet."""
+    """Return a socket that is bound to its address, but does not listen yet."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with _named(settings):
-        # Only where the protocol is named does asyncio send small pieces at once: else a stream's first one waits 40 ms for
+        # asyncio sends small pieces at once only if the protocol is named. Otherwise a stream's first piece waits 40 ms for
         # the client to acknowledge its head.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:

@@ -1,6 +1,6 @@
-"""The engine's process as the event loop sees it: starts it, starts it again where it ended, and passes its events on.
+"""The engine's process as the event loop sees it: we start it, start it again when it has ended, and pass its events on.
 
-Requests that are open when it ends fail. ``/metrics`` says how they and the engine do, and the status page reads it.
+Requests that are open when it ends fail. ``/metrics`` tells how requests and the engine do, and the status page reads it.
 """
 
 import asyncio
@@ -43,14 +43,14 @@ from engines.server.protocol import (
 logger = logging.getLogger(__name__)
 
 _STOP_S = 10.0
-"""For the process to end when asked."""
+"""Seconds for the process to end when asked."""
 
 _ENVIRONMENT = {
-    # Has malloc ask for huge pages: a CPU's step reads all weights, and to find their small ones took a tenth of it.
+    # Makes malloc ask for huge pages: a CPU's step reads all weights, and looking up small pages took a tenth of its time.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    # oneDNN makes a product anew for every number of rows, and keeps 1,024 of some 0.4 MB; torch keeps as many besides, and asks
-    # oneDNN for each again. Steps of a server have hundreds of sizes, so both filled up, and what they let go left holes
-    # between activations.
+    # oneDNN builds a product for every number of rows, and caches 1,024 of some 0.4 MB. torch caches as many too, and asks
+    # oneDNN for each again. Steps of a server have hundreds of sizes, so both caches filled up, and what they dropped left
+    # holes between activations.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     "LRU_CACHE_CAPACITY": "8",
 }
@@ -60,7 +60,7 @@ Sink = Callable[[Event], None]
 
 
 class EngineProcess:
-    """Nothing here waits but ``start`` and ``stop``. ``max_waiting`` bounds the queue, places reserved in it included."""
+    """The engine's process. Only ``start`` and ``stop`` wait. ``max_waiting`` bounds the queue, reserved places included."""
 
     def __init__(self, model: ServedModel, *, max_waiting: int) -> None:
         self._model = model
@@ -68,24 +68,24 @@ class EngineProcess:
         self._ids = count()
         self._open: dict[int, Sink] = {}
         self._begun: set[int] = set()
-        """Those of the open requests that work has begun on."""
+        """The open requests on which work has begun."""
         self._num_reserved = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._watch: asyncio.Task[None] | None = None
         self.is_ready = False
         self.status = EngineStatus()
-        """As last told; its totals begin anew when an engine is started again."""
+        """The last status that the engine told; its totals begin anew when an engine is started again."""
         self.num_restarts = 0
         self.is_able = False
         """Whether this machine has what the model needs."""
         self.ended: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        """Done, with the reason, when no engine can be had any more."""
+        """Done, with the reason, once no engine can be started any more."""
 
     # -- life ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the process and return; ``is_ready`` once the model is loaded."""
+        """Start the process and return; ``is_ready`` becomes true once the model is loaded."""
         self._watch = asyncio.create_task(self._keep(), name="engine")
 
     async def stop(self) -> None:
@@ -99,7 +99,7 @@ class EngineProcess:
                 self._writer.write(frame(Stop()))
         if self._process is not None:
             if not self.is_ready:
-                self._process.kill()  # it loads, and hears nothing meanwhile
+                self._process.kill()  # while it loads, it reads no message
             await asyncio.to_thread(_end, self._process)
         if self._writer is not None:
             self._writer.close()
@@ -107,7 +107,7 @@ class EngineProcess:
         self.is_ready = False
 
     async def _keep(self) -> None:
-        """Run one process after the other, until one cannot start."""
+        """Run processes one after the other, until one cannot start."""
         try:
             while True:
                 await self._run_one()
@@ -118,7 +118,7 @@ class EngineProcess:
                 self.ended.set_result(error)
 
     async def _run_one(self) -> None:
-        """Start a process and pass its events on until it ends; raises where it never got ready."""
+        """Start a process and pass its events on until it ends; raises if it never got ready."""
         here, there = socket.socketpair()
         self._process = await asyncio.to_thread(_spawn, there)
         there.close()
@@ -164,11 +164,11 @@ class EngineProcess:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that work has not begun on, places reserved included."""
+        """Requests on which work has not begun, reserved places included."""
         return len(self._open) - len(self._begun) + self._num_reserved
 
     def reserve(self, num: int) -> None:
-        """Take places in the queue, each to be used by ``submit`` or given back. Raise ApiError where there are none."""
+        """Reserve places in the queue, each to be used by ``submit`` or given back. Raises ApiError if there are too few."""
         self._check_ready()
         if self.num_waiting + num > self.max_waiting:
             raise ApiError(
@@ -191,8 +191,8 @@ class EngineProcess:
         self._num_reserved -= num
 
     def submit(self, prompt_ids: tuple[int, ...], generation: Any, sink: Sink, *, wants_tokens: bool) -> int:
-        """Use a reserved place; ``sink`` is called with every event of the request. Its id. Raise ApiError where the
-        engine was lost since."""
+        """Submit a request on a reserved place, and return its id; ``sink`` is called with each of its events. Raises
+        ApiError if the engine was lost since."""
         self._check_ready()
         assert self._writer is not None
         request_id = next(self._ids)
@@ -208,7 +208,7 @@ class EngineProcess:
             self._writer.write(frame(Cancel(request_id)))
 
     def fail_open(self, sentence: str) -> int:
-        """Give up every open request; how many they were."""
+        """Fail every open request, and return how many there were."""
         lost = list(self._open)
         for request_id in lost:
             sink = self._open[request_id]
@@ -233,14 +233,14 @@ class EngineProcess:
 
 def _spawn(there: socket.socket) -> subprocess.Popen[bytes]:
     descriptor = there.fileno()
-    # It finds modules where this process does, whose working directory may be spelt as nothing.
+    # The new process finds modules where this one does; an empty path stands for the working directory.
     environment = {
         **_ENVIRONMENT,
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
     }
     command = [sys.executable, "-m", "engines.server.process", str(descriptor)]
-    # Where Ctrl-C in a terminal does not reach it, not even before it could ignore it: the server decides what that means.
+    # In its own session Ctrl-C in a terminal never reaches it, not even before it can ignore it: the server decides what that means.
     return subprocess.Popen(
         command, pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
     )
@@ -260,18 +260,18 @@ def _how(code: int) -> str:
 
 PREFIX = "repro_"
 _RECENT_S, _MOST_RECENT = 60.0, 2048
-"""How long a time counts as recent, and how many do at most."""
+"""Seconds for which a value counts as recent, and how many values do at most."""
 _MOST_NAMES, _LONGEST_NAME = 64, 64
-"""Unknown fields that are told by their name, and characters of one."""
+"""Most unknown fields that we count by name, and most characters of such a name."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Metrics:
-    """Counts of requests by what became of them, and the engine's own figures as it last told them."""
+    """Counts requests by what became of them, and shows the engine's figures as it last told them."""
 
     def __init__(self, service: EngineProcess, model: str, own: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
-        """``own`` is what the server says of itself, by name: in words, and now."""
+        """``own`` holds the server's own gauges by name: each is a description and a function that returns the current value."""
         registry = self._registry = CollectorRegistry()
         registry.register(_OfTheEngine(service))
         Info(f"{PREFIX}model", "What is served.", registry=registry).info({"name": model})
@@ -308,7 +308,7 @@ class Metrics:
         return Histogram(f"{PREFIX}{name}", what, buckets=buckets, registry=self._registry)
 
     def note_unknown_fields(self, names: Iterable[str]) -> None:
-        """Clients choose the names: the first few are told, what comes behind counts as other."""
+        """Count unknown fields. Clients choose the names, so we count only the first few by name, and later ones as other."""
         for name in {self._label_of(name) for name in names}:
             self._unknown_fields.labels(name).inc()
 
@@ -323,7 +323,7 @@ class Metrics:
 
 
 class _Recent(Collector):
-    """Quantiles of the last minute's values of ``whole``; none where there was no value."""
+    """Quantiles of the last minute's values of ``whole``; none if there was no value."""
 
     def __init__(self, name: str, whole: Histogram) -> None:
         self._name, self._whole = name, whole
@@ -344,7 +344,7 @@ class _Recent(Collector):
 
 
 class _OfTheEngine(Collector):
-    """Read when it is asked for."""
+    """The engine's figures, which are read when somebody asks for the metrics."""
 
     def __init__(self, service: EngineProcess) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""How a server is run; and what a served causal model may be told, light, for the options of ``repro serve`` are read off it."""
+"""Settings of a server and of a served causal model. Imports are light, because ``repro serve`` reads its options from here."""
 
 import re
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from engines.laps.ours import OnTimeConfig
 from engines.policies.own import BATCHER, Kind, Plugin
 
 Held = Annotated[int, Range(1, 1 << 30)]
-"""Requests that wait, or bytes of one."""
+"""A number of waiting requests, of connections or of bytes."""
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@*\sA-Z]+")
-"""As browsers write it."""
+"""An origin as browsers write it."""
 Seconds = Annotated[float, Range(above=0, most=86_400)]
 
 
@@ -27,20 +27,20 @@ class ServerSettings(Checked):
     max_queue: Held = 256
     """Requests that may wait; one more is refused with 429."""
     request_timeout: Seconds = 600.0
-    """Seconds for a request, waiting included; it may ask for less."""
+    """Seconds for a request, waiting included; a request may ask for less."""
     drain_timeout: Seconds = 60.0
     """Seconds for requests to end after SIGTERM; those that are left then fail."""
     api_key: str | None = None
-    """Asked for as a bearer token under /v1 and of /tokenize and /detokenize; None asks for none."""
+    """The bearer token that clients must send to /v1, /tokenize and /detokenize; None asks for none."""
     unknown_fields: Literal["count", "refuse"] = "count"
-    """count or refuse fields of requests that are unknown: those counted have no effect and stand in /metrics."""
+    """count or refuse unknown fields of requests: counted ones have no effect and appear in /metrics."""
     allow_origin: tuple[str, ...] = ()
-    """Origins whose pages may use the server from a browser, as 'https://example.org'; '*' is any."""
+    """Origins whose pages may use the server from a browser, such as 'https://example.org'; '*' is any."""
     max_body_bytes: Held = 1 << 22
     max_bytes_in_flight: Held = 1 << 26
-    """The bodies of all requests under way together; small ones are taken nonetheless."""
+    """Most bytes of the bodies of all requests under way; small bodies are taken even beyond."""
     body_timeout_s: Seconds = 30.0
-    """For a body to come whole."""
+    """Seconds for a body to arrive whole."""
     max_connections: Held = 4096
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class ServerSettings(Checked):
             f"host={self.host!r} is empty: give an address, or 0.0.0.0 for all of this machine's",
         )
         key = self.api_key
-        # Never shown: it may be a real one with a slip of the pen.
+        # The error does not show the key, which may be a real one with a typo.
         require(
             key is None or (key.isascii() and key.isprintable() and " " not in key and key != ""),
             "api_key must be printable ASCII without blanks: choose another",
@@ -66,7 +66,7 @@ class ServerSettings(Checked):
 SYSTEM = "ar"
 SCHEDULERS = ("chunked", "prefill-first", "sglang", "laps", "reserve", "on-time")
 TIMED = ("laps", "reserve", "on-time")
-"""Those that time the machine's steps, and have an objective."""
+"""Schedulers that time the machine's steps, and have an objective."""
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _SCHEDULER = Kind(
     name="scheduler",
@@ -77,7 +77,7 @@ _SCHEDULER = Kind(
 
 
 def own_batcher(name: str, own: tuple[tuple[str, Any], ...] = ()) -> Plugin | None:
-    """A batching policy of one's own with its knobs; None of one of ``SCHEDULERS``. Refuses a name that is none."""
+    """Return a user's own batching policy with its knobs; None for a name in ``SCHEDULERS``. Raises UserError for an unknown name."""
     if name in SCHEDULERS:
         return None
     where = name if ":" in name else installed(BATCHER.name).get(name)
@@ -88,7 +88,7 @@ def own_batcher(name: str, own: tuple[tuple[str, Any], ...] = ()) -> Plugin | No
 
 
 def scheduler_knobs(name: str, given: tuple[tuple[str, Any], ...] = ()) -> Mapping[str, Knob]:
-    """What the scheduler may be told besides the settings of all."""
+    """Return the scheduler's own knobs, beside the settings of all schedulers."""
     if name == "on-time":
         return usual_knobs_of(OnTimeConfig)
     batcher = own_batcher(name, given)
@@ -97,7 +97,7 @@ def scheduler_knobs(name: str, given: tuple[tuple[str, Any], ...] = ()) -> Mappi
 
 @dataclass(frozen=True, kw_only=True)
 class ArSettings(Checked):
-    """How the engine is run. None is for the device, or the checkpoint, to say."""
+    """Settings of the engine. If a value is None, the device or the checkpoint decides it."""
 
     model: str
     """Checkpoint directory or hub id of a Qwen2, Qwen3, Llama or Mistral, or a shape with random weights."""
@@ -110,7 +110,7 @@ class ArSettings(Checked):
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     scheduler: str = "chunked"
-    """chunked, prefill-first, sglang, laps, reserve, on-time, or a class of one's own as module:NAME."""
+    """chunked, prefill-first, sglang, laps, reserve, on-time, or your own class as module:NAME."""
     slo_ttft_s: Annotated[float, Range(1e-6, 1e6), Only(scheduler=TIMED)] | None = None
     """With ar, objective of the time to the first token, in seconds [default: 20 steps of one token]."""
     max_num_batched_tokens: Tokens = 2048
@@ -122,17 +122,17 @@ class ArSettings(Checked):
     kv_tokens: Annotated[int, Range(2)] | None = None
     """With ar, tokens of K/V in the pool [default: what memory leaves; on a CPU 1 GiB of them]."""
     memory_limit: Memory | None = None
-    """Bytes of the device, weights included."""
+    """Bytes of the device to use, weights included."""
     keep_kv: bool = True
-    """With ar, keep the K/V of answers for the prompts that go on from them."""
+    """With ar, keep the K/V of answers for prompts that continue them."""
     gen_length: Annotated[int, Range(1, 2**17)] = 256
-    """Tokens of an answer where a request asks for no number."""
+    """Tokens of an answer if a request asks for no number."""
     temperature: Annotated[float, Range(0, 1e6)] = 0.0
     """0 is greedy."""
     top_p: Annotated[Proportion, Needs(temperature=Range(above=0))] = 1.0
-    """Sample from the most probable tokens up to this sum."""
+    """Sample from the most probable tokens, as many as reach this sum of probabilities."""
     own: tuple[tuple[str, Any], ...] = ()
-    """Knobs of on-time, or of a scheduler of one's own."""
+    """Knobs of on-time, or of your own scheduler."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
