@@ -1,15 +1,15 @@
 """Causal attention of a step over the paged pool, in torch's own operators: the CPU's backend and the reference.
 
-A query at position p of its sequence sees the keys at positions 0 … p. Sequences whose sizes are alike are padded to
-one call, on a CPU those that decode; a sequence without history reads the step's own K and V, the others the pool.
+A query at position p of its sequence sees the keys at positions 0 … p. Sequences of similar sizes are padded to one call;
+on a CPU only those that decode. A sequence without history reads the step's own K and V, the others read the pool.
 Nothing here is per token.
 
 Shapes: N rows; a group has g sequences, padded to Lq queries and Lk keys.
 
-Causal flash attention that reads the blocks in place: one launch for all sequences of a step, through the block table.
+Causal flash attention reads the blocks in place: one launch for all sequences of a step, through the block table.
 
-Which kernel an installed package has, what it calls its arguments and which block sizes it takes is found out by a
-small fixed example on the device (``probe``), as for the kernels of ``engines.attention``.
+A small fixed example on the device (``probe``) shows which kernel an installed package has, how it names its arguments and
+which block sizes it takes. The kernels of ``engines.attention`` are found in the same way.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +31,10 @@ from engines.runtime.device import PoolTensors, Staging, Store
 from engines.runtime.rows import BlockTables, Ints
 
 _ALIKE = 3
-"""Sequences are alike if the logarithms of their sizes to the base 2 ** _ALIKE round to the same: padding costs at most
-that factor, where a call more costs every layer a launch."""
+"""Sequences are alike if the logarithms of their sizes to the base 2 ** _ALIKE round to the same number. Padding costs at
+most that factor, while one more call costs every layer a launch."""
 _MULTIPLE = 16
-"""Keys are padded to a multiple of it, so that a row is summed in the same lanes alone and in company."""
+"""Keys are padded to a multiple of this, so that a row is summed in the same lanes whatever the other rows are."""
 
 
 DecodePlace = tuple[Tensor, Tensor, Tensor, int]
@@ -42,7 +42,7 @@ DecodePlace = tuple[Tensor, Tensor, Tensor, int]
 
 
 class DecodeKernels(NamedTuple):
-    """``engines.kernels.host``'s."""
+    """The kernels of ``engines.kernels.host``."""
 
     store: Store
     decode: Callable[..., Tensor]
@@ -60,18 +60,18 @@ class StepAttention(Protocol):
 
     @property
     def block_size(self) -> int:
-        """Tokens of a block, of the tables and the pool it is given."""
+        """Tokens of a block in the tables and the pool that it gets."""
 
     def attend(self, rows: CausalRows, tables: BlockTables, pool: PoolTensors) -> Attend: ...
 
 
 class _Group(NamedTuple):
-    """Sequences of one call: where their queries and keys are, and which keys a query sees."""
+    """The sequences of one call: where their queries and keys are, and which keys a query sees."""
 
     queries: slice | Tensor
     """Rows of the step, [g * Lq]."""
     keys: slice | Tensor
-    """Rows of the step, or of the pool where there is a mask, [g * Lk]."""
+    """Rows of the step, or of the pool if there is a mask, [g * Lk]."""
     size: int
     mask: Tensor | None
     """[g, 1, Lq, Lk] to be added to the scores; None without history: query i sees keys 0 … i."""
@@ -114,7 +114,7 @@ class _DecodeStep(NamedTuple):
 
     @property
     def all_layers(self) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-        """What takes the place of all layers: x [N, d], cos and sin to the residual stream and what is to be added to it."""
+        """Replaces all layers: it takes x [N, d], cos and sin, and returns the residual stream and a delta to be added to it."""
         return None if self.whole is None else partial(self.whole, rows=self.rows, at=self.at)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class _DecodeStep(NamedTuple):
 
 
 class SdpaAttention:
-    """``block_size`` is free: rows of the pool are fetched one by one. ``kernels`` serve sequences with one query each."""
+    """Attention by torch. Any ``block_size`` will do, as rows of the pool are fetched one by one. ``kernels`` serve single queries."""
 
     name: ClassVar[str] = "sdpa"
     is_captured: ClassVar[bool] = False
@@ -138,7 +138,7 @@ class SdpaAttention:
         self.block_size = block_size
         self._store, self._staging, self._kernels = store, staging, kernels
         self.whole: Callable[..., tuple[Tensor, Tensor]] | None = None
-        """All layers of a decode step over this pool in one call, where a model has such (``engines.kernels.whole``)."""
+        """Runs all layers of a decode step over this pool in one call, if the model can (``engines.kernels.whole``)."""
 
     def attend(self, rows: CausalRows, tables: BlockTables, pool: PoolTensors) -> Attend:
         members = rows.members
@@ -155,7 +155,7 @@ class SdpaAttention:
         is_whole = len(groups) == 1 and isinstance(groups[0].queries, slice) and len(order[0]) == rows.num_rows
         if is_whole:
             return self._attend(rows, pool, groups, None)
-        # Where each row of the step lies among the groups' results; a row of padding takes any.
+        # The place of each row of the step among the groups' results; a row of padding takes any.
         where = np.zeros(rows.num_rows, dtype=np.int64)
         offset = 0
         for found in order:
@@ -180,7 +180,7 @@ class SdpaAttention:
         return attend
 
     def _group(self, members: Members, tables: BlockTables, pool: PoolTensors) -> tuple[_Group | _Decodes, Ints]:
-        """The group, and by place of its result the row of the step that it is of; -1 for padding."""
+        """Return the group, and the step's row of each row of its result, -1 for padding."""
         slot, first, start, count = members
         longest = int(count.max())
         if self._kernels is not None and longest == 1 and start.all():
@@ -204,7 +204,7 @@ class SdpaAttention:
     def _keys(
         self, slot: Ints, start: Ints, num_queries: int, num_keys: int, tables: BlockTables, pool: PoolTensors
     ) -> tuple[Tensor, Tensor]:
-        """Pool rows [g * Lk] of the sequences' tokens, and the mask."""
+        """Return the pool rows [g * Lk] of the sequences' tokens, and the mask."""
         num_keys = -(-num_keys // _MULTIPLE) * _MULTIPLE
         position = np.broadcast_to(np.arange(num_keys), (len(slot), num_keys))
         keys, first_hidden = self._staging.send(
@@ -219,13 +219,13 @@ class SdpaAttention:
 
 
 def _alike(members: Members, *, is_alone: bool) -> list[Ints]:
-    """The sequences in groups of one call each. ``is_alone`` has a prefill keep to itself: padded to another's length its
-    rows would be summed in other pieces."""
+    """Return the sequences in groups of one call each. With ``is_alone`` a prefill is a group of its own: padded to another's
+    length, its rows would be summed in other pieces."""
     if len(members.slot) == 1:
         return [np.zeros(1, dtype=np.int64)]
     sizes = np.log2(np.stack([members.tokens, members.end])) // _ALIKE
     key = (sizes[0] * 64 + sizes[1]) * 2 + (members.start > 0)
-    # Decodes keep to themselves, so that their company does not say which kernel they get.
+    # Decodes have groups of their own, so that other sequences do not change which kernel they get.
     one = members.tokens == 1
     key = np.where(one, key - (1 << 20), key + (np.arange(len(one)) << 20) * is_alone)
     order = np.argsort(key, kind="stable")
@@ -241,7 +241,7 @@ PagedKernel = Callable[[Tensor, Tensor, Tensor, KernelSpans], Tensor]
 
 
 def reference_kernel(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
-    """In torch's operators, one sequence after the other: what the others are compared with. Rows of no sequence are zero."""
+    """The reference for other kernels, in torch's operators, one sequence after the other. Rows of no sequence are zero."""
     assert spans.used_k is not None
     assert spans.table is not None
     out = torch.zeros_like(q)
@@ -262,7 +262,7 @@ def reference_kernel(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Ten
 
 
 class PagedAttention:
-    """A ``StepAttention`` by one such kernel; K and V go to the pool first, then everything is read from there."""
+    """A ``StepAttention`` by a ``PagedKernel``. K and V go to the pool first, and the kernel reads everything from there."""
 
     is_captured: ClassVar[bool] = True
 
@@ -272,7 +272,7 @@ class PagedAttention:
 
     def attend(self, rows: CausalRows, tables: BlockTables, pool: PoolTensors) -> Attend:
         members = rows.members
-        # For max_q of 1 FlashAttention takes q for one row per sequence, which with padding is wrong.
+        # With max_q of 1 FlashAttention takes q to have one row per sequence, which is wrong with padding.
         max_q = max(int(members.tokens.max()), 1 if rows.is_grid else 2)
         pool_row, *spans = self._staging.send(
             rows.pool_row, *span_arrays(members.tokens, members.end, tables.table[members.slot])
@@ -280,7 +280,7 @@ class PagedAttention:
         return self.over(spans_of(spans, max_q=max_q, max_k=int(members.end.max())), pool_row, pool)
 
     def over(self, spans: KernelSpans, pool_row: Tensor, pool: PoolTensors) -> Attend:
-        """Attention of the layers, from metadata on the device."""
+        """Return the attention of the layers, from metadata on the device."""
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self._store(*pool.rows(layer), pool_row, k, v)
@@ -290,7 +290,7 @@ class PagedAttention:
 
 
 def span_arrays(count: Ints, end: Ints, table: np.ndarray) -> tuple[Ints, ...]:
-    """cu_q, cu_k, used_k and table on the host, of the queries, the keys and the blocks of each sequence."""
+    """Return cu_q, cu_k, used_k and table on the host, from the queries, the keys and the blocks of each sequence."""
     cu_q, cu_k = (np.concatenate(([0], np.cumsum(lengths))) for lengths in (count, end))
     return cu_q, cu_k, end, table.astype(np.int64)
 
@@ -301,7 +301,7 @@ def spans_of(arrays: list[Tensor], *, max_q: int, max_k: int) -> KernelSpans:
 
 
 def kernels() -> Iterator[tuple[str, PagedKernel]]:
-    """Kernels that are there, in order of preference."""
+    """Yield the kernels that are installed, in order of preference."""
     with suppress(ImportError):
         yield from (("flash-attn", kernel) for kernel in flash_attn_kernels() if kernel.takes_table)
     with suppress(ImportError):
@@ -321,7 +321,7 @@ class DeviceKernel(NamedTuple):
 
 @lru_cache(maxsize=16)
 def probe(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> DeviceKernel | str:
-    """The first kernel and block size that are right, or why there is none."""
+    """Return the first kernel and block size that compute correctly, or why there is none."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return "flash kernels take bfloat16 and float16 on CUDA devices"
     faults = []
@@ -337,9 +337,9 @@ def probe(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -
 def fault(
     kernel: PagedKernel, device: torch.device, dtype: torch.dtype, head_dim: int, group: int, block_size: int
 ) -> str | None:
-    """What is wrong with a kernel on four sequences: a prefill, a chunk over history, a decode, and none at all.
+    """Return what is wrong with a kernel on four sequences: a prefill, a chunk over history, a decode, and an empty one.
 
-    Blocks lie in no order, what no sequence holds is huge, and rows past the last sequence are padding.
+    Blocks lie in random order, places that no sequence holds have huge values, and rows past the last sequence are padding.
     """
     random = torch.Generator().manual_seed(0)
     count, end = np.array([150, 70, 1, 0]), np.array([150, 300, 290, 0])

@@ -1,13 +1,13 @@
 """Runs steps of a causal decoder on a paged pool: prefills, chunks over history and decodes, packed or in a bucket.
 
 Token ids live on the device in slots. A step's metadata is built once, by array arithmetic over its sequences, and
-sent in one transfer; the model runs one forward; the sampled ids go back into the slots without the host seeing them.
+sent in one transfer. The model runs one forward. The sampled ids go back into the slots without the host seeing them.
 
-CUDA graphs of a step, the grid of buckets (LAPS §3.1) and a ladder of packed sizes, are captured beforehand. A graph holds the layers and
-the head on each sequence's newest row, and nothing that depends on a step's sizes.
+We capture CUDA graphs beforehand, for the grid of buckets (LAPS §3.1) and a ladder of packed sizes. A graph holds the layers and the
+head on each sequence's newest row, and nothing that depends on a step's sizes.
 
-A ``StepCost`` runs every step so, and says how long it took: the simulated cluster gets measured steps on a virtual clock, and a policy's
-step model is fitted on them.
+``MeasuredSteps`` runs steps in this way and returns how long they took. The simulated cluster gets measured steps on a virtual clock,
+and a policy's step model is fitted on them.
 """
 
 import math
@@ -49,7 +49,7 @@ from engines.runtime.rows import BlockTables, Ints
 class CaptureCost(NamedTuple):
     seconds: float
     num_bytes: int
-    """Device memory that was reserved for it; 0 where it fits into what larger graphs left, or without a device."""
+    """Device memory that was reserved for the graph; 0 if it fits into what larger graphs left, or without a device."""
 
 
 class CausalGraphs(Graphs[Size]):
@@ -86,7 +86,7 @@ class CausalGraphs(Graphs[Size]):
         self._costs[size] = CaptureCost(perf_counter() - began, before)
 
     def run(self, size: Size, work: PackedWork) -> Tensor:
-        """[sequences of the size, V] logits, those of ``work`` first; overwritten by the next step of this size."""
+        """Return logits [sequences of the size, V], those of ``work`` first. The next step of this size overwrites them."""
         return self.replay(size, self._metadata(size, work))
 
     def _metadata(self, size: Size, work: PackedWork) -> tuple[Ints, ...]:
@@ -105,7 +105,7 @@ class CausalGraphs(Graphs[Size]):
 
     def _forward(self, size: Size, numbers: Tensor) -> Tensor:
         n = most_sequences(size)
-        # As ``_metadata`` has them.
+        # In the order of ``_metadata``.
         lengths = [size.tokens] * 3 + [n, n + 1, n + 1, n, n * self._tables.table.shape[1]]
         position, flat, pool_row, last, *spans = numbers.split(lengths)
         spans[-1] = spans[-1].view(n, -1)
@@ -117,22 +117,22 @@ class CausalGraphs(Graphs[Size]):
 
 
 class Ran(NamedTuple):
-    """What a step did."""
+    """The results of a step."""
 
     tokens: Tensor
     """[sequences that sample] ids on the device, in the order of the work."""
     size: Size | None
-    """The bucket or rung it ran in; None where it ran as it was."""
+    """The bucket or rung in which the step ran; None if it ran in none."""
     num_rows: int
     """Rows the model computed, padding included."""
     logprobs: Mapping[int, Logprobs] = {}
-    """By slot, of the next token of each sequence that asks for them."""
+    """Slot -> log probabilities of the next token, for each sequence that asks for them."""
     prompt_logprobs: Mapping[int, Logprobs] = {}
-    """By slot, of the prompt's tokens that follow the step's, of each sequence that asks for them."""
+    """Slot -> those of the prompt's tokens that follow the step's tokens, for each sequence that asks for them."""
 
 
 _SCORED_LOGITS = 1 << 24
-"""Logits that are there at once, while the rows of a prompt are scored."""
+"""Most logits in memory at once while we score the rows of a prompt."""
 
 
 class PagedExecutor:
@@ -188,9 +188,9 @@ class PagedExecutor:
                     model, self.attention, self.tables, self.pool, self._tokens, self._staging, recorder
                 )
         self._sampling: dict[int, SamplingParams] = {}
-        """By slot; a slot that is missing takes the likeliest token, of which nothing is told."""
+        """By slot; a missing slot takes the likeliest token, and nothing is told about it."""
         self._rules: dict[int, LogitRules] = {}
-        """By slot; logits of a slot that is missing are taken as they are."""
+        """By slot; the logits of a missing slot stay as they are."""
         self._is_closed = False
 
     # ---- slots -------------------------------------------------------------------------------------
@@ -205,13 +205,13 @@ class PagedExecutor:
         return slot
 
     def close_slot(self, slot: int) -> None:
-        """The sequence is over: its blocks and its slot are free."""
+        """Free the blocks and the slot of a sequence that is over."""
         self.tables.close(slot)
         self._sampling.pop(slot, None)
         self._rules.pop(slot, None)
 
     def write(self, slot: int, start: int, ids: Sequence[int] | Ints) -> None:
-        """Put token ids at ``start`` and behind it."""
+        """Write token ids into a slot from ``start`` on."""
         found = np.asarray(ids, dtype=np.int64)
         vocabulary = self.model.config.vocab_size
         require(
@@ -226,15 +226,15 @@ class PagedExecutor:
             self._tokens[slot, start : start + len(found)] = self._staging.ints(found)
 
     def read(self, slot: int, start: int, end: int) -> list[int]:
-        """The ids at [start, end); waits for the device."""
+        """Return the ids at [start, end); waits for the device."""
         return self._tokens[slot, start:end].tolist()
 
     # ---- steps -------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def capture(self, sizes: Iterable[Size]) -> Mapping[Size, CaptureCost]:
-        """Capture the graphs of these sizes, the largest first so that the others fit into its memory; no-op on a CPU,
-        where a bucket runs operator by operator."""
+        """Capture the graphs of these sizes, the largest first so that the others fit into its memory. Does nothing on a CPU:
+        there a bucket runs operator by operator."""
         wanted = sorted(sizes, key=lambda size: (size.tokens, most_sequences(size)), reverse=True)
         for size in wanted:
             require(size.tokens >= 1, f"size={size} must hold at least one token")
@@ -251,9 +251,9 @@ class PagedExecutor:
 
     @torch.inference_mode()
     def run(self, work: PackedWork, mode: object = None) -> Ran:
-        """Compute the rows of ``work``, whose blocks are there, and write the sampled ids behind their sequences.
+        """Compute the rows of ``work``, which must have their blocks, and write the sampled ids behind their sequences.
 
-        ``mode`` is ``NextStep.mode``: a bucket or a rung is obeyed where it holds the step, else the step runs as it is.
+        ``mode`` is ``NextStep.mode``: the step runs in this bucket or rung if it fits, or else in none.
         """
         assert not self._is_closed, "a closed executor has no pool"
         scored = self._scored(work)
@@ -275,7 +275,7 @@ class PagedExecutor:
         return Ran(tokens, size, num_rows, logprobs, prompt_logprobs)
 
     def wait(self) -> None:
-        """Until the device has done what it was given."""
+        """Wait until the device has done what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -288,7 +288,7 @@ class PagedExecutor:
         self._tokens = self._tokens.new_empty((0, self._tokens.shape[1]))
 
     def paths(self) -> dict[str, Any]:
-        """What its steps run on, as JSON."""
+        """Return the kernels on which its steps run, as JSON."""
         found = self._paged_kernel()
         return {
             "attention": self.attention.name,
@@ -315,7 +315,7 @@ class PagedExecutor:
         return PagedAttention(found.name, found.kernel, store, self._staging, block_size=found.block_size)
 
     def _size(self, work: PackedWork, mode: object) -> Size | None:
-        """What the step runs in: as asked, else the narrowest captured bucket of a decode step."""
+        """Return the size in which the step runs: ``mode`` if it fits, or without ``mode`` a decode step's narrowest captured bucket."""
         if isinstance(mode, Bucket):
             fits = work.size <= mode.batch and int(work.tokens.max()) <= mode.length
             is_there = self.graphs is None or mode in self.graphs
@@ -331,7 +331,7 @@ class PagedExecutor:
     def _eager(
         self, work: PackedWork, size: Size | None, scored: Mapping[int, int]
     ) -> tuple[Tensor, int, dict[int, Logprobs]]:
-        """[sampling sequences, V] logits, the rows computed, and ``Ran.prompt_logprobs``."""
+        """Return logits [sampling sequences, V], the number of rows computed, and ``Ran.prompt_logprobs``."""
         least = self.model.min_rows
         rows = packed_rows(work, self.tables, least=least) if size is None else rows_in(size, work, self.tables)
         attend = self.attention.attend(rows, self.tables, self.pool)
@@ -350,7 +350,7 @@ class PagedExecutor:
         return self.model.logits(hidden.index_select(0, index))[:wanted], rows.num_rows, told
 
     def _scored(self, work: PackedWork) -> dict[int, int]:
-        """Place in the work of each sequence whose prompt is scored -> its rows that a token of the prompt follows."""
+        """Return, for each sequence whose prompt is scored, its place in the work -> how many of its rows a prompt token follows."""
         found = {}
         columns = (work.slot.tolist(), work.start.tolist(), work.end.tolist())
         for i, (slot, start, end) in enumerate(zip(*columns, strict=True)):
@@ -362,7 +362,7 @@ class PagedExecutor:
         return found
 
     def _score(self, hidden: Tensor, first: int, following: Tensor, most: int) -> Logprobs:
-        """Scores of the tokens that follow the rows from ``first`` on, made few rows at a time."""
+        """Return the scores of the tokens that follow the rows from ``first`` on, computed a few rows at a time."""
         least = self.model.min_rows
         share = max(least, _SCORED_LOGITS // self.model.config.vocab_size)
         parts = []
@@ -375,7 +375,7 @@ class PagedExecutor:
         return Logprobs.joined(parts)
 
     def _sample(self, logits: Tensor, work: PackedWork) -> tuple[Tensor, dict[int, Logprobs]]:
-        """The ids of the sequences that sample, and ``Ran.logprobs``."""
+        """Return the ids of the sequences that sample, and ``Ran.logprobs``."""
         if not self._sampling:
             return next_tokens(logits, None), {}
         slots, ends = work.slot[work.samples], work.end[work.samples]
@@ -392,8 +392,8 @@ class PagedExecutor:
         }
 
     def _shaped(self, logits: Tensor, slots: Ints, ends: Ints) -> Tensor:
-        """Logits [m, V], which may be written to, as the rules of their sequences leave them; ``ends`` [m] counts the tokens so
-        far."""
+        """Return logits [m, V] shaped by the rules of their sequences, perhaps in place; ``ends`` [m] counts each sequence's tokens
+        so far."""
         ruled = {i: self._rules[slot] for i, slot in enumerate(slots.tolist()) if slot in self._rules}
         if not ruled:
             return logits
@@ -412,22 +412,22 @@ class PagedExecutor:
 
 
 def _at_least(least: int, rows: Ints, row: int) -> Ints:
-    """``rows``, and behind them ``row`` until there are so many."""
+    """Return ``rows``, and behind them ``row`` until there are at least ``least``."""
     return np.concatenate((rows, np.full(max(0, least - len(rows)), row, dtype=np.int64)))
 
 
 def grid(lengths: Collection[int], batches: Collection[int]) -> tuple[Bucket, ...]:
-    """Every (length, batch) (LAPS §3.1)."""
+    """Return a bucket for every (length, batch) (LAPS §3.1)."""
     return tuple(Bucket(length, batch) for length in sorted(lengths) for batch in sorted(batches))
 
 
 class MeasuredSteps:
-    """Each call runs the step ``repeats`` times and takes the shortest, after ``warmup`` runs that do not count.
+    """A ``StepCost`` that runs each step ``repeats`` times and takes the shortest, after ``warmup`` runs that do not count.
 
     ``timer`` is a clock in seconds.
 
-    Sequences are anonymous: their history is whatever the pool holds, as K/V that came from a decode worker, which
-    speed does not depend on. ``context`` tokens of decoding sequences are dealt evenly.
+    Sequences are anonymous: their history is whatever K/V the pool holds, as if a decode worker had sent it. Its values do
+    not affect speed. ``context`` tokens are dealt evenly to the decoding sequences.
     """
 
     def __init__(
@@ -442,19 +442,19 @@ class MeasuredSteps:
         return min(self.times_s(chunks, decoding, context, mode))
 
     def times_s(self, chunks: Sequence[Chunk], decoding: int = 0, context: int = 0, mode: object = None) -> list[float]:
-        """Seconds of every repeat."""
+        """Return the seconds of every repeat."""
         parts = [*chunks, *((history, 1) for history in dealt(context, decoding))]
         return self.timed(parts, mode)
 
     def decode_line(self, decoding: int) -> DecodeLine:
-        """From steps at two contexts, a short and a long one."""
+        """Return the line through the times of decode steps at two contexts, a short and a long one."""
         short, long = decoding, decoding * (self.executor.tables.max_len - 1)
         at_short, at_long = (self.step_s([], decoding, context) for context in (short, long))
         slope = max(at_long - at_short, 0.0) / max(long - short, 1)
         return DecodeLine(max(at_short - slope * short, 0.0), slope, 0.0)
 
     def timed(self, parts: Sequence[tuple[int, int]], mode: object = None) -> list[float]:
-        """A step over (history, tokens) of each sequence."""
+        """Return the seconds of every repeat of a step over (history, tokens) of each sequence."""
         executor, tables = self.executor, self.executor.tables
         slots = [executor.open() for _ in parts]
         try:
@@ -477,7 +477,7 @@ class MeasuredSteps:
 
 
 def dealt(context: int, decoding: int) -> list[int]:
-    """History of each of ``decoding`` sequences of ``context`` tokens in all, the newest left out."""
+    """Return the history of each of ``decoding`` sequences, which have ``context`` tokens in all, without each newest token."""
     if decoding == 0:
         return []
     return [

@@ -1,8 +1,8 @@
-"""Where the rows of one step lie: plain arrays over its sequences, built once per step, all layers share them.
+"""The places of one step's rows: plain arrays over its sequences, which are built once per step and shared by all layers.
 
-Shapes: n sequences; N rows the model computes; padding rows belong to the padding slot and nobody's block.
+Shapes: n sequences; N rows that the model computes. Padding rows belong to the padding slot and to nobody's block.
 
-Sequences that decode together, as columns: a step advances them by array arithmetic.
+``DecodeColumns`` holds sequences that decode together as columns, so that a step advances them by array arithmetic.
 """
 
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ from engines.policies.views import Bucket, PrefillTask, Rung
 from engines.runtime.rows import BlockTables, Ints, ranks
 
 _RUNG_SEQUENCES = 64
-"""Sequences a rung holds at most."""
+"""Most sequences that a rung holds."""
 
 Size = Bucket | Rung
 
 
 class PackedWork(NamedTuple):
-    """What a step computes: of each sequence, ``tokens`` >= 1 tokens from position ``start`` on."""
+    """The work of a step: for each sequence, ``tokens`` >= 1 tokens from position ``start`` on."""
 
     slot: Ints
     start: Ints
@@ -49,7 +49,7 @@ class PackedWork(NamedTuple):
 
 
 class Members(NamedTuple):
-    """The sequences as they are computed, those of padding included; ``first`` is the row of the first query."""
+    """The sequences as they are computed, those of padding included; ``first`` is the row of each one's first query."""
 
     slot: Ints
     first: Ints
@@ -65,7 +65,7 @@ class CausalRows(NamedTuple):
     slot: Ints
     position: Ints
     pool_row: Ints
-    """All three [N]."""
+    """Slot, position and row of the pool, all [N]."""
     last: Ints
     """[n] row of each sequence's newest token."""
     members: Members
@@ -78,7 +78,7 @@ class CausalRows(NamedTuple):
 
 
 def packed_rows(work: PackedWork, tables: BlockTables, *, least: int, sequences: int = 0) -> CausalRows:
-    """The sequences' rows one behind the other, padded to at least ``least`` rows, and to ``sequences`` members."""
+    """Return the sequences' rows one behind the other, padded to at least ``least`` rows, and to ``sequences`` members."""
     tokens = work.total
     size = max(tokens, least)
     first = np.cumsum(work.tokens) - work.tokens
@@ -96,9 +96,9 @@ def packed_rows(work: PackedWork, tables: BlockTables, *, least: int, sequences:
 
 
 def _padded_rows(work: PackedWork, tables: BlockTables, length: int, batch: int) -> CausalRows:
-    """Sequence i in row i of a grid [batch, length], its tokens first (LAPS §3.1).
+    """Return rows with sequence i in row i of a grid [batch, length], its tokens first (LAPS §3.1).
 
-    What follows them is computed as if the sequence went on. No real token sees it, and its K/V goes to places that a
+    Padding that follows them is computed as if the sequence went on. No real token sees it. Its K/V goes to places that a
     later step writes before it reads them, or to nobody's block.
     """
     n = work.size
@@ -119,7 +119,7 @@ def _padded_rows(work: PackedWork, tables: BlockTables, length: int, batch: int)
 
 
 def rows_in(size: Size, work: PackedWork, tables: BlockTables, *, sequences: int = 0) -> CausalRows:
-    """The rows of a step that runs in a bucket or a rung."""
+    """Return the rows of a step that runs in a bucket or a rung."""
     if isinstance(size, Bucket):
         return _padded_rows(work, tables, size.length, size.batch)
     return packed_rows(work, tables, least=size.tokens, sequences=sequences)
@@ -130,7 +130,7 @@ def most_sequences(size: Size) -> int:
 
 
 def flat_index(rows: CausalRows, width: int) -> Ints:
-    """Places in the flattened token store; past its end, a row's last column, which is no token's."""
+    """Return places in the flattened token store. A position past the end of a slot goes to its last column, which has no token."""
     return rows.slot * width + np.minimum(rows.position, width - 1)
 
 
@@ -138,27 +138,27 @@ def flat_index(rows: CausalRows, width: int) -> Ints:
 class SessionState:
     session: Session
     order: int
-    """Rank by arrival; the lower is the older."""
+    """Rank by arrival; a lower rank is older."""
     sampling: SamplingParams = GREEDY
     slot: int = -1
     """-1 until its first prefill begins."""
     round_index: int = 0
     context: int = 0
-    """Tokens so far, the newest included. Behind while it decodes (``DecodeColumns``)."""
+    """Tokens so far, the newest included. Out of date while it decodes (``DecodeColumns``)."""
     computed: int = 0
-    """Tokens whose K/V is in the pool: all but the newest, unless it was evicted. Behind while it decodes."""
+    """Tokens whose K/V is in the pool: all but the newest, unless it was evicted. Out of date while it decodes."""
     left: int = 0
-    """Tokens of the round still to come. Behind while it decodes."""
+    """Tokens of the round still to come. Out of date while it decodes."""
     num_written: int = 0
-    """Tokens that were written to its slot; those it got there itself count from the end of their round on."""
+    """Tokens that were written to its slot. Generated tokens count from the end of their round on."""
     saved: list[int] | None = None
     """Its tokens, while a preemption has taken its slot."""
     task: PrefillTask | None = None
-    """Its prefill, while that waits or goes on."""
+    """Its prefill, while that waits or runs."""
     logprobs: Logprobs | None = None
-    """That of its newest token, where ``sampling`` asks for them."""
+    """Log probabilities of its newest token, if ``sampling`` asks for them."""
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
-    """Those of its prompt's tokens from the second on, as far as it is prefilled, where ``sampling`` asks for them."""
+    """Those of its prompt's tokens from the second on, as far as it is prefilled, if ``sampling`` asks for them."""
 
 
 class DecodeColumns:
@@ -171,23 +171,23 @@ class DecodeColumns:
         return len(self.members)
 
     def join(self, sequence: SessionState) -> None:
-        """It has a newest token and at least one to come."""
+        """Add a sequence, which has a newest token and at least one to come."""
         self.members.append(sequence)
         self.slots = np.append(self.slots, sequence.slot)
         self.contexts = np.append(self.contexts, sequence.context)
         self._left = np.append(self._left, sequence.left)
 
     def work(self) -> PackedWork:
-        """The newest token of each, for the next."""
+        """Return the work of a decode step: each sequence's newest token, for which it gets the next."""
         size = self.size
         return PackedWork(self.slots, self.contexts - 1, np.ones(size, dtype=np.int64), np.ones(size, dtype=bool))
 
     def end(self, which: np.ndarray) -> None:
-        """Have the next token of these members be their last."""
+        """Make the next token of these members their last."""
         self._left = np.where(which, 1, self._left)
 
     def advance(self) -> list[SessionState]:
-        """Every member has a token more; those that have all of theirs leave, the oldest first."""
+        """Count one more token for every member. Members that have all of their tokens leave and are returned, the oldest first."""
         self.contexts = self.contexts + 1
         self._left = self._left - 1
         done = self._left == 0

@@ -1,7 +1,7 @@
-"""The next token of each sequence, and what is told of it: greedy, or drawn from the sequence's own seed.
+"""Chooses the next token of each sequence, greedily or by the sequence's own seed, and its log probabilities.
 
-The draw is a function of (seed, position) alone, and a row is shaped by its own sequence alone, so a sequence gets the same
-tokens alone, in any batch and after being preempted. Shapes: m sequences, V vocabulary rows.
+A draw depends only on (seed, position), and only a row's own sequence shapes it. So a sequence gets the same tokens alone, in
+any batch and after it was preempted. Shapes: m sequences, V vocabulary rows.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from engines.runtime.rows import Ints
 
 
 class Draws(NamedTuple):
-    """Random numbers of m sequences, some of which do not take the likeliest token."""
+    """Parameters and random keys for the draws of m sequences, some of which do not take the likeliest token."""
 
     temperature: Tensor
     """[m] float64"""
@@ -27,15 +27,15 @@ class Draws(NamedTuple):
     keys: Tensor
     """[m] int64, one for each sequence and position."""
     keeps_all: bool
-    """Whether no row is cut."""
+    """Whether all rows keep all tokens."""
     top_k: Tensor | None = None
-    """[m] int64, 0 for all; None where no row has one."""
+    """[m] int64, 0 for all; None if no row has one."""
     min_p: Tensor | None = None
-    """[m] float64; None where no row has one."""
+    """[m] float64; None if no row has one."""
 
     @classmethod
     def of(cls, each: Sequence[SamplingParams], positions: Ints, staging: Staging) -> "Draws | None":
-        """``positions`` [m] are those of the tokens to draw. None where every sequence takes the likeliest token."""
+        """Return the draws of the tokens at ``positions`` [m]; None if every sequence takes the likeliest token."""
         if all(params.temperature == 0 for params in each):
             return None
         seeds, places, top_k = staging.send(
@@ -57,12 +57,12 @@ class Draws(NamedTuple):
 
 
 def draw_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """[m] int64 of seeds and positions [m] int64."""
+    """Return keys [m] int64 for seeds and positions [m] int64."""
     return row_keys(seeds, torch.zeros_like(seeds), positions)
 
 
 def next_tokens(logits: Tensor, draws: Draws | None) -> Tensor:
-    """[m] ids of logits [m, V]; without draws all greedy."""
+    """Return ids [m] for logits [m, V]; without draws all rows are greedy."""
     if draws is None:
         return likeliest(logits)
     kept = None
@@ -72,23 +72,23 @@ def next_tokens(logits: Tensor, draws: Draws | None) -> Tensor:
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """[m] ids; of equally likely ones the lowest."""
+    """Return the likeliest ids [m]; of equally likely ones the lowest."""
     if logits.device.type != "cpu":
         return logits.argmax(dim=-1)
-    # numpy's takes a tenth of the time of torch's in float32, and a twentieth in bfloat16.
+    # numpy's argmax takes a tenth of the time of torch's in float32, and a twentieth in bfloat16.
     return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
 
 
 def nucleus(
     logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: Tensor | None = None
 ) -> Tensor:
-    """bool [m, V]: tokens of softmax(logits / temperature) that ``min_p``, ``top_k`` and ``top_p``, in this order, leave.
+    """Return bool [m, V]: the tokens of softmax(logits / temperature) that ``min_p``, ``top_k`` and ``top_p`` keep, in this order.
 
-    At least one. ``top_k`` keeps all that are as likely as the last; of equally likely ones that with the lower id comes first
-    in ``top_p``. Temperature 0 leaves the likeliest.
+    At least one is kept. ``top_k`` keeps all tokens as likely as the last. In ``top_p``, the lower id of equally likely tokens
+    comes first. Temperature 0 keeps the likeliest.
     """
     values, order = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
-    # From the largest down, so that no temperature overflows.
+    # We subtract the largest, so that no temperature overflows.
     scaled = (values - values[:, :1]) / temperature.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)
     share = torch.softmax(scaled, dim=-1)
     kept = torch.ones_like(share, dtype=torch.bool)
@@ -105,7 +105,7 @@ def nucleus(
 
 
 class LogitRules:
-    """What shapes one sequence's logits, whatever its tokens are, on the device."""
+    """The rules, on the device, that shape one sequence's logits; its penalties are apart (``penalize``)."""
 
     def __init__(self, params: SamplingParams, staging: Staging) -> None:
         self.params = params
@@ -116,7 +116,7 @@ class LogitRules:
         words = params.bad_words
         self._openings = np.array([len(word) - 1 for word in words], dtype=np.int64)
         longest = int(self._openings.max(initial=0))
-        # From the right, behind -1 for any token.
+        # Aligned to the right; -1 in front stands for any token.
         openings = np.full((len(words), longest), -1, dtype=np.int64)
         for row, word in zip(openings, words, strict=True):
             row[longest - len(word) + 1 :] = word[:-1]
@@ -124,7 +124,7 @@ class LogitRules:
         self._last_ids = staging.ints([word[-1] for word in words])
 
     def apply(self, logits: Tensor, tokens: Tensor, staging: Staging) -> None:
-        """Shape logits [V] float32 in place; ``tokens`` [n] are all of the sequence so far."""
+        """Shape logits [V] float32 in place; ``tokens`` [n] are all tokens of the sequence so far."""
         if self._allowed is not None:
             allowed = logits.index_select(0, self._allowed)
             logits.fill_(-torch.inf).index_copy_(0, self._allowed, allowed)
@@ -142,7 +142,7 @@ class LogitRules:
 
 
 def penalize(logits: Tensor, tokens: Tensor, ends: Ints, each: Sequence[SamplingParams], staging: Staging) -> Tensor:
-    """Logits [m, V] float32 after their penalties. ``tokens`` [m, n] are the sequences' tokens, each up to its ``ends`` [m]."""
+    """Return logits [m, V] float32 after their penalties. ``tokens`` [m, n] are the sequences' tokens, each up to its ``ends`` [m]."""
     prompts, stops = staging.send(np.array([params.prompt_tokens for params in each], dtype=np.int64), ends)
     place = torch.arange(tokens.shape[1], device=tokens.device)
     is_there = place < stops.unsqueeze(1)
@@ -161,11 +161,11 @@ class TokenScores:
     def __init__(self, logits: Tensor) -> None:
         """logits [n, V], as the model made them."""
         self._all = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
-        # As many for all: what a row is told must not hang on what others are.
+        # We take as many for all rows: the scores of a row must not depend on what others ask for.
         self._top = self._all.topk(min(MOST_LOGPROBS, logits.shape[1]), dim=-1)
 
     def of(self, tokens: Tensor) -> Logprobs:
-        """Scores of the tokens [n] that follow the rows, each with the likeliest of its place; waits for the device."""
+        """Return the scores of the tokens [n] that follow the rows, each with the likeliest of its place; waits for the device."""
         chosen = self._all.gather(1, tokens.unsqueeze(1))
         rank = (self._all >= chosen).sum(dim=-1)
         top, ids = (each.cpu().numpy() for each in self._top)

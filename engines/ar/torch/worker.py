@@ -1,21 +1,20 @@
 """One torch worker: sequences, their K/V, and the steps that a batching policy asks for.
 
-Who drives it says what arrives and when, and what becomes of a sequence that is done: ``engines.server.ar`` takes
-requests for good. Between two steps nothing is under way:
+Its driver says what arrives and when, and what becomes of a sequence that is done. ``engines.server.ar`` is the driver of a
+server. Between two steps nothing is under way:
 
     plan = worker.next_plan(now)
     if worker.can_run(plan):
         step = worker.compute(plan, now)
         worker.settle(step, end)
 
-K/V of sessions on block tables: held while a sequence runs, idle between its rounds.
+The K/V of a session is on block tables: held while its sequence runs, idle between its rounds.
 
-The rules are those of the simulated pool (``engines.cluster.worker``), counted in blocks: idle K/V is evicted when room is
-needed, the least recently used session first and from its tail, so that what is left is a prefix. With blocks of one token
-the two agree to the token.
+The rules are those of the simulated pool (``engines.cluster.worker``), counted in blocks. If we need room, we evict idle K/V, the
+least recently used session first, and from its tail, so that a prefix is left. With blocks of one token the two agree to the token.
 
-K/V of sequences that are over is kept besides, for prompts that repeat them: a conversation's next turn begins with its last. A kept
-sequence goes to one follower, which takes over its blocks; they are never shared. It is idle K/V as that of a session between rounds.
+We also keep the K/V of sequences that are over, for prompts that repeat them: a conversation's next turn begins with its last. One
+follower takes over the blocks of a kept sequence; they are never shared. Kept K/V is idle, like that of a session between rounds.
 """
 
 from collections import OrderedDict
@@ -53,7 +52,7 @@ class _Idle:
 
 
 class SessionMemory:
-    """Sessions are known by ``order``, their rank by arrival; a session keeps its slot while anything of it is here."""
+    """The K/V of sessions, which are known by ``order``, their rank by arrival. A session keeps its slot while it has any K/V."""
 
     def __init__(self, tables: BlockTables) -> None:
         self._tables = tables
@@ -67,11 +66,11 @@ class SessionMemory:
 
     @property
     def room(self) -> int:
-        """Tokens that may be admitted: those of free blocks, and of idle ones."""
+        """Tokens that may be admitted: those of free blocks and of idle ones."""
         return (self._tables.num_free + self.idle_blocks) * self._tables.block_size
 
     def need(self, tokens: int) -> int:
-        """Tokens of room that a sequence of so many takes: whole blocks."""
+        """Return the room in tokens that a sequence of so many tokens takes, in whole blocks."""
         return self._tables.blocks_for(tokens) * self._tables.block_size
 
     def cached(self, order: int) -> int:
@@ -79,12 +78,12 @@ class SessionMemory:
         return entry.tokens if entry is not None else 0
 
     def park(self, order: int, slot: int, tokens: int) -> None:
-        """The sequence is between rounds; ``tokens`` of it are worth keeping."""
+        """Make a sequence idle between its rounds, and keep its first ``tokens`` tokens."""
         self._tables.trim(slot, tokens)
         self._idle[order] = _Idle(slot, tokens)
 
     def resume(self, order: int) -> int:
-        """The session's idle prefix is held again; how many tokens are left of it."""
+        """Hold a session's idle prefix again, and return how many tokens of it are left."""
         entry = self._idle.pop(order, None)
         return 0 if entry is None else entry.tokens
 
@@ -95,7 +94,7 @@ class SessionMemory:
         return next(iter(self._idle), None)
 
     def grow(self, slots: Ints, lengths: Ints) -> bool:
-        """Have room for ``lengths`` tokens in ``slots``, evicting idle K/V for it; False where that is not enough, and
+        """Make room for ``lengths`` tokens in ``slots``, and evict idle K/V for it. Returns False if that is not enough; then
         nothing but the eviction has happened."""
         self._make_room(self._tables.missing(slots, lengths))
         if self._tables.missing(slots, lengths) > self._tables.num_free:
@@ -104,8 +103,8 @@ class SessionMemory:
         return True
 
     def admit(self, slot: int, tokens: int) -> None:
-        """``grow`` for a sequence a policy has admitted. OutOfBlocksError where it does not fit: a policy keeps to the
-        room it is told of (``Situation``)."""
+        """``grow`` for a sequence that a policy has admitted. Raises OutOfBlocksError if it does not fit: a policy must keep to
+        the room that its ``Situation`` tells."""
         if not self.grow(np.array([slot]), np.array([tokens])):
             tables = self._tables
             raise OutOfBlocksError(
@@ -133,7 +132,7 @@ class _Kept(NamedTuple):
 
 
 class KeptSequences:
-    """Known by ``order``, as in ``SessionMemory``, which holds their blocks."""
+    """Sequences that are over, by their ``order``, as in ``SessionMemory``, which holds their blocks."""
 
     def __init__(self, executor: PagedExecutor, memory: SessionMemory) -> None:
         self._executor, self._memory = executor, memory
@@ -143,7 +142,7 @@ class KeptSequences:
         return order in self._kept
 
     def keep(self, order: int, slot: int, ids: Ints) -> None:
-        """``ids`` are those of the slot's first tokens, all with K/V. Less than a block of them is not kept."""
+        """Keep the K/V of a slot's first tokens, whose ids are ``ids``. Less than a block is not kept."""
         if len(ids) < self._block_size:
             self._executor.close_slot(slot)
             return
@@ -151,12 +150,12 @@ class KeptSequences:
         self._kept[order] = _Kept(slot, ids)
 
     def adopt(self, order: int, prompt: Ints, sampling: SamplingParams) -> tuple[int, int] | None:
-        """Hand the sequence that ``prompt`` repeats most of over to ``order``, idle as before: its slot, and how many tokens of the
-        prompt have K/V.
+        """Hand the kept sequence of which ``prompt`` repeats most to ``order``, still idle. Returns its slot, and how many tokens of
+        the prompt have K/V.
 
-        Only one of which the prompt repeats at least a block and at least half: less is no conversation that goes on,
-        but an opening that many share, and its own next turn may still come. The prompt's last token is computed anew,
-        for its logits.
+        The prompt must repeat at least a block and at least half of it. Less does not continue this conversation, but is an
+        opening that many share, and this conversation's own next turn may still come. The prompt's last token is computed
+        anew, for its logits.
         """
         best, most = None, 0
         for other, kept in self._kept.items():
@@ -174,7 +173,7 @@ class KeptSequences:
         self._executor.close_slot(self._take(order).slot)
 
     def sweep(self) -> None:
-        """Give back the slots of those that were evicted altogether."""
+        """Give back the slots of kept sequences that were evicted altogether."""
         for order in [order for order in self._kept if not self._memory.cached(order)]:
             self.drop(order)
 
@@ -188,7 +187,7 @@ class KeptSequences:
         return kept
 
     def _reopened(self, slot: int, sampling: SamplingParams) -> int:
-        """A slot for another sequence, with the blocks of this one; no ids are in it."""
+        """Return a slot for another sequence, with the blocks of this one but without its ids."""
         tables = self._executor.tables
         blocks, held = tables.table[slot].copy(), int(tables.held[slot])
         tables.table[slot], tables.held[slot] = NOBODY, 0
@@ -203,26 +202,26 @@ class KeptSequences:
 
 
 def _common(a: Ints, b: Ints) -> int:
-    """Length of the longest common beginning."""
+    """Return the length of the longest common beginning."""
     size = min(len(a), len(b))
     differs = a[:size] != b[:size]
     return int(np.argmax(differs)) if differs.any() else size
 
 
 class Driver(Protocol):
-    """What the worker asks and tells."""
+    """The calls by which a worker asks and tells its driver."""
 
     def hear(self, sequence: SessionState, token: int) -> bool:
-        """The sequence's next token; True ends its round there."""
+        """Take the sequence's next token; True ends its round there."""
 
     def ids(self, sequence: SessionState, start: int) -> Ints:
-        """The ids of the sequence from ``start`` up to the end of its round's prompt."""
+        """Return the sequence's ids from ``start`` up to the end of its round's prompt."""
 
     def began(self, sequence: SessionState, now: float) -> None:
-        """Its prefill has been admitted: that of its round, or one that a preemption made necessary."""
+        """The sequence's prefill has been admitted: that of its round, or one that a preemption made necessary."""
 
     def prefilled(self, sequence: SessionState, task: PrefillTask, now: float) -> None:
-        """The prefill's own token is out."""
+        """The prefill has ended, and its own token was heard."""
 
     def done(self, sequence: SessionState, now: float) -> None:
         """The sequence has the tokens of its round and is in no batch; its slot is the driver's to keep or close."""
@@ -236,7 +235,7 @@ class Step(NamedTuple):
     decoding: int
     """Sequences that decoded."""
     context: int
-    """Tokens of these."""
+    """Tokens of these sequences."""
     ran: Ran
     tokens: list[int]
     """Ids of the sequences that finished their prefill, then of those that decoded."""
@@ -251,21 +250,21 @@ class TorchWorker:
         driver: Driver,
         estimate_s: Callable[[int, int], float] | None = None,
     ) -> None:
-        """``estimate_s`` is what (history, tokens) take, for policies that read ``PrefillTask.estimate_s``."""
+        """``estimate_s`` returns the seconds that (history, tokens) take, for policies that read ``PrefillTask.estimate_s``."""
         self.executor, self.queue = executor, queue
         self.memory = SessionMemory(executor.tables)
         self.kept = KeptSequences(executor, self.memory)
         self.decode = DecodeColumns()
         self.begun: list[PrefillTask] = []
         self.sequences: dict[int, SessionState] = {}
-        """By ``order``: all that wait, run, or are between rounds."""
+        """``order`` -> each sequence that waits, runs, or is between rounds."""
         self.num_preemptions = 0
         self._owed = Owed()
         self._batching, self._driver, self._estimate_s = batching, driver, estimate_s
         self._num_arrived = self._num_tasks = 0
 
     def add(self, session: Session, sampling: SamplingParams = GREEDY) -> SessionState:
-        """The pool must have room for all of the session."""
+        """Add a session's sequence. The pool must have room for all of the session."""
         sequence = SessionState(session, self._num_arrived, sampling)
         self._num_arrived += 1
         self.sequences[sequence.order] = sequence
@@ -290,19 +289,19 @@ class TorchWorker:
         asked(self.queue.push, task)
 
     def adopt(self, sequence: SessionState, prompt: Ints) -> None:
-        """Have a sequence of this prompt, which is not enqueued yet, go on from kept K/V where there is some."""
+        """Make a sequence with this prompt, which is not enqueued yet, continue from kept K/V if there is some."""
         found = self.kept.adopt(sequence.order, prompt, sequence.sampling)
         if found is not None:
             sequence.slot, sequence.computed = found
             sequence.context = sequence.computed
 
     def keep(self, sequence: SessionState, ids: Ints) -> None:
-        """Let go of a sequence that is done; ``ids`` are all of its tokens."""
+        """Let go of a sequence that is done, but keep its K/V; ``ids`` are all of its tokens."""
         del self.sequences[sequence.order]
         self.kept.keep(sequence.order, sequence.slot, ids[: sequence.computed])
 
     def drop(self, sequence: SessionState) -> None:
-        """Let go of a sequence between two steps, whatever it does, and of its K/V."""
+        """Let go of a sequence and its K/V between two steps, whether it waits, is prefilled or decodes."""
         task = sequence.task
         if task is None:
             if any(member is sequence for member in self.decode.members):
@@ -317,7 +316,7 @@ class TorchWorker:
         self._forget(sequence)
 
     def abandon(self) -> list[SessionState]:
-        """Let go of all that do not wait, after a step that raised: nothing is known of their K/V."""
+        """Let go of all sequences that do not wait, after a step that raised: we know nothing about their K/V."""
         waiting = {task.order for task in self.queue}
         lost = [sequence for order, sequence in self.sequences.items() if order not in waiting]
         self.decode, self.begun = DecodeColumns(), []
@@ -342,7 +341,7 @@ class TorchWorker:
     # ---- between two steps --------------------------------------------------------------------------------
 
     def next_plan(self, now: float) -> NextStep:
-        """What the policy says; idle where nothing waits for a prefill."""
+        """Return the policy's plan; idle if nothing waits for a prefill."""
         if not (self.queue or self.begun):
             return IDLE
         situation = Situation(self.queue, self.begun, self.decode.size, self.memory.room, self._need)
@@ -351,8 +350,8 @@ class TorchWorker:
         return plan
 
     def can_run(self, plan: NextStep, now: float) -> bool:
-        """Whether there is a step in the plan: prefills, or sequences to decode. Those get K/V for a token more; where
-        there is none the youngest are preempted, all of them at worst: then the policy is to be asked again."""
+        """Whether the plan has a step: prefills, or sequences to decode. Sequences to decode get K/V for one more token. If
+        there is none, the youngest are preempted. At worst that is all of them: then ask the policy again."""
         return bool(plan.shares) or self._reserve(now)
 
     def _need(self, task: PrefillTask) -> int:
@@ -361,8 +360,8 @@ class TorchWorker:
     # ---- a step -------------------------------------------------------------------------------------------
 
     def compute(self, plan: NextStep, now: float) -> Step:
-        """Run a step that can be run."""
-        # What began earlier goes on; the K/V of what begins is taken here.
+        """Run the step of a plan for which ``can_run`` is true."""
+        # Tasks that began earlier go on; tasks that begin take their K/V here.
         shares = [self._admitted(share, now) for share in plan.shares]
         self._owed.run(shares, 0)
         decodes = self.decode.size > 0 and (not shares or (plan.decodes and self._reserve(now)))
@@ -413,7 +412,7 @@ class TorchWorker:
                 sequence.prompt_logprobs.append(ran.prompt_logprobs[sequence.slot])
 
     def _admitted(self, share: Share, now: float) -> Share:
-        """Take the K/V of a task that begins; what was evicted of its history is prefilled again."""
+        """Take the K/V for a task that begins. The evicted part of its history is prefilled again."""
         task, tokens = share
         if task.computed:
             return share
@@ -429,7 +428,7 @@ class TorchWorker:
         return Share(task, task.tokens if is_whole else tokens)
 
     def _place(self, sequence: SessionState) -> None:
-        """Give the sequence a slot, and write the ids that are not in it."""
+        """Give the sequence a slot, and write the ids that the slot lacks."""
         if sequence.slot < 0:
             if not self.executor.tables.num_free_slots:
                 self.kept.sweep()
@@ -445,7 +444,7 @@ class TorchWorker:
         sequence.num_written += len(ids)
 
     def _free_slot(self) -> None:
-        """Take the slot of the sequence that has been idle longest, of one without K/V first."""
+        """Take the slot of a sequence without K/V, or else of the one that has been idle longest."""
         held = self.executor.tables.held
         order = next((i for i, each in self.sequences.items() if each.slot >= 0 and not held[each.slot]), None)
         if order is None:
@@ -478,8 +477,8 @@ class TorchWorker:
     # ---- memory ----------------------------------------------------------------------------------------------
 
     def _reserve(self, now: float) -> bool:
-        """Take K/V for a token more of every decoding sequence, preempting the youngest where it must; False where that
-        left none."""
+        """Take K/V for one more token of every decoding sequence, and preempt the youngest as long as there is too little.
+        Returns False if that leaves none."""
         while self.decode.size:
             if self.memory.grow(self.decode.slots, self.decode.contexts + 1):
                 return True
@@ -487,7 +486,7 @@ class TorchWorker:
         return False
 
     def _preempt(self, sequence: SessionState, now: float) -> None:
-        """Recompute later (vLLM's preemption): its K/V is dropped, its tokens stay."""
+        """Drop a sequence's K/V, keep its tokens, and recompute it later (vLLM's preemption)."""
         self.num_preemptions += 1
         self.decode.leave(sequence)
         sequence.saved = self.executor.read(sequence.slot, 0, sequence.context)
