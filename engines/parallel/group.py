@@ -1,7 +1,7 @@
-"""The processes a model is divided among, and how they exchange tensors and plain data.
+"""The processes among which a model is divided, and how they exchange tensors and plain data.
 
-On one machine the calling process is rank 0, and the others are processes it starts, so that progress bars, stores and answers stay
-where the command line is. The other ranks never outlive it.
+On one machine the calling process is rank 0 and starts the other ranks. So progress bars, stores and answers stay with the command
+line. The other ranks never outlive rank 0.
 """
 
 import os
@@ -36,18 +36,18 @@ _COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """A rank that waits longer for the others' tensors gives up."""
 
 _IDLE_TIMEOUT = timedelta(days=1)
-"""Between two commands of rank 0, which may have no requests. A rank 0 that dies is noticed at once."""
+"""Longest time between two commands of rank 0, which may have no requests. The others notice at once if rank 0 dies."""
 
-# Torch 2.13 has the first name and warns of the second, which is all that 2.11 has.
+# Torch 2.13 has the first name and warns of the second; 2.11 has only the second.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(eq=False, kw_only=True)
 class TensorParallel:
-    """``size`` ranks that hold a part of a model each. Every rank must make the same calls in the same order.
+    """A group of ``size`` ranks, each with a part of a model. Every rank must make the same calls in the same order.
 
     Tensor calls run on the device's current stream and return without waiting for it, so CUDA graphs can capture
-    them. Plain data goes by another way, which waits for no device. Alone, every call is the identity.
+    them. Plain data takes another way, which waits for no device. With one rank, every call is the identity.
     """
 
     rank: int = 0
@@ -59,20 +59,20 @@ class TensorParallel:
     """gloo"""
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, in place; x contiguous. Every rank gets the same bits."""
+        """Return the sum over the ranks, in place; x must be contiguous. Every rank gets the same bits."""
         if self.size > 1:
             dist.all_reduce(x, group=self.tensors)
         return x
 
     def all_gather(self, x: Tensor, dim: int = 0) -> Tensor:
-        """The ranks' tensors, all of one shape, one behind the other along ``dim``."""
+        """Return the ranks' tensors, all of one shape, concatenated along ``dim``."""
         if self.size == 1:
             return x
         parts = self._parts(x)
         return parts.flatten(0, 1) if dim == 0 else torch.cat(parts.unbind(), dim)
 
     def gather_columns(self, x: Tensor, width: int) -> Tensor:
-        """[M, width] of the ranks' [M, part], where each has its ``span`` of the columns."""
+        """Return [M, width], joined from the ranks' [M, part]; each rank has its ``span`` of the columns."""
         if self.size == 1:
             return x
         widths = [end - start for start, end in (span(width, rank, self.size) for rank in range(self.size))]
@@ -86,14 +86,14 @@ class TensorParallel:
         return out.view(self.size, *x.shape)
 
     def from_leader(self, value: T | None = None) -> T:
-        """Rank 0's ``value``, picklable; the others' is not looked at."""
+        """Return rank 0's ``value``, which must be picklable; the other ranks' values are ignored."""
         held: list[Any] = [value]
         if self.size > 1:
             dist.broadcast_object_list(held, group=self.control, group_src=0)
         return held[0]
 
     def gathered(self, value: T) -> list[T]:
-        """Every rank's ``value``, picklable, in the ranks' order."""
+        """Return every rank's ``value``, which must be picklable, in the ranks' order."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -102,7 +102,7 @@ class TensorParallel:
 
 
 def rank_device(device: str, rank: int, size: int) -> str:
-    """Device of one of a machine's ``size`` ranks: its CUDA devices in order, or the CPU, which all share."""
+    """Return the device of one of ``size`` ranks on a machine: its CUDA devices in order, or the CPU, which all share."""
     check_device(device)
     if device == "cuda":
         count = torch.cuda.device_count()
@@ -132,7 +132,7 @@ def join(rank: int, size: int, device: str, store: dist.Store) -> TensorParallel
         rank=rank,
         world_size=size,
         timeout=_COLLECTIVE_TIMEOUT,
-        # Makes NCCL connect now: it must not begin to while a graph is being captured.
+        # Makes NCCL connect now, because it must not connect while a graph is being captured.
         device_id=torch.device(device) if on_cuda else None,
     )
     group = TensorParallel(
@@ -147,13 +147,13 @@ def join(rank: int, size: int, device: str, store: dist.Store) -> TensorParallel
 
 
 def leave(group: TensorParallel, *, abort: bool = False) -> None:
-    """Part from the other ranks; needed before a process ends. ``abort`` gives up what the device still exchanges
-    with ranks that are gone."""
+    """Leave the other ranks, as a process must before it ends. ``abort`` gives up what the device still exchanges with
+    ranks that are gone."""
     if group.size == 1:
         return
     if abort and group.device.startswith("cuda"):
         abort_tensors(group)
-    # Models keep the group, and gloo's threads must not live until the interpreter ends: that would be an abort.
+    # Models keep the group, but gloo's threads must not live until the interpreter ends: the process would abort.
     group.tensors = group.control = None
     dist.destroy_process_group()
 
@@ -168,15 +168,15 @@ def abort_tensors(group: TensorParallel) -> None:
 
 HOST = "127.0.0.1"
 _START_TIMEOUT_S = 300.0
-"""For a process to import what it needs, and for all to meet."""
+"""Seconds for a process to import what it needs, and for all ranks to meet."""
 _END_TIMEOUT_S = 60.0
-"""For the others to return once rank 0 has, and to say why where one failed."""
+"""Seconds for the others to return once rank 0 has, and to say why if one failed."""
 
 Entry = Callable[..., None]
 
 
 class RankFailed(RuntimeError):
-    """A rank ended before its time; the message holds its traceback."""
+    """A rank ended too early; the message holds its traceback."""
 
 
 class _Said(NamedTuple):
@@ -186,17 +186,17 @@ class _Said(NamedTuple):
 
 @contextmanager
 def local_ranks(size: int, device: str, entry: Entry, *args: Any) -> Iterator[TensorParallel]:
-    """The group of ``size`` ranks on this machine, whose rank 0 is the caller.
+    """Yield a group of ``size`` ranks on this machine, with the caller as rank 0.
 
-    ``entry(group, *args)``, an importable function with picklable arguments, is what the others run; it must return
-    when the body is over (``follow`` does after ``LeadingExecutor.stop``). ``device`` is 'cpu', or 'cuda' for one
-    device per rank. Raises RankFailed in place of what the end of a rank made of the body.
+    The others run ``entry(group, *args)``, an importable function with picklable arguments. It must return when the
+    body is over (``follow`` does after ``LeadingExecutor.stop``). ``device`` is 'cpu', or 'cuda' for one device per
+    rank. If a rank fails, raises RankFailed in place of the error that this caused in the body.
     """
     own = rank_device(device, 0, size)
     if size == 1:
         yield TensorParallel(device=own)
         return
-    # Port 0: the system chooses a free one, and the others are told which.
+    # Port 0 lets the system choose a free one, and we tell the others which.
     store = dist.TCPStore(
         HOST, 0, size, is_master=True, timeout=timedelta(seconds=_START_TIMEOUT_S), wait_for_workers=False
     )
@@ -209,7 +209,7 @@ def local_ranks(size: int, device: str, entry: Entry, *args: Any) -> Iterator[Te
         yield group
         followers.wait_for("done", _END_TIMEOUT_S)
     except BaseException as error:
-        # What a user is told is the same on every rank.
+        # A UserError is the same on every rank.
         failure = followers.failure() if isinstance(error, Exception) and not isinstance(error, UserError) else None
         followers.kill()
         if group is not None:
@@ -222,8 +222,8 @@ def local_ranks(size: int, device: str, entry: Entry, *args: Any) -> Iterator[Te
 
 
 class _Followers:
-    """The processes of ranks 1 and up, and what they have said. A thread listens, so that a failure is noticed
-    while this one waits for a device."""
+    """The processes of ranks 1 and up, and their messages. A thread listens, so that we notice a failure while the
+    calling thread waits for a device."""
 
     def __init__(self, size: int, device: str, port: int, entry: Entry, args: tuple[Any, ...]) -> None:
         context = get_context("spawn")
@@ -269,11 +269,11 @@ class _Followers:
                         self._group = None
                     self._heard.notify_all()
                 if group is not None:
-                    # Nothing else ends what rank 0's device waits for.
+                    # Nothing else ends an exchange that rank 0's device waits for.
                     abort_tensors(group)
 
     def watch(self, group: TensorParallel) -> None:
-        """Give up the device's exchanges once a rank has failed; gloo's end by themselves."""
+        """Give up the device's exchanges once a rank has failed; gloo's exchanges end by themselves."""
         with self._heard:
             if self._failures:
                 raise RankFailed(self._failures[0])
@@ -291,7 +291,7 @@ class _Followers:
                 raise RankFailed(f"ranks {late} are not {what} after {timeout_s:.0f} s")
 
     def failure(self) -> str | None:
-        """What the first rank to fail said; it may be about to."""
+        """Return what the first rank to fail said, after up to a second in which one may fail; None if none did."""
         with self._heard:
             self._heard.wait_for(lambda: self._failures, 1.0)
             return self._failures[0] if self._failures else None
@@ -312,7 +312,7 @@ class _Followers:
 
 
 def _run(rank: int, size: int, device: str, port: int, pipe: Connection, entry: Entry, args: tuple[Any, ...]) -> None:
-    """A follower's process."""
+    """Run a follower's process."""
     # Ctrl-C reaches every process of the terminal; rank 0 decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -326,7 +326,7 @@ def _run(rank: int, size: int, device: str, port: int, pipe: Connection, entry: 
         leave(group)
         status = 0
     except BaseException:
-        # Before anything is closed: rank 0 hears why first, and then that the others are gone.
+        # Sent before anything is closed, so that rank 0 hears why before it hears that others are gone.
         pipe.send(_Said("failed", traceback.format_exc()[-20_000:].rstrip()))
     finally:
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""A rank's part of a LLaDA or Dream model, cut out of the whole one or read as such from a checkpoint.
+"""A rank's part of a LLaDA or Dream model, cut out of the whole model or read directly from a checkpoint.
 
-Two sums over the ranks per layer (behind attention and behind the MLP) and one behind the embedding. Which
-rank holds which head or id follows from ``engines.models.config``.
+Each layer has two sums over the ranks (behind attention and behind the MLP), and the embedding one behind it.
+``engines.models.config`` says which rank holds which head or id.
 """
 
 from typing import Literal
@@ -28,7 +28,7 @@ _OUTSIDE: dict[str, _Cut] = {"wte": "ids", "embed_tokens": "ids", "ff_out": "out
 
 
 class PartialLinear(Linear):
-    """Some inputs' share of x W^T, summed over the ranks; weight [outputs, own inputs], no bias."""
+    """Computes x W^T over this rank's own inputs, summed over the ranks; weight [outputs, own inputs], no bias."""
 
     def __init__(self, weight: nn.Parameter, group: TensorParallel) -> None:
         with torch.device("meta"):
@@ -43,7 +43,7 @@ class PartialLinear(Linear):
 
 
 class PartialEmbedding(nn.Module):
-    """Rows of ids [first, first + own); other ids' come from the ranks that hold them. weight [own, d]."""
+    """Holds the rows of ids [first, first + own); rows of other ids come from the ranks that hold them. weight [own, d]."""
 
     def __init__(self, weight: nn.Parameter, first: int, group: TensorParallel) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class PartialEmbedding(nn.Module):
 
 
 def shard_model(model: LLaDAModelLM | DreamModel, group: TensorParallel) -> dict[str, Slice]:
-    """Leave ``group.rank``'s part of ``model``, in place; which part of which tensor of its state dict.
+    """Reduce ``model`` to ``group.rank``'s part, in place. Returns which part of which tensor of its state dict is left.
 
     ``model.config`` still describes the whole model. Works on the meta device too.
     """
@@ -89,7 +89,7 @@ def _cut(model: nn.Module, path: str, module: nn.Linear | nn.Embedding, group: T
         dim = 1 if cut == "inputs" else 0
         length = whole.shape[dim]
         part = Slice(dim, *span(length, group.rank, group.size), length)
-        # A copy, or the whole tensor would stay in memory behind it.
+        # We copy the part, or the whole tensor would stay in memory behind it.
         own = part.of(whole.detach()).clone(memory_format=torch.contiguous_format)
         module.register_parameter(name, nn.Parameter(own, requires_grad=whole.requires_grad))
         parts[f"{path}.{name}"] = part
@@ -113,9 +113,9 @@ def load_shard(
     weights: Weights = "checkpoint",
     seed: int = 0,
 ) -> DiffusionModel:
-    """``load_model`` of ``group.rank``'s part, on the rank's device; no other weights are read.
+    """Load ``group.rank``'s part by ``load_model``, on the rank's device; no other weights are read.
 
-    Random weights are the parts of those one process draws on such a device with the same seed.
+    Random weights are the parts of those that one process draws on such a device with the same seed.
     """
     return load_model(
         model,
