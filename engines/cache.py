@@ -1,4 +1,4 @@
-"""The user's cache: what this machine made once from inputs that have not changed since."""
+"""The user's cache of files that this machine made once, reused while the inputs they were made from are unchanged."""
 
 import hashlib
 import os
@@ -7,16 +7,16 @@ from contextlib import suppress
 from pathlib import Path
 
 MOST_KEPT = 400
-"""Files of one kind; the oldest go."""
+"""Most files that we keep of one kind; we delete the oldest."""
 
 
 def cache_folder() -> Path:
-    """Below ``XDG_CACHE_HOME``, else below ``~/.cache``; it need not exist."""
+    """The cache's folder, below ``XDG_CACHE_HOME`` or else below ``~/.cache``; it need not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "dllm-serve-repro")
 
 
 def digest_of(contents: Iterable[bytes]) -> str:
-    """32 hexadecimal digits over the contents, their lengths and their order."""
+    """Return 32 hexadecimal digits that depend on the contents, their lengths and their order."""
     found = hashlib.sha256()
     for content in contents:
         found.update(len(content).to_bytes(8, "little") + content)
@@ -24,12 +24,12 @@ def digest_of(contents: Iterable[bytes]) -> str:
 
 
 def kept_or_made(kind: str, inputs: Iterable[bytes], make: Callable[[], bytes]) -> bytes:
-    """What ``make`` returned for these inputs before, on this machine; else what it returns, which is kept where the cache can
-    be written. ``inputs`` are all that it follows from."""
+    """Return what ``make`` returned for these inputs before on this machine, or else call it and cache its result, if the cache
+    can be written. ``inputs`` must hold everything that the result depends on."""
     path = cache_folder() / kind / digest_of(inputs)
     with suppress(OSError):
         digest, kept = (content := path.read_bytes())[:32], content[32:]
-        if digest == digest_of([kept]).encode():  # else a disk has lost some of it
+        if digest == digest_of([kept]).encode():  # otherwise the file is damaged
             return kept
     made = make()
     with suppress(OSError):

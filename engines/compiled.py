@@ -1,4 +1,4 @@
-"""Sources in C++ that are compiled for this machine when they are first asked for, and kept in the user's cache."""
+"""C++ libraries that we compile for this machine on first use, and keep in the user's cache."""
 
 import hashlib
 import os
@@ -18,11 +18,11 @@ CPU_FACTS = Path("/proc/cpuinfo")
 
 
 class CompilerError(Exception):
-    """Nothing was made; ``str`` says why in a sentence."""
+    """A library could not be compiled; ``str`` says why in a sentence."""
 
 
 class Pointer:
-    """How C takes a tensor: its data; None is null."""
+    """The ctypes argument type for a tensor: C gets a pointer to its data, or null for None."""
 
     @classmethod
     def from_param(cls, tensor: Any) -> c_void_p | None:
@@ -30,7 +30,7 @@ class Pointer:
 
 
 class Library(NamedTuple):
-    """What is compiled: ``headers`` count as part of the ``sources`` that read them."""
+    """A library to compile. A change of its ``headers``, which its ``sources`` include, makes us compile it again."""
 
     name: str
     sources: tuple[Path, ...]
@@ -38,7 +38,7 @@ class Library(NamedTuple):
     headers: tuple[Path, ...] = ()
 
     def kept(self, command: Sequence[str]) -> Path:
-        """Where what ``command`` makes of the sources on this processor is kept."""
+        """The cache path of the library that ``command`` compiles from the sources on this processor."""
         processor = platform.machine()
         if CPU_FACTS.is_file():
             lines = CPU_FACTS.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
@@ -48,7 +48,7 @@ class Library(NamedTuple):
         return cache_folder() / f"{self.name}-{digest[:32]}.so"
 
     def command(self) -> list[str]:
-        """Raises CompilerError where there is no compiler."""
+        """Return the compiler's command. Raises CompilerError if there is no compiler."""
         compiler = os.environ.get("CXX") or shutil.which("c++")
         if not compiler:
             raise CompilerError("there is no C++ compiler")
@@ -57,20 +57,20 @@ class Library(NamedTuple):
 
 @lru_cache(maxsize=8)
 def loaded(library: Library) -> CDLL:
-    """Raises CompilerError. Takes some seconds, once a machine."""
+    """Load a library, which we compile first unless it is cached: some seconds, once a machine. Raises CompilerError."""
     command = library.command()
     kept = library.kept(command)
     try:
         if kept.is_file():
             return CDLL(str(kept))
     except OSError:
-        pass  # it is made again
+        pass  # we compile it again
     try:
-        # Beside the place that it is moved to, whole: several processes may be making it.
+        # We compile in this folder and then move the whole file: several processes may compile it at once.
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         where: Path | None = kept.parent
     except OSError:
-        where = None  # in a folder that goes when the process ends
+        where = None  # compile in a temporary folder
     with TemporaryDirectory(dir=where) as folder:
         made = Path(folder, f"{library.name}.so")
         try:

@@ -1,7 +1,7 @@
-"""Opens the files that a user names: regular files alone, of a size that can be read, and every failure is one sentence.
+"""Opens files that a user names: only regular files, up to a size limit, and every failure is one sentence.
 
-In JSON that people and servers write a key that is given twice is refused, as nobody can tell which value was meant. ``load_named``
-finds classes and values that a user names as ``module:NAME``, or as an installed package names them.
+We refuse JSON with a repeated key, because nobody can tell which value was meant. ``load_named`` finds classes and values
+that a user names as ``module:NAME``, or by a name that an installed package declares.
 """
 
 import errno
@@ -24,14 +24,14 @@ _LONGEST_KEY = 60
 
 
 class RepeatedKeyError(json.JSONDecodeError):
-    """``msg`` names the key; where in the text it stands is not known."""
+    """A JSON object has a key twice. ``msg`` names the key; its position in the text is not known."""
 
     def __str__(self) -> str:
         return self.msg
 
 
 def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """For ``object_pairs_hook``."""
+    """Return the pairs as a dict, for ``object_pairs_hook``. Raises RepeatedKeyError for a repeated key."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -45,7 +45,7 @@ DECODER = json.JSONDecoder(object_pairs_hook=unique)
 
 
 def json_object(name: str, text: str, *, example: str) -> dict[str, Any]:
-    """The object that a setting's text is; refused by the setting's name where it is none."""
+    """Parse a setting's text as a JSON object. Raises UserError with the setting's ``name`` if it is none, or repeats a key."""
     try:
         found = json.loads(text, object_pairs_hook=unique)
         json.dumps(found, allow_nan=False)
@@ -59,19 +59,19 @@ def json_object(name: str, text: str, *, example: str) -> dict[str, Any]:
 
 
 MOST_BYTES = 64 << 30
-"""The most that a file has which is read piece by piece."""
+"""Size of the largest file that we read piece by piece."""
 MOST_HELD_BYTES = 256 << 20
-"""The most that a file has which is held in memory as a whole."""
+"""Size of the largest file that we read into memory as a whole."""
 
 
 def open_file(name: str, path: Path, *, most: int = MOST_BYTES) -> io.BufferedReader:
-    """Opens a file to read its bytes. ``name`` is what the user named it by, an option or a kind of file.
+    """Open a file to read its bytes. Errors name it by ``name``, an option or a kind of file.
 
-    Raises UserError for what is absent, a folder, a device, a pipe or a socket, larger than ``most`` bytes, or unreadable.
+    Raises UserError if it is absent, a folder, a device, a pipe or a socket, larger than ``most`` bytes, or unreadable.
     """
     said = _said(name, path)
     try:
-        # What is no file is refused before it is opened, as that may wait for a writer, or take what a reader waits for.
+        # We refuse a pipe before we open it: opening may wait for a writer, or take data that another reader waits for.
         _check(os.stat(path), said, most)
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except UserError:
@@ -103,7 +103,7 @@ def _check(status: os.stat_result, said: str, most: int) -> None:
 
 
 def read_bytes(name: str, path: Path, *, most: int = MOST_HELD_BYTES) -> bytes:
-    """Reads a whole file, as ``open_file`` opens it."""
+    """Read a whole file, with the checks of ``open_file``."""
     with open_file(name, path, most=most) as file:
         try:
             return file.read()
@@ -112,7 +112,7 @@ def read_bytes(name: str, path: Path, *, most: int = MOST_HELD_BYTES) -> bytes:
 
 
 def read_text(name: str, path: Path, *, most: int = MOST_HELD_BYTES) -> str:
-    """Reads a file of UTF-8 text, with or without the mark that some editors put in front. Line ends are as in any text file."""
+    """Read a file of UTF-8 text, with or without a byte order mark. Line ends are translated as in Python's text mode."""
     content = read_bytes(name, path, most=most)
     try:
         return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
@@ -127,23 +127,23 @@ def _said(name: str, path: Path) -> str:
 T = TypeVar("T")
 
 _GROUPS = "repro."
-"""Entry-point groups are named after a kind: one of these, ``repro.system``, ``repro.platform``, ``repro.gpu``."""
+"""Prefix of entry-point groups. A kind follows it: one of ``KINDS``, or as in ``repro.system``, ``repro.platform``, ``repro.gpu``."""
 POLICIES = ("scheduler", "refresh_rule", "router", "batcher", "queue", "binder")
-"""Kinds of policies, each the knob that names one."""
+"""Kinds of policies. Each is also the name of the knob that chooses a policy of this kind."""
 KINDS = (*POLICIES, "workload")
-"""Kinds that a knob names."""
+"""Kinds of classes that a user can choose by a knob."""
 PLACE = re.compile(r"[A-Za-z_][\w.]*:([A-Za-z_]\w*)")
-"""``module:NAME``."""
+"""Pattern of ``module:NAME``."""
 
 
 def installed(kind: str) -> Mapping[str, str]:
-    """Names that installed packages declare of a kind, and where each is, ``module:NAME``."""
+    """Return the names that installed packages declare for a kind, each with its ``module:NAME``."""
     return _installed(tuple(sys.path)).get(_field(kind), {})
 
 
 @lru_cache(maxsize=4)
 def _installed(path: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
-    """By kind. ``path`` is where packages are looked for."""
+    """Return the declared names by kind. ``path`` is the ``sys.path`` that is searched for packages."""
     from importlib.metadata import distributions
 
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
@@ -158,8 +158,8 @@ def _field(kind: str) -> str:
 
 
 def where_of(kind: str, name: str, known: Iterable[str] = ()) -> str:
-    """``module:NAME`` of what is named so, or as an installed package has it. ``known`` names are those that come with this
-    one, which a refusal tells."""
+    """Return ``name`` if it is a ``module:NAME``, or else the one that an installed package declares for it. Raises UserError for
+    an unknown name; the error also lists ``known``, the names that come with this package."""
     if ":" in name:
         return name
     theirs = installed(kind)
@@ -171,7 +171,7 @@ def where_of(kind: str, name: str, known: Iterable[str] = ()) -> str:
 
 
 def load_module(kind: str, where: str, module: str) -> Any:
-    """``where``, the ``kind``'s name, is what a refusal says; a package that the module lacks in turn is an ImportError."""
+    """Import ``module``. UserErrors cite ``kind`` and ``where``. Raises ImportError if a package that the module imports is missing."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -189,7 +189,7 @@ def load_module(kind: str, where: str, module: str) -> Any:
 
 
 def load_named(kind: str, where: str, *, having: tuple[str, ...] = ()) -> Any:
-    """What ``where`` names; refused where it lacks one of ``having``."""
+    """Return the object that ``where`` names. Raises UserError if there is none, or if it lacks an attribute of ``having``."""
     module, _, name = where_of(kind, where).partition(":")
     loaded = load_module(kind, where, module)
     if not hasattr(loaded, name):
@@ -202,7 +202,7 @@ def load_named(kind: str, where: str, *, having: tuple[str, ...] = ()) -> Any:
 
 
 def name_of(policy: Any) -> str:
-    """``module:NAME`` of a class or a function, by which it is found again in this process."""
+    """Return ``module:NAME`` of a class or function. Raises UserError if this process cannot find it again by that name."""
     module, name = policy.__module__, policy.__qualname__
     if getattr(sys.modules.get(module), name, None) is not policy:
         raise UserError(f"{module}.{name} is not what is called {name!r} in its module: define it at the top, and once")
@@ -210,7 +210,7 @@ def name_of(policy: Any) -> str:
 
 
 def asked(ask: Callable[..., T], *args: Any, **options: Any) -> T:
-    """What a policy answers, which may be anyone's: whatever it raises is said of it in one sentence."""
+    """Return a policy's answer. The policy may be a user's own, so we turn its exceptions into a RunError of one sentence."""
     try:
         return ask(*args, **options)
     except (UserError, RunError, KeyboardInterrupt, SystemExit):

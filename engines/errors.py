@@ -1,4 +1,4 @@
-"""The one exception a user can cause, the check that raises it, and what tells a lack of memory from a fault."""
+"""Exceptions that the CLI prints as one sentence, a check that raises one, and a test for errors that a lack of memory caused."""
 
 import errno
 import re
@@ -9,14 +9,14 @@ _LACKS_MEMORY = re.compile(
         (
             r"out of memory|not enough memory|alloc_failed|bad_?alloc",
             r"(can't|cannot|could not|unable to|failed to) allocate (?!.*static TLS)",
-            # The loader of a shared library, and oneDNN, whose messages name no cause.
+            # Messages of the shared library loader and of oneDNN, which name no cause.
             r"failed to map segment from shared object",
             r"could not (create|execute|initialize) an? (primitive|memory|reorder)",
         )
     ),
     re.IGNORECASE,
 )
-"""What libraries say where an allocation fails, each in an exception of a kind of its own."""
+"""Messages of libraries about a failed allocation. Each library raises its own kind of exception."""
 
 
 class UserError(ValueError):
@@ -27,7 +27,7 @@ class UserError(ValueError):
 
 
 class RunError(RuntimeError):
-    """What went wrong while something ran, said in one sentence; the CLI prints it and exits with code 1."""
+    """A failure during a run, said in one sentence; the CLI prints it and exits with code 1."""
 
 
 def require(ok: bool, message: str) -> None:
@@ -37,7 +37,7 @@ def require(ok: bool, message: str) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a lack of memory is behind it: a library may wrap that, or fail at what an import left half made."""
+    """Whether a lack of memory is among the error's causes: a library may wrap it, or fail later at what an import left half made."""
     seen: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in seen:

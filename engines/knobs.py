@@ -1,17 +1,17 @@
-"""Knobs: the fields of settings, which say for themselves what they may be.
+"""Knobs: fields of settings, which declare the values that they may have.
 
     @dataclass(frozen=True, kw_only=True)
     class RoutingConfig:
         alpha: Annotated[float, Range(0, 10)] = 0.9
         '''Proportion of the TTFT objective that a prefill worker may have used up (§4.1).'''
 
-A field's kind, its choices (a ``Literal``), its ``Range`` and what it depends on are stated there and nowhere else. ``Only`` says beside
-which values of other fields it has an effect: ``given_to`` refuses it elsewhere if it is asked for. ``Needs`` says which values of other
-fields it cannot be without: ``given_to`` and a ``Checked`` dataclass refuse it elsewhere unless it has its default.
+A field's kind, its choices (a ``Literal``), its ``Range`` and its dependencies are stated there and nowhere else. ``Only`` lists the values
+of other fields with which it has an effect: with other values ``given_to`` refuses it if a user gives it. ``Needs`` lists the values of
+other fields that it requires: with other values ``given_to`` and a ``Checked`` dataclass refuse all but its default.
 
-``Checked`` settings refuse values that are none of theirs. ``made`` builds settings of values by name, also settings inside of settings, and
-``given_to`` sets some of them. The command line, the reference in the docs and the errors are made from ``knobs_of``. The text below a
-field is its help: no part of the code identity.
+``Checked`` settings refuse values that their fields may not have. ``made`` builds settings from values by name, nested settings too, and
+``given_to`` changes some of them. The command line, the reference in the docs and the errors are made from ``knobs_of``. The text below a
+field is its help, and is not part of the code identity.
 """
 
 import ast
@@ -32,13 +32,13 @@ Settings = TypeVar("Settings")
 T = TypeVar("T")
 
 MANY = 40
-"""Names: up to here all are told in place of one that is unknown, else those that are spelled alike."""
+"""With at most so many names, the error for an unknown name lists all; with more, only those that are spelled alike."""
 FEW = 1000
-"""Up to here both ends of a range say something to a user; larger ones are what a machine holds."""
+"""Up to this upper bound, errors tell both ends of a range. A larger one only says what a machine holds."""
 
 
 class Range(NamedTuple):
-    """Numbers from ``least`` to ``most``, both allowed, or only those ``above``."""
+    """Numbers from ``least`` to ``most``, both included, or numbers greater than ``above``."""
 
     least: float | None = None
     most: float | None = None
@@ -53,7 +53,7 @@ class Range(NamedTuple):
 
     @property
     def said(self) -> str:
-        """In words, behind what kind of number it is."""
+        """The range in words, which follow the kind of number in a sentence."""
         if self.least is not None and self.most is not None:
             return f"from {_short(self.least)} to {_short(self.most)}"
         low = f"above {_short(self.above)}" if self.above is not None else ""
@@ -61,7 +61,7 @@ class Range(NamedTuple):
         return ", ".join(filter(None, (low, "" if self.most is None else f"at most {_short(self.most)}")))
 
     def refusal(self, value: float) -> str:
-        """What is wrong with a number that is not in the range: a clause that follows it."""
+        """Return a clause that says what is wrong with a number outside the range, to follow that number."""
         if self.most is not None and self.most <= 1:
             low = f"({_short(self.above or 0)}" if self.least is None else f"[{_short(self.least)}"
             return f"must be in {low}, {_short(self.most)}]"
@@ -79,7 +79,7 @@ class _Something:
 
 
 SOMETHING = _Something()
-"""Stands for any value but None where a field depends on another that is given."""
+"""Stands for any value but None: a field may depend on another one being given."""
 
 
 class Except(NamedTuple):
@@ -89,7 +89,7 @@ class Except(NamedTuple):
 
 
 class _Beside:
-    """Values that other fields have to have: some of them, a ``Range``, ``SOMETHING``, or all ``Except`` one."""
+    """Values that other fields must have: one, any of a tuple, a ``Range``, ``SOMETHING``, or all ``Except`` one."""
 
     def __init__(self, **values: object) -> None:
         is_one = (Range, Except)
@@ -103,16 +103,16 @@ class _Beside:
         return ", ".join(_wanted_said(name, wanted) for name, wanted in self.values.items())
 
     def unmet(self, values: Mapping[str, object]) -> str | None:
-        """The first field whose value is none of those wanted; a field that stands nowhere here is checked elsewhere."""
+        """Return the first field with an unwanted value. A field missing from ``values`` is checked elsewhere."""
         return next((name for name, wanted in self.values.items() if not _is_met(wanted, values, name)), None)
 
 
 class Only(_Beside):
-    """A field has an effect only where others have these values; elsewhere it cannot be asked for."""
+    """A field has an effect only if others have these values; otherwise a user cannot give it."""
 
 
 class Needs(_Beside):
-    """A field has to have its default unless others have these values."""
+    """A field must have its default unless others have these values."""
 
 
 def _is_met(wanted: tuple[Any, ...], values: Mapping[str, object], name: str) -> bool:
@@ -147,18 +147,18 @@ def _wanted_said(name: str, wanted: tuple[Any, ...]) -> str:
 
 
 class Size:
-    """Marks a number of bytes, which a command line takes with a unit: 24GB."""
+    """Marks a number of bytes, which the command line takes with a unit, such as 24GB."""
 
 
 class Names:
-    """Marks a text that is one of these names, or names a policy of a user's own."""
+    """Marks a text that is one of these names, or that names a user's own policy."""
 
     def __init__(self, *words: str) -> None:
         self.words = words
 
 
 class Fixed:
-    """Marks a field that is no knob: the method, the platform or other settings say it."""
+    """Marks a field that is no knob: the method, the platform or other settings decide its value."""
 
 
 Count = Annotated[int, Range(1, 2**20)]
@@ -176,27 +176,27 @@ class Knob(NamedTuple):
     """int, float, bool or str."""
     may_be_none: bool
     choices: tuple[str, ...]
-    """Words to choose from; empty where any will do."""
+    """Words to choose from; empty if the field is not limited to some."""
     words: tuple[str, ...]
-    """The choices, or those that a user can add to."""
+    """The choices, or the words of ``Names``, to which a user can add."""
     range: Range | None
     only: Only
     needs: Needs
     is_fixed: bool
     is_size: bool
     default: Any
-    """MISSING where one has to be given."""
+    """MISSING if a user must give a value."""
 
     @property
     def takes(self) -> str:
-        """Which values it may have, in words."""
+        """The values that it may have, in words."""
         if self.choices:
             return ", ".join(self.choices)
         return ", ".join(filter(None, (_KIND_SAID[self.kind], self.range.said if self.range else "")))
 
     def check(self, value: Any, *, prefix: str = "") -> Any:
-        """The value as the field's kind: 1 given for seconds is 1.0. Raises UserError unless it is of that kind, one of the
-        choices, finite and in the range."""
+        """Return the value in the field's kind: 1 given for seconds becomes 1.0. Raises UserError unless it is of that kind, one
+        of the choices, finite and in the range."""
         if value is None and self.may_be_none:
             return None
         said = f"{prefix}{self.name}"
@@ -219,12 +219,12 @@ _KIND_SAID = {int: "a whole number", float: "a number", bool: "true or false", s
 
 
 class _Schema(NamedTuple):
-    """What a class of settings declares."""
+    """The declarations of a class of settings."""
 
     own: Mapping[str, Knob]
-    """The fields that are a number, a text or a truth value, also the fixed ones."""
+    """The fields that are a number, a text or a truth value, fixed ones included."""
     inside: Mapping[str, type]
-    """The fields that are settings themselves, and hold knobs."""
+    """The fields that are nested settings, whose fields are knobs too."""
     knobs: Mapping[str, Knob]
     conditions: tuple[tuple[str, Only | Needs], ...]
 
@@ -264,12 +264,12 @@ def _schema_of(kind: Any) -> _Schema:
 
 
 def knobs_of(kind: Any) -> Mapping[str, Knob]:
-    """The knobs of settings, by name; those of settings inside of them too."""
+    """Return the knobs of settings by name, those of nested settings included."""
     return _schema_of(kind).knobs
 
 
 def usual_knobs_of(kind: Any) -> Mapping[str, Knob]:
-    """Those of the fields that have a default and can be given: the others are not a user's to say."""
+    """Return the knobs of fields that have a default and can be given; a user cannot set the others."""
     bare = {
         each.name
         for each in fields(kind)
@@ -283,12 +283,12 @@ def usual_knobs_of(kind: Any) -> Mapping[str, Knob]:
 
 
 def conditions_of(kind: Any) -> tuple[tuple[str, Only | Needs], ...]:
-    """Every field that depends on values of others, and what they are."""
+    """Return each field that depends on values of others, with its condition."""
     return _schema_of(kind).conditions
 
 
 class Checked:
-    """A dataclass that refuses a field that is not what it is declared to be; settings inside of it check themselves."""
+    """A dataclass that refuses values that its fields may not have; nested settings check themselves."""
 
     def __post_init__(self) -> None:
         kind: Any = self.__class__
@@ -302,7 +302,7 @@ class Checked:
 
 
 def check_value(declared: Any, name: str, value: object) -> None:
-    """Refuse a number, a text or a truth value that is not what is declared; what is declared to be something else passes."""
+    """Raise UserError for a number, text or truth value that its declared type forbids. Values of other declared types pass."""
     knob = _knob_of(declared, name)
     if knob is not None:
         knob.check(value)
@@ -314,10 +314,10 @@ def _knob_of(declared: Any, name: str) -> "Knob | None":
 
 
 def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> Settings:
-    """The settings with the fields that are given, by name, wherever inside of them a field stands.
+    """Return the settings with the ``given`` fields changed, by name; a field may be one of nested settings.
 
-    Raises UserError for a value that a field may not have, and for one that has no effect with the others, or with what
-    stands ``beside`` the settings.
+    Raises UserError for a value that a field may not have. Raises it also for a value without effect, given the other values
+    and those ``beside`` the settings.
     """
     given = {name: value for name, value in given.items() if value is not None}
     changed = _replaced(settings, given)
@@ -337,7 +337,7 @@ def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> 
 
 
 def no_effect(name: str, value: object, other: str, found: object, fix: str = "") -> UserError:
-    """The refusal of a field that has no effect beside what was ``found`` of another, with what may be done besides leaving it out."""
+    """Return the error for a field that has no effect because ``other`` is ``found``; ``fix`` is a remedy besides leaving it out."""
     where = f"without {other}" if found is None else f"with {other}={_written_in(found)}"
     return UserError(
         f"{name}={_written_in(value)} has no effect {where}: {', '.join(filter(None, ('leave it out', fix)))}"
@@ -345,8 +345,8 @@ def no_effect(name: str, value: object, other: str, found: object, fix: str = ""
 
 
 def made(kind: Callable[..., Settings], values: Mapping[str, Any], **fixed: object) -> Settings:
-    """Settings of values by name, wherever inside of them a field stands; fields that are not named have their defaults, those of
-    ``fixed`` are the outermost settings' own. Raises UserError for a value that a field may not have."""
+    """Build settings from values by name; a field may be one of nested settings. Fields without a value get their defaults, and
+    ``fixed`` are fields of the outermost settings. Raises UserError for a value that a field may not have."""
     declared: Any = kind
     schema = _schema_of(declared)
     found: dict[str, Any] = {name: knob.check(values[name]) for name, knob in schema.own.items() if name in values}
@@ -359,7 +359,7 @@ def made(kind: Callable[..., Settings], values: Mapping[str, Any], **fixed: obje
 
 
 def check_given(given: Mapping[str, Any], *known: type | Mapping[str, Knob], who: str) -> None:
-    """Raise UserError for a name that none of the settings, or knobs, has, and for a value that it may not have."""
+    """Raise UserError for a name that no settings or knobs of ``known`` have, and for a value that the knob may not have."""
     knobs: dict[str, Knob] = {}
     for kind in known:
         knobs |= kind if isinstance(kind, Mapping) else knobs_of(kind)
@@ -380,20 +380,20 @@ def resolve(
     beside: Mapping[str, object] | None = None,
     **fixed: object,
 ) -> Settings:
-    """Settings of a ``kind``, the one way to make them of a cell's knobs: their defaults, over them the ``usual`` values of platform and
-    system, and over these what is ``given``.
+    """Build settings of a ``kind`` from a cell's knobs; nothing else does. ``given`` values win over the ``usual`` ones of platform and
+    system, and these win over the defaults.
 
-    Values go by the names of fields, wherever inside of the settings a field stands. ``fixed`` are fields of the outermost settings that
-    no name reaches, ``beside`` what else decides whether a field has an effect. Raises UserError for a name that neither the settings
-    nor ``others`` (the system's own knobs, those of a user's policies and workload) have, and for a value that a field may not have or
-    that has no effect; it blames the ``system``, a name.
+    Values go by field names, also those of nested settings. ``fixed`` are fields of the outermost settings that no name reaches.
+    Values ``beside`` the settings also decide whether a field has an effect. Raises UserError for a name that neither the settings nor
+    ``others`` (the system's own knobs, those of a user's policies and workload) have. Raises UserError also for a value that a field
+    may not have or that has no effect. The error blames the ``system``, a name.
     """
     check_given(given, kind, *others, who=f"system={system!r}")
     return given_to(made(kind, usual or {}, **fixed), given, **(beside or {}))
 
 
 def helps_of(kind: type) -> Mapping[str, str]:
-    """The text below each field, of settings inside of settings too, on one line."""
+    """Return the text below each field on one line, for nested settings too."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
@@ -404,7 +404,7 @@ def helps_of(kind: type) -> Mapping[str, str]:
 
 
 def written(number: object) -> str:
-    """Python writes no integer of more than 4,300 digits."""
+    """Return the number as text, also an integer of more than 4,300 digits, which Python does not write."""
     try:
         return f"{number}"
     except ValueError:
@@ -422,7 +422,7 @@ def _replaced(settings: Any, given: Mapping[str, Any], *, with_fixed: bool = Fal
 
 
 def _values(settings: Any) -> dict[str, object]:
-    """Holds all fields that are a number, a text or a truth value, of settings inside of settings too."""
+    """Return all fields that are a number, a text or a truth value, those of nested settings included."""
     schema = _schema_of(settings.__class__)
     found = {name: getattr(settings, name) for name in schema.own}
     for name in schema.inside:
@@ -435,7 +435,7 @@ def _written_in(value: object) -> str:
 
 
 def _of_marks(kind: Callable[..., T], marks: tuple[Any, ...]) -> T:
-    """One mark that says what all marks of a kind say."""
+    """Return one mark that merges all marks of a kind."""
     return kind(**{name: value for mark in marks if type(mark) is kind for name, value in mark.values.items()})
 
 
@@ -461,7 +461,7 @@ def _knob(name: str, default: Any, base: Any, may_be_none: bool, marks: tuple[An
 
 
 def _taken_apart(declared: Any) -> tuple[Any, bool, tuple[Any, ...]]:
-    """What is declared, without None and without marks; whether it may be None; the marks."""
+    """Return the declared type without None and marks; whether None is allowed; and the marks."""
     marks: tuple[Any, ...] = ()
     may_be_none = False
     while True:

@@ -1,7 +1,7 @@
-"""Least squares of a handful of coefficients, to the same bits on every machine.
+"""Least squares with a few coefficients, whose results have the same bits on every machine.
 
-A library of linear algebra takes other kernels on another CPU, and their last digits differ; simulations rest on what is fitted
-here. Only sums that are rounded once (``math.fsum``), products and square roots are used, whose results IEEE 754 fixes.
+Linear algebra libraries use different kernels on different CPUs, so their last digits differ, and simulations depend on these fits.
+We use only sums that are rounded once (``math.fsum``), products and square roots, whose results IEEE 754 fixes.
 """
 
 from collections.abc import Sequence
@@ -14,19 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 DEPENDENT = 1e-12
-"""A column of which the others leave less than this is one of their sums."""
+"""A column is a linear combination of the others if removing them leaves no more length than this."""
 
 Column = Sequence[float]
 Floats = npt.NDArray[np.float64]
 
 
 class Reduced(NamedTuple):
-    """A triangular system with the same least squares, whatever columns of it are used."""
+    """A triangular system with the same least-squares solutions as the original, for every subset of the columns."""
 
     columns: list[list[float]]
     target: list[float]
     rest: float
-    """Squares that no coefficients remove."""
+    """Sum of squares that no coefficients can remove."""
 
 
 def without(column: Column, share: float, unit: Column) -> list[float]:
@@ -38,7 +38,7 @@ def dot(a: Column, b: Column) -> float:
 
 
 def reduced(columns: Sequence[Column], target: Column) -> Reduced:
-    """By modified Gram-Schmidt, the longest column that is left first; columns of any length are to be scaled before."""
+    """Reduce a system by modified Gram-Schmidt, always taking the longest remaining column. The caller scales the columns."""
     left, rest = [list(column) for column in columns], list(target)
     waiting = list(range(len(left)))
     rows: list[list[float]] = []
@@ -63,12 +63,12 @@ def reduced(columns: Sequence[Column], target: Column) -> Reduced:
 
 
 def least_squares(columns: Sequence[Column], target: Column) -> list[float]:
-    """Coefficients of the columns; where these depend on each other, the shortest of all that are best, as the columns are
-    scaled to length 1."""
+    """Return the coefficients of the columns. If the columns depend on each other, return the shortest of the best solutions,
+    measured with columns scaled to length 1."""
     norms = [sqrt(dot(column, column)) or 1.0 for column in columns]
     scaled = [[value / norm for value in column] for column, norm in zip(columns, norms, strict=True)]
     made = reduced(scaled, target)
-    # T x = t of full row rank: x is a sum of T's rows. From the last, where T is square: substitution.
+    # T x = t has full row rank, so x is a combination of T's rows. We begin with the last: if T is square, this is substitution.
     units: list[list[float]] = []
     shares: list[float] = []
     for row, due in reversed(list(zip(zip(*made.columns, strict=True), made.target, strict=True))):
@@ -87,8 +87,8 @@ def least_squares(columns: Sequence[Column], target: Column) -> list[float]:
 
 
 def nonnegative_fit(features: Floats, times: Floats, *, known: Floats | None = None) -> Floats:
-    """Coefficients >= 0 of least squared relative error, over every set of active ones: exact for a handful. ``known`` of each
-    time comes on top, whatever they are."""
+    """Return the coefficients >= 0 with the least squared relative error. We try every set of active ones, so the result is
+    exact; it suits a few coefficients. ``known`` is a part of each time that does not depend on them."""
     target = [1.0] * len(times) if known is None else (1 - known / times).tolist()
     scaled = (features / times[:, None]).T.tolist()
     norms = [sqrt(dot(column, column)) for column in scaled]

@@ -1,4 +1,4 @@
-"""This process on this machine: how much memory there is and how it is kept, and signals held back while something has to be whole."""
+"""This process and its machine: memory and how a process keeps it, usable cores, and signals held back while a step must finish."""
 
 import gc
 import math
@@ -12,18 +12,18 @@ from types import FrameType
 from typing import Any
 
 SETTLED = "REPRO_SETTLED"
-"""The variable that lists those of the environment which we set and no user."""
+"""Name of the environment variable that lists those variables that we set, not the user."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""glibc's numbers of two settings."""
+"""glibc's numbers of two ``mallopt`` settings."""
 
 
 def settled(environment: Mapping[str, str]) -> set[str]:
-    """Names of the variables that we set and no user, and of the one that lists them; not for the programs of others."""
+    """Names of the variables that we set, not the user, and of the one that lists them. Other projects' programs should not get them."""
     return {SETTLED, *filter(None, environment.get(SETTLED, "").split(","))}
 
 
 def machine_memory_bytes() -> int | None:
-    """None where the system does not say."""
+    """Bytes of memory of this machine; None if the system does not say."""
     names = getattr(os, "sysconf_names", {})
     if "SC_PAGE_SIZE" not in names or "SC_PHYS_PAGES" not in names:
         return None
@@ -34,8 +34,8 @@ def machine_memory_bytes() -> int | None:
 def without_collection() -> Iterator[None]:
     """Put off collecting garbage in this process.
 
-    Only a caller that finds the collector on turns it off, and on again: callers within each other, and those of several threads, leave
-    it as it was before the first.
+    Only a caller that finds the collector on turns it off and on again. So nested callers, and callers in several threads, leave it as
+    it was before the first.
     """
     if not gc.isenabled():
         yield
@@ -48,20 +48,20 @@ def without_collection() -> Iterator[None]:
 
 
 def keep_freed_memory() -> bool:
-    """Have this process keep what a step frees for the next one; whether the C library knows how.
+    """Make this process keep memory that a step frees for the next step. Returns whether the C library can do so.
 
-    glibc gives large blocks back at once, and the system clears every page of them when it is asked again: a tenth of the
-    time of a CPU's steps.
+    By default glibc gives large blocks back at once, and the system clears every page when we ask for them again. That took a
+    tenth of the time of a CPU's steps.
     """
     mallopt = _of_c_library("mallopt")
-    # The first before the second: either alone ends what glibc learns by itself, and is slower than nothing.
+    # We set the second only after the first: either alone stops glibc from tuning itself, and is slower than none.
     return mallopt is not None and (
         any(mallopt(M_MMAP_THRESHOLD, size) for size in (1 << 30, 1 << 25)) and bool(mallopt(M_TRIM_THRESHOLD, 1 << 30))
     )
 
 
 def give_back_freed_memory() -> None:
-    """Have the system take what this process has freed and keeps, where the C library knows how."""
+    """Give memory that this process has freed but keeps back to the system, if the C library can do so."""
     trim = _of_c_library("malloc_trim")
     if trim is not None:
         trim(0)
@@ -81,8 +81,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Ctrl-C and SIGTERM that come in the body take effect after it. A child that is being started reads from its parent what it
-    is: where that ends before it is told, the child says so in a traceback, and nobody knows that it has to be stopped."""
+    """Delay Ctrl-C and SIGTERM until the end of the body. A starting child process reads from its parent what to run. If the parent
+    ended before that, the child would print a traceback, and nobody would know that it must be stopped."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -91,7 +91,7 @@ def held() -> Iterator[None]:
     def note(number: int, _: FrameType | None) -> None:
         came.append(number)
 
-    # One that is ignored, here and in children, or not Python's to handle stays as it is.
+    # We do not touch a signal that is ignored, here and in children, or whose handler is not Python's.
     before = {number: found for number in _ENDING if (found := signal.getsignal(number)) not in (signal.SIG_IGN, None)}
     try:
         for number in before:
@@ -109,20 +109,20 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def usable_cores(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
-    """Cores that the process may run on, and no more than its control groups give it time for."""
+    """Number of cores that the process may run on, at most as many as its control groups give it time for."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([allowed, *(math.ceil(share) for share in _quotas(groups, own))]))
 
 
 def _quotas(groups: Path, own: Path) -> list[float]:
-    """Cores' worth of time that the process's groups and those above them have, where they are bounded."""
+    """Limits, in cores' worth of time, of the process's control groups and their parents, as far as they have one."""
     found = []
     for line in _text(own).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
         root = groups / controllers
-        # In a container the path may be the host's, of which nothing is there: the root is the container's own group.
+        # In a container the path may be the host's and not exist here: then the root is the container's own group.
         folder = Path(os.path.normpath(f"{root}/{path}"))
         for each in [folder, *folder.parents]:
             if controllers:
