@@ -33,27 +33,27 @@ Columns = Mapping[str, Callable[[Row], str]]
 class AblationOptions(Checked):
     panel: ClassVar[str] = opt.WHAT
     component: str
-    """engine, scheduler, budgeting, sparsity or refresh; ladder for all, one by one. Of AMPD: routing or reordering. Of LAPS: graphs,
-    disaggregation, awd or reserve."""
+    """The component to switch: engine, scheduler, budgeting, sparsity or refresh; ladder switches all, one by one. For AMPD: routing or
+    reordering. For LAPS: graphs, disaggregation, awd or reserve."""
     variant: list[str] | None = None
-    """A policy of one's own as one more variant, module:NAME or with its knobs module:NAME@name=value,...; several times."""
+    """A policy of your own as one more variant: module:NAME, or module:NAME@name=value,... to set its knobs; several times."""
     dataset: list[str] | None = None
-    """Several times [default: livebench, burst, osc; dureader, gaia of AMPD, lmsys-chat-1m of LAPS]."""
+    """Data set to run on; several times [default: livebench, burst, osc; dureader, gaia for AMPD; lmsys-chat-1m for LAPS]."""
     platform: str | None = None
-    """Where ('repro list' shows platforms; or a card's YAML file) [default: cpu-tiny, h20x32 for AMPD, h200 for LAPS]."""
+    """A platform of 'repro list', or a card's YAML file, to run on [default: cpu-tiny, h20x32 for AMPD, h200 for LAPS]."""
     reading: str | None = None
     """Reading of Sparse-dLLM: published, efficient or policy [default: published where simulated, else efficient]."""
     request_rate: str | None = None
-    """Requests/s, or inf [default: the platform's highest; 2 of AMPD, 60 of LAPS]."""
+    """Requests/s, or inf for all at once [default: the platform's highest rate, 2 for AMPD, 60 for LAPS]."""
     num_runs: Annotated[int, Range(1, 1000)] | None = None
-    """Repeats with seeds 0, 1, ... [default: 5 where measured, 10 on clusters, else 1]."""
+    """Repeats, with seeds 0, 1, ... [default: 5 if measured, 10 on clusters, else 1]."""
     limit: Annotated[int, Range(0, 10**5)] | None = None
-    """Problems per task, where variants commit other tokens and are measured; 0 for no accuracy [default: 200]."""
+    """Problems per task, if variants are measured and commit different tokens; 0 skips accuracy [default: 200]."""
     model: str | None = None
-    """Model of AMPD and LAPS [default: Llama-3.1-70B, Qwen2.5-14B]."""
+    """Model for AMPD and LAPS [default: Llama-3.1-70B, Qwen2.5-14B]."""
 
     def refuse(self, *names: str, why: str = "") -> None:
-        """Refuse options that have no effect on the component."""
+        """Refuse options that have no effect on the chosen component."""
         for name in names:
             value = getattr(self, name)
             require(value is None, f"{name}={value!r} has no effect on component={self.component!r}{why}: leave it out")
@@ -73,33 +73,33 @@ class AblationOptions(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A component's variants on data sets, and which numbers of their runs are shown."""
+    """A component's variants on data sets, and which numbers of their runs we show."""
 
     platform: Platform
     title: str
     """The platform's name above the table."""
     cells: "Mapping[tuple[str, Variant], Sequence[Cell]]"
-    """By data set and variant; the first variant of a data set is the one that the others are held against."""
+    """Cells by data set and variant. We compare all variants of a data set with its first one."""
     dataset: str = "dataset"
-    """The family's word for a data set."""
+    """The name of the column of data sets, in the family's own word."""
     said: str
-    """The rate, and what baselines stand for."""
+    """Text for the title: the request rate, and which reading the baselines have."""
     about: Mapping[str, Any]
-    """Facts that JSON has besides the rows."""
+    """Facts that the JSON output holds besides the rows."""
     row: Callable[[Runs, Runs], Row]
-    """Numbers of a variant's runs, with those of the first variant's beside them."""
+    """Returns the numbers of a row, from a variant's runs and those of the first variant."""
     columns: Columns
-    """A column is left out if no row has anything in it."""
+    """Column -> its text in a row. A column without any text is left out."""
     notes: Callable[[Sequence[Row]], Iterable[str]]
     plotted: Mapping[str, str]
-    """Column -> its axis; a panel each."""
+    """Plotted column -> the title of its axis. Each gets a panel."""
     halves: Mapping[str, str]
-    """Column that is plotted -> that of half its interval's width."""
+    """Plotted column -> the column with half the width of its interval."""
     guides: Mapping[str, float] = field(default_factory=dict)
-    """Column that is plotted -> where nothing differs."""
+    """Plotted column -> the value that means "no difference", where the plot draws a line."""
 
     def rows(self, runs: Runs) -> list[Row]:
-        """A row for each data set and variant; ``runs`` are in the order of ``cells``."""
+        """Return a row for each data set and variant; ``runs`` are in the order of ``cells``."""
         left, base, label = iter(runs), dict[str, Runs](), dict[str, str]()
         rows = []
         for (dataset, variant), cells in self.cells.items():
@@ -123,7 +123,7 @@ def ablate(
     plot: opt.Plot = None,
     json: opt.Json = False,
 ) -> None:
-    """Throughput, latency, memory, concurrency and accuracy with a component switched."""
+    """Compare throughput, latency, memory, concurrency and accuracy with one component on and off."""
     from repro.reports.ablation import system_of
 
     model = opt.given(model=options.model)
@@ -180,7 +180,7 @@ def _print(study: Study, title: str, rows: Sequence[Row], runs: Runs) -> None:
 
 
 def difference(low: float | None, high: float | None, at: float, words: Sequence[str]) -> str | None:
-    """Which of ``words``, for below and above, an interval says of what makes no difference ``at``; None where there is no
+    """The word for an interval below ``at`` (``words[0]``) or above it (``words[1]``), where ``at`` means no difference. None without an
     interval."""
     if low is None or high is None:
         return None
@@ -192,7 +192,7 @@ def _difference_text(row: Row) -> str:
 
 
 def _paired_notes(rows: Sequence[Row], what: str, at: int = 0) -> Iterator[str]:
-    """How variants are held against the first: ``what`` names the column, and ``at`` is its value where nothing differs."""
+    """Yield how variants were compared with the first: ``what`` names the column, and ``at`` is its value if nothing differs."""
     repeats = max(row["num_runs"] for row in rows)
     if repeats < 2:
         yield "one repeat has no interval, and says little of what another seed would give: add --num-runs 5"
@@ -209,7 +209,7 @@ def _paired_notes(rows: Sequence[Row], what: str, at: int = 0) -> Iterator[str]:
 
 
 class Number(NamedTuple):
-    """A metric of the runs, or a ``part`` of it, whose mean is the value ``name`` of a row and the column ``title``."""
+    """A metric of the runs, or a ``part`` of it. Its mean is the value ``name`` of a row and goes to the column ``title``."""
 
     name: str
     title: str
@@ -220,23 +220,23 @@ class Number(NamedTuple):
 
 
 class PairedShare(NamedTuple):
-    """How the variants of a cluster's component are held against the first, seed by seed: by a share in points."""
+    """How we compare the variants of a cluster's component with the first one: by a share, seed by seed, in points."""
 
     metric: str
     title: str
     words: Sequence[str]
-    """For less of it, and more."""
+    """Verdicts for a variant with a smaller share, and with a larger one."""
     numbers: Sequence[Number]
     rate: float
-    """Where none is given, in the unit a second."""
+    """The rate if none is given, in ``unit`` per second."""
     unit: str
     plotted: Mapping[str, str]
-    """As a study's."""
+    """Like ``Study.plotted``."""
     dataset: str = "dataset"
     facts: Sequence[str] = ()
-    """Those of the runs that rows have besides."""
+    """Facts of the runs that rows hold besides."""
     uses_invalid: bool = False
-    """Whether INVALID runs count too, as some of these show that a policy never ends."""
+    """Whether INVALID runs count too. Some of them show that a policy never ends."""
 
     def row(self, runs: Runs, base: Runs) -> Row:
         from repro.runs.statistics import mean_interval
@@ -303,11 +303,11 @@ def _paired_study(
     datasets: Sequence[str],
     at_once: str,
 ) -> Study:
-    """``at_once`` says who asks where there is no rate."""
+    """``at_once`` is the text for who sends requests if there is no rate."""
     from repro.reports.ablation import paired_cells
 
     options.refuse("reading", "limit")
-    # One seed is an anecdote.
+    # One seed says too little.
     seeds, chosen = range(options.num_runs or 10), options.dataset or datasets
     rate = options.rate(share.rate)
     return Study(
@@ -328,9 +328,9 @@ def _paired_study(
 # -- dLLM-Serve -------------------------------------------------------------------------------------------
 
 NUM_PROBLEMS = 200
-"""Problems of a task, where no limit is given."""
+"""Problems of a task if no limit is given."""
 MEASURED_RUNS = 5
-"""Repeats where none are asked for: of three an interval is 2.5 times as wide as the spread of its ratios (t = 4.3), of five 1.2 times."""
+"""Default repeats. With 3 repeats, an interval is 2.5 times as wide as the spread of ratios (t = 4.3); with 5 repeats, 1.2 times."""
 WORDS = ("slower", "faster")
 DLLM_COLUMNS: Columns = {
     "tok/s": lambda row: _speed(row),
@@ -400,7 +400,7 @@ STUDIES: Mapping[str, Callable[[AblationOptions, Mapping[str, Any]], Study]] = {
 
 
 def _check_varied(component: str, variants: "Sequence[Variant]", knobs: Mapping[str, Any]) -> None:
-    """Refuse a knob, or a preset of one, that a component varies: a variant that is without it would be labelled so and have it."""
+    """Refuse a knob, or a preset that sets it, if the component varies it: the variant labelled as without it would have it."""
     from engines.dllm.method import PRESETS
 
     varied = {name for variant in variants for name, _ in variant.knobs}
@@ -416,7 +416,7 @@ def _check_varied(component: str, variants: "Sequence[Variant]", knobs: Mapping[
 
 
 def _tasks(options: AblationOptions, where: Platform) -> Sequence[str]:
-    """The generated tasks, where variants commit other tokens and are measured."""
+    """Return the generated tasks if variants commit different tokens and are measured, else nothing."""
     from repro.reports.ablation import CHANGES_TOKENS
 
     has_tasks = options.component in CHANGES_TOKENS and where.executor == "torch"
@@ -458,7 +458,7 @@ def _dllm_row(runs: Runs, base: Runs) -> Row:
 
 
 def _against(ours: Mapping[int, float], first: Mapping[int, float], name: str, which: str) -> Row:
-    """How many times the first variant's, pair by pair."""
+    """The ratio to the first variant, as the mean over pairs of equal seed, with its interval."""
     from repro.runs.statistics import paired_ratio
 
     found = paired_ratio(ours, first)
@@ -471,7 +471,7 @@ def _against(ours: Mapping[int, float], first: Mapping[int, float], name: str, w
 
 
 def _speed(row: Row) -> str:
-    """An interval that holds nothing and less is none: then the slowest and the fastest repeat."""
+    """The mean speed with its interval. An interval that reaches 0 says nothing, so then we show the slowest and fastest repeat."""
     mean, half = row["throughput_tok_s"], row["throughput_half_width"]
     if half is None or half < mean:
         return number(mean, half_width=half)

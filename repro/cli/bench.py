@@ -1,4 +1,4 @@
-"""``repro bench`` and ``repro sweep``: any system on any workload and platform, by options or a file."""
+"""``repro bench`` and ``repro sweep``: run any system on any workload and platform, given by options or by a file."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 
 CPU = "cpu-tiny"
 PROFILE_COLUMNS = {"with a Refresh": ("refresh", "mixed"), "Reuse only": ("reuse",), "all": ("all",)}
-"""Title -> the kinds of step in it, as the metric ``profile`` has them."""
+"""Column title -> the kinds of steps that it sums, as the metric ``profile`` names them."""
 NEEDED = "needed"
 LATENCIES = {"mean": "mean", "longest": "max", "p50": "p50", "p99": "p99"}
-"""Name in a plot's CSV -> the part of the latency."""
+"""Name in a plot's CSV -> the statistic of the latency."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnPolicies:
-    """What systems of autoregressive models take; a scheduler and a refresh rule are settings of diffusion LLMs."""
+    """Policies that systems of autoregressive models take. The scheduler and refresh rule of diffusion LLMs are settings of their own."""
 
     router: str | None = None
-    """A router of one's own as module:NAME, of ampd, ampd-live and laps; of dynamo how a request finds its worker."""
+    """Your own router as module:NAME, for ampd, ampd-live and laps; for dynamo, how a request finds its worker."""
     batcher: str | None = None
-    """A batching policy of one's own as module:NAME, of laps."""
+    """Your own batching policy as module:NAME, for laps."""
     queue: str | None = None
-    """An order of waiting prefills of one's own as module:NAME, of ampd and ampd-live, and of laps beside a batcher."""
+    """Your own order of waiting prefills as module:NAME, for ampd and ampd-live, and for laps beside a batcher."""
     binder: str | None = None
-    """What says where a session lives, as module:NAME, of ampd and ampd-live."""
+    """Your own rule that binds a session to a worker, as module:NAME, for ampd and ampd-live."""
 
 
 KNOBS = Knobs(
@@ -71,17 +71,17 @@ KNOBS = Knobs(
 
 @dataclass(frozen=True, kw_only=True)
 class CellOptions:
-    """The cells, besides their knobs: each system on each data set at each rate."""
+    """Which cells to run, besides their knobs: each system on each data set at each rate."""
 
     panel: ClassVar[str] = opt.WHAT
     system: list[str] | None = None
-    """'repro list', or module:NAME; several times [default: dllm-serve, or ampd on clusters]."""
+    """A system of 'repro list', or module:NAME; several times [default: dllm-serve, or ampd on clusters]."""
     dataset_name: list[str] | None = None
-    """livebench, burst or osc, a session trace or conversations; several times [default: osc, dureader or lmsys-chat-1m, as
-    the system serves]."""
+    """livebench, burst or osc, a session trace or conversations; several times [default: what the system serves: osc, dureader or
+    lmsys-chat-1m]."""
     platform: list[str] | None = None
-    """cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, h20x32 or h200x32 for clusters, h200-sdar-8b and others of block diffusion
-    ('repro list'), the YAML file of a card of yours (docs/cards.md), or module:NAME; several times [default: cpu-tiny]."""
+    """cpu-tiny, rtx4090, l40s, a100, h100, h200 or b200. Also h20x32 or h200x32 for clusters; h200-sdar-8b and others for block diffusion
+    ('repro list'); your card's YAML file (docs/cards.md), or module:NAME; several times [default: cpu-tiny]."""
     executor: list[str] | None = None
     """torch (measured) or roofline (simulated); several times [default: the platform's]."""
     request_rate: list[str] | None = None
@@ -93,7 +93,7 @@ class CellOptions:
         return tuple(self.platform or (CPU,))
 
     def grid(self, options: Mapping[str, Any]) -> Grid:
-        """``options``: the knobs."""
+        """``options`` are the knobs."""
         return Grid(
             system=tuple(self.system or ()),
             dataset=tuple(self.dataset_name or ()),
@@ -109,21 +109,21 @@ class CellOptions:
 class EndpointOptions:
     panel: ClassVar[str] = opt.SERVER
     url: str | None = None
-    """Base URL of an OpenAI-compatible server to drive, in place of a system here or as --system vllm, dynamo or sglang."""
+    """Base URL of an OpenAI-compatible server to drive. Use it in place of a system here, or with --system vllm, dynamo or sglang."""
     max_concurrency: int | None = None
-    """With --url, requests under way at once."""
+    """With --url, the most requests in flight at once."""
     goodput: str | None = None
-    """With --url, limits in ms of a good request, like 'ttft:200 tpot:50 e2el:5000'."""
+    """With --url, the limits in ms that a good request meets, like 'ttft:200 tpot:50 e2el:5000'."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profiled(Checked):
     panel: ClassVar[str] = opt.RUNS
     profile: bool = False
-    """Say where a step's time goes and how near it is to the hardware's limits; disturbs what it measures, so stored apart from plain
-    runs."""
+    """Show where a step's time goes and how near it is to the hardware's limits. Profiling disturbs the run, so its results are stored
+    apart from plain runs."""
     profile_every: Annotated[int, Range(1, 10**9), Needs(profile=True)] | None = None
-    """With --profile, one step in this many is taken apart; prime to the steps of a block, or it meets the same ones in each
+    """With --profile, take apart one step in this many. Choose a number prime to a block's steps, or it meets the same ones in each block
     [default: 7 on CUDA, else 1]."""
 
     def knobs(self, device: str | None, where: Platform, executor: str | None) -> dict[str, int]:
@@ -140,10 +140,10 @@ class Profiled(Checked):
 class Audited:
     panel: ClassVar[str] = opt.RUNS
     audit: bool = False
-    """Run each simulated cell once more without each option given for it, and tell which options changed no number."""
+    """Run each simulated cell again without each of its options in turn, and list the options that changed no number."""
 
     def without_each(self, cells: Sequence[Cell], options: Mapping[str, Any]) -> Mapping[tuple[Cell, str], Cell | str]:
-        """By cell of the first seed and option: the cell as it would be without, or why there is none."""
+        """Return, for each cell of the first seed and each option, the cell without that option, or why there is none."""
         found: dict[tuple[Cell, str], Cell | str] = {}
         for cell in cells if self.audit else ():
             require(
@@ -174,7 +174,7 @@ def _without(cell: Cell, name: str) -> Cell | str:
 
 
 def _audit_rows(runs: "Sequence[StoredRun]", less: Mapping[tuple[Cell, str], Cell | str]) -> list[dict[str, str]]:
-    """One for each option that changed no number of any of a system's cells, with the reason."""
+    """Return a row, with the reason, for each option that changed no number in any of a system's cells."""
     from repro.runs.experiment import prepare
 
     summaries = {run.cell.key: run.summary for run in runs}
@@ -192,9 +192,9 @@ def _audit_rows(runs: "Sequence[StoredRun]", less: Mapping[tuple[Cell, str], Cel
 class Repeated(Checked):
     panel: ClassVar[str] = opt.RUNS
     repeats: Annotated[int, Range(1, 1000)] | None = None
-    """Runs of each setting, with seeds from 0 on [default: the grid's seed, which is 0]."""
+    """Runs of each setting, with seeds from 0 on [default: the grid's own seeds, or seed 0]."""
     interleave: bool = False
-    """Make them repeat by repeat, so that what the machine does meanwhile falls on all settings."""
+    """Run one repeat of every setting before the next repeat, so that a busy machine slows all settings alike."""
     max_cells: Annotated[int, Range(1, 10**8)] = 20_000
     """The most runs that a grid may have."""
 
@@ -212,7 +212,7 @@ def bench(
     audited: Audited,
     output: opt.Output,
 ) -> None:
-    """Run systems on a workload; the same command again continues, and reuses what is done."""
+    """Run systems on a workload. The same command again continues, and reuses finished runs."""
     opened = placement.opened()
     if endpoint.url is not None and cells.where == (CPU,):
         cells = replace(cells, platform=["endpoint"])
@@ -258,7 +258,7 @@ def sweep(
     placement: opt.Placement,
     output: opt.Output,
 ) -> None:
-    """Run every combination of a grid's values; the same command again continues, and reuses what is done."""
+    """Run every combination of a grid's values. The same command again continues, and reuses finished runs."""
     from repro.runs.progress import MANY_CELLS
 
     opened = placement.opened()
@@ -297,7 +297,8 @@ def make_and_show(
     output: opt.Output,
     varied: Sequence[str] = (),
 ) -> None:
-    """``varied`` are knobs that a table is about. Ends with code 1 where a run failed, or is INVALID. ``show`` gives the files that it draws. A dry run tells what would run instead."""
+    """Run the cells, whose table compares ``varied`` knobs; a dry run only lists them. ``show`` returns the files that it draws. Exits
+    with code 1 if a run failed or is INVALID."""
     with opened as pool:
         with _readable_data(cells):
             if varied and not output.dry_run:
@@ -324,7 +325,7 @@ def make_and_show(
 
 @contextmanager
 def _readable_data(cells: Sequence[Cell]) -> Iterator[None]:
-    """Around what reads the cells' data files."""
+    """The body reads the cells' data files: failures that come from their content become UserErrors that name the file."""
     datasets: dict[str, dict[str, None]] = {}
     for cell in cells:
         if (path := cell.knob_values.get("dataset_path")) is not None:
@@ -340,7 +341,7 @@ def _readable_data(cells: Sequence[Cell]) -> Iterator[None]:
 def _print_or_json(
     runs: "Sequence[StoredRun]", varied: Sequence[str], idle: Sequence[Mapping[str, str]] | None = None, *, json: bool
 ) -> None:
-    """``idle`` are options that changed no number, where that was asked."""
+    """``idle`` are the options that changed no number, or None if nobody asked."""
     if json:
         print_json({"runs": [run_json(run) for run in runs]} | ({} if idle is None else {"audit": idle}))
         return
@@ -352,7 +353,7 @@ def _print_or_json(
 
 
 def _save_plot(path: Path, title: str, runs: "Sequence[StoredRun]", varied: Sequence[str]) -> list[Path]:
-    """Draw means over the repeats of a setting, with their intervals; the CSV has P50 and P99 of latencies besides."""
+    """Draw means over the repeats of each setting, with their intervals. The CSV also holds P50 and P99 of latencies."""
     from repro.runs.store import over_repeats
 
     metrics = {

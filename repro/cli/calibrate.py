@@ -1,4 +1,4 @@
-"""``repro calibrate``: fit a card's constants and say what they predict."""
+"""``repro calibrate``: fit a card's constants, and compare what they predict with stated numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions:
     platform: str = "rtx4090"
-    """rtx4090 or l40s; of another card, what gpu-suite fitted on it; or the YAML file of a card of yours, with --measured."""
+    """rtx4090 or l40s; another card, for what gpu-suite fitted on it; or your card's YAML file, with --measured."""
     measured: Path | None = None
-    """Steps that were timed on the card of a file, CSV (docs/cards.md): its constants are fitted to them."""
+    """CSV of steps that you timed on your card (docs/cards.md). Its constants are fitted to them."""
     out: Path | None = None
-    """With --measured, the folder for what is fitted [default: the card file's]."""
+    """With --measured, the folder for the fitted constants [default: the card file's]."""
     dry_run: bool = False
     """Show the fit without storing it."""
     keep: bool = False
-    """Keep the stored constants, write the report again."""
+    """Keep the stored constants, and only write the report again."""
     write: bool = False
-    """Replace the stored constants and report, which every simulation rests on."""
+    """Replace the stored constants and report. Every simulation of the card uses them."""
     silicon: str | None = None
-    """Instead: take a card's kernel times out of the installed package aiconfigurator-core ('.[silicon]'): l40s, a100, h100, h200 or
+    """Instead, take a card's kernel times from the installed package aiconfigurator-core ('.[silicon]'): l40s, a100, h100, h200 or
     b200."""
     result_dir: Path | None = None
-    """Where runs are [default: results/local]."""
+    """Folder of runs [default: results/local]."""
 
     @property
     def mode(self) -> str:
-        """The key in ``MODES`` of what is done."""
+        """The mode that the options ask for, a key of ``MODES``."""
         from repro.families import platforms
         from repro.reports.fitting import PROTOCOLS
 
@@ -61,7 +61,7 @@ class CalibrateOptions:
         return "fit" if is_fitted_here else "suite"
 
     def check(self) -> None:
-        """Refuse options that have no effect together, and to replace files unasked."""
+        """Refuse options that have no effect together, and refuse to replace files without --write."""
         from repro.paths import CALIBRATION, IS_INSTALLED
 
         mode = self.mode
@@ -97,11 +97,11 @@ MODES = {
     "suite": ("a card that gpu-suite fits", ("dry_run", "write")),
     "fit": ("a card that is fitted to stated numbers", ("dry_run", "keep", "write")),
 }
-"""What is done -> its name in a refusal, and the options that have an effect on it."""
+"""Mode -> its name in a refusal, and the options that have an effect in it."""
 
 
 def calibrate(*, options: CalibrateOptions, json: opt.Json = False) -> None:
-    """Fit a card's constant on its named cells, and compare every stated number with what it gives. Runs what is missing."""
+    """Fit a card's constants on its named cells, and compare every stated number with our prediction. Runs what is missing."""
     from repro.paths import CALIBRATION, LOCAL, RESULTS
     from repro.reports.fitting import protocol_of
 
@@ -138,7 +138,7 @@ def calibrate(*, options: CalibrateOptions, json: opt.Json = False) -> None:
 
 
 def _extract(card: str, *, write: bool, json: bool) -> None:
-    """Kernel times of a card, and what the rules changed: those of block-diffusion models, and those of all others."""
+    """Take a card's kernel times from the package, and print what our rules changed: for block-diffusion models, and for all others."""
     from engines.cost.extract import extracts
 
     found = extracts(card, DEGREES)
@@ -185,7 +185,7 @@ def _print_comparisons(found: Mapping[str, Any]) -> None:
 
 
 def _adopt(card: str, folder: Path, *, write: bool, json: bool) -> None:
-    """The constants that a GPU suite fitted on its own card."""
+    """Adopt the constants that a GPU suite fitted on its own card."""
     from repro.gpu_suite.calibration import read_fit
     from repro.paths import CALIBRATION
 
@@ -215,7 +215,7 @@ def _fit(protocol: "CardProtocol") -> Any:
 
 
 def _judged(platform: str, result_dir: Path) -> list[Judged]:
-    """Every simulated comparison with the paper on this card; the runs behind it are made where they are missing."""
+    """Judge every simulated comparison with the paper on this card. Missing runs are made first."""
     from repro.reports.evidence import findings_of, sources, sweep_over
     from repro.reports.fitting import FITTED
     from repro.runs.store import Store
@@ -237,7 +237,7 @@ def _text(value: float | tuple[float, ...] | None) -> str:
 
 
 def _calibrate_card(where: Path, measured: Path, out: Path | None, *, dry_run: bool, json: bool) -> None:
-    """Fit, say how far each step is from what is fitted, and store both beside the card's file, or in ``out``."""
+    """Fit the constants, report the error of each step, and store both beside the card's file, or in ``out``."""
     from engines.cost.fit import fit_steps
     from repro.families.dllm.replay import read_steps
 

@@ -50,9 +50,9 @@ def check_results(
     ] = False,
     json: opt.Json = False,
 ) -> None:
-    """Draw every committed figure from its table of runs, judge every claim, and compare each byte of numbers and words.
-    Tables in documents are compared with the results.
-    Takes under a minute of processor time, and makes no run without --again. Exit code 1 if anything differs."""
+    """Draw every committed figure from its table of runs, judge every claim, and compare each byte of numbers and words. It also compares
+    tables in documents with the results. It takes under a minute of processor time, and makes no run without --again. Exit code 1 if
+    anything differs."""
     from repro.checks.documents import COMMAND, stale_tables
     from repro.checks.results import Checked, check_reports, make_again, redraw
     from repro.checks.results import check_results as check_figures
@@ -128,10 +128,10 @@ def verify_baselines(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     json: opt.Json = False,
 ) -> None:
-    """Replay recorded cases of every sampler, and of block diffusion a plain loop's. Exit code 1 if a case fails.
+    """Replay recorded cases of every sampler, and for block diffusion those of a plain loop. Exit code 1 if a case fails.
 
-    Where REPRO_BLOCK_GOLDENS names the folder of block diffusion's authors' cases, those are replayed instead of the loop's; so are
-    DiffusionGemma's, in the folder that REPRO_GEMMA_GOLDENS names.
+    REPRO_BLOCK_GOLDENS can name the folder of cases from the authors of block diffusion, which then replace the loop's.
+    REPRO_GEMMA_GOLDENS does the same for DiffusionGemma.
     """
     from repro.checks.goldens import GOLDEN_DIR, one_thread, read_cases, verify
 
@@ -209,7 +209,7 @@ def train_tiny(
     ] = None,
     given: Annotated[Given, Knobs(lambda: {opt.WORKLOAD: (TRAINED,)})],
 ) -> None:
-    """Train a tiny LLaDA, or block-diffusion model, on generated problems; 'repro eval --model OUT' tells what it solves."""
+    """Train a tiny LLaDA or block-diffusion model on generated problems; 'repro eval --model OUT' tells what it solves."""
     from repro.training.loop import train_tiny as train
 
     config = TrainConfig() if not task else TrainConfig(tasks=tuple(task))
@@ -219,17 +219,17 @@ def train_tiny(
 @dataclass(frozen=True, kw_only=True)
 class SuiteOptions:
     budget: float = 520.0
-    """Seconds this call may take; the next job has to fit."""
+    """Seconds that this call may take. A job starts only if it fits into the rest."""
     result_dir: Path | None = None
-    """Where results go [default: results/PLATFORM]."""
+    """Folder for results [default: results/PLATFORM]."""
     export: Path | None = None
-    """Folder for one archive of the results, written anew after every job."""
+    """Folder for one archive of the results, rewritten after every job."""
     platform: str | None = None
-    """The card's, which is read off it; cpu-tiny runs the stages small, on this CPU."""
+    """Platform of the card [default: read off the card]; cpu-tiny runs small stages on this CPU."""
     stage: list[str] | None = None
-    """Only this stage; several times."""
+    """Run only this stage; several times."""
     first: bool = False
-    """Only the stages of the first minutes on a card."""
+    """Run only the stages of the first minutes on a card."""
     dry_run: bool = False
     """List the jobs with their estimates, on any machine."""
 
@@ -252,8 +252,8 @@ class SuiteOptions:
         return wanted
 
     def command(self, platform: str, root: Path) -> str:
-        """What goes on where this call stops."""
-        # As it was given: a machine's own path would be of use nowhere else.
+        """The command that continues where this call stops."""
+        # Keep the path relative: this machine's absolute path would be of no use elsewhere.
         shown = str(root.relative_to(REPO)) if root.is_relative_to(REPO) else str(root)
         words = [f"python3 -m repro gpu-suite --budget {self.budget:g} --platform {platform} --result-dir {shown}"]
         return " ".join(
@@ -262,7 +262,7 @@ class SuiteOptions:
 
 
 def gpu_suite(*, options: SuiteOptions, json: opt.Json = False) -> None:
-    """Tests, throughput, steps, figures and checks on a card, in order of worth; goes on where the last call stopped."""
+    """Run tests, throughput, steps, figures and checks on a card, most useful first. Continues where the last call stopped."""
     began = time.monotonic()
     from repro.gpu_suite import stages as plan
     from repro.gpu_suite.suite import draw
@@ -288,14 +288,14 @@ def gpu_suite(*, options: SuiteOptions, json: opt.Json = False) -> None:
 
 
 def _card_and_platform(options: SuiteOptions) -> "tuple[FoundGpu | None, str]":
-    """The card, if there is one, and the platform that it is; ends the command where a card is missing."""
+    """Return the card, if there is one, and its platform. Exits the command if a card is missing."""
     from repro.checks.doctor import driver_card, platform_on, torch_card
 
     card, platform = driver_card(), options.platform
     if options.dry_run:
         return card, platform or ("h200" if card is None else platform_on(card, None))
     if platform is not None or card is not None:
-        platform = platform_on(card, platform)  # a card that is another is said at once, before torch is loaded
+        platform = platform_on(card, platform)  # refuses another card at once, before torch is loaded
     if platform is not None and find_platform(platform).part(DllmPart).device == "cpu":
         return card, platform
     found = torch_card()
@@ -319,13 +319,13 @@ def _suite(options: SuiteOptions, scale: "Scale", platform: str, root: Path) -> 
 
     stages = plan.stages(scale)
     wanted = options.wanted(list(dict.fromkeys(each.stage for each in stages)))
-    told = {*wanted, *(() if options.dry_run else plan.FIRST)}  # the pages speak of the first stages, whatever is run
+    told = {*wanted, *(() if options.dry_run else plan.FIRST)}  # the summary speaks of the first stages, whichever run
 
     def write_pages(suite: "Suite") -> None:
         write_summary(suite)
         try:
             write_verdict(suite)
-        except Exception as error:  # minutes on a card are not lost to a page that any machine writes again
+        except Exception as error:  # an unwritten page must not cost minutes on a card: any machine can write it again
             say(f"{VERDICT} is not written ({type(error).__name__}: {error})", file=sys.stderr)
 
     return Suite(

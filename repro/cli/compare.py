@@ -1,4 +1,4 @@
-"""``repro compare`` and ``repro export``: whether stored runs differ from others, and stored runs as a table for other tools."""
+"""``repro compare`` and ``repro export``: compare stored runs with others, and write stored runs as a table for other tools."""
 
 import json
 import sys
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class CompareOptions(Checked):
     panel: ClassVar[str] = opt.WHAT
     metric: list[str] | None = None
-    """As in 'repro export': e2el_s.mean is one of several numbers; several times [default: throughput_tok_s]."""
+    """A metric as 'repro export' names it, such as e2el_s.mean; several times [default: throughput_tok_s]."""
     tolerance: Annotated[float, Range(0, 10)] = 0.02
-    """Share by which a metric may differ."""
+    """The share by which a metric may differ."""
     result_dir: Path | None = None
-    """Where runs are [default: results/local]."""
+    """Folder of runs [default: results/local]."""
 
 
 def compare(
@@ -39,8 +39,8 @@ def compare(
     options: CompareOptions,
     json: opt.Json = False,
 ) -> None:
-    """Whether metrics of B differ from A's: ratios of paired runs, with 95 % intervals. Runs are paired by seed and all else that
-    is equal. Ends with code 1 where one differs by more than the tolerance outside noise."""
+    """Compare metrics of B with those of A: ratios of paired runs, with 95 % intervals. Two runs pair up if their seed and all other
+    settings are equal. Exit code 1 if a metric differs by more than the tolerance outside noise."""
     from repro.workbench.comparison import compare_sides, holds_runs, sides_of
 
     result_dir = options.result_dir
@@ -74,7 +74,7 @@ def _print(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> None:
         say(line)
     for each in found:
         rows = [_texts(row) for row in each.rows]
-        # One setting needs no name.
+        # A single setting needs no name.
         shown = slice(1 if len(rows) == 1 else 0, None if any(row[-1] for row in rows) else -1)
         if rows:
             print_table(f"{each.metric}: B over A", COLUMNS[shown], [row[shown] for row in rows])
@@ -103,7 +103,7 @@ def _notes(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> Iterator[s
     first, second = (
         {module for run in side.runs for module in run.manifest["code"]["modules"].items()} for side in sides
     )
-    # Modules that both sides rest on, and that are not the same.
+    # Modules that both sides use in different versions.
     shared = {name for name, _ in first} & {name for name, _ in second}
     changed = sorted(shared & {name for name, _ in first ^ second})
     if changed:
@@ -127,7 +127,7 @@ def _notes(found: "Sequence[Comparison]", sides: "Sequence[Side]") -> Iterator[s
 
 
 def _unlike(sides: "Sequence[Side]") -> dict[str, list[str]]:
-    """What tells the machines apart that the runs were measured on."""
+    """How the machines that measured the runs differ."""
     from repro.runs.provenance import unlike
 
     machines = [run.machine for side in sides for run in side.runs if run.machine is not None]
@@ -188,7 +188,7 @@ def export(
         typer.Option(help="File to write, or folder of reports [default: standard output].", rich_help_panel=opt.RUNS),
     ] = None,
 ) -> None:
-    """Write a row a run: what was asked, with a column a knob, commit and code, how it came about, and every metric."""
+    """Write one row per run: a column for each knob, commit and code, how it was obtained, and every metric."""
     from repro.workbench.comparison import folder_of, frame_of, write_frame
 
     require(out is not None or format == "csv", f"format={format!r} is no text: give a place with --out")

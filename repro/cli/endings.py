@@ -1,4 +1,4 @@
-"""How a command ends: every exception as one line and an exit code."""
+"""How a command ends: every exception becomes one line and an exit code."""
 
 import errno
 import json
@@ -22,14 +22,14 @@ from engines.errors import OUT_OF_MEMORY, RunError, UserError, is_out_of_memory
 from repro.runs.clean import hidden
 
 DONE, FAILED, REFUSED, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
-"""Exit codes: all done; something failed while it ran, or a run is INVALID; bad input, before any work; Ctrl-C; SIGTERM."""
+"""Exit codes: all done; something failed during the run, or a run is INVALID; bad input, found before any work; Ctrl-C; SIGTERM."""
 
 MOST_SHOWN = 2000
-"""Characters of a line: what a user gave may be any number of them."""
+"""The most characters of a printed line, as a user's input may be of any length."""
 
 STORED = json.loads(Path(__file__).with_name("commands.json").read_text(encoding="utf-8"))
 EXTRAS: Mapping[str, str] = STORED["extras"]
-"""Package -> the extra of this project that brings it."""
+"""Package -> the extra of this project that installs it."""
 
 _LOOK = "check the disk, the device or the network behind it"
 _OF_THE_INPUT, _OF_THE_MACHINE = (
@@ -39,7 +39,7 @@ _OF_THE_INPUT, _OF_THE_MACHINE = (
 _OF_THE_INPUT[errno.EINVAL] = _LOOK
 _INSTALLED = {"site-packages", "dist-packages"}
 _KINDS = {"int": "a whole number", "float": "a number"}
-"""What a value should have been, by the beginning of the name of its error."""
+"""The beginning of a pydantic error type -> the kind of value that was expected."""
 _KEPT = "finished runs are kept, measured ones where all of their comparison is finished; the same command continues"
 _PLAIN = (
     (
@@ -50,20 +50,20 @@ _PLAIN = (
     ),
     (re.compile(r"utf[-_]8[-_]sig", re.IGNORECASE), "UTF-8"),
 )
-"""What libraries say -> what it means to somebody who did not write them."""
+"""Pattern of a library's message -> plain words for a user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
     code: int
     line: str | None = None
-    """For stderr; None where nothing is left to say."""
+    """The line for stderr; None if there is nothing left to say."""
     help: str | None = None
-    """For stdout."""
+    """The help text for stdout."""
 
 
 def ending_of(error: BaseException, *, is_terminated: bool = False) -> Ending:
-    """``is_terminated``: SIGTERM, and not Ctrl-C, is behind a KeyboardInterrupt."""
+    """Return the ending for an exception. ``is_terminated``: a KeyboardInterrupt comes from SIGTERM, not from Ctrl-C."""
     if isinstance(error, typer.Exit):
         return Ending(code=error.exit_code)
     if isinstance(error, KeyboardInterrupt):
@@ -79,15 +79,15 @@ def ending_of(error: BaseException, *, is_terminated: bool = False) -> Ending:
     if isinstance(error, RunError):
         return _failed(str(error))
     if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-        return ending_of(error.__context__)  # as the library of tables ends one
+        return ending_of(error.__context__)  # rich, which prints tables, ends a broken pipe so
     if isinstance(error, SystemExit):
-        # No code of this program ends so: a module that a user named does.
+        # This program never exits so; only code in a module that a user named does.
         return _refused(f"code of a module that was named ends the program (SystemExit: {error}): take that out of it")
     return _of_the_machine(error) or _of_the_program(error)
 
 
 def _of_usage(error: ClickException) -> str:
-    """An unknown command or option, a missing argument, a value of the wrong type: that, where the library does not say it."""
+    """The message for an unknown command or option, a missing argument, or a value of the wrong type."""
     errors = getattr(error.__cause__, "errors", None)
     for each in errors() if callable(errors) else ():
         kind = _KINDS.get(str(each.get("type")).partition("_")[0])
@@ -102,7 +102,7 @@ def _of_the_machine(error: BaseException) -> Ending | None:
     if isinstance(error, BrokenPipeError):
         return _failed("what reads the output has closed it before all was written: rerun with the output to a file")
     if isinstance(error, OSError) and error.errno is not None:
-        # A write that fails does not say of which file.
+        # A failed write does not name its file.
         where = "standard output or a file being written" if error.filename is None else str(error.filename)
         if error.filename is None and error.errno == errno.ENOENT:
             try:
@@ -134,7 +134,7 @@ def _is_ours(module: str) -> bool:
 
 
 def _of_a_name_that_is_gone(error: ImportError) -> Ending | None:
-    """A plug-in that was written for another version; None where it is our own module that imports it."""
+    """The ending for a plug-in written for another version; None if one of our own modules does the import."""
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     importing = [(frame, line) for frame, line in frames if not frame.f_code.co_filename.startswith("<")]
     if not importing or _is_ours(str(importing[-1][0].f_globals.get("__name__"))):
@@ -159,7 +159,7 @@ def _of_the_program(error: BaseException) -> Ending:
 
 
 def _place_in_own_code(error: BaseException) -> str | None:
-    """Where it was raised, if in a module that the user wrote."""
+    """The line that raised the error, if it is in a module that the user wrote."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not frames:
         return None
@@ -179,7 +179,7 @@ def _failed(sentence: str) -> Ending:
 
 
 def _one_line(sentence: str) -> str:
-    """Printable, without secrets, and no longer than a screen."""
+    """Return the sentence as printable text without secrets, of at most ``MOST_SHOWN`` characters or so."""
     sentence = hidden(sentence)
     for said, plain in _PLAIN:
         sentence = said.sub(plain, sentence)

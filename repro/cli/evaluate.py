@@ -50,11 +50,11 @@ class EvalOptions(Checked):
     task: list[str] | None = None
     """mini-gsm, mini-code, mini-chain, mini-far, mini-roll, gsm8k or humaneval; several times [default: mini-gsm]."""
     system: list[str] | None = None
-    """Any of 'repro list'; several times [default: dllm-serve]."""
+    """Any system of 'repro list'; several times [default: dllm-serve]."""
     platform: str = "cpu-tiny"
-    """Memory and defaults; the model always runs."""
+    """Platform that sets memory and defaults. The model always runs."""
     limit: Annotated[int, Range(1, 10**5)] | None = None
-    """First problems only [default: all; 500 of a generated task]."""
+    """Use only the first problems [default: all, 500 for a generated task]."""
     seed: opt.Seeds = None
 
     @property
@@ -85,7 +85,7 @@ def evaluate(
     json: opt.Json = False,
 ) -> None:
     """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated. Several values of
-    --retention-ratio draw accuracy against it, beside a cache that keeps every row; other options that take a value likewise."""
+    --retention-ratio draw accuracy against it, beside a cache that keeps every row. Several values of another option do likewise."""
     from repro.families.dllm.requests import require_task
     from repro.workbench.accuracy import axis_of, curves_of, references_of
 
@@ -115,7 +115,7 @@ def evaluate(
     by_key = {run.cell.key: result for run, result in zip(sweep.runs, results, strict=True)}
     rows = []
     for curve in curves:
-        # The points, and what they are held against where nobody asked for it.
+        # The points, and their reference if nobody asked for it as a point.
         points = (*curve.points, curve.reference) if curve.reference.is_reference else curve.points
         rows += [_point_row(point, curve, by_key) for point in points]
     if json:
@@ -130,7 +130,7 @@ def evaluate(
 
 
 def _warn_of_small_models(sweep: "Sweep") -> None:
-    """The embedded models answer the generated tasks, and next to nothing of the published ones."""
+    """Warn that the embedded models answer only the generated tasks, and almost nothing of the published ones."""
     from repro.families.block.settings import EMBEDDED_DIRS
 
     told: dict[tuple[str, str], None] = {}
@@ -262,7 +262,7 @@ def _result(deployment: Deployment, run: "StoredRun") -> dict[str, Any]:
 
 
 def _context(deployment: Deployment) -> dict[str, Any]:
-    """What a step computes the block against."""
+    """Which cached context a step computes the block against."""
     from repro.families.block.system import BlockDeployment
     from repro.families.dllm.deployment import DllmDeployment
 

@@ -1,4 +1,4 @@
-"""``repro reproduce``, ``repro figure`` and ``repro claims``: a figure run and drawn, or only drawn, and every claim of a paper judged."""
+"""``repro reproduce``, ``repro figure`` and ``repro claims``: run and draw a figure, only redraw it, or judge every claim of a paper."""
 
 import shlex
 import sys
@@ -33,28 +33,27 @@ if TYPE_CHECKING:
 class FigureOptions(opt.Reused, opt.Charged, Checked):
     panel: ClassVar[str] = opt.WHAT
     platform: list[str] | None = None
-    """Several times [default: the figure's own]."""
+    """Platform of the runs; several times [default: the figure's own]."""
     reading: list[str] | None = None
-    """Reading of the baselines: published, efficient or policy; several times [default: published where simulated, else
-    efficient]."""
+    """Reading of the baselines: published, efficient or policy; several times [default: published if simulated, else efficient]."""
     accuracy: Accuracy = "usual"
-    """Each system at its usual retention; or dense: at the least with which it answers as the model without a cache does
-    ('repro figure accuracy')."""
+    """usual: each system at its usual retention. dense: at the least retention that answers as well as the model without a cache ('repro
+    figure accuracy')."""
     num_runs: Annotated[int, Range(1, 1000)] | None = None
-    """Repeats with seeds 0, 1, ...; figures show 95 % intervals [default: 3 where times are measured, else what the figure's claims
-    take, 1 to 10]."""
+    """Repeats, with seeds 0, 1, ...; figures show 95 % intervals [default: 3 where times are measured, else 1 to 10, as the figure's
+    claims need]."""
     executor: Literal["torch", "roofline"] | None = None
     """torch (measured) or roofline (simulated) [default: the platform's]."""
     request_rate: list[str] | None = None
-    """Instead of the platform's rates, requests/s; several times."""
+    """Requests/s in place of the platform's rates; several times."""
     num_prompts: Annotated[int, Range(most=10**5)] | None = None
-    """Requests per run, where the figure does not fix them."""
+    """Requests per run, if the figure does not fix them."""
     weights: str | None = None
-    """checkpoint, or random for a shape without a download."""
+    """checkpoint, or random to run a shape without a download."""
     plain: bool = False
-    """Leave title and caption out of pictures, for a paper; both are in NAME.txt."""
+    """Leave title and caption out of pictures, to use them in a paper; both are in NAME.txt."""
     out_dir: Annotated[Path | None, typer.Option(rich_help_panel=opt.RUNS)] = None
-    """Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir]."""
+    """Folder for figures [default: results/figures/PAPER, or figures/PAPER in --result-dir]."""
 
     def views(self, name: str) -> "list[View]":
         from repro.families.platforms import DllmPart
@@ -70,7 +69,7 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
         names = self.platform or figure.platforms
         places = [replace(platform_of(each), **opt.given(executor=self.executor)) for each in names]
         for where in places:
-            # A platform of another family than the one whose baselines have readings.
+            # Readings exist only for baselines of diffusion LLMs.
             if self.reading and where.parts and not any(isinstance(part, DllmPart) for part in where.parts):
                 raise UserError(f"reading={self.reading[0]!r} has no effect on platform={where.name!r}: leave it out")
         knobs = opt.given(num_prompts=self.num_prompts, weights=self.weights) | self.charged
@@ -88,7 +87,7 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
         ]
 
     def command(self, name: str) -> str:
-        """What makes the runs of these views, whole."""
+        """The command that makes all runs of these views."""
         words = ["repro", "reproduce", name]
         for each in fields(self):
             value, option = getattr(self, each.name), f"--{each.name.replace('_', '-')}"
@@ -101,7 +100,7 @@ class FigureOptions(opt.Reused, opt.Charged, Checked):
         return shlex.join(words)
 
     def out(self, name: str) -> Path:
-        """Folder of the figure ``PAPER/NAME``: papers have figures of one name, on one platform too."""
+        """The folder for the figure ``PAPER/NAME``. Papers get folders of their own, since figures of two papers can share a name."""
         return self.out_dir or figures_beside(self.result_dir) / name.rpartition("/")[0]
 
 
@@ -110,10 +109,10 @@ class ReproduceOptions(FigureOptions):
     measured: Path | None = None
     """With truth: a folder with experiments.csv and workloads.csv [default: results/truth]."""
     aisimulate: Path | None = None
-    """With truth: a Python with ai-dynamo-runtime, whose simulator serves what ours does (docs/truth.md). Nothing is stored."""
+    """With truth: a Python with ai-dynamo-runtime, to compare its simulator with ours (docs/truth.md). Nothing is stored."""
     tier: Literal["kick-tires", "short", "all"] | None = None
-    """In place of a figure: the commands of ARTIFACT.md that take some 30 seconds, 10 minutes, or all; then your verdicts beside
-    the committed ones."""
+    """In place of a figure: run the commands of ARTIFACT.md that take about 30 seconds or 10 minutes, or all. Then show your verdicts
+    beside the committed ones."""
 
 
 Name = Annotated[
@@ -134,8 +133,8 @@ def reproduce(
     force: Force = False,
     json: opt.Json = False,
 ) -> None:
-    """Run what is not stored of the runs behind a figure, and draw it: PNG, PDF, CSV and a table of the runs. 'truth' holds
-    simulated servers against latencies that others measured (docs/truth.md)."""
+    """Run what is missing of the runs behind a figure, and draw it: PNG, PDF, CSV and a table of the runs. 'truth' compares simulated
+    servers with latencies that others measured (docs/truth.md)."""
     if options.tier is not None:
         from repro.cli.tier import run_tier
 
@@ -161,14 +160,14 @@ def reproduce(
 
 
 def figure(*, name: Name, options: FigureOptions, json: opt.Json = False) -> None:
-    """Redraw a figure from stored runs; runs nothing."""
+    """Redraw a figure from stored runs, without running anything."""
     _make(name, options, opt.Placement(), force=False, draw_only=True, json=json)
 
 
 def check_without_effect(
     what: str, options: ReproduceOptions, placement: opt.Placement, more: Mapping[str, object], heeded: Sequence[str]
 ) -> None:
-    """Refuse options that are given and not among those that are heeded."""
+    """Refuse options that are given but not ``heeded``."""
     asked = {
         each.name: getattr(group, each.name)
         for group in (options, placement)
@@ -180,7 +179,7 @@ def check_without_effect(
 
 
 def check_rates(name: str, views: "Sequence[View]", cells: Sequence[Cell]) -> None:
-    """Refuse rates that are asked for where a figure has its own, or none."""
+    """Refuse requested rates if the figure has its own, or none."""
     wanted = {rate for view in views for rate in view.rates}
     used = {cell.rate for cell in cells if cell.rate is not None}
     if wanted and not (used and used <= wanted):
@@ -189,7 +188,7 @@ def check_rates(name: str, views: "Sequence[View]", cells: Sequence[Cell]) -> No
 
 
 def check_knobs(name: str, views: "Sequence[View]", cells: Sequence[Cell]) -> None:
-    """Refuse settings that are asked for where every run of a figure has its own, or there is none."""
+    """Refuse requested settings if every run of the figure has its own, or the figure has no runs."""
     for option, value in {knob for view in views for knob in view.knobs}:
         if all(cell.knob_values[option] != value for cell in cells):
             own = "has its own" if cells else "has no runs behind it"
@@ -197,7 +196,7 @@ def check_knobs(name: str, views: "Sequence[View]", cells: Sequence[Cell]) -> No
 
 
 def check_accuracy(name: str, drawing: "Figure", views: "Sequence[View]", grids: Sequence[Sequence[Cell]]) -> None:
-    """Refuse an accuracy where every run of a figure has its own retention."""
+    """Refuse a requested accuracy if every run of the figure has its own retention."""
     for view, cells in zip(views, grids, strict=True):
         if view.accuracy != "usual" and _asks(cells) == _asks(_cells(drawing, replace(view, accuracy="usual"))):
             raise UserError(
@@ -208,7 +207,7 @@ def check_accuracy(name: str, drawing: "Figure", views: "Sequence[View]", grids:
 def check_baselines(
     name: str, options: FigureOptions, drawing: "Figure", views: "Sequence[View]", cells: Sequence[Cell]
 ) -> None:
-    """Refuse readings where no run of a figure is of a baseline that has any, or each has its own."""
+    """Refuse requested readings if no run of the figure is of a baseline with readings, or each run has its own reading."""
     from repro.families.dllm.settings import READINGS
 
     if not options.reading:
@@ -226,7 +225,7 @@ def _cells(drawing: "Figure", view: "View") -> list[Cell]:
 
 
 def _asks(cells: Sequence[Cell]) -> set[str]:
-    """What a figure's runs are asked, whatever comparison they are measured in."""
+    """The keys of a figure's runs, without the comparison that they are measured in."""
     return {cell.without(COMPARISON).key for cell in cells}
 
 
@@ -246,7 +245,7 @@ def _make(
     store = Store(options.root, accept_other_code=options.accept_other_code, accept_other_machine=draw_only)
     if draw_only:
         readable_folder("result_dir", store.root)
-    # One sweep for all views: readings share the runs of dLLM-Serve.
+    # One sweep for all views, as readings share the runs of dLLM-Serve.
     grids = [_cells(drawing, view) for view in views]
     cells = [cell for grid in grids for cell in grid]
     check_rates(name, views, cells)
@@ -370,7 +369,7 @@ def _serve_both(python: Path, *, json: bool) -> None:
 
 
 def _show(title: str, runs: "Sequence[StoredRun]", drawn: "Rendered") -> None:
-    """One drawn figure on the terminal: its table, its notes and its files."""
+    """Print one drawn figure on the terminal: its table, its notes and its files."""
     from repro.cli.run_table import lengths_line
 
     print_table(title, drawn.columns, drawn.rows)
@@ -401,8 +400,8 @@ def claims(
     pricing: opt.Charged,
     json: opt.Json = False,
 ) -> None:
-    """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does). What no stored runs answer is
-    shown as it is committed, and marked; the CSV has your own runs alone."""
+    """Judge every claim of a paper by stored runs; runs nothing ('repro reproduce' does). Claims without stored runs are shown with their
+    committed verdict, and marked. The CSV holds only your own runs."""
     from repro.reports.evidence import stored_findings
     from repro.reports.figures import paper as paper_of
     from repro.runs.store import Store
@@ -417,7 +416,7 @@ def claims(
         findings = stored_findings(chosen.entries, store, advance, charged)
     flips = {} if charged else read_flips(chosen.name)
     judged = judge_all(stated, findings, flips)
-    # Committed verdicts are of steps as they are charged by default.
+    # Committed verdicts assume the default costs of steps.
     committed = {} if charged else _committed(chosen, stated, flips)
     shown = [committed.get(each.claim.id, each) if each.verdict == "not run" else each for each in judged]
     borrowed = frozenset(each.claim.id for each, own in zip(shown, judged, strict=True) if each is not own)
@@ -439,7 +438,7 @@ def claims(
 
 
 def _committed(paper: "Paper", stated: Sequence[Claim], flips: Flips) -> dict[str, Judged]:
-    """What the repository has judged; nothing in an installed package, or of a paper of one's own."""
+    """Return the repository's verdicts by claim; nothing in an installed package, or for your own paper."""
     path = RESULTS / f"claims-{paper.name}.csv"
     if IS_INSTALLED or not path.is_file():
         return {}
@@ -470,7 +469,7 @@ def _print_claims(paper: str, judged: Sequence[Judged], borrowed: Set[str]) -> N
             [(each.claim.id, each.reason or "-") for each in reasons],
         )
     if stated := [each.claim for each in judged if each.claim.kind == "inconsistency"]:
-        # Files name verdicts as ``cannot_check`` and the like.
+        # Files write verdicts like ``cannot_check``.
         verdicts = [each.recomputed.verdict.replace("_", " ") if each.recomputed else "-" for each in stated]
         print_table(
             "The paper's own inconsistencies",

@@ -1,4 +1,4 @@
-"""``repro generate``: one prompt through one system."""
+"""``repro generate``: answer one prompt with one system."""
 
 import os
 import stat
@@ -38,11 +38,12 @@ class PromptOptions:
     system: str = "dllm-serve"
     """dllm-serve, fast-dllm, dllm-cache, sparse-dllm, the plain llada or dream sampler, or block-diffusion."""
     model: str | None = None
-    """Checkpoint directory or hub id; tiny, tiny-long, tiny-far, tiny-roll, or of block-diffusion tiny-block and tiny-canvas, is embedded [default: tiny, tiny-block]."""
+    """Checkpoint directory or hub id. Embedded are tiny, tiny-long, tiny-far and tiny-roll; for block-diffusion tiny-block and
+    tiny-canvas [default: tiny, tiny-block]."""
     prompt: str | None = None
     """Prompt text; '-' reads standard input."""
     prompt_ids: Path | None = None
-    """File of token ids, as a JSON list."""
+    """File of token ids, a JSON list."""
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -52,10 +53,10 @@ class PromptOptions:
         ),
     ] = None
     system_prompt: str | None = None
-    """System turn in front of the prompt, in a chat."""
+    """System turn before the prompt, in a chat."""
 
     def encoded(self, model: str, *, is_text_wanted: bool) -> tuple[tuple[int, ...], Any]:
-        """The prompt's ids, and the tokenizer that an answer in words takes; None where there is none, or none is wanted."""
+        """Return the prompt's ids, and a tokenizer to print the answer as words; None if there is none, or none is wanted."""
         from repro.prompt import TextPrompt, find_tokenizer, tokenizer_of
 
         if self.is_text:
@@ -96,7 +97,7 @@ def generate(
     loaded: Annotated[Given, LOADED],
     json: opt.Json = False,
 ) -> None:
-    """Generate from one prompt. --steps defaults to --gen-length, one token per step; of block-diffusion it is a block's."""
+    """Generate from one prompt. --steps defaults to --gen-length, one token per step; for block-diffusion it is per block."""
     from repro.families.block.settings import NAME
 
     model, system = prompted.model, prompted.system
@@ -168,14 +169,14 @@ def _print(token_ids: Sequence[int], answer: "TextAnswer | None", counts: Mappin
 
 
 def _check_input(prompt: str) -> None:
-    """Refuse standard input that is closed or never ends, where the prompt comes from there."""
+    """Refuse a prompt from standard input if that is closed or never ends."""
     if prompt != "-":
         return
     require(sys.stdin is not None, "prompt='-': standard input is closed: give it a text, or the prompt itself")
     try:
         found = os.fstat(sys.stdin.fileno())
     except (OSError, ValueError):
-        return  # not a file of the system's
+        return  # no file of the operating system
     is_endless = (
         stat.S_ISCHR(found.st_mode) and not sys.stdin.isatty() and not os.path.samestat(found, os.stat(os.devnull))
     )

@@ -1,4 +1,4 @@
-"""``repro import`` and ``repro trace-events``: other tools' results as runs, and a run as a trace that viewers open."""
+"""``repro import`` and ``repro trace-events``: read other tools' results as runs, and write a run as a trace for viewers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ def import_(
     result_dir: Annotated[Path | None, typer.Option(help="Where runs go [default: results/local].")] = None,
     json: opt.Json = False,
 ) -> None:
-    """Read result files of vLLM's, SGLang's, AIPerf's, GuideLLM's or inference-perf's benchmark as runs that 'repro compare' takes."""
+    """Read benchmark results of vLLM, SGLang, AIPerf, GuideLLM or inference-perf as runs that 'repro compare' takes."""
     from repro.interchange.imported import import_file
     from repro.runs.store import Store
 
@@ -57,7 +57,7 @@ def trace_events(
     out: Annotated[Path, typer.Option(help="The trace to write.")] = Path("trace.json"),
     json: opt.Json = False,
 ) -> None:
-    """Write a run as a trace of events, which ui.perfetto.dev and chrome://tracing open."""
+    """Write a run as a trace of events, to open in ui.perfetto.dev or chrome://tracing."""
     from repro.interchange.exported import trace_of
 
     writable_file("out", out)

@@ -1,4 +1,4 @@
-"""``repro list`` and ``repro doctor``: what there is, and what this machine can run."""
+"""``repro list`` and ``repro doctor``: list what the toolkit offers, and what this machine can run."""
 
 import re
 from dataclasses import MISSING
@@ -39,7 +39,7 @@ def list_command(
     ] = None,
     json: opt.Json = False,
 ) -> None:
-    """Systems, datasets, session traces, conversations, tasks, platforms and figures."""
+    """List systems, datasets, session traces, conversations, tasks, platforms and figures."""
     if knobs is not None and metrics is not None:
         raise UserError("knobs and metrics are two lists: give one of --knobs and --metrics")
     if knobs is not None:
@@ -65,14 +65,14 @@ def _list_knobs(system: str, *, json: bool) -> None:
         names = ("name", "takes", "default", "only", "what")
         print_json({"system": system, "knobs": [dict(zip(names, entry, strict=True)) for entry in found]})
     else:
-        # Without an upper end that no machine reaches, and no column has room for.
+        # Hide an upper end that no machine reaches and that no column has room for.
         takes = [re.sub(r"from (\S+) to \d+(,\d{3}){4,}", r"at least \1", each.takes) for each in found]
         rows = [(each.name, taken, _said(each)) for each, taken in zip(found, takes, strict=True)]
         print_table(f"Knobs of {system}", ("knob", "takes", "what it is"), rows)
 
 
 def entries_of(system: str) -> list[KnobEntry]:
-    """The knobs of a system; none where it does not say what it has."""
+    """Return the knobs of a system; none if it does not declare any."""
     found: dict[str, KnobEntry] = {}
     for kind in settings_of(system):
         helps, conditions = helps_of(kind), conditions_of(kind)
@@ -91,7 +91,7 @@ def _default(knob: Knob) -> str:
 
 
 def _said(entry: KnobEntry) -> str:
-    """As a help says it, and what it has an effect with."""
+    """The help text of a knob, with its default and the settings that it has an effect with."""
     text = f"{entry.text.removesuffix('.')} [default: {entry.default}]." if entry.default else entry.text
     return f"{text} Has an effect with {entry.only}." if entry.only else text
 
@@ -114,7 +114,7 @@ def _list_all(*, json: bool) -> None:
 
 
 def doctor(json: opt.Json = False) -> None:
-    """What this machine can run, and why not."""
+    """Show what this machine can run, and why not."""
     from repro.checks.doctor import look, rows_for
 
     report = rows_for(look())

@@ -31,14 +31,14 @@ from repro.runs.environment import settle
 
 ARGUMENTS = "Arguments"
 FIRST = "Needed first"
-"""The first panel, of commands with many options."""
+"""The first panel, for commands with many options."""
 OTHERS = "Options"
-"""What is in none of the panels, or alone in one: ``--help``, of commands that write nothing."""
+"""The panel for all options that have no panel, and for ``--help`` if it would be alone in its panel."""
 _MAY_BE_EMPTY = ("prompt", "system_prompt")
 _UNBROKEN = "\u2011"
-"""Stands for a hyphen while lines are broken: a name is not to end in the middle."""
+"""Replaces hyphens while lines are wrapped, so that no name breaks at one."""
 NEEDED: Mapping[str, Sequence[str]] = STORED["needed"]
-"""Options that a command shows first, where all are too many for one list."""
+"""Options that a command's help shows first, if it has too many for one list."""
 
 
 def examples_of(command: str) -> list[tuple[str, str]]:
@@ -48,8 +48,8 @@ def examples_of(command: str) -> list[tuple[str, str]]:
 
 class _HelpOff:
     def get_help_option(self, ctx: Any) -> Any:
-        """Off where it is not given: of no value the library would ask pydantic what it is, which takes longer to load than all
-        else that a help needs."""
+        """Return the option with default False. Without a default, the library asks pydantic for its type, and loading pydantic takes
+        longer than all else of a help."""
         option: Any = super().get_help_option(ctx)  # type: ignore[misc]
         if option is not None:
             option.default = False
@@ -107,8 +107,8 @@ class PanelCommand(_HelpOff, TyperCommand):
 
 
 def _check_given(command: TyperCommand, ctx: Any, args: list[str]) -> None:
-    """Refuse what is empty, which as a path would be the working directory and as a name be passed over, and an option that is given
-    twice and takes one value, of which the library keeps the last without a word."""
+    """Refuse an empty value: a path would mean the working directory, and a name would be ignored. Also refuse an option that takes one
+    value but is given twice, as the library silently keeps the last."""
     values, _, given = command.make_parser(ctx).parse_args(args=list(args))
     options: list[Any] = [each for each in given if each.param_type_name == "option"]
     for option in options:
@@ -121,14 +121,14 @@ def _check_given(command: TyperCommand, ctx: Any, args: list[str]) -> None:
         if values.get(name) == "":
             raise UserError(f"{name}='' is empty: give a path")
     for option in dict.fromkeys(options):
-        # Once more the same switch says nothing else; on and off, or two values, do.
+        # Repeating a switch changes nothing, but giving it both on and off, or two values, is refused.
         may_come_again = option.multiple or option.count or (option.is_flag and not option.secondary_opts)
         if not may_come_again and (num := given.count(option)) > 1:
             raise UserError(f"{max(option.opts, key=len)} is given {num} times and takes one value: keep one")
 
 
 def _told(text: str) -> str:
-    """Defaults that the library appends, as those that a help names itself: in its sentence."""
+    """Move a default that the library appended into the sentence, as in our own help texts."""
     return re.sub(r"\.?  (\[[^\[\]]*\])$", r" \1.", text)
 
 
@@ -143,7 +143,7 @@ def released(text: str) -> str:
 # -- commands ---------------------------------------------------------------------------------------------
 
 GROUPS: Mapping[str, Mapping[str, str]] = STORED["groups"]
-"""Where the function of each command is, below ``repro.cli``; it is loaded, and its options are made, when it is asked for."""
+"""The function of each command, below ``repro.cli``. Its module is loaded, and its options are made, only when needed."""
 COMMANDS: Mapping[str, str] = {name: where for group in GROUPS.values() for name, where in group.items()}
 
 
@@ -159,8 +159,8 @@ def _built(name: str) -> Any:
 
 
 class _Late:
-    """In place of the library's conversion of a value, for which it loads pydantic: longer than most else of a command. What is
-    of its kind already, or not there, needs none."""
+    """Replaces the library's conversion of values, which loads pydantic and so takes longer than most commands. A value that already has
+    its type, or is missing, needs no conversion."""
 
     def coerce(self, value: Any, *, param: Any, ctx: Any) -> Any:
         takes_many = param.multiple or param.nargs != 1
@@ -171,7 +171,7 @@ class _Late:
 
 
 class Root(_HelpOff, TyperGroup):
-    """Lists the whole first sentence of every command's help, by what the commands are for."""
+    """Lists the first sentence of every command's help, grouped by what commands are for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS]
@@ -190,7 +190,7 @@ class Root(_HelpOff, TyperGroup):
 
 
 def _summary(name: str) -> str:
-    """First sentence of the command's function, read off the source: no module of a command is loaded for a list of all."""
+    """Return the first sentence of a command's docstring, read from the source, so that listing commands loads no module."""
     module, _, function = COMMANDS[name].partition(":")
     source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
     told = re.search(rf'^def {function}\(.*?^    """(.*?)"""', source, re.DOTALL | re.MULTILINE)
@@ -231,7 +231,7 @@ def _root(
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 a run failed or is INVALID, 2 bad input (one sentence), 130 interrupted, 143 terminated."""
+    """Run the command. Exit codes: 0 done, 1 a run failed or is INVALID, 2 bad input (one sentence), 130 interrupted, 143 terminated."""
     _settle_environment()
     with _streams(), _sigterm_as_interrupt() as terminated:
         try:
@@ -241,17 +241,17 @@ def main() -> None:
             ending = ending_of(error, is_terminated=bool(terminated))
         code = _say(ending)
     if code in (INTERRUPTED, TERMINATED):
-        # Nobody is left to whom another one could be told.
+        # Nobody is left to read another message.
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    # An interrupt that passed through an exec of text (dataclasses are made by one) makes ``python -m`` end as SIGINT does,
-    # whatever its code; until the next exec.
+    # If an interrupt passed through an exec of text (dataclasses are made by one), ``python -m`` ends as SIGINT does, whatever its code.
+    # Another exec resets that.
     exec("")
     sys.exit(code)
 
 
 def _settle_environment() -> None:
-    """Figures go to files alone, whatever a shell says of windows; libraries fail at sizes of a terminal that are none. What
-    decides numbers is settled for every door (repro.runs.environment)."""
+    """Draw figures only to files, whatever display the shell names. Drop terminal sizes that are invalid, as libraries fail on them.
+    Settings that change numbers are made for every entry point (repro.runs.environment)."""
     settle()
     os.environ["MPLBACKEND"] = "agg"
     for name in ("COLUMNS", "LINES"):
@@ -261,10 +261,10 @@ def _settle_environment() -> None:
 
 def _command(arguments: list[str]) -> int:
     for argument in arguments:
-        # Bytes that are no text, which Python holds as half characters, end up in messages, file names and stored runs.
+        # Python holds bytes that are no text as surrogates, which would end up in messages, file names and stored runs.
         if argument.encode("utf-8", "ignore").decode() != argument or "\0" in argument:
             raise UserError(f"argument {argument!r} is not UTF-8 text: write it as UTF-8, or rename the file")
-    # Not ``app()``, which has its own ideas of interrupts and closed pipes.
+    # Not ``app()``, which handles interrupts and closed pipes in its own way.
     command = _tree()
     with command.make_context("repro", arguments) as context:
         command.invoke(context)
@@ -278,7 +278,7 @@ def _tree() -> Any:
 
 @contextmanager
 def _streams() -> Iterator[None]:
-    """What a stream's encoding lacks is written escaped; a closed stderr is silence."""
+    """Escape characters that a stream's encoding lacks, and write to nowhere if stderr is closed."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     if sys.stdout is None:
@@ -292,12 +292,12 @@ def _streams() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[list[int]]:
-    """The first SIGTERM ends as Ctrl-C does. Yields what fills once it came."""
+    """Treat the first SIGTERM like Ctrl-C. Yields a list that fills when it arrives."""
     received: list[int] = []
 
     def interrupt(number: int, _: FrameType | None) -> None:
         received.append(number)
-        if len(received) == 1:  # `timeout` sends it to the process and to its group
+        if len(received) == 1:  # `timeout` sends it to the process and also to its group
             raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
@@ -311,7 +311,7 @@ def _sigterm_as_interrupt() -> Iterator[list[int]]:
 
 
 def _say(ending: Ending) -> int:
-    """The code to end with: a help that nobody gets is no success."""
+    """Print the ending and return the exit code. If the help could not be written, that is a failure."""
     try:
         if ending.help is not None:
             print(ending.help)
@@ -319,12 +319,12 @@ def _say(ending: Ending) -> int:
     except (OSError, ValueError) as error:
         if ending.help is not None:
             ending = ending_of(error)
-        # Nobody reads it: what is still buffered must not fail again when Python ends.
+        # Nobody reads it, so what is still buffered must not fail again when Python ends.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if ending.line is not None:
         with suppress(OSError, ValueError):
-            # One line in a log, whole words on a terminal.
+            # One line in a log, wrapped between words on a terminal.
             (say if sys.stderr.isatty() else print)(ending.line, file=sys.stderr)
             sys.stderr.flush()
     return ending.code

@@ -1,4 +1,4 @@
-"""Options of commands: how a field of settings becomes one, those that several commands share, and what a text given for one means."""
+"""Options of commands: how a field of settings becomes an option, options that several commands share, and how we parse their text."""
 
 import inspect
 import json
@@ -29,7 +29,7 @@ WHAT, WORKLOAD, SERVER, ENGINE, DECODING, METHOD, RUNS = (
     "Runs and output",
 )
 PANELS = (WHAT, WORKLOAD, SERVER, ENGINE, DECODING, METHOD, RUNS)
-"""Panels of a help, in their order."""
+"""Panels of a help, in the order shown."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.", rich_help_panel=RUNS)]
 Plot = Annotated[
@@ -61,14 +61,14 @@ RATES = Range(above=0, most=1e6)
 
 @dataclass(frozen=True, kw_only=True)
 class Charged:
-    """What simulated steps are charged by (``CostKnobs``), where that is asked for."""
+    """How to charge simulated steps (``CostKnobs``), if a user asks."""
 
     panel: ClassVar[str] = WHAT
     cost: Literal["roofline", "composed"] | None = None
-    """What a simulated step takes: composed of kernel times that others measured on the card, or by its roofline [default:
-    composed, by the roofline on a card without such times]."""
+    """How long a simulated step takes: composed of kernel times that others measured on the card, or by its roofline [default: composed,
+    or roofline on a card without such times]."""
     kernels: Literal["vllm", "sglang", "trtllm"] | None = None
-    """Whose kernels composed steps are made of [default: vllm; of LAPS sglang]."""
+    """Whose kernels composed steps consist of [default: vllm; sglang for LAPS]."""
 
     @property
     def charged(self) -> dict[str, Any]:
@@ -77,13 +77,13 @@ class Charged:
 
 @dataclass(frozen=True, kw_only=True)
 class Reused:
-    """Which runs are reused, and where they are."""
+    """Which stored runs to reuse, and where they are."""
 
     panel: ClassVar[str] = RUNS
     result_dir: Path | None = None
-    """Where runs are [default: results/local]."""
+    """Folder of runs [default: results/local]."""
     accept_other_code: Annotated[bool, typer.Option("--accept-other-code", rich_help_panel=RUNS)] = False
-    """Reuse stored runs that other code made, and mark them."""
+    """Reuse stored runs made by other code, and mark them."""
 
     @property
     def root(self) -> Path:
@@ -100,7 +100,7 @@ class Reused:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored(Reused):
-    """Which runs are reused, if any."""
+    """Which stored runs to reuse, if any."""
 
     force: bool = False
     """Run again what is already stored."""
@@ -110,9 +110,9 @@ class Stored(Reused):
 class Place:
     panel: ClassVar[str] = RUNS
     pool: str = "local"
-    """Where runs are made: local, on this machine, or ray, on a cluster."""
+    """Make runs on this machine (local), or on a cluster (ray)."""
     address: str | None = None
-    """With --pool ray: a cluster that is there, auto or host:port [default: one started for the command]."""
+    """With --pool ray: a running cluster, as auto or host:port [default: start one for the command]."""
 
     def opened(self) -> "AbstractContextManager[Pool]":
         from repro.runs.sweep import pool_of
@@ -122,39 +122,39 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Placement(Place, Checked):
-    """Where runs are made, and how many simulated ones at once."""
+    """A place to make runs, and how many simulated ones at once."""
 
     jobs: Annotated[int, Range(1, 1024)] | None = None
-    """Simulated runs at once [default: as many as pay, at most one a core that may be used]."""
+    """Simulated runs at once [default: as many as help, at most one per usable core]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """How far a list of runs goes, and how it is shown."""
+    """How far to go with a list of runs, and how to show it."""
 
     panel: ClassVar[str] = RUNS
     dry_run: bool = False
-    """Check everything, list the runs and why each would run."""
+    """Check everything, and list the runs and why each would run."""
     continue_on_error: bool = False
-    """Go on with the next run after a failure."""
+    """Continue with the next run after a failure."""
     plot: Plot = None
     json: Json = False
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options the user set; what is None keeps its default further down."""
+    """Return the options the user set. We leave out None, so that later code uses its own default."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def of_data_file(path: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A file that is named is where the data are, unless something else is said."""
+    """Return the knobs for a named data file; its source is ``local`` unless the user gave another."""
     if path is None:
         return {}
     return {"dataset_path": str(path), "dataset_source": given.get("dataset_source", "local")}
 
 
 def parse_rate(text: str) -> float | None:
-    """Requests per second; 'inf' (everything at once) is None."""
+    """Return requests per second; 'inf' (everything at once) returns None."""
     if text == "inf":
         return None
     try:
@@ -169,8 +169,8 @@ def parse_rate(text: str) -> float | None:
 
 
 def parse_knobs(texts: Sequence[str], given: Mapping[str, Any], *, several: bool = False) -> dict[str, Any]:
-    """``NAME=VALUE`` of knobs without an option; a value that is JSON (a number, true) is that, else text. Where there may be
-    ``several`` of a knob, they are a tuple."""
+    """Parse ``NAME=VALUE`` of knobs without an option. A value that is JSON (a number, true) is parsed as such, else it is text. If
+    ``several`` values of a knob are allowed, they become a tuple."""
     from repro.runs.cell import COMPARISON, NOTES
 
     knobs: dict[str, list[Any]] = {}
@@ -192,27 +192,27 @@ def parse_knobs(texts: Sequence[str], given: Mapping[str, Any], *, several: bool
 
 
 def with_steps(given: Mapping[str, Any]) -> dict[str, Any]:
-    """One token a step where the length is set and the steps are not."""
+    """Default to one token a step if the user gave the length but not the steps."""
     return {"steps": given["gen_length"], **given} if "gen_length" in given else dict(given)
 
 
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 Given = dict[str, Any]
-"""What a user gave of some settings, by name; what is not in it keeps its default further down."""
+"""The settings that a user gave, by name. Later code uses its own default for the others."""
 
 
 class Some(NamedTuple):
-    """Settings of which only some knobs are meant."""
+    """Some of the knobs of a settings class."""
 
     kind: type
     names: tuple[str, ...]
 
 
 class Knobs:
-    """Options that are the knobs of settings; a parameter of this kind holds what is ``Given`` of them. ``panels`` are the settings
-    by the panel of the help that they are shown in, found when the command is asked for; ``usual`` are defaults other than the
-    fields' own, as the help says them; "" says none. Where ``several``, an option may be given several times, but for one that is on
-    or off; what is given of it then is a tuple."""
+    """A group of options made from knobs of settings; the command's parameter holds what is ``Given`` of them. ``panels`` returns the
+    settings for each panel of the help, and is called when the command is needed. ``usual`` returns defaults that the help shows in place
+    of the fields' own; "" shows none. With ``several``, a user may repeat an option that is no switch, and repeated values become a
+    tuple."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Knobs:
             yield _parameter(knob, panel, default=None, several=self._several and knob.kind is not bool)
 
     def taken(self, given: Given) -> Given:
-        """What was given; a size may have a unit."""
+        """Take this group's values out of ``given``. A size may have a unit."""
         values = {name: given.pop(name) for name in self._found}
         return {name: self._value(name, value) for name, value in values.items() if value not in (None, [])}
 
@@ -251,7 +251,7 @@ class Knobs:
         return size_of(name, value) if self._found[name].knob.is_size else value
 
     def helps(self) -> Iterator[tuple[str, str]]:
-        """The text of each option. Reads sources: for a help that is asked for."""
+        """Yield the help text of each option. This reads sources, so call it only to print a help."""
         usual = self._usual()
         for name, (knob, kind, _) in self._found.items():
             text, default = helps_of(kind).get(name, ""), usual.get(name, _written(knob.default))
@@ -267,8 +267,8 @@ class _Placed(NamedTuple):
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each group of options as its options. ``helps`` of it are the texts that are read off settings, ``paths`` the
-    names of options that take a path."""
+    """Return the command with each group of options replaced by its single options. Its ``helps`` returns the texts read from settings,
+    and its ``paths`` names the options that take a path."""
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
@@ -320,7 +320,7 @@ def _of_dataclass(group: Any) -> Iterator[inspect.Parameter]:
         if field.name in knobs and not _is_option(declared):
             yield _parameter(knobs[field.name], panel, default=default)
         else:
-            # A path, or several of something.
+            # A path, or an option with several values.
             own = declared if _is_option(declared) else Annotated[declared, typer.Option(rich_help_panel=panel)]
             yield inspect.Parameter(field.name, _KEYWORD, default=_or_required(default), annotation=own)
 
@@ -330,7 +330,7 @@ def _is_option(declared: Any) -> bool:
 
 
 def _parameter(knob: Knob, panel: str | None, *, default: object, several: bool = False) -> inspect.Parameter:
-    """An option for a knob. What is on by default can be switched off."""
+    """Make an option from a knob. A knob that is on by default gets a switch to turn it off."""
     name = f"--{knob.name.replace('_', '-')}"
     names = f"{name}/--no-{name[2:]}" if knob.default is True else name
     kind: Any = str if knob.is_size else knob.kind
@@ -344,14 +344,14 @@ def _or_required(default: object) -> object:
 
 
 def _written(default: object) -> object:
-    """A default as a help says it; nothing of what is off, or is found out."""
+    """The default as a help shows it; empty if it is off, or not known before the run."""
     if default is MISSING or default is None or default is False:
         return ""
     return "yes" if default is True else default
 
 
 def decoding_knobs() -> dict[str, Sequence[type | Some]]:
-    """How tokens are generated, and what is cached of their context."""
+    """Knobs that say how tokens are generated, and what is cached of their context."""
     from baselines.dllm.options import OPTIONS
     from engines.dllm.config import EngineConfig, GenerationConfig
 
@@ -359,7 +359,7 @@ def decoding_knobs() -> dict[str, Sequence[type | Some]]:
 
 
 def answer_knobs() -> dict[str, Sequence[type | Some]]:
-    """``decoding_knobs``, and the rules of block diffusion, where ``--knob`` is not for all of them."""
+    """``decoding_knobs`` and the rules of block diffusion, for commands that offer these as options."""
     from repro.families.block.settings import DECODING as BLOCK_DECODING
     from repro.families.block.settings import BlockKnobs
 
@@ -375,7 +375,7 @@ def model_knobs() -> dict[str, Sequence[type | Some]]:
 
 
 def engine_knobs(*more: type) -> dict[str, Sequence[type | Some]]:
-    """All of a cell; ``more`` are of its engine too."""
+    """All knobs of a cell; ``more`` adds settings to its engine panel."""
     from engines.dllm.config import EngineConfig
     from repro.families.cost import CostKnobs
     from repro.families.dllm.settings import BaselineKnobs, ReplayKnobs, WorkloadKnobs

@@ -1,4 +1,4 @@
-"""Tables on a terminal, JSON for machines."""
+"""Tables on a terminal, and JSON for machines."""
 
 import json
 import os
@@ -12,18 +12,17 @@ from typing import Any, TextIO
 from repro.runs.clean import hidden
 
 NOT_A_TERMINAL = 160
-"""Columns where nothing says how many there are."""
+"""Width of a table, in characters, if nothing tells the terminal's width."""
 NARROW = 14
-"""A cell with a number in it that is no wider is never broken into lines."""
+"""A cell that holds a number and is at most this wide is never broken into lines."""
 MOST_COLUMNS = 1000
-"""The widest terminal that one would believe."""
+"""The widest terminal that we believe."""
 GAP = "  "
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """No wider than the terminal: columns that say the same in every row become a line above (numbers only where the rest
-    still does not fit), words of a cell come one below the other, and where that is not enough each row is written
-    downwards."""
+    """Print a table no wider than the terminal. If it is too wide, columns with the same text in every row become a line above; those
+    with numbers only if still needed. Then words of a cell are stacked, and if that is not enough, each row is printed downwards."""
     held = [tuple(row) for row in rows]
     width = _room(sys.stdout) or NOT_A_TERMINAL
     say(title)
@@ -36,14 +35,14 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def say(text: str, indent: str = "", *, file: TextIO | None = None) -> None:
-    """A paragraph without secrets, broken between words where it is longer than the terminal; as it is where there is none."""
+    """Print a paragraph without secrets. On a terminal we wrap it between words, else we print it as it is."""
     text = hidden(text)
     room = _room(file or sys.stdout)
     print("\n".join(_broken(text, max(room, 40), indent)) if room else indent + text, file=file)
 
 
 def _room(stream: TextIO) -> int:
-    """Columns of the stream's terminal; where it has none, as COLUMNS says, and 0 where nothing does."""
+    """Return the width of the stream's terminal, in characters. COLUMNS overrides it; 0 if neither is known."""
     if told := terminal_size_of(os.environ.get("COLUMNS", "")):
         return told
     try:
@@ -53,7 +52,7 @@ def _room(stream: TextIO) -> int:
 
 
 def terminal_size_of(told: str) -> int | None:
-    """Columns or lines, as an environment variable gives them; None where no terminal has as many."""
+    """Parse columns or lines as an environment variable gives them; None if no terminal is that large."""
     size = int(told[:9]) if told.isdecimal() else 0
     return size if 0 < size <= MOST_COLUMNS else None
 
@@ -65,7 +64,7 @@ def _broken(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _lengths(columns: Sequence[str], rows: Sequence[Sequence[str]], *, by_word: bool) -> list[int]:
-    """The longest cell of each column, or the longest word of its head and cells; a number and its unit stay together."""
+    """Longest cell of each column, or longest word of its head and cells ``by_word``. A number and its unit stay together."""
 
     def length(cell: str, *, is_head: bool = False) -> int:
         may_break = is_head or len(cell) > NARROW or not any(map(str.isdigit, cell))
@@ -78,14 +77,14 @@ def _lengths(columns: Sequence[str], rows: Sequence[Sequence[str]], *, by_word: 
 
 
 def _taken(lengths: Sequence[int]) -> int:
-    """Columns of the terminal that a table takes."""
+    """Width of a table, in characters of the terminal."""
     return sum(lengths) + len(GAP) * (len(lengths) - 1)
 
 
 def _without_constants(
     columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int
 ) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Without the words that are constant and, the longest first, as many of the numbers as have to go."""
+    """Leave out constant columns of words, then constant columns of numbers, the widest first, until the table fits."""
     same = [i for i in range(len(columns)) if len({row[i] for row in rows}) == 1]
     numbers = [i for i in same if any(map(str.isdigit, rows[0][i]))]
     lengths = _lengths(columns, rows, by_word=True)
@@ -111,7 +110,7 @@ def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
 
     heads = lines(columns)
     highest = max(map(len, heads))
-    # A short head stands right above its column.
+    # A short head stands directly above its column.
     lowered = [[""] * (highest - len(head)) + head for head in heads]
     for cells in (lowered, [["-" * length] for length in given], *map(lines, rows)):
         for parts in zip_longest(*cells, fillvalue=""):
@@ -119,8 +118,8 @@ def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
 
 
 def _shared(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Widths of the columns: none below its longest word. The rest of the terminal goes to cells before heads, and first to those
-    that lack least."""
+    """Widths of the columns, each at least its longest word. We give the rest of the terminal to cells before heads, and first to the
+    columns that lack least."""
     whole = _lengths(columns, rows, by_word=False)
     if _taken(whole) <= width:
         return whole
@@ -150,8 +149,8 @@ def _print_downwards(columns: Sequence[str], rows: Sequence[Sequence[str]], widt
 
 @contextmanager
 def counting(description: str, total: int | None = None) -> Iterator[Callable[[], None]]:
-    """Yields what advances a bar on stderr's terminal by one; nothing is drawn where it has none that
-    can, and nothing stays."""
+    """Yield a function that advances a progress bar on stderr by one. We draw nothing unless stderr is a capable terminal, and clear the
+    bar at the end."""
     from rich.console import Console
 
     from repro.runs.progress import bars
@@ -180,7 +179,7 @@ def number(value: float | None, digits: int = 1, *, scale: float = 1.0, half_wid
 
 
 def ratio(mean: float | None, low: float | None = None, high: float | None = None) -> str:
-    """``1.25x [1.18, 1.32]``, with no more decimals than the interval has."""
+    """Format a ratio like ``1.25x [1.18, 1.32]``, with no more decimals than the interval warrants."""
     if mean is None:
         return "-"
     if low is None or high is None:
@@ -192,5 +191,5 @@ def ratio(mean: float | None, low: float | None = None, high: float | None = Non
 
 
 def counted(count: int, name: str) -> str:
-    """``1 run``, ``2 runs``."""
+    """Format a count like ``1 run`` or ``2 runs``."""
     return f"{count} {name}{'' if count == 1 else 's'}"

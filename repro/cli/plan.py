@@ -1,4 +1,4 @@
-"""``repro plan``, ``plan-cluster`` and ``capacity``: how memory and GPUs are divided, and what they serve."""
+"""``repro plan``, ``plan-cluster`` and ``capacity``: how to divide memory and GPUs, and what rates they serve."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ PLAN_PARTS = ("weights", "activation", "logits", "guard", "kv")
 class PlanOptions(Checked):
     panel: ClassVar[str] = opt.WHAT
     platform: list[str] | None = None
-    """Several times, also a card's YAML file [default: rtx4090 and l40s]."""
+    """Platform, or a card's YAML file; several times [default: rtx4090 and l40s]."""
     memory_limit: Memory | None = None
-    """Another memory size, e.g. 80GB."""
+    """Another memory size, such as 80GB."""
     input_len: int = 300
-    """Prompt length of the request counted."""
+    """Prompt length of the requests that are counted."""
 
 
 def _memory_knobs() -> dict[str, Sequence[type | Some]]:
@@ -69,7 +69,7 @@ def _memory_knobs() -> dict[str, Sequence[type | Some]]:
 
 
 def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -> tuple[str, int, EngineConfig]:
-    """What it is called, its bytes, and its engine."""
+    """Return the case's name, its memory in bytes, and its engine settings."""
     part = where.part(DllmPart)
     memory = memory_limit or part.memory_bytes
     config = replace(part.engine, sparsity=given_to(SparsityConfig(), given))
@@ -78,23 +78,23 @@ def _case(where: Platform, memory_limit: int | None, given: Mapping[str, Any]) -
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """A line of the table; bytes are bytes, never rounded."""
+    """A row of the table; sizes are exact bytes, never rounded."""
 
     label: str
     logits: LogitRows
     logit_rows: int
     plan: MemoryPlan
     requests: int
-    """Requests of the given size that fit at once."""
+    """How many requests of the given size fit at once."""
     verdict: str
     obtained: str = "simulated"
-    """Computed from shapes, nothing was run."""
+    """Computed from shapes; nothing was run."""
 
 
 def plan_rows(
     label: str, memory_bytes: int, config: EngineConfig, prompt_len: int, generation: GenerationConfig
 ) -> Iterator[PlanRow]:
-    """With and without logit decomposition (Figure 2 in numbers). A plan that does not fit is a row that says so."""
+    """Yield plans with and without logit decomposition (Figure 2 in numbers). A plan that does not fit becomes a row that says so."""
     total_len = prompt_len + generation.gen_length
     for mode in get_args(LogitRows):
         plan = divide_memory(LLADA_8B, memory_bytes, config, logit_rows=mode)
@@ -108,7 +108,7 @@ def plan_rows(
 def plan(
     *, options: PlanOptions, given: Annotated[Given, Knobs(_memory_knobs, usual=of_platform)], json: opt.Json = False
 ) -> None:
-    """The memory plan (dLLM-Serve §4.2-4.3) with and without logit decomposition. Simulated: shapes only."""
+    """Plan the memory (dLLM-Serve §4.2-4.3) with and without logit decomposition. Simulated: shapes only."""
     places = [platform_of(name) for name in options.platform or ["rtx4090", "l40s"]]
     cases = [_case(where, options.memory_limit, given) for where in places]
     part = places[0].part(DllmPart)
@@ -135,7 +135,7 @@ def plan(
 
 PLAN_SEED = 10**6
 ObjectiveSeconds = Annotated[float, Range(1e-6, 1e6)]
-"""Seconds; integer programs lose their digits beyond."""
+"""Seconds. Integer programs lose precision outside this range."""
 
 
 CLUSTER_COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -155,32 +155,32 @@ class PlanClusterOptions(CostKnobs, Checked):
     model: str
     """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..., or a folder with a config.json."""
     trace: str
-    """toolbench, gaia, hotpotqa or dureader; or sessions of yours, a file or module:NAME as repro capacity takes it."""
+    """toolbench, gaia, hotpotqa or dureader; or your own sessions, a file or module:NAME as repro capacity takes it."""
     gpus: Annotated[int, Range(1, 4096)]
-    """GPUs to split: a prefill and a decode worker need one each."""
+    """GPUs to divide. A prefill worker and a decode worker need at least one each."""
     hardware: str = "h20"
     """The kind of GPU: h20, b200, h200, h100, a100, l40s or rtx4090, a card's YAML file, module:NAME, or h20x32 and h200x32."""
     constants: str = "physical"
-    """Constants of the cost model, of a composed one its overheads: physical, trial-r2, ..."""
+    """Constants of the cost model, or the overheads of a composed one: physical, trial-r2, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOptions(Checked):
-    """What the sessions are, and what they are held to."""
+    """Which sessions to plan for, and the objectives that they have to meet."""
 
     panel: ClassVar[str] = opt.WORKLOAD
     rate: Annotated[float, Range(1e-6, 1e6)] | None = None
-    """Sessions/s to plan for [default: 0.6 for the GPUs of the trace's card]."""
+    """Sessions/s to plan for [default: 0.6 on the number of GPUs in the trace's card]."""
     slo: str | None = None
-    """Objectives in place of the next two, as repro capacity takes them: 'ttft:p95:2000 itl:p95:50'."""
+    """Objectives in place of the next two options, as repro capacity takes them: 'ttft:p95:2000 itl:p95:50'."""
     slo_ttft_s: ObjectiveSeconds | None = None
     """TTFT objective [default: the paper's]."""
     slo_itl_s: ObjectiveSeconds | None = None
     """ITL objective [default: the paper's]."""
     trace_path: Path | None = None
-    """JSONL of your own sessions, as they are, instead of the generator."""
+    """JSONL of your own sessions, used as they are in place of the generator."""
     num_sessions: Annotated[int, Range(1, 10**5)] | None = None
-    """Sessions of the sample [default: 99, more for more GPUs]."""
+    """Sessions in the sample [default: 99, more for more GPUs]."""
 
     def objectives(self, model: str, trace: str) -> Slo:
         from engines.policies.views import Slo
@@ -205,7 +205,7 @@ class SessionOptions(Checked):
         return Slo(ttft_s=ttft_s, itl_s=itl_s)  # type: ignore[arg-type]
 
     def workload(self, trace: str, card: SessionCard | None, gpus: int, rate: float) -> SessionWorkloadConfig:
-        """The sessions of a card, or those of ``trace``, a file or workload of a user's own."""
+        """Return the sessions of a card, or those of ``trace``, a user's own file or workload."""
         from repro.families.cluster.ampd_settings import SessionKnobs, sessions_asked
         from repro.runs.cell import Cell
 
@@ -231,9 +231,9 @@ class SessionOptions(Checked):
 class SolverOptions(Checked):
     panel: ClassVar[str] = opt.ENGINE
     method: str | None = None
-    """Coefficients: direct, cached or closed [default: by the number of GPUs]."""
+    """How to compute coefficients: direct, cached or closed [default: by the number of GPUs]."""
     top: int = 3
-    """Plans to show."""
+    """How many plans to show."""
 
     def __post_init__(self) -> None:
         from repro.families.cluster.planning import MOST_PLANS
@@ -267,7 +267,7 @@ def plan_cluster(
     plot: Plot = None,
     json: opt.Json = False,
 ) -> None:
-    """The best deployments of AMPD's planner, with the P95 latencies it expects. Simulated."""
+    """Find the best deployments by AMPD's planner, with the P95 latencies it expects. Simulated."""
     from repro.families.cluster.ampd_settings import PLANNING_RATE
     from repro.families.cluster.system import shape_named
     from repro.workloads.sessions import load_session_card
@@ -387,56 +387,56 @@ def _planned(
 class Searched(Checked):
     panel: ClassVar[str] = opt.ENGINE
     num_prompts: Annotated[int, Range(1, 10**5)] | None = None
-    """Sessions, or turns, of a run [default: more for more GPUs]."""
+    """Sessions, or turns, in a run [default: more for more GPUs]."""
     seeds: Annotated[int, Range(1, 20)] | None = None
-    """Seeds whose rounds are judged together; all rates and plans have the same [default: 3, of --arrivals trace 1]. 3 or
-    more that are given tell by how much answers differ, seed by seed, too."""
+    """Seeds whose rounds are judged together; all rates and plans use the same ones [default: 3, or 1 with --arrivals trace]. If you give
+    3 or more, the command also tells how much answers differ between seeds."""
     resolution: Annotated[float, Range(0.005, 0.5)] = 0.05
-    """A rate is served where this much more is not."""
+    """Relative step between rates: a rate is the answer if the next step up is not served."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityGoal(Checked):
     panel: ClassVar[str] = opt.WHAT
     workload: str
-    """Your requests, sessions or conversations, a file or module:NAME as repro bench takes it; or a trace by name: toolbench, gaia,
-    hotpotqa, dureader, of diffusion osc, livebench, burst."""
+    """Your requests, sessions or conversations, as a file or module:NAME like in repro bench. Or a trace by name: toolbench, gaia,
+    hotpotqa, dureader; for diffusion osc, livebench, burst."""
     columns: str | None = None
-    """Which of the file's columns is what, as repro bench takes it."""
+    """Which column of the file holds what, as repro bench takes it."""
     time_unit: TimeUnit | None = None
-    """Unit of the file's times, where its columns do not say it: s, ms, us or ns."""
+    """Unit of the file's times, if its columns do not tell it: s, ms, us or ns."""
     sort: bool = False
     """Sort the file's rows by their times."""
     arrivals: Literal["poisson", "trace"] = "poisson"
     """poisson, or trace: the file's own times, stretched to the rate."""
     autoscale: Annotated[float, Range(above=0, most=168), Needs(arrivals="trace", rate=None)] | None = None
-    """Hours of a step: says the fewest GPUs that serve the file at its own times, and those that each step needs."""
+    """Hours per step. Finds the fewest GPUs that serve the file at its own times, and how many each step needs."""
     slo: str
-    """Objectives: metric, percentile and limit in ms, like 'ttft:p95:2000 itl:p95:50'. Metrics are ttft and e2el of a round, itl-request
-    (or tpot), its mean gap between tokens, and itl-gap (or itl), every gap."""
+    """Objectives: metric, percentile and limit in ms, like 'ttft:p95:2000 itl:p95:50'. Metrics of a round: ttft, e2el, itl-request (or
+    tpot) for its mean gap between tokens, and itl-gap (or itl) for every gap."""
     gpus: str = "1..64"
-    """How many, or from and to. Of a range without a rate the largest is answered for, and halves of it."""
+    """A number, or a range such as 1..64. For a range without a rate, we answer for its largest number and repeated halves of it."""
     rate: Annotated[float, Range(1e-4, 1e6)] | None = None
-    """Sessions/s, of prefill systems turns/s: asks for the fewest GPUs that serve them."""
+    """Sessions/s, or turns/s for prefill systems. Finds the fewest GPUs that serve this rate."""
     system: list[str] | None = None
-    """Several times: ampd, dynamo-sim, vllm-sim, continuum-sim; laps and what it is compared with; or dllm-serve, block-diffusion and
-    others of diffusion [default: dynamo-sim, vllm-sim]."""
+    """ampd, dynamo-sim, vllm-sim or continuum-sim; laps or a baseline of it; dllm-serve, block-diffusion or another of diffusion; several
+    times [default: dynamo-sim, vllm-sim]."""
     platform: list[str] | None = None
-    """Several times: a card (h20, h100, h200, a100, b200, l40s), h20x32, h200x32, the YAML file of a card of yours,
-    or module:NAME [default: h200]."""
+    """A card (h20, h100, h200, a100, b200, l40s), h20x32, h200x32, your card's YAML file, or module:NAME; several times [default:
+    h200]."""
     dataset_name: str | None = None
-    """Whose card says what a file of its own format is, and draws what it lacks [default: none]."""
+    """Data set whose card tells the file's format, if it has its own, and draws what the file lacks [default: none]."""
     model: str | None = None
     """A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ..., or a folder with a config.json [default: the platform's]."""
     vary: list[str] | None = None
-    """NAME=VALUE,VALUE of a knob, of model or of platform: rates with each, all else held as the answer has it; several times."""
+    """NAME=VALUE,VALUE of a knob, model or platform: tells the rate with each value, all else as in the answer; several times."""
     audit: bool = False
-    """Tell the knobs given that change no rate, by leaving each out."""
+    """Leave out each given knob in turn, and tell which ones change no rate."""
     gpu_price: list[str] | None = None
-    """Dollars for an hour of a GPU, as 2.5 for all, or PLATFORM=2.5; several times."""
+    """Dollars per GPU hour: 2.5 for all, or PLATFORM=2.5; several times."""
 
     def prices(self, platforms: Sequence[str]) -> Mapping[str, float]:
-        """Dollars an hour, by platform."""
+        """Return dollars per GPU hour by platform."""
         found: dict[str, float] = {}
         for word in self.gpu_price or ():
             where, _, text = word.rpartition("=")
@@ -452,7 +452,7 @@ class CapacityGoal(Checked):
         return found
 
     def changes(self, given: Mapping[str, Any]) -> list[Change]:
-        """Those of ``vary``, and the knobs ``given`` left out where that is asked."""
+        """Return the changes of ``vary``, and with ``audit`` one for leaving out each of the knobs ``given``."""
         from repro.capacity.readings import Change
 
         require(
@@ -490,7 +490,7 @@ class CapacityGoal(Checked):
 
 
 Served = Sequence[tuple["Answer", dict[str, Any]]]
-"""Answers with a plan, each with its row."""
+"""Answers that have a plan, each with its row."""
 
 
 def capacity(
@@ -502,7 +502,7 @@ def capacity(
     plot: Plot = None,
     json: opt.Json = False,
 ) -> None:
-    """The largest rate that deployments serve under objectives, or the fewest GPUs for a rate. Simulated."""
+    """Find the largest rate that deployments serve under objectives, or the fewest GPUs for a rate. Simulated."""
     from repro.capacity.answers import Search
     from repro.capacity.question import parse_sizes
 
@@ -556,7 +556,7 @@ def capacity(
 
 
 def _searched(search: Search, sites: Sequence[Site]) -> list[Answer]:
-    """Says on stderr what a search takes before it starts, and what it tried."""
+    """Run the search. Prints on stderr beforehand how long it takes, and afterwards what it tried."""
     from repro.capacity.readings import outlook
 
     found, began = outlook(search, sites), time.perf_counter()
@@ -575,8 +575,8 @@ def _searched(search: Search, sites: Sequence[Site]) -> list[Answer]:
 
 
 def _decided(served: Served, resolution: float, notes: list[str]) -> dict[str, Any]:
-    """Adds to the notes which choice decides between the best answer and the next system's on as many GPUs of the card, or its own next
-    best."""
+    """Find which choice makes the best answer beat the next system on as many GPUs of the card, or else its own next best. Adds a
+    sentence to ``notes``."""
     from repro.capacity.readings import choices_of
 
     if not served:
@@ -598,7 +598,7 @@ def _decided(served: Served, resolution: float, notes: list[str]) -> dict[str, A
 
 
 def _unlike(setting: Setting, other: Setting) -> str:
-    """The pairs of a setting that another has not."""
+    """The pairs of a setting that the other setting lacks."""
     from repro.runs.system import setting_said
 
     own = setting_said(tuple(pair for pair in setting if pair not in other))
@@ -606,7 +606,7 @@ def _unlike(setting: Setting, other: Setting) -> str:
 
 
 def _decision_said(best: float, choices: Sequence[Mapping[str, Any]], rival: Answer | None) -> str | None:
-    """A sentence about the choice that costs most, beside a rival that is behind; None where nothing decides."""
+    """A sentence about the choice that costs most, with the rival that it beats; None if no choice decides."""
     theirs = best if rival is None or rival.rate is None else rival.rate
     ahead = "" if rival is None else f"is ahead of {rival.site.title}"
     if not choices or choices[0]["rate"] >= best:
@@ -636,7 +636,7 @@ def _print_readings(steps: Sequence[Mapping[str, str]], effects: Sequence[Mappin
 def _drawn_readings(
     plot: Path, title: str, steps: Sequence[Mapping[str, str]], effects: Sequence[Mapping[str, Any]]
 ) -> tuple[Path, Path] | None:
-    """A tornado, points for each change about a line at the rate as asked, or bars of the GPUs in steps; None without either."""
+    """Draw the effects as points about a line at the rate as asked (a tornado), or the GPUs of steps as bars. None without either."""
     if effects:
         told = [{name: value for name, value in row.items() if name != "cell"} for row in effects]
         bars = [{"label": " ".join(str(row[name]) for name in EFFECT), **row, "valid": True} for row in told]
@@ -653,7 +653,7 @@ def _drawn_readings(
 
 
 def _own_rate(site: Site, hours: float) -> float:
-    """Sessions/s of the file's own times."""
+    """Return sessions/s at the file's own times."""
     from repro.capacity.sites import ClusterSite
 
     rate = site.own_rate if isinstance(site, ClusterSite) else None
@@ -663,7 +663,7 @@ def _own_rate(site: Site, hours: float) -> float:
 
 
 def _stepped(served: Served, sizes: Sizes, hours: float, notes: list[str]) -> list[dict[str, str]]:
-    """Adds what each step needs to the rows, and what that spares to the notes; rows of a table by step."""
+    """Add to the rows what each step needs, and to ``notes`` how much that saves. Returns the rows of a table by step."""
     from repro.capacity.readings import stepped
 
     table: dict[float, dict[str, str]] = {}
@@ -692,11 +692,11 @@ def _stepped(served: Served, sizes: Sizes, hours: float, notes: list[str]) -> li
 
 
 FEWEST_SEEDS = 3
-"""Seeds that an interval takes."""
+"""The fewest seeds that give an interval."""
 
 
 def _margins(served: Served, resolution: float) -> list[str]:
-    """How many times another's rate the best of each number of GPUs serves, with the interval over seeds; adds a seed's rates to rows."""
+    """Compare the best rate per number of GPUs with the others: ratios with intervals over seeds. Adds rates by seed to rows."""
     from repro.capacity.readings import rates_by_seed
     from repro.runs.statistics import paired_ratio
 
@@ -721,7 +721,7 @@ EFFECT = ("system", "platform", "gpus", "change")
 def _effects(
     question: Question, served: Served, changes: Sequence[Change], resolution: float, notes: list[str]
 ) -> list[dict[str, Any]]:
-    """A row for each change of each answer; adds to the notes which knobs changed nothing."""
+    """Return a row for each change of each answer. Adds to ``notes`` which changes had no effect."""
     from repro.capacity.readings import varied
 
     found = []
@@ -747,7 +747,7 @@ def _plan_said(row: Mapping[str, Any]) -> str:
 
 
 def _answer_row(answer: Answer, objectives: Sequence[Objective], price: float | None) -> dict[str, Any]:
-    """``price`` is dollars for an hour of a GPU."""
+    """``price`` is in dollars per GPU hour."""
     site, plan, at = answer.site, answer.plan, answer.at
     goodput = None if at is None or answer.rate is None else answer.rate * at.session_attainment
     hours = answer.gpus / (3.6 * goodput) if goodput else None
@@ -788,7 +788,7 @@ def _named(plan: CapacityPlan) -> str:
 
 
 def _ran(cell: Cell, shape: ModelShape) -> str:
-    """A cell's settings as options, but for those of the question."""
+    """A cell's settings written as options, without those that the question sets."""
     from repro.capacity.sites import SET_HERE
     from repro.runs.system import options_said, settings_of
 
@@ -821,7 +821,7 @@ def _print_answers(
             number(row[f"{name}_s"], 0, scale=1e3) for row in rows
         ]
     columns["longest wait s"] = [number(row["longest_ttft_s"], 2) for row in rows]
-    # Without the limit, which the title has.
+    # The title tells the limit, so leave it out here.
     binds = [(row["binds"] or "-").split(":") for row in rows]
     columns["binds"] = [f"{name[0].upper()} {name[1]}" if len(name) > 1 else name[0] for name in binds]
     obtained = ", ".join(sorted({row["obtained"] for row in rows}))
@@ -836,7 +836,7 @@ def _print_answers(
 
 
 def _capacity_notes(answers: Sequence[Answer], rows: Sequence[Mapping[str, Any]], options: CapacityGoal) -> list[str]:
-    """How the answers were found, and what is doubtful about them."""
+    """Tell how the answers were found, and what is doubtful about them."""
     from repro.capacity.sites import LASTING
 
     plans, simulated, runs = (sum(row[name] for row in rows) for name in ("plans", "simulated_plans", "runs"))

@@ -1,4 +1,4 @@
-"""A plot of what a command has shown as a table, and the CSV behind it."""
+"""Plots of what a command has shown as a table, with the data as CSV."""
 
 import io
 import math
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_plot(path: Path, *read: str | Path) -> None:
-    """Before any work: whether there can be such a file, and its CSV beside it. ``read`` are the paths of files that the
-    command reads."""
+    """Before any work, check that the plot and its CSV can be written. ``read`` are the files that the command reads."""
     if path.suffix not in (".png", ".pdf"):
         raise UserError(f"plot={str(path)!r} is no file of a plot: give one that ends in .png or .pdf")
     for file in (path, path.with_suffix(".csv")):
@@ -33,9 +32,10 @@ def save_plot(
     titles: Mapping[str, str],
     guides: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Path, Path]:
-    """``titles`` are columns and their axes, a panel each. ``rows`` have a ``label``, how they were ``obtained``, the columns of ``titles`` (None where unknown), of repeats half the
-    widths of their intervals as ``COLUMN_half``, or their ends as ``COLUMN_low`` and ``COLUMN_high``, and others; all go into the
-    CSV. A column of ``guides`` gets a line there, and points instead of bars."""
+    """Draw a panel for each column of ``titles``, which maps columns to axis titles. Each row has a ``label``, how it was ``obtained``,
+    and these columns (None if unknown). Repeats add half the width of an interval as ``COLUMN_half``, or its ends as ``COLUMN_low`` and
+    ``COLUMN_high``. The CSV holds all columns of the rows. A column in ``guides`` gets a line at that value, and points instead of
+    bars."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3 + 3 * len(titles), 1.2 + 0.35 * len(rows)), layout="constrained")
@@ -59,12 +59,12 @@ def save_plot(
 
 
 def _arms(row: Mapping[str, Any], column: str) -> tuple[float, float]:
-    """Distances from a value to its interval's ends."""
+    """The distances from a value down and up to the ends of its interval."""
     value, low, high = (row.get(name) for name in (column, f"{column}_low", f"{column}_high"))
     if value is not None and low is not None and high is not None:
         return value - low, high - value
     half = row.get(f"{column}_half") or 0
-    # Nothing that is plotted is below nothing.
+    # No plotted value is below 0.
     return min(half, value or 0), half
 
 
@@ -81,7 +81,7 @@ def save_drawn(path: Path, figure: "Figure", rows: Sequence[Mapping[str, Any]]) 
 
 
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
-"""Paul Tol's bright scheme, which a colour-blind reader tells apart."""
+"""Paul Tol's bright scheme, which colour-blind readers can tell apart."""
 MARKERS = "osD^vP"
 GREY = "#777777"
 AXES = {"retention_ratio": "retention ratio (share of context rows kept)"}
@@ -90,8 +90,8 @@ COSTS = {PER_PROCESSOR: "tokens per\nprocessor second", SPEED: "tokens/s", ROWS:
 
 
 def save_accuracy_plot(path: Path, curves: "Sequence[Curve]", rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
-    """A column of panels for each task: its accuracy with Wilson's 95 % intervals, and below it what each point costs. Without an
-    axis, bars."""
+    """Draw a column of panels for each task: accuracy with Wilson's 95 % intervals, and below it the cost of each point. Without an axis,
+    draw bars."""
     flat = [_flat(row, list(curves[0].points[0].knobs)) for row in rows]
     if any(curve.axis is None for curve in curves):
         labelled = [{"label": f"{row['task']}: {row['system']}{row['setting']}", **row} for row in flat]
@@ -129,7 +129,7 @@ def _accuracy(axes: "Axes", curves: "Sequence[Curve]", task: str) -> None:
             [100 * (each["value"] - each["low"]) for _, each in solved],
             [100 * (each["high"] - each["value"]) for _, each in solved],
         ]
-        # Intervals at one ratio stand beside each other.
+        # Shift intervals at one ratio apart, so that they do not overlap.
         aside = (place - (len(curves) - 1) / 2) * 0.012 * (max(curve.places) - min(curve.places))
         axes.errorbar([x + aside for x, _ in solved], values, yerr=arms, label=curve.label, capsize=3, **_look(place))
     num = {each["n"] for curve in curves for point in curve.points if (each := point.share()) is not None}
@@ -157,7 +157,7 @@ def _cost(axes: "Axes", curves: "Sequence[Curve]", cost: str) -> None:
 
 
 def _references(curves: "Sequence[Curve]") -> "list[tuple[Curve, str | None]]":
-    """Caches that keep every row; settings that differ in what they would leave out have the same."""
+    """Curves whose reference keeps every cache row, with its label. References with equal verdicts are drawn once."""
     from repro.workbench.accuracy import RETENTION
 
     found: list[tuple[Curve, str | None]] = []
@@ -181,7 +181,7 @@ def _look(place: int) -> dict[str, Any]:
 
 
 def _flat(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """As a CSV has it: a number a column. ``names`` are the knobs that tell rows apart."""
+    """Flatten a row for the CSV, with one number per column. ``names`` are the knobs that tell rows apart."""
     found = dict(row)
     for name in ("accuracy", "accuracy_strict"):
         share = found.pop(name) or {}
@@ -196,8 +196,8 @@ def _flat(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def save_capacity_plot(
     path: Path, title: str, rows: Sequence[Mapping[str, Any]], unit: str, is_of_rate: bool
 ) -> tuple[Path, Path]:
-    """A line for each system and card; the Pareto front joins what serves more than anything of as few GPUs. Bars of one number of GPUs,
-    and of the GPUs for a rate."""
+    """Draw a line for each system and card, and the Pareto front: answers that serve more than any with as few GPUs. With a single number
+    of GPUs, or for GPUs at a given rate, draw bars."""
     from matplotlib.figure import Figure
 
     if is_of_rate or len({row["gpus"] for row in rows}) == 1:
@@ -234,7 +234,7 @@ def save_capacity_plot(
 
 
 def pareto(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those that serve more than any of as few GPUs, by GPUs."""
+    """Rows that serve more than all rows with as few GPUs, sorted by GPUs."""
     best: list[Mapping[str, Any]] = []
     for row in sorted((row for row in rows if row["plan"]), key=lambda each: (each["gpus"], -each["rate"])):
         if not best or row["rate"] > best[-1]["rate"]:

@@ -1,4 +1,4 @@
-"""``repro report``: all figures and claims of a folder of results as one page, or the commands behind the claims."""
+"""``repro report``: write all figures and claims of a results folder as one page, or the commands behind the claims."""
 
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +32,7 @@ def report(
     ] = None,
     json: opt.Json = False,
 ) -> None:
-    """Write all figures beside their claims, as one page that needs no network and no other file."""
+    """Write all figures beside their claims, as one page that needs no network and no other files."""
     from repro.reports.artifact import guide as guide_of
     from repro.reports.page import contents, html
 

@@ -1,4 +1,4 @@
-"""The table of ``repro bench`` and ``repro sweep``: what was asked of each run, or of repeats, and what came of it."""
+"""The table of ``repro bench`` and ``repro sweep``: what each run, or group of repeats, was asked, and its results."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from repro.runs.store import StoredRun
 
 _OF_LENGTHS = ("input_len", "gen_length", "length_scale", "model", "script", "longs", "shorts")
-"""Knobs by which requests of a data set differ in length."""
+"""Knobs that change how long a data set's requests are."""
 
 
 class Lengths(NamedTuple):
-    """Mean tokens of a run's prompts and answers, and what the data set's own lengths were multiplied by; named as in JSON."""
+    """Mean tokens of a run's prompts and answers, and the factor on the data set's own lengths. JSON uses the same names."""
 
     mean_prompt_tokens: float | None
     mean_output_tokens: float | None
@@ -35,15 +35,15 @@ def lengths_of(run: StoredRun) -> Lengths:
 
 
 def reading_of(run: StoredRun) -> str | None:
-    """What a baseline's run stands for; None of systems that are what they are."""
+    """Return the reading that a baseline's run stands for; None for systems without readings."""
     if not getattr(SYSTEMS.get(run.cell.system), "has_readings", False):
         return None
-    # A stored measured run names none; a simulated one that names none was made while this was every cell's default.
+    # Stored measured runs name no reading. A simulated run without one was made when this was the default of every cell.
     return str(run.cell.knob_values.get("reading", BaselineKnobs.reading))
 
 
 def lengths_by_dataset(runs: Iterable[StoredRun]) -> Mapping[str, list[Lengths]]:
-    """By data set, one for all runs whose requests are drawn alike."""
+    """Return the lengths by data set, one entry for all runs whose requests are drawn alike."""
     drawn = {
         (run.cell.dataset, *(run.cell.knob_values.get(name) for name in _OF_LENGTHS)): run for run in reversed([*runs])
     }
@@ -58,7 +58,7 @@ def lengths_json(runs: Iterable[StoredRun]) -> dict[str, list[dict[str, float | 
 
 
 def lengths_line(runs: Iterable[StoredRun]) -> str:
-    """For a table with many runs a row."""
+    """One line of lengths, for a table whose rows stand for many runs."""
     said = []
     for dataset, found in lengths_by_dataset(runs).items():
         prompts, outputs = ([each[i] for each in found if each[i] is not None] for i in (0, 1))
@@ -75,8 +75,8 @@ def _span(means: Sequence[float | None]) -> str:
 
 
 def print_runs(rows: Sequence[Sequence[StoredRun]], varied: Sequence[str] = ()) -> None:
-    """One table a family, which shows what only its runs have, and what was asked, as far as they have it. A row is a run, or
-    the repeats of one; ``varied`` are knobs by which rows differ."""
+    """Print one table per family, with the columns that its runs have. A row is a run, or the repeats of one; ``varied`` are the knobs
+    that differ between rows."""
     for family in dict.fromkeys(row[0].family.name for row in rows):
         own = [_Row(row, [lengths_of(run) for run in row]) for row in rows if row[0].family.name == family]
         columns = {title: [said(row) for row in own] for title, said in COLUMNS.items()}
@@ -113,7 +113,7 @@ def model_of(run: StoredRun) -> str:
 
 
 def by_setting(runs: Sequence[StoredRun]) -> list[list[StoredRun]]:
-    """The repeats of each."""
+    """Group runs that are repeats of each other."""
     found: dict[object, list[StoredRun]] = {}
     for run in runs:
         found.setdefault(run.cell.without(BASIS).with_seed(0), []).append(run)
@@ -152,7 +152,7 @@ class _Row(NamedTuple):
         return self.runs[0]
 
     def over(self, of: Callable[[StoredRun], float | None], digits: int = 1, *, scale: float = 1.0) -> str:
-        """A number of the run; of repeats the mean over those that are valid, with its interval."""
+        """Format a number of the run. For repeats, format the mean over the valid ones, with its interval."""
         from repro.runs.statistics import mean_interval
 
         if len(self.runs) == 1:
@@ -221,7 +221,7 @@ def _shown(row: _Row, each: SummaryColumn) -> str:
 
 
 def _predicted(row: _Row, each: SummaryColumn) -> str:
-    """What the simulator said of the run; of the first of repeats."""
+    """Format what the simulator predicted for the run, or for the first of repeats."""
     if (found := row.run.facts["simulated"].get(each.metric)) is None:
         return "-"
     if each.is_share:

@@ -1,4 +1,4 @@
-"""``repro serve`` and ``repro install``: a language model, or another project's server, behind OpenAI's API."""
+"""``repro serve`` and ``repro install``: serve a language model, or install another project's server, behind OpenAI's API."""
 
 import logging
 import shlex
@@ -28,7 +28,7 @@ def _served() -> dict[str, Sequence[type | Some]]:
 
 
 def _usual() -> Mapping[str, object]:
-    """Defaults of a diffusion LLM are its platform's."""
+    """Return defaults as the help shows them: for a diffusion LLM, its platform's."""
     found = dict(of_platform())
     for name in ("max_num_batched_tokens", "max_num_seqs", "gen_length"):
         found[name] = f"{found[name]}; of ar {knobs_of(ArSettings)[name].default}"
@@ -42,14 +42,14 @@ KNOBS = Knobs(_served, without=("model", "tensor_parallel", "profile_every", "lo
 class ServeOptions:
     panel: ClassVar[str] = opt.WHAT
     system: str | None = None
-    """dllm-serve, a sampler under its continuous batching, block-diffusion, or ar for causal models [default: the model's]."""
+    """dllm-serve, a sampler under its continuous batching, block-diffusion, or ar for causal models [default: what fits the model]."""
     platform: str | None = None
     """Platform of a diffusion LLM: cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, or module:NAME."""
     model: str | None = None
     """Checkpoint directory or hub id of a LLaDA, Dream, LLaDA2, SDAR, Fast-dLLM v2, Qwen2, Qwen3, Llama or Mistral;
     'tiny', 'tiny-long', 'tiny-far', 'tiny-roll', 'tiny-block' or 'tiny-canvas'; or a shape (llada-8b, dream-7b, qwen2.5-7b, qwen3-8b, tiny-qwen2) with --weights random."""
     served_model_name: str | None = None
-    """What requests call it [default: the model]."""
+    """The name that requests call the model by [default: the model]."""
 
     @property
     def chosen(self) -> str:
@@ -92,7 +92,7 @@ def serve(
     given: Annotated[Given, KNOBS],
     knob: opt.KnobTexts = None,
 ) -> None:
-    """Serve completions and chat over HTTP until SIGTERM or Ctrl-C. Settings of a generation are the defaults of requests."""
+    """Serve completions and chat over HTTP until SIGTERM or Ctrl-C. Generation options set the defaults of requests."""
     from engines.server.run import run
 
     settings = ServerSettings(**listening, api_key=api_key, allow_origin=tuple(allow_origin or ()))
@@ -140,8 +140,8 @@ def install(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, and run none.")] = False,
 ) -> None:
-    """Install a server into a virtual environment of its own: .venv-SERVER, here or in REPRO_SERVERS_DIR. The same command
-    again finishes what was interrupted, and does nothing where all is done."""
+    """Install a server into its own virtual environment: .venv-SERVER, here or in REPRO_SERVERS_DIR. The same command again finishes an
+    interrupted install, and does nothing if all is done."""
     from repro.families.servers import environment_of
 
     environment = environment_of(server, device)
@@ -150,7 +150,7 @@ def install(
             print(shlex.join(command))
         say(f"{server}: {environment.folder}, {environment.cost}", file=sys.stderr)
         return
-    # What installers print goes where progress goes.
+    # Installers print to stderr, like our own progress.
     environment.install(
         lambda command: subprocess.run(command, stdout=sys.stderr.fileno()).returncode,
         lambda line: say(line, file=sys.stderr),

@@ -1,4 +1,4 @@
-"""Running a list of cells with progress, resume and a verdict, and data files that a user names; shared by the commands that run anything."""
+"""Run a list of cells with progress, resume and verdicts, and read data files that a user names. Shared by several commands."""
 
 import logging
 import os
@@ -25,8 +25,8 @@ MAX_WARNED = 3
 def sweep_of(
     cells: Sequence[Cell], store: "Store", *, force: bool = False, will_run: bool = True, pool: "Pool | None" = None
 ) -> "Sweep":
-    """Every cell is checked, and looked up in the store. What needs no work comes first: a device that is missing, where
-    runs are to be made on it."""
+    """Check every cell, and look it up in the store. Cheap checks come first: if runs will be made, a missing device is refused at
+    once."""
     from repro.runs.experiment import check_device, prepare_all
     from repro.runs.progress import preparing
     from repro.runs.sweep import Sweep
@@ -40,7 +40,7 @@ def sweep_of(
 def run_sweep(
     sweep: "Sweep", *, continue_on_error: bool = False, out_dir: Path | None = None, jobs: int | None = None
 ) -> "list[CellOutcome]":
-    """``out_dir``: where figures of the runs will go."""
+    """Run the cells of a sweep. ``out_dir``: the folder for figures of the runs."""
     from repro.runs.progress import sweep_progress
 
     sweep.check(out_dir)
@@ -49,7 +49,7 @@ def run_sweep(
     ending: list[CellEvent] = []
 
     def on_event(event: "CellEvent") -> None:
-        # What ends the sweep is raised, and said once.
+        # A failure that ends the sweep is raised, so that we say it once.
         (ending.append if event.kind == "failed" and not continue_on_error else progress.on_event)(event)
 
     with sweep_progress(sweep.num_cells) as progress:
@@ -70,14 +70,14 @@ def run_sweep(
 
 
 def held_alike(cells: Sequence[Cell], varied: Sequence[str]) -> list[Cell]:
-    """The cells with one search for those that differ in ``varied`` knobs alone; each is told on stderr."""
+    """Give cells that differ only in ``varied`` knobs one common search, and tell each search on stderr."""
     from repro.runs.tuning import held
 
     return held(cells, varied, lambda text: say(text, file=sys.stderr))
 
 
 def say_what_runs(sweep: "Sweep") -> None:
-    """Before several measured runs begin: how many there are; and before searches do, how long they take."""
+    """Before measured runs begin, print how many there are; before searches begin, print how long they take."""
     from repro.runs.tuning import Tuned, search_said
 
     searches = [each.deployment.cell.with_seed(0) for each in sweep.to_run if isinstance(each.deployment, Tuned)]
@@ -92,7 +92,7 @@ def say_what_runs(sweep: "Sweep") -> None:
 
 
 def say_what_ran(outcomes: "Sequence[CellOutcome]", root: Path) -> None:
-    """Runs done, reused and why, on stderr."""
+    """Print on stderr how many runs were done and reused, and why."""
     for line in what_ran(outcomes, root):
         say(line, file=sys.stderr)
 
@@ -132,18 +132,18 @@ def _search_made(run: "StoredRun") -> str:
 
 
 def is_failure(outcome: "CellOutcome") -> bool:
-    """Whether a run failed, or its numbers may not be used."""
+    """Whether a run failed, or is INVALID."""
     return outcome.status == "failed" or (outcome.run is not None and not outcome.run.validity.valid)
 
 
 def require_folders(cells: Sequence[Cell], store: "Store", figure: str, command: str) -> None:
-    """``require_runs`` of what needs no look at the requests: whether there is such a run at all."""
+    """Like ``require_runs``, but cheaper: it refuses cells for which the store has no run at all, without drawing their requests."""
     if missing := store.surely_missing(cells):
         raise _missing(len(missing), len(cells), f"{missing[0].folder_prefix}: not stored", figure, command)
 
 
 def require_runs(sweep: "Sweep", figure: str, command: str) -> None:
-    """Refuse to go on where a run is missing; ``command`` makes them."""
+    """Refuse to continue if a run is missing; ``command`` makes the runs."""
     if missing := sweep.missing:
         raise _missing(
             len(missing), sweep.num_cells, f"{missing[0].folder_name}: {sweep.why(missing[0])}", figure, command
@@ -157,7 +157,7 @@ def _missing(num_missing: int, num_cells: int, first: str, figure: str, command:
 
 
 def require_alike(runs: "Iterable[StoredRun]", what: str) -> None:
-    """Refuse to compare runs that were measured on unlike machines."""
+    """Refuse to compare runs that were measured on different machines."""
     from repro.runs.provenance import unlike
 
     for name, values in unlike([run.machine for run in runs if run.machine is not None]).items():
@@ -168,13 +168,13 @@ def require_alike(runs: "Iterable[StoredRun]", what: str) -> None:
 
 
 _MALFORMED = (AttributeError, EOFError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
-"""What reading a file of another shape than expected raises."""
+"""Errors that come from reading a file with an unexpected shape."""
 
 
 @contextmanager
 def readable(option: str, path: Path | None, datasets: Iterable[str]) -> Iterator[None]:
-    """The body works with the file, if there is one. Where it fails and reading the file alone fails too, that is said of the
-    file; any other failure is the program's."""
+    """The body works with the file, if there is one. If the body fails and reading the file alone fails too, we blame the file. We raise
+    any other failure unchanged."""
     if path is None:
         yield
         return
@@ -190,8 +190,8 @@ def readable(option: str, path: Path | None, datasets: Iterable[str]) -> Iterato
 
 
 def _read(option: str, path: Path, dataset: str) -> None:
-    """Read the file as the data set's card says, where there is a card here. What the file's content makes fail is refused with its
-    name."""
+    """Read the file as the data set's card says, if we have its card. Failures that come from the file's content become a UserError that
+    names it."""
     from repro.workloads import conversations, recorded, sessions
     from repro.workloads.card import find_local
     from repro.workloads.dataset import known_datasets, load_card
@@ -217,13 +217,13 @@ def _read(option: str, path: Path, dataset: str) -> None:
 
 
 def check_regular(option: str, path: Path) -> None:
-    """Refuse what cannot be read as a file. Whether there has to be one is the reader's to say."""
+    """Refuse a path that cannot be read as a file. A missing file is for the reader to refuse."""
     if os.path.lexists(path):
         open_file(option, path).close()
 
 
 def data_of(experiments: "Iterable[Experiment]") -> Iterator[str]:
-    """What was made of data sets' own rows, some of which are cut, clipped or repeated; nothing of generated ones."""
+    """Describe how data sets' own rows were used, as some are cut, clipped or repeated. Generated data sets need no description."""
     by_workload = {id(each.workload): each for each in experiments}
     said = []
     for experiment in by_workload.values():

@@ -1,4 +1,4 @@
-"""``repro reproduce --tier``: commands of the artifact guide, one after the other, and what came out beside what is committed."""
+"""``repro reproduce --tier``: run commands of the artifact guide one after the other, and compare the results with the committed ones."""
 
 import math
 import sys
@@ -32,7 +32,7 @@ from repro.reports.paper import read_claims
 from repro.runs.store import Store
 
 SAME = 1e-6
-"""Relative difference of numbers that are the same: processors differ in the last places."""
+"""Relative difference up to which numbers count as the same, as processors differ in the last digits."""
 
 
 def run_tier(tier: TierName, result_dir: Path | None, jobs: int | None, *, force: bool, json: bool) -> None:
@@ -72,7 +72,7 @@ def run_tier(tier: TierName, result_dir: Path | None, jobs: int | None, *, force
 
 
 def _options(command: str, result_dir: Path | None, jobs: int | None, *, force: bool) -> list[str]:
-    """Options that the user gave, as far as the command takes them."""
+    """The user's options that this command takes."""
     name, *words = command.split()[1:]
     folder = [] if result_dir is None else ["--result-dir", str(result_dir)]
     if name not in ("reproduce", "claims"):
@@ -83,7 +83,7 @@ def _options(command: str, result_dir: Path | None, jobs: int | None, *, force: 
 
 
 def _compared(chosen: Sequence[str], store: Store) -> list[dict[str, Any]]:
-    """Claims that the commands answer: a row each, with what is committed."""
+    """Return a row for each claim that the commands answer, with our verdict and the committed one."""
     wanted = {each.claim.id: each for command, each in committed() if command and {*command.split(" && ")} <= {*chosen}}
     drawn = {
         figure(words[2]).name

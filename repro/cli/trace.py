@@ -1,4 +1,4 @@
-"""``repro trace``: what a file of requests or sessions holds, before anything serves it."""
+"""``repro trace``: what a file of requests or sessions holds, before you serve it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,15 +26,15 @@ _BIN_S = 60.0
 class ReadAs(Checked):
     panel: ClassVar[str] = opt.WORKLOAD
     columns: str | None = None
-    """Which of the file's columns is what, as repro bench takes it."""
+    """Which column of the file holds what, as repro bench takes it."""
     time_unit: TimeUnit | None = None
-    """Unit of the file's times, where its columns do not say it: s, ms, us or ns."""
+    """Unit of the file's times, if its columns do not tell it: s, ms, us or ns."""
     sort: bool = False
     """Sort the file's rows by their times."""
     gen_length: Tokens | None = None
-    """Tokens of the answers that the file tells no length of."""
+    """Length in tokens of answers whose length the file does not tell."""
     cache_blocks: list[int] | None = None
-    """Blocks that a prefix cache holds, in the file's own; several times [default: 1000, 10000, 50000]."""
+    """Size of a prefix cache, in the file's own blocks; several times [default: 1000, 10000, 50000]."""
 
 
 def trace(
@@ -46,7 +46,7 @@ def trace(
     read: ReadAs,
     json: opt.Json = False,
 ) -> None:
-    """A file's window of time, rates and lengths, and what a prefix cache could spare of its prompts."""
+    """Show a file's time window, rates and lengths, and how much of its prompts a prefix cache could reuse."""
     from repro.workloads.table import read_trace
 
     check_regular("file", file)
@@ -66,7 +66,7 @@ def trace(
 
 
 def facts_of(trace: Trace, sizes: Sequence[int]) -> dict[str, Any]:
-    """What the trace holds, as JSON has it; ``sizes`` are those of caches, in blocks."""
+    """Return the facts of a trace, as JSON holds them; ``sizes`` are cache sizes in blocks."""
     rounds = [each for session in trace.sessions for each in session.rounds]
     answers = [each.decode_tokens for each in rounds if each.decode_tokens is not None]
     return {
@@ -92,7 +92,7 @@ def _unsorted(trace: Trace) -> list[str]:
 
 
 def _times_of(trace: Trace) -> dict[str, Any] | None:
-    """The times of the sessions; None where they have none, or the unit of theirs is not said."""
+    """Facts about the arrival times of sessions; None if there are no times, or their unit is unknown."""
     times = sorted(each.arrival_s for each in trace.sessions if each.arrival_s is not None)
     if trace.time is None or trace.unclear is not None or not times:
         return None
@@ -112,7 +112,7 @@ def _times_of(trace: Trace) -> dict[str, Any] | None:
 
 
 def _reuse_of(trace: Trace, sizes: Sequence[int]) -> dict[str, Any] | None:
-    """What caches would spare of prompts that come one after the other in the file's order; None without names of blocks."""
+    """How much of the prompts caches would reuse, with prompts in the file's order. None if the file names no blocks."""
     block, prompts = None, []
     for session in trace.sessions:
         if session.prefix is None:
