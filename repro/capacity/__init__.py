@@ -1,1 +1,1 @@
-"""Capacity: the largest rate a deployment serves under objectives, and the fewest GPUs that serve a rate, by simulation."""
+"""Capacity: find, by simulation, the largest rate a deployment serves under objectives, or the fewest GPUs that serve a rate."""

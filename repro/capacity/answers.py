@@ -1,16 +1,16 @@
-"""The answers to a question, of all sites and sizes.
+"""Answers to a capacity question, for all sites and sizes.
 
-Those of a site come one after the other, small sizes first, as each search begins where the answer before says. Sites are searched side
-by side, by processes that share nothing, so that no answer hangs on how many there are.
+We find a site's answers one after the other, small sizes first, because each search begins where the last answer suggests. Sites are
+searched in parallel, by processes that share nothing, so no answer depends on how many processes there are.
 
-The search (``repro.runs.tuning.settled``): plans that bounds leave are raced at rates of a lattice, (1 + resolution) to whole powers;
-then those that differ from the best in one choice. A choice that cost a plan ``GAP``, or changed nothing, is not tried with others again
-that are alike (``Plan.has_share_of``).
+The search (``repro.runs.tuning.settled``) races the plans that bounds leave, at rates of a lattice, (1 + resolution) to whole powers.
+Then it races plans that differ from the best in one choice. A choice that cost a plan ``GAP``, or changed nothing, is not tried again
+with plans that are alike (``Plan.has_share_of``).
 
-Whether a plan serves a rate is asked of simulations with the same sessions, in the same pattern of arrivals, at every rate and on every
-plan, and is taken to be monotone in the rate. Then a plan that fails one step above the best so far cannot be better, which takes one
-simulation of one seed in most cases, and only plans that pass are searched further. How far a run is from its limits says where to look
-next, which is exact of the load; the answer does not hang on it. The end of each bracket is simulated with all seeds.
+Simulations tell whether a plan serves a rate. They use the same sessions, in the same pattern of arrivals, at every rate and for every
+plan. We assume that serving is monotone in the rate: a plan that fails one step above the best so far cannot be better. To see that takes
+one simulation of one seed in most cases, and we search only plans that pass. How far a run is from its limits tells where to look next.
+That is exact for the load, and the answer does not depend on it. We simulate the end of each bracket with all seeds.
 """
 
 import math
@@ -32,32 +32,32 @@ from repro.runs.tuning import BEAM, Choices, settled
 
 P = TypeVar("P")
 LEAST_RATE, MOST_RATE = 1e-4, 1e6
-"""Requests/s that are looked at."""
+"""The lowest and the highest rate that we look at, in requests/s."""
 HOPELESS = 0.01
-"""Share of the rate where a search begins: a plan that does not serve so much less, at which hardly anything waits, serves nothing."""
+"""Share of a search's first rate at which it ends: hardly anything waits there, so a plan that does not serve it serves nothing."""
 NEAR = 4
-"""Steps below a failure within which a search need not ask first whether anything is served at all, nor of another plan."""
+"""When the stride of a search downwards reaches this many steps, it asks first whether the lowest rate is served at all."""
 FEW_GPUS = 16
-"""GPUs above which choices are looked for around the best plan alone: a simulation takes as long as there are many."""
+"""With more GPUs than this we search only around the best plan, because simulations of many GPUs are slow."""
 ALONE = 2
-"""Axes without a default that are searched together, before others: deployments and their steps."""
+"""How many axes without a default we search jointly, before the others: deployments and their steps."""
 GAP = 1.2
-"""Times less that a choice makes a plan serve, above which it is not tried with others again; and times less than the best that plans
-serve of which this is told at most."""
+"""If a choice makes plans serve this many times less, we do not try it with other choices again. We tell the rate of the next best plan
+only down to this factor below the best."""
 LATENCY = 6
-"""About how many times as fast as the rate a latency rises beyond its limit."""
+"""Beyond its limit, a latency rises about this many times as fast as the rate."""
 GUARD = 0.8
-"""Share of the rate that was found: a plan that does not serve so much less is not monotone, which is said."""
+"""Share of the rate found that a plan must serve too; if it does not, we report it as not monotone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lattice:
-    """Rates a step apart: ``resolution`` 0.05 makes each 1.05 times the last."""
+    """A lattice of rates: with ``resolution`` 0.05, each rate is 1.05 times the one before."""
 
     resolution: float
 
     def rate(self, step: int) -> float:
-        """Four digits, so that what is printed is what was simulated."""
+        """Return the rate of a step, rounded to four digits so that what we print is what was simulated."""
         return float(f"{(1 + self.resolution) ** step:.4g}")
 
     def step(self, rate: float) -> int:
@@ -70,31 +70,31 @@ class Lattice:
         return step
 
     def steps(self, ratio: float) -> float:
-        """About so many lie between rates of which one is ``ratio`` times the other."""
+        """About how many steps lie between two rates whose ratio is ``ratio``."""
         if ratio == 0:
             return -math.inf
         return math.log(ratio) / math.log1p(self.resolution)
 
     def ends(self, start: float) -> tuple[int, int]:
-        """The steps that a search from about this rate looks at."""
+        """The first and last step of a search that begins near this rate."""
         return self.step(max(HOPELESS * start, LEAST_RATE)), self.step(MOST_RATE)
 
 
 Margin = Callable[[P, int, bool], float]
-"""About how many steps higher a plan serves too; negative where it does not serve this one. Of all seeds, or of the first alone."""
+"""About how many steps higher a plan still serves; negative if it does not serve this step. True asks all seeds, False the first."""
 
 
 class LeastPlan(NamedTuple, Generic[P]):
     plan: P
     step: int
-    """It serves the rate of this step, and not that of the next."""
+    """The plan serves the rate of this step, and not that of the next."""
     is_monotone: bool
 
 
 def climb(margin: Callable[[int], float], start: int, ends: tuple[int, int]) -> int | None:
-    """The step that is served where the next is not, near ``start``: where margins put it until it is passed, at strides that double,
-    then between the two that are known. The last of ``ends`` where it is served, None where the first is not, which is asked for
-    once ``NEAR`` steps down have failed."""
+    """Return the step near ``start`` that is served while the next is not. First we step as far as margins tell, at strides that double.
+    Once a served and an unserved step are known, we search between them. Returns the last of ``ends`` if it is served, and None if the
+    first is not, which we ask once strides down reach ``NEAR``."""
     lowest, highest = ends
     low, high = lowest - 1, highest + 1
     known: dict[int, float] = {}
@@ -108,7 +108,7 @@ def climb(margin: Callable[[int], float], start: int, ends: tuple[int, int]) -> 
         else:
             stride = 2 ** max(0, num_moves - 1)
             num_moves += 1
-            # No further than there is: margins may be infinite.
+            # Stay within the ends: margins may be infinite.
             far = math.floor(min(max(found, lowest - highest), highest - lowest))
             if found >= 0:
                 at += max(stride, far)
@@ -119,7 +119,7 @@ def climb(margin: Callable[[int], float], start: int, ends: tuple[int, int]) -> 
 
 
 def _crossing(low: int, high: int, known: Mapping[int, float]) -> int:
-    """The last step that is served, were margins between the two on a line."""
+    """Estimate the last step that is served, with margins on a line between the two steps."""
     above, below = known[low], known[high]
     if not math.isfinite(above - below):
         return (low + high) // 2
@@ -127,7 +127,7 @@ def _crossing(low: int, high: int, known: Mapping[int, float]) -> int:
 
 
 Race = Callable[[Sequence[P], tuple[P, int] | None], tuple[P, int] | None]
-"""Which of some plans, or the best so far, serves most: with the step that it serves."""
+"""Returns which of some plans, or the best so far, serves most, with the step that it serves."""
 
 
 def largest(
@@ -138,9 +138,9 @@ def largest(
     start: float,
     is_behind: Callable[[P, P], bool] = lambda plan, best: False,
 ) -> LeastPlan[P] | None:
-    """The plan that serves the largest rate of those that ``searched`` asks a race of; the first of equals. ``most`` is a rate that no
-    run of a plan exceeds, ``start`` where it is looked for first. A plan that ``is_behind`` the best so far is not simulated. None where
-    no plan serves any rate."""
+    """Return the plan that serves the largest rate, of those that ``searched`` asks a race of; the first one wins ties. ``most`` bounds
+    the rate of any run of a plan, and ``start`` is the first rate tried. A plan that ``is_behind`` the best so far is not simulated. None
+    if no plan serves any rate."""
     (lowest, highest), begin = lattice.ends(start), lattice.step(start)
     lasts: dict[P, int] = {}
 
@@ -159,7 +159,7 @@ def largest(
 
     best = searched(race)
     if best is not None:
-        # Of all seeds it may be a little less, or more, whatever margins say, and what lost to it of one seed be more.
+        # With all seeds the step may be lower or higher, whatever margins say, and a plan that lost with one seed may win.
         plan, near = best
         step = climb(lambda at: min(max(of_all(plan, at), -1.0), 1.0), near, (lowest, lasts[plan]))
         best = None if step is None else (plan, step)
@@ -179,8 +179,8 @@ def _raced(
     margin: Callable[[P, int], float],
     is_behind: Callable[[P, P], bool],
 ) -> tuple[P, int] | None:
-    """The best so far, or a plan that serves a step more, or stands before it and serves as much. ``lasts`` are the steps of plans
-    above which they serve nothing."""
+    """Return the best so far, or a plan that serves a step more, or one that comes earlier and serves as much. ``lasts`` holds the last
+    step that each plan may serve."""
     known = None if best is None else best[0]
     is_before, is_hopeless = known in lasts, False
     for plan, last in lasts.items():
@@ -200,8 +200,8 @@ def _raced(
 
 
 def fewest(sizes: Sequence[int], serving: Callable[[int], P | None]) -> tuple[int, P] | None:
-    """The smallest of ``sizes``, in rising order, that something serves, and what: by halving, first of powers of two, whose workers
-    are as large as may be, then of the sizes below. Smaller ones are taken to be too small. None where the largest has nothing."""
+    """Return the smallest of ``sizes`` (rising) that something serves, and what. We bisect first among powers of two, whose workers can
+    be largest, then among the sizes below. We assume that sizes below a failing one fail too. None if the largest has nothing."""
     found: dict[int, P | None] = {}
 
     def is_served(size: int) -> bool:
@@ -222,7 +222,7 @@ def fewest(sizes: Sequence[int], serving: Callable[[int], P | None]) -> tuple[in
 
 
 FEW_SESSIONS = 1000
-"""Sessions of all seeds and sizes together, below which another process costs more than it saves."""
+"""With fewer sessions than this, over all seeds and sizes, another process costs more than it saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,16 +230,16 @@ class Answer:
     site: Site
     gpus: int
     plan: Plan | None
-    """None where no plan serves any rate, or the one that was asked for."""
+    """None if no plan serves any rate, or none serves the rate asked for."""
     rate: float | None
     at: Verdict | None
-    """At the rate."""
+    """The verdict at the rate."""
     binds: str | None
-    """The objective, or the load, that is beyond its limit a step above, or at the lowest rate where none is served; for a rate that
-    was asked for, the one nearest to its limit."""
+    """The objective, or the load, that is beyond its limit one step above, or at the lowest rate if none is served. For a given rate, it
+    is the one nearest to its limit."""
     is_monotone: bool = True
     next_best: tuple[Plan, float] | None = None
-    """The likeliest other plan that was simulated, and the rate that it serves; not where a rate was asked for."""
+    """The likeliest other plan that was simulated, and the rate that it serves. None if a rate was asked for."""
     num_plans: int
     num_simulated: int
     num_runs: int
@@ -250,9 +250,9 @@ class Trials:
     site: Site
     _made: dict[tuple[Plan, float, int], Sample] = field(default_factory=dict)
     _lost: dict[Plan, float] = field(default_factory=dict)
-    """A rate of which the first seed alone says that a plan does not serve it, nor more."""
+    """By plan, a rate that the first seed alone shows to be too high."""
     about: dict[Plan, float] = field(default_factory=dict)
-    """About the step that each plan serves, by its runs."""
+    """By plan, about the step that it serves, estimated from its runs."""
 
     def sample(self, plan: Plan, rate: float, seed: int) -> Sample:
         key = plan, rate, seed
@@ -261,7 +261,7 @@ class Trials:
         return self._made[key]
 
     def seen(self, plan: Plan, rate: float, is_whole: bool) -> Verdict:
-        """Ask all seeds or the first alone; no more of them are run than it takes to know that the rate is not served."""
+        """Judge a rate by all seeds, or by the first alone. We run no more seeds than needed to see that the rate is not served."""
         num = self.site.num_seeds if is_whole else 1
         samples: list[Sample] = []
         for seed in range(num):
@@ -279,15 +279,15 @@ class Trials:
         if seen.serves:
             self.about[plan] = max(step, self.about.get(plan, -math.inf))
         else:
-            # The load rises as the rate.
+            # The load rises in proportion to the rate.
             self.about[plan] = step - max(lattice.steps(seen.ratios[LOAD]), -margin / LATENCY)
         if not seen.serves and is_lost([self.sample(plan, rate, 0)], self.site.objectives, 1.5):
             self._lost[plan] = rate
         return margin
 
     def is_behind(self, plan: Plan, best: Plan, lattice: Lattice) -> bool:
-        """Whether one of the choices in which a plan differs from the best cost others ``GAP`` wherever it was tried, or changed no
-        number. What was tried on plans that serve much less than the best tells nothing."""
+        """Whether a plan differs from the best by a choice that cost others ``GAP`` wherever it was tried, or changed no number. Trials
+        on plans that serve much less than the best do not count."""
         about = {each.choices: step for each, step in self.about.items()}
         if plan.choices in about:
             return False
@@ -299,7 +299,7 @@ class Trials:
                 instead = about.get((*each.choices[:place], usual, *each.choices[place + 1 :]), -math.inf)
                 if own == usual or each.choices[place] != own or max(step, instead) < least or instead == -math.inf:
                     continue
-                # Nothing on one worker may be much on several, and little where most prefill much where most decode.
+                # No effect on one worker may be a large one on several; the same holds for mostly prefill and mostly decode.
                 same = each.choices[0] == plan.choices[0] or (instead != step and each.has_share_of(plan))
                 if same if place else each.is_mixed == plan.is_mixed:
                     costs.append(instead - step)
@@ -308,18 +308,18 @@ class Trials:
         return False
 
     def likely(self) -> list[Plan]:
-        """Those that were simulated, by about the step that each serves."""
+        """Simulated plans, the one with the highest estimated step first."""
         return sorted(self.about, key=lambda plan: -self.about[plan])
 
     def verdict(self, plan: Plan, rate: float) -> Verdict:
-        """Judged by the seeds that were run, at least the first."""
+        """Judge a rate by the seeds that were run. We run the first seed if none was."""
         self.sample(plan, rate, 0)
         keys = [(plan, rate, seed) for seed in range(self.site.num_seeds)]
         return judged([self._made[key] for key in keys if key in self._made], self.site.objectives)
 
     @property
     def plans(self) -> list[Plan]:
-        """Those that were simulated."""
+        """Plans that were simulated."""
         return [*dict.fromkeys(plan for plan, _, _ in self._made)]
 
     @property
@@ -339,7 +339,7 @@ class Trials:
 
 
 def largest_rate(site: Site, gpus: int, lattice: Lattice, start: float | None = None) -> Answer:
-    """``start`` is about the rate, where another answer tells."""
+    """Find the largest rate; ``start`` is about that rate, if another answer tells."""
     trials, ranked = Trials(site=site), site.ranked(gpus, None)
     begin = start or ranked.start
     lowest, highest = lattice.ends(begin)
@@ -425,14 +425,14 @@ class Search:
     question: Question
     sizes: Sizes
     rate: float | None
-    """Asked for with the fewest GPUs; None asks for the largest of each size."""
+    """The rate for which to find the fewest GPUs; None finds the largest rate of each size."""
     resolution: float
 
     def answers(
         self, sites: Sequence[Site], advance: Callable[[], object], num_processes: int | None = None
     ) -> list[Answer]:
-        """Best first. ``advance`` is called for each, ``num_processes`` None leaves to the machine and the work. Raises the error of
-        the first site that has one."""
+        """Return the answers, best first. ``advance`` is called for each. With ``num_processes`` None, we choose by the machine and the
+        work. Raises the error of the first site that has one."""
         sizes = [self._sizes(site) for site in sites]
         num = num_processes or min(usable_cores(), len(sites))
         num_prompts, num_seeds = self.question.num_prompts, self.question.num_seeds
@@ -447,7 +447,7 @@ class Search:
         else:
             try:
                 with worker_processes(num) as pool:
-                    with held():  # the first ones start the processes
+                    with held():  # the first submissions start the processes
                         futures = [pool.submit(self._answers_of, *each) for each in zip(sites, sizes, strict=True)]
                     for future in futures:
                         own_answers = future.result()
@@ -472,12 +472,12 @@ class Search:
         return found
 
     def _sizes(self, site: Site) -> list[tuple[int, ...]]:
-        """Numbers of GPUs by the answers that are of them."""
+        """For each answer, the numbers of GPUs that it may have."""
         return [self.sizes.fitting(site)] if self.rate is not None else [(gpus,) for gpus in self.sizes.halved(site)]
 
     def _answer(self, site: Site, gpus: Sequence[int], start: float | None) -> Answer:
-        """The answer of one size, or of the fewest of several; ``start`` is about the rate, where another answer tells. A burst's is
-        sought once more, with the most requests of a run, unless their number was asked for."""
+        """Answer for one size, or find the fewest of several. ``start`` is about the rate, if another answer tells. If arrivals were a
+        burst, we search again with the most requests of a run, unless their number was given."""
         num_prompts, rate = self.question.num_prompts, self.rate
         sized = site.of_size(gpus[-1], start if rate is None else rate, num_prompts)
         answer = self._answer_of_sized(sized, gpus, start)

@@ -1,7 +1,7 @@
-"""Objectives of a capacity: ``ttft:p95:2000 itl:p95:50``, the metric, the percentile that has to keep the limit, and the limit in ms.
+"""Objectives of a capacity, like ``ttft:p95:2000 itl:p95:50``: metric, percentile that has to keep the limit, and limit in ms.
 
-As at the client of a server, each round of a session is a request. TTFT runs from when a round was ready to its first token, E2EL to its
-last. ITL has two names: ``itl-gap`` (or ``itl``) is every gap between tokens of every round, ``itl-request`` (or ``tpot``) is the mean gap of
+Like at a server's client, each round of a session is a request. TTFT runs from when a round was ready to its first token, E2EL to its last.
+ITL has two names: ``itl-gap`` (or ``itl``) is every gap between tokens of every round, ``itl-request`` (or ``tpot``) is the mean gap of
 each round.
 """
 
@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 MOST_LIMIT_MS = 1e9
-"""As the longest of a good request (``--goodput``)."""
+"""The largest limit, as for good requests (``--goodput``)."""
 EXAMPLE = "'ttft:p95:2000 itl:p95:50'"
 _WORD = re.compile(r"([a-z0-9-]+):p(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)")
 
@@ -38,12 +38,12 @@ class Objective:
 
     @property
     def fewest(self) -> int:
-        """Samples that put one beyond the percentile; 1 of the maximum."""
+        """The fewest samples of which one lies beyond the percentile; 1 for the maximum."""
         return 1 if self.percentile == 100 else math.ceil(round(100 / (100 - self.percentile), 6))
 
 
 def parse_objectives(text: str, metrics: Sequence[str] = METRICS) -> tuple[Objective, ...]:
-    """Raises UserError for what is none, or of a metric that is not among ``metrics``, which a system has."""
+    """Parse objectives. Raises UserError for text that is no objective, or a metric not among ``metrics``, which the system has."""
     found: dict[tuple[str, float], Objective] = {}
     for word in text.split():
         match = _WORD.fullmatch(word)
@@ -72,12 +72,12 @@ def parse_objectives(text: str, metrics: Sequence[str] = METRICS) -> tuple[Objec
 
 
 def tightest(objectives: Sequence[Objective], *metrics: str) -> float | None:
-    """The least limit of these metrics, in seconds."""
+    """The smallest limit of these metrics, in seconds; None if they have none."""
     return min((each.limit_s for each in objectives if each.metric in metrics), default=None)
 
 
 class Times(NamedTuple):
-    """``values[i]`` seconds, ``counts[i]`` times, at least once each; what never came took for ever."""
+    """Samples of times: ``values[i]`` seconds, ``counts[i]`` times, at least once each. Times that never came are infinite."""
 
     values: Floats
     counts: Ints
@@ -98,13 +98,13 @@ class Times(NamedTuple):
         return int(self.counts[self.values > limit_s].sum())
 
     def percentile(self, percentile: float) -> float | None:
-        """Interpolates linearly between order statistics, as numpy does and as ``repro bench`` reports; None of nothing."""
+        """Interpolate linearly between order statistics, as numpy and ``repro bench`` do; None without samples."""
         num = self.num
         if not num:
             return None
         place = (num - 1) * percentile / 100
         below = int(np.floor(place))
-        # Those from there on are among as many of the largest, as each counts at least once.
+        # The samples from rank ``below`` on are among that many largest values, as each value counts at least once.
         least = max(0, len(self.values) - (num - below))
         largest = np.argpartition(self.values, least)[least:]
         order = largest[np.argsort(self.values[largest])]
@@ -119,48 +119,48 @@ class Times(NamedTuple):
 
 
 LOAD = "load"
-"""What binds where work comes faster than it is done, so that latencies grow with the length of a run."""
+"""Name of the limit that binds if work comes faster than it is done, so that latencies grow with the length of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     times: Mapping[str, Times]
-    """By metric."""
+    """Samples by metric."""
     num_rounds: int
     num_good: int
-    """Rounds that keep the limit of every objective, with the P95 of their own gaps where it is of ITL."""
+    """Rounds that keep the limit of every objective; an ITL objective is kept by the P95 of their own gaps."""
     num_sessions: int
     num_good_sessions: int
-    """Sessions of which every round is good; where turns are served, turns."""
+    """Sessions in which every round is good; if turns are served, turns."""
     longest_s: float
     """The longest TTFT."""
     load: float
-    """Above 1 the run is none that could go on."""
+    """How busy the system is; above 1 it cannot keep up."""
     span_s: float
-    """From the first arrival to the last."""
+    """Seconds from the first arrival to the last."""
     stay_s: float
-    """Mean time of a session, or of a turn, from its arrival to its end."""
+    """Mean seconds of a session, or of a turn, from its arrival to its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the runs of some seeds say together of a plan at a rate."""
+    """The joint verdict of some seeds' runs on a plan at a rate."""
 
     ratios: Mapping[str, float]
-    """By objective, and of the load: how many times its limit a percentile is."""
+    """By objective, and for the load: the percentile divided by its limit."""
     values: Mapping[str, float | None]
-    """Seconds, by objective."""
+    """Percentiles in seconds, by objective; None without samples."""
     attainment: float
-    """Share of rounds that keep every limit themselves."""
+    """Share of rounds that keep every limit."""
     session_attainment: float
-    """Share of sessions of which every round does."""
+    """Share of sessions in which every round does."""
     longest_s: float
     stays: float
-    """How many times as long as a session arrivals last; the fewest of any seed."""
+    """How many times as long as a session the arrivals last; the smallest of any seed."""
 
     @property
     def worst(self) -> float:
-        """How many times its limit is what is nearest to it, or farthest beyond."""
+        """The largest ratio of a value to its limit; above 1, a limit is missed."""
         return max(self.ratios.values())
 
     @property
@@ -169,12 +169,12 @@ class Verdict:
 
     @property
     def binds(self) -> str:
-        """What is nearest to its limit, or farthest beyond."""
+        """The objective, or the load, with the largest ratio to its limit."""
         return max(self.ratios, key=lambda name: self.ratios[name])
 
 
 def judged(samples: Sequence[Sample], objectives: Sequence[Objective]) -> Verdict:
-    """Percentiles are of the rounds of all seeds together; the load is that of the busiest seed."""
+    """Judge some seeds together. Percentiles are over the rounds of all seeds, and the load is that of the busiest seed."""
     values = {
         str(each): Times.joined([sample.times[each.metric] for sample in samples]).percentile(each.percentile)
         for each in objectives
@@ -192,12 +192,12 @@ def judged(samples: Sequence[Sample], objectives: Sequence[Objective]) -> Verdic
 
 
 SPARE = 1.1
-"""Rounds of a seed whose sessions are drawn from a file, over those of another: no more than this."""
+"""If sessions come from a file, one seed has at most this many times the rounds of another."""
 
 
 def is_lost(samples: Sequence[Sample], objectives: Sequence[Objective], num_seeds: float) -> bool:
-    """Whether the seeds that are left can no longer make up for these: more times are beyond a limit than its percentile allows of
-    all together. Then these alone do not serve either."""
+    """Whether the remaining seeds cannot make up for these: more times are beyond a limit than its percentile allows for all seeds
+    together. Then these seeds alone do not serve either."""
     if any(sample.load > 1 for sample in samples):
         return True
     for each in objectives:

@@ -1,4 +1,4 @@
-"""What is asked of a capacity, checked: which plans of which systems on which cards, for which workload. Raises UserError for whatever a
+"""A capacity question, checked: which plans of which systems on which cards, for which workload. Raises UserError for anything that a
 user can get wrong, before any run."""
 
 import re
@@ -43,14 +43,14 @@ def _kind_of(name: str) -> type[ClusterSite | InstanceSite | RequestSite] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """GPUs, from and to."""
+    """A range of numbers of GPUs."""
 
     text: str
     least: int
     most: int
 
     def fitting(self, site: Site) -> tuple[int, ...]:
-        """Those that a plan of the site uses all of; refused where there are none."""
+        """Return the sizes that some plan of the site uses completely. Raises UserError if there are none."""
         shape, card = site.hardware()
         where = f"of system={site.cell.system!r} on {card}"
         require(
@@ -67,7 +67,7 @@ class Sizes:
         return found
 
     def halved(self, site: Site) -> tuple[int, ...]:
-        """The largest of those, and from there always at most half, rising."""
+        """Return the largest of these, and from there repeatedly the largest of at most half, in rising order."""
         fitting = self.fitting(site)
         found = [fitting[-1]]
         while smaller := [gpus for gpus in fitting if gpus <= found[-1] // 2]:
@@ -89,11 +89,11 @@ class Question:
     systems: Sequence[str]
     platforms: Sequence[str]
     workload: str
-    """A file, a workload of one's own, or a trace or conversations by name."""
+    """A file, a user's own workload, or a trace or conversations by name."""
     dataset: str | None
-    """Whose card says what a file is and lacks, where it has not all itself."""
+    """The data set whose card tells a file's format and draws what it lacks; None if the file needs no card."""
     file_knobs: Mapping[str, Scalar] = field(default_factory=dict)
-    """How a file is read: columns, time_unit and sort, None where they are not given."""
+    """How to read a file: columns, time_unit, sort and arrivals; None for those not given."""
     slo: str
     knobs: Mapping[str, Scalar]
     num_prompts: int | None
@@ -139,7 +139,7 @@ class Question:
         knobs: dict[str, Scalar] = {**self.knobs, **file}
         limits = {} if made is RequestSite else {"slo_ttft_s": tightest(objectives, "ttft", "e2el")}
         if made is ClusterSite:
-            # Policies heed both; what no objective limits has all the time that a limit may be.
+            # Policies heed both limits. A metric without an objective gets the longest limit there may be.
             limits |= {"slo_itl_s": tightest(objectives, "itl", "tpot")}
         knobs |= {each: min(limit or 1e6, 1e6) for each, limit in limits.items()}
         cell = Cell(
@@ -154,7 +154,7 @@ class Question:
         return made(cell=cell, objectives=objectives, num_seeds=self.num_seeds)
 
     def _data(self, kind: type[Site]) -> tuple[str, dict[str, Scalar]]:
-        """The data set by name, and the knobs that say its file where there is one."""
+        """Return the data set's name, and the knobs that name its file, if there is one."""
         known = KNOWN[kind]()
         name, path, own = self.workload.lower(), self.path, place_of(self.workload)
         if path is None and own is None:

@@ -1,5 +1,5 @@
-"""Readings of a capacity: which choice decides it, the GPUs that each hour of a file needs, what changes with a knob, all else held, and
-by how much answers differ, seed by seed. And what a search takes, before it starts."""
+"""Readings of a capacity: the choice that decides it, the GPUs for each hour of a file, the effect of one knob, and the differences
+between seeds. Also an estimate of how long a search takes."""
 
 import math
 import time
@@ -22,7 +22,7 @@ AS_ASKED = "as asked"
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Another value of a knob, or platform; None leaves the knob out."""
+    """Another value of a knob, or another platform; None leaves the knob out."""
 
     name: str
     value: Scalar | None
@@ -40,8 +40,8 @@ class Change:
 def varied(
     question: Question, answer: Answer, changes: Sequence[Change], resolution: float, advance: Callable[[], object]
 ) -> list[Answer]:
-    """The largest rates of an answer's plan as it is, then with each change, all else held, the requests too. A plan that does not
-    fit with a change is sought anew."""
+    """Return the largest rates of an answer's plan, as it is and with each change. All else stays equal, including the requests. If the
+    plan does not fit with a change, we search for a new one."""
     site, plan = answer.site, answer.plan
     assert plan is not None
     sizes = parse_sizes(str(answer.gpus))
@@ -65,14 +65,14 @@ def varied(
 class Choice(NamedTuple):
     chosen: Setting
     instead: Setting
-    """() is what it is by default."""
+    """() is the default."""
     rate: float
-    """What the plan serves with it, at most what it serves as chosen; 0 where it serves no rate."""
+    """The rate that the plan serves with ``instead``, at most that with ``chosen``; 0 if it serves no rate."""
 
 
 def choices_of(answer: Answer, other: Plan | None, resolution: float) -> tuple[list[Choice], int]:
-    """What an answer's choices are worth, the one that costs most first, and how many runs that took: each is made as by default, of
-    the deployment the likeliest other one, and as ``other`` has it. The first is of all seeds, the others of one."""
+    """Return what an answer's choices are worth, the costliest first, and how many runs this took. We replace each choice by its default
+    (a deployment by the likeliest other one), and by ``other``'s. The first result is of all seeds, the others of one."""
     site, plan, most = answer.site, answer.plan, answer.rate
     assert plan is not None
     assert most is not None
@@ -96,35 +96,35 @@ def choices_of(answer: Answer, other: Plan | None, resolution: float) -> tuple[l
 
 
 def _other_choices(space: Space, plan: Plan, other: Plan | None) -> Iterator[tuple[int, Setting]]:
-    """With the place of each among a plan's choices."""
+    """Yield other choices, each with its place among the plan's."""
     theirs = set(() if other is None else other.knobs)
     for place, (axis, chosen) in enumerate(zip(space.axes, plan.choices, strict=True)):
         others = [setting for setting in axis if setting != chosen]
-        # The first is as by default, of deployments the likeliest.
+        # The first other choice is the default; for deployments, it is the likeliest.
         if place == 0 or axis[0] != chosen:
             yield from ((place, setting) for setting in others[:1])
         yield from ((place, setting) for setting in others[1:] if setting and theirs.issuperset(setting))
 
 
 ROUNDS, CLIMB, HOPELESS = 3, 12, 6
-"""Races around the best, runs of one seed or of all to find a plan's rate, and runs of a plan that serves none: a search hardly exceeds
-them."""
+"""Races around the best, runs of one seed or of all to find a plan's rate, and runs of a plan that serves none. A search hardly exceeds
+these."""
 SHORT = 100
-"""Requests that tell how long a run takes, or a tenth of it."""
+"""Requests of a run that tells how long runs take; or a tenth of a run's, if that is more."""
 
 
 class Outlook(NamedTuple):
     likely: int
     most: int
-    """Runs."""
+    """Both numbers count runs."""
     num_prompts: tuple[int, int]
-    """Requests of a run, the fewest and the most."""
+    """The fewest and the most requests of a run."""
     seconds: float
-    """About, for the likely number of runs."""
+    """About how long the likely number of runs takes."""
 
 
 def outlook(search: Search, sites: Sequence[Site]) -> Outlook:
-    """What a search takes, by two short runs of each system on the first of its cards."""
+    """Estimate what a search takes, by two short runs of each system on the first of its cards."""
     likely, most, seconds, prompts = 0, 0, 0.0, list[int]()
     for site in {each.cell.system: each for each in reversed(sites)}.values():
         fitting = search.sizes.fitting(site)
@@ -153,11 +153,11 @@ def outlook(search: Search, sites: Sequence[Site]) -> Outlook:
 
 
 FINER = 5
-"""Steps of a seed's own rates to one of the question's."""
+"""How many steps of a seed's own rates make one step of the question's."""
 
 
 def rates_by_seed(answer: Answer, resolution: float) -> dict[int, float]:
-    """The largest rates of the answer's plan by the rounds of each seed alone; a seed by which it serves none is left out."""
+    """Return the largest rates of the answer's plan by each seed alone. We leave out a seed with which it serves no rate."""
     site, plan, rate = answer.site, answer.plan, answer.rate
     assert plan is not None
     assert rate is not None
@@ -174,12 +174,12 @@ def rates_by_seed(answer: Answer, resolution: float) -> dict[int, float]:
 
 
 ALIKE = 3
-"""Splits of a number of GPUs that a step tries: those whose share of prefill workers is nearest to the answer's."""
+"""How many splits of a number of GPUs a step tries: those whose share of prefill workers is nearest to the answer's."""
 
 
 def stepped(answer: Answer, sizes: Sequence[int], hours: float) -> list[dict[str, Any]]:
-    """What each step of an answer's file needs, with begin_h, hours, sessions, rate, gpus and plan; the last two None where no number
-    of the answer's workers serves it. Each step serves its own arrivals from empty workers."""
+    """Return what each step of an answer's file needs: begin_h, hours, sessions, rate, gpus and plan. The last two are None if no number
+    of the answer's workers serves the step. Workers are empty when each step begins."""
     site, plan, rate = answer.site, answer.plan, answer.rate
     assert isinstance(site, ClusterSite), "turns are refused"
     assert plan is not None
@@ -211,12 +211,12 @@ def stepped(answer: Answer, sizes: Sequence[int], hours: float) -> list[dict[str
 
 
 def searched_knobs(plan: Plan) -> dict[str, Scalar]:
-    """What the search chose besides the deployment."""
+    """Return what the search chose besides the deployment."""
     return {name: value for name, value in plan.knobs if name not in SET_HERE}
 
 
 def _alike(plans: Sequence[Plan], plan: Plan) -> list[Plan]:
-    """Those with the plan's degrees, the nearest in their share of prefill workers first."""
+    """Return up to ``ALIKE`` plans with the plan's degrees, the nearest in their share of prefill workers first."""
 
     def share(each: Plan) -> float:
         return 0.0 if each.prefill is None else each.prefill[1] / (each.prefill[1] + each.decode[1])

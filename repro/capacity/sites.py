@@ -1,12 +1,12 @@
-"""The systems whose capacity is searched: AMPD's family, LAPS's, and diffusion LLMs.
+"""The systems whose capacity we search: AMPD's family, LAPS's, and diffusion LLMs.
 
-AMPD's serves sessions of several rounds on co-located or disaggregated workers. Splits are ranked by the planner's closed forms at the
-rate where the best of them just meets its objectives, as P95 whatever the percentile, and the first ``CANDIDATES`` are simulated. Where
-all prefills are remote none is left out that could serve more by what its prefill workers have time for alone.
+AMPD's family serves sessions of several rounds on co-located or disaggregated workers. The planner's closed forms rank the splits, at the
+rate where the best of them just meets its objectives, as P95 whatever the percentile. We simulate the first ``CANDIDATES``. Where all
+prefills are remote none is left out that could serve more by what its prefill workers have time for alone.
 
-LAPS's serves turns of conversations on prefill instances, a GPU each. Answers are decoded elsewhere, so a turn has a TTFT and nothing else.
+LAPS's family serves turns of conversations on prefill instances, one GPU each. Others decode, so a turn has only a TTFT.
 
-Diffusion LLMs serve requests, a GPU each.
+Diffusion LLMs serve requests on engines of one GPU each.
 """
 
 import math
@@ -56,28 +56,28 @@ SET_HERE: Mapping[str, str] = {
         for name in ("columns", "time_unit", "sort", "arrivals")
     },
 }
-"""Knobs that the question or the search sets, or that would make its rates others, and what is said of each."""
+"""Knobs that the question or the search sets, or that would change what rates mean. The value tells a user why they are refused."""
 
 
 Knobs = tuple[tuple[str, Scalar], ...]
 
 
 class Plan(NamedTuple):
-    """As a cell asks for it, so that ``repro bench`` can run it again."""
+    """A plan in the form that a cell asks for, so that ``repro bench`` can run it again."""
 
     name: str
     gpus: int
     knobs: Knobs
     most: float
-    """A rate that no run of it keeps up with."""
+    """No run of the plan keeps up with a rate above this one."""
     prefill: tuple[int, int] | None
-    """Degree and replicas of the workers that prefill alone; None where all do both."""
+    """Degree and replicas of the workers that only prefill; None if all workers do both."""
     decode: tuple[int, int]
-    """The same of the others, which decode, or prefill instances."""
+    """Degree and replicas of the other workers, which decode, or of prefill instances."""
     schedule: str = ""
-    """How its workers fill their steps, and what else is not as by default, where the search tries several ways."""
+    """How workers fill their steps, and other settings that the search changed from their default."""
     choices: Choices = ()
-    """What the search set: the deployment, and of each axis behind it one setting."""
+    """Settings that the search chose: the deployment, and one setting of each further axis."""
 
     @property
     def is_mixed(self) -> bool:
@@ -86,31 +86,31 @@ class Plan(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Part of the GPUs whose workers prefill alone."""
+        """Share of the GPUs whose workers only prefill."""
         return 0.0 if self.prefill is None else prod(self.prefill) / self.gpus
 
     def has_share_of(self, other: "Plan") -> bool:
-        """Whether of both the larger part of the GPUs does the same."""
+        """Whether both plans use the larger part of their GPUs for the same phase."""
         return bool(np.sign(self.share - 0.5) == np.sign(other.share - 0.5))
 
 
 class Ranked(NamedTuple):
     space: Space
-    """Its first axis are the deployments that are worth a simulation, likely ones first."""
+    """Its first axis holds the deployments that are worth a simulation, likely ones first."""
     num: int
-    """All plans that there are."""
+    """How many plans exist."""
     start: float
-    """About the rate that the best may serve."""
+    """About the rate that the best plan may serve."""
 
 
 FEWEST_ROUNDS, MOST_ROUNDS = 1000, 12288
-"""Rounds of a run, where no number of requests is asked for."""
+"""Bounds on the rounds of a run, if no number of requests is given."""
 BEYOND = 5
-"""Samples beyond the highest percentile, of all seeds together, that a run has at least."""
+"""Samples beyond the highest percentile that a run has at least, over all seeds."""
 LASTING = 2
-"""Times that arrivals last as long as a session, below which a rate is one of a burst."""
+"""Arrivals should last this many times as long as a session; if they last less, the rate is only that of a burst."""
 _SLOWER = 1.5
-"""About how much longer a session takes under load than alone."""
+"""About how many times as long a session takes under load as alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +122,14 @@ class Site(ABC):
     objectives: tuple[Objective, ...]
     num_seeds: int
     label: str = ""
-    """What it changes of the question's own, where it is a variant."""
+    """A variant's change to the question's own site."""
     unit: ClassVar[str]
     """The unit of a rate, such as sessions/s."""
     least_prompts: ClassVar[int]
-    """Sessions, or turns, of a run that has a rate and is judged."""
+    """The fewest sessions, or turns, of a run that has a rate and can be judged."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone: another process makes of them whatever else is kept, a system of any kind among it."""
+        """Pickle the fields alone. Another process makes all else from them, including systems of any kind."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
@@ -140,7 +140,7 @@ class Site(ABC):
         return self._cell(plan.knobs, rate=rate, seed=seed)
 
     def of_size(self, gpus: int, rate: float | None, num_prompts: int | None) -> Self:
-        """With as many requests as are asked for, or as so many GPUs, or the rate, make worth it."""
+        """Return the site with as many requests as given, or as these GPUs, or the rate, make worthwhile."""
         if num_prompts is None and self.is_replayed:
             num_prompts = self.most_prompts
         if num_prompts is None:
@@ -148,7 +148,7 @@ class Site(ABC):
         return replace(self, cell=self._cell([("num_prompts", num_prompts)]))
 
     def _num_prompts(self, rate: float) -> int:
-        """Sessions, or turns, of a run: so many that arrivals last, as far as the most rounds allow, and that percentiles mean something."""
+        """Sessions, or turns, of a run: enough for arrivals to last, up to the most rounds, and for percentiles to mean something."""
         per_prompt = self.rounds_per_prompt
         lasting = _SLOWER * LASTING * rate * self.alone_s * per_prompt
         needed = max(BEYOND * each.fewest for each in self.objectives)
@@ -157,14 +157,14 @@ class Site(ABC):
 
     @property
     def most_prompts(self) -> int:
-        """Most sessions, or turns, of a run where no number is asked for; all of a file that is replayed."""
+        """The most sessions, or turns, of a run if no number is given; all of a file that is replayed."""
         if self.is_replayed:
             return round(sum(len(each.rounds) for each in self.sessions) / self.rounds_per_prompt)
         return self._num_prompts(math.inf)
 
     @property
     def is_replayed(self) -> bool:
-        """Whether arrivals are a file's own, at its times stretched to the rate."""
+        """Whether arrivals are a file's own times, stretched to the rate."""
         return self.cell.knob_values.get("arrivals") == "trace"
 
     def _cell(self, knobs: Iterable[tuple[str, Scalar]], **changes: Any) -> Cell:
@@ -177,7 +177,7 @@ class Site(ABC):
     @property
     @abstractmethod
     def least_gpus(self) -> int:
-        """That hold a plan."""
+        """The fewest GPUs that hold a plan."""
 
     @property
     @abstractmethod
@@ -189,37 +189,37 @@ class Site(ABC):
 
     @property
     def rounds_per_prompt(self) -> float:
-        """Rounds of a session; 1 of a turn."""
+        """Mean rounds of a session; 1 for a turn."""
         return sum(len(each.rounds) for each in self.sessions) / len(self.sessions)
 
     @property
     @abstractmethod
     def alone_s(self) -> float:
-        """About the mean time of a session, or a turn, that is alone; under load it takes no longer than ``_SLOWER`` times that."""
+        """About the mean time of a session, or a turn, that runs alone. Under load it takes at most ``_SLOWER`` times that."""
 
     @abstractmethod
     def hardware(self) -> tuple[ModelShape, str]:
-        """The model, and the card by its name in the catalogue."""
+        """The model's shape, and the card's name in the catalogue."""
 
     @property
     @abstractmethod
     def sessions(self) -> Sequence[Session]:
-        """Those of the first seed."""
+        """Sessions of the first seed."""
 
     @abstractmethod
     def fits(self, gpus: int) -> bool: ...
 
     @abstractmethod
     def check(self, gpus: int) -> None:
-        """Raise UserError for whatever would fail in a run."""
+        """Raise UserError for anything that would fail in a run."""
 
     @abstractmethod
     def plans(self, gpus: int) -> tuple[Plan, ...]:
-        """Every one that uses all of so many GPUs, with one degree a phase."""
+        """Every plan that uses all of these GPUs, with one degree per phase."""
 
     @abstractmethod
     def ranked(self, gpus: int, rate: float | None) -> Ranked:
-        """Plans of so many GPUs; for one rate, or for the largest."""
+        """Rank the plans for this many GPUs, at a given rate or at the largest."""
 
     def is_possible(self, choices: Choices) -> bool:
         return is_possible(self.cell, flat(choices))
@@ -238,7 +238,7 @@ def refuse_set_here(knobs: Mapping[str, Scalar]) -> None:
 
 
 def prompts_of(session: Session) -> Iterator[Chunk]:
-    """What each round prefills."""
+    """Yield what each round prefills."""
     history = 0
     for prefill, decode, _ in session.rounds:
         yield Chunk(history, prefill)
@@ -246,18 +246,18 @@ def prompts_of(session: Session) -> Iterator[Chunk]:
 
 
 def alone_s(cost: StepTimes, sessions: Iterable[Session]) -> float:
-    """Seconds of all their prefills, one prompt a step."""
+    """Seconds to prefill all rounds of the sessions, one prompt per step."""
     return fsum(cost.step_s([chunk], 0, 0) for session in sessions for chunk in prompts_of(session))
 
 
 CANDIDATES = 8
-"""Most deployments of a number of GPUs that are simulated."""
+"""The most deployments that we simulate for a number of GPUs."""
 MIXED = 2
-"""Among them, where decode workers may prefill too, those of which about a quarter prefills alone."""
+"""If decode workers may prefill too, this many candidates are chosen to have about a quarter of the GPUs for prefill alone."""
 _MOST_LIVE = 20_000
-"""More sessions at once: the run is given up, as one of ``repro bench`` is."""
+"""We give up a run with more sessions at once, as ``repro bench`` does."""
 WARM_UP = 0.5
-"""Share of the arrivals that fill the workers, whose rounds are not judged."""
+"""Share of the arrivals that fill the workers; we do not judge their rounds."""
 _HALVINGS = 5
 _BUSY = 0.7
 """About how busy co-located workers are at their limit."""
@@ -266,9 +266,9 @@ _BUSY = 0.7
 @dataclass(frozen=True, kw_only=True)
 class ClusterSite(Site):
     held: str = ""
-    """The one deployment that is looked at; every one by default."""
+    """The only deployment that we look at; by default all of them."""
     window_s: tuple[float, float] | None = None
-    """Only sessions that arrive from one time until before the other are served; None: all."""
+    """Serve only sessions that arrive in this interval, without its end; None serves all."""
     unit = "sessions/s"
     least_prompts = 2
 
@@ -288,7 +288,7 @@ class ClusterSite(Site):
 
     @cached_property
     def _degrees(self) -> tuple[int, ...]:
-        """Those that hold the longest session of any seed."""
+        """Degrees that hold the longest session of any seed."""
         workload = self._settings.workload
         longest = max(sessions_of(replace(workload, seed=seed)).longest_tokens for seed in range(self.num_seeds))
         return self._settings.ground.hardware.degrees(min_kv_tokens=longest)
@@ -304,7 +304,7 @@ class ClusterSite(Site):
 
     @property
     def own_rate(self) -> float | None:
-        """Sessions/s of these; None where all come at one time."""
+        """Sessions/s at these times; None if all come at one time."""
         return replayed_rate(self._at_own_times)
 
     @property
@@ -317,7 +317,7 @@ class ClusterSite(Site):
 
     @cached_property
     def _held_tokens(self) -> float:
-        """Tokens of K/V that a session has, over all the steps of its decodes."""
+        """Tokens of K/V that a session holds, summed over all its decode steps."""
         return fsum(each.context_tokens * each.decode_tokens for each in self.sessions) / len(self.sessions)
 
     @cached_property
@@ -353,9 +353,9 @@ class ClusterSite(Site):
 
     @cached_property
     def axes(self) -> tuple[tuple[Knobs, ...], ...]:
-        """What is searched besides the deployment: of each axis the settings, () being the default."""
+        """The search space besides the deployment: the settings of each axis, with () for the default."""
         axes = () if self.held else axes_of(self.cell, "deployment")
-        # Who prefills hangs on the deployment more than what else is chosen.
+        # Who prefills depends on the deployment more than the other choices do.
         return tuple(sorted(axes, key=lambda axis: "conditional" not in dict(axis[-1])))
 
     # ---- plans -----------------------------------------------------------------------------------------
@@ -387,17 +387,17 @@ class ClusterSite(Site):
         )
 
     def alike(self, gpus: int, plan: Plan) -> list[Plan]:
-        """Plans of so many GPUs that make all of a plan's choices but the deployment."""
+        """Return the plans for this many GPUs that differ from a plan only in the deployment."""
         return [self.planned((_knobs(each), *plan.choices[1:])) for each in self._deployments(gpus)]
 
     def _is_unbounded(self, schedule: Knobs) -> bool:
-        """Whether a step holds several prompts, for which no closed form is a bound, or decode workers have prompts too."""
+        """Whether closed forms give no bound, because a step holds several prompts or decode workers prefill too."""
         usual = getattr(self._settings.own, "scheduling", None)
         knobs = self.cell.knob_values | dict(schedule)
         return knobs.get("scheduling", usual) == "chunked" or knobs.get("conditional") is not None
 
     def _said(self, schedule: Knobs) -> str:
-        """A schedule that was searched, with what the question sets of it; nothing where it sets all."""
+        """Describe a schedule that was searched, including what the question sets of it; empty if the question sets all."""
         whole, names = self.cell.knob_values | dict(schedule), ("scheduling", "max_num_batched_tokens")
         is_searched = any(name in dict(schedule) for name in names)
         steps = [str(whole[name]) for name in names if name in whole and is_searched]
@@ -405,8 +405,8 @@ class ClusterSite(Site):
         return " ".join([*steps, *others])
 
     def _kept_up(self, degree: int, replicas: int) -> float:
-        """The rate above which so many prefill workers have less time than any run's prompts take of them, one a step."""
-        # A session that is alone comes at no rate, and is kept up with at any.
+        """The rate above which these prefill workers have less time than some seed's prompts take, at one prompt per step."""
+        # A single session has no rate, so the workers keep up with it at any.
         return min(replicas / each if each else math.inf for each in self._prefill_s[degree])
 
     @cached_property
@@ -417,7 +417,7 @@ class ClusterSite(Site):
 
     @cached_property
     def _prefill_s(self) -> Mapping[int, Sequence[float]]:
-        """By degree, for each seed: seconds of a remote prefill worker over the seconds that sessions take to arrive at 1/s."""
+        """By degree, for each seed: a remote prefill worker's seconds over the seconds that sessions take to arrive at 1/s."""
         hardware, found = self._settings.ground.hardware, {}
         for degree in self._degrees:
             cost, each = hardware.cost(degree, is_remote=True), []
@@ -442,14 +442,14 @@ class ClusterSite(Site):
         likely = sorted(every, key=lambda plan: values[plan])
         keeping_up = [plan for plan in likely if rate is None or plan.most >= rate]
         if self.cell.knob_values.get("conditional") or (self.axes and "conditional" in dict(self.axes[0][-1])):
-            # Decode workers that take prompts leave fewer to others.
+            # If decode workers take prompts, fewer workers need to prefill alone.
             likely, rest = keeping_up[: CANDIDATES - MIXED], keeping_up[CANDIDATES - MIXED :]
             keeping_up = likely + sorted(rest, key=lambda plan: abs(plan.share - 0.25))
         space = Space((tuple(plan.choices[0] for plan in keeping_up[:CANDIDATES]), *self.axes))
         return Ranked(space, len(every) * prod(map(len, self.axes)), start)
 
     def _guess(self, plan: Plan) -> float:
-        """A rate at which co-located workers are ``_BUSY``, with as many decodes at once as their objective allows."""
+        """A rate at which co-located workers are ``_BUSY``, with as many decodes at once as the ITL objective allows."""
         degree, replicas = plan.decode
         cost, sessions = self._settings.ground.hardware.cost(degree), self.sessions
         limit_s = self._settings.ground.slo.itl_s
@@ -466,7 +466,7 @@ class ClusterSite(Site):
         return _BUSY * replicas * len(sessions) / (alone_s(cost, sessions) + decode_s)
 
     def _start(self, gpus: int, plans: Sequence[Plan]) -> float:
-        """The rate at which the least worst phase of any plan is at its objective, by closed forms."""
+        """By closed forms, the rate at which the best plan's worse phase is at its objective."""
         cost = self._settings.ground.hardware.cost(min(self._degrees))
         high = gpus * len(self.sessions) / alone_s(cost, self.sessions)
         low = high / 64
@@ -479,7 +479,7 @@ class ClusterSite(Site):
         return low
 
     def _values(self, gpus: int, plans: Sequence[Plan], rate: float) -> Mapping[Plan, float]:
-        """How many times its objective the worse phase of each plan is, or its load what its prefill workers keep up with."""
+        """For each plan, the worst of: a phase over its objective, the rate over what its prefill workers or K/V allow."""
         ground = replace(self._settings.ground, num_gpus=gpus)
         workload = PlanningWorkload(sessions=self.sessions, rate=rate, slo=ground.slo)
         table = coefficients(ground.performance, workload, self._degrees, gpus, "closed")
@@ -491,7 +491,7 @@ class ClusterSite(Site):
         return found
 
     def _held(self, degree: int, replicas: int) -> float:
-        """The rate at which the K/V of sessions fills workers while they decode, at the pace of one that is alone."""
+        """The rate at which the K/V of sessions fills the workers while they decode, at the pace of a session alone."""
         hardware = self._settings.ground.hardware
         token_s = hardware.cost(degree).step_s([], 1, round(self._mean_context))
         return replicas * hardware.kv_capacity(degree) / (self._held_tokens * token_s)
@@ -519,8 +519,8 @@ def _knobs(deployment: Deployment) -> Knobs:
 
 
 def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: bool = False) -> Sample:
-    """By round, of those that are ready in the second half of the arrivals: the first fills the workers; of all where ``is_whole``. A
-    run that was given up, or whose prefills had less time than they took, is none that could go on."""
+    """Sample the rounds that are ready in the second half of the arrivals, as the first half fills the workers; all rounds if
+    ``is_whole``. The load exceeds 1 for a run that was given up, or whose prefills had less time than they took."""
     session = sessions_of_rounds(run.sessions["session_id"], run.rounds)
     ready_s, first_token_s, finished_s = (
         np.asarray(run.rounds[name], dtype=np.float64) for name in ("ready_s", "first_token_s", "finished_s")
@@ -531,13 +531,13 @@ def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: boo
         counts = np.ones(len(ready_s), dtype=np.bool_)
     by_round = {"ttft": first_token_s - ready_s, "e2el": finished_s - ready_s}
     times = {name: Times.of(each[counts]) for name, each in by_round.items()}
-    if any(each.metric in ("itl", "tpot") for each in objectives):  # they take as long as the run
+    if any(each.metric in ("itl", "tpot") for each in objectives):  # computing these takes as long as the run
         assert isinstance(run.gaps, GapLog), "a simulated run logs gaps by worker"
         gaps = run.gaps.of_rounds(counts)
         num_gaps = gaps.num_gaps(len(ready_s))
         times["itl"] = Times(*gaps.spread())
     if any(each.metric == "tpot" for each in objectives):
-        with np.errstate(invalid="ignore"):  # NaN of a round of one token
+        with np.errstate(invalid="ignore"):  # NaN for a round of one token
             by_round["tpot"] = np.bincount(gaps.row, gaps.gap_s * gaps.tokens, len(ready_s)) / num_gaps
         times["tpot"] = Times.of(by_round["tpot"][counts & (num_gaps > 0)])
     good = counts & ~np.isnan(finished_s)
@@ -545,7 +545,7 @@ def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: boo
         if each.metric == "itl":
             good &= keeping(gaps, len(ready_s), each.limit_s)
         else:
-            # What never came keeps no limit; a round of one token has no gap to limit.
+            # A token that never came keeps no limit; a round of one token has no gap to limit.
             good &= (by_round[each.metric] <= each.limit_s) | (each.metric == "tpot" and num_gaps == 0)
     num_counted, num_missed = (np.bincount(session[each]) for each in (counts, counts & ~good))
     end_s, arrival_s = (np.asarray(run.sessions[name], dtype=np.float64) for name in ("finished_s", "arrival_s"))
@@ -564,8 +564,8 @@ def sample_of(run: ClusterRun, objectives: Sequence[Objective], *, is_whole: boo
 
 
 def keeping(gaps: GapLog, num_rounds: int, limit_s: float) -> npt.NDArray[np.bool_]:
-    """Which rounds have a P95 of their own gaps within a limit, or no gap. Only those whose P95 lies between a gap within the limit and
-    one beyond are sorted."""
+    """Return which rounds have a P95 of their own gaps within a limit, or no gap. We sort only the rounds whose P95 lies between a gap
+    within the limit and one beyond."""
     num_gaps, num_within = gaps.num_gaps(num_rounds), gaps.num_gaps(num_rounds, limit_s)
     place = 0.95 * (num_gaps - 1)
     keeps = (num_within > np.ceil(place)) | (num_gaps == 0)
@@ -576,7 +576,7 @@ def keeping(gaps: GapLog, num_rounds: int, limit_s: float) -> npt.NDArray[np.boo
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSite(Site):
-    """Serves turns or requests, of one round each, on a GPU each; a run is judged by its record."""
+    """Serves turns or requests, of one round each, on instances of one GPU each. A run is judged by its record."""
 
     least_gpus = 1
     least_prompts = 20
@@ -647,7 +647,7 @@ class InstanceSite(RecordSite):
         return alone_s(self._prepared[0].settings.cost, self.sessions) / num
 
     def _axes_on(self, gpus: int) -> tuple[tuple[Knobs, ...], ...]:
-        """Those of so many instances, a deployment of which is one."""
+        """The axes for this many instances, the first of which holds their only deployment."""
         instances = (("num_instances", gpus),)
         return (instances,), *axes_of(self._cell(instances))
 
@@ -675,7 +675,7 @@ class InstanceSite(RecordSite):
 
 @dataclass(frozen=True, kw_only=True)
 class RequestSite(RecordSite):
-    """A diffusion LLM on engines of a GPU each, among which requests part at random: each is simulated at its share of the rate."""
+    """A diffusion LLM on engines of one GPU each. Requests choose an engine at random, so we simulate one at its share of the rate."""
 
     unit = "requests/s"
     most_gpus = 4096
@@ -728,8 +728,8 @@ class RequestSite(RecordSite):
         return super().of_size(1, None if rate is None else rate / gpus, num_prompts)
 
     def run(self, plan: Plan, rate: float, seed: int) -> Sample:
-        """Judged are requests that come in the second half of the arrivals. A run is none that could go on where arrivals do not last
-        ``LASTING`` times as long as a request, as of any number that comes at once."""
+        """Judge the requests that come in the second half of the arrivals. The load exceeds 1 if arrivals do not last ``LASTING`` times
+        as long as a request, as when any number comes at once."""
         record = self._record(self.of_run(plan, rate, seed))
         arrival_s = column(record, "arrival_s")
         span_s = float(arrival_s.max() - arrival_s.min())
