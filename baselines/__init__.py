@@ -1,1 +1,1 @@
-"""The systems dLLM-Serve is compared with, on the same model code and the same step loop."""
+"""The systems that we compare dLLM-Serve with, on the same model code and the same step loop."""

@@ -1,1 +1,1 @@
-"""Autoregressive serving systems that AMPD is compared with, as policies on the simulated cluster."""
+"""Autoregressive serving systems that we compare AMPD with, as policies on the simulated cluster."""

@@ -1,7 +1,7 @@
 """NVIDIA Dynamo: disaggregation without AMPD's techniques, and with Dynamo's own conditional disaggregation.
 
-The paper's Dynamo always separates the phases (§7.1). Since then Dynamo can itself run a prefill on the decode
-worker; the rules below are those its documentation of version 1.6 describes.
+The paper's Dynamo always separates the phases (§7.1). Newer versions of Dynamo can run a prefill on the decode worker. The rules below
+follow the documentation of version 1.6.
 """
 
 import math
@@ -28,37 +28,37 @@ Level = Annotated[float, Range(0, 1e6)]
 
 @dataclass(frozen=True, kw_only=True)
 class DynamoConfig(SharedPrefixes):
-    """``--router-conditional-disagg-config`` with its defaults, and off by default."""
+    """Dynamo's settings; those of ``--router-conditional-disagg-config`` have its defaults, and are off by default."""
 
     on_cards: ClassVar[Mapping[str, str]] = {"scheduling": "chunked", "balance": "round-robin"}
-    """vLLM 0.15's steps, and the frontend's usual ``--router-mode``."""
+    """Defaults on a card: vLLM 0.15's steps, and the frontend's usual ``--router-mode``."""
     balance: Annotated[Balance, Only(dispatch=get_args(Dispatch))] = "memory"
-    """Which decode worker a new session goes to, for life; on a card round-robin by default, as of Dynamo's frontend."""
+    """Which decode worker a new session goes to, for life; on a card round-robin by default, like Dynamo's frontend."""
     dispatch: Literal[Dispatch, "kv-aware"] = "shortest"
-    """Which prefill worker gets a prefill. kv-aware is Dynamo's cost of workers that only prefill: the fewest tokens queued, running and
-    its own, those that the worker's cache spares left out. Its decode worker is then the one with the fewest tokens in use or to come."""
+    """Which prefill worker gets a prefill. kv-aware is Dynamo's cost for workers that only prefill: the fewest tokens queued, running and
+    its own, without those that the worker caches. Its decode worker is then the one with the fewest tokens in use or to come."""
     history_read: HistoryRead = "overlapped"
-    """Where prefill workers have a history from: its decode worker, during the prefill before (overlapped) or after it (serial); or
-    their own prefix cache, and what that lacks is prefilled again (own-cache)."""
+    """How prefill workers get a history. overlapped: from its decode worker, during the prefill before; serial: after it; own-cache: from
+    their own prefix cache, and what it lacks is prefilled again."""
     affinity: Annotated[_Affinity, Only(history_read="own-cache", dispatch=get_args(Dispatch))] = "prefix"
-    """Among which workers dispatch chooses: those with the longest cached prefix of the session; those with the fewest tokens to
-    prefill, queued and its own that are not cached (cost); or all of them (none)."""
+    """Among which workers dispatch chooses. prefix: those with the longest cached prefix of the session; cost: those with the fewest
+    uncached tokens to prefill, queued and its own; none: all of them."""
     conditional: Annotated[_BypassPolicy | None, Only(dispatch=get_args(Dispatch))] = None
-    """What keeps a prefill on the decode worker: that it is short (isl_bounding), that prefill workers are busy (prefill_load), or
-    either; nothing by default."""
+    """When a prefill stays on the decode worker: if it is short (isl_bounding), if prefill workers are busy (prefill_load), or either
+    (isl_or_load); never by default."""
     eff_isl_threshold: Annotated[int, Range(0, 10**6), _CONDITIONAL] = 2048
-    """Tokens to prefill beyond the decode worker's prefix cache; fewer may stay."""
+    """Tokens to prefill beyond the decode worker's prefix cache; a prefill with fewer may stay."""
     eff_isl_ratio_threshold: Annotated[float, Range(0, 1), _CONDITIONAL] = 0.7
-    """Share of the whole prompt; a smaller one may stay."""
+    """Share of the whole prompt to prefill; a prefill with a smaller one may stay."""
     prefill_busy_threshold: Annotated[Level | None, _CONDITIONAL] = None
-    """Batches of prefill tokens at the chosen prefill worker above which a prefill stays; never by default."""
+    """Batches of prefill tokens at the chosen prefill worker; above this a prefill stays, never by default."""
     decode_busy_threshold: Annotated[Level | None, _CONDITIONAL] = None
-    """Share of the decode worker's K/V memory above which nothing stays; no such gate by default."""
+    """Share of the decode worker's K/V memory; above this no prefill stays, and by default there is no such limit."""
     scheduling: Literal["one-by-one", "chunked"] = "one-by-one"
-    """How prefill workers fill a step. chunked: with as many prompts, the last in part, as its token budget holds; vLLM 0.15's, on which
-    Dynamo runs, and the default on a card. one-by-one: a whole prompt, the default on h20x32 and h200x32."""
+    """How prefill workers fill a step. chunked: as many prompts as the token budget holds, the last in part. This is how vLLM 0.15, on
+    which Dynamo runs, does it, and the default on a card. one-by-one: one whole prompt, the default on h20x32 and h200x32."""
     max_num_batched_tokens: Annotated[Tokens, Only(scheduling="chunked")] = 8192
-    """Tokens of a step of chunked prefills, and what counts as one batch of prefill tokens; 2048 on cards below 70 GiB and A100."""
+    """Tokens of a step of chunked prefills, and of one batch of prefill tokens; 2048 on cards below 70 GiB and A100."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +70,7 @@ class DynamoConfig(SharedPrefixes):
 
 @dataclass(frozen=True, kw_only=True)
 class KvAware:
-    """Leaves a router the workers that a session's cached prefixes speak for."""
+    """Restricts a router to the workers whose cached prefixes of the session fit best."""
 
     router: Router
     affinity: _Affinity
@@ -82,7 +82,7 @@ class KvAware:
         return self.router.route(task, home, near, now)
 
     def _cost(self, worker: PrefillView, task: PrefillTask) -> int:
-        """Tokens to prefill there."""
+        """Tokens to prefill on this worker, up to a constant."""
         if self.affinity == "none":
             return 0
         queued = worker.backlog_tokens if self.affinity == "cost" else 0
@@ -90,7 +90,7 @@ class KvAware:
 
 
 class ConditionalRouter:
-    """A prefill stays on the decode worker if the policy says so and the decode worker is not too full."""
+    """Keeps a prefill on the decode worker if the policy says so and the decode worker is not too full."""
 
     def __init__(self, config: DynamoConfig, *, seed: int = 0) -> None:
         assert config.dispatch != "kv-aware", "which knows no bypass"
@@ -122,7 +122,7 @@ class ConditionalRouter:
 def dynamo(
     hardware: Hardware, deployment: Deployment, estimator: Estimator, config: DynamoConfig | None = None
 ) -> Cluster:
-    """First come, first served; decode workers chosen by K/V in use; by default history reads overlap as AMPD's do."""
+    """Dynamo's cluster: first come, first served, decode workers chosen by K/V in use. By default history reads overlap like AMPD's."""
     config = config or DynamoConfig()
     require(
         bool(deployment.prefill),
@@ -144,7 +144,7 @@ def dynamo(
             local_batching=batching,
             estimator=estimator,
             shares_prefill_queue=is_shared,
-            # A task in a shared queue belongs to nobody until a worker is free.
+            # A task in a shared queue belongs to no worker until one is free.
             history="serial" if is_shared and config.history_read == "overlapped" else config.history_read,
             keeps=config.prefix_cache,
         ),

@@ -1,8 +1,8 @@
-"""SGLang's prefill side under PD disaggregation: token-budget batches, first come, first served, behind its router; and vLLM's.
+"""SGLang's prefill side under PD disaggregation: token-budget batches, first come, first served, behind its router. Also vLLM's.
 
-Batches hold up to ``max_num_batched_tokens`` (SGLang's chunked_prefill_size), the last prompt in part; decodes never ride along. The router is
-plain data parallelism (round robin), least loaded by requests or tokens, or its cache-aware policy. Prefill graphs
-came to SGLang after the versions the papers used (pull requests 10062 and 31487); ``graphs`` switches them on.
+Batches hold up to ``max_num_batched_tokens`` (SGLang's chunked_prefill_size), the last prompt in part; decodes never ride along. The
+router is plain data parallelism (round robin), least loaded by requests or tokens, or its cache-aware policy. SGLang got prefill graphs
+after the versions that the papers used (pull requests 10062 and 31487); ``graphs`` switches them on.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ from engines.policies.views import FALLBACK, IDLE, Chunk, NextStep, PrefillTask,
 Routing = Literal["round-robin", "least-requests", "least-tokens", "cache-aware"]
 CHUNKED_PREFILL_SIZE = 8192
 _MAX_PADDING = 2.0
-"""Largest padded over real tokens at which SGLang replays a graph (pull request 31487)."""
+"""Largest ratio of padded to real tokens at which SGLang replays a graph (pull request 31487)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +31,16 @@ class TokenBudget(Chunked):
     max_num_batched_tokens: Tokens = CHUNKED_PREFILL_SIZE
 
     def rule(self) -> Rule:
-        return super().rule()  # where nothing decodes
+        return super().rule()  # for workers that decode nothing
 
     def next_step(self, at: Situation, now: float) -> NextStep:
-        # A prefill step holds decodes up; its budget is its own.
+        # A prefill step delays decodes, and has a budget of its own.
         shares = super().next_step(at._replace(decoding=0) if at.decoding else at, now).shares
         return NextStep(shares) if shares else IDLE
 
 
 class GuardedRungs(Ladder):
-    """The next captured size, unless that pads beyond ``_MAX_PADDING``, whatever it costs."""
+    """Replays the next captured size, whatever it costs, unless that pads beyond ``_MAX_PADDING``."""
 
     def __init__(self, captured: Sequence[Rung]) -> None:
         self.rungs, self.times = sorted(captured), None
@@ -58,17 +58,17 @@ class GuardedRungs(Ladder):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheAware(Checked):
-    """SGLang's router policy: to the instance with the longest cached prefix, else by load.
+    """SGLang's cache-aware router: picks the instance with the longest cached prefix, else by load.
 
-    Defaults are its documentation's. By load means fewest requests where the instances are out of balance, and
-    least outstanding tokens where no prefix is worth following.
+    Defaults are those of its documentation. By load means fewest requests if the instances are out of balance, and least outstanding
+    tokens if no prefix is long enough to follow.
     """
 
     cache_threshold: Annotated[float, Range(0, 1)] = 0.3
-    """Least cached share of the prompt that decides."""
+    """Smallest cached share of the prompt that decides."""
     balance_abs_threshold: Annotated[int, Range(least=0)] = 64
     balance_rel_threshold: Annotated[float, Range(least=1)] = 1.5
-    """Out of balance: the largest number of requests exceeds the least by the one and times the other."""
+    """Instances are out of balance if the largest number of requests exceeds the least by the absolute one and times the relative one."""
 
     def rule(self) -> Rule:
         limits = self.cache_threshold, self.balance_abs_threshold, self.balance_rel_threshold
@@ -101,17 +101,17 @@ def make_router(routing: Routing) -> Callable[[], InstanceRouter]:
 @dataclass(frozen=True, kw_only=True)
 class PdConfig:
     max_num_batched_tokens: Tokens | None = None
-    """Tokens of a step; by default 8192, SGLang 0.5's on H100 and H200, and 2048 of vllm-pd, which LAPS's figures have."""
+    """Tokens of a step; by default 8192, like SGLang 0.5 on H100 and H200, and 2048 for vllm-pd, as in LAPS's figures."""
     routing: Routing | None = None
     """Which instance a turn goes to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SglangConfig(PdConfig):
-    """``routing`` round-robin, the default, is the paper's vanilla data parallelism; the other three are its "SGLang with router"."""
+    """Round-robin ``routing``, the default, is the paper's vanilla data parallelism. The other three are its "SGLang with router"."""
 
     prefill_graphs: bool = False
-    """Replay captured sizes, as SGLang does by now; the paper's baselines did not."""
+    """Replay captured sizes, as newer versions of SGLang do; the paper's baselines did not."""
 
 
 def sglang(
@@ -142,7 +142,7 @@ def graphs_only(
     max_num_batched_tokens: int = CHUNKED_PREFILL_SIZE,
     name: str = "graphs-only",
 ) -> PrefillSystem:
-    """LAPS with only its graphs (Figure 6): SGLang's batches, which replay a captured shape where they fit one."""
+    """LAPS with only its graphs (Figure 6): SGLang's batches, which replay a captured shape if they fit one."""
     batching = TokenBudget(max_num_batched_tokens=max_num_batched_tokens)
     choice = graph_choice(graphs, model, tuple(model.shapes))
     require(choice is not None, "graphs='none' leaves plain SGLang: use sglang-pd")

@@ -1,4 +1,4 @@
-"""vLLM: co-located replicas with continuous batching and a prefix cache; and vLLM-Continuum on top of it."""
+"""vLLM: co-located replicas with continuous batching and a prefix cache. vLLM-Continuum builds on it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ MAX_NUM_SEQS = 256
 
 
 class InFlightFirst(PrefillQueue):
-    """Rounds of sessions that have begun go before new sessions; first come, first served among each (AMPD §7.2)."""
+    """Puts rounds of sessions that have begun before new sessions, each first come, first served (AMPD §7.2)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,15 +58,15 @@ class Colocated(Checked):
     """How replicas batch."""
 
     on_cards: ClassVar[Mapping[str, str]] = {"scheduling": "chunked", "balance": "sessions"}
-    """vLLM 0.15's; among data-parallel engines it takes the one with the fewest requests (vllm/v1/engine/core_client.py)."""
+    """Defaults on a card are vLLM 0.15's. Its data-parallel engines take the one with fewest requests (vllm/v1/engine/core_client.py)."""
     scheduling: Scheduling | None = None
-    """chunked: decodes come along in every step, with prompts in pieces of what is left of the token budget; vLLM 0.15's, the default on
-    a card. prefill-first: whole prompts go before decoding and hold it up; the default on h20x32 and h200x32."""
+    """chunked: each step holds all decodes, and pieces of prompts in the rest of the token budget. This is vLLM 0.15's way, and the
+    default on a card. prefill-first: whole prompts go before decoding and delay it; the default on h20x32 and h200x32."""
     max_num_batched_tokens: Tokens | None = None
-    """Tokens of a step; by default vLLM 0.15's of its server: 8192 with 70 GiB or more, 2048 on smaller cards and A100. On h20x32
-    and h200x32 8192 for whole prompts and 2048 for chunks."""
+    """Tokens of a step; by default those of vLLM 0.15's server: 8192 with 70 GiB or more, 2048 on smaller cards and A100. On h20x32 and
+    h200x32 the default is 8192 for whole prompts and 2048 for chunks."""
     max_num_seqs: Count | None = None
-    """Requests that a replica serves at once; by default vLLM 0.15's: 1024 where steps have 8192 tokens, else 256."""
+    """Requests that a replica serves at once; by default vLLM 0.15's: 1024 if steps have 8192 tokens, else 256."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,28 +74,28 @@ class SharedPrefixes(Checked):
     """The prefix cache of a worker."""
 
     prefix_cache: bool = True
-    """Keep K/V after a round for what begins alike: the session's next round, and other sessions where hash_ids or system_prompts say
+    """Keep K/V after a round for prompts that begin alike: the session's next round, and other sessions if hash_ids or system_prompts say
     what they share."""
     block_size: Annotated[Tokens, Only(prefix_cache=True)] = BLOCK_SIZE
-    """Tokens of the blocks that sessions share. It divides the blocks of hash_ids, or they divide it."""
+    """Tokens of the blocks that sessions share. It must divide the blocks of hash_ids, or they divide it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VllmConfig(Colocated, SharedPrefixes):
     balance: Literal[Balance, "kv-aware"] = "memory"
-    """Which replica a new session goes to, for life, so that its prefix cache serves all its rounds; on a card by default the one with
-    the fewest sessions. kv-aware is Dynamo's cost: overlap_weight x blocks to prefill + blocks in use."""
+    """Which replica a new session goes to. It stays there, so that its prefix cache serves all its rounds; on a card by default the one
+    with the fewest sessions. kv-aware uses Dynamo's cost: overlap_weight x blocks to prefill + blocks in use."""
     overlap_weight: Annotated[OverlapWeight, Only(balance="kv-aware")] = 1.0
-    """Weight of the blocks to prefill, those that the cache spares left out."""
+    """Weight of the blocks to prefill, without those that the cache holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuumConfig(Colocated):
     balance: Balance = "memory"
-    """Which replica a new session goes to, for life, so that its prefix cache serves all its rounds; on a card by default the one with
-    the fewest sessions."""
+    """Which replica a new session goes to. It stays there, so that its prefix cache serves all its rounds; on a card by default the one
+    with the fewest sessions."""
     keep_s: Seconds = 10.0
-    """Time-to-live of K/V between the rounds of a session; the paper gives none."""
+    """How long a session's K/V stays between its rounds; the paper gives no time."""
 
 
 def vllm(hardware: Hardware, deployment: Deployment, config: VllmConfig | None = None) -> Cluster:
@@ -106,7 +106,7 @@ def vllm(hardware: Hardware, deployment: Deployment, config: VllmConfig | None =
 
 
 def continuum(hardware: Hardware, deployment: Deployment, config: ContinuumConfig | None = None) -> Cluster:
-    """Sessions in flight first, and their K/V protected from eviction for ``keep_s`` after each round."""
+    """vLLM-Continuum: begun sessions go first, and their K/V is protected from eviction for ``keep_s`` after each round."""
     config = config or ContinuumConfig()
     return _colocated("vllm-continuum", hardware, deployment, config, BINDERS[config.balance], keep_s=config.keep_s)
 

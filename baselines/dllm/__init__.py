@@ -1,1 +1,1 @@
-"""The published diffusion-LLM methods dLLM-Serve is compared with, one module each."""
+"""The published diffusion-LLM methods that we compare dLLM-Serve with, one module each."""

@@ -1,6 +1,6 @@
-"""Two published rules that cut most of the masks behind a block: DPad and Streaming-dLLM. Both decode as Fast-dLLM does.
+"""Two published rules that cut most of the masks behind a block: DPad and Streaming-dLLM. Both decode like Fast-dLLM.
 
-What is cut does not exist for the block. The engine does so with any cache (``engines.dllm.config.Cut``).
+Masks that are cut do not exist for the block. The engine cuts them with any cache (``engines.dllm.config.Cut``).
 """
 
 from dataclasses import replace
@@ -13,8 +13,8 @@ from engines.errors import require
 
 
 class DPad(Method):
-    """Suffix dropout (arXiv:2508.14148), over Fast-dLLM's rules. Its places are drawn from the request's seed, and not from what ran
-    before as in the published code; ``stop_at_eos`` is its early termination."""
+    """Suffix dropout (arXiv:2508.14148) with Fast-dLLM's rules. We draw its places from the request's seed, while the published code
+    draws them from whatever ran before. ``stop_at_eos`` is its early termination."""
 
     name = "dpad"
     title = "DPad"
@@ -29,8 +29,8 @@ class DPad(Method):
 
 
 class Streaming(Method):
-    """Streaming-dLLM (arXiv:2601.17917): a prefix cache, the nearest masks and the last one, and a threshold that falls as the rows at
-    hand are known. Published code always stops at an end of text: ``stop_at_eos``."""
+    """Streaming-dLLM (arXiv:2601.17917): a prefix cache, the nearest masks and the last one, and a threshold that falls as more of a
+    step's rows are known. Published code always stops at an end of text: ``stop_at_eos``."""
 
     name = "streaming-dllm"
     title = "Streaming-dLLM"

@@ -1,8 +1,8 @@
-"""d2Cache (arXiv:2509.23094): each step computes the rows it is most in need of, and never all again behind the first.
+"""d2Cache (arXiv:2509.23094): each step computes the rows that need it most, and only the first step computes all rows.
 
-Masks are chosen by their certainty times how many known tokens are near, all other rows by attention rollout. Of the published code two
-things are kept that decide its tokens: certainties are those of the first step for ever, and the search ends by the number of masks
-left in place of the block's length. Left out is a third: a place that was not computed is never committed.
+Masks are chosen by their certainty times how many known tokens are near, all other rows by attention rollout. We keep two things of the
+published code, as they decide its tokens. Certainties are always those of the first step; the search ends by the number of masks left,
+not the block's length. We leave out a third: we never commit a place that was not computed.
 """
 
 from collections.abc import Collection
@@ -22,8 +22,8 @@ Numbers = NDArray[np.float64]
 
 
 def density(known: NDArray[np.bool_], sigma: float) -> Numbers:
-    """[G] how many tokens near each place are known, those nearest counting most. Ahead of the answer all are, behind it all if its
-    last token is."""
+    """[G] density of known tokens near each place, where the nearest count most. All tokens before the answer are known; those behind it
+    are if its last token is."""
     length = len(known)
     behind = np.full(length, known[-1])
     whole = np.concatenate((np.ones(length), known, behind)).astype(np.float64)
@@ -36,16 +36,16 @@ def density(known: NDArray[np.bool_], sigma: float) -> Numbers:
 class ByNeed(RowRule):
     options: D2CacheOptions
     shift: int
-    """1 where a row predicts the next token."""
+    """1 if a row predicts the next token."""
     prompt_len: int = 0
     total_len: int = 0
     block: int = 0
     rows: Positions = field(default_factory=NONE.copy)
     able: Positions = field(default_factory=NONE.copy)
-    """Masks of the block as the step began."""
+    """Masks of the block when the step began."""
     masks: Positions = field(default_factory=NONE.copy)
     certain: Numbers | None = None
-    """[G] confidences of the first step."""
+    """[G] confidences in the first step."""
     needs: Collection[str] = frozenset({"attention"})
 
     def of(self, request: Request) -> "ByNeed":
@@ -94,7 +94,7 @@ class ByNeed(RowRule):
             self.rows = self._inflated(rows)
 
     def _surest(self, left: Positions) -> Positions:
-        """Masks to compute next."""
+        """Return the masks to compute next."""
         assert self.certain is not None
         k, first, places = self.options.current_k, self.prompt_len, left - self.prompt_len
         score = self.certain * density(self._known(left), self.options.cache_sigma)
@@ -106,7 +106,7 @@ class ByNeed(RowRule):
         return np.sort(best) + first
 
     def _heeded(self, rows: Positions, importance: Numbers) -> Positions:
-        """With those of the others that attention rests on."""
+        """Add the other rows that attention depends on most."""
         others = np.setdiff1d(np.arange(self.total_len), rows)
         if not len(others):
             return rows

@@ -1,8 +1,8 @@
-"""dKV-Cache (arXiv:2505.15781): K and V of a token are kept one step after it was committed. It had the idea of ``settle_after`` first.
+"""dKV-Cache (arXiv:2505.15781): K and V of a token are kept one step after its commit. ``settle_after`` takes its idea from here.
 
-``decode``: what was committed more than a step ago is left out, and every ``refresh_interval`` steps all rows are computed. ``greedy``: the
-order of commits is drawn beforehand, and only what is due, what was just committed and masks near it are computed. On Dream, whose
-row predicts the next token, rows settle and not tokens. There ``prefill`` leaves out the prompt alone, and ``pd`` both.
+``decode``: a step leaves out tokens committed more than a step ago, and every ``refresh_interval`` steps it computes all rows.
+``greedy``: the order of commits is drawn beforehand; a step computes only the tokens due, those just committed, and masks near those due.
+On Dream, whose row predicts the next token, rows settle and not tokens. There ``prefill`` leaves out only the prompt, and ``pd`` both.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,12 +24,12 @@ from engines.errors import require
 
 @dataclass
 class DkvDecode(RowRule):
-    """On LLaDA. The first two steps of a block are whole, and nothing outlives a block."""
+    """For LLaDA. The first two steps of a block compute all rows, and no cache outlives a block."""
 
     refresh_interval: int
     total_len: int = 0
     committed: Positions = field(default_factory=NONE.copy)
-    """By the step before."""
+    """Places that the step before committed."""
 
     def of(self, request: Request) -> "DkvDecode":
         return replace(self, total_len=request.total_len)
@@ -48,16 +48,16 @@ class DkvDecode(RowRule):
 
 @dataclass
 class DkvGreedy(RowRule):
-    """On LLaDA, with ``remasking='random'``: what is due is known a step ahead."""
+    """For LLaDA, with ``remasking='random'``: we know the next commits a step ahead."""
 
     refresh_interval: int
     near: int
     given: str | None = None
     total_len: int = 0
     order: Sequence[int] = ()
-    """Positions as they are committed."""
+    """Positions in the order of their commits."""
     before: tuple[Positions, Positions] | None = None
-    """Masks at the start of the last step, and what it committed."""
+    """Masks at the start of the last step, and the places it committed."""
 
     def of(self, request: Request) -> "DkvGreedy":
         generation = request.generation
@@ -85,13 +85,13 @@ class DkvGreedy(RowRule):
         return Chosen.of(rows, np.sort(due), len(due))
 
     def _near(self, place: int, able: set[int]) -> list[int]:
-        """Those of the places that are able, to the left and right in turn, each turn one further."""
+        """The nearest places in ``able``, alternating left and right, one further each turn; at most ``near`` of them."""
         turns = (at for d in range(1, self.total_len) for at in (place - d, place + d))
         return list(islice((at for at in turns if at in able), self.near))
 
 
 def drawn_order(generation: GenerationConfig) -> list[int]:
-    """Block by block, from the request's seed alone."""
+    """Draw the order of commits block by block, from the request's seed alone."""
     draw, length = Random(generation.seed), generation.block_length
     blocks = [list(range(s, min(s + length, generation.gen_length))) for s in range(0, generation.gen_length, length)]
     return [place for block in blocks for place in draw.sample(block, len(block))]
@@ -99,7 +99,7 @@ def drawn_order(generation: GenerationConfig) -> list[int]:
 
 @dataclass
 class DkvDream(RowRule):
-    """On Dream, which has no blocks: a row is settled by the token that it predicts, and its own."""
+    """For Dream, which has no blocks: a row settles once the token it predicts is known, or with ``un_right`` also its own."""
 
     variant: Literal["decode", "prefill", "pd"]
     refresh_interval: int
@@ -107,7 +107,7 @@ class DkvDream(RowRule):
     prompt_len: int = 0
     total_len: int = 0
     settled: Positions = field(default_factory=NONE.copy)
-    """As the step before found them: the delay by one step."""
+    """Rows that the step before found settled; this delays them by one step."""
 
     @property
     def needs(self) -> Collection[str]:  # type: ignore[override]
@@ -118,7 +118,7 @@ class DkvDream(RowRule):
 
     def choose(self, at: Standing) -> Chosen:
         step, every = at.step_in_block, np.arange(self.total_len)
-        head = every[: self.prompt_len - 1]  # its last row predicts the first answer token
+        head = every[: self.prompt_len - 1]  # the prompt's last row predicts the first answer token
         kept = head if step and self.variant != "decode" else every[:0]
         if self.variant != "prefill" and step % self.refresh_interval:
             kept = np.union1d(kept, self.settled)

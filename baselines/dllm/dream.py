@@ -1,4 +1,4 @@
-"""The plain Dream sampler, and Dream's way to rank tokens, which every method follows on a Dream model."""
+"""The plain Dream sampler, and Dream's ranking of tokens, which every method follows on a Dream model."""
 
 from baselines.dllm.options import RANKINGS, Algorithm, DreamOptions, Ranking
 from baselines.dllm.published import PublishedMethod
@@ -12,7 +12,7 @@ class Dream(PublishedMethod):
     title = "Dream"
     heeds = {"dream": frozenset({"alg_temp"})}
     own = DreamOptions
-    batches_upstream = False  # called with one prompt
+    batches_upstream = False  # published code is called with one prompt
 
     def _sampler(self, family: str, own: DreamOptions, options: Options) -> Sampler:
         return Sampler(rule=NoCache(), decode=dream_decode(own.alg, options))
@@ -33,7 +33,7 @@ def dream_decode(alg: Algorithm, options: Options) -> DecodeConfig:
 
 
 def timestep_decode(alg: Ranking, first_step: FirstStep = "ranked") -> DecodeConfig:
-    """Dream's schedule and ranking. Its confidences are read after temperature, top_p and top_k."""
+    """Return Dream's schedule and ranking. Confidences are taken after temperature, top_p and top_k."""
     ranks: dict[str, Confidence] = {"entropy": "neg_entropy", "topk_margin": "margin"}
     return DecodeConfig(
         quota="timestep", confidence=ranks.get(alg, "max_prob"), confidence_of="sampler", first_step=first_step

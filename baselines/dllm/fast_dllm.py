@@ -1,4 +1,4 @@
-"""Fast-dLLM: prefix or dual KV cache, one Refresh a block, parallel decoding by confidence."""
+"""Fast-dLLM: a prefix or dual KV cache, one Refresh per block, parallel decoding by confidence."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from engines.dllm.method import BLOCKS, LEAP, PARALLEL, Options, Sampler
 from engines.errors import require
 
 THRESHOLD = 0.9
-"""Its published threshold on Dream, where its algorithm is named without one."""
+"""Published threshold on Dream, used if its algorithm is named without one."""
 
 
 class FastDllm(PublishedMethod):
@@ -34,7 +34,7 @@ class FastDllm(PublishedMethod):
         return Sampler(rule=rule, decode=_cached_dream(cache, alg, options), exact_steps=False)
 
     def has_blocks(self, family: str, options: Options) -> bool:
-        """Without a cache it runs Dream's own loop."""
+        """Without a cache, Fast-dLLM runs Dream's own loop, which has no blocks."""
         return family != "dream" or options.get("cache") != "none"
 
     def _run_as(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
@@ -69,7 +69,7 @@ def _cached_dream(cache: str, alg: str, options: Options) -> DecodeConfig:
         "threshold" not in options,
         f"threshold={options.get('threshold')!r} has no effect with alg={alg!r}: use alg confidence_threshold",
     )
-    # Upstream's cached loop ranks by negative entropy whatever the algorithm is called.
+    # The published cached loop ranks by negative entropy, whichever algorithm is named.
     return timestep_decode("entropy", first_step="first_position")
 
 

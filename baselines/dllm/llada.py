@@ -11,7 +11,7 @@ class Llada(PublishedMethod):
     name = "llada"
     title = "LLaDA"
     heeds = {"llada": BLOCKS | LEAP | {"remasking", "cfg_scale"}}
-    batches_upstream = False  # called with one prompt
+    batches_upstream = False  # published code is called with one prompt
 
     def _sampler(self, family: str, own: Any, options: Options) -> Sampler:
         return Sampler(rule=NoCache())

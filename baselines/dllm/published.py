@@ -1,4 +1,4 @@
-"""What all published methods have in common: whole blocks, and static batches."""
+"""Base of all published methods: whole blocks, and static batches."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,14 +21,14 @@ class PublishedMethod(Method):
     batches_upstream: ClassVar[bool]
     """Whether published code can run several requests at once."""
     mixes_lengths: ClassVar[bool] = True
-    """Whether requests of several generation lengths can be padded to one batch."""
+    """Whether requests with different generation lengths can be padded to one batch."""
     torch_executors: ClassVar[Mapping[str, str]] = {
         **Method.torch_executors,
         "static": "baselines.dllm.static.executor:padded_executor",
     }
 
     def _run_as(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
-        """What the published samplers assert, in words: whole blocks and whole steps per block."""
+        """Refuse, in words, what published samplers assert against: they need whole blocks, and whole steps per block."""
         length, block = generation.gen_length, generation.block_length
         require(
             length % block == 0,
@@ -55,8 +55,8 @@ class PublishedMethod(Method):
         longest: int,
         is_upstream: bool = False,
     ) -> StaticFootprint:
-        """Every one of ``longest`` rows has activations and logits. Upstream copies all logits at once to reduce them; here the
-        copies of some rows are alive together."""
+        """Memory of a static batch: each of ``longest`` rows has activations and logits. Upstream copies all logits at once to reduce
+        them; here only the copies of REDUCTION_ROWS rows exist together."""
         copies = sampler.reduction_bytes_per_value(shape.dtype_bytes)
         logits = shape.dtype_bytes + (copies if is_upstream else 0)
         per_row = shape.activation_bytes_per_query_token + logits * shape.vocab_rows
@@ -72,7 +72,7 @@ class PublishedMethod(Method):
         return RooflineExecutor(roofline, config, copied_bytes_per_logit=copied_bytes_per_logit)
 
     def static_cache(self, sampler: Sampler, kv_rows: int) -> Any:
-        """What the padded executor is made with besides the model: how many rows its pool has."""
+        """The argument that the padded executor takes besides the model: how many rows its pool has."""
         return kv_rows
 
     def static_torch(

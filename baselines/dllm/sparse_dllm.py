@@ -13,7 +13,7 @@ class SparseDllm(PublishedMethod):
     title = "Sparse-dLLM"
     heeds = {"llada": BLOCKS | LEAP, "dream": BLOCKS | {"alg_temp"}}
     own = SparseOptions
-    batches_upstream = False  # its published code indexes the cache as a batch of one
+    batches_upstream = False  # published code indexes the cache as a batch of one
 
     def _sampler(self, family: str, own: SparseOptions, options: Options) -> Sampler:
         sparsity = SparsityConfig(

@@ -1,8 +1,8 @@
-"""Window-Diffusion: a window of masks slides over the answer, and what lies behind it does not exist until the next Refresh.
+"""Window-Diffusion: a window of masks slides over the answer. Masks behind it do not exist until the next Refresh.
 
-Every ``refresh_interval`` steps all rows are computed. For the period that begins so the keys are what is known then, and the first masks.
-Its other steps compute the first ``active`` masks and what they committed themselves. A step commits no more than the masks it
-computes, where published code then writes over known tokens.
+Every ``refresh_interval`` steps compute all rows and begin a period. Its keys are all tokens then known, and the first masks. The other
+steps of the period compute the first ``active`` masks and the tokens that they committed themselves. A step commits no more than the
+masks it computes, while published code overwrites known tokens.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ class SlidingWindow(RowRule):
     total_len: int = 0
     keys: Positions = field(default_factory=NONE.copy)
     again: Positions = field(default_factory=NONE.copy)
-    """Committed tokens that are computed too."""
+    """Committed tokens that a step computes too."""
 
     def of(self, request: Request) -> "SlidingWindow":
         return replace(self, total_len=request.total_len)
@@ -42,7 +42,7 @@ class SlidingWindow(RowRule):
     def see(self, seen: Seen) -> None:
         assert seen.learned is not None
         committed = np.array(seen.learned.places, dtype=np.int64)
-        # The Refresh's own commits leave after one step.
+        # Tokens that the Refresh committed leave after one step.
         is_first = seen.step_in_block % self.refresh < 2
         self.again = committed if is_first else np.union1d(self.again, committed)
 

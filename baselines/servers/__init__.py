@@ -1,1 +1,1 @@
-"""Other projects' servers, each in an environment and processes of its own: installed, started, waited for, and stopped."""
+"""Other projects' servers: we install, start, wait for and stop each in an environment and processes of its own."""

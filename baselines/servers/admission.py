@@ -1,7 +1,7 @@
-"""LAPS or Reserve as they decide for a real engine: its requests as prefill tasks, their plan as whom to admit and to advance.
+"""LAPS or Reserve as policies of a real engine: its requests become prefill tasks, and their plan says which to admit and to advance.
 
-Nothing here knows the engine: it tells of arrivals, departures and how far the prefills it runs have come, and is told which
-requests the next step is for. The policy objects are those of the simulated and of the torch instances (engines.laps.system).
+This module does not know the engine. The engine tells it of arrivals, departures and the progress of prefills, and learns which requests
+the next step is for. The policy objects are those of the simulated and of the torch instances (engines.laps.system).
 """
 
 from collections.abc import Mapping
@@ -19,20 +19,20 @@ from engines.policies.views import NextStep, OpenQueue, PrefillTask, Situation
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionConfig(Checked):
-    """The speed is what the policies believe of a step: T = base + request B + token N + alpha sum L^2."""
+    """Settings of a policy, and the step time it assumes: T = base + request B + token N + alpha sum L^2."""
 
     policy: Annotated[Literal["laps", "reserve"], Fixed] = "laps"
     boundary: Tokens = 256
-    """L_m of LAPS."""
+    """LAPS's L_m."""
     chunk_tokens: Tokens = 512
-    """C_l of LAPS."""
+    """LAPS's C_l."""
     short_tokens: Tokens = 2048
-    """M of LAPS."""
+    """LAPS's M."""
     window_ms: float = 5.0
-    """Longest wait for company of LAPS."""
+    """LAPS's longest wait for more requests."""
     slo_ms: float = 400.0
     min_step_ms: float = 50.0
-    """Reserve's steps take between this and ``max_step_ms``."""
+    """Reserve keeps steps between this and ``max_step_ms``."""
     max_step_ms: float = 150.0
     base_ms: Annotated[float, Range(0)] = 2.0
     request_us: Annotated[float, Range(0)] = 50.0
@@ -45,7 +45,7 @@ class AdmissionConfig(Checked):
 
     @staticmethod
     def parse(text: str, *, policy: str) -> "AdmissionConfig":
-        """The settings that a JSON object holds."""
+        """Parse settings from a JSON object."""
         given = json_object("policy_settings", text, example='{"boundary": 256}')
         check_given(given, AdmissionConfig, who="policy_settings")
         return AdmissionConfig(policy=policy, **given)  # type: ignore[arg-type]
@@ -79,15 +79,15 @@ class AdmissionConfig(Checked):
 
 
 class Advance(NamedTuple):
-    """What the next step does besides decoding; requests by the engine's names, in the policy's order."""
+    """The work of the next step besides decoding. Requests have the engine's names, in the policy's order."""
 
     admitted: tuple[str, ...]
     shares: Mapping[str, int]
-    """Tokens of each prompt that is advanced, the admitted ones and those begun before."""
+    """Tokens of each prompt that advances, both admitted ones and those begun before."""
 
 
 class Admission:
-    """Requests wait here until the policy takes them; then they are begun until their prompt is computed."""
+    """Requests wait here until the policy admits them. Then they are begun until their prompt is computed."""
 
     def __init__(self, config: AdmissionConfig) -> None:
         system = config.system
@@ -121,7 +121,7 @@ class Admission:
         self._queue.push(task)
 
     def leave(self, name: str) -> None:
-        """It ended, or nobody wants it any more."""
+        """Remove a request that ended, or that nobody wants any more."""
         if (task := self._waiting.pop(name, None)) is not None:
             self._queue.pull(task)
         else:
@@ -130,7 +130,7 @@ class Admission:
             del self._names[task.task_id]
 
     def step(self, now: float, computed: Mapping[str, int], room: int, block: int) -> Advance:
-        """``computed`` tokens of the prompts that were begun; ``room`` tokens of K/V, taken in blocks of ``block``."""
+        """Plan a step. ``computed``: tokens done of each begun prompt; ``room``: free tokens of K/V, taken in blocks of ``block``."""
         for name in [name for name, task in self._begun.items() if computed.get(name, task.tokens) >= task.tokens]:
             self.leave(name)
         for name, task in self._begun.items():

@@ -1,7 +1,7 @@
-"""NVIDIA Dynamo: its frontend and router, before its simulated workers, workers of known times, or vLLM on a GPU.
+"""NVIDIA Dynamo: its frontend and router, with its simulated workers, workers of known times, or vLLM on a GPU.
 
-Discovery by files, and every address this machine's own: no etcd, no NATS. (Its workers' event sockets listen on every
-interface even so.)
+Processes find each other by files, at addresses of this machine only: no etcd, no NATS. (Even so, its workers' event sockets listen on
+every interface.)
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ _LOOPBACK = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLAN
 
 
 def variables(place: Place) -> Mapping[str, str]:
-    """By which the processes of one start find each other."""
+    """Environment variables by which the processes of one start find each other."""
     return {
         **place.environment,
         "DYN_DISCOVERY_BACKEND": "file",
@@ -29,7 +29,7 @@ def variables(place: Place) -> Mapping[str, str]:
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
         **dict.fromkeys(_LOOPBACK, "127.0.0.1"),
-        "TMPDIR": str(place.folder),  # where every process of it leaves a file
+        "TMPDIR": str(place.folder),  # every process of Dynamo leaves a file there
     }
 
 
@@ -46,7 +46,7 @@ class Dynamo(Launch):
     name: ClassVar[str] = "dynamo"
     packages: ClassVar[tuple[str, ...]] = ("ai-dynamo", "ai-dynamo-runtime", "vllm")
     workers: Literal["mocker", "python", "vllm"] = "mocker"
-    """mocker: Dynamo's simulated engine; python: every prompt and token takes a time that is known; vllm: a GPU's."""
+    """mocker: Dynamo's simulated engine; python: every prompt and token takes a known time; vllm: runs on a GPU."""
     num_workers: Annotated[int, Range(1, 64)] = 1
     """Workers behind the frontend."""
     router: Literal["round-robin", "random", "power-of-two", "kv", "least-loaded"] = "round-robin"
@@ -54,11 +54,11 @@ class Dynamo(Launch):
     block_size: Annotated[int, Range(1)] = 16
     """Tokens of a block of K/V."""
     speedup_ratio: Annotated[float, Range(above=0)] = 1.0
-    """The mocker's times are divided by this."""
+    """The mocker divides its times by this."""
     prefill_us: Annotated[float, Range(0)] = 50.0
-    """python workers take this long for a token of a prompt, one prompt after the other."""
+    """python workers take this long per prompt token, one prompt after the other."""
     decode_ms: Annotated[float, Range(0)] = 10.0
-    """python workers take this long between two tokens of an answer, whoever else is served."""
+    """python workers take this long between two tokens of an answer, however many they serve."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,7 +84,7 @@ class Dynamo(Launch):
         return tuple(made)
 
     def _worker_arguments(self, place: Place) -> Iterator[tuple[str, ...]]:
-        """What each worker's process is started with; the mocker is one for all workers."""
+        """Yield the arguments of each worker's process; one mocker process holds all workers."""
         bounds = {
             "block_size": self.block_size,
             "max_model_len": self.max_model_len,
@@ -101,7 +101,7 @@ class Dynamo(Launch):
         for _ in range(self.num_workers):
             if self.workers == "python":
                 times = {"prefill_us": self.prefill_us, "decode_ms": self.decode_ms}
-                # Not with the folder of this module on its path, which would be taken for Dynamo's package.
+                # Keep this module's folder off its path, where Python would take it for Dynamo's package.
                 yield ("-P", str(_WORKER), *options(**named, block_size=self.block_size, **times))
             else:
                 yield ("-m", "dynamo.vllm", *options(model=place.model, served_model_name=SERVED_NAME, **bounds))

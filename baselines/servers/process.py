@@ -1,5 +1,5 @@
-"""Processes of a server: started together, waited for until they answer, stopped together whatever happens; and their pages, read whole in
-bounded time and room from the address that is named alone: neither proxies nor redirects get to see headers."""
+"""Processes of a server: we start them together, wait until they answer, and stop them together whatever happens. Their pages are read
+whole, in bounded time and size, from the named address only: neither proxies nor redirects see our headers."""
 
 import json
 import os
@@ -25,15 +25,15 @@ from engines.machine import settled
 # -- pages ------------------------------------------------------------------------------------------------
 
 ASK_S = 5.0
-"""For a whole page, whatever trickles in before."""
+"""Seconds for a whole page, even if it trickles in."""
 MOST_BYTES = 1 << 24
 _LONGEST_SHOWN = 100
 _MOST_DIGITS = 18
-"""A length of more is not read, and so the end of the body is not known."""
+"""A longer Content-Length is not parsed, so the end of the body is unknown."""
 
 
 class NoPage(OSError):
-    """Why there is no such page, in a few words; ``status`` is None where the server said none."""
+    """Why a page cannot be read, in a few words; ``status`` is None if the server sent none."""
 
     def __init__(self, reason: str, status: int | None = None) -> None:
         super().__init__(reason)
@@ -49,7 +49,7 @@ _OPENER = build_opener(ProxyHandler({}), _NoRedirects)
 
 
 def ask(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> bytes:
-    """The body of an answer with status 200; raises NoPage."""
+    """Return the body of an answer with status 200; raises NoPage."""
     found: list[bytes | NoPage] = []
 
     def read() -> None:
@@ -58,7 +58,7 @@ def ask(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> bytes:
         except NoPage as error:
             found.append(error)
 
-    # The timeout of a connection is one of each of its pieces.
+    # A connection's timeout applies to each piece, not to the whole page.
     thread = Thread(target=read, daemon=True)
     thread.start()
     thread.join(ASK_S)
@@ -99,7 +99,7 @@ def _read(url: str, headers: Mapping[str, str]) -> bytes:
 
 
 def redirect(status: int, location: str | None) -> str:
-    """What is said of one, which is never followed: another host may be anybody's."""
+    """Describe a redirect. We never follow it, as another host may be anybody's."""
     try:
         host = urlsplit(location or "").netloc.rpartition("@")[2]
     except ValueError:
@@ -109,8 +109,8 @@ def redirect(status: int, location: str | None) -> str:
 
 
 def unread(values_of: Callable[[str], Sequence[str]]) -> str | None:
-    """Why the body behind a head is not read, by the values of its fields: where it ends is not known, or it is compressed, and
-    so without a bound, though that was not asked for."""
+    """Return why we do not read a body, judged by its header fields. Either its end is unknown, or it is compressed although we did not
+    ask for that, so its size has no bound."""
     coding = ", ".join(values_of("Content-Encoding")).strip().lower()
     if coding not in ("", "identity"):
         return f"its body is compressed ({coding[:_LONGEST_SHOWN]!r}), which was not asked for"
@@ -126,13 +126,13 @@ def unread(values_of: Callable[[str], Sequence[str]]) -> str | None:
 
 WARDEN = Path(__file__).with_name("warden.py")
 GRACE_S = 20.0
-"""Between asking a server to end and killing it."""
+"""Seconds between asking a server to end and killing it."""
 _POLL_S = 0.1
 _BREAK_S = 5.0
-"""From when a process's connections break to its end, at most."""
+"""Most seconds between the break of a process's connections and its end."""
 _TOLD_LINES = 3
 _OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "OMP_NUM_THREADS")
-"""Variables of this process that would change what a server does, beside those that we ``settled``."""
+"""Our variables that would change what a server does, besides those that we ``settled``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,23 +140,23 @@ class Command:
     name: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Beside what is inherited."""
+    """Variables besides the inherited ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """``url`` is ready once ``/v1/models`` lists ``model``, every one of ``paths`` says 200, and ``/health`` lists
-    ``num_workers`` instances of ``endpoint``."""
+    """``url`` is ready once ``/v1/models`` lists ``model``, all ``paths`` return 200, and ``/health`` lists ``num_workers`` instances of
+    ``endpoint``."""
 
     url: str
     model: str
     paths: tuple[str, ...] = ()
     num_workers: int | None = None
-    """None where the server lists none."""
+    """None if the server lists no workers."""
     endpoint: str = "generate"
 
     def missing(self) -> str | None:
-        """What it lacks, in a few words; None where it is ready."""
+        """Return what the server still lacks, in a few words; None if it is ready."""
         try:
             for path in self.paths:
                 ask(f"{self.url}{path}")
@@ -191,7 +191,7 @@ class _Process:
             )
 
     def last_words(self) -> str:
-        """The last lines of its log that speak of an error, else the last there are."""
+        """The last lines of its log that mention an error, or else its last lines."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         wrong = [line for line in lines if "Error" in line or "error" in line]
         return " | ".join((wrong or lines)[-_TOLD_LINES:]) or "nothing"
@@ -201,8 +201,8 @@ class _Process:
 def running(
     name: str, commands: Sequence[Command], address: Address, *, folder: Path, within_s: float
 ) -> Iterator[float]:
-    """The seconds until it was ready. Logs go into ``folder``. Raise RunError where a process ends before it is asked to, or
-    where ``within_s`` is over."""
+    """Run the processes around the body. Yields the seconds until the server was ready; logs go into ``folder``. Raises RunError if a
+    process ends early, or if ``within_s`` is over."""
     processes: list[_Process] = []
 
     def check(when: str) -> None:
@@ -226,7 +226,7 @@ def running(
             time.sleep(_POLL_S)
         yield time.monotonic() - started
         if (missing := address.missing()) is not None:
-            # Connections break before the process that held them is gone.
+            # Connections break before their process is gone.
             until = time.monotonic() + _BREAK_S
             while time.monotonic() < until:
                 check("during the run")
@@ -234,7 +234,7 @@ def running(
             raise RunError(f"{name} did not last, {missing}: {processes[0].last_words()}; all it said: {folder}")
         check("during the run")
     finally:
-        # Each knows on its own what to do now, even if what follows is interrupted.
+        # Each warden now ends its server on its own, even if what follows is interrupted.
         for each in processes:
             with suppress(OSError):
                 each.warden.stdin.close()  # type: ignore[union-attr]
@@ -243,7 +243,7 @@ def running(
 
 
 def free_port() -> int:
-    """One that nobody listens on. Another may take it before it is used."""
+    """Return a port that nobody listens on. Another process may take it before we use it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,8 +1,8 @@
 """LAPS or Reserve in vLLM: ``--scheduler-cls baselines.servers.vllm_scheduler.PolicyScheduler``, of the version in environments.yaml.
 
-vLLM's step gives tokens to running requests and then to waiting ones. Before each step the waiting requests that the policy does not
-admit are set aside, and the prefills that it does not advance too; within it no prompt gets more than its share of the plan. Answers
-are never held up.
+vLLM's step gives tokens to running requests first, then to waiting ones. Before each step we set aside the waiting requests that the
+policy does not admit, and the prefills that it does not advance. Within the step no prompt gets more than its share of the plan. Decodes
+are never delayed.
 """
 
 import os
@@ -26,7 +26,7 @@ class PolicyScheduler(AsyncScheduler):
         config = AdmissionConfig.parse(os.environ.get(_SETTINGS_VARIABLE, "{}"), policy=os.environ[_POLICY_VARIABLE])
         self._admission = Admission(config)
         self._shares: Mapping[str, int] | None = None
-        """What each prompt gets in the step that is being planned."""
+        """Tokens that each prompt may get in the step being planned."""
 
     def add_request(self, request: Any) -> None:
         is_known = request.request_id in self.requests
@@ -44,14 +44,14 @@ class PolicyScheduler(AsyncScheduler):
         now = time.monotonic()
         prefilling = {r.request_id: r for r in self.running if r.num_computed_tokens < r.num_prompt_tokens}
         computed = {name: r.num_computed_tokens for name, r in prefilling.items()}
-        # Admitted, but not yet run: K/V for them was short.
+        # These were admitted, but have not run because K/V was short.
         computed |= {r.request_id: 0 for r in self.waiting if r.request_id not in self._admission}
         block = self.block_size
         room = self.kv_cache_manager.block_pool.get_num_free_blocks() * block
         plan = self._admission.step(now, computed, room, block)
 
         waiting = {request.request_id: request for request in self.waiting}
-        # What was preempted, or is blocked, was admitted before: it goes first, as vLLM has it.
+        # Preempted or blocked requests were admitted before: they go first, as in vLLM.
         returned = [
             r for r in waiting.values() if r.request_id not in self._admission and r.request_id not in plan.admitted
         ]
@@ -71,7 +71,7 @@ class PolicyScheduler(AsyncScheduler):
             self._replace_waiting([*self.waiting, *aside])
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
-        """The last word on a request's tokens in a step, running or waiting."""
+        """Limit a request's tokens in a step to its share, whether it runs or waits."""
         if self._shares is not None and num_computed_tokens < request.num_prompt_tokens:
             num_new_tokens = min(num_new_tokens, self._shares.get(request.request_id, num_new_tokens))
         allowed: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)

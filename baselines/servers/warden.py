@@ -1,8 +1,8 @@
-"""Keeps one server: run as a program, it starts the command behind ``--``, and ends it when standard input ends.
+"""Watches one server: run as a program, it starts the command behind ``--``, and ends it when standard input ends.
 
-Standard input is a pipe whose other end the one who started it holds: it ends when that process does, however it does, so
-that no server outlives what started it. The server has a process group of its own, which Ctrl-C in a terminal does not
-reach; whoever of the group is left once the server has ended is killed.
+Standard input is a pipe whose other end its parent process holds. It ends when the parent does, in whatever way, so no server outlives
+its parent. The server has its own process group, which Ctrl-C in a terminal does not reach. Once the server has ended, the warden kills
+whatever is left of the group.
 """
 
 import os
@@ -21,7 +21,7 @@ def main(grace_s: float, command: list[str]) -> int:
     def end(*_: object) -> None:
         with suppress(ProcessLookupError):
             server.terminate()
-        # A thread that is waited for would keep the interpreter alive.
+        # A thread that is not a daemon would keep the interpreter alive.
         timer = threading.Timer(grace_s, kill)
         timer.daemon = True
         timer.start()
@@ -44,5 +44,5 @@ def main(grace_s: float, command: list[str]) -> int:
 
 if __name__ == "__main__":
     code = main(float(sys.argv[1]), sys.argv[sys.argv.index("--") + 1 :])
-    # The thread that watches standard input holds its lock.
+    # The thread that watches standard input holds its lock, so a normal exit would hang.
     os._exit(code)

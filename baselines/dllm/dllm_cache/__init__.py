@@ -1,2 +1,2 @@
-"""dLLM-Cache: features of prompt and response are cached apart, each refreshed at its own interval, and
-between refreshes the response rows whose values changed most are recomputed. Static batches only."""
+"""dLLM-Cache: caches the features of prompt and response apart, each refreshed at its own interval. Between refreshes it recomputes the
+response rows whose values changed most. Static batches only."""

@@ -1,9 +1,9 @@
-"""dLLM-Cache's forward: every layer recomputes the columns that a step refreshes, and reads the others' features.
+"""dLLM-Cache's forward: every layer recomputes the columns that a step refreshes, and reads cached features of the others.
 
-A batch is laid out [n, W] with prompts padded on the left to the longest, so that prompts and responses are plain slices of columns;
-padding is computed and never attended to. n members, W = prompt width + G columns, r recomputed columns, H / Hkv heads, D head width,
-d model width; x and h are [rows, d].
-Grouped-query attention works here; the published code reshapes keys to the query width and fails on it.
+A batch has shape [n, W], with prompts padded on the left to the longest, so that prompts and responses are plain slices of columns.
+Padding is computed but never attended to. Shapes: n members, W = prompt width + G columns, r recomputed columns, H / Hkv heads, D head
+width, d model width; x and h are [rows, d]. Grouped-query attention works here; the published code reshapes keys to the query width and
+fails on it.
 """
 
 import json
@@ -41,25 +41,25 @@ Part = Callable[[Tensor], Tensor]
 class Layer:
     attention_norm: Part
     query: Part
-    """[rows, H * D], not rotated; likewise ``key`` and ``value`` [rows, Hkv * D]."""
+    """[rows, H * D], not rotated; ``key`` and ``value`` return [rows, Hkv * D]."""
     key: Part
     value: Part
     attention_output: Part
-    """[rows, d] of the heads' results [rows, H * D]."""
+    """[rows, d] from the heads' results [rows, H * D]."""
     mlp_norm: Part
     gated_mlp: Part
 
     def mlp(self, x: Tensor) -> Tensor:
-        """[rows, d], its norm included; to be added to x."""
+        """[rows, d] including the norm; the caller adds it to x."""
         return self.gated_mlp(self.mlp_norm(x))
 
 
 _PARTS = json.loads(Path(__file__).with_name("parts.json").read_text(encoding="utf-8"))
-"""Family -> our names of a layer's parts -> those of the model; Dream's projections bring their biases along."""
+"""Family -> our name of a layer's part -> the model's name. Dream's projections include their biases."""
 
 
 class Layers:
-    """A model, taken apart."""
+    """A model taken apart into its layers."""
 
     def __init__(self, model: DiffusionModel) -> None:
         if not isinstance(model, LLaDAModelLM | DreamModel):
@@ -81,8 +81,8 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerCache:
-    """One layer's features of every column. ``k`` is stored rotated: a column's position never changes,
-    so rotating it again at every step, as published, gives the same bits."""
+    """One layer's features of every column. ``k`` is stored rotated: a column's position never changes. The published code rotates it
+    again at every step, which gives the same bits."""
 
     k: Tensor
     v: Tensor
@@ -94,7 +94,7 @@ class LayerCache:
 class Batch:
     request_ids: tuple[int, ...]
     padding: tuple[int, ...]
-    """Columns on the left of each member that are no tokens of its."""
+    """For each member, columns on the left that hold no tokens of it."""
     flat: Tensor
     """[n, W] indices into the flattened token store."""
     cos: Tensor
@@ -104,7 +104,7 @@ class Batch:
     key_mask: Tensor | None
     caches: tuple[LayerCache, ...]
     blind_caches: tuple[LayerCache, ...]
-    """Caches of the forwards without the prompts; empty unless a member asks for guidance."""
+    """Caches for the forwards without prompts; empty unless a member asks for guidance."""
 
 
 def form_batch(
@@ -118,7 +118,7 @@ def form_batch(
     dtype: torch.dtype,
     masks_keys: bool,
 ) -> Batch:
-    """``masks_keys`` where the batch attends in one call, padding included."""
+    """Allocate and index a new batch. ``masks_keys``: whether the batch attends in one call, padding included."""
     n, width, device = len(plan.items), step.total_width, state.tokens.device
     padding = np.array([width - item.total_len for item in plan.items])
     slots = np.array(state.slots(plan.items))[:, None]
@@ -155,21 +155,21 @@ def form_batch(
 # -- the forward ------------------------------------------------------------------------------------------
 
 Columns = tuple[slice | Tensor, slice | Tensor]
-"""Index of some columns of every member: two slices, or a member column [n, 1] and columns [n, r]."""
+"""Indexes some columns of every member: two slices, or a member column [n, 1] and columns [n, r]."""
 
 EVERY = slice(None)
 
 
 class Residual:
-    """[N, V] what guidance adds to the logits; kept from one forward without the prompts to the next."""
+    """[N, V] difference that guidance makes to the logits, kept between two forwards without the prompts."""
 
     def __init__(self) -> None:
         self.logits: Tensor | None = None
 
 
 class FeatureForward:
-    """``masked_attention`` is one call for a batch of unequal lengths, with a mask over the padding; else its members
-    attend one by one. ``is_parity`` takes the library's order of equal similarities."""
+    """With ``masked_attention``, a batch of unequal lengths attends in one call, with a mask over the padding; else its members attend
+    one by one. ``is_parity`` takes the library's order of equal similarities."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class FeatureForward:
     def __call__(self, plan: StepPlan, items: Sequence[PlanItem], layout: StepLayout) -> Forwarded:
         step = self._clock.tick(plan)
         if plan.admitted:
-            self.rest()  # the last batch's caches go before new ones are made
+            self.rest()  # free the last batch's caches before new ones are made
             self.batch = form_batch(
                 plan,
                 step,
@@ -222,10 +222,10 @@ class FeatureForward:
         self.batch = self._residual.logits = None
 
     def _guidance(self, batch: Batch, plan: StepPlan, ids: Tensor, hidden: Tensor) -> tuple[Guidance, int]:
-        """Classifier-free guidance, and the rows a member's forward without its prompt computed for it.
+        """Return classifier-free guidance, and how many rows a member's forward without its prompt computed.
 
-        That forward has features and a count of its own and runs at some steps only. Between them
-        the difference it made to the logits is kept (``Residual``).
+        That forward has its own features and its own step count, and runs at some steps only. Between them we keep the difference that it
+        made to the logits (``Residual``).
         """
         generations = self._state.generations(plan.items)
         gen_length = generations[0].gen_length
@@ -263,7 +263,7 @@ class FeatureForward:
     def _refresh(
         self, layer: Layer, cache: LayerCache, batch: Batch, x: Tensor, columns: Columns
     ) -> tuple[Columns, Tensor]:
-        """New keys and values of the columns; their normed inputs."""
+        """Write new keys and values of the columns, and return the columns with their normed inputs."""
         h = layer.attention_norm(x[columns])
         self._write_keys(layer, cache, batch, h, columns)
         cache.v[columns] = self._heads(over_rows(layer.value, h))
@@ -272,7 +272,7 @@ class FeatureForward:
     def _refresh_partly(
         self, layer: Layer, cache: LayerCache, batch: Batch, x: Tensor, step: CacheStep
     ) -> tuple[Columns, Tensor | None]:
-        """Prompt or response as a whole, and the most changed rows of a response that is not refreshed."""
+        """Refresh the whole prompt or response, and the most changed rows of a response that is not refreshed."""
         prompt, response = (EVERY, slice(step.prompt_width)), (EVERY, slice(step.prompt_width, None))
         columns: Columns = response
         h: Tensor | None = None
@@ -299,7 +299,7 @@ class FeatureForward:
         cache.k[columns] = self._parts.rotate(k, batch.cos[columns], batch.sin[columns])
 
     def _least_similar(self, value: Tensor, previous: Tensor, count: int) -> Tensor:
-        """[n, count] response rows whose value [n, G, Hkv * D] turned furthest from that of the step before."""
+        """[n, count] response rows whose value [n, G, Hkv * D] differs most in direction from that of the step before."""
         self._timer.lap_inside("gemm")
         similarity = F.cosine_similarity(value, previous, dim=-1, eps=1e-8)
         if self._is_parity:
@@ -312,7 +312,7 @@ class FeatureForward:
     def _attention(
         self, layer: Layer, cache: LayerCache, batch: Batch, h: Tensor, columns: Columns, *, has_prompt: bool
     ) -> Tensor:
-        """Attention-block output [n, r, d] of the columns, over every column of their member."""
+        """Attention-block output [n, r, d] of the columns, which attend over every column of their member."""
         q = self._parts.rotate(self._heads(over_rows(layer.query, h)), batch.cos[columns], batch.sin[columns])
         timer = self._timer
         timer.lap_inside("gemm")
@@ -323,7 +323,7 @@ class FeatureForward:
         else:
             out = torch.zeros_like(q)
             for i, first in enumerate(batch.padding):
-                # Padding is left of the prompt, so among the queries it is first or not there.
+                # Padding is left of the prompt, so among the queries it comes first or is absent.
                 own, keys = slice(first if has_prompt else 0, None), slice(first, None)
                 out[i, own] = sdpa(q[i, None, own], cache.k[i, None, keys], cache.v[i, None, keys])[0]
         timer.lap_inside("attention")
@@ -334,10 +334,10 @@ class FeatureForward:
 
 
 def _attend_members(q: Tensor, cache: LayerCache, padding: Sequence[int], *, has_prompt: bool) -> Tensor:
-    """Each member's queries [n, r, H, D] over its own columns, in one call."""
+    """Let each member's queries [n, r, H, D] attend over its own columns, in one call."""
     n, r, width = *q.shape[:2], cache.k.shape[1]
     first, member = torch.tensor(padding, dtype=torch.int32), torch.arange(n, dtype=torch.int32)
-    # Padding is left of the prompt, so among the queries it is first or not there.
+    # Padding is left of the prompt, so among the queries it comes first or is absent.
     runs = Runs(member * r + first * has_prompt, member * r + r, member * width + first, width - first)
     out = torch.zeros(q.shape, dtype=q.dtype)
     attend_runs(q.flatten(0, 1), cache.k.flatten(0, 1), cache.v.flatten(0, 1), runs, out.flatten(0, 1))
@@ -345,7 +345,7 @@ def _attend_members(q: Tensor, cache: LayerCache, padding: Sequence[int], *, has
 
 
 def over_rows(part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Applies a row-wise part to the packed rows of x [n, r, in]; [n, r, out]."""
+    """Apply a row-wise part to the packed rows of x [n, r, in]; returns [n, r, out]."""
     rows = x.shape[0] * x.shape[1]
     return part(_at_least(x.reshape(rows, -1), MIN_ROWS))[:rows].view(*x.shape[:2], -1)
 

@@ -1,4 +1,4 @@
-"""dLLM-Cache as a method: its intervals, its memory, what a step asks of the hardware, and its executors."""
+"""dLLM-Cache as a method: its intervals, its memory, the work of its steps, and its executors."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,19 +26,18 @@ if TYPE_CHECKING:
 
 
 def step_work(step: CacheStep, members: int, shape: ModelShape) -> StepWork:
-    """One forward of a static batch, padding included; logits of all response rows at once, as published."""
+    """Work of one forward of a static batch, padding included; as published, it makes logits of all response rows at once."""
     return packed_work([(step, members)], shape, logit_rows=members * step.gen_length)
 
 
 def packed_work(
     steps: Iterable[tuple[CacheStep, int]], shape: ModelShape, *, logit_rows: int, logit_chunks: int = 1
 ) -> StepWork:
-    """One forward of requests, each at its own step; a step is given with the number of requests at it.
+    """Work of one forward of requests at different steps; ``steps`` pairs a step with the number of requests at it.
 
-    The rows whose query path is recomputed pass through every layer alike and are the forward's
-    ``query_rows``; what the first layer (all rows, always) and the value projections of compared
-    rows add to that goes into the ``extra`` fields. Cached outputs are read for every row that is
-    not recomputed and written for every one that is; compared rows read their old value too.
+    Rows whose query path is recomputed pass through every layer alike; they are the forward's ``query_rows``. The ``extra`` fields hold
+    what the first layer (always all rows) and the value projections of compared rows add. The forward reads cached outputs for every row
+    it does not recompute, and writes them for every row it does. Compared rows read their old value too.
     """
     members = width = rows = fresh = compared = selected = pairs = first_layer_pairs = read_rows = 0
     for step, count in steps:
@@ -50,11 +49,11 @@ def packed_work(
         selected += count * step.num_selected
         pairs += count * step.query_rows * step.total_width
         first_layer_pairs += count * (step.total_width - step.query_rows) * step.total_width
-        # Without a query past the first layer, nothing is read there.
+        # If no row has a query past the first layer, the later layers read nothing.
         read_rows += count * step.total_width if step.query_rows else 0
     later = shape.n_layers - 1
 
-    # First layer: every row. Query rows of later layers are in query_rows already, and count once less here.
+    # The first layer computes every row. We subtract query rows of later layers, which are in query_rows already.
     layer_flops = shape.linear_flops_per_token // shape.n_layers
     value_flops = 2 * shape.d_model * shape.kv_width
     pair_flops = shape.attention_flops_per_pair // shape.n_layers
@@ -85,7 +84,7 @@ def packed_work(
 
 
 class FeatureCacheRooflineExecutor(RooflineExecutor):
-    """Charges what ``feature_cache_executor`` computes."""
+    """Charges for what ``feature_cache_executor`` computes."""
 
     def __init__(
         self, roofline: StepPrice, config: EngineConfig, cache: FeatureCacheConfig, *, copied_bytes_per_logit: int = 0
@@ -107,12 +106,12 @@ class FeatureCacheRooflineExecutor(RooflineExecutor):
     def again(
         self, plan: StepPlan, begun: Sequence[tuple[PlanItem, Course]], number: int, before: StepOutcome | None
     ) -> StepOutcome:
-        return self.execute(plan)  # its steps go on through blocks
+        return self.execute(plan)  # its step count continues through blocks
 
 
 class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
-    """dLLM-Cache without padding or batch: every request's steps are counted from its own first one, and
-    logits are those of the active blocks, in chunks."""
+    """dLLM-Cache without padding or static batches: every request counts its own steps, and a step makes the logits of the active blocks,
+    in chunks."""
 
     def __init__(self, roofline: StepPrice, config: EngineConfig, cache: FeatureCacheConfig) -> None:
         super().__init__(roofline, config)
@@ -151,15 +150,15 @@ class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
 
 
 def memory_bytes_per_token(shape: ModelShape) -> int:
-    """K, V, attention output and MLP output of one token over all layers: twice a plain KV cache
-    without grouped queries, 1 MiB for LLaDA-8B in bfloat16."""
+    """K, V, attention output and MLP output of one token over all layers. Without grouped queries this is twice a plain KV cache, 1 MiB
+    for LLaDA-8B in bfloat16."""
     return shape.kv_bytes_per_token + shape.n_layers * 2 * shape.d_model * shape.dtype_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureCaches:
-    """dLLM-Cache under continuous batching. A request reserves a row of features for each of its tokens, and
-    is charged all of them at every step: the first layer always recomputes every row."""
+    """dLLM-Cache under continuous batching. A request reserves a row of features for each of its tokens. Every step is charged for all of
+    them, as the first layer always recomputes every row."""
 
     caches: bool = True
     window: Window = "block"
@@ -180,7 +179,7 @@ class DllmCache(PublishedMethod):
     title = "dLLM-Cache"
     heeds = {"llada": BLOCKS | {"cfg_scale"}, "dream": frozenset({"alg_temp"})}
     own = DllmCacheOptions
-    batches_upstream = True  # of one prompt length and one generation length, its process-wide cache allows
+    batches_upstream = True  # its process-wide cache allows batches of one prompt length and one generation length
     mixes_lengths = False
     torch_executors = {"static": "baselines.dllm.dllm_cache.torch_executor:feature_cache_executor"}
 
@@ -196,7 +195,7 @@ class DllmCache(PublishedMethod):
         )
 
     def has_blocks(self, family: str, options: Options) -> bool:
-        """On Dream it runs Dream's own loop."""
+        """On Dream, dLLM-Cache runs Dream's own loop, which has no blocks."""
         return family != "dream"
 
     def footprint(
@@ -209,9 +208,9 @@ class DllmCache(PublishedMethod):
         longest: int,
         is_upstream: bool = False,
     ) -> StaticFootprint:
-        """Every one of ``longest`` rows has activations and cached features, the response rows have logits, copied to be reduced:
-        REDUCTION_ROWS at a time, all at once upstream. Guidance caches the features of a second forward, and what it adds to each
-        response row's logits."""
+        """Memory of a static batch: each of ``longest`` rows has activations and cached features, and response rows have logits. Logits
+        are copied to be reduced: REDUCTION_ROWS at a time, all at once upstream. Guidance also caches the features of a second forward,
+        and what it adds to the logits of each response row."""
         guided = generation.cfg_scale > 0
         per_row = shape.activation_bytes_per_query_token + (1 + guided) * memory_bytes_per_token(shape)
         logits = generation.gen_length * (1 + guided) * shape.logits_bytes_per_row

@@ -1,7 +1,7 @@
 """Which rows a forward of dLLM-Cache recomputes; plain policy, no torch.
 
-Steps are counted per request from 1, one per forward, and never start over at a block. The members
-of a static batch start together, so they share one count.
+Each request counts its steps from 1, one per forward, and blocks do not reset the count. The members of a static batch start together, so
+they share one count.
 """
 
 from dataclasses import dataclass
@@ -10,31 +10,30 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from engines.errors import require
 from engines.knobs import Checked, Only, Range
 
-if TYPE_CHECKING:  # the command line reads its options off this module
+if TYPE_CHECKING:  # the command line reads its options from this module
     from engines.dllm.plan import Request, StepPlan
 
 Steps = Annotated[int, Range(1, 10**6)]
 GUIDED_STEPS = 5
-"""First steps of a request whose guidance is computed anew whatever ``cfg_interval`` says, as published."""
+"""For a request's first steps guidance is always computed anew, whatever ``cfg_interval`` says, as published."""
 
 
 class CacheStep(NamedTuple):
-    """What one forward refreshes in every layer but the first, which always recomputes all rows.
+    """Rows that one forward refreshes in every layer but the first, which always recomputes all rows.
 
-    Counts are per member of a batch whose prompts are padded to ``prompt_width`` and whose responses
-    all have ``gen_length`` rows.
+    Counts are per member of a batch, whose prompts are padded to ``prompt_width`` and whose responses all have ``gen_length`` rows.
     """
 
     prompt_width: int
     gen_length: int
     prompt: bool
-    """All prompt rows are recomputed."""
+    """Whether to recompute all prompt rows."""
     response: bool
-    """All response rows are recomputed."""
+    """Whether to recompute all response rows."""
     compares: bool
-    """Every response row's value is computed anew and compared with the one before."""
+    """Whether to compute every response row's value anew and compare it with the one before."""
     num_selected: int
-    """Response rows recomputed because their value changed most."""
+    """How many response rows to recompute because their value changed most."""
 
     @property
     def total_width(self) -> int:
@@ -42,7 +41,7 @@ class CacheStep(NamedTuple):
 
     @property
     def fresh_rows(self) -> int:
-        """Rows refreshed as a whole, keys and values included."""
+        """Rows that are wholly refreshed, keys and values included."""
         return self.prompt * self.prompt_width + self.response * self.gen_length
 
     @property
@@ -53,14 +52,14 @@ class CacheStep(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureCacheConfig(Checked):
-    """The defaults are those of the published demo, which the paper's comparison names (100 and 7)."""
+    """Settings of the feature caches. Defaults are those of the published demo, which the paper's comparison names (100 and 7)."""
 
     prompt_interval: Steps = 100
     """dLLM-Cache: steps between refreshes of the prompt."""
     gen_interval: Steps = 7
     """dLLM-Cache: steps between refreshes of the response."""
     transfer_ratio: Annotated[float, Range(0, 1)] = 0.25
-    """dLLM-Cache: share of the response recomputed between its refreshes; 0 recomputes nothing there."""
+    """dLLM-Cache: share of the response recomputed between its refreshes; 0 recomputes nothing."""
     cfg_interval: Annotated[Steps, Only(family="llada")] = 1
     """dLLM-Cache: steps between forwards without the prompt, for cfg_scale."""
 
@@ -76,14 +75,13 @@ class FeatureCacheConfig(Checked):
             prompt=(t - 1) % self.prompt_interval == 0,
             response=response,
             compares=compares,
-            # Of the whole response, finished blocks included; may be 0.
+            # A share of the whole response, finished blocks included; may be 0.
             num_selected=int(gen_length * self.transfer_ratio) if compares else 0,
         )
 
 
 class BatchClock:
-    """Counts the forwards of the static batch that is running; those without its prompts (guidance) have a
-    clock of their own."""
+    """Counts the forwards of the running static batch. Forwards without its prompts (guidance) have a clock of their own."""
 
     def __init__(self, config: FeatureCacheConfig) -> None:
         self.config = config

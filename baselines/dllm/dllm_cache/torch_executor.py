@@ -1,6 +1,5 @@
-"""dLLM-Cache on a torch model: static batches, per-layer feature caches of the whole sequence, and its own output head, which
-takes the greedy token of exponentials and keeps guidance's difference.
-"""
+"""dLLM-Cache on a torch model: static batches, and per-layer feature caches of the whole sequence. Its own output head takes the greedy
+token of exponentials, and keeps the difference that guidance makes."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -26,7 +25,7 @@ from engines.models.protocol import DiffusionModel
 
 
 def logits_with_residual(model: DiffusionModel, residual: Residual) -> Project:
-    """Logits; the difference guidance makes is kept until the next forward without the prompts."""
+    """Return the projection to logits. It keeps the difference that guidance makes until the next forward without the prompts."""
 
     def project(hidden: Tensor, guidance: Guidance | None) -> Tensor:
         logits = model.logits(hidden)
@@ -41,7 +40,7 @@ def logits_with_residual(model: DiffusionModel, residual: Residual) -> Project:
 
 
 def reduce_by_exponentials(reduction: Reduction) -> Reduce:
-    """LLaDA's rule; rows that draw their token are reduced by ``reduction``."""
+    """Return LLaDA's rule; ``reduction`` reduces the rows that draw their token."""
     by_exponentials = partial(reduce_exponentials, suppress_id=reduction.suppress_id)
 
     def reduce(logits: Tensor, wanted: Tensor | slice, sampling: Sampling | None) -> Reduced:
@@ -61,15 +60,14 @@ def reduce_by_exponentials(reduction: Reduction) -> Reduce:
 
 
 def reduce_wanted(reduction: Reduction) -> Reduce:
-    """Dream's own rule ranks probabilities."""
+    """Return Dream's own rule, which ranks probabilities."""
     return lambda logits, wanted, sampling: reduce_in_parts(reduction, logits[wanted], sampling)
 
 
 def reduce_exponentials(logits: Tensor, _: Sampling | None = None, *, suppress_id: int | None) -> Reduced:
-    """Greedy token and its probability, both in the logits' dtype.
+    """Return the greedy token and its probability, both in the logits' dtype.
 
-    The token is the argmax of exp(logits), as published: where exp overflows or distinct logits share
-    an exponential, the lowest id wins.
+    The token is the argmax of exp(logits), as published: if exp overflows or distinct logits share an exponential, the lowest id wins.
     """
     odds = logits.exp()
     if suppress_id is not None:
@@ -89,12 +87,11 @@ def feature_cache_executor(
     stop_ids: Collection[int] | None = None,
     profile_every: int = 0,
 ) -> TorchExecutor:
-    """Each member gets the ids it would get alone, on CPU bit for bit.
+    """Build an executor that gives each member the ids it would get alone, on CPU bit for bit.
 
-    There, members of unequal length attend one by one over their own columns; ``masked_attention``
-    (the default elsewhere) is one call for the batch with a mask over the padding, which rounds
-    differently. At a temperature above zero the noise is the engine's, a function of the request
-    alone; published code draws it in the logits' dtype from a global generator.
+    On CPU, members of unequal length attend one by one over their own columns. ``masked_attention`` (the default elsewhere) is one call
+    for the batch with a mask over the padding, which rounds differently. At a temperature above zero the noise is the engine's and
+    depends on the request alone. Published code draws it in the logits' dtype from a global generator.
     """
     decode, shifts_logits = config.decode, model.config.shifts_logits
     require(
@@ -108,7 +105,7 @@ def feature_cache_executor(
         f"use 'max_prob' in 'native'",
     )
     attention = batch_attention(next(model.parameters()), model.config.head_dim)
-    # Which rows it recomputes hangs on how similar values are, and now and then on their last bits: norms stay torch's.
+    # Which rows it recomputes depends on how similar values are, sometimes on their last bits: norms stay torch's.
     shared = Shared.of(model, config, num_slots=batch_size, attention=attention, host_norms=False)
     residual, reduction = Residual(), shared.kernels.reduction
     forward = FeatureForward(
@@ -136,7 +133,7 @@ def feature_cache_executor(
 
 
 class ResponseLayout:
-    """The hidden rows are the responses', end to end; a run starts where its position 0 would lie."""
+    """The hidden rows are the responses, end to end; a member's run starts where its position 0 would lie."""
 
     def __init__(self, state: RequestState, *, shifts_logits: bool) -> None:
         self._state, self._shift = state, int(shifts_logits)
@@ -158,5 +155,5 @@ class ResponseLayout:
 
 
 def response_span(item: PlanItem, request: Request) -> tuple[int, int]:
-    """Published code ranks the response alone."""
+    """Return the whole response as the span to rank, like published code."""
     return item.block_start - request.prompt_len, request.generation.gen_length

@@ -1,1 +1,1 @@
-"""Static batching, as published code serves: its scheduler, executor, memory and largest batch."""
+"""Static batching, as in published code: its scheduler, executor, memory and largest batch."""

@@ -1,6 +1,6 @@
-"""Static batches as published code runs them, which the paper compares with (§3.1, §6.1): padded rows are computed, one call attends
-over [n, T] rows with a mask over the keys of padding, and the output head materialises logits, and a softmax, of every row at once,
-wanted or not (§3.2). Also measures what a batch holds in its worst steps, on the model and device that will serve."""
+"""Static batches as published code runs them, which the paper compares with (§3.1, §6.1). Padded rows are computed, and one call attends
+over [n, T] rows with a mask over the keys of padding. The output head materialises logits, and a softmax, of every row at once, wanted or
+not (§3.2). The module also measures what a batch holds in its worst steps, on the model and device that will serve."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -40,7 +40,8 @@ Reduce = Callable[[Tensor, Tensor | slice, Sampling | None], Reduced]
 
 
 class MonolithicHead:
-    """Published code holds the softmax of all rows at once too, in float64 where it likes; here that is bounded."""
+    """Computes the logits of every row. Published code also holds the softmax of all rows at once, sometimes in float64; we bound
+    that."""
 
     def __init__(self, project: Project, reduce: Reduce) -> None:
         self._project, self._reduce = project, reduce
@@ -70,8 +71,8 @@ def reduce_every_row(reduction: Reduction) -> Reduce:
 
 
 class PaddedAttend:
-    """Members are in one phase, and their slabs of the pool are equally long. Masked rows of a slab are multiplied by
-    zero, so what lies in the pool has to be finite."""
+    """Attention of a padded batch: members are in one phase, and their slabs of the pool are equally long. Masked rows of a slab are
+    multiplied by zero, so the pool must hold finite values."""
 
     def __init__(
         self, shape: ModelConfig, pool: PoolTensors, attention: VarlenAttention, staging: Staging, timer: StepTimer
@@ -102,7 +103,7 @@ class PaddedAttend:
 
 
 class _Step:
-    """The layers of one step, each given its rows of q, k and v [N, H, D] end to end, with zeros up to MIN_ROWS."""
+    """The layers of one step. Each gets its rows of q, k and v [N, H, D] end to end, with zeros up to MIN_ROWS."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class _Step:
         return self._attention(q, k.view(self.narrow).transpose(1, 2), v.view(self.narrow).transpose(1, 2))
 
     def ragged(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Members at the end of answers of several lengths: each alone over its own slab."""
+        """Members near the ends of answers of different lengths: each attends alone over its own slab."""
         self.timer.lap_inside("gemm")
         self._store(layer, *self._own(q, k, v)[1:])
         found, end = [], 0
@@ -143,10 +144,10 @@ class _Step:
         return self._filled(torch.cat(found))
 
     def reuse_of(self, width: int) -> Attend:
-        """Members with equal windows: one call over their slabs."""
+        """Members with equal windows: one call attends over their slabs."""
         slabs_k, slabs_v = (_slabs(each, self.items, width) for each in (self.pool.k, self.pool.v))
         keys, values = ([slab.transpose(1, 2) for slab in slabs] for slabs in (slabs_k, slabs_v))
-        # Where all members keep equally many rows, the block's own are a plain part of the slabs.
+        # If all members keep equally many rows, the block's own rows are a plain part of the slabs.
         own = None if self.mask is not None else slice(self.items[0].kept_rows, width)
 
         def reuse(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -162,7 +163,7 @@ class _Step:
         return reuse
 
     def _own(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Without the rows that fill up to MIN_ROWS."""
+        """Drop the rows that fill up to MIN_ROWS."""
         return (q, k, v) if self.is_exact else (q[: self.num_rows], k[: self.num_rows], v[: self.num_rows])
 
     def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
@@ -185,8 +186,8 @@ class _Step:
 
 
 def _runs(items: Sequence[PlanItem], pad_to: int, width: int | None) -> Runs:
-    """Where members' rows and keys lie: their own rows in a Refresh, else slabs of the pool. A padded batch multiplies
-    ``width`` keys of each."""
+    """Places of members' rows and keys: their own rows in a Refresh, else slabs of the pool. A padded batch multiplies ``width`` keys of
+    each member."""
     is_refresh = items[0].phase.is_refresh
     rows = np.array([pad_to if is_refresh else item.window_len for item in items], dtype=np.int32)
     ends, seen = np.cumsum(rows, dtype=np.int32), np.array([item.key_tokens for item in items], dtype=np.int32)
@@ -196,7 +197,7 @@ def _runs(items: Sequence[PlanItem], pad_to: int, width: int | None) -> Runs:
 
 
 class _HostStep:
-    """The layers of one step by a CPU's kernel."""
+    """The layers of one step, by the CPU kernel."""
 
     def __init__(self, rows: StepRows, pool: PoolTensors, timer: StepTimer, runs: Runs, *, is_refresh: bool) -> None:
         self.rows, self.pool, self.timer, self.runs, self.is_refresh = rows, pool, timer, runs, is_refresh
@@ -219,7 +220,7 @@ class _HostStep:
 
 
 def _slabs(pool: Tensor, items: Sequence[PlanItem], width: int) -> tuple[Tensor, ...]:
-    """The batch's equal slabs of every layer of the pool as a [n, width, Hkv, D] view."""
+    """View the batch's equal slabs of the pool as [n, width, Hkv, D] for every layer."""
     start, row = items[0].kv_start, pool.stride(1)
     stride = items[1].kv_start - start if len(items) > 1 else width
     shape = (pool.shape[0], len(items), width, *pool.shape[2:])
@@ -235,9 +236,9 @@ def padded_executor(
     stop_ids: Collection[int] | None = None,
     profile_every: int = 0,
 ) -> TorchExecutor:
-    """Executes static batches as published code does: [n, T_max] rows and key-padding masks. Each
-    member gets the ids it would get alone."""
-    # Batches are attended to as they are, in one call; nothing here is ragged.
+    """Build an executor for static batches as published code runs them: [n, T_max] rows and key-padding masks. Each member gets the ids
+    it would get alone."""
+    # A batch attends as it is, in one call; nothing here is ragged.
     attention = batch_attention(next(model.parameters()), model.config.head_dim)
     shared = Shared.of(model, config, num_slots=batch_size, attention=attention)
     kernels, state, staging, timer = shared.kernels, shared.state, shared.staging, shared.timer
@@ -263,7 +264,7 @@ def padded_executor(
 
 
 def padded_lengths(items: Sequence[PlanItem], pad_to: int | None) -> Ints:
-    """A Refresh is as long as the longest member's; a Reuse has each member's window."""
+    """Row counts of the members: in a Refresh that of the longest member, in a Reuse each member's own window."""
     assert pad_to is not None, "a padded executor runs static batches only"
     return np.array([pad_to if item.phase.is_refresh else item.window_len for item in items])
 
@@ -279,11 +280,11 @@ def static_batch_bytes(
     batch_size: int,
     make_executor: Callable[[int], Executor],
 ) -> int:
-    """The most bytes that ``batch_size`` requests of ``longest`` tokens hold at once, model weights apart:
-    cache slabs, token ids, and the temporaries of a Refresh and of the step after it.
+    """Return the most bytes that ``batch_size`` requests of ``longest`` tokens hold at once, without model weights: cache slabs, token
+    ids, and the temporaries of a Refresh and of the step after it.
 
-    ``make_executor`` is given the rows of the cache. A method that caches builds its cache in the very
-    first step here, so that one step holds all temporaries. Raises ExecutorError where the device has not that much.
+    ``make_executor`` gets the number of cache rows. A method that caches builds its cache in the very first step here, so that one step
+    holds all temporaries. Raises ExecutorError if the device has too little memory.
     """
     rule = replace(sampler.rule, delay=0) if isinstance(sampler.rule, DelayedCache) else sampler.rule
     prompt_len = longest - generation.gen_length
@@ -311,12 +312,12 @@ def static_batch_bytes(
 
 
 def _made(make_executor: Callable[[int], Executor], kv_rows: int) -> Executor:
-    """Its slabs may be what there is no memory for."""
+    """Make the executor; its slabs may already exceed the memory."""
     try:
         return make_executor(kv_rows)
-    except RuntimeError as error:  # of which torch.OutOfMemoryError is one
+    except RuntimeError as error:  # torch.OutOfMemoryError is a RuntimeError
         if not is_out_of_memory(error):
             raise
-        # The frames that failed hold what was allocated.
+        # The failed frames still hold what was allocated.
         clear_frames(error.__traceback__)
         raise ExecutorError(f"out of memory for a cache of {kv_rows} rows") from error

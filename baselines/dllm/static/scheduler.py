@@ -1,9 +1,9 @@
-"""Request-level FCFS with a fixed batch size, padded to its longest member; plain policy, no torch. And the largest batch that fits in
-memory, found by running batches (the paper's "preliminary profiling", §6.1).
+"""Request-level FCFS with a fixed batch size, padded to its longest member; plain policy, no torch. Also finds the largest batch that
+fits in memory, by running batches (the paper's "preliminary profiling", §6.1).
 
-Sizes are doubled, then approached in halving strides. A size is run only if the last two peaks, continued in a straight line, leave
-room for it. A padded batch takes the same memory for each member; what the line misses is for the guard band, which the limit leaves
-free.
+The search doubles sizes, then approaches the limit in halving strides. It runs a size only if a straight line through the last two peaks
+leaves room for it. A padded batch takes the same memory for each member; the guard band, which the limit leaves free, covers what the
+line misses.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ Phases = tuple[Phase, ...]
 
 
 def check_in_step(generation: GenerationConfig, decode: DecodeConfig, batch_size: int) -> None:
-    """Members of a static batch commit the same number of tokens in every step."""
+    """Refuse settings under which members of a static batch would commit different numbers of tokens per step."""
     alone = "ends requests of a static batch at different steps, and its members must stay in step: add --batch-size 1"
     require(
         batch_size == 1 or not generation.is_parallel,
@@ -34,10 +34,10 @@ def check_in_step(generation: GenerationConfig, decode: DecodeConfig, batch_size
 
 
 class StaticBatchScheduler(Scheduler):
-    """Forms a batch only when nothing runs: the oldest waiting request and the next ones that can go with it, at most
-    ``batch_size``. All members are in the same phase at every step and end together, with the longest: one that has all its
-    tokens is computed on. ``mixes_lengths``: whether requests of several gen_lengths can be members of one batch.
-    ``room``: whether a batch of a longest length and a number of members fits in memory, where ``batch_size`` alone does not say."""
+    """Forms a batch only when nothing runs: the oldest waiting request and the next ones that fit with it, at most ``batch_size``. All
+    members are in the same phase at every step and end with the longest; a member with all its tokens is still computed.
+    ``mixes_lengths``: whether requests with different gen_length can share a batch. ``room``: whether a batch of a longest length and a
+    number of members fits in memory, if ``batch_size`` alone does not tell."""
 
     repeats = True
 
@@ -63,7 +63,7 @@ class StaticBatchScheduler(Scheduler):
         super().submit(request)
 
     def cancel(self, request_id: int) -> bool:
-        """Only of a request that waits: the slabs of a batch stay evenly spaced to its end."""
+        """Cancel a waiting request only: the slabs of a running batch stay evenly spaced to its end."""
         require(
             all(sequence.request.request_id != request_id for sequence in self.running),
             f"request {request_id} runs in a static batch, whose members end together: wait for its end",
@@ -99,8 +99,8 @@ class StaticBatchScheduler(Scheduler):
         return StepPlan(tuple(map(plan_item, members)), (), charged, self._pad_to)
 
     def _form_batch(self) -> None:
-        """Equal slabs, so that the padded cache is one strided view of the pool. Who does not go with the oldest waits, and
-        is the oldest in turn."""
+        """Give members equal slabs, so that the padded cache is one strided view of the pool. Requests that do not fit with the oldest
+        wait until they are the oldest."""
         if not self.waiting:
             return
         members, phases = [self.waiting[0]], self._phases(self.waiting[0])
@@ -134,7 +134,7 @@ class StaticBatchScheduler(Scheduler):
         self._pad_to = max(sequence.request.total_len for sequence in members)
 
     def _phases(self, sequence: Sequence) -> Phases:
-        """Phases of all its steps; none of one that runs alone, whose steps may not be known."""
+        """Return the phases of all its steps; none if it runs alone, as its steps may be unknown."""
         if self.batch_size == 1:
             return ()
         generation = replace(sequence.request.generation, seed=0)
@@ -145,7 +145,7 @@ class StaticBatchScheduler(Scheduler):
 
 @dataclass(frozen=True, kw_only=True)
 class StaticFootprint:
-    """A padded batch in its largest step: a fixed part and one per member, all members at the longest length."""
+    """Memory of a padded batch in its largest step: a fixed part and one per member, with all members at the longest length."""
 
     fixed_bytes: int
     per_request_bytes: int
@@ -155,7 +155,7 @@ class StaticFootprint:
 
 
 def base_bytes(shape: ModelShape, memory_bytes: int) -> int:
-    """Weights and guard band: held without any request."""
+    """Weights and guard band, held even without requests."""
     return shape.weight_bytes + round(memory_bytes * GUARD_FRACTION)
 
 
@@ -163,16 +163,17 @@ def base_bytes(shape: ModelShape, memory_bytes: int) -> int:
 class FoundBatch:
     size: int
     peak_bytes: int
-    """Peak of the step that takes most, everything included."""
+    """Peak of the largest step, with everything included."""
     probes: tuple[tuple[int, int], ...]
     """(size, peak) of every batch that was run, in order."""
 
 
 def largest_batch(peak_bytes: Callable[[int], int], limit_bytes: int, *, fixed_bytes: int = 0, most: int) -> FoundBatch:
-    """The largest size of 1 to ``most`` whose ``peak_bytes`` is within the limit; refused if one member is not.
+    """Return the largest size of 1 to ``most`` whose ``peak_bytes`` is within the limit. Raises UserError if even one member is too
+    large.
 
-    ``fixed_bytes`` is what is held without any member: the line's first point. Only a batch of one is run on
-    no more evidence than that.
+    ``fixed_bytes`` is held without any member, and gives the line's first point. Only a batch of one is run on no more evidence than
+    that.
     """
     probes: list[tuple[int, int]] = []
     fitting = [(0, fixed_bytes)]
@@ -182,14 +183,14 @@ def largest_batch(peak_bytes: Callable[[int], int], limit_bytes: int, *, fixed_b
         is_safe = len(fitting) == 1
         if not is_safe:
             (n0, peak0), (n1, peak1) = fitting[-2:]
-            # On the straight line through the last two; rounded up.
+            # By the straight line through the last two, rounded up.
             is_safe = peak1 - (peak0 - peak1) * (size - n1) // (n1 - n0) <= limit_bytes
         if size <= ceiling and is_safe:
             peak = peak_bytes(size)
             probes.append((size, peak))
             if peak <= limit_bytes:
                 fitting.append((size, peak))
-                # While approaching, the same stride again: the line may have become flatter.
+                # While approaching, we repeat the same stride: the line may have become flatter.
                 stride = size if is_doubling else stride
                 continue
             if size == 1:
