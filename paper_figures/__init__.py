@@ -1,1 +1,1 @@
-"""The papers' figures, one module each: the grid of runs behind it and how they are drawn."""
+"""The papers' figures, one module each: the grid of runs behind a figure, and how to draw them."""

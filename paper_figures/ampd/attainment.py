@@ -1,4 +1,4 @@
-"""Attainments of contenders in every cell, over paired seeds, and intervals of what is computed from them."""
+"""Attainments of contenders in every cell, over paired seeds, and intervals of numbers computed from them."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,21 +17,21 @@ from repro.runs.statistics import Interval, as_percent, from_logarithms, student
 
 Floats = npt.NDArray[np.float64]
 Means = Mapping[str, Floats]
-"""Mean over seeds [panel, rate] of each contender."""
+"""Mean over seeds [panel, rate] for each contender."""
 
 Ask = Callable[[str, TracePanel, float], Cell]
 
 HALF_A_SESSION = 0.5
-"""Over the number of sessions: what an attainment of 0 counts as in a ratio."""
+"""In ratios, an attainment of 0 counts as this over the number of sessions."""
 
 
 ATTAINED = Measure(path="slo_attainment")
-"""In the run's own reading."""
+"""In the run's own reading of attainment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attainments:
-    """``values[name][panel, rate, seed]``; NaN where a run is missing, invalid, or has no such value."""
+    """``values[name][panel, rate, seed]``; NaN if a run is missing, invalid, or has no such value."""
 
     panels: tuple[TracePanel, ...]
     rates: tuple[float, ...]
@@ -43,7 +43,7 @@ class Attainments:
 
     @property
     def cells(self) -> Iterator[tuple[int, int]]:
-        """Row and column of each."""
+        """Row and column of each cell."""
         return ((row, column) for row in range(len(self.panels)) for column in range(len(self.rates)))
 
     @property
@@ -59,15 +59,15 @@ class Attainments:
 
     @cached_property
     def _without(self) -> tuple[Means, ...]:
-        """The means with one seed left out, for each."""
+        """For each seed, the means without it."""
         return tuple(
             {name: _mean(np.delete(values, seed, axis=2)) for name, values in self.values.items()}
             for seed in range(self.num_seeds)
         )
 
     def interval(self, statistic: Callable[[Means], float]) -> Interval:
-        """The interval of a number computed from the means of all seeds together: jackknife over the seeds, which all contenders and
-        cells share, with Student's t."""
+        """Return the interval of a number computed from the means over all seeds: a jackknife over the seeds, with Student's t. All
+        contenders and cells share the seeds."""
         n = self.num_seeds
         whole = statistic(self.means)
         if n < 2:
@@ -78,7 +78,7 @@ class Attainments:
         return Interval(mean=_finite(whole), half_width=_finite(half), n=n, confidence=0.95)
 
     def at(self, name: str, row: int, column: int, *, less: str | None = None) -> Interval:
-        """The attainment in one cell, in percent; the paired difference in points where another contender is taken off."""
+        """Return the attainment in one cell, in percent; with ``less``, the paired difference to that contender, in points."""
         return self.interval(
             lambda means: 100 * float(means[name][row, column] - (0.0 if less is None else means[less][row, column]))
         )
@@ -94,7 +94,7 @@ def tabulate(
     knobs: Knobs = (),
     ask: Ask | None = None,
 ) -> Attainments:
-    """``ask`` makes the cell of a contender, a panel and a rate, where the rate alone does not."""
+    """``ask`` makes the cell for a contender, a panel and a rate, if the rate alone is not enough."""
     seeds, values = runs.view.seeds, {}
     for name in names:
         found = np.full((len(panels), len(rates), len(seeds)), np.nan)
@@ -119,25 +119,25 @@ def floor_of(view: View) -> float:
 
 
 def gains(means: Means, ours: str, theirs: str, floor: float) -> Floats:
-    """Ratio of mean attainments, cell by cell; an attainment below ``floor`` counts as that."""
+    """Return ratios of mean attainments, cell by cell; an attainment below ``floor`` counts as ``floor``."""
     ratio: Floats = np.maximum(means[ours], floor) / np.maximum(means[theirs], floor)
     return ratio
 
 
 def cell_interval(table: Attainments, ours: str, theirs: str, row: int, column: int, floor: float) -> Interval:
-    """The interval of one cell's gain, in percent."""
+    """Return the interval of one cell's gain, in percent."""
     logs = table.interval(lambda means: math.log(float(gains(means, ours, theirs, floor)[row, column])))
     return as_percent(from_logarithms(logs))
 
 
 def ends_of_logs(logs: Interval) -> tuple[float, float, float]:
-    """Low end, value and high end of the number whose logarithm lies in ``logs``."""
+    """Return low end, value and high end of the number whose logarithm is ``logs``."""
     mean, half = logs.mean or 0.0, logs.half_width or 0.0
     return math.exp(mean - half), math.exp(mean), math.exp(mean + half)
 
 
 def printed(panels: Sequence[TracePanel], rates: Sequence[float], baseline: str) -> Floats:
-    """The paper's gains as ratios [panel, rate]; NaN where there is no label."""
+    """The paper's gains as ratios [panel, rate]; NaN if there is no label."""
     return np.array([[panel.gains.get((rate, baseline), math.nan) for rate in rates] for panel in panels])
 
 

@@ -1,5 +1,5 @@
-"""What AMPD's figures compare (``contenders.yaml``), and where: the twelve panels of Figure 4 with models, traces, GPUs, plans and gains
-as printed."""
+"""The contenders of AMPD's figures (``contenders.yaml``), and the twelve panels of Figure 4, with models, traces, GPUs, and plans and
+gains as printed."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,9 +20,9 @@ MODELS = ("Qwen3-32B", "Llama-3.1-70B", "Mixtral-8x7B")
 TRACES = ("toolbench", "gaia", "hotpotqa", "dureader")
 RATES = (0.8, 1.2, 1.6, 2.0, 2.4)
 DETAIL_MODEL, DETAIL_RATE = "Llama-3.1-70B", 2.0
-"""Where Figure 4's bottom row is, Figure 5 and Figure 6."""
+"""Model and rate of Figure 4's bottom row, Figure 5 and Figure 6."""
 PAIRS: Mapping[str, Sequence[Sequence[str]]] = read_yaml(Path(__file__).with_name("pairs.yaml"))
-"""Figure -> who is compared with whom."""
+"""Figure -> pairs of contenders to compare."""
 SAME_BASELINES = ("dynamo", "vllm", "continuum")
 
 
@@ -30,11 +30,11 @@ SAME_BASELINES = ("dynamo", "vllm", "continuum")
 class TracePanel:
     model: str
     trace: str
-    """Name of its card."""
+    """Name of the trace's card."""
     plans: tuple[Deployment, ...]
-    """Table 2's, best first."""
+    """Plans of Table 2, best first."""
     gains: Mapping[tuple[float, str], float]
-    """Printed gain of AMPD as a ratio, by rate and baseline; NaN where the label is missing."""
+    """Printed gain of AMPD as a ratio, by rate and baseline; NaN if the label is missing."""
 
     @property
     def title(self) -> str:
@@ -47,7 +47,7 @@ class TracePanel:
 
 @cache
 def panels() -> tuple[TracePanel, ...]:
-    """Row by row as the figure has them."""
+    """The panels of Figure 4, row by row."""
     plans: dict[tuple[str, str], list[Deployment]] = {}
     for row in load_table("ampd/table2.csv"):
         degrees = (_whole(row[f"planner_{phase}_{kind}"]) for phase in ("prefill", "decode") for kind in ("tp", "dp"))
@@ -76,18 +76,18 @@ def _whole(value: TableValue) -> int:
 
 
 def details() -> list[TracePanel]:
-    """Figure 4's bottom row."""
+    """Panels of Figure 4's bottom row."""
     return [panel_of(DETAIL_MODEL, trace) for trace in TRACES]
 
 
 PAIRED_SEEDS = 10
-"""Repeats of a figure where a view asks for no other number: with 99 sessions one seed is an anecdote."""
+"""Repeats of a figure if a view asks for no other number: with 99 sessions, one seed says too little."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnPlan(Contender):
     is_tuned: bool = False
-    """On the best deployment of a search; else on Table 2's first, co-located ones with the degree of its decode pool."""
+    """Whether it runs on a search's best deployment; else on Table 2's first, co-located ones with its decode pool's degree."""
 
     def deployment(self, panel: TracePanel) -> str:
         if self.is_tuned:
@@ -99,7 +99,7 @@ class OnPlan(Contender):
         return f"TP{degree}x{panel.num_gpus // degree}"
 
     def on(self, view: View, panel: TracePanel, rate: float, knobs: Knobs = ()) -> Cell:
-        """``transient``: the paper's cells are of so many sessions, most of them beyond what the workers keep up with."""
+        """``transient`` is set because the paper's cells have so many sessions, most beyond what the workers keep up with."""
         usual: dict[str, Scalar] = {"model": panel.model, "deployment": self.deployment(panel), "transient": True}
         return self.cell(view, panel.trace, {**usual, **dict(self.knobs), **dict(knobs)}, rate=rate)
 

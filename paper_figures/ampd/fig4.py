@@ -1,7 +1,7 @@
 """AMPD Figure 4: SLO attainment against arrival rate.
 
-Every system runs on AMPD's plan (Table 2's first) and on its own best deployment of a search; AMPD as printed, and with
-our two switches. The paper prints gains, not attainments: they are compared in the table and in ``ampd/readings``.
+Every system runs on AMPD's plan (Table 2's first) and on its own best deployment of a search. AMPD runs as printed, and with our two
+switches. The paper prints gains, not attainments: we compare them in the table and in ``ampd/readings``.
 """
 
 import math
@@ -42,7 +42,7 @@ from repro.workloads.sessions import load_session_card
 
 DRAWN = ("ampd", "ampd-tuned", "ours-tuned", "dynamo", "dynamo-tuned", "vllm-tuned")
 KNOWN_TRACE = "dureader"
-"""Figure 6 prints AMPD's attainment in one of its cells with the detail model."""
+"""Figure 6 prints AMPD's attainment on this trace, in one cell with the detail model."""
 PRINTED = (
     "Hollow: the paper's. It prints gains of AMPD, and no attainments but one, AMPD's in Figure 6, from which those of Dynamo and vLLM "
     "follow in that cell (Llama-3.1-70B DuReader, 2 sessions/s). Arrows: what a baseline attains at most, from the printed gain. Its text states no latency."
@@ -54,15 +54,15 @@ ITL = Measure(path="itl_s/mean", label="ITL")
 P99 = Measure(path="ttft_rounds_s/p99", label="P99 TTFT")
 LONGEST = Measure(path="ttft_longest_s", label="longest TTFT")
 DETAILS = (INITIAL, INCREMENTAL, P99, LONGEST, ITL)
-"""Means, as the figure's bottom row has them, and beside them what they leave out."""
+"""Means, as in the figure's bottom row, and besides them the latencies that means hide."""
 DETAIL_NAMES = ("first", "later", "P99", "longest", "ITL")
-"""Below an axis, where there is no room for more."""
+"""Short names for below an axis."""
 AVERAGES = {"ampd-avg-dynamo": "dynamo", "ampd-avg-vllm": "vllm"}
 LARGEST = {
     "ampd-max-dynamo": ("dynamo", "Llama-3.1-70B", "gaia"),
     "ampd-max-vllm": ("vllm", "Mixtral-8x7B", "hotpotqa"),
 }
-"""Baselines, and the panels of the printed labels."""
+"""Claim -> baseline, and the panel of the printed label."""
 COLUMNS: Columns[StoredRun] = {
     "system": lambda run: run.cell.system,
     "deployment": lambda run: run.facts["deployment"],
@@ -131,8 +131,8 @@ def page(runs: Runs) -> Page:
 
 
 def with_printed(drawn: Drawn, panel: TracePanel, rates: Sequence[float]) -> Drawn:
-    """With what the paper's text says of the panel: no system attains more than 100 %, so that a baseline that AMPD exceeds by a
-    printed ratio attains at most 100 % over that; and in one cell the values themselves."""
+    """Add what the paper's text says of the panel. No system attains more than 100 %. So if AMPD exceeds a baseline by a printed ratio,
+    the baseline attains at most 100 % over it. In one cell the paper gives the values themselves."""
     layers: list[Layer] = list(drawn.layers)
     is_known = (panel.model, panel.trace) == (DETAIL_MODEL, KNOWN_TRACE)
     for name in ("dynamo", "vllm"):
@@ -150,7 +150,7 @@ def with_printed(drawn: Drawn, panel: TracePanel, rates: Sequence[float]) -> Dra
 
 
 def bottom_row(runs: Runs) -> list[Drawn]:
-    """In ms, a panel a trace, on one logarithmic axis for all: points, as a bar would have no end to begin at."""
+    """Draw latencies in ms, a panel per trace, on one logarithmic axis. They are points, since bars on it have no natural start."""
     found = {of.label: detail_of(runs, of) for of in DETAILS}
     known = [1e3 * float(value) for table in found.values() for name in DETAILED for value in table.means[name].ravel()]
     positive = [value for value in known if value > 0] or [1.0]
@@ -177,18 +177,18 @@ def bottom_row(runs: Runs) -> list[Drawn]:
 # -- who is ahead -------------------------------------------------------------------------------------------
 
 CEILING = 0.97
-"""Above it a system may be as far as it can get."""
+"""Above this attainment a system may have no room to improve."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What one contender gains over another, over all cells, in percent."""
+    """The gain of one contender over another, over all cells, in percent."""
 
     mean: Interval
     median: Interval
     largest: Interval
     where: str
-    """The cell of the largest."""
+    """The cell with the largest gain."""
 
 
 def gain_over(table: Attainments, ours: str, theirs: str, floor: float) -> Gain:
@@ -206,15 +206,15 @@ def gain_over(table: Attainments, ours: str, theirs: str, floor: float) -> Gain:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Cells by who is ahead outside noise: by more than the interval of the paired difference."""
+    """Counts of cells by who is ahead outside noise, that is by more than the interval of the paired difference."""
 
     contested: int
     ahead: int
-    """It is ahead of every other."""
+    """Cells in which the contender beats all others."""
     behind: int
-    """It is behind one of them."""
+    """Cells in which one of the others beats it."""
     texts: tuple[str, ...]
-    """Where it is behind, and whom."""
+    """For each loss, the cell and the winner."""
 
     def __str__(self) -> str:
         return (
@@ -224,7 +224,7 @@ class Standing:
 
 
 def standing(table: Attainments, ours: str, others: Sequence[str]) -> Standing:
-    """Over the cells that say something: where all are at the ceiling, nobody can be behind."""
+    """Count over contested cells only: where all reach the ceiling, nobody can be behind."""
     means, ahead, texts, places = table.means, 0, list[str](), set[tuple[int, int]]()
     contested = [at for at in table.cells if min(float(means[name][at]) for name in (ours, *others)) < CEILING]
     for row, column in contested:
@@ -335,7 +335,7 @@ def orderings(runs: Runs, table: Attainments) -> list[Finding]:
 
 
 def absolute(runs: Runs, table: Attainments) -> list[Finding]:
-    """Attainments that the printed gains imply in one cell: all on one plan, Table 2's; tuned ones beside them, and not among them."""
+    """Compare with the attainments that printed gains imply in one cell, all on Table 2's plan. Tuned ones stand only beside them."""
     detail = panel_of(DETAIL_MODEL, "dureader")
     if detail not in table.panels or DETAIL_RATE not in table.rates:
         return []
@@ -349,7 +349,7 @@ def absolute(runs: Runs, table: Attainments) -> list[Finding]:
 
 
 def latencies(runs: Runs) -> list[Finding]:
-    """The figure's bottom row: Llama at 2 sessions/s."""
+    """Findings on the figure's bottom row: Llama at 2 sessions/s."""
 
     def lower(of: Measure, ours: str, theirs: str) -> tuple[int, str]:
         means = detail_of(runs, of).means

@@ -1,7 +1,7 @@
 """AMPD Figure 5: ablation, and where prefills run.
 
-The paper's base, "w/o AR+PR", does not say how it picks a prefill worker; both ways are shown: the shortest queue, and at
-random as Algorithm 1 does while all workers have slack.
+The paper does not say how its base, "w/o AR+PR", picks a prefill worker. We show both ways: the shortest queue, and at random, as
+Algorithm 1 does while all workers have slack.
 """
 
 import math
@@ -28,7 +28,7 @@ LADDER = ("none", "none-random", "pr", "ar", "ampd")
 RUNGS = ("w/o\nAR+PR", "the same,\nrandom", "w/o\nAR", "w/o\nPR", "AMPD")
 PAPER_LOOK = Look(color="black", marker="D")
 KNOWN_TRACE = "dureader"
-"""The paper prints AMPD's attainment of it, in Figure 6."""
+"""The paper prints AMPD's attainment on this trace, in Figure 6."""
 BASES = ("none", "none-random")
 SHARES = ("ampd", "ours")
 GAINS = {
@@ -38,7 +38,7 @@ GAINS = {
     "ampd-full-gaia": ("gaia", "ampd"),
 }
 SERIES = {"AMPD w/o PR (adaptive routing only)": "ar", "AMPD (full)": "ampd", "local execution": "local"}
-"""As the printed table names them."""
+"""Series of the printed table -> our names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +72,17 @@ def ladder_of(runs: Runs) -> Attainments:
 
 
 def shares_of(runs: Runs) -> Attainments:
-    """Local prefills."""
+    """Shares of local prefills."""
     return tabulate(runs, SHARES, details(), (DETAIL_RATE,), of=Measure(path="local_share"))
 
 
 def gain_of(ladder: Attainments, name: str, base: str, trace: str, floor: float) -> Interval:
-    """Percent."""
+    """Return the gain in percent."""
     return cell_interval(ladder, name, base, ABLATED.index(trace), 0, floor)
 
 
 def printed() -> dict[tuple[str, str], float]:
-    """(trace, contender) -> gain in percent, and (trace, "local") -> share."""
+    """Return (trace, contender) -> gain in percent, and (trace, "local") -> share."""
     return {
         (str(row["trace"]).lower(), SERIES[str(row["series"])]): float(str(row["value"]))
         for row in load_table("ampd/fig5.csv")
@@ -153,7 +153,7 @@ def page(runs: Runs) -> Page:
 
 
 def printed_of(trace: str) -> list[Layer]:
-    """What the paper's numbers say of a trace's attainments: the base's, without reordering, and AMPD's."""
+    """Draw what the paper's numbers tell about attainments on a trace: of the base, without reordering, and of AMPD."""
     paper = printed()
     rungs = {"none": 1.0, "ar": 1 + paper[trace, "ar"] / 100, "ampd": 1 + paper[trace, "ampd"] / 100}
     places = [LADDER.index(name) for name in rungs]
@@ -175,7 +175,7 @@ def bars(values: Sequence[Interval]) -> Bars:
 
 
 def conclusions(ladder: Attainments, floor: float) -> list[str]:
-    """Over the base without both, which joins the shortest queue, and over one that dispatches at random."""
+    """Gains over two bases without both techniques: one joins the shortest queue, the other dispatches at random."""
     found = []
     for trace in ABLATED:
         shortest, random = (said(gain_of(ladder, "ampd", base, trace, floor), "%") for base in BASES)

@@ -1,6 +1,6 @@
 """AMPD Figure 6: sensitivity to w, alpha, beta and the window of statistics.
 
-The paper's conclusion speaks of the window and never sweeps it.
+The paper's conclusion mentions the window, but the paper never sweeps it.
 """
 
 import math
@@ -44,7 +44,7 @@ PEAKS = {"alpha": "ampd-alpha-peak", "beta": "ampd-beta-peak"}
 
 
 def cell(view: View, name: str, value: float) -> Cell:
-    """At the defaults without knobs, so that Figure 4 and 5 share the run."""
+    """At the defaults we set no knobs, so that Figures 4 and 5 share the run."""
     knobs: Knobs = () if value == PRINTED_DEFAULTS[name] else ((name, value),)
     return CONTENDERS["ampd"].on(view, panel_of(DETAIL_MODEL, "dureader"), DETAIL_RATE, knobs)
 
@@ -54,7 +54,7 @@ def cells(view: View) -> list[Cell]:
 
 
 def off(runs: Runs, name: str, value: float) -> Interval:
-    """The paired difference from the default's attainment."""
+    """Return the paired difference from the default's attainment."""
     return runs.versus(cell(runs.view, name, value), cell(runs.view, "w", PRINTED_DEFAULTS["w"]), PERCENT, "points")
 
 
@@ -63,8 +63,8 @@ def at(runs: Runs, name: str, value: float) -> Interval:
 
 
 def peak(runs: Runs, name: str) -> float:
-    """The value with the highest mean; negative where it does not lie between both ends and above them outside noise: there
-    is no peak then."""
+    """Return the value with the highest mean. It is negative if there is no peak: the value does not lie between both ends, or not above
+    them outside noise."""
     values = SWEEPS[name]
     best = max(values, key=lambda value: number(at(runs, name, value)))
     ends = (values[0], values[-1])
@@ -137,7 +137,7 @@ def findings(runs: Runs) -> list[Finding]:
 
 
 def insensitive(runs: Runs, where: str) -> Finding:
-    """The ends of its interval are readings: a bound inside is neither met nor missed."""
+    """The ends of the interval are its readings: a bound between them is neither met nor missed."""
     means = {value: number(at(runs, "w", value)) for value in SWEEPS["w"]}
     best, worst = (pick(means, key=means.__getitem__) for pick in (max, min))
     gap = runs.versus(cell(runs.view, "w", best), cell(runs.view, "w", worst), PERCENT, "points")

@@ -22,10 +22,10 @@ from repro.runs.statistics import Interval, from_logarithms, mean_interval
 from repro.runs.store import StoredRun
 
 NUM_RUNS = 3
-"""Other samples of sessions, timed one after the other."""
+"""Number of samples of sessions, timed one after the other."""
 GPUS = (8, 16, 32, 64, 128, 256)
 TRACE, TRACE_GPUS, TRACE_SESSIONS = "dureader", 16, 99
-"""Its load grows with the GPUs."""
+"""A trace whose load grows with the GPUs."""
 DECISIONS = {
     "routing_s": "routing to one of 8 workers, all without slack",
     "ordering_s": "ordering a window of 3, one of them late",
@@ -106,7 +106,7 @@ def page(runs: Runs) -> Page:
 
 
 def lines(runs: Runs) -> list[Layer]:
-    """A line a method, none from one to another; means and intervals of the logarithms, so that none reaches below zero."""
+    """Draw a line per method, not joined to the next. Means and intervals are of logarithms, so none reaches below zero."""
     by_method: dict[str, list[tuple[int, Interval]]] = {}
     for num in GPUS:
         values = list(runs.values(cell(runs.view, num), seconds_of).values())

@@ -24,7 +24,7 @@ def cells(view: View) -> list[Cell]:
 
 
 def latencies(runs: Runs) -> Attainments:
-    """Seconds."""
+    """Mean latencies in seconds."""
     return tabulate(runs, SHOWN, panels(), rates_of(runs.view), of=Measure(path="e2el_s/mean"))
 
 

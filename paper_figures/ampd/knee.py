@@ -1,9 +1,9 @@
 """AMPD knee: the rate at which attainment falls to 90 %, panel by panel.
 
-Figure 4's rates leave most systems at 100 % and say nothing of them there. Here the rates of a panel are multiples of what the prefill
-workers of Table 2's plan keep up with, up to where all fall: higher ones in panels where tuned systems do not fall before. Tuned
-deployments are searched for some of them. Panels are three models by four traces: what holds of a mean over them for other models and
-traces is an interval of crossed effects.
+At Figure 4's rates most systems attain 100 %, which tells nothing about them. Here a panel's rates are multiples of what the prefill
+workers of Table 2's plan keep up with, up to where all systems fall. Panels in which tuned systems fall late get higher rates. Tuned
+deployments are searched for some of the rates. Panels are three models by four traces. For other models and traces, what a mean over them
+tells is an interval of crossed effects.
 """
 
 import math
@@ -37,13 +37,13 @@ LEVEL = 0.9
 MULTIPLES = (0.2, 0.3, 0.45, 0.65, 0.85, 1.1, 1.4, 1.8, 2.3)
 BEYOND = (3.2, 4.5, 6.4)
 STEEP = (*((model, "gaia") for model in MODELS), ("Llama-3.1-70B", "dureader"))
-"""Panels that have these rates too."""
+"""Panels that have the ``BEYOND`` rates too."""
 TUNED_FOR = (0.45, 0.85, 1.4, 2.3, 3.2, 6.4)
-"""Multiples that deployments are searched for; a rate has that of the next. One for all would be past most systems' knees, where the
-best gives one objective away."""
+"""Multiples for which we search deployments; other rates use that of the next multiple. A search for a single high rate would sacrifice
+one objective, as most systems' knees lie below it."""
 SEEDS = 5
 ABOVE = 1.12
-"""Times its value stands the arrow over what lies beyond."""
+"""The arrow for a value beyond the rates stands at this many times its height."""
 P99 = Measure(path="ttft_rounds_s/p99")
 LONGEST = Measure(path="ttft_longest_s")
 
@@ -69,17 +69,17 @@ def _keeps_up(platform: str, knobs: Knobs, model: str, trace: str) -> float:
 
 
 def short_rate(rate: float) -> float:
-    """Two digits of it."""
+    """Round to two digits."""
     return float(f"{rate:.2g}")
 
 
 def keeps_up(view: View, panel: TracePanel) -> float:
-    """Sessions/s that take all the time of the prefill workers of Table 2's first plan."""
+    """Sessions/s that fully occupy the prefill workers of Table 2's first plan."""
     return _keeps_up(view.platform.name, view.knobs, panel.model, panel.trace)
 
 
 def multiples_of(view: View) -> tuple[float, ...]:
-    """Those of what ``keeps_up``; rates that are asked for take their place in every panel."""
+    """Multiples of ``keeps_up``; rates that a user asks for replace them in every panel."""
     return view.rates or (*MULTIPLES, *BEYOND)
 
 
@@ -114,7 +114,7 @@ def cells_at(
     view: View,
     has: Callable[[TracePanel, float], bool] = lambda panel, multiple: True,
 ) -> list[Cell]:
-    """Cells of every contender in every panel, at the multiples of a rate that it ``has``."""
+    """Return the cells of every contender in every panel, at the multiples of a rate that the panel ``has``."""
     asked = (
         ask(name, panel, multiple)
         for panel in among
@@ -126,12 +126,12 @@ def cells_at(
 
 
 RateOf = Callable[[Means, str, int], float]
-"""A rate of a contender in a panel, by the means."""
+"""Returns a rate for a contender in a panel, from the means."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Knees:
-    """Attainments at multiples of a rate, and where they fall below ``LEVEL``."""
+    """Attainments at multiples of a rate, and the rates where they fall below ``LEVEL``."""
 
     table: Attainments
     rates: tuple[tuple[float, ...], ...]
@@ -141,11 +141,11 @@ class Knees:
         return crossing(self.rates[row], means[name][row])
 
     def at(self, name: str, row: int) -> Interval:
-        """Its logarithm."""
+        """Return the interval of the rate's logarithm."""
         return self.table.interval(lambda means: math.log(self.rate(means, name, row)))
 
     def ratio(self, ours: str, theirs: str, rows: Sequence[int], rate_of: RateOf | None = None) -> Interval:
-        """The logarithm of the geometric mean over panels of our rate, or what ``rate_of`` says of it, over theirs; paired."""
+        """Logarithm of our rate (or what ``rate_of`` returns) over theirs: the geometric mean over panels, paired."""
         own = self.rate if rate_of is None else rate_of
 
         def log_ratio(means: Means) -> float:
@@ -155,7 +155,7 @@ class Knees:
         return self.table.interval(log_ratio)
 
     def said(self, name: str, row: int) -> str:
-        """The rate with its interval; where it lies beyond the rates that were run, on which side."""
+        """Format the rate with its interval; if it lies beyond the rates that were run, tell on which side."""
         own = self.rates[row]
         low, rate, high = ends_of_logs(self.at(name, row))
         if rate <= own[0] * (1 + 1e-9):
@@ -166,8 +166,8 @@ class Knees:
 
 
 def crossing(rates: Sequence[float], shares: Sequence[float] | Floats, level: float = LEVEL) -> float:
-    """The first rate, between those that were run, at which the share is down to ``level``: linear in the rate's logarithm.
-    The lowest or the highest where it lies beyond."""
+    """Return the first rate at which the share falls to ``level``, interpolated linearly in the rate's logarithm. If it falls outside the
+    rates that were run, return the lowest or the highest."""
     if math.isnan(shares[0]) or shares[0] < level:
         return rates[0]
     for index in range(1, len(rates)):
@@ -189,7 +189,7 @@ def rates_in(
     multiples: Sequence[float],
     has: Callable[[TracePanel, float], bool] = lambda panel, multiple: True,
 ) -> tuple[tuple[float, ...], ...]:
-    """Sessions/s [panel][multiple]; those that not all have are the last."""
+    """Sessions/s [panel][multiple]; multiples that only some panels have come last."""
     return tuple(tuple(rate_of(view, panel, each) for each in multiples if has(panel, each)) for panel in among)
 
 
@@ -250,7 +250,7 @@ def _lines(
 
 
 def curves(table: Attainments, names: Sequence[str], rates: Sequence[Sequence[float]]) -> list[Panel]:
-    """Attainments, with the level at which they are held to have fallen."""
+    """Draw attainments, with the level that defines the knee."""
     return over_rates(
         table,
         names,
@@ -263,7 +263,7 @@ def curves(table: Attainments, names: Sequence[str], rates: Sequence[Sequence[fl
 
 
 def summary(found: Knees, trace: str) -> Panel:
-    """By model; the bars are intervals of the logarithm."""
+    """Draw the knees by model; bars are intervals of the logarithm."""
     rows = [found.table.panels.index(panel_of(model, trace)) for model in MODELS]
     layers, beyond = list[Layer](), list[tuple[float, float]]()
     for place, name in enumerate(DRAWN):

@@ -1,4 +1,4 @@
-"""What AMPD's figures have in common: how they are asked for and look, and what their captions say."""
+"""Code that AMPD's figures share: how they are asked for, how they look, and what their captions say."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ SWITCHES = "load + backlog: our two switches of the router."
 
 
 def origin(runs: Runs) -> list[str]:
-    """How the runs were obtained, and how many of them are overloaded."""
+    """Tell how the runs were obtained, and how many of them are overloaded."""
     over = sum(run.facts["overload_reason"] is not None for run in runs.all)
     return [
         on_a_cluster(runs),
@@ -29,7 +29,7 @@ def origin(runs: Runs) -> list[str]:
 
 
 ampd_figure = partial(figure, paper="ampd", platforms=("h20x32",), num_runs=PAIRED_SEEDS, origin=origin)
-"""``cells`` are of all seeds, those of one before the next."""
+"""``cells`` hold all seeds, those of one seed before the next."""
 
 
 def over_rates(
@@ -42,9 +42,9 @@ def over_rates(
     rates: Sequence[Sequence[float]] | None = None,
     within: Bounds = ANYWHERE,
 ) -> list[Panel]:
-    """A panel each of the table's: lines of contenders over the rates, ``at`` name, row and column; each a little beside the one
-    before, so that equal ones are told apart. ``rates`` are the panels' own, on a logarithmic axis; intervals are drawn ``within``
-    bounds."""
+    """Draw a panel for each of the table's, with lines of contenders over the rates; ``at`` takes name, row and column. Lines are shifted
+    slightly, so that equal ones can be told apart. ``rates`` gives each panel its own rates, on a logarithmic axis; intervals are drawn
+    ``within`` bounds."""
     own = rates or [table.rates] * len(table.panels)
     return [
         Panel(
@@ -71,7 +71,7 @@ def over_rates(
 
 
 def _beside(rates: Sequence[float], place: float, *, is_log: bool) -> list[float]:
-    """The rates, moved by so many hundredths of their range."""
+    """Shift the rates by ``place`` hundredths of their range."""
     if is_log:
         return [rate * (rates[-1] / rates[0]) ** (0.008 * place) for rate in rates]
     return [rate + 0.01 * place * (rates[-1] - rates[0]) for rate in rates]
@@ -82,6 +82,6 @@ def seeds_text(view: View) -> str:
 
 
 def repeats_of(view: View, of: str = "mean", by: str = "Student's t", *, is_share: bool = True) -> str:
-    """How often it was run, and what bars are; those of shares end where shares do."""
+    """Tell how many seeds there are, and what the bars are; bars of shares end at 0 and 100 %."""
     cut = ", drawn from 0 to 100 %" if is_share else ""
     return f"{seeds_text(view)}: {of}, and bars for its 95 % interval ({by}){cut}."

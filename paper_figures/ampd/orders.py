@@ -1,10 +1,10 @@
 """AMPD orders: attainment and P99 TTFT by the order of prefills.
 
-What an order of AMPD's prefills can give (ours): attainment and P99 TTFT by rate, of Dynamo's shortest queue and of AMPD's router
-with On-time's order, and of both with their own, each on the best deployment of a search of one size.
+This figure of our own shows what an order of AMPD's prefills can gain. It draws attainment and P99 TTFT by rate, for Dynamo's shortest
+queue and for AMPD's router, each with On-time's order and with its own. Each system runs on the best deployment of a search of one size.
 
-The rate at which attainment falls to 90 % can be bought with the waits of those given up. So it stands beside the rate at which
-P99 TTFT is no longer than Dynamo's where its attainment falls.
+An order can raise the rate at which attainment falls to 90 % by letting given-up requests wait. So we also show the rate up to which P99
+TTFT is no longer than Dynamo's at its own knee.
 """
 
 import math
@@ -26,9 +26,9 @@ from repro.runs.statistics import Interval
 RIVAL = "dynamo-tuned"
 SHOWN = (RIVAL, "ampd-tuned", "ours-tuned", *ORDERED)
 MULTIPLES = (0.85, 1.1, 1.4, 1.8, 2.3, 3.0, 4.0)
-"""Rates as multiples of what the prefill workers of Table 2's plan keep up with, to where tuned deployments fall."""
+"""Rates as multiples of what the prefill workers of Table 2's plan keep up with, up to where tuned deployments fall."""
 TUNED_FOR = (1.4, 2.3, 4.0)
-"""Multiples that deployments are searched for; a rate has that of the next."""
+"""Multiples for which we search deployments; other rates use that of the next multiple."""
 WAITS = " P99"
 P99_AXIS = Axis(label="P99 TTFT (s)", better="lower", scale="plain log")
 cell_at = partial(cell_of, tuned_for=TUNED_FOR)
@@ -44,10 +44,10 @@ def cells(view: View) -> list[Cell]:
 
 @dataclass(frozen=True, kw_only=True)
 class Fronts(Knees):
-    """Beside the attainments stands P99 TTFT, under the same names with ``WAITS`` behind them."""
+    """Knees with P99 TTFT beside the attainments, under the same names followed by ``WAITS``."""
 
     def at_equal_wait(self, means: Means, name: str, row: int) -> float:
-        """The rate up to which attainment is ``LEVEL`` and P99 TTFT no longer than the rival's at its own knee."""
+        """Return the rate up to which attainment is at least ``LEVEL``, and P99 TTFT no longer than the rival's at its own knee."""
         rates = self.rates[row]
         limit_s = between(rates, means[RIVAL + WAITS][row], self.rate(means, RIVAL, row))
         within = crossing(rates, [-wait_s for wait_s in means[name + WAITS][row]], -limit_s)
@@ -55,7 +55,7 @@ class Fronts(Knees):
 
 
 def between(rates: Sequence[float], values: Sequence[float], rate: float) -> float:
-    """The value at a rate between those that were run: linear in the rate's logarithm, as ``crossing`` is."""
+    """Interpolate the value at a rate, linearly in the rate's logarithm, like ``crossing``."""
     for index in range(1, len(rates)):
         if rate <= rates[index]:
             part = math.log(rate / rates[index - 1]) / math.log(rates[index] / rates[index - 1])

@@ -1,10 +1,10 @@
 """AMPD readings: what attainment and constants may mean, scored against Figure 4.
 
-What the paper leaves open, scored against Figure 4: readings of SLO attainment times five sets of constants, or times where
-Dynamo's prefill workers have a history from.
+The paper leaves some things open. We score readings of SLO attainment, combined with five sets of constants, or with where Dynamo's
+prefill workers get a history from.
 
-A score is the mean over cells of |ln(simulated gain) - ln(printed gain)|, gains being ratios of AMPD's attainment over
-Dynamo's and over vLLM's; beside it stands the null, under which all systems attain the same.
+A score is the mean over cells of |ln(simulated gain) - ln(printed gain)|. Gains are ratios of AMPD's attainment to Dynamo's and to
+vLLM's. Beside the scores stands the null, under which all systems attain the same.
 """
 
 import math
@@ -36,9 +36,9 @@ COLORS = dict(zip(MODELS, ("#E69F00", "#0072B2", "#009E73"), strict=True))
 SPAN = (0.5, 40.0)
 """Ends of the diagonal."""
 TUNED = ("ampd", "dynamo-tuned", "vllm-tuned")
-"""Searched in the default reading; for the platform's own constants only."""
+"""Searched in the default reading, and only for the platform's own constants."""
 COMPARED = (("tuned", TUNED), *(("same", ("ampd", dynamo, "vllm")) for dynamo in DYNAMOS))
-"""Kind of plan, and who stands for AMPD, Dynamo and vLLM."""
+"""Kind of plan, and the contenders that stand for AMPD, Dynamo and vLLM."""
 NULL = "null: all systems equal"
 
 
@@ -60,19 +60,19 @@ class Score:
     reading: str
     plans: str
     history: str
-    """Where Dynamo's prefill workers have it from."""
+    """How Dynamo's prefill workers get a history."""
     dynamo: float
     vllm: float
     whole: Interval
-    """The sum of both, with its interval."""
+    """The sum of both scores, with its interval."""
     llama_vllm: float
-    """vLLM's part over Llama's panels alone."""
+    """vLLM's score over Llama's panels alone."""
     winner_right: int | None
-    """Cells in which the better of Dynamo and vLLM is the paper's."""
+    """Cells in which the better of Dynamo and vLLM is the same as in the paper."""
     gaia_colocated: int | None
-    """Those of GAIA's 15 cells in which vLLM is ahead of Dynamo."""
+    """Cells, of GAIA's 15, in which vLLM is ahead of Dynamo."""
     others_disaggregated: int | None
-    """Those of the other 45 in which Dynamo is. None of the three for the null, in which no system is ahead of another."""
+    """Cells, of the other 45, in which Dynamo is ahead. All three are None for the null, in which no system is ahead."""
 
     @property
     def sort_key(self) -> float:
@@ -80,11 +80,11 @@ class Score:
 
 
 def scores(runs: Runs) -> list[Score]:
-    """Best first; the null among them."""
+    """Return the scores, best first, including the null."""
     found, view = [null_score(runs.view)], runs.view
     for constants in CONSTANTS:
         knobs = knobs_of(view, constants.name)
-        # Makes each cell once for all readings of its run.
+        # Make each cell once for all readings of its run.
         ask = cache(lambda name, panel, rate, own=knobs: CONTENDERS[name].on(view, panel, rate, own))
         for reading in map(str, READINGS):
             for plans, names in COMPARED:
@@ -130,7 +130,7 @@ def score_of(table: Attainments, view: View, constants: str, reading: str, plans
 
 
 def null_score(view: View) -> Score:
-    """What scores where every system attains the same in every cell."""
+    """The score if every system attains the same in every cell."""
     rates = rates_of(view)
     values = dict.fromkeys(SAME, np.ones((len(panels()), len(rates), 1)))
     return score_of(Attainments(panels=panels(), rates=rates, values=values), view, "-", NULL, "-")
@@ -166,7 +166,7 @@ def page(runs: Runs) -> Page:
 
 
 def against_printed(runs: Runs, baseline: str) -> Panel:
-    """Simulated against printed gains, in the default reading."""
+    """Draw simulated against printed gains, in the default reading."""
     view = runs.view
     of, knobs = attained_in(str(DEFAULT_READING)), knobs_of(view, own_constants(view))
     at = tabulate(runs, SAME, panels(), rates_of(view), of=of, knobs=knobs)
@@ -200,7 +200,7 @@ def against_printed(runs: Runs, baseline: str) -> Panel:
 
 
 def scored(found: Sequence[Score]) -> Panel:
-    """A column of points for each set of constants, a point a reading: neither has an order, so nothing is joined."""
+    """Draw a column of points for each set of constants, one point per reading. Neither has an order, so points are not joined."""
     by_constants: dict[str, list[float]] = {}
     for score in found:
         if score.plans == "same" and score.history == _history("dynamo"):

@@ -12,7 +12,7 @@ from repro.workloads.draws import ArrivalConfig
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, load_session_card
 
 FIELDS = {"rounds": "avg_rounds", "prefill_tokens": "avg_prefill_length", "decode_tokens": "avg_decode_length"}
-"""With the printed table's columns."""
+"""Our field -> column of the printed table."""
 
 
 def means_of(trace: str, view: View) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
 """AMPD Table 2: deployments, planned and served.
 
-Twelve of twelve first plans are even splits of the GPUs, and the rule "largest workers in an even split" finds ten of them: the
-table says little about a planner. What a user wants is attainment, so the plans also serve the workload.
+All twelve first plans are even splits of the GPUs, and the rule "largest workers in an even split" finds ten of them. So the table says
+little about a planner. Users want attainment, so the plans also serve the workload.
 """
 
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ SERVED_RATE = 1.6
 SERVED = {"ampd": "", "planned": "the plan made for that rate", "ampd-tuned": "the best of a search"}
 PLANNING_RATES = (0.4, PLANNING_RATE, 0.8, 1.6)
 PRINTED, RANKED = 3, 6
-"""Plans of a pair that Table 2 lists, and that ours ranks: more, so that a plan can come in from behind."""
+"""How many plans of a pair Table 2 lists, and how many our planner ranks: more, so that a plan can move up from behind."""
 GPUS_OF = ("hotpotqa", "toolbench", "dureader", "gaia")
-"""As the claim names them."""
+"""Traces in the order of the claim."""
 
 
 def planning(view: View, panel: TracePanel, rate: float) -> Cell:
@@ -46,7 +46,7 @@ def cells(view: View) -> list[Cell]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plans:
-    """The planner's three best for one pair, at one rate."""
+    """The planner's three best plans for one pair, at one rate."""
 
     panel: TracePanel
     found: tuple[str, ...]
@@ -77,20 +77,20 @@ def plans_at(runs: Runs, rate: float) -> list[Plans]:
 
 
 def best_of(run: StoredRun) -> tuple[str, ...]:
-    """Equal ones in the planner's order."""
+    """Return the best plans; ties keep the planner's order."""
     ranked = sorted(run.summary["plans"], key=lambda plan: plan["worst_of_slo"])
     return tuple(plan["deployment"] for plan in ranked[:PRINTED])
 
 
 def even(panel: TracePanel, view: View) -> Deployment | None:
-    """What the rule alone says."""
+    """Return the plan that the rule alone gives."""
     part, card = view.platform.part(ArPart), view.platform.gpu
     assert card is not None
     return even_split(panel.num_gpus, hardware_of(panel.model, card, part.constants).degrees())
 
 
 def by_the_rule(view: View) -> int:
-    """First plans that the rule finds."""
+    """Count the first plans that the rule finds."""
     return sum(even(panel, view) == panel.plans[0] for panel in panels())
 
 
@@ -99,7 +99,7 @@ def served(runs: Runs) -> Attainments:
 
 
 def gained(table: Attainments, name: str) -> Interval:
-    """Points over Table 2's first plan, on average."""
+    """Mean gain in points over Table 2's first plan."""
     return table.interval(lambda means: 100 * float(np.nanmean(means[name] - means["ampd"])))
 
 

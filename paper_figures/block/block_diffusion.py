@@ -24,7 +24,7 @@ FULL = "dllm-serve"
 
 @dataclass(frozen=True, kw_only=True)
 class Way(Contender):
-    """To decode; ``tokens`` are those that a forward takes, the same number in each."""
+    """A way to decode; every forward takes the same number of ``tokens``."""
 
     system: str = "block-diffusion"
     tokens: int = 1
@@ -36,7 +36,7 @@ AUTOREGRESSIVE = Way(
 
 
 def ways(where: Platform) -> tuple[Way, ...]:
-    """Full diffusion of eight billion parameters is beside the dense model of that size alone."""
+    """Full diffusion has eight billion parameters, so we show it only beside the dense model of that size."""
     part = where.part(BlockPart)
     few = int(part.tokens_per_forward)
     own = (
@@ -57,7 +57,7 @@ def ways(where: Platform) -> tuple[Way, ...]:
 
 
 def cell_of(view: View, way: Way, concurrency: int) -> Cell:
-    """As many requests as run at once, all there from the beginning."""
+    """Ask for as many requests as run at once, all present from the beginning."""
     own: dict[str, Scalar] = {"num_prompts": concurrency, "max_num_seqs": concurrency, "gen_length": TOKENS}
     if way.system == FULL:
         own |= {"steps": TOKENS // way.tokens, "selection": "dense", "refresh_delay": 0}
@@ -72,7 +72,7 @@ def cells(view: View) -> list[Cell]:
 
 
 def against(runs: Runs, way: Way, concurrency: int) -> Interval:
-    """Times the autoregressive decoder's throughput, seed by seed."""
+    """Return throughput relative to the autoregressive decoder's, seed by seed."""
     own, base = (cell_of(runs.view, each, concurrency) for each in (way, AUTOREGRESSIVE))
     return runs.versus(own, base, THROUGHPUT, "ratio")
 
@@ -113,7 +113,7 @@ def origin(runs: Runs) -> list[str]:
 
 
 def conclusion(runs: Runs) -> str:
-    """Up to which concurrency block diffusion is ahead of the autoregressive decoder."""
+    """Tell up to which concurrency block diffusion beats the autoregressive decoder."""
     block = ways(runs.view.platform)[0]
     ahead = [n for n in CONCURRENCY if (against(runs, block, n).mean or 0.0) > 1]
     first, last = against(runs, block, CONCURRENCY[0]).mean, against(runs, block, CONCURRENCY[-1]).mean

@@ -19,10 +19,10 @@ DATASET = "osc"
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 THROUGHPUT = Measure(path="throughput_tok_s", label="throughput (tok/s)", better="higher")
 LENGTHS: Mapping[str, Scalar] = {"input_len": 1024, "gen_length": 1024, "precision": "fp8"}
-"""Lengths of the author's benchmark."""
+"""Lengths in the author's benchmark."""
 STEPS = 16
 OTHER = "trtllm"
-"""Kernels of another framework, which a server may run, too: vLLM's table has experts in FP8 slower than in bfloat16."""
+"""Kernels of another framework that a server may run too: in vLLM's table, experts are slower in FP8 than in bfloat16."""
 
 _SYSTEM = "block-diffusion"
 FIXED = Contender(
@@ -59,8 +59,8 @@ def by_others(way: Contender) -> Contender:
 
 
 def cell_of(view: View, way: Contender, concurrency: int) -> Cell:
-    """As many requests as run at once, all there from the beginning; where steps are drawn four times as many, each of which enters when
-    another ends."""
+    """Ask for as many requests as run at once, all present from the beginning. With drawn steps, ask for four times as many: each enters
+    when another ends."""
     rounds = 4 if way in (DRAWN, TOGETHER) else 1
     own = {**LENGTHS, "num_prompts": rounds * concurrency, "max_num_seqs": concurrency}
     return way.cell(view, DATASET, own)
@@ -77,7 +77,7 @@ def cells(view: View) -> list[Cell]:
 
 
 def ratio(runs: Runs, own: Contender, base: Contender, concurrency: int) -> Interval:
-    """Throughput over that of ``base``, seed by seed."""
+    """Return throughput over that of ``base``, seed by seed."""
     ours, others = (cell_of(runs.view, each, concurrency) for each in (own, base))
     return runs.versus(ours, others, THROUGHPUT, "ratio")
 
@@ -165,7 +165,7 @@ _SPEEDS = {
 
 
 def findings(runs: Runs) -> list[Finding]:
-    """What vLLM's kernels say, and as another reading what TensorRT-LLM's do."""
+    """Findings by vLLM's kernels, with TensorRT-LLM's as another reading."""
     view, pairs = runs.view, ((FIXED, TOKENS), (by_others(FIXED), by_others(TOKENS)))
     speeds = [runs.at(cell_of(view, own, 1), THROUGHPUT).mean for own, _ in pairs]
     times = [ratio(runs, own, base, 1).mean for own, base in pairs]

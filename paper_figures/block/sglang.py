@@ -26,11 +26,11 @@ SOURCE = "sgl-project/sglang issue 33322 (LLaDA2.1-mini, one H20)"
 DATASET = "gsm8k"
 CONCURRENCY = (1, 8, 32, 64, 128)
 TOKENS_PER_FORWARD = 6.05
-"""Fitted: the published throughput of one request, over three seeds of composed steps. Drawn by request and forward, before what is left of a block cuts it."""
+"""Fitted: one request's published throughput, by three seeds of composed steps. Drawn by request and forward, before blocks cut it."""
 FITTED_PERCENT = 1.0
-"""Runs whose first point is farther from the published one than this are not those of the fit."""
+"""If the first point differs more from the published one, the runs are not those of the fit."""
 PROMPT, SHARED, TOKENS = 900, 832, 256
-"""Assumed: five examples before every question, and an answer."""
+"""Assumed lengths: five examples before every question, and an answer."""
 GSM8K: Mapping[str, Scalar] = {"input_len": PROMPT, "shared_len": SHARED, "gen_length": TOKENS}
 LONG: Mapping[str, Scalar] = {"input_len": 4096, "gen_length": 1536, "prefix_cache": False}
 """Published as 4K in and 1.5K out, without the radix cache."""
@@ -40,13 +40,13 @@ Knobs = Mapping[str, Scalar]
 
 
 READINGS = tuple(contenders_beside(__file__, Contender).values())
-"""Schedules that SGLang may have run. The sweep carried all changes of its issue, the scheduler's return after each denoise among them;
+"""Schedules that SGLang may have run. The sweep included all changes of its issue, also the scheduler's return after each denoise.
 SGLang's default is synchronous."""
 USUAL, SYNCHRONOUS, _ = READINGS
 
 
 def cell_of(view: View, concurrency: int, reading: Contender = USUAL, asked: Knobs = GSM8K) -> Cell:
-    """Clients that ask again: four requests for every one that runs, two of the long ones."""
+    """Clients send again after each answer: four requests per running one, two for long ones."""
     rounds = 4 if asked is GSM8K else 2
     own: dict[str, Scalar] = {
         **asked,
@@ -72,7 +72,7 @@ def published(concurrency: int) -> float:
 
 
 def step_of(view: View, concurrency: int) -> PricedStep:
-    """A denoise in the middle of an answer of so many requests at once, every row's logits made."""
+    """A denoise in the middle of an answer, for this many requests at once, with logits of every row."""
     settings = resolve(view.applied(cell_of(view, concurrency)))
     block, context = settings.block, (PROMPT + TOKENS // 2) // settings.block * settings.block
     works = tuple(Work(i, i, context, 0, (0, block), False) for i in range(concurrency))
@@ -96,7 +96,7 @@ def page(runs: Runs) -> Page:
 
 
 def csv_of(runs: Runs) -> Table:
-    """A row a run."""
+    """One row per run."""
     columns = (
         *("platform", "reading", "input_len", "gen_length", "concurrency", "seed", "throughput_tok_s", "tpot_ms"),
         *("published_tok_s", "obtained", "valid", "run"),
@@ -120,7 +120,7 @@ def _parts(step: PricedStep) -> tuple[float, ...]:
 
 
 def tpot_ms(run: StoredRun) -> float | None:
-    """Milliseconds between tokens of an answer, from its first block on."""
+    """Return milliseconds between tokens of an answer, from its first block on."""
     summary, tokens = run.summary, run.cell.knob_values["gen_length"]
     assert isinstance(tokens, int)
     return 1e3 * float(summary["e2el_s"]["mean"] - summary["ttft_s"]["mean"]) / (tokens - 1)
@@ -132,7 +132,7 @@ def error(runs: Runs, concurrency: int) -> float | None:
 
 
 def is_fitted(runs: Runs) -> bool:
-    """Whether these runs meet the point that the constant was fitted to."""
+    """Whether these runs match the point that the constant was fitted to."""
     first = error(runs, CONCURRENCY[0])
     return first is not None and abs(first) <= FITTED_PERCENT
 
@@ -151,7 +151,7 @@ def conclusion(runs: Runs) -> str:
 
 
 def flattening(steps: Mapping[int, PricedStep]) -> str:
-    """What makes a step longer from one concurrency to another, for the ends of the curve."""
+    """Tell what makes a step longer from the first concurrency to the last."""
     least, most = (steps[n] for n in (CONCURRENCY[0], CONCURRENCY[-1]))
     turn = next((n for n in CONCURRENCY if steps[n].bound == "compute"), None)
     grown = (1e3 * (b - a) for a, b in zip(_parts(least), _parts(most), strict=True))
@@ -214,7 +214,7 @@ def findings(runs: Runs) -> list[Finding]:
 
 
 def gains(runs: Runs, reading: Contender) -> tuple[float, float] | None:
-    """Percent that 64 requests give more than 32, and 128 more than 64."""
+    """Return by how many percent 64 requests give more than 32, and 128 more than 64."""
     some, more, most = (runs.at(cell_of(runs.view, n, reading), THROUGHPUT).mean for n in CONCURRENCY[-3:])
     if not some or not more or most is None:
         return None

@@ -1,1 +1,1 @@
-"""What figures of all papers share: their look, tables, captions, curves over a rate."""
+"""Code that figures of all papers share: their look, tables, captions, and curves over a rate."""

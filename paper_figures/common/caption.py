@@ -1,4 +1,4 @@
-"""How stored runs were obtained, where their prompts came from and what is wrong with them, in words."""
+"""Words for captions: how stored runs were obtained, where their prompts came from, and what is wrong with them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def obtained_text(runs: Sequence[StoredRun]) -> str:
 
 
 def basis_of(runs: Runs) -> str:
-    """Whether a figure is simulated or measured, on what and with which model."""
+    """Tell whether a figure is simulated or measured, on which device and with which model."""
     view = runs.view
     if view.is_simulated:
         uncalibrated = any("uncalibrated" in run.obtained for run in runs.all)
@@ -37,7 +37,7 @@ def basis_of(runs: Runs) -> str:
 
 
 def how_obtained(runs: Sequence[StoredRun], labels: Sequence[str] | None = None) -> list[str]:
-    """Labels (one per run) by what they rest on, a sentence each; without labels all are "runs"."""
+    """Write a sentence for each basis of the runs, with the labels (one per run) that share it. Without labels we say "runs"."""
     by_basis: dict[str, list[str]] = {}
     for run, label in zip(runs, labels or ["runs"] * len(runs), strict=True):
         names = by_basis.setdefault(basis(run), [])
@@ -59,7 +59,7 @@ def basis(run: StoredRun) -> str:
 
 
 def device_text(run: StoredRun) -> str:
-    """What a measured run was on; random weights are said."""
+    """Name the device of a measured run, and random weights if it has them."""
     graphics, manifest = run.provenance.get("gpu"), run.record.manifest
     device = manifest.get("device") or run.cell.knob_values.get("device", "cpu")
     weights = ", random weights" if run.cell.knob_values.get("weights") == "random" else ""
@@ -72,7 +72,7 @@ def device_text(run: StoredRun) -> str:
 
 
 def prompt_sources(runs: Sequence[StoredRun]) -> str:
-    """Per data set: source and number of requests; several where its runs differ."""
+    """Tell, for each data set, the source and number of its requests; several if its runs differ."""
     texts = []
     for dataset in dict.fromkeys(run.cell.dataset for run in runs):
         sources = sorted({_prompt_source(run) for run in runs if run.cell.dataset == dataset})
@@ -89,13 +89,13 @@ def _prompt_source(run: StoredRun) -> str:
     else:
         parts = [f"{source} {dataset.get('location')}" if source else "source not recorded"]
     if (scale := dataset.get("length_scale", 1.0)) != 1.0:
-        # Generated prompts are written as long as asked for; a data set's own lose their ends.
+        # Generated prompts are made to the length asked for. We cut the ends of a data set's own prompts.
         parts.append(f"{'lengths x' if source == 'embedded' else 'prompts cut to lengths x'} {scale:g}")
     return f"({', '.join([*parts, f'n = {run.num_requests}'])})"
 
 
 def seeds_sentence(runs: Sequence[StoredRun]) -> str:
-    """How often it was run, and how many of the runs something else on the machine disturbed."""
+    """Tell the seeds, and how many runs something else on the machine disturbed."""
     seeds = sorted({run.cell.seed for run in runs})
     text = f"Seed {seeds[0]}."
     if len(seeds) > 1:
@@ -104,12 +104,12 @@ def seeds_sentence(runs: Sequence[StoredRun]) -> str:
 
 
 def origin_of(runs: Runs) -> list[str]:
-    """How often it was run, and how each of the runs was obtained."""
+    """Tell the seeds, and how each of the runs was obtained."""
     return [seeds_sentence(runs.all), *how_obtained(runs.all)]
 
 
 def repeats_line(runs: Sequence[StoredRun]) -> str:
-    """How often it was run, in a few words; empty without runs."""
+    """The number of seeds in a few words; empty without runs."""
     num = len({run.cell.seed for run in runs})
     return f"Mean of {num} seeds with its 95 % interval." if num > 1 else "One seed." * num
 
@@ -133,7 +133,7 @@ def contended_note(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def missing_note(runs: Runs, asked: Sequence[Cell]) -> list[str]:
-    """Counts the points that lack a repeat, and names some by the knobs in which points of the figure differ."""
+    """Count the points that lack a repeat, and name some of them by the knobs that differ between points."""
     repeats = Counter(cell.with_seed(0) for cell in asked)
     missing = [cell for cell, num in repeats.items() if len(runs.of(cell)) < num]
     if not missing:
@@ -151,13 +151,13 @@ def missing_note(runs: Runs, asked: Sequence[Cell]) -> list[str]:
 
 
 def on_a_cluster(runs: Runs) -> str:
-    """How the runs of a simulated cluster were obtained, with what their steps are charged by."""
+    """Tell how runs of a simulated cluster were obtained, and what their steps are charged by."""
     calibration = str(runs.all[0].record.manifest["calibration"])
     return f"All runs simulated on a discrete-event cluster; {calibration.rstrip('.')}."
 
 
 def held_out_note(platform: Platform) -> list[str]:
-    """How good a simulation of the card is, from ``repro calibrate``'s report."""
+    """Tell how good a simulation of the card is, from ``repro calibrate``'s report."""
     card = platform.gpu
     if card is None or platform.executor != "roofline":
         return []

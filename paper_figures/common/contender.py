@@ -1,4 +1,4 @@
-"""A system as a figure compares it: under a title and a look of its own, with knobs that make it that."""
+"""A contender: a system as a figure compares it, with a title, a look and knobs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ Kind = TypeVar("Kind", bound="Contender")
 
 
 def contenders_beside(module: str, kind: type[Kind]) -> Mapping[str, Kind]:
-    """Those of the YAML file beside a module's file, by name."""
+    """Return the contenders of the YAML file beside a module's file, by name."""
     rows = read_yaml(Path(module).with_suffix(".yaml"))
     found = (kind(**{**row, "knobs": tuple(row.get("knobs", {}).items())}) for row in rows)
     return MappingProxyType({each.name: each for each in found})
@@ -28,7 +28,7 @@ class Contender:
     title: str = ""
     knobs: Knobs = ()
     color: str | None = None
-    """The system's own, as the marker, where nothing else is said."""
+    """By default the system's own color, and likewise its own marker."""
     marker: str | None = None
     linestyle: str = "-"
 
@@ -46,7 +46,7 @@ class Contender:
         rate: float | None = None,
         together: str | None = None,
     ) -> Cell:
-        """``knobs`` go before its own; ``together`` names the comparison that a measured cell is made in."""
+        """Its own knobs come before ``knobs``. ``together`` names the comparison that a measured cell is made in."""
         compared = () if together is None else view.together(together)
         own = {**dict(self.knobs), **knobs, **dict(compared)}
         return view.cell(None, self.system, dataset, rate=rate, knobs=tuple(own.items()))

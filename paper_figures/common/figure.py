@@ -1,4 +1,4 @@
-"""A figure as data: its grid of cells, the page it shows, and its findings; here these become files."""
+"""A figure as data: its grid of cells, its page, and its findings. This module turns them into files."""
 
 import io
 import pickle
@@ -26,7 +26,7 @@ from repro.runs.store import StoredRun
 
 Item = TypeVar("Item")
 Columns = Mapping[str, Callable[[Item], object]]
-"""Name of a column -> its entry in an item's row."""
+"""Name of a column -> its entry for an item."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,25 +44,25 @@ class Picture:
     panels: Sequence[Panel]
     caption: Sequence[str]
     repeats: str | None = None
-    """How often it was run, in a few words for the line under the panels; None counts the seeds of the runs."""
+    """The number of repeats in a few words, for the line under the panels; None counts the seeds of the runs."""
     after_title: str = ""
     columns: int | None = None
-    """Panels beside each other; None is all of up to three, and two of more."""
+    """Panels per row. With None, up to three panels form one row, and more form rows of two."""
     width_inches: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """All that a figure shows: on the terminal a table and notes, as files a picture or the table, and a CSV."""
+    """All that a figure shows: a table and notes on the terminal, and as files a picture or the table, and a CSV."""
 
     table: Table | None = None
-    """None is the picture's numbers."""
+    """None shows the picture's numbers."""
     notes: Sequence[str] = ()
     picture: Picture | None = None
     csv: Table | None = None
-    """None is the table itself."""
+    """None uses the table itself."""
     after_heading: str = ""
-    """Behind the title over the table as Markdown, which a figure has that draws no picture or says this."""
+    """Text after the title of the Markdown table. A figure has that table if it draws no picture, or sets this."""
 
 
 def figure(
@@ -84,9 +84,9 @@ def figure(
     under_title: Callable[[Runs], str] = basis_of,
     origin: Callable[[Runs], Sequence[str]] = origin_of,
 ) -> Figure:
-    """``name`` is ``paper/figure``, or where the paper is given the figure's own; its paper lists it with a title, unless one is
-    given. ``cells`` are None where arithmetic is enough. ``card`` is the paper's, or its cards where it does not say which: only there,
-    and only of baselines as published, are its numbers comparable. ``origin`` says on pictures and the terminal how the runs came about."""
+    """``name`` is ``paper/figure``, or the bare name if ``paper`` is given; by default the paper lists its title. ``cells`` is None if
+    arithmetic is enough. ``card`` is the paper's card, or its cards if it does not say which. Only there, with baselines as published,
+    are its numbers comparable. ``origin`` tells, on pictures and the terminal, how the runs came about."""
     on = card if isinstance(card, tuple) else tuple(filter(None, [card]))
     whole = name if paper is None else f"{paper}/{name}"
     title, bare = title or FIGURES[whole].title, whole.rpartition("/")[2]
@@ -128,7 +128,7 @@ def figure(
 
 
 def _of_last_view(cells: Callable[[View], list[Cell]]) -> Callable[[View], list[Cell]]:
-    """Keeps the cells for the view that was asked last: who draws has asked for them before."""
+    """Keep the cells of the last view, as drawing asks for the same cells again."""
     last: tuple[View, list[Cell]] | None = None
 
     def asked(view: View) -> list[Cell]:
@@ -141,18 +141,18 @@ def _of_last_view(cells: Callable[[View], list[Cell]]) -> Callable[[View], list[
 
 
 def seed_by_seed(cells: Iterable[Cell], view: View) -> list[Cell]:
-    """All of one seed before the next: a sweep that is stopped has whole repeats."""
+    """Order all cells of one seed before the next, so that a stopped sweep has whole repeats."""
     kept = list(dict.fromkeys(cells))
     return [cell.with_seed(seed) for seed in view.seeds for cell in kept]
 
 
 def cell_by_cell(cells: Iterable[Cell], view: View) -> list[Cell]:
-    """All repeats of one cell before the next."""
+    """Order all repeats of one cell before the next cell."""
     return [cell.with_seed(seed) for cell in cells for seed in view.seeds]
 
 
 def _with_origin(page: Page, runs: Runs, asked: Sequence[Cell], origin: Callable[[Runs], Sequence[str]]) -> Page:
-    """The page with what is wrong with the runs, and how those of a picture came about."""
+    """Add to the page what is wrong with the runs, and to a picture how its runs came about."""
     notes = [*page.notes, *invalid_notes(runs.all), *missing_note(runs, asked)]
     if page.picture is None:
         return replace(page, notes=notes)
@@ -163,7 +163,7 @@ def _with_origin(page: Page, runs: Runs, asked: Sequence[Cell], origin: Callable
 
 
 def _write(page: Page, title: str, under: Callable[[], str], place: Path) -> Rendered:
-    """The files, and what is said on the terminal."""
+    """Write the files, and return them with the text for the terminal."""
     out, stem, files = place.parent, place.name, list[Path]()
     shown = page.table
     if shown is None:
@@ -181,18 +181,18 @@ def _write(page: Page, title: str, under: Callable[[], str], place: Path) -> Ren
 
 
 def _in_brief(value: object) -> str:
-    """As the terminal has it."""
+    """Format a value for the terminal."""
     if value is None:
         return "-"
     return brief(value) if isinstance(value, float) else str(value)
 
 
 def in_numbers(panels: Sequence[Panel]) -> Table:
-    """What is drawn, as a table: a row for each place of each panel, a column for each label."""
+    """Return the drawn numbers as a table: a row for each place of each panel, a column for each label."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     measure = ""
     for panel in panels:
-        measure = panel.y.label or measure  # said by the first panel of a row
+        measure = panel.y.label or measure  # only the first panel of a row has the label
         title = f"{panel.title}, {measure}".replace("\n", " ")
         for place, label, value in panel.numbers():
             rows.setdefault((title, place), {})[label] = value
@@ -204,7 +204,7 @@ def in_numbers(panels: Sequence[Panel]) -> Table:
 
 
 def _draw(picture: Picture, title: str, out: Path, stem: str) -> tuple[Path, ...]:
-    """PNG, PDF and the caption beside them; the caption alone where no pictures are asked for."""
+    """Write PNG, PDF and caption; only the caption if no pictures are wanted."""
     panels, caption = drawn_panels(picture)
     if PICTURES.get() == "none":
         text = out / f"{stem}.txt"
@@ -217,7 +217,7 @@ def _draw(picture: Picture, title: str, out: Path, stem: str) -> tuple[Path, ...
 
 
 def _pictures(panels: Sequence[Panel], picture: Picture, title: str, text: str) -> tuple[bytes, bytes]:
-    """As PNG and PDF; those of the user's cache where the same code drew the same panels with the same libraries."""
+    """Draw PNG and PDF, or take them from the user's cache if the same code drew the same panels with the same libraries."""
     columns = min(len(panels), picture.columns or (len(panels) if len(panels) <= MOST_IN_A_ROW else 2))
     width, is_plain = picture.width_inches, PICTURES.get() == "plain"
     characters = int(style.width_of(columns, width) * style.CHARACTERS_PER_INCH)
@@ -250,7 +250,7 @@ class _Pickler(pickle.Pickler):
         self.modules = set[str]()
 
     def persistent_id(self, value: object) -> None:
-        """Refuses code that is not among what a picture is known by, and notes where the rest is."""
+        """Refuse code that cannot identify a picture, and note the modules of the rest."""
         if isinstance(value, type | FunctionType):
             if value.__module__.partition(".")[0] not in _KNOWN:
                 raise pickle.PicklingError(value.__module__)
@@ -258,8 +258,8 @@ class _Pickler(pickle.Pickler):
 
 
 def _known_by(values: object) -> list[bytes] | None:
-    """The values and the code of their classes. None where some are a user's own, or functions without a name: nobody can tell
-    whether they draw the same again."""
+    """Return the values and the code of their classes, to identify a picture. None if some are a user's own, or functions without a name:
+    they might draw something else next time."""
     pickler = _Pickler(content := io.BytesIO())
     try:
         pickler.dump(values)
@@ -279,7 +279,7 @@ MOST_IN_A_ROW = 3
 
 
 def drawn_panels(picture: Picture) -> tuple[list[Panel], list[str]]:
-    """The panels that show something, and the caption with those that are left out: a flat one says nothing."""
+    """Return the panels that show something, and a caption that names those left out because they are flat."""
     panels = [panel for panel in picture.panels if not panel.is_flat] or list(picture.panels[:1])
     left_out = [panel.title for panel in picture.panels if panel not in panels]
     if not left_out:

@@ -1,4 +1,4 @@
-"""Panels of a picture as data: what lies in each, and its two axes. Nothing else in the figures calls matplotlib."""
+"""Panels of a picture as data: their layers and two axes. Only this module and ``style`` call matplotlib."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,41 +16,41 @@ if TYPE_CHECKING:
 Bounds = tuple[float | None, float | None]
 ANYWHERE: Bounds = (None, None)
 OF_SHARES: Bounds = (0.0, 100.0)
-"""Where shares lie, in percent."""
+"""Bounds of shares, in percent."""
 FLAT_PERCENT = 95.0
-"""A panel of shares that are all at least this shows nothing."""
+"""A panel in which all shares reach this says nothing."""
 Better = Literal["higher", "lower"]
 
 
 class Layer(Protocol):
-    """Something drawn into a panel; a label that several have is listed once in the legend."""
+    """Something to draw into a panel; the legend lists a label once, even if several layers have it."""
 
     def draw(self, axes: "Axes") -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """Means with their intervals, joined; a place without a mean stays empty."""
+    """A line of means with their intervals; a place without a mean stays empty."""
 
     label: str
     places: Sequence[float]
     at: Sequence[Interval]
     look: Look
     base: float = 0.0
-    """Added to every mean that is drawn ``scale`` times as large."""
+    """Added to every mean after it is multiplied by ``scale``."""
     scale: float = 1.0
     capsize: float = 2
     zorder: float | None = None
     spread: Sequence[tuple[float, float]] | None = None
-    """Below and above each mean, in place of the interval's ends."""
+    """Distances below and above each mean, in place of the interval's ends."""
     within: Bounds = ANYWHERE
-    """Where a value can lie: intervals are drawn no further."""
+    """Bounds of a value: intervals are drawn no further."""
     names: Sequence[str] | None = None
-    """What the places are called, where the line is drawn beside them."""
+    """Names of the places, if the line is drawn beside them."""
     is_drawn: bool = True
-    """If not, it is in the table alone."""
+    """If False, only the table has it."""
     texts: Sequence[str] | None = None
-    """What the table says in place of the values."""
+    """Texts for the table in place of the values."""
 
     def draw(self, axes: "Axes") -> None:
         if not self.is_drawn:
@@ -78,9 +78,9 @@ class Points:
     edge: float | None = None
     zorder: float = 3
     is_ring: bool = False
-    """Around what others draw."""
+    """Drawn as rings around other points."""
     has_values: bool = True
-    """If not, it is a sign beside what others draw, and no number of the table."""
+    """If False, it only marks what others draw, and adds no number to the table."""
 
     def draw(self, axes: "Axes") -> None:
         extra = _given(markersize=self.size, linewidth=self.width, markeredgewidth=self.edge)
@@ -90,7 +90,7 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """One bar a place, side by side with those of other layers."""
+    """One bar per place, side by side with those of other layers."""
 
     label: str | None
     places: Sequence[float]
@@ -101,9 +101,9 @@ class Bars:
     hatch: str | None = None
     edge: str | None = None
     within: Bounds = ANYWHERE
-    """Where a value can lie: intervals are drawn no further."""
+    """Bounds of a value: intervals are drawn no further."""
     is_numbered: bool = False
-    """Each with its number below the axis."""
+    """Whether each bar's number stands below the axis."""
 
     def draw(self, axes: "Axes") -> None:
         axes.bar(
@@ -123,7 +123,7 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """Parts of horizontal bars, which begin where the former ones end."""
+    """Parts of horizontal bars; each part begins where the last one ends."""
 
     label: str
     starts: Sequence[float]
@@ -139,7 +139,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A value that the paper prints: hollow, on top of all else, with a white rim that sets it off."""
+    """A value that the paper prints: hollow, on top of all else, with a white rim."""
 
     label: str
     place: float
@@ -147,7 +147,7 @@ class Mark:
     look: Look
     size: float = 8
     name: str | None = None
-    """What the place is called, where the value is drawn beside it."""
+    """Name of the place, if the value is drawn beside it."""
 
     def draw(self, axes: "Axes") -> None:
         from matplotlib import patheffects
@@ -164,14 +164,14 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class AtMost:
-    """Values that the paper's numbers leave below a bound: hollow, with arrows down."""
+    """Upper bounds that follow from the paper's numbers: hollow, with arrows down."""
 
     label: str
     places: Sequence[float]
     bounds: Sequence[float]
     look: Look
     arrow: float
-    """Length, in the axis's unit."""
+    """Length, in units of the axis."""
 
     def draw(self, axes: "Axes") -> None:
         axes.errorbar(
@@ -193,13 +193,13 @@ class AtMost:
 
 @dataclass(frozen=True, kw_only=True)
 class Guide:
-    """A line across the panel that is no series: at a height, or upright."""
+    """A line across the panel that is no series, horizontal or upright."""
 
     value: float
     label: str | None = None
     is_upright: bool = False
     is_printed: bool = False
-    """It is the paper's value: a table of what is drawn has it."""
+    """Whether it is the paper's value, so that the table of drawn numbers has it."""
     linestyle: str | tuple[int, tuple[int, ...]] = "--"
     color: str = style.GUIDE_COLOR
     width: float = 1
@@ -223,7 +223,7 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """Words in a panel; at shares of the panel unless ``is_at_values``."""
+    """Words in a panel, placed by shares of the panel unless ``is_at_values``."""
 
     text: str
     x: float = 0.5
@@ -239,7 +239,7 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """Words beside points, each where it covers nothing."""
+    """Words beside points, each placed where it covers nothing."""
 
     texts: Sequence[str]
     places: Sequence[float]
@@ -255,19 +255,19 @@ class Labels:
 class Axis:
     label: str | None = None
     better: Better | None = None
-    """Which values are better, as the axis says behind its label; None says nothing."""
+    """Which values are better; the axis shows it after its label. None shows nothing."""
     scale: Literal["linear", "log2", "log", "plain log"] = "linear"
-    """log2 has the given ticks alone; plain log has plain numbers at 1, 2 and 5 of every decade."""
+    """log2 has only the given ticks; plain log has plain numbers at 1, 2 and 5 of every decade."""
     ticks: Sequence[float] | None = None
     names: Sequence[str] | None = None
-    """The ticks' names; their numbers where none are given."""
+    """Names of the ticks; by default their numbers."""
     size: float | None = None
-    """The names' size in points."""
+    """Font size of the names, in points."""
     rotation: float | None = None
     limits: tuple[float | None, float | None] | None = None
     is_inverted: bool = False
     margin: float | None = None
-    """Free space at both ends, as a share of what is drawn."""
+    """Free space at both ends, as a share of the drawn range."""
 
     def draw(self, axes: "Axes", name: Literal["x", "y"]) -> None:
         own = {each: getattr(axes, f"set_{name}{each}") for each in ("scale", "ticks", "lim", "label")}
@@ -287,7 +287,7 @@ class Axis:
         if self.limits is not None:
             own["lim"](*self.limits)
         if self.label is not None:
-            # On a line of its own beside a panel, which is higher than its label is long otherwise.
+            # On a line of its own: one long label would be longer than the panel is high.
             before = ", " if name == "x" else "\n"
             own["label"](self.label + ("" if self.better is None else f"{before}{self.better} is better"))
 
@@ -301,7 +301,7 @@ class Panel:
 
     @property
     def is_flat(self) -> bool:
-        """Whether it shows nothing but shares that are as high as they can be, and the paper prints no less."""
+        """Whether the panel shows only shares near 100 %, and the paper prints no lower ones."""
         lines = [layer for layer in self.layers if isinstance(layer, Line)]
         for layer in self.layers:
             printed = layer.bounds if isinstance(layer, AtMost) else [layer.value] if isinstance(layer, Mark) else []
@@ -317,7 +317,7 @@ class Panel:
         self.y.draw(axes, "y")
 
     def numbers(self) -> Iterator[tuple[str, str, str]]:
-        """Name of a place, label and value of everything that is drawn there."""
+        """Yield place, label and value of everything drawn."""
         for layer in self.layers:
             match layer:
                 case Line(places=places, texts=texts) if texts is not None:
@@ -340,7 +340,7 @@ class Panel:
                     yield "all", label, brief(value)
 
     def name_of(self, place: float) -> str:
-        """That of the nearest tick where ticks have names other than their numbers."""
+        """Return the name of the nearest tick, or the number if ticks have no other names."""
         ticks, names = self.x.ticks, self.x.names
         if ticks is None or names is None:
             return brief(place)
@@ -351,7 +351,7 @@ class Panel:
 def _errors(
     at: Sequence[Interval], scale: float = 1.0, base: float = 0.0, within: Bounds = ANYWHERE
 ) -> list[list[float]] | None:
-    """Below and above each mean as it is drawn; None where nothing has an interval."""
+    """Lengths below and above each mean, as drawn; None if no mean has an interval."""
     arms = [_arms(each, scale, base, within) for each in at]
     return [list(ends) for ends in zip(*arms, strict=True)] if any(map(any, arms)) else None
 
@@ -366,5 +366,5 @@ def _arms(each: Interval, scale: float, base: float, within: Bounds) -> tuple[fl
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """Those that are not left to matplotlib."""
+    """Keep the values that are set; matplotlib decides the others."""
     return {name: value for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Stored runs of a figure in one view, asked by the cell that wanted them; values of two cells are paired by seed."""
+"""Stored runs of a figure in one view, looked up by cell. Values of two cells are paired by seed."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from repro.runs.store import StoredRun, by_seed
 
 Of = Callable[[StoredRun], float | None]
 Against = Literal["points", "percent", "ratio"]
-"""A difference, by how many percent a value exceeds the other one, or how many times as large it is."""
+"""Compare by a difference, by the percent that a value exceeds the other, or by their ratio."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One number of a run, by its path in the run's summary."""
+    """One number of a run, found by its path in the run's summary."""
 
     path: str
     label: str = ""
     scale: float | None = None
     column: str = ""
-    """In a CSV."""
+    """Name in a CSV."""
     better: Literal["higher", "lower"] | None = None
 
     def __call__(self, run: StoredRun) -> float | None:
@@ -35,7 +35,7 @@ class Measure:
 
 
 class Runs:
-    """The runs of a cell differ in nothing but their seed."""
+    """A figure's stored runs, grouped by cell; the runs of a cell differ only in their seed."""
 
     def __init__(self, stored: Sequence[StoredRun], view: View) -> None:
         self.all, self.view = tuple(stored), view
@@ -44,7 +44,7 @@ class Runs:
             self._by_question.setdefault(_question(run.cell), []).append(run)
 
     def of(self, cell: Cell) -> tuple[StoredRun, ...]:
-        """The stored repeats of a cell in the order of their seeds; its own seed does not matter."""
+        """Return the stored repeats of a cell, ordered by seed; the cell's own seed does not matter."""
         return tuple(self._by_question.get(_question(self.view.applied(cell)), ()))
 
     def values(self, cell: Cell, of: Of) -> dict[int, float]:
@@ -57,7 +57,7 @@ class Runs:
         return paired(self.values(cell, of), self.values(base, of), how)
 
     def finding(self, claim: str, value: float | tuple[float, ...], how: str, **more: Any) -> Finding:
-        """``more`` are other fields of a finding; ``obtained`` is the view's where nothing else is said."""
+        """``more`` sets other fields of a finding; ``obtained`` is the view's unless given."""
         return Finding(**{"claim": claim, "value": value, "how": how, "obtained": self.view.obtained, **more})
 
 
@@ -68,6 +68,6 @@ def paired(ours: dict[int, float], theirs: dict[int, float], how: Against) -> In
 
 
 def _question(cell: Cell) -> Hashable:
-    """The cell's question without its seed, and without the basis that only a stored cell knows."""
+    """Identify a cell without its seed, and without the basis that only a stored cell knows."""
     knobs = frozenset(knob for knob in cell.knobs if knob[0] != "basis")
     return (cell.system, cell.dataset, cell.rate, knobs)

@@ -1,8 +1,8 @@
 """One look for all figures, and files that are the same bytes for the same data.
 
-A system has one colour (Okabe and Ito's palette, told apart in every common form of colour blindness) and one
-marker everywhere; its title is the system's own. Filled markers are our runs, hollow ones the paper's values, an x is an
-invalid run. Every figure carries a caption that says how each series was obtained.
+Each system has one colour and one marker everywhere, and its own title. Colours are Okabe and Ito's, which differ in every common form of
+colour blindness. Filled markers are our runs, hollow ones the paper's values, and an x is an invalid run. Every figure has a caption that
+says how each series was obtained.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 DPI = 200
 WIDEST_INCHES = 7.2
-"""Width of a page's text. No picture is wider: its letters stay as large as they are drawn."""
+"""Width of a page's text. No picture is wider, so letters keep the size they are drawn in."""
 WIDE_INCHES = 4.8
 """Width of a picture with one panel."""
 PANEL_HEIGHTS = {1: 2.3, 2: 1.75, 3: 1.5}
-"""Inches, by the number of panels beside each other."""
+"""Panel heights in inches, by the number of panels per row."""
 PANELS_INCHES = 6.9
-"""Height of all rows of panels together, so that a picture fits on a page."""
+"""Most height of all rows of panels together, so that a picture fits on a page."""
 EDGE_INCHES, ROW_GAP_INCHES = 0.08, 0.1
 """Free space at the sides of the canvas, and between rows of panels."""
 TITLE_POINTS, LETTER_POINTS, LEAST_POINTS = 10, 8, 7
@@ -43,9 +43,9 @@ LINE_SPACING = 1.35
 CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH = 16.5, 12
 """Density of caption and title text, with a margin."""
 HANDLE_LENGTH, DASHED_HANDLE_LENGTH = 2.0, 3.2
-"""In letters, of a legend: a dashed line has to show on both sides of its marker."""
+"""Lengths of legend handles, in letters: a dashed line has to show on both sides of its marker."""
 GUIDE_COLOR = "#8A8A8A"
-"""Lines that are no series."""
+"""Color of lines that are no series."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Look:
 
 
 _OTHER_LOOK = ("#000000", "X")
-"""Look of a system that comes from elsewhere."""
+"""Look of a system that we do not know."""
 
 
 def system_look(name: str) -> Look:
@@ -72,11 +72,11 @@ def system_look(name: str) -> Look:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Matplotlib's settings inside the block; nothing stays changed after it."""
+    """Apply our matplotlib settings inside the block, and restore the old ones after it."""
     import matplotlib as mpl
 
     with mpl.rc_context():
-        mpl.rcdefaults()  # a user's own settings change no figure
+        mpl.rcdefaults()  # ignore a user's own settings
         mpl.rc_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False)
         own: Any = {"figure.dpi": DPI, **dict.fromkeys(_LETTERS, LETTER_POINTS)}
         mpl.rcParams.update(own)
@@ -84,9 +84,9 @@ def drawing() -> Iterator[None]:
 
 
 def grid_of_panels(titles: Sequence[str], *, columns: int) -> tuple[Figure, list[Axes]]:
-    """Row by row; ``compose`` needs the number of columns too. Places of the last row that have no title stay empty.
+    """Lay out panels row by row; ``compose`` needs the number of columns too. Places of the last row without a title stay empty.
 
-    The figure is unknown to pyplot: nothing has to be closed, no display is needed.
+    The figure is unknown to pyplot, so nothing has to be closed, and no display is needed.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -112,10 +112,10 @@ def compose(
     columns: int | None = None,
     width_inches: float | None = None,
 ) -> None:
-    """Title, one legend for all panels, the panels, and a line of caption; an empty title or line is left out.
+    """Place the title, one legend for all panels, the panels, and a caption line; an empty title or line is left out.
 
-    Heights and margins are measured in inches, so that no part runs into another or leaves the canvas. A label that
-    several panels have is listed once, and a name that neighbours' axes share stands at the outermost one.
+    Heights and margins are in inches, so that no part overlaps another or leaves the canvas. The legend lists a label once, even if
+    several panels have it. A name that neighbours' axes share is shown only at the outermost axis.
     """
     columns = columns or len(panels)
     width = width_of(columns, width_inches)
@@ -160,12 +160,12 @@ def compose(
 
 
 def width_of(columns: int, asked: float | None = None) -> float:
-    """Inches of a picture with so many panels beside each other."""
+    """Width in inches of a picture with so many panels per row."""
     return min(WIDEST_INCHES, asked or (WIDE_INCHES if columns == 1 else WIDEST_INCHES))
 
 
 def _name_once(panels: Sequence[Axes], columns: int) -> None:
-    """Takes the name of an axis away where the panel below, or the one to the left, has the same."""
+    """Hide an axis name if the panel below, or the one to the left, has the same."""
     above = [at for at in range(len(panels) - columns) if _names(panels, at)[0] == _names(panels, at + columns)[0]]
     right = [at for at in range(len(panels)) if at % columns and _names(panels, at)[1] == _names(panels, at - 1)[1]]
     for at in above:
@@ -179,7 +179,7 @@ def _names(panels: Sequence[Axes], at: int) -> tuple[str, str]:
 
 
 def balanced(text: str, most: int) -> list[str]:
-    """As few lines as hold the text, of about one length: no word stands alone on the last."""
+    """Split text into the fewest lines, of similar length, so that no word stands alone on the last."""
     lines = textwrap.wrap(text, most)
     for width in range(len(text) // max(1, len(lines)) + 1, most):
         if len(narrower := textwrap.wrap(text, width)) == len(lines):
@@ -188,15 +188,15 @@ def balanced(text: str, most: int) -> list[str]:
 
 
 def caption_line(repeats: str, more: str, characters: int) -> str:
-    """The one line under the panels: how often it was run, if that fits, and the file that has the whole caption."""
+    """The line under the panels: the number of repeats, if that fits, and the file with the whole caption."""
     pointer = f"Full caption: {more}."
     whole = f"{repeats} {pointer}".strip()
     return whole if len(whole) <= characters else pointer
 
 
 def _legend(figure: Figure, panels: Sequence[Axes], width: float) -> Any:
-    """The legend in as few rows as the width allows, a label with the first handle that has it, in the order of drawing; None
-    where there is no label."""
+    """Draw a legend in as few rows as the width allows, or return None without labels. Each label has its first handle, in the order of
+    drawing."""
     entries: dict[str, Any] = {}
     for axes in panels:
         drawn = {id(artist): place for place, artist in enumerate(axes.get_children())}
@@ -223,12 +223,12 @@ def _legend(figure: Figure, panels: Sequence[Axes], width: float) -> Any:
 
 
 def _main(handle: Any) -> Any:
-    """The handle of a line with intervals, or of bars, is a tuple of what is drawn."""
+    """Return the main part of a handle, as lines with intervals, and bars, have tuples."""
     return handle[0] if isinstance(handle, tuple) else handle
 
 
 def _is_dashed(handle: Any) -> bool:
-    """Whether it is a broken line through markers."""
+    """Whether the handle is a broken line with markers."""
     from matplotlib.lines import Line2D
 
     line = _main(handle)
@@ -236,14 +236,14 @@ def _is_dashed(handle: Any) -> bool:
 
 
 def _inches(figure: Figure, artist: Any) -> tuple[float, float]:
-    """Width and height."""
+    """Return width and height in inches."""
     box = artist.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
     return box.width / figure.dpi, box.height / figure.dpi
 
 
 def _margins(figure: Figure, panels: Sequence[Axes], columns: int) -> tuple[float, float, float, float, float, float]:
-    """Inches that labels, ticks and titles need left of the rows of panels, right of them, above, below, between two of a
-    row, and below all rows but the last."""
+    """Return the inches that labels, ticks and titles need: left of the rows, right of them, above, below, between two panels of a row,
+    and below all rows except the last."""
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     sides = []
     for axes in panels:
@@ -268,7 +268,7 @@ def _margins(figure: Figure, panels: Sequence[Axes], columns: int) -> tuple[floa
 
 
 def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of every decade; of many decades at 1 alone."""
+    """Make an axis logarithmic, with plain numbers at 1, 2 and 5 of every decade; if there are many decades, at 1 only."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     class PlainLocator(LogLocator):
@@ -284,11 +284,11 @@ def log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
 
 
 MOST_FOLD = 300
-"""Last value over first of an axis that has room for three names a decade."""
+"""The largest ratio of an axis's ends that leaves room for three names per decade."""
 
 
 def foot_label(axes: Axes, place: float, value: float | None) -> None:
-    """A bar's number below the axis, where neither its interval nor the paper's value can be."""
+    """Write a bar's number below the axis, where it meets neither an interval nor a paper's value."""
     text = "no run" if value is None else f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
     axes.annotate(
         text,
@@ -305,22 +305,22 @@ def foot_label(axes: Axes, place: float, value: float | None) -> None:
 
 
 BESIDE = "beside"
-"""Marks texts that ``compose`` moves to where they cover nothing."""
+"""Marks texts that ``compose`` moves to free places."""
 DIRECTIONS = ((1, 1), (1, 0), (1, -1), (-1, 1), (-1, 0), (-1, -1), (0, 1.3), (0, -1.3))
 OFFSETS = tuple((distance * x, distance * y) for distance in (4, 8, 13, 19, 26, 34, 43) for x, y in DIRECTIONS)
-"""Places of a text beside its point, in points, the best first."""
+"""Offsets of a text from its point, in points, the best first."""
 
 
 def label_beside(axes: Axes, text: str, place: float, value: float, color: str) -> None:
     offset: Any = {"xytext": OFFSETS[0], "textcoords": "offset points", "gid": BESIDE}
     words = axes.annotate(text, (place, value), **offset, fontsize=LEAST_POINTS, color=color, annotation_clip=False)
     words.set_zorder(11)
-    words.set_in_layout(False)  # it ends up inside the panel, so that it needs no margin
+    words.set_in_layout(False)  # it will lie inside the panel, so it needs no margin
 
 
 def _move_labels(figure: Figure, axes: Axes) -> None:
-    """Moves each text beside a point to the first place in the panel where it lies on no marker, line or other text; one that
-    finds none is left out."""
+    """Move each text beside a point to the first free place in the panel, off all markers, lines and other texts. A text without a free
+    place is left out."""
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     taken = _boxes(axes, figure.dpi)
     texts: list[Any] = [text for text in axes.texts if text.get_gid() == BESIDE]
@@ -340,7 +340,7 @@ def _move_labels(figure: Figure, axes: Axes) -> None:
 
 
 def _boxes(axes: Axes, dpi: float) -> list[Any]:
-    """A box around each marker, and small ones along all pieces of the lines that join markers."""
+    """Return a box around each marker, and small boxes along the lines that join markers."""
     from matplotlib.transforms import Bbox
 
     boxes = []
@@ -363,7 +363,7 @@ def caption_file(title: str, sentences: Sequence[str]) -> bytes:
 
 
 def rendered(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
-    """Without dates or versions in it."""
+    """Render the figure without dates or versions in the file."""
     without = {"png": {"Software": None}, "pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, dpi=DPI, metadata=without[kind])
@@ -371,14 +371,14 @@ def rendered(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
 
 
 def save_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
-    """None is an empty cell, floats keep every digit, booleans are true and false."""
+    """Write a CSV: None is an empty cell, floats keep every digit, booleans are true and false."""
     return replace_text(path, csv_text(columns, (map(_cell, row) for row in rows)))
 
 
 def save_markdown(
     path: Path, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]
 ) -> Path:
-    """A table to paste into a text, with what is said about it under it."""
+    """Write a Markdown table to paste into a text, with notes below it."""
     lines = [f"# {title}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     lines += ["", *(f"{note}\n" for note in notes)]

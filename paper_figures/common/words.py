@@ -1,4 +1,4 @@
-"""Intervals and numbers in words, and whether an interval excludes a value."""
+"""Intervals and numbers as words, and tests whether an interval excludes a value."""
 
 import math
 
@@ -6,8 +6,8 @@ from repro.runs.statistics import Interval, decimals
 
 
 def said(interval: Interval, unit: str = "", digits: int = 1) -> str:
-    """``12.3 ± 4.5 %``, or ``1.35 [1.29, 1.42]`` where it is not symmetric, with no more decimals than the interval has; without an
-    interval the number alone."""
+    """Format ``12.3 ± 4.5 %``, or ``1.35 [1.29, 1.42]`` if it is not symmetric, with no more decimals than the interval warrants. Without
+    an interval, format the number alone."""
     if interval.mean is None:
         return "-"
     shown_digits = decimals(interval, digits)
@@ -22,12 +22,12 @@ def said(interval: Interval, unit: str = "", digits: int = 1) -> str:
 
 
 def ends(interval: Interval) -> tuple[float | None, float | None, float | None]:
-    """Mean, low and high, as a CSV has them."""
+    """Return mean, low and high for a CSV."""
     return interval.mean, interval.low, interval.high
 
 
 def times(interval: Interval) -> str:
-    """A ratio, with two decimals at most."""
+    """Format a ratio with two decimals at most."""
     return said(interval, "x", 2)
 
 
@@ -36,7 +36,7 @@ def number(interval: Interval) -> float:
 
 
 def is_above(interval: Interval, least: float = 0.0) -> bool:
-    """Outside noise."""
+    """Whether the whole interval lies above ``least``."""
     return interval.mean is not None and interval.mean - interval.arms[0] > least
 
 
@@ -45,12 +45,12 @@ def is_below(interval: Interval, most: float = 0.0) -> bool:
 
 
 def shown(value: float | None, form: str = ".4g", unit: str = "") -> str:
-    """A dash where there is none."""
+    """Format a value; a dash if there is none."""
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
 def brief(value: float) -> str:
-    """Four digits, or all before the point where these are more."""
+    """Format four digits, or all before the point if there are more."""
     return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
 
 
@@ -59,5 +59,5 @@ def plural(count: int, noun: str) -> str:
 
 
 def exactly(value: float | None) -> Interval:
-    """A number that no repeat can change."""
+    """Return an interval for a number that no repeat can change."""
     return Interval(mean=value, half_width=None, n=1, confidence=0.95)

@@ -13,9 +13,9 @@ from repro.runs.cell import Cell
 
 NUM_PROBLEMS = 300
 STATIC: Knobs = (("stop_at_eos", False),)
-"""What dLLM-Cache runs in: batches that run to their end. Answers end at their end of text in either case."""
+"""dLLM-Cache runs in batches that run to their end. Either way, answers end at their end of text."""
 PACKED: Knobs = (("reading", "policy"),)
-"""What other baselines run in: dLLM-Serve's engine, on which a policy commits the tokens that it commits in a batch of one."""
+"""Other baselines run on dLLM-Serve's engine, where a policy commits the same tokens as in a batch of one."""
 CSV_COLUMNS = (
     *("platform", "contender", "system", "rule", "task", "criterion", "is_strict", "accuracy", "low", "high", "n"),
     *("is_dense", "obtained", "valid", "run_folder"),
@@ -78,7 +78,7 @@ def table_row(runs: Runs, configuration: Configuration, found: Solutions) -> tup
 
 
 def csv_rows(runs: Runs, configuration: Configuration, task: str, found: Solutions) -> list[tuple[object, ...]]:
-    """Makes one row for each criterion."""
+    """Return one row for each criterion."""
     own = runs.of(cell(runs.view, configuration, task))
     return [
         (
@@ -91,7 +91,7 @@ def csv_rows(runs: Runs, configuration: Configuration, task: str, found: Solutio
 
 
 def first_dense_notes(found: Solutions) -> list[str]:
-    """Names of each system the least that answers as the model without a cache does."""
+    """Name, for each system, the cheapest rule that answers as well as the model without a cache."""
     texts = []
     for contender in dict.fromkeys(each.contender for each in CONFIGURATIONS):
         rules = [each.rule for each in CONFIGURATIONS if each.contender == contender and is_dense(each, found)]

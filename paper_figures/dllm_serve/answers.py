@@ -1,4 +1,4 @@
-"""How well the configurations answer whose speeds a figure compares, in words."""
+"""How well the configurations answer whose speeds a figure compares."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,13 +14,13 @@ def title_of(contender: str) -> str:
 
 
 def verdicts(runs: Sequence[StoredRun], column: str = "correct") -> list[bool]:
-    """Verdicts of valid runs, by seed and problem; empty where one was not graded."""
+    """Return verdicts of valid runs, by seed and problem; empty if one was not graded."""
     found = [verdict for run in runs if run.validity.valid for verdict in run.record.requests[column]]
     return [] if None in found else found
 
 
 def share(runs: Sequence[StoredRun], column: str = "correct") -> Solved | None:
-    """Pools repeats; None where one was not graded."""
+    """Return the share solved over all repeats; None if one was not graded."""
     found = verdicts(runs, column)
     if not found:
         return None
@@ -29,19 +29,19 @@ def share(runs: Sequence[StoredRun], column: str = "correct") -> Solved | None:
 
 
 def numbers_of(solved: Solved | None) -> tuple[float | None, ...]:
-    """Share, low, high and count, as a CSV has them."""
+    """Return share, low, high and count for a CSV."""
     return (None,) * 4 if solved is None else (solved.share, solved.low, solved.high, solved.n)
 
 
 def by_criterion(runs: Sequence[StoredRun], task: str) -> Iterator[tuple[str | None, bool, tuple[float | None, ...]]]:
-    """What is solved by each criterion of a task: its name, whether it is the strict one, and the numbers of a CSV."""
+    """Yield, for each criterion of a task, its name, whether it is the strict one, and the numbers for a CSV."""
     entry = task_entry(task)
     for column, criterion in (("correct", entry.criterion), ("correct_strict", entry.strict)):
         yield criterion, column == "correct_strict", numbers_of(share(runs, column))
 
 
 def answer_notes(runs: Sequence[StoredRun]) -> list[str]:
-    """Accuracy of every configuration among the runs that was measured, and of the model without a cache."""
+    """Tell the accuracy of every measured configuration among the runs, and of the model without a cache."""
     asked = [(run.cell.system, run.cell.knob_values) for run in runs]
     found = dict.fromkeys(each for system, knobs in asked if (each := configuration_of(system, knobs)) is not None)
     texts = [

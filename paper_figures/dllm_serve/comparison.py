@@ -1,4 +1,4 @@
-"""What the paper's figures compare (§6.1), how its baselines are read, and what several figures say of its claims."""
+"""The contenders of the paper's figures (§6.1), readings of its baselines, and findings that several figures share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ OURS = "dllm-serve"
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm")
 SYSTEMS = (OURS, *BASELINES)
 CONTENDERS = (OURS, SINGLE_REFRESH, *BASELINES)
-"""Systems, and the variant of dLLM-Serve that is compared as one at equal accuracy, where it is ahead."""
+"""Systems, and a variant of dLLM-Serve that we compare like a system at equal accuracy, where it is ahead."""
 
 
 def contenders_of(view: View) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def contenders_of(view: View) -> tuple[str, ...]:
 
 
 def ours_of(view: View) -> list[str]:
-    """What is held against baselines: dLLM-Serve, and its variant where it is compared."""
+    """Contenders that we compare with baselines: dLLM-Serve, and its variant if that is compared."""
     return [contender for contender in contenders_of(view) if contender not in BASELINES]
 
 
@@ -39,13 +39,13 @@ def system_of(contender: str) -> str:
 
 
 def look_of(contender: str) -> Look:
-    """A variant has its system's colour."""
+    """Return a contender's look; a variant has its system's colour."""
     own = system_look(system_of(contender))
     return own if contender != SINGLE_REFRESH else replace(own, title=title_of(contender), marker="P", linestyle="--")
 
 
 def rate_cells(view: View, rates_of: Callable[[str], Sequence[float]]) -> list[Cell]:
-    """Every contender on every data set at every rate of it; figures of it share their runs, measured ones too."""
+    """Return every contender on every data set at each of its rates. Figures share these runs, also measured ones."""
     asked = (
         view.cell(
             None,
@@ -68,7 +68,7 @@ def requests_at(view: View, rate: float) -> Knobs:
 
 
 def contender_knobs(view: View, contender: str) -> Knobs:
-    """What the view's reading of baselines and its accuracy make of it."""
+    """Return the knobs that the view's reading of baselines and its accuracy set for a contender."""
     single: Knobs = (("refresh_delay", 0),) if contender == SINGLE_REFRESH and view.accuracy == "usual" else ()
     reading = () if system_of(contender) == OURS else view.baseline_knobs()
     kept = () if view.accuracy == "usual" else at_dense_accuracy(contender).knobs
@@ -76,12 +76,12 @@ def contender_knobs(view: View, contender: str) -> Knobs:
 
 
 def labels(view: View) -> dict[str, str]:
-    """Data set -> what a finding calls it on this card."""
+    """Data set -> its name in findings on this card."""
     return {dataset: f"{view.platform.name}/{dataset}" for dataset in DATASETS}
 
 
 def ranks_of(throughput: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """1 where no baseline is faster, of tok/s by data set and system."""
+    """Return ranks of dLLM-Serve by data set, 1 if no baseline is faster; ``throughput`` is tok/s by data set and system."""
     return {
         dataset: 1.0 + sum(throughput[dataset, system] > throughput[dataset, OURS] for system in BASELINES)
         for dataset in DATASETS
@@ -89,7 +89,7 @@ def ranks_of(throughput: Mapping[tuple[str, str], float]) -> dict[str, float]:
 
 
 def token_cap(runs: Runs) -> Finding:
-    """Steps above the token budget make a run INVALID (docs/metrics.md, Validity)."""
+    """Count INVALID runs with steps above the token budget (docs/metrics.md, Validity)."""
     own = [run for run in runs.all if run.cell.system == OURS]
     over = sum(any("max_num_batched_tokens" in reason for reason in run.validity.reasons) for run in own)
     how = f"runs of dLLM-Serve with a step above its cap, of {len(own)}, whose every step is checked"

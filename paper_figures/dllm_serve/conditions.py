@@ -28,20 +28,20 @@ SHOWN = tuple(policy for policy in POLICIES if policy.is_fixed and not policy.na
 REQUESTS, PROMPT, PACE = "requests at once", "tokens of a prompt", "tokens a step"
 BLOCK = 32
 FOLLOWED = "mini-gsm in blocks of 32"
-"""The setting whose blocks a threshold's follow."""
+"""The setting whose measured blocks are followed if there is a threshold."""
 THROUGHPUT = Measure(path="throughput_tok_s")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """One thing apart from the usual: 64 requests of Burst at once, one token a step."""
+    """One change from the usual condition: 64 requests of Burst at once, one token a step."""
 
     axis: str
     value: str
     num_requests: int = CARD_REQUESTS
     input_len: int | None = None
     steps: int | None = CARD_TOKENS
-    """None follows a threshold's."""
+    """None follows the steps of a measured run with a threshold."""
 
     def cell(self, view: View, policy: Policy) -> Cell:
         own: dict[str, Scalar] = {"gen_length": CARD_TOKENS, "block_length": BLOCK, "num_prompts": self.num_requests}
@@ -62,7 +62,7 @@ CONDITIONS = (
 
 
 def tokens_per_step(run: StoredRun) -> float:
-    """Committed for a request by each step that it takes part in."""
+    """Tokens that a request commits per step it takes part in."""
     steps = run.total(STEPS, "num_refresh") + run.total(STEPS, "num_reuse")
     return CARD_TOKENS * run.num_requests / max(1.0, steps)
 
@@ -78,7 +78,7 @@ def faster(runs: Runs, condition: Condition, policy: Policy, base: Policy) -> In
 
 
 def named(runs: Runs, conditions: Sequence[Condition]) -> list[str]:
-    """A threshold by the tokens that its steps committed."""
+    """Name conditions by their value, and a threshold by the tokens that its steps committed."""
     return [
         each.value if each.steps else f"{runs.at(each.cell(runs.view, FAST_DLLM), tokens_per_step).mean or 0:.1f}"
         for each in conditions

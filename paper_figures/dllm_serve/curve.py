@@ -1,4 +1,4 @@
-"""Curves over the arrival rate, and what is read off them."""
+"""Curves over the arrival rate, and numbers read off them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,28 +12,28 @@ from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun, by_seed
 
 FOLLOWS_LOAD = 0.9
-"""A throughput of at least this share of the offered load is not saturated."""
+"""A throughput below this share of the offered load is saturated."""
 THROUGHPUT = Measure(path="throughput_tok_s", column="throughput_tok_s", label="throughput (tok/s)", better="higher")
 P99_LATENCY = Measure(path="e2el_s/p99")
 LONGEST_WAIT = Measure(path="queue_wait_s/max")
-"""Beside a mean, which hides a request that starves."""
+"""Shown beside a mean, which hides a request that starves."""
 MEAN_LATENCY = Measure(path="e2el_s/mean", column="mean_latency_s", label="mean latency (s)", better="lower")
 
 
 def per_processor_second(run: StoredRun) -> float | None:
-    """Which a busy machine changes less than tokens a second."""
+    """Tokens per processor second, which a busy machine changes less than tokens a second."""
     return run.tokens_per_processor_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A contender, which ``system`` names, on one data set: its repeats by rate, the least rate first."""
+    """A contender, named by ``system``, on one data set: its repeats by rate, the lowest rate first."""
 
     dataset: str
     system: str
     by_rate: Mapping[float, Sequence[StoredRun]]
     _known: dict[tuple[float, Of], Interval] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Its highest point is asked for by every comparison of a figure."""
+    """Caches intervals, as every comparison of a figure asks for the highest point."""
 
     @property
     def look(self) -> Look:
@@ -49,7 +49,7 @@ class Curve:
 
     @property
     def last_rate(self) -> float:
-        """The highest; 0 without runs."""
+        """The highest rate; 0 without runs."""
         return max(self.by_rate, default=0.0)
 
     @property
@@ -69,37 +69,37 @@ class Curve:
         return self.at(self.last_rate, of)
 
     def usable(self, of: Of) -> dict[float, Interval]:
-        """By rate, where there is a mean."""
+        """Return intervals by rate, if they have a mean."""
         found = {rate: self.at(rate, of) for rate in self.by_rate}
         return {rate: interval for rate, interval in found.items() if interval.mean is not None}
 
     @property
     def peak(self) -> tuple[float, float] | None:
-        """(rate, throughput) of the highest point; the lowest such rate."""
+        """(rate, throughput) of the highest point; of equal ones, the lowest rate."""
         means = [(rate, interval.mean or 0.0) for rate, interval in self.usable(THROUGHPUT).items()]
         return max(means, key=lambda pair: (pair[1], -pair[0]), default=None)
 
     def gen_length(self, rate: float) -> float:
-        """Mean tokens asked for per request."""
+        """Mean number of tokens asked for per request."""
         nums, sums = zip(*(run.sum_of("gen_length") for run in self.by_rate[rate]), strict=True)
         return sum(sums) / sum(nums) if sum(nums) else 0.0
 
     @property
     def is_saturated(self) -> bool:
-        """Whether the highest rate asked for more than was delivered."""
+        """Whether the highest rate offers more than was delivered."""
         mean = self.last(THROUGHPUT).mean
         return mean is not None and mean < FOLLOWS_LOAD * self.last_rate * self.gen_length(self.last_rate)
 
     @property
     def batch_sizes(self) -> list[int]:
-        """Static batch sizes its runs used; none under continuous batching."""
+        """Static batch sizes that its runs used; none under continuous batching."""
         found = {run.facts.get("batch_size") for run in self.runs}
         return sorted(size for size in found if size is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """In the order of the paper, by data set and system; without those that have no run."""
+    """Curves by data set and system, in the order of the paper, without those that have no run."""
 
     by_name: Mapping[tuple[str, str], Curve]
 
@@ -112,13 +112,13 @@ class Curves:
         return [run for curve in self.all for run in curve.runs]
 
     def of(self, dataset: str, system: str) -> Curve:
-        """One without runs where there are none."""
+        """Return the curve, or one without runs."""
         return self.by_name.get((dataset, system)) or Curve(dataset=dataset, system=system, by_rate={})
 
     def versus(
         self, dataset: str, one: str, other: str, of: Of, rate: float | None = None, how: Against = "ratio"
     ) -> Interval:
-        """One system's repeats over another's, paired by seed, at a rate, or each at its own peak."""
+        """Compare one system's repeats with another's, paired by seed, at a rate, or each at its own peak."""
         ours, theirs = (
             curve.values(_peak_rate(curve) if rate is None else rate, of)
             for curve in (self.of(dataset, one), self.of(dataset, other))
@@ -126,7 +126,7 @@ class Curves:
         return paired(ours, theirs, how)
 
     def best_baseline(self, dataset: str, rate: float | None = None) -> str | None:
-        """The one with the highest mean throughput at a rate, or each at its own peak; None where one is missing."""
+        """Return the baseline with the highest mean throughput at a rate, or each at its own peak. None if one is missing."""
         means = {}
         for curve in (self.of(dataset, system) for system in BASELINES):
             mean = curve.at(_peak_rate(curve) if rate is None else rate, THROUGHPUT).mean
@@ -141,7 +141,7 @@ def _peak_rate(curve: Curve) -> float:
 
 
 def curves_of(runs: Runs) -> Curves:
-    """Runs of other data sets and systems than the paper's are an error."""
+    """Group runs into curves. Raises UserError for data sets and systems that the paper does not compare."""
     found: dict[tuple[str, str], dict[float, list[StoredRun]]] = {
         (dataset, system): {} for dataset in DATASETS for system in CONTENDERS
     }
@@ -163,7 +163,7 @@ def curves_of(runs: Runs) -> Curves:
 
 
 def batch_sentence(curves: Curves) -> list[str]:
-    """Static batch sizes, by system; where the panels agree they are said once."""
+    """Tell static batch sizes by system, once if the panels agree."""
     texts = []
     for system in SYSTEMS:
         own = [curve for curve in curves.all if curve.system == system and curve.batch_sizes]
@@ -176,7 +176,7 @@ def batch_sentence(curves: Curves) -> list[str]:
 
 
 def gains_of(curves: Curves, rate: float | None = None) -> dict[str, Interval]:
-    """dLLM-Serve's throughput over that of the baseline with the highest mean, by data set, where all are known."""
+    """Return dLLM-Serve's throughput over that of the baseline with the highest mean, by data set, where all are known."""
     found = {}
     for dataset in DATASETS:
         best = curves.best_baseline(dataset, rate)

@@ -1,7 +1,7 @@
 """dLLM-Serve Figure 2: standard against logit-aware profiling.
 
-The paper draws it as a diagram. Here it is arithmetic on the model's shape for a simulated card, and the measured
-peak of a real worst-case step where the model runs.
+The paper draws a diagram. For a simulated card we compute it from the model's shape. If the model runs, we measure the peak of a real
+worst-case step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from repro.runs.cell import Cell
 CARD = "rtx4090"
 MODES = {"monolithic": "standard profiling\n(full logits)", "decomposed": "logit-aware profiling"}
 PROMPT_LEN = 300
-"""Prompt of the request whose copies are counted."""
+"""Prompt length of the requests that we count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def findings(runs: Runs) -> list[Finding]:
 
 
 def splits_of(runs: Runs) -> list[Split]:
-    """Standard profiling first."""
+    """Return standard profiling first, then logit-aware profiling."""
     where = runs.view.platform
     plans: dict[str, MemoryPlan] = {}
     for run in runs.all:

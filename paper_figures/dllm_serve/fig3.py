@@ -54,7 +54,7 @@ def printed_sentences(paper: Sequence[PaperValue], view: View) -> list[str]:
 
 
 def paper_peaks(view: View) -> list[PaperValue]:
-    """Peaks that the paper's text prints, and Table 4 on its card; the figure's other points are not in the text."""
+    """Return the peaks that the paper's text prints, and Table 4 on its card. The figure's other points are not in the text."""
     if view.platform.name == TABLE_4_CARD:
         return table4_values("throughput_tok_s")
     values = printed_in("fig3") if view.platform.name == CARD else {}
@@ -66,7 +66,7 @@ def paper_peaks(view: View) -> list[PaperValue]:
 
 
 def table4_values(column: str) -> list[PaperValue]:
-    """What Table 4 prints of its one rate."""
+    """Return the values that Table 4 prints, all at one rate."""
     return [
         PaperValue(dataset=dataset, system=system, rate=TABLE_4_RATE, value=float(row[column]))
         for (dataset, system), row in table4_rows().items()
@@ -138,7 +138,7 @@ def findings(runs: Runs) -> list[Finding]:
 
 
 def ratio_text(curve: Curve, curves: Curves, ours: str = OURS) -> str:
-    """Peak of dLLM-Serve, or of its variant, over that of ``curve``, in the same panel."""
+    """Peak of dLLM-Serve, or of its variant, over that of ``curve``, for the same data set."""
     if curve.system == ours:
         return "-"
     found = curves.versus(curve.dataset, ours, curve.system, THROUGHPUT)

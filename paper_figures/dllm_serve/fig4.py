@@ -40,12 +40,12 @@ def printed_sentence(view: View, paper: list[PaperValue]) -> list[str]:
 
 
 def is_other_load(view: View) -> bool:
-    """Whether runs have another number of requests than the platform's, which was chosen after the printed latencies."""
+    """Whether runs have another number of requests than the platform's, which we chose after the printed latencies."""
     return "num_prompts" in dict(view.knobs)
 
 
 def paper_latencies(view: View) -> list[PaperValue]:
-    """dLLM-Serve's mean on Burst at 0.5 req/s, and the bound its text gives for the baselines."""
+    """Return dLLM-Serve's mean on Burst at 0.5 req/s, and the bound that the text gives for the baselines."""
     if is_other_load(view):
         return []
     if view.platform.name == TABLE_4_CARD:

@@ -21,12 +21,12 @@ SPAN = Measure(path="e2el_s/span", column="span_latency_s", label="tail span (ma
 COLORS = {STD: "#0072B2", SPAN: "#E69F00"}
 PRINTED_AS = {STD: "sd_reduction_pct", SPAN: "span_reduction_pct"}
 GROUP_WIDTH = 0.72
-"""What the bars of a data set take together."""
+"""Width of all bars of a data set together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpreadGain:
-    """A spread of latencies: the best baseline's over dLLM-Serve's, by repeat; None where a run is missing or invalid."""
+    """The best baseline's spread of latencies over dLLM-Serve's, by repeat; None if a run is missing or invalid."""
 
     dataset: str
     ours: str
@@ -44,14 +44,14 @@ class SpreadGain:
 
 
 def cells(view: View) -> list[Cell]:
-    """Runs of Figure 3 at its highest rate."""
+    """Return the runs of Figure 3 at its highest rate."""
     return rate_cells(view, lambda dataset: (max(view.dllm.rates),))
 
 
 def gain_of(
     curves: Curves, dataset: str, ours: str, measure: Measure, paper: Mapping[tuple[str, Measure], float]
 ) -> SpreadGain:
-    """The best baseline is the one with the least mean spread over the repeats."""
+    """Compare with the best baseline, which has the smallest mean spread over the repeats."""
     spreads: dict[str, dict[int, float]] = {}
     for system in (ours, *BASELINES):
         curve = curves.of(dataset, system)
@@ -83,7 +83,7 @@ def gains_of(runs: Runs) -> list[SpreadGain]:
 
 
 def paper_gains(view: View) -> dict[tuple[str, Measure], float]:
-    """Bars that the text states as reductions."""
+    """Return the bars that the text states as reductions."""
     values = printed_in("fig5") if view.platform.name == CARD else {}
     return {
         (dataset, measure): 1 / (1 - values[dataset_title(dataset)][PRINTED_AS[measure]] / 100)

@@ -1,7 +1,7 @@
 """dLLM-Serve Figure 6: accuracy against retention ratio.
 
-The paper asks LLaDA-8B; here the embedded model answers its own held-out tasks, so that every point is measured
-on any machine. Engine, scheduler and decoding are the same for all series: only the selection differs.
+The paper asks LLaDA-8B. Here the embedded model answers its own held-out tasks, so that any machine can measure every point. Engine,
+scheduler and decoding are the same for all series: only the selection differs.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ SOURCE = f"{PAPER}, Figure 6, §6.4"
 HEAD, UNIFORM, DENSE = "head", "uniform", "dense"
 SELECTIONS = (HEAD, UNIFORM)
 PAPER_DATASETS = {"mini-code": "HumanEval", "mini-gsm": "GSM8K"}
-"""What the paper's panel shows where ours shows the embedded model's task."""
+"""Our task for the embedded model -> the paper's data set in the same panel."""
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 """The paper's range."""
 TESTED = (0.1, 0.2)
-"""Ratios at which the notes say the difference in words."""
+"""Ratios at which the notes tell the difference in words."""
 PLACES = [(task, ratio) for task in TASKS for ratio in RATIOS]
 KEPT = [*((selection, ratio) for selection in SELECTIONS for ratio in RATIOS), (DENSE, None)]
-"""What the series keep: how rows are selected, and which share of them; dense keeps every row."""
+"""Points of the series: how rows are selected, and which share of them is kept; dense keeps every row."""
 NUM_PROBLEMS = 500
 GENERATION: Knobs = (
     ("gen_length", 40),
@@ -43,12 +43,12 @@ GENERATION: Knobs = (
     ("stop_at_eos", True),
     ("num_prompts", NUM_PROBLEMS),
 )
-"""One protocol for both tasks. Answers have up to 38 tokens, so 40 hold them. Blocks of 8 make of an answer three to
-five blocks, each denoised over a cache of its own; in one block of 32 nothing could be looked up between its 32 steps.
-The rest is the published default: pooling over 3 rows, the cache built at a block's second step."""
+"""One protocol for both tasks. Answers have up to 38 tokens, so 40 hold them. With blocks of 8, an answer takes three to five blocks,
+each denoised over its own cache. One block of 32 would look up nothing between its 32 steps. The rest is the published default: pooling
+over 3 rows, and building the cache at a block's second step."""
 
 PRINTED_BESIDE = 2.2
-"""Percent of rows by which printed values stand beside theirs, where they cover none of ours."""
+"""Printed values are shifted by this percent of rows, to cover none of ours."""
 LOOKS = {HEAD: system_look("dllm-serve"), UNIFORM: system_look("sparse-dllm")}
 LABELS = {HEAD: "head-level (dLLM-Serve)", UNIFORM: "uniform (Sparse-dLLM's rule)", DENSE: "dense (every row kept)"}
 CSV_COLUMNS = (
@@ -66,7 +66,7 @@ class PaperAccuracy:
 
 
 def paper_values() -> list[PaperAccuracy]:
-    """The points that the paper's text prints, of LLaDA-8B-Instruct."""
+    """Return the points that the paper's text prints, for LLaDA-8B-Instruct."""
     values = printed_in("fig6")
     return [
         PaperAccuracy(task=task, selection=selection, ratio=float(percent) / 100, percent=float(printed[selection]))
@@ -96,7 +96,7 @@ def solved(runs: Runs, task: str, selection: str, ratio: float | None = None) ->
 
 
 def compare(first: Sequence[StoredRun], second: Sequence[StoredRun]) -> Discordance | None:
-    """Compare two points, problem by problem; None where they have not asked the same ones."""
+    """Compare two points problem by problem; None if they did not ask the same problems."""
     asked, others = (
         [run.record.manifest["dataset"]["checksum"] for run in own if run.validity.valid] for own in (first, second)
     )
@@ -133,7 +133,7 @@ def panel(runs: Runs, task: str, printed: list[PaperAccuracy]) -> Panel:
     layers: list[Layer] = []
     for selection in SELECTIONS:
         shares = {ratio: found for ratio in RATIOS if (found := solved(runs, task, selection, ratio))}
-        # An empty or a full share is an end of its own interval, but for rounding.
+        # At a share of 0 or 1, the interval ends at the share itself, up to rounding.
         spread = [
             (max(0.0, 100 * (found.share - found.low)), max(0.0, 100 * (found.high - found.share)))
             for found in shares.values()
@@ -184,7 +184,7 @@ def protocol(runs: Runs) -> str:
 
 
 def csv_rows(runs: Runs, task: str, selection: str, ratio: float | None) -> list[tuple[object, ...]]:
-    """One row for each criterion; repeats are pooled. None of a point without runs."""
+    """Return one row for each criterion, with repeats pooled; no rows for a point without runs."""
     own = own_runs(runs, task, selection, ratio)
     end = obtained_text(own), all_valid(own), " ".join(run.cell.folder_name for run in own)
     return [
@@ -233,7 +233,7 @@ def p_value(pair: Discordance) -> str:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    """Answered by another model on other tasks: only which ratios were tried can be compared."""
+    """Another model answers other tasks here, so only the ratios that were tried can be compared."""
     tried = f"ratios {', '.join(f'{100 * ratio:g} %' for ratio in RATIOS)} on the embedded model's tasks"
     found = [runs.finding("dllm-retention-sweep", (100 * min(RATIOS), 100 * max(RATIOS)), tried)]
     for task, short in zip(TASKS, ("he", "gsm"), strict=True):
@@ -258,7 +258,7 @@ def findings(runs: Runs) -> list[Finding]:
 def of_code(head: Solved, uniform: Solved) -> dict[str, tuple[float, str]]:
     if uniform.share > 0:
         return {"dllm-he-ratio": (head.share / uniform.share, "head-level over uniform at 10 %")}
-    # None is solved: the ratio is at least that to the most that the interval leaves.
+    # Uniform solves none, so the ratio is at least head-level's share over the upper end of uniform's interval.
     what = f"head-level over the upper end of uniform's interval ({100 * uniform.high:.2g} %; it solves none) at 10 %"
     return {"dllm-he-ratio": (head.share / uniform.high, what)}
 

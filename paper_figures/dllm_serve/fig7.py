@@ -18,7 +18,7 @@ from repro.runs.store import StoredRun
 SOURCE = f"{PAPER}, Figure 7, §6.5"
 BASE = "sparse-dllm"
 DATASET = "burst"
-"""Only its texts are used: lengths are fixed."""
+"""We use only its texts, as lengths are fixed."""
 FIXED_INPUT, FIXED_OUTPUT = 300, 256
 """Lengths while the other axis varies; the paper does not state them."""
 NUM_REQUESTS = {"torch": 24, "roofline": 200}
@@ -53,7 +53,7 @@ class Length:
 INPUTS = [Length(axis="input", input_len=n, output_len=FIXED_OUTPUT) for n in (100, 200, 300, 400, 500, 600)]
 OUTPUTS = [Length(axis="output", input_len=FIXED_INPUT, output_len=n) for n in (128, 256, 384, 512)]
 PRINTED = {INPUTS[0]: "short (100)", INPUTS[-1]: "600", OUTPUTS[0]: "short (128)", OUTPUTS[-1]: "long (512)"}
-"""The text prints the ends of both curves."""
+"""The paper's text prints the ends of both curves."""
 COLUMNS: Columns[StoredRun] = {
     "input_len": lambda run: run.cell.knob_values["input_len"],
     "output_len": lambda run: run.cell.knob_values["gen_length"],
@@ -75,7 +75,7 @@ def scaled(view: View, length: int) -> int:
 
 
 def cells(view: View) -> list[Cell]:
-    """All requests at once, so that all systems are saturated at every length. The axes share a point."""
+    """Send all requests at once, so that every length saturates all systems. The axes share a point."""
     compared = (*ours_of(view), BASE)
     return cell_by_cell((each.cell(view, system) for each in (*INPUTS, *OUTPUTS) for system in compared), view)
 
@@ -130,7 +130,7 @@ def top(runs: Runs) -> float:
 
 
 def series(view: View) -> list[tuple[str, Of]]:
-    """What is drawn of whom: where it was measured, by processor time too."""
+    """Return the contenders and measures to draw; if measured, also by processor time."""
     measures: list[Of] = [THROUGHPUT] if view.is_simulated else [THROUGHPUT, per_processor_second]
     return [(ours, of) for of in measures for ours in ours_of(view)]
 

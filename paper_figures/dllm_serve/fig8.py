@@ -1,7 +1,7 @@
 """dLLM-Serve Figure 8: ablation of relative throughput.
 
-The paper's ladder and three rungs of our own: static batching, which published Sparse-dLLM lacks, before the paper's; a single
-Refresh per block and look-ahead admission after them.
+The paper's ladder and three rungs of our own. Before the paper's we add static batching, which published Sparse-dLLM lacks. After them we
+add a single Refresh per block and look-ahead admission.
 """
 
 import math
@@ -27,14 +27,14 @@ SOURCE = f"{layout.PAPER}, Figure 8, §6.6"
 COLORS = dict(zip(LADDER, ("#D55E00", "#F5B27A", "#A6CEE3", "#56B4E9", "#0072B2", "#B2DF8A", "#009E73"), strict=True))
 SPENT = Look(color=layout.PROCESSOR_COLOR, marker=".", linestyle="none")
 SPENT_BESIDE = 0.3
-"""Share of a bar by which its value by processor time stands beside the middle, where the interval is."""
+"""A bar's value by processor time is shifted by this share of the bar, as the interval is in the middle."""
 PROCESSOR_TIME = (
     "tokens per second that a processor worked on the requests, which others on the machine hardly take any of"
 )
 GROUP_WIDTH = 0.84
-"""What the bars of a data set take together."""
+"""Width of all bars of a data set together."""
 PRINTED_RUNGS = tuple(rung for rung in LADDER if not rung.is_ours)
-"""Sparse-dLLM, + engine, + scheduler, + budgeting: the last is dLLM-Serve as published."""
+"""Sparse-dLLM, + engine, + scheduler, + budgeting; the last is dLLM-Serve as published."""
 P99, RUNNING = Measure(path="e2el_s/p99"), Measure(path="mean_running")
 PRINTED_STEPS = {
     "osc/scheduler": (1, 2),
@@ -43,7 +43,7 @@ PRINTED_STEPS = {
     "burst/budgeting": (2, 3),
     "livebench/both": (1, 3),
 }
-"""Data set and what is added: from rung, to rung; the gains that follow from printed numbers."""
+"""Data set and addition -> from rung, to rung: the gains that follow from printed numbers."""
 
 
 Place = tuple[str, Variant]
@@ -59,13 +59,13 @@ def cell(view: View, dataset: str, rung: Variant) -> Cell:
 
 
 def cells(view: View) -> list[Cell]:
-    """Every rung at the platform's highest rate. Simulated, Figure 3 has the first rung and the full system already;
+    """Return every rung at the platform's highest rate. If simulated, Figure 3 already has the first rung and the full system; if
     measured, all rungs are made together."""
     return cell_by_cell((cell(view, *place) for place in places(view)), view)
 
 
 def relative(runs: Runs, dataset: str, rung: Variant, of: Of = THROUGHPUT) -> Interval:
-    """Throughput over that of the first rung, by repeat."""
+    """Return throughput over that of the first rung, by repeat."""
     return runs.versus(cell(runs.view, dataset, rung), cell(runs.view, dataset, LADDER[0]), of, "ratio")
 
 
@@ -168,7 +168,7 @@ def panel(runs: Runs) -> Panel:
 
 
 def shares(runs: Runs, dataset: str) -> dict[Variant, float]:
-    """Share of each rung in dLLM-Serve's gain over the first, in logarithms, so that they add up to one; none without a gain."""
+    """Return each rung's share in dLLM-Serve's gain over the first, in logarithms that add up to one; empty without a gain."""
     means = {rung: relative(runs, dataset, rung).mean for rung in rungs(runs.view)}
     ladder = [rung for rung in means if rung in PRINTED_RUNGS or "reading" in dict(rung.knobs)]
     known = [math.log(mean) for rung in ladder if (mean := means[rung])]

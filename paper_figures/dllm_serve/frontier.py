@@ -33,11 +33,11 @@ from repro.runs.store import StoredRun
 # -- what is compared -------------------------------------------------------------------------------------
 
 NUM_PROBLEMS = 50
-"""A seed's, of each task."""
+"""Problems per seed, of each task."""
 CARD_REQUESTS, CARD_TOKENS = 64, 256
 ONE, THRESHOLD = "one token a step", "threshold 0.9"
 Named = Mapping[str, Mapping[str, Scalar]]
-"""Knobs under a name."""
+"""Name -> knobs."""
 PACES: Named = {ONE: {}, THRESHOLD: {"threshold": 0.9}}
 FIXED_PACES: Named = {
     ONE: {"steps": CARD_TOKENS},
@@ -50,15 +50,15 @@ SETTINGS: Named = {
     "mini-code in blocks of 8": {"gen_length": 40, "block_length": 8, "steps": 40},
     "mini-chain in blocks of 16": {"gen_length": 96, "block_length": 16, "steps": 96, "model": "tiny-long"},
 }
-"""The first leaves much of a block to settle, the second and third have several blocks to refresh, and of the last each block needs what
-the one before came to. On a card that many tokens of Burst's prompts are in such blocks."""
+"""In the first, much of a block can settle. The second and third have several blocks to refresh. In the last, each block needs the result
+of the block before. On a card, blocks of these lengths answer Burst's prompts."""
 FIXED = "burst, 256 tokens in blocks of 32"
-"""A card's setting whose tokens a step are fixed: nothing is answered in it."""
+"""A setting for cards, with a fixed number of tokens a step; nothing is answered in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(Contender):
-    """Which rows its steps compute and read, as ``frontier.yaml`` says."""
+    """A policy: which rows its steps compute and read, as ``frontier.yaml`` says."""
 
     system: str = OURS
     paces: Named = field(default_factory=lambda: PACES)
@@ -83,8 +83,8 @@ def settings(where: Platform) -> tuple[str, ...]:
 
 
 def asked(where: Platform) -> list[tuple[str, str, Policy]]:
-    """Setting, pace and policy of every point. Block diffusion is asked of the tasks that its embedded model was trained on; on a card it
-    would be a model of other weights, and rows say nothing of what its accuracy costs."""
+    """Return setting, pace and policy of every point. Block diffusion answers only the tasks that its embedded model was trained on. On a
+    card it would be another model, and rows say nothing of what its accuracy costs."""
     found = []
     for setting in settings(where):
         policies: Sequence[Policy] = [each for each in POLICIES if setting != FIXED or each.is_fixed]
@@ -113,7 +113,7 @@ def cell_of(view: View, setting: str, pace: str, policy: Policy) -> Cell:
         own |= {"num_prompts": NUM_PROBLEMS, **policy.paces[pace]}
     knobs = {**own, **dict(policy.knobs), **dict(view.together("frontier"))}
     if policy.system == "dllm-cache" and where.gpu is None:
-        knobs["reading"] = "efficient"  # on a device its rule runs in padded batches alone
+        knobs["reading"] = "efficient"  # on a device, its rule runs only in padded batches
     return view.cell(None, policy.system, dataset, knobs=tuple(knobs.items()))
 
 
@@ -122,13 +122,13 @@ def cell_of(view: View, setting: str, pace: str, policy: Policy) -> Cell:
 
 MEASURED = Path("cpu-tiny", "frontier-cpu-tiny.csv")
 RUNS = Path("cpu-tiny", "runs")
-"""Runs of the first seed with a threshold: how many tokens their steps committed. ``python -m paper_figures.dllm_serve.frontier
-RESULT_DIR`` puts them there from where they were measured."""
+"""Runs of the first seed with a threshold, which tell how many tokens their steps committed. ``python -m
+paper_figures.dllm_serve.frontier RESULT_DIR`` puts them there from where they were measured."""
 
 
 @functools.cache
 def measured() -> Mapping[tuple[str, str, str], tuple[Mapping[str, str], ...]]:
-    """Valid rows of the committed table by setting, pace and policy (``repro reproduce frontier --platform cpu-tiny``)."""
+    """Return valid rows of the committed table by setting, pace and policy (``repro reproduce frontier --platform cpu-tiny``)."""
     path = paths.COMMITTED / MEASURED
     found: dict[tuple[str, str, str], tuple[Mapping[str, str], ...]] = {}
     try:
@@ -146,7 +146,7 @@ def measured() -> Mapping[tuple[str, str, str], tuple[Mapping[str, str], ...]]:
 
 
 def followed(setting: str, pace: str, policy: Policy) -> str:
-    """The committed run whose blocks a card's requests follow."""
+    """Return the committed run whose blocks a card's requests follow."""
     rows = measured().get((setting, pace, policy.name))
     if not rows:
         raise UserError(f"{MEASURED} has no {policy.name!r} of {setting} at {pace}: measure it again")
@@ -154,14 +154,14 @@ def followed(setting: str, pace: str, policy: Policy) -> str:
 
 
 def followed_points() -> list[tuple[str, str, Policy]]:
-    """Setting, pace and policy of every measured point that cards follow a run of."""
+    """Return setting, pace and policy of every measured point with a run that cards follow."""
     return [
         (setting, THRESHOLD, policy) for setting in SETTINGS for policy in POLICIES if THRESHOLD in paces_of(policy)
     ]
 
 
 def solved_on_cpu(setting: str, pace: str, policy: Policy) -> Solved | None:
-    """By the embedded model, of all measured seeds."""
+    """Return what the embedded model solves over all measured seeds."""
     rows = measured().get((setting, pace, policy.name), ())
     n = sum(int(row["n"]) for row in rows)
     if not n:
@@ -176,7 +176,7 @@ def keep_followed(stored: Path, kept: Path) -> list[Path]:
 
 
 def keep_runs(names: set[str], stored: Path, kept: Path) -> list[Path]:
-    """Copy the runs that cards follow from where they are stored, in place of those kept before."""
+    """Replace the kept runs, which cards follow, by copies from where they are stored."""
     if missing := sorted(name for name in names if not (stored / name).is_file()):
         raise UserError(f"{stored} has no {missing[0]}: give the --result-dir in which {MEASURED.parent} was measured")
     kept.mkdir(exist_ok=True)
@@ -194,7 +194,7 @@ if __name__ == "__main__":
 SOURCE = "ours; whole blocks and whole Refreshes are Fast-dLLM's dual cache (arXiv:2505.22618)"
 RING = Look(color="black", marker="o", linestyle="none")
 FEW_POINTS = 5.0
-"""How much less accurate than the named points a drawn one may be: others are in the table alone."""
+"""We draw points at most this much less accurate than the named ones; only the table has the others."""
 PACE_MARKERS = {ONE: "o", THRESHOLD: "^"}
 CSV_COLUMNS = (
     *("platform", "setting", "pace", "policy", "preset", "on_front", "seed", "accuracy", "low", "high", "n"),
@@ -209,33 +209,33 @@ class Point:
     policy: Policy
     runs: tuple[StoredRun, ...]
     against: tuple[StoredRun, ...]
-    """Those of Fast-dLLM's rule at one token a step."""
+    """Runs of Fast-dLLM's rule at one token a step."""
     is_measured: bool
 
     @cached_property
     def solved(self) -> Solved | None:
-        """On a card what the embedded model solves so: the run that is followed has its steps."""
+        """The share solved. For a card it is what the embedded model solved in the run that the card follows."""
         return share(self.runs) if self.is_measured else solved_on_cpu(self.setting, self.pace, self.policy)
 
     @property
     def rows(self) -> float | None:
-        """Computed for a request."""
+        """Rows computed per request."""
         return mean_interval([rows_per_request(run) for run in self.runs if run.validity.valid]).mean
 
     @cached_property
     def speedup(self) -> Interval:
-        """Mean over seeds' pairs; in processor time where the run has it, which other work on a machine disturbs less."""
+        """Mean over pairs of a seed; by processor time if known, as other work on the machine disturbs that less."""
         theirs = {run.cell.seed: run for run in self.against if run.validity.valid}
         pairs = [(run, theirs[run.cell.seed]) for run in self.runs if run.validity.valid and run.cell.seed in theirs]
         return mean_interval([seconds(other) / seconds(run) for run, other in pairs])
 
     @property
     def preset(self) -> str | None:
-        """Which of ours it is, at the pace that this sets."""
+        """Our preset that this point stands for, at the pace that the preset sets."""
         return self.policy.preset if self.pace == next(iter(paces_of(self.policy))) else None
 
     def is_behind(self, other: "Point") -> bool:
-        """Whether the other is as fast and as accurate, and better in one of both."""
+        """Whether the other point is at least as fast and as accurate, and better in one of these."""
         own, theirs = ((each.speedup.mean or 0.0, each.solved.share if each.solved else 0.0) for each in (self, other))
         return theirs != own and all(a <= b for a, b in zip(own, theirs, strict=True))
 
@@ -266,7 +266,7 @@ def points_of(runs: Runs) -> list[Point]:
 
 
 def front(points: Sequence[Point], setting: str) -> list[Point]:
-    """Points of a setting that no other of the same model is ahead of, the slowest first."""
+    """Return the points of a setting that no other of the same model beats, the slowest first."""
     own = [
         each
         for each in points
@@ -277,7 +277,7 @@ def front(points: Sequence[Point], setting: str) -> list[Point]:
 
 
 def cells(view: View) -> list[Cell]:
-    """All requests of a run at once. At one token a step a card is asked of blocks of 8 once."""
+    """Send all requests of a run at once. At one token a step, two settings with blocks of 8 are the same cell on a card."""
     return cell_by_cell(dict.fromkeys(cell_of(view, *each) for each in asked(view.platform)), view)
 
 
@@ -351,7 +351,7 @@ def csv_row(where: Platform, point: Point, is_on_front: bool, run: StoredRun) ->
 
 
 def panel(setting: str, complete: Sequence[Point]) -> Panel:
-    """Accuracy over the speed-up; where nothing is answered, the speed-up over the rows left."""
+    """Draw accuracy over the speed-up; if nothing is answered, the speed-up over the rows computed."""
     own = [point for point in complete if point.setting == setting and point.speedup.mean is not None]
     if not own:
         return Panel(title=setting, layers=[Text(text="no valid runs")])
@@ -359,7 +359,7 @@ def panel(setting: str, complete: Sequence[Point]) -> Panel:
         x, y = Axis(label="rows a request computes", better="lower"), Axis(label="speed-up", better="higher")
         return Panel(title=setting, layers=fixed_lines(own), x=x, y=y)
     best = front(complete, setting)
-    base = FAST_DLLM, ONE  # what speed-ups are over
+    base = FAST_DLLM, ONE  # speed-ups are relative to this
     named = [point for point in own if point in best or point.preset or (point.policy, point.pace) == base]
     least = min(percent(point.solved).mean or 0.0 for point in named) - FEW_POINTS
     layers: list[Layer] = [Guide(value=1.0, is_upright=True)]
@@ -387,7 +387,7 @@ def panel(setting: str, complete: Sequence[Point]) -> Panel:
 
 
 def fixed_lines(own: Sequence[Point]) -> list[Layer]:
-    """A line a policy, named where it ends, over the rows that a request computes."""
+    """Draw a line per policy, named at its end, over the rows that a request computes."""
     layers: list[Layer] = []
     for policy in POLICIES:
         line = [point for point in own if point.policy is policy]
@@ -409,7 +409,7 @@ def solved_percent(point: Point) -> float:
 
 
 def labels_of(points: Sequence[Point]) -> Labels:
-    """Names of policies and presets; those of one place in one label."""
+    """Name policies and presets; points in one place share a label."""
     names: dict[tuple[float, float], dict[str, None]] = {}
     for point in points:
         (place,), (value,) = coordinates([point])

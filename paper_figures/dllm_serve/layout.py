@@ -1,4 +1,4 @@
-"""What dLLM-Serve's figures have in common."""
+"""Code that dLLM-Serve's figures share."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -25,14 +25,14 @@ PRINTED = Look(color="black", marker="D")
 
 
 PROCESSOR_COLOR = "#333333"
-"""What is drawn of processor time, beside wall time."""
+"""Color of values by processor time, drawn beside those by wall time."""
 SIMULATED_RUNS = 5
-"""Repeats of a simulated ratio: over fewer, other arrivals and lengths move its second decimal and nothing says by how much."""
+"""Repeats of a simulated ratio. With fewer, different arrivals and lengths move its second decimal, and nothing shows by how much."""
 DENSE_SENTENCE = " Every system keeps the least with which the embedded model answers as it does without a cache; the paper's numbers are of its systems' usual retention."
 
 
 def basis_and_reading(runs: Runs) -> str:
-    """Under a title: how it was obtained, and what baselines stand for where there are any."""
+    """Tell under a title how the figure was obtained, and what baselines stand for, if there are any."""
     texts = [basis_of(runs)]
     if any(run.cell.system in BASELINES for run in runs.all):
         texts.append(READINGS[runs.view.reading].title)
@@ -42,7 +42,7 @@ def basis_and_reading(runs: Runs) -> str:
 
 
 def reading_sentence(view: View) -> str:
-    """What the baselines stand for; upstream's copies can only be simulated."""
+    """Tell what the baselines stand for; upstream's copies can only be simulated."""
     text = READINGS[view.reading].text.capitalize()
     if view.reading == "published" and view.platform.executor != "roofline":
         text += " (here its batches only: our code makes no such copies)"
@@ -50,7 +50,7 @@ def reading_sentence(view: View) -> str:
 
 
 def origin_of_compared(runs: Runs) -> list[str]:
-    """How the runs of contenders came about, in which reading of the baselines, and how well each answers."""
+    """Tell how the contenders' runs came about, in which reading of the baselines, and how well each answers."""
     ordered = sorted(runs.all, key=lambda run: CONTENDERS.index(contender_of(run.cell)))
     is_simulated = any(run.record.obtained == "simulated" for run in ordered)
     return [
@@ -65,9 +65,9 @@ def origin_of_compared(runs: Runs) -> list[str]:
 dllm_figure = partial(figure, paper="dllm-serve", under_title=basis_and_reading)
 compared_figure = partial(dllm_figure, origin=origin_of_compared)
 CARD = "rtx4090"
-"""The card of Figures 3, 4 and 5: their values are comparable there and nowhere else."""
+"""The card of Figures 3, 4 and 5; only there are their values comparable."""
 CARDS = (CARD, "l40s")
-"""The paper's; of figures that do not say which the one is as good a reading as the other."""
+"""The paper's cards. If a figure does not say which it shows, either card is an equally good reading."""
 comparison_figure = partial(compared_figure, platforms=("cpu-tiny", CARD), card=CARD, num_runs=SIMULATED_RUNS)
 
 
@@ -85,7 +85,7 @@ def table4_rows() -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def printed_in(figure: str) -> Mapping[str, Any]:
-    """Values of a figure that the paper's text or labels print."""
+    """Return values of a figure that the paper's text or labels print."""
     values: Mapping[str, Any] = load_figures()[f"dllm-serve/{figure}"]["values"]
     return values
 
@@ -96,7 +96,7 @@ def shape_of(where: Platform) -> ModelShape:
 
 
 def check_answers(view: View) -> None:
-    """Refuse a platform on which no model answers."""
+    """Refuse a platform on which no model gives answers."""
     require(
         view.platform.executor == "torch",
         f"platform={view.platform.name!r} simulates, and accuracy needs a model that answers: use --platform cpu-tiny",

@@ -1,4 +1,4 @@
-"""A row of panels, one per data set: a measure of every system against the arrival rate."""
+"""Panels in a row, one per data set: a measure of every system against the arrival rate."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ from repro.runs.statistics import Interval, from_logarithms, mean_interval
 from repro.runs.store import StoredRun
 
 BESIDE = 0.012
-"""Share of the axis by which lines lie beside each other: systems that are alike hide none."""
+"""Lines are shifted apart by this share of the axis, so that equal systems do not hide each other."""
 MIN_TICK_GAP = 0.17
-"""Least distance, as a share of the axis, at which the ticks of two rates have a name each."""
+"""The smallest distance between two named ticks, as a share of the axis."""
 RUN_COLUMNS: Columns[StoredRun] = {
     "dataset": lambda run: run.cell.dataset,
     "system": lambda run: contender_of(run.cell),
@@ -53,7 +53,7 @@ CSV_COLUMNS = ("platform", "reading", *RUN_COLUMNS)
 
 @dataclass(frozen=True, kw_only=True)
 class PaperValue:
-    """A printed value, hollow at its rate; dotted across the panel where no rate is printed, or a lower bound alone (``is_bound``)."""
+    """A printed value, hollow at its rate; dotted across the panel without a rate, or if it is a lower bound (``is_bound``)."""
 
     dataset: str
     system: str
@@ -80,7 +80,7 @@ def panels(
     is_log: bool = False,
     guides: Callable[[Sequence[Curve], tuple[float, float]], list[Layer]] = lambda curves, limits: [],
 ) -> list[Panel]:
-    """``guides`` are what only one figure has in a panel, from its curves and the limits of the rates."""
+    """``guides`` returns layers that only one figure has, from a panel's curves and the limits of the rates."""
     found: list[Panel] = []
     for dataset in DATASETS:
         own = [curve for curve in curves.all if curve.dataset == dataset]
@@ -109,7 +109,7 @@ def panels(
 
 
 def _tick_names(rates: Sequence[float]) -> list[str]:
-    """Names of the rates that lie far enough below the next named one; the highest has its name."""
+    """Name each rate that lies far enough below the next named one. The highest rate is always named."""
     names, above = list[str](), math.inf
     for rate in reversed(rates):
         is_far = above - rate >= MIN_TICK_GAP * (rates[-1] - rates[0])
@@ -119,13 +119,13 @@ def _tick_names(rates: Sequence[float]) -> list[str]:
 
 
 def none_printed(paper: Sequence[PaperValue]) -> list[str]:
-    """Which panels have no value of the paper's."""
+    """Tell which panels have no value from the paper."""
     without = [dataset_title(each) for each in DATASETS if each not in {value.dataset for value in paper}]
     return [f"The paper's text states no value of {' and '.join(without)}."] if without else []
 
 
 def _heights(curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperValue], *, is_log: bool) -> Axis:
-    """All intervals and printed values, with free space above them."""
+    """Fit the axis to all intervals and printed values, with free space above."""
     ends = [value.value for value in paper]
     for curve in curves:
         for interval in _points(curve, measure, is_log=is_log).values():
@@ -138,7 +138,7 @@ def _heights(curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperVal
 
 
 def _points(curve: Curve, measure: Measure, *, is_log: bool) -> dict[float, Interval]:
-    """Means by rate; on a logarithmic axis geometric ones, with their intervals there, so that none reaches below zero."""
+    """Return means by rate. On a logarithmic axis they and their intervals are geometric, so that none reaches below zero."""
     found = curve.usable(measure)
     if not is_log:
         return found
@@ -150,7 +150,7 @@ def _points(curve: Curve, measure: Measure, *, is_log: bool) -> dict[float, Inte
 
 
 def _curve(curve: Curve, measure: Measure, by: float, *, is_log: bool) -> list[Layer]:
-    """Valid runs joined, invalid ones crossed, so far beside their rates."""
+    """Draw valid runs as a line and invalid ones as crosses, shifted by ``by`` from their rates."""
     usable = _points(curve, measure, is_log=is_log)
     places = [rate + by for rate in usable]
     names = [f"{rate:g}" for rate in usable]
@@ -174,7 +174,7 @@ def _curve(curve: Curve, measure: Measure, by: float, *, is_log: bool) -> list[L
 
 
 def picture(panels: Sequence[Panel], curves: Curves, sentences: Sequence[str]) -> Picture:
-    """With what every such figure says of itself behind its own ``sentences``."""
+    """Make the picture; its caption has ``sentences``, and what every such figure says of itself."""
     invalid = sum(not run.validity.valid for run in curves.runs)
     lengths = sorted({curve.gen_length(rate) for curve in curves.all for rate in curve.by_rate})
     caption = [
@@ -189,7 +189,7 @@ def picture(panels: Sequence[Panel], curves: Curves, sentences: Sequence[str]) -
 
 
 def csv_of(curves: Curves, paper: Sequence[PaperValue], measure: Measure, view: View) -> Table:
-    """A reading is one of the baselines'."""
+    """Only rows of baselines have a reading."""
     rows: list[tuple[object, ...]] = []
     for run in curves.runs:
         reading = None if run.cell.system == OURS else view.reading

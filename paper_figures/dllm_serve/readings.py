@@ -25,19 +25,19 @@ from repro.runs.store import StoredRun
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a system runs as: one of the settings of dLLM-Serve, which everything is held against, or a reading of a baseline
-    and within it a rule of batching."""
+    """How a system runs: one of the settings of dLLM-Serve, with which we compare all others, or a reading of a baseline with its
+    batching rule."""
 
     label: str
     knobs: Knobs = ()
     line: str = "-"
     contender: str = OURS
-    """Whose accuracy it has, of a setting of dLLM-Serve."""
+    """For a setting of dLLM-Serve, the contender whose accuracy it has."""
     is_dense: bool = False
-    """Whether a system keeps the least with which it answers as the model without a cache does."""
+    """Whether each system keeps the fewest rows with which it answers as well as the model without a cache."""
 
     def knobs_of(self, system: str) -> Knobs:
-        """Published Sparse-dLLM serves one request at a time and heeds no rule."""
+        """Return the knobs for a system; published Sparse-dLLM serves one request at a time and has no batching rule."""
         own = PUBLISHED if system == "sparse-dllm" and PUBLISHED[0] in self.knobs else self.knobs
         kept = at_dense_accuracy(self.contender if system == OURS else system).knobs if self.is_dense else ()
         return tuple({**dict(own), **dict(kept)}.items())
@@ -49,7 +49,7 @@ ENGINES, DENSE_ENGINES, SETTINGS = (
     tuple(Setting(**{**row, "knobs": tuple(row.get("knobs", {}).items())}) for row in rows)
     for rows in read_yaml(Path(__file__).with_suffix(".yaml")).values()
 )
-"""dLLM-Serve's, the same at the accuracy of no cache, and the baselines'."""
+"""Settings of dLLM-Serve, the same at the accuracy of no cache, and settings of the baselines."""
 MEANING = (
     "published: batches that published code's memory holds, and its copies of logits; efficient: our code, static batches; policy: "
     "the baseline's cache policy on dLLM-Serve's engine; as accurate as no cache: each system, dLLM-Serve too, keeps the least with "
@@ -57,18 +57,18 @@ MEANING = (
 )
 PAPER = "as the paper prints"
 COLUMNS = 2
-"""Panels beside each other; the first of a row names the settings."""
+"""Panels per row; the first panel of a row names the settings."""
 OFF_ROW = 0.26
-"""Rows by which dLLM-Serve's points, and printed values, lie above or below those of others that they would cover."""
+"""dLLM-Serve's points, and printed values, are shifted by so many rows if they would cover others."""
 LOWERED = ("sparse-dllm",)
-"""Printed within a percent of dLLM-Cache."""
+"""Its printed values lie within a percent of dLLM-Cache's."""
 DENSE = SETTINGS[-1]
 Place = tuple[str, str, Setting]
-"""Data set, system, and what it runs as."""
+"""Data set, system, and how it runs."""
 
 
 def places(view: View) -> list[Place]:
-    """Every system in every setting on every data set; dLLM-Cache's policy can only be simulated."""
+    """Return every system in every setting on every data set; dLLM-Cache's policy can only be simulated."""
     found: list[Place] = []
     for dataset in DATASETS:
         found += [(dataset, OURS, engine) for engine in (*ENGINES, *DENSE_ENGINES)]
@@ -88,7 +88,7 @@ def can_be_measured(system: str, setting: Setting) -> bool:
 
 
 def cell(view: View, dataset: str, system: str, how: Setting) -> Cell:
-    """At the platform's highest rate; Figure 3 and Table 4 share some of the runs."""
+    """Return the cell at the platform's highest rate. Figure 3 and Table 4 share some of the runs."""
     return view.cell(None, system, dataset, rate=max(view.dllm.rates), knobs=how.knobs_of(system))
 
 
@@ -97,18 +97,18 @@ def cells(view: View) -> list[Cell]:
 
 
 def throughput(runs: Runs, dataset: str, system: str, how: Setting) -> float | None:
-    """Mean over repeats."""
+    """The mean over repeats; None if the view does not ask for this."""
     is_asked = (dataset, system, how) in places(runs.view)
     return runs.at(cell(runs.view, dataset, system, how), THROUGHPUT).mean if is_asked else None
 
 
 def engines_beside(setting: Setting) -> tuple[Setting, ...]:
-    """The settings of dLLM-Serve that a setting of the baselines is held against."""
+    """The settings of dLLM-Serve that we compare with a setting of the baselines."""
     return DENSE_ENGINES if setting.is_dense else ENGINES
 
 
 def gain(runs: Runs, dataset: str, engine: Setting, setting: Setting) -> Interval:
-    """Throughput of dLLM-Serve over that of the baseline with the highest mean."""
+    """Return the throughput of dLLM-Serve over that of the baseline with the highest mean."""
     values = {system: throughput(runs, dataset, system, setting) for system in BASELINES}
     known = {system: value for system, value in values.items() if value is not None}
     return over(runs, dataset, engine, max(known, key=known.__getitem__), setting) if known else mean_interval([])
@@ -159,7 +159,7 @@ def page(runs: Runs) -> Page:
 
 
 def gain_notes(runs: Runs) -> list[str]:
-    """What the view shows, in words: the range over the data sets, by setting."""
+    """Tell the gains in words: the range over the data sets, by setting."""
     notes = []
     for index, engine in enumerate(ENGINES):
         texts = []
@@ -183,7 +183,7 @@ def is_unsaturated(runs: Runs, dataset: str, system: str, how: Setting) -> bool:
 
 
 def load_notes(runs: Runs) -> list[str]:
-    """Names the points that are not saturated: the arrivals hold them back, and they would be ahead by more."""
+    """Name the points that are not saturated: arrivals limit them, so they could be ahead by more."""
     offered = offered_tok_s(runs.view)
     points = [
         f"{dataset_title(dataset)} {how.label if system == OURS else f'{system_look(system).title} {how.label}'}"
@@ -198,7 +198,7 @@ def load_notes(runs: Runs) -> list[str]:
 
 
 def panel(runs: Runs, dataset: str) -> Panel:
-    """A row a setting, the paper's first; throughput to the right."""
+    """Draw a row per setting, the paper's first, with throughput to the right."""
     printed, offered = paper_throughputs(runs.view), offered_tok_s(runs.view)
     rows = [*([PAPER] if printed else []), *(setting.label for setting in SETTINGS)]
     layers: list[Layer] = []
@@ -249,7 +249,7 @@ def panel(runs: Runs, dataset: str) -> Panel:
 
 
 def batch_sizes(runs: Sequence[StoredRun]) -> str:
-    """Sizes of batches that all hold the same; the mean of those that differ."""
+    """Tell the batch size if it is fixed, or the mean of sizes that differ."""
     sizes = sorted({size for run in runs if (size := run.facts.get("batch_size")) is not None})
     own = [run.facts["batch_ran"]["mean"] for run in runs if run.facts.get("batch_ran")]
     is_by_rule = any(run.cell.knob_values.get("batch_rule") == "batch" for run in runs)
@@ -270,7 +270,7 @@ def csv_row(runs: Runs, dataset: str, system: str, how: Setting) -> tuple[object
 
 
 def as_ours(over: Interval) -> tuple[float | None, float | None, float | None]:
-    """The ratio the other way round."""
+    """Return the inverse of the ratio."""
     mean, low, high = ends(over)
     return 1 / mean if mean else None, 1 / high if high else None, 1 / low if low else None
 

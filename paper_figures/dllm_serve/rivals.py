@@ -27,7 +27,7 @@ from repro.runs.statistics import Discordance, Interval, discordance, paired_rat
 from repro.runs.store import StoredRun, by_seed
 
 NUM_SEEDS, NUM_PROBLEMS = 4, 125
-"""500 problems of each task."""
+"""Together 500 problems of each task."""
 THROUGHPUT = Measure(path="throughput_tok_s")
 THRESHOLD = "threshold 0.9"
 COMMITS: Mapping[str, Mapping[str, Scalar]] = {
@@ -42,14 +42,14 @@ COMMITS: Mapping[str, Mapping[str, Scalar]] = {
 class Task:
     name: str
     platform: str
-    """Where the embedded model answers it."""
+    """The platform on which the embedded model answers it."""
     answer: Mapping[str, Scalar]
     at_once: Mapping[str, Scalar]
-    """What Burst's requests ask of a card, in the same blocks."""
+    """Knobs of Burst's requests on a card, with the same blocks."""
     steps: tuple[int, int]
-    """An answer's, and those of a card's request, at a fixed pace: about as many as a threshold takes."""
+    """Steps of an answer, and of a card's request, at a fixed pace: about as many as with a threshold."""
     commits: Sequence[str] = (THRESHOLD,)
-    """Rules of commits asked of it: keys of ``COMMITS``."""
+    """Rules of commits to try on this task: keys of ``COMMITS``."""
 
 
 TASKS = (
@@ -95,7 +95,7 @@ EVERY_ROW, FAST_DLLM = POLICIES[:2]
 
 
 def asked(where: Platform) -> list[tuple[Task, Policy, str]]:
-    """Tasks, rules of rows and rules of commits. A card composes a fixed number of tokens a step, so it knows one rule."""
+    """Return tasks, rules of rows and rules of commits. A card composes a fixed number of tokens a step, so it has one rule."""
     return [
         (task, policy, commit)
         for commit in COMMITS
@@ -127,7 +127,7 @@ def cells(view: View) -> list[Cell]:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """One policy's, over the problems of all seeds; points are of pairs with every row by the same rule of commits."""
+    """Answers under one policy, over the problems of all seeds. Points compare pairs with every row under the same rule of commits."""
 
     task: Task
     policy: Policy
@@ -141,7 +141,7 @@ class Answers:
 
     @cached_property
     def pair(self) -> Discordance | None:
-        """Against every row, of seeds that both have; none where a problem of theirs was not graded."""
+        """Compare with every row, on seeds that both have; None if one of their problems was not graded."""
         seeds = {run.cell.seed for run in self.runs if run.validity.valid}
         seeds &= {run.cell.seed for run in self.every_row if run.validity.valid}
         own, every = (verdicts([run for run in runs if run.cell.seed in seeds]) for runs in (self.runs, self.every_row))
@@ -174,7 +174,7 @@ def answer_row(each: Answers) -> tuple[object, ...]:
 
 
 def apart(pair: Discordance | None) -> tuple[float | None, ...]:
-    """Problems lost and won, points with their interval, and p."""
+    """Return problems lost and won, points with their interval, and p."""
     if pair is None:
         return (None,) * 6
     points = points_apart(pair)
@@ -228,7 +228,7 @@ ANSWERED = [
 
 @functools.cache
 def committed(platform: str) -> Mapping[tuple[str, str], Mapping[str, str]]:
-    """Rows of the committed table of answers by a threshold (or a fixed number of tokens), by task and policy."""
+    """Return rows of the committed table by task and policy, for answers with a threshold (or a fixed number of tokens)."""
     path = Path(paths.COMMITTED, platform, f"rivals-{platform}.csv")
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -247,7 +247,7 @@ class Speed:
     policy: Policy
     runs: tuple[StoredRun, ...]
     faster: Interval
-    """Throughput over Fast-dLLM's rule at the same pace, of pairs of a seed."""
+    """Throughput over Fast-dLLM's rule at the same pace, in pairs of equal seed."""
 
     @property
     def throughput(self) -> dict[int, float]:
@@ -269,7 +269,7 @@ class Speed:
 
     @property
     def is_equal(self) -> bool:
-        """Whether every row solves no more outside noise: zero lies in the interval of the points, or below it."""
+        """Whether keeping every row solves no more, outside noise: the interval of points reaches zero or lies above it."""
         return bool(self.answers.get("points_high")) and float(self.answers["points_high"]) >= 0
 
 
@@ -310,7 +310,7 @@ COMPOSED = [
 
 
 def best(found: Sequence[Speed]) -> Iterator[str]:
-    """The fastest of ours and of the others whose accuracy is every row's, and how much faster ours is."""
+    """Name the fastest of our rules and of the others, among those as accurate as every row, and how much faster ours is."""
     for task in TASKS:
         equal = [each for each in found if each.task is task and each.is_equal]
         sides = [[each for each in equal if each.policy.is_ours is is_ours] for is_ours in (True, False)]
@@ -329,7 +329,7 @@ def as_ratio(ratio: Interval) -> str:
 
 
 def panel(task: Task, found: Sequence[Speed]) -> Panel:
-    """Accuracy over the speed-up, by a threshold."""
+    """Draw accuracy with a threshold over the speed-up."""
     layers: list[Layer] = [Guide(value=1.0, is_upright=True)]
     for each in found:
         if each.policy.is_drawn and each.accuracy is not None and each.faster.mean is not None:

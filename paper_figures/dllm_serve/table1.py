@@ -23,7 +23,7 @@ PRINTED = {
     "kv_cache_scope": "cache (paper)",
     "cache_footprint_per_layer": "footprint (paper)",
 }
-"""Columns of the printed table, and what ours calls them."""
+"""Column of the printed table -> our column."""
 
 
 def page(runs: Runs) -> Page:
@@ -44,7 +44,7 @@ def page(runs: Runs) -> Page:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    """r * L rows per head: the retained context r * (L - block), plus the block's own rows."""
+    """Each head has r * L rows: the retained context r * (L - block), plus the block's own rows."""
     request, sparsity = _request(runs.view.platform), SparsityConfig()
     generation = request.generation
     rows = cache_rows(request.total_len, generation, sparsity)
@@ -74,7 +74,7 @@ IMPLEMENTED: Mapping[str, tuple[str, Footprint | None]] = MappingProxyType(
         "dLLM-Serve": ("dllm-serve", _sparse),
     }
 )
-"""Work as the paper names it -> system here and the bytes one request holds."""
+"""The paper's name of a work -> our system, and the bytes that one request holds."""
 
 
 def _request(where: Platform) -> Request:

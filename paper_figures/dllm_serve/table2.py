@@ -41,4 +41,4 @@ def page(runs: Runs) -> Page:
 
 
 FIGURE = dllm_figure("table2", f"{PAPER}, Table 2, §6.1", platforms=("rtx4090",), page=page, decides_on=())
-"""Its statements about memory are decided by Figure 2."""
+"""Figure 2 decides its statements about memory."""

@@ -38,7 +38,7 @@ def findings(runs: Runs) -> list[Finding]:
 
 
 def defaults() -> dict[str, Any]:
-    """Parameter as the table names it -> value of a run here."""
+    """Return parameter as the table names it -> its value in our runs."""
     fast = method("fast-dllm").sampler("llada", {})
     dual = isinstance(fast.rule, DelayedCache) and fast.rule.window == "block"
     cache = FeatureCacheConfig()

@@ -27,9 +27,9 @@ from repro.runs.statistics import Interval
 
 CARD = layout.TABLE_4_CARD
 BASE = "sparse-dllm"
-"""Speedups are over it, as the paper's."""
+"""Speedups are relative to it, as in the paper."""
 ORDER = ("dllm-cache", "sparse-dllm", "fast-dllm", OURS, SINGLE_REFRESH)
-"""Rows per data set, as the paper's, and our variant where it is compared."""
+"""Rows per data set in the paper's order, then our variant if it is compared."""
 PAPER_ORDER = ("burst", "osc", "livebench")
 """Data sets by dLLM-Serve's printed throughput, the highest first."""
 
@@ -52,7 +52,7 @@ def page(runs: Runs) -> Page:
 
 
 Row = tuple[Curve, dict[str, Any]]
-"""A curve, and what the paper prints of it."""
+"""A curve, and the values that the paper prints for it."""
 
 
 def in_csv(curves: Curves, view: View) -> Columns[Row]:
@@ -113,7 +113,7 @@ def findings(runs: Runs) -> list[Finding]:
 
 
 def entries(runs: Runs, curves: Curves, at: str) -> list[Finding]:
-    """The table's own numbers."""
+    """Findings on the table's own numbers."""
     found = []
     for curve in curves.all:
         latency, throughput, ratio = (
@@ -158,7 +158,7 @@ def comparisons(runs: Runs, curves: Curves, at: str) -> list[Finding]:
 
 
 def latencies(runs: Runs, curves: Curves, at: str) -> list[Finding]:
-    """A baseline's over dLLM-Serve's."""
+    """Findings on a baseline's latency over dLLM-Serve's."""
     rows = (
         ("dllm-t4-livebench-lat-gain", "livebench", "fast-dllm", MEAN_LATENCY, "Fast-dLLM's mean latency", "LiveBench"),
         ("dllm-l40s-osc-lat-ratio", "osc", BASE, MEAN_LATENCY, "Sparse-dLLM's mean latency", "OSC"),

@@ -16,11 +16,11 @@ from repro.runs.system import TUNE
 from repro.runs.tuning import CANDIDATES, TRIALS
 
 BASE = "fast-dllm"
-"""What all are held against, as printed or tuned as they are: the fastest baseline as published, and as accurate as no cache."""
+"""We compare all with it, as printed or tuned like they are. It is the fastest baseline as published, and as accurate as no cache."""
 NUM_REQUESTS = {"livebench": 128, "burst": 400, "osc": 400}
-"""Several times what runs at once. A search of the whole traces would take five times as long."""
+"""Several times as many as run at once. A search over the whole traces would take five times as long."""
 FORMS = (False, True)
-"""Whether it is tuned."""
+"""Whether a contender is tuned."""
 FORM_NAMES = {False: "as printed, our defaults", True: "tuned"}
 COLORS = {False: "#B8B8B8", True: "#0072B2"}
 BAR_WIDTH = 0.46
@@ -30,7 +30,7 @@ Place = tuple[str, str, bool]
 
 
 def cell(view: View, dataset: str, contender: str, is_tuned: bool) -> Cell:
-    """All requests at once, so that all are saturated."""
+    """Send all requests at once, so that all are saturated."""
     requests: Knobs = () if "num_prompts" in dict(view.knobs) else (("num_prompts", NUM_REQUESTS[dataset]),)
     tune: Knobs = ((TUNE, "search"),) if is_tuned else ()
     knobs = (*requests, *contender_knobs(view, contender), *tune)
@@ -47,13 +47,13 @@ def cells(view: View) -> list[Cell]:
 
 
 def over_base(runs: Runs, dataset: str, contender: str, is_tuned: bool) -> Interval:
-    """Throughput over Fast-dLLM's in the same form, paired by seed."""
+    """Return throughput over Fast-dLLM's in the same form, paired by seed."""
     ours, theirs = (cell(runs.view, dataset, each, is_tuned) for each in (contender, BASE))
     return runs.versus(ours, theirs, THROUGHPUT, "ratio")
 
 
 def gained(runs: Runs, dataset: str, contender: str) -> Interval:
-    """Throughput tuned over that as printed."""
+    """Return tuned throughput over that as printed."""
     printed, tuned = (cell(runs.view, dataset, contender, is_tuned) for is_tuned in FORMS)
     return runs.versus(tuned, printed, THROUGHPUT, "ratio")
 
@@ -68,7 +68,7 @@ def chosen(runs: Runs, dataset: str, contender: str) -> str:
 
 
 def solved(view: View, contender: str) -> list[Solved | None]:
-    """By task. What is free decides when tokens are made and never which, so both forms answer alike."""
+    """Return what is solved, by task. Free knobs decide when tokens are made and never which, so both forms answer alike."""
     asked = cell(view, DATASETS[0], contender, False)
     configuration = configuration_of(asked.system, asked.knob_values)
     return [None if configuration is None else solved_by(configuration, task) for task in TASKS]
@@ -93,7 +93,7 @@ def page(runs: Runs) -> Page:
 
 
 def panel(runs: Runs, dataset: str, is_absolute: bool = False) -> Panel:
-    """Throughput, or below it the ratio to Fast-dLLM."""
+    """Draw throughput, or the ratio to Fast-dLLM for the panel below it."""
     layers: list[Layer] = []
     for side, is_tuned in zip((-1, 1), FORMS, strict=True):
         at = [
@@ -154,7 +154,7 @@ def csv_of(runs: Runs) -> Table:
 
 
 def conclusions(runs: Runs) -> list[str]:
-    """By data set, as printed and tuned, and what tuning alone gives."""
+    """Compare by data set, as printed and tuned, and tell what tuning alone gives."""
     notes = []
     for dataset in DATASETS:
         ratios, alone = [], []

@@ -1,1 +1,1 @@
-"""LAPS's figures and tables, and three of our own: the boundary, Reserve by load, and the mixing penalty the paper needs."""
+"""LAPS's figures and tables, and three of our own: the boundary, Reserve by load, and the mixing penalty that the paper needs."""

@@ -24,24 +24,24 @@ HISTORIES = (0, 512, 2048, 8192)
 QUEUE = TwoClasses(rate=8.0, short_share=0.8, short_s=0.02, long_s=0.2)
 NUM_JOBS, NUM_QUEUES = 1_000_000, 10
 FAR = 1e9
-"""A history as good as endless."""
+"""A history that is practically endless."""
 
 
 class Boundaries(NamedTuple):
-    """Tokens, of one model."""
+    """Boundaries of short prompts for one model, in tokens."""
 
     printed: float
-    """The printed formula for first prompts, compute and memory times known apart."""
+    """The printed formula for first prompts, if compute and memory times are known apart."""
     printed_limit: float
-    """For a history without end."""
+    """The printed formula for an endless history."""
     from_totals: float
-    """The same limit from total times, as one could observe them."""
+    """The same limit from total times, which one can observe."""
     floor: float
-    """c / beta without launches: the read of the weights."""
+    """c / beta without launches; the floor is the read of the weights."""
     floor_far: float
-    """The same over a history of 8,192 tokens."""
+    """Like ``floor``, over a history of 8,192 tokens."""
     eager: float
-    """c / beta of steps that launch each kernel."""
+    """c / beta of steps that launch each kernel on its own."""
 
 
 @lru_cache(maxsize=8)
@@ -78,8 +78,8 @@ def boundaries(model: str, card: str) -> Boundaries:
 
 @lru_cache(maxsize=1)
 def waits() -> tuple[Interval, Interval]:
-    """Seconds over the simulated queues: the mean wait, and what of it is the head-of-line penalty: less that of the same arrivals
-    which all take the mean time."""
+    """Seconds over the simulated queues: the mean wait, and the head-of-line penalty in it. The penalty is the wait beyond that of the
+    same arrivals if all take the mean time."""
     mixed_s, penalties_s = [], []
     for seed in range(NUM_QUEUES):
         gaps_s, service_s = QUEUE.drawn(NUM_JOBS, seed)

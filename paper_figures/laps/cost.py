@@ -25,7 +25,7 @@ def cell(view: View, graphs: str, budget_gb: float, load: float) -> Cell:
 
 
 def row(view: View, load: float, graphs: str) -> list[Cell]:
-    """A cell a budget."""
+    """Return one cell per memory budget."""
     return [cell(view, graphs, budget_gb, load) for budget_gb in BUDGETS_GB]
 
 
@@ -34,7 +34,7 @@ def cells(view: View) -> list[Cell]:
 
 
 def graphs_in(budget_gb: float) -> int:
-    """How many of the grid so much memory holds."""
+    """Return how many graphs of the grid fit into this memory."""
     size = graph_bytes(MIDDLE, model_shape(MIDDLE).n_layers)
     return len(shapes_of("nearest", round(budget_gb * 1e9), size))
 

@@ -18,9 +18,9 @@ from repro.workloads.conversations import LONG, SHORT, ConversationConfig, draw_
 NUM_TURNS = 20_000
 EDGES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8193)
 DOZENS = 64
-"""The longest of the lengths that §3.1 gives for most re-prefills."""
+"""The longest of the lengths that §3.1 states for most re-prefills."""
 TURNS = {"first": "laps-first-turn-short", "later": "laps-later-turn-short"}
-"""With the claims that state how many of their prompts are short."""
+"""Turn -> the claim that states how many of its prompts are short."""
 
 
 @lru_cache(maxsize=1)
@@ -33,12 +33,12 @@ def prompts() -> dict[str, tuple[int, ...]]:
 
 
 def share(name: str, below: int) -> float:
-    """Percent of prompts of fewer tokens."""
+    """Return the percent of prompts with fewer tokens."""
     return 100 * float(np.mean(np.array(prompts()[name]) < below))
 
 
 def histogram(name: str) -> list[float]:
-    """Percent of prompts between the edges."""
+    """Return the percent of prompts between each two edges."""
     lengths = np.array(prompts()[name])
     return (100 * np.histogram(lengths, EDGES)[0] / len(lengths)).tolist()
 

@@ -22,7 +22,7 @@ class WindowGrid:
     waits_ms: tuple[float, ...]
     think_s: tuple[float, ...]
     knobs: Mapping[str, Scalar]
-    """Those of every cell."""
+    """Knobs of every cell."""
     graphs: tuple[str, ...] = tuple(GRAPHS)
 
 
@@ -45,7 +45,7 @@ def settings(view: View) -> list[tuple[float, str]]:
 
 
 def row(view: View, think_s: float, graphs: str) -> list[Cell]:
-    """A cell a window."""
+    """Return one cell per window."""
     asked = GRIDS[view.platform.executor]
     knobs = {**asked.knobs, "max_tokens": 255, "think_s": think_s, **GRAPHS[graphs]}
     waits = [{"min_window_s": wait / 1e3, "max_window_s": wait / 1e3} for wait in asked.waits_ms]
@@ -57,7 +57,7 @@ def cells(view: View) -> list[Cell]:
 
 
 def best_gain(runs: Runs, think_s: float, graphs: str) -> Interval:
-    """The gain of turns/s over no window by the window with the most turns/s."""
+    """Return the gain in turns/s over no window, for the window with the most turns/s."""
     none, *waiting = row(runs.view, think_s, graphs)
     return runs.versus(max(waiting, key=lambda cell: number(runs.at(cell, RPS))), none, RPS)
 
@@ -81,7 +81,7 @@ def page(runs: Runs) -> Page:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    """What is printed, batches of one bucket, decides; other ways to make a batch are told."""
+    """Batches of one bucket, as printed, decide the claim. We also tell the results of other ways to make a batch."""
     asked = GRIDS[runs.view.platform.executor]
     gains = {setting: best_gain(runs, *setting) for setting in settings(runs.view)}
     printed = [gain for (_, graphs), gain in gains.items() if graphs == PRINTED]

@@ -1,6 +1,6 @@
 """LAPS Figure 6: throughput and P90 TTFT by concurrency.
 
-Drawn as ratios to SGLang PD, which the paper's claims are about; values are in the CSV.
+We draw ratios to SGLang PD, which the paper's claims are about; values are in the CSV.
 """
 
 from collections.abc import Mapping
@@ -50,12 +50,12 @@ GRIDS: Mapping[str, ClientGrid] = {
     ),
 }
 SIMULATED = GRIDS["roofline"]
-"""Claims are about these settings."""
+"""Settings that the claims are about."""
 MEASURES: Mapping[str, Measure] = {"turns/s": RPS, "mean TTFT": MEAN, "P90 TTFT": P90}
 DRAWN = ("turns/s", "P90 TTFT")
-"""Mean TTFT of clients that do not think is the reciprocal of turns/s (Little's law): a panel of it would show nothing new."""
+"""Measures to draw. Without think time, mean TTFT is the reciprocal of turns/s (Little's law), so its panel would add nothing."""
 CLAIMS = {1: "laps-rps-single", 8: "laps-rps-8"}
-"""Largest gains of turns/s, percent, by number of instances."""
+"""Claims of the largest gains in turns/s, in percent, by number of instances."""
 
 
 def cell(view: View, name: str, place: Place, kappa: float = 0.0) -> Cell:
@@ -73,12 +73,12 @@ def cells(view: View) -> list[Cell]:
 
 
 def versus(runs: Runs, name: str, place: Place, of: Measure, other: str = "sglang") -> Interval:
-    """Percent above SGLang PD, or another one."""
+    """Return the percent above SGLang PD, or above another contender."""
     return runs.versus(cell(runs.view, name, place), cell(runs.view, other, place), of)
 
 
 def best(runs: Runs, name: str, instances: int, of: Measure, *, least: bool = False) -> tuple[Interval, str]:
-    """Over models and concurrency; where."""
+    """Return the best over models and concurrency, and its place."""
     found = [
         (versus(runs, name, place, of), f"{place[0]}, {place[2]} clients")
         for place in GRIDS[runs.view.platform.executor].of(instances)
@@ -190,7 +190,7 @@ def findings(runs: Runs) -> list[Finding]:
 
 
 def gain_readings(runs: Runs, instances: int, of: Measure) -> tuple[tuple[str, float], ...]:
-    """What one number may be of, where the paper names no setting: the best of each model, that with the most clients, the mean."""
+    """Readings of one number for which the paper names no setting: the best of each model, that with the most clients, the mean."""
     clients, found = SIMULATED.clients[instances], []
     where = plural(instances, "instance")
     every = [[number(versus(runs, "laps", (model, instances, count), of)) for count in clients] for model in MODELS]
@@ -218,7 +218,7 @@ def consistent_best(runs: Runs) -> Finding:
 
 
 def gain_grows(runs: Runs) -> Finding:
-    """From few clients to many."""
+    """Whether the gain grows from few clients to many."""
     gains = {
         (instances, model): [
             number(versus(runs, "laps", (model, instances, clients), RPS)) for clients in SIMULATED.clients[instances]

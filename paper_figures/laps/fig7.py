@@ -1,6 +1,6 @@
 """LAPS Figure 7: SLO violations by concurrency and by load.
 
-The paper has clients on its axis and calls the arrivals Poisson; both are drawn.
+The paper has clients on its axis, but calls the arrivals Poisson; we draw both.
 """
 
 import math
@@ -28,14 +28,14 @@ NAMES: Mapping[int, tuple[str, ...]] = {
     1: ("sglang", "vllm", "laps", "reserve"),
     8: ("sglang", "router", "vllm", "laps", "reserve"),
 }
-"""With one instance there is nothing to route: the router is SGLang PD."""
+"""Contenders by number of instances. With one there is nothing to route, so the router is SGLang PD."""
 CLIENTS: Mapping[int, tuple[int, ...]] = {1: CONCURRENCY, 8: (8, 16, 32, 64, 128)}
 LOADS: Mapping[int, tuple[float, ...]] = {1: (0.5, 0.7, 0.8, 0.9, 1.0, 1.05), 8: (0.7, 0.8, 0.9, 1.0)}
-"""Shares of what SGLang PD serves with 256 clients an instance."""
+"""Shares of the rate that SGLang PD serves with 256 clients an instance."""
 EIGHTS_TURNS = 8000
-"""Turns of an open loop of eight instances: some fifteen seconds, in which a controller can act."""
+"""Turns of an open loop on eight instances: about fifteen seconds, in which a controller can act."""
 PAPER_LOAD = 0.9
-"""At which the printed numbers are looked at: the paper names none."""
+"""The load at which we look at the printed numbers; the paper names none."""
 PRINTED = {"router": "laps-slo-8-router", "laps": "laps-slo-8-zero"}
 """Claims that state violations on eight instances."""
 NUM_DECISIONS = 2000
@@ -47,7 +47,7 @@ def by_clients(view: View, name: str, instances: int, clients: float) -> Cell:
 
 
 def by_load(view: View, name: str, instances: int, load: float, model: str = MIDDLE) -> Cell:
-    """``transient``: near and past saturation a queue grows; the numbers are of this number of turns."""
+    """``transient`` is set because near and past saturation a queue grows; the numbers depend on this number of turns."""
     knobs: dict[str, Scalar] = {"model": model, "num_instances": instances, "transient": True}
     if instances > 1:
         knobs["num_prompts"] = EIGHTS_TURNS
@@ -58,7 +58,7 @@ LOOPS: Mapping[str, tuple[Callable[[View, str, int, float], Cell], Mapping[int, 
     "clients": (by_clients, CLIENTS),
     "load": (by_load, LOADS),
 }
-"""A closed loop and Poisson arrivals."""
+"""A closed loop, and Poisson arrivals: how to make a cell, and places by number of instances."""
 
 
 def cells(view: View) -> list[Cell]:
@@ -137,7 +137,7 @@ def findings(runs: Runs) -> list[Finding]:
         return ", ".join(f"{load:g}: {number(value(load)):.1f}{unit}" for load in LOADS[instances])
 
     def fall(claim: str, other: str, instances: int) -> Finding:
-        """At one load for all, and what other loads give."""
+        """Judge a claim at one load for all, and tell what other loads give."""
         at = points(runs, "laps", other, instances, PAPER_LOAD)
         ours, theirs = (by_load(runs.view, name, instances, PAPER_LOAD) for name in ("laps", other))
         others = by_loads(instances, lambda load: points(runs, "laps", other, instances, load))
@@ -179,11 +179,11 @@ def findings(runs: Runs) -> list[Finding]:
 
 @lru_cache(maxsize=1)
 def controller_moves() -> tuple[int, float]:
-    """Most instances that one decision of the controller moved, and the least time between two that moved any."""
+    """Return the most instances that one decision of the controller moved, and the shortest time between two moves."""
     draw, controller = random.Random(0), PressureController(ControllerConfig())
     num_short, most, moved_s = 4, 0, [-math.inf]
     for second in range(NUM_DECISIONS):
-        # Each pool in turn is the pressed one for a minute: what is random alone averages out, and moves nothing.
+        # Each pool in turn is under pressure for a minute; purely random signals average out, and move nothing.
         backlogs_s = (4.0, 0.2) if second // 60 % 2 else (0.2, 4.0)
         pools = [
             [Signals(draw.expovariate(1 / mean_s), draw.random(), draw.random()) for _ in range(count)]

@@ -30,7 +30,7 @@ def cells(view: View) -> list[Cell]:
 
 
 def change(runs: Runs, name: str, instances: int, clients: int) -> Interval:
-    """Turns/s with decoding mixed in over those with it apart, percent."""
+    """Return turns/s with decoding mixed in over those with it apart, in percent."""
     apart, mixed = (cell(runs.view, name, instances, clients, decode) for decode in MODES)
     return runs.versus(mixed, apart, RPS)
 

@@ -1,4 +1,4 @@
-"""The runs behind Figures 1 and 3: a few clients with long prompts, a few with short ones, one instance."""
+"""Runs of Figures 1 and 3: a few clients with long prompts and a few with short ones, on one instance."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 
 SYSTEM = "sglang"
-"""The paper shows it alone."""
+"""The paper shows only this system."""
 SHADES = ("#9ECAE1", "#4292C6", "#08519C")
 """Light to dark, by the number of other clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixtures:
-    """``longs`` and ``shorts`` are numbers of clients."""
+    """``longs`` and ``shorts`` are numbers of clients with long and with short prompts."""
 
     longs: tuple[int, ...]
     shorts: tuple[int, ...]
     kappas: tuple[float, ...]
     model: str | None
-    """None: the platform's own, which is measured, and with it kappa."""
+    """None is the platform's own model. It is measured, and so is its kappa."""
     turns_a_client: int
     least_turns: int
 
@@ -41,7 +41,7 @@ class Mixtures:
 
     @property
     def panels(self) -> dict[float, str]:
-        """A title a kappa; measured there is one."""
+        """Return one title per kappa; if measured, there is one kappa."""
         return {kappa: "kappa as it is" if self.model is None else f"kappa = {kappa:g}" for kappa in self.kappas}
 
     @property
@@ -62,7 +62,7 @@ MIXTURES: Mapping[str, Mixtures] = {
 
 
 def cell(view: View, longs: int, shorts: int, kappa: float = 0.0) -> Cell:
-    """Each client has as many turns."""
+    """Every client gets the same number of turns."""
     asked = MIXTURES[view.platform.executor]
     turns = max(asked.least_turns, asked.turns_a_client * (longs + shorts))
     knobs: dict[str, Scalar] = {} if asked.model is None else {"model": asked.model, "kappa": kappa}
@@ -71,14 +71,14 @@ def cell(view: View, longs: int, shorts: int, kappa: float = 0.0) -> Cell:
 
 
 def cells(view: View) -> list[Cell]:
-    """Long prompts alone, short ones alone, and every mixture."""
+    """Return long prompts alone, short ones alone, and every mixture."""
     asked = MIXTURES[view.platform.executor]
     return [cell(view, *pair, kappa) for kappa in asked.kappas for pair in (*asked.alone, *asked.mixed)]
 
 
 def panels(runs: Runs, of: Measure, whose: Literal["long", "short"]) -> list[Panel]:
-    """A panel a kappa, all on one scale, over the clients with long or short prompts: lines of mixtures, a shade for each number of
-    other clients, and the alone ones dashed."""
+    """Draw one panel per kappa, all on one scale, over the clients with long or short prompts. Lines are mixtures, with a shade for each
+    number of other clients; runs without other clients are dashed."""
     mixtures = MIXTURES[runs.view.platform.executor]
     along, each_of, other = mixtures.longs, mixtures.shorts, "short"
     if whose == "short":

@@ -15,7 +15,7 @@ from repro.runs.statistics import Interval
 
 KAPPAS = (0.0, 0.15, 0.3, 0.45, 0.6)
 PLACES = ((MIDDLE, 1, 64), (LARGE, 1, 64), (MIDDLE, 8, 64), (LARGE, 8, 64))
-"""Model, instances, clients: the paper's gains are those of many clients."""
+"""Model, instances, clients; the paper states gains for many clients."""
 NAMES = ("sglang", "laps", "reserve")
 
 
@@ -36,9 +36,9 @@ def gain(runs: Runs, name: str, place: Place, kappa: float) -> Interval:
 
 
 def needed(runs: Runs, place: Place) -> float | None:
-    """The kappa at which LAPS's gain is the printed one, between two that were simulated; None above them all."""
+    """Return the kappa at which LAPS's gain is the printed one, interpolated between simulated ones; None if it is above them all."""
     gains = [number(gain(runs, "laps", place, kappa)) for kappa in KAPPAS]
-    return crossing(KAPPAS, gains, printed(place) - 0.5)  # printed to a whole percent
+    return crossing(KAPPAS, gains, printed(place) - 0.5)  # the paper prints whole percents
 
 
 def conclusion(runs: Runs) -> str:

@@ -1,4 +1,4 @@
-"""What LAPS's figures have in common: how they are asked for and look, and what their captions say."""
+"""Code that LAPS's figures share: how they are asked for, how they look, and what their captions say."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -29,8 +29,8 @@ def laps_page(
     notes: Sequence[str] = (),
     **layout: Any,
 ) -> Page:
-    """What is concluded stands on the terminal, and in the caption before what the runs are of (``about``). ``layout`` are other fields
-    of a picture."""
+    """Make a page. Conclusions go to the terminal, and into the caption before ``about``, which says what the runs are. ``layout`` sets
+    other fields of a picture."""
     picture = Picture(panels=panels, caption=[*conclusions, about], **layout)
     return Page(picture=picture, csv=csv_of(runs), notes=[*conclusions, *notes])
 
@@ -38,13 +38,13 @@ def laps_page(
 def line(
     runs: Runs, name: str, places: Sequence[float], cells: Sequence[Cell], of: Of, label: str = "", **look: str
 ) -> Line:
-    """A contender's means over seeds, with their 95 % intervals."""
+    """Draw a contender's means over seeds, with their 95 % intervals."""
     at, own = [runs.at(cell, of) for cell in cells], replace(CONTENDERS[name].look, **look)
     return Line(label=label or CONTENDERS[name].title, places=places, at=at, look=own, within=bounds(of))
 
 
 def doubling(places: Sequence[float], label: str | None = None) -> Axis:
-    """A logarithmic axis with these ticks alone."""
+    """Make a logarithmic axis with only these ticks."""
     return Axis(scale="log2", ticks=places, label=label)
 
 
@@ -56,8 +56,8 @@ GRAPHS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
         "cheapest": {"graphs": "cheapest"},
     }
 )
-"""As printed, where a batch is of one bucket of length; with longer prompts that join it and are what it is padded to; and only
-where a graph is predicted to be faster."""
+"""Ways to choose a graph. The printed way takes all prompts of a batch from one bucket of length. With nearest alone, longer prompts may
+join, and the batch is padded to them. With cheapest, a graph runs only if it is predicted to be faster."""
 _COLORS = {PRINTED: "#009E73", "nearest": "#D55E00", "cheapest": "#0072B2"}
 Column = TypeVar("Column")
 
@@ -69,7 +69,7 @@ def basis_of(runs: Runs) -> str:
 
 
 HERE = "this CPU"
-"""What a platform calls the machine it is measured on."""
+"""The platform's word for the machine that it is measured on."""
 
 
 def devices(runs: Runs) -> str:
@@ -90,11 +90,11 @@ laps_figure = partial(
     under_title=basis_of,
     origin=origin,
 )
-"""``cells`` are those of one seed."""
+"""``cells`` hold one seed only."""
 
 
 def how_obtained(runs: Runs) -> list[str]:
-    """What the numbers rest on."""
+    """Tell how the numbers were obtained."""
     if runs.view.obtained == "composed":
         return [on_a_cluster(runs)]
     if runs.view.is_simulated:
@@ -127,8 +127,8 @@ def choices(
     *,
     x_label: str = "",
 ) -> list[Panel]:
-    """Panels of LAPS with these ways to choose a graph: a row a measure, a column a setting. ``cells`` of a column and a choice are
-    one for every tick; ``columns`` have their titles."""
+    """Draw panels of LAPS for these ways to choose a graph: a row per measure, a column per setting. ``cells`` returns one cell per tick
+    for a column and a way; ``columns`` holds their titles."""
     places = range(len(ticks))
     return [
         Panel(
@@ -149,11 +149,11 @@ def choices(
 
 
 MOST_LATE = 10.0
-"""Percent."""
+"""Percent of turns that may be late."""
 
 
 def crossing(places: Sequence[float], values: Sequence[float], level: float = MOST_LATE) -> float | None:
-    """The first place at which the level is reached, between two that were simulated; None where it is at none of them."""
+    """Return the first place at which the level is reached, interpolated between simulated ones; None if it is never reached."""
     at = next((at for at, value in enumerate(values) if value >= level), None)
     if at is None:
         return None
@@ -161,7 +161,7 @@ def crossing(places: Sequence[float], values: Sequence[float], level: float = MO
 
 
 def knee(runs: Runs, cell_at: Callable[[float], Cell], loads: Sequence[float]) -> str:
-    """In words, over the seeds that were run at every load."""
+    """Tell the load at which too many turns are late, over the seeds that were run at every load."""
     by_load = [runs.values(cell_at(load), LATE) for load in loads]
     seeds = sorted(set.intersection(*(set(values) for values in by_load)))
     found = [crossing(loads, [values[seed] for values in by_load]) for seed in seeds]

@@ -1,4 +1,4 @@
-"""By which numbers of a run LAPS's figures compare, and the CSV that has all of them."""
+"""The numbers of a run by which LAPS's figures compare, and the CSV with all of them."""
 
 from paper_figures.common.figure import Columns, Table, table
 from paper_figures.common.panel import ANYWHERE, OF_SHARES, Bounds
@@ -24,7 +24,7 @@ P90_SHORT, P90_LONG = (
 )
 LATE_1K = Measure(path="by_length/1000+/violations", label="late above 1,000 tokens (%)", scale=100, better="lower")
 P90_1K = Measure(path="by_length/1000+/p90", scale=1e3)
-"""Prompts above 1,000 tokens: who pays for an order by length."""
+"""For prompts above 1,000 tokens, which pay for an order by length."""
 GRAPH_SHARE = Measure(path="graph_share", label="steps by a graph (%)", scale=100)
 MOVES = Measure(path="moves_per_minute")
 
@@ -33,7 +33,7 @@ CUT = "Intervals of shares are drawn from 0 to 100 %."
 
 
 def bounds(of: Of) -> Bounds:
-    """Where values lie, and intervals are drawn."""
+    """Return the bounds of a measure, to which intervals are drawn."""
     return OF_SHARES if of in SHARES else ANYWHERE
 
 
@@ -45,7 +45,7 @@ _OF_LENGTHS = {
     "ttft_max_ms": "max",
     "violations_percent": "violations",
 }
-"""What became of each length of prompt, beside every mean."""
+"""Column -> statistic, for each range of prompt lengths."""
 
 COLUMNS: Columns[StoredRun] = {
     "model": lambda run: run.cell.knob_values.get("model", platform(run.cell.platform).part(PrefillPart).model),
@@ -89,5 +89,5 @@ COLUMNS: Columns[StoredRun] = {
 
 
 def csv_of(runs: Runs, **more: Measure) -> Table:
-    """A row a run."""
+    """One row per run."""
     return table(runs.all, {**COLUMNS, **more})

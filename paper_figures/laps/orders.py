@@ -1,7 +1,7 @@
 """LAPS orders: On-time against the best of five rivals, all searched alike, over ten loads of 15,000 turns.
 
-Late turns, mean, P99 and longest TTFT. A search of one size sets the free knobs of each system for each load, in trials of 3,000 turns
-on seeds that no run here has. On-time is there by its defaults too.
+Compares late turns, and mean, P99 and longest TTFT. One search, of the same size for all, sets each system's free knobs for each load.
+Its trials have 3,000 turns, on seeds that no run here uses. On-time also runs with its defaults.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ RIVALS = ("sglang", "srpt", "srpt-aging", "edf", "moore-hodgson")
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1)
 TURNS = 15_000
 BEHIND = 0.1
-"""Share of a rival's late turns by which ours may exceed them before we call it behind."""
+"""If our late turns exceed a rival's by more than this share, we call ours far behind."""
 
 
 def cell(view: View, name: str, load: float, *, is_tuned: bool = True) -> Cell:
@@ -38,17 +38,17 @@ def cells(view: View) -> list[Cell]:
 
 
 def best_of(runs: Runs, rivals: Sequence[str], load: float) -> str:
-    """The rival with the fewest late turns in the mean."""
+    """Return the rival with the fewest late turns on average."""
     return min(rivals, key=lambda name: number(runs.at(cell(runs.view, name, load), LATE)))
 
 
 class Standing(NamedTuple):
     ahead: list[float]
-    """Loads at which On-time has fewer late turns than the best of the rivals, outside noise."""
+    """Loads at which On-time has fewer late turns than the best rival, outside noise."""
     behind: list[float]
-    """More, outside noise."""
+    """Loads at which it has more, outside noise."""
     far_behind: list[float]
-    """More in the mean, by over ``BEHIND``."""
+    """Loads at which its mean exceeds the rival's by more than ``BEHIND``."""
 
 
 def standing(runs: Runs, rivals: Sequence[str], *, is_tuned: bool) -> Standing:

@@ -15,9 +15,9 @@ from repro.runs.cell import Cell, Scalar
 INSTANCES = 8
 LOADS = (0.7, 0.9, 1.0)
 NEAR = 0.9
-"""Near capacity, where the best static pools still keep up."""
+"""A load near capacity, where the best static pools still keep up."""
 TURNS = 12_000
-"""Some twenty seconds: twice as long as the controller averages."""
+"""About twenty seconds, twice the time over which the controller averages."""
 POOLS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
     {
         "static, n_s = 1": {"controller": "off", "num_short": 1},
@@ -27,11 +27,11 @@ POOLS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
         "controller, printed": {"controller": "printed"},
     }
 )
-"""A controller starts from a quarter of the instances, n_s = 2."""
+"""Pools by name. A controller starts with a quarter of the instances, n_s = 2."""
 
 
 def cell(view: View, pools: str, load: float) -> Cell:
-    """ShareGPT's card has the same lengths: without a file of either its runs are these, turn for turn."""
+    """ShareGPT's card has the same lengths: without a file, its runs equal these, turn for turn."""
     knobs = {"model": MIDDLE, "num_instances": INSTANCES, "num_prompts": TURNS, "transient": True, **POOLS[pools]}
     return CONTENDERS["apart"].cell(view, LMSYS, knobs, rate=rate_of(load, instances=INSTANCES))
 
@@ -51,7 +51,7 @@ def conclusion(runs: Runs) -> str:
 
 
 def where_it_moved(runs: Runs) -> str:
-    """The mended controller against the pools it starts from, in the runs in which it moved an instance."""
+    """Compare the mended controller with the pools it starts from, in the runs in which it moved an instance."""
     texts = []
     for load in LOADS:
         moves, late, static = (

@@ -1,7 +1,7 @@
 """LAPS queues: late turns against the longest wait, by the share for those given up.
 
-What an order of prefills can give (ours): late turns against the longest wait, from no share for those given up, Moore's and
-Hodgson's order alone, to all of it, first come, first served; and the orders of others, which are points.
+This figure of our own shows what an order of prefills can give. A share of 0 for those given up is Moore's and Hodgson's order alone; a
+share of 1 is first come, first served. The orders of others are points.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ USUAL = 0.125
 SEARCHED = "sglang-tuned"
 OTHERS = ("sglang", SEARCHED, "laps", "srpt", "srpt-aging", "edf", "moore-hodgson", "reserve")
 UNDRAWN = "edf"
-"""Where all have one limit it serves by arrival, and lies beside SGLang."""
+"""If all have one limit, edf serves by arrival, and its line lies beside SGLang's."""
 
 
 def contender(name: str) -> Contender:
@@ -84,7 +84,7 @@ def page(runs: Runs) -> Page:
 
 
 def standing(runs: Runs) -> str:
-    """Loads at which On-time has more late turns than another, outside noise, and what it waits at the longest."""
+    """Tell the loads at which On-time has more late turns than another, outside noise, and how its longest wait compares."""
     texts = []
     for name in OTHERS:
         more = [

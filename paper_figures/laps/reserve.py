@@ -16,15 +16,15 @@ from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 
 PUBLISHED = ("sglang", "sglang-graphs", "vllm", "laps")
-"""SGLang with the prefill graphs it has by now, too: a baseline gets every advantage ours gets."""
+"""SGLang also runs with the prefill graphs that it has by now: a baseline gets every advantage that ours gets."""
 NAMES = (*PUBLISHED, "srpt", "reserve")
 LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.05, 1.2)
-"""Up to where every system has one turn in ten late, or none ever has."""
+"""Loads up to where every system has one turn in ten late, or some system never has."""
 TICKS = (0.5, 0.7, 0.9, 1.05, 1.2)
 PLACES = [(model, load) for model in MODELS for load in LOADS]
 FEW = 4
 SATURATED = 64
-"""Clients of the runs that say what the order costs in throughput."""
+"""Clients of the runs that tell what the order costs in throughput."""
 
 
 def at_load(view: View, name: str, model: str, load: float) -> Cell:
@@ -63,10 +63,10 @@ def page(runs: Runs) -> Page:
 
 
 def in_how_many(runs: Runs, others: Sequence[str]) -> str:
-    """Settings in which Reserve violates fewer objectives than each of the others."""
+    """Tell in how many settings Reserve violates fewer objectives than each of the others."""
 
     def versus(model: str, load: float) -> list[Interval]:
-        """Violations of Reserve minus each other's, points."""
+        """Return Reserve's violations minus each other's, in points."""
         ours, *theirs = (at_load(runs.view, name, model, load) for name in ("reserve", *others))
         return [runs.versus(ours, other, LATE, "points") for other in theirs]
 
@@ -82,7 +82,7 @@ def in_how_many(runs: Runs, others: Sequence[str]) -> str:
 
 
 def _told(places: Sequence[tuple[str, float]]) -> str:
-    """By name where they are few."""
+    """Name the places if they are few, else count them."""
     return ", ".join(f"{model} at {load:g}" for model, load in places) if len(places) <= FEW else str(len(places))
 
 

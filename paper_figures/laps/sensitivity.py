@@ -1,7 +1,7 @@
 """LAPS sensitivity: On-time beside SRPT and SGLang where beliefs are wrong, lengths are misjudged, or traffic is another.
 
-Late turns at three loads in runs of 15,000 turns, nothing searched. SRPT and SGLang have the steps that their searches choose most often
-(``laps/orders``). A load is of what SGLang serves in the same conditions with 256 clients.
+Compares late turns at three loads in runs of 15,000 turns, without a search. SRPT and SGLang have the steps that their searches choose
+most often (``laps/orders``). A load is relative to what SGLang serves in the same condition with 256 clients.
 """
 
 from collections.abc import Mapping
@@ -30,10 +30,10 @@ FEWER, MORE, NONE = "fewer", "more", "no difference shown"
 
 class Condition(NamedTuple):
     capacity: float
-    """Turns/s that SGLang serves with 256 clients."""
+    """Turns/s that SGLang serves with 256 clients; a load of 1."""
     knobs: Mapping[str, Scalar] = {}
     policy: Mapping[str, Scalar] = {}
-    """Settings that policies which look at lengths get besides."""
+    """Further settings for policies that look at lengths."""
     model: str = MIDDLE
 
 
@@ -72,7 +72,7 @@ def rows(runs: Runs, condition: str, load: float) -> list[tuple[str | float, ...
 
 
 def verdict(runs: Runs, ours: Cell, theirs: Cell, of: Measure) -> str:
-    """Whether ours has fewer or more than theirs, outside noise."""
+    """Tell whether ours has fewer or more than theirs, outside noise."""
     gap = runs.versus(ours, theirs, of, "points")
     return FEWER if is_below(gap) else MORE if is_above(gap) else NONE
 

@@ -17,7 +17,7 @@ CLIENTS, TURNS, ANSWER_TOKENS = 512, 4096, 1000
 
 
 def cell(view: View, name: str, model: str) -> Cell:
-    """The paper has two data sets and names neither; LMSYS-Chat-1M's card has ShareGPT's lengths without a file."""
+    """The paper has two data sets and names neither. Without a file, LMSYS-Chat-1M's card has ShareGPT's lengths."""
     size = {"num_instances": 4, "clients": CLIENTS, "num_prompts": TURNS, "answer_tokens": ANSWER_TOKENS}
     return CONTENDERS[name].cell(view, SHAREGPT, {"model": model, "decode": "apart", "deadlines": False, **size})
 
@@ -27,7 +27,7 @@ def cells(view: View) -> list[Cell]:
 
 
 def change(runs: Runs, name: str, model: str) -> Interval:
-    """The whole time against SGLang PD's, percent."""
+    """Return the change of the whole time from SGLang PD's, in percent."""
     return runs.versus(cell(runs.view, name, model), cell(runs.view, "sglang", model), WHOLE_S)
 
 

@@ -33,7 +33,7 @@ NAMES: Mapping[int, tuple[str, ...]] = {
     8: ("router", "laps", "srpt", "reserve"),
 }
 UNDRAWN = ("vllm",)
-"""In the table alone: with it a panel would have ten lines, and it lies by SGLang PD."""
+"""Shown only in the table: with it a panel would have ten lines, and it lies next to SGLang PD."""
 TICKS = (0.5, 0.7, 0.9, 1.05, 1.2)
 LOADS: Mapping[int, tuple[float, ...]] = {1: (0.5, 0.7, 0.8, 0.9, 1.0, 1.05, 1.2), 8: (0.7, 0.8, 0.9, 1.0, 1.1)}
 NEAR = 0.9
