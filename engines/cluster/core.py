@@ -1,6 +1,6 @@
-"""Runs by ``core.cpp``: the numbers of ``engines.cluster.simulation``, to the last bit, in a tenth of the time.
+"""Simulates runs in ``core.cpp``: the same numbers as ``engines.cluster.simulation``, to the last bit, in a tenth of the time.
 
-It knows our own policies alone. Runs of others stay in Python, and so do short ones where nothing is compiled yet.
+It knows only our own policies. Runs with other policies stay in Python, and so do short runs if nothing is compiled yet.
 """
 
 import math
@@ -39,13 +39,13 @@ from engines.policies.views import Batching, Chunk, Rule, rule_of
 
 SHARED = tuple(Path(__file__).with_name(name) for name in ("core.hpp", "exports.hpp"))
 OPTIONS = "-O2", "-ffp-contract=off"
-"""No two operations become one of another rounding."""
+"""The compiler must not fuse two operations into one that rounds differently."""
 LIBRARY = Library("cluster", (Path(__file__).with_suffix(".cpp"),), OPTIONS, SHARED)
 LONG = 2000
-"""Rounds of a run that is worth the seconds of a compiler; ten times as many of all runs of a process are."""
+"""A run of this many rounds is worth the seconds of a compiler. So are ten times as many rounds over all runs of a process."""
 _SEEN = Counter[str]()
 _EVENTS = 1 << 16
-"""After so many a run hears Ctrl-C."""
+"""The core returns to Python after so many events, so that Ctrl-C can end a run."""
 _BATCHING: tuple[type, ...] = OneByOne, PrefillFirst, Chunked
 _BINDING: tuple[type, ...] = RoundRobin, LeastKvMemory, FewestSessions, KvCost
 _ROUTING = "local", "remote", "conditional", "adaptive", "kv-aware"
@@ -62,7 +62,7 @@ _NAMES: Mapping[str, tuple[Any, ...]] = {
     "transfer_link": ("intra-server", "inter-server"),
     "worker_role": ("decode", "prefill"),
 }
-"""Values of columns that ``core.cpp`` numbers."""
+"""The values of columns that ``core.cpp`` stores as numbers."""
 _LAYERS, _HEAD, _LINE, _LAW, _STEP, _ESTIMATE, _, _, _DRAW = range(9)
 
 Ask = CFUNCTYPE(c_int64, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_double))
@@ -93,7 +93,7 @@ class _Totals(Structure):
 
 @cache
 def _found(library: Library, is_long: bool) -> CDLL | None:
-    """None where nothing can be compiled, or a short run would wait for it. Asked once, as a grid has thousands of runs."""
+    """The compiled library; None if it cannot be compiled, or a short run would wait for it. Cached: a grid has thousands of runs."""
     try:
         return loaded(library) if is_long or library.kept(library.command()).is_file() else None
     except CompilerError:
@@ -101,13 +101,13 @@ def _found(library: Library, is_long: bool) -> CDLL | None:
 
 
 def library_for(library: Library, num_rounds: int) -> CDLL | None:
-    """For a run of so many rounds. Runs behind a long one find its library, however short they are."""
+    """Return the library for a run of ``num_rounds`` rounds, or None. After a long run, short runs use its library too."""
     _SEEN[library.name] += num_rounds if num_rounds < LONG else 10 * LONG
     return _found(library, _SEEN[library.name] >= 10 * LONG)
 
 
 class CoreRun(NamedTuple):
-    """What a run is asked for."""
+    """The arguments of a run."""
 
     hardware: Hardware
     workers: Sequence[PlacedWorker]
@@ -118,8 +118,8 @@ class CoreRun(NamedTuple):
     max_run_steps: int
 
     def simulate(self, sessions: Sequence[Session]) -> ClusterRun | None:
-        """None of a run that only Python can make: of policies that are not ours, sessions that it refuses, or a short one where
-        nothing is compiled yet."""
+        """Return the record of the run, or None if only Python can make it: the policies are not ours, a session has to be
+        refused, or the run is short and nothing is compiled yet."""
         policies = self.policies
         queues = policies.make_local_queue(), policies.make_prefill_queue()
         rules = [rule for each in (self.router, *queues) if (rule := rule_of(each)) is not None]
@@ -224,7 +224,7 @@ class CoreRun(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Sessions by columns; rounds of all one after the other, those of session i from ``first_round[i]`` on."""
+    """Sessions as columns. The rounds of all sessions follow one another, and those of session i begin at ``first_round[i]``."""
 
     session_id: Ints
     arrival_s: Floats
@@ -254,14 +254,14 @@ class Load(NamedTuple):
         return np.add.reduceat(tokens, self.first_round[:-1]) if len(tokens) else tokens
 
     def is_served(self, most_tokens: int) -> bool:
-        """Whether all come in order, and fit a worker."""
+        """Whether all sessions arrive in order, and each fits a worker of ``most_tokens`` tokens of K/V."""
         if not len(self.arrival_s) or (np.diff(self.arrival_s) < 0).any():
             return False
         return int(self.sums(self.prefill + self.decode).max()) <= most_tokens
 
 
 class Asks:
-    """What the core asks of costs and policies; an exception stops the run and is raised behind it."""
+    """Answers the core's questions about costs and policies. An exception stops the run and is raised after it."""
 
     def __init__(self, costs: Sequence[StepCost], policies: Policies, routing: Rule) -> None:
         self.costs, self.routing = costs, routing
@@ -269,7 +269,7 @@ class Asks:
         self.estimates: list[Any] = [getattr(policies.estimator, "prefill_s", None), *routing.estimates]
 
     def answer(self, question: int, place: int, num: int, given: Any, out: Any) -> int:
-        """``place`` is that of a cost, or a degree."""
+        """Write the answer to ``out`` and return its length, or -1 after an exception. ``place`` is the index of a cost, or a degree."""
         try:
             if question < _ESTIMATE:
                 numbers = self._costs(question, self.costs[place], num, given)
@@ -304,13 +304,13 @@ def _is_composed(cost: StepCost) -> TypeGuard[WorkerCost]:
 
 
 class Made:
-    """A run in the core's memory, which goes when no array of it is left."""
+    """A run in the core's memory, which is freed when no array refers to it any longer."""
 
     def __init__(self, library: CDLL, setup: Structure) -> None:
         library.begin.restype = c_void_p
         self.library, self.run = library, c_void_p(library.begin(byref(setup)))
         self.is_given_up = False
-        """Whether Python stopped it, or has to make it."""
+        """Whether an exception in Python stopped the run, or only Python can make it."""
 
     def __del__(self) -> None:
         self.library.let_go(self.run)
@@ -318,7 +318,7 @@ class Made:
     def ended(self) -> _Totals:
         totals, has_more = _Totals(), 1
         while has_more > 0:
-            with held():  # what Ctrl-C raises while Python answers the core would be lost
+            with held():  # an exception that Ctrl-C raises while Python answers the core would be lost
                 has_more = self.library.go_on(self.run, c_int64(_EVENTS), byref(totals))
         self.is_given_up = has_more < 0
         return totals

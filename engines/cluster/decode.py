@@ -1,9 +1,9 @@
 """A worker that decodes, and prefills locally: a decode worker of a disaggregated system, or a co-located one.
 
-Between two steps it takes in what arrived, asks its batching policy for the next step, and runs that. Where the policy names no
-prefill, the decode batch runs, a token a step, until something interrupts it. While its members stay the same, such steps are no
-events: a run of them is charged at once. A member leaves at a known step, and the gaps between its tokens are those of the batch,
-which are logged once, from its second token on.
+Between two steps it takes in arrivals, asks its batching policy for the next step, and runs that. If the policy plans no prefill, the
+decode batch runs, one token a step, until something interrupts it. While its members stay the same, such steps are no events: a run of
+them is charged at once. Each member leaves at a known step. From its second token on, its gaps are those of the batch, which are
+logged once.
 """
 
 import math
@@ -21,7 +21,7 @@ from engines.policies.views import IDLE, Load, NextStep, PrefillTask, Share, Sit
 
 
 class Run(NamedTuple):
-    """Steps in which nobody joins or leaves; each is longer than the one before by what the context grew."""
+    """Decode steps in which no member joins or leaves. Each takes ``growth_s`` longer than the one before, as the context grows."""
 
     start_s: float
     first_s: float
@@ -47,7 +47,7 @@ class Run(NamedTuple):
         return min(guess, self.steps)
 
     def cut_at(self, now: float) -> "Run":
-        """The same run up to the next token boundary: a step that has begun is finished."""
+        """Return the same run up to the next token boundary: a step that has begun is finished."""
         done = self.steps_by(now)
         if done == 0 or self.start_s + self.after_s(done) < now:
             done += 1
@@ -60,7 +60,7 @@ class DecodeBatch:
     steps: int = 0
     """Steps so far, over all runs."""
     context: int = 0
-    """Tokens of the members, summed."""
+    """Context tokens of all members together."""
     token_s: float = 0.0
     """End of the last step."""
     log: TokenLog = field(default_factory=TokenLog)
@@ -69,7 +69,7 @@ class DecodeBatch:
     _joined: list[Live] = field(default_factory=list)
 
     def join(self, live: Live) -> None:
-        """``live`` has a newest token and at least one to come."""
+        """Add ``live``, which has a newest token and at least one to come."""
         live.joined_step = self.steps
         live.finish_step = self.steps + live.left
         live.stay_start = -1
@@ -84,7 +84,7 @@ class DecodeBatch:
         return self._finish[0][0] - self.steps
 
     def finished(self) -> list[Live]:
-        """Members that have all their tokens leave, those that came first to their end first, then the older."""
+        """Remove and return the members that have all their tokens, by their last step, and the older first."""
         left = []
         while self._finish and self._finish[0][0] <= self.steps:
             live = self._members[heappop(self._finish)[1]]
@@ -96,7 +96,7 @@ class DecodeBatch:
         return self._members[max(self._members)]
 
     def leave(self, live: Live) -> None:
-        """Bring the member's state up to date and let it go."""
+        """Update the member's state and remove it from the batch."""
         del self._members[live.order]
         if live.finish_step > self.steps:
             self._finish.remove((live.finish_step, live.order))
@@ -113,7 +113,7 @@ class DecodeBatch:
             self.log.stays.append(Stay(live.row, live.first_gap_s, live.stay_start, len(self.log.gaps)))
 
     def run(self, start_s: float, steps: int, line: DecodeLine) -> Run:
-        """At most ``steps`` steps, fewer where the context outgrows the line's floor on the way."""
+        """Return a run of at most ``steps`` steps, or of fewer if the context outgrows the line's floor on the way."""
         base, slope, floor = line
         first = base + slope * self.context
         growth = slope * self.size
@@ -122,7 +122,7 @@ class DecodeBatch:
         return Run(start_s, floor, 0.0, min(steps, math.ceil((floor - first) / growth)))
 
     def advance(self, run: Run, end_s: float) -> tuple[TokenRun, ...]:
-        """Log the run; what it means for the windowed ITL."""
+        """Log the run, and return its tokens for the windowed ITL."""
         gaps, counts = self.log.gaps, self.log.counts
         parts = even = self.token_runs(run, run.steps)
         if self._joined or run.start_s != self.token_s:
@@ -143,8 +143,8 @@ class DecodeBatch:
         return parts
 
     def token_runs(self, run: Run, steps: int) -> tuple[TokenRun, ...]:
-        """The tokens of its first ``steps`` for a windowed mean; the first step apart where someone joined or the batch stood
-        still: its gap differs from the next ones, or between members."""
+        """Return the tokens of the run's first ``steps`` for a windowed mean. The first step is apart if a member joined or the batch
+        stood still: then its gap differs from the later ones, or between members."""
         first_end = run.start_s + run.first_s
         if not self._joined and run.start_s == self.token_s:
             gap = run.after_s(steps) / steps
@@ -176,9 +176,9 @@ class DecodeWorker(Worker):
         schedules_ahead: bool = False,
         **parts: Unpack[Parts],
     ) -> None:
-        """``kv`` is a memory of so many tokens whose sessions share. Nothing is kept after a round unless it ``keeps``, and ``keep_s``
-        protects a session's K/V from eviction that long after each round (Continuum's time-to-live). One that ``schedules_ahead``
-        has planned the next step when a request comes, which waits for the step after (vLLM's asynchronous scheduling)."""
+        """``kv`` is a memory of ``kv_capacity`` tokens in which sessions share blocks. Without ``keeps`` nothing is kept after a round.
+        ``keep_s`` protects a session's K/V from eviction so long after each round (Continuum's time-to-live). With ``schedules_ahead``
+        the next step is planned before a request comes, which waits for the step after (vLLM's asynchronous scheduling)."""
         super().__init__(hub, **parts)
         self.kv, self.kv_capacity = kv or WorkerKv(kv_capacity), kv_capacity
         self._keeps = keeps
@@ -192,17 +192,17 @@ class DecodeWorker(Worker):
         self._landed: list[tuple[Live, int]] = []
         self._schedules_ahead = schedules_ahead
         self._unseen: list[PrefillTask] = []
-        """Came after the next step was planned."""
+        """Tasks that came after the next step was planned."""
         self._run: Run | None = None
         """The decode run in progress, without prefills."""
         self._ran: Run | None = None
-        """What the batch decodes in the step with prefills that ends next."""
+        """The decode step that runs along with the current prefills; None if the batch waits."""
 
     # ---- what policies see -----------------------------------------------------------------------
 
     @property
     def kv_tokens(self) -> int:
-        """Blocks that sessions share count where they are in use: idle ones fill the memory of every worker in time."""
+        """K/V in use. Shared blocks that are idle do not count, because they fill the memory of every worker in time."""
         return self._kv_in_use + (0 if self.kv.shares else self.kv.idle)
 
     @property
@@ -236,12 +236,12 @@ class DecodeWorker(Worker):
             super().enqueue(task)
 
     def lend(self, live: Live) -> int:
-        """Hold the session's cached history for a prefill elsewhere; how many tokens are left of it."""
+        """Hold the session's cached history for a prefill elsewhere, and return how many of its tokens were not evicted."""
         live.lent = self.kv.resume(live.order)
         return live.lent
 
     def land(self, live: Live, tokens: int) -> None:
-        """K/V of ``tokens`` tokens arrived behind the lent history; decoding can go on."""
+        """The K/V of the ``tokens`` tokens that follow the lent history has arrived: decoding can go on."""
         if live.left:
             self._landed.append((live, tokens))
             self.poke()
@@ -261,7 +261,7 @@ class DecodeWorker(Worker):
 
     def _boundary(self) -> None:
         now = self._loop.now
-        self.is_busy = True  # what happens below interrupts nothing
+        self.is_busy = True  # so that nothing below pokes the worker into a new step
         self._version += 1
         self._start_s, self._shares, self._tokens = now, (), 0
         while True:
@@ -289,7 +289,7 @@ class DecodeWorker(Worker):
         self._wait(plan)
 
     def _see(self) -> None:
-        """What came meanwhile can be part of the next plan."""
+        """Queue the tasks that came meanwhile, so that the next plan can hold them."""
         unseen, self._unseen = self._unseen, []
         for task in unseen:
             self.expected_tokens -= task.tokens
@@ -305,7 +305,7 @@ class DecodeWorker(Worker):
         return Situation(self.queue, self.begun, self.batch.size, room, need_of)
 
     def _need(self, task: PrefillTask) -> int:
-        """A prefix that counts as evictable is part of the room: the task takes it from there."""
+        """Tokens that a task takes of the room. The room contains the task's own prefix if that is evictable, so it counts."""
         self._recount(task)
         return _whole_need(task) - self.kv.protected(task.order, self._loop.now)
 
@@ -321,7 +321,7 @@ class DecodeWorker(Worker):
         self._ran = Run(self._start_s, self._step_s, 0.0, 1) if self._decoding else None
 
     def _admitted(self, share: Share, now: float) -> Share:
-        """Take the K/V of a task that begins; what the cache has lost of its history is prefilled again."""
+        """Take the K/V of a task that begins. History that the cache has evicted is prefilled again."""
         task, tokens = share
         if not task.computed:
             is_whole = tokens == task.tokens
@@ -341,14 +341,14 @@ class DecodeWorker(Worker):
     # ---- decoding ---------------------------------------------------------------------------------------
 
     def join(self, live: Live) -> None:
-        """``live`` has a new token and holds its K/V."""
+        """Decode ``live`` further, which has a new token and holds its K/V, or end its round."""
         if live.left:
             self.batch.join(live)
         else:
             self._round_done(live)
 
     def _join_landed(self, live: Live, tokens: int) -> None:
-        """Its K/V needs room: idle prefixes go first, then younger sequences, then it gives up its own."""
+        """Make room for K/V that landed: idle prefixes go first, then younger sequences. If both do not suffice, preempt ``live``."""
         now = self._loop.now
         need = tokens + 1
         while not self.kv.make_room(need, now, force=True):
@@ -377,9 +377,9 @@ class DecodeWorker(Worker):
         live.lent = 0
 
     def _reserve(self, steps: int) -> int:
-        """Take K/V for up to ``steps`` steps of the batch, at least one, preempting the youngest where it must.
+        """Take K/V for up to ``steps`` steps of the batch, at least one, and return for how many. Preempts the youngest if it must.
 
-        0 where that left no batch.
+        Returns 0 if that left no batch.
         """
         now, kv = self._loop.now, self.kv
         while self.batch.size:
@@ -395,7 +395,7 @@ class DecodeWorker(Worker):
         return 0
 
     def _schedule_run(self, run: Run, reserved: int) -> None:
-        """``reserved`` steps hold K/V; a run that is cut gives back the rest."""
+        """Schedule the end of a run. K/V is held for ``reserved`` steps, and a shorter run gives back the rest."""
         if run.steps < reserved:
             self.kv.release((reserved - run.steps) * self.batch.size)
         self._run = run
@@ -422,7 +422,7 @@ class DecodeWorker(Worker):
             self.kv.drop(live.order, live.context)
 
     def _preempt(self, live: Live) -> None:
-        """Recompute later: the sequence's K/V is dropped (vLLM's preemption)."""
+        """Drop the sequence's K/V, to recompute it later (vLLM's preemption)."""
         self.num_preemptions += 1
         self.batch.leave(live)
         self.kv.drop(live.order, live.context)
@@ -435,9 +435,9 @@ def _whole_need(task: PrefillTask) -> int:
 
 @dataclass(slots=True, eq=False)
 class Sink:
-    """A decode side without contention: every sequence gets a token at a fixed pace, memory has no end.
+    """A decode worker without contention: every sequence gets its tokens at a fixed pace, and memory is unlimited.
 
-    For studying the prefill side alone: prefill-only instances, queues with a closed form, planning.
+    It serves to study the prefill side alone: prefill-only instances, queues with a closed form, planning.
     """
 
     hub: Hub

@@ -1,8 +1,8 @@
-"""The workers of a cluster and what they run on: degrees and replicas of each phase, servers, K/V beside the weights, and links.
+"""The workers of a cluster and their hardware: degrees and replicas of each phase, servers, K/V beside the weights, and links.
 
-A step's cost is the ground truth of the simulated cluster. On a roofline its work is spread over the GPUs of a tensor-parallel group,
-and two all-reduces per layer are added; on either price come the overheads of ``CostConstants``, which no datasheet gives and no
-paper states. They are named readings: ``physical`` is what a well-built engine reaches on this hardware, the others lower or raise
+A step's cost is the ground truth of the simulated cluster. A roofline spreads its work over the GPUs of a tensor-parallel group, and
+adds two all-reduces per layer. Roofline or measured kernels, the overheads of ``CostConstants`` come on top, which no datasheet or
+paper states. They are named readings: ``physical`` is what a well-built engine reaches on this hardware. The others lower or raise
 single constants until one printed figure is met. None of them meets all figures at once (``repro reproduce ampd/readings``).
 """
 
@@ -22,7 +22,7 @@ from engines.policies.views import Chunk
 
 Role = Literal["assumed", "fitted", "implied"]
 """assumed: chosen beforehand, from common experience. fitted: the best of a search against printed results, which
-are then no prediction. implied: follows from one printed figure, named in the note."""
+it thus does not predict. implied: follows from one printed figure, named in the note."""
 
 _INTER_SERVER_GB_S = 25.0
 """Per GPU: the paper prints 200 GB/s per server of 8 GPUs (AMPD §7.1), which is one 200 Gb/s port each."""
@@ -30,7 +30,7 @@ _INTER_SERVER_GB_S = 25.0
 
 @dataclass(frozen=True, kw_only=True)
 class EngineTimes(Checked):
-    """What a release of a serving engine takes besides its kernels."""
+    """The times that a release of a serving engine takes besides its kernels."""
 
     host_s: Seconds = 0.0
     """Host time of a step. An engine that schedules ahead hides it behind kernels that take longer."""
@@ -39,23 +39,23 @@ class EngineTimes(Checked):
     keeps_answers: bool = False
     """Whether blocks of answers stay in a prefix cache until their room is needed, as those of prompts do."""
     sequence_s: Seconds = 0.0
-    """Added to a step for each of its sequences: sampling and what else does not overlap."""
+    """Added to a step for each of its sequences: sampling and other work that does not overlap."""
     draw_s: Seconds = 0.0
-    """Added to each step where draws by ``top_p`` or ``top_k`` sort logits."""
+    """Added to each step if sampling by ``top_p`` or ``top_k`` sorts the logits."""
     logit_s: Seconds = 0.0
-    """Added to a step for each logit of its sequences, as ``draw_s`` is."""
+    """Added to a step for each logit of its sequences, if sampling sorts the logits."""
     request_s: Seconds = 0.0
     """From a request at the server to its place in the scheduler's queue: HTTP and tokenizer."""
     response_s: Seconds = 0.0
     """From the end of a step to its tokens at the client."""
     experts_share: Proportion = 1.0
-    """Share of a mixture's tabled matrix products that its steps take."""
+    """Share of their tabled time that the matrix products of a bf16 mixture of experts take."""
     compile_s: Seconds = 0.0
-    """A fresh server compiles a kernel of experts for so long when a prefill first needs it."""
+    """How long a fresh server compiles a kernel of experts when a prefill first needs it."""
 
     @property
     def identity(self) -> str:
-        """What runs are stored under besides the other constants; nothing of no times."""
+        """The part that these times add to a stored run's key; empty for no times."""
         return "" if self == NO_TIMES else repr(self)
 
 
@@ -74,15 +74,15 @@ class CostConstants(Checked):
     bandwidth_efficiency: Proportion
     """Share of the datasheet's memory bandwidth. Values below 0.6 stand in for engine overhead, not for hardware."""
     layer_launch_s: Seconds = 0.0
-    """Least time of a layer in any step: a step is launch-bound below ``n_layers`` times this."""
+    """Least time of a layer in any step. A step that computes less than ``n_layers`` times this is launch-bound."""
     step_overhead_s: Seconds = 2e-3
     """Scheduling, sampling and detokenising of every step."""
     prefill_overhead_s: Seconds = 0.0
     """Added for every prefill, wherever it runs."""
     remote_prefill_overhead_s: Seconds = 0.0
-    """Added for a prefill away from its decode worker: handshake, block allocation, registration."""
+    """Added for each prefill away from its decode worker: handshake, block allocation, registration."""
     tensor_parallel_loss: Annotated[float, Range(least=0)] = 0.0
-    """A degree of n does the work of n / (1 + loss log2 n) GPUs, besides its communication."""
+    """A degree of n computes as fast as n / (1 + loss log2 n) GPUs; its communication is extra."""
     all_reduce_latency_s: Seconds = 12e-6
     """Latency of each of the two all-reduces per layer."""
     nvlink_efficiency: Proportion = 0.7
@@ -105,10 +105,10 @@ def _readings(rows: Sequence[Mapping[str, Any]]) -> tuple[CostConstants, ...]:
 
 
 CONSTANTS = _readings(_STORED["paper"])
-"""Readings of the paper's printed figures; what one leaves out is the first one's."""
+"""Readings of the paper's printed figures. A constant that one leaves out has the value of the first."""
 PHYSICAL, TRIAL_R2, *_ = CONSTANTS
 ENGINES = _readings(_STORED["engines"])
-"""Releases of serving engines, and none."""
+"""Readings of releases of serving engines, and one without an engine."""
 
 
 def cost_constants(name: str) -> CostConstants:
@@ -119,22 +119,22 @@ def cost_constants(name: str) -> CostConstants:
 
 
 class StepCost(Protocol):
-    """What the cluster asks about a worker's speed. A measured table or a stub will do as well."""
+    """The cluster asks this about a worker's speed. A measured table or a stub will do as well."""
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
         """One step that prefills ``chunks`` and advances ``decoding`` sequences of ``context`` tokens in all.
 
-        ``mode`` is what the batching policy asked for (``StepPlan.mode``), where a worker has several ways.
+        ``mode`` is the way that the batching policy asked for (``NextStep.mode``), if a worker has several.
         """
 
     def decode_line(self, decoding: int) -> DecodeLine: ...
 
 
 class WorkerCost:
-    """A tensor-parallel group of ``degree`` GPUs, by a roofline, or composed of a framework's ``kernels``.
+    """The cost of a tensor-parallel group of ``degree`` GPUs, by a roofline, or composed of a framework's ``kernels``.
 
-    Composed, of the constants the overheads count: launches, the step's own, a prefill's, a remote one's. Shares of a peak,
-    and how a group exchanges activations, are in the tables.
+    If composed, only the overheads among the constants count: of launches, steps, prefills and remote prefills. The tables contain
+    the shares of a peak, and the exchange of activations in a group.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class WorkerCost:
         kernels: str | None = None,
         is_remote: bool = False,
     ) -> None:
-        """``is_remote`` charges prefills as on a worker that does not decode them."""
+        """``is_remote`` adds the overhead of a prefill away from its decode worker."""
         require(
             shape.n_heads % degree == 0,
             f"degree={degree} does not divide the {shape.n_heads} heads of {shape.name}: use a power of two",
@@ -187,7 +187,7 @@ class WorkerCost:
 
     @property
     def terms(self) -> tuple[float, ...]:
-        """The constants of ``step_s``: a share of linear_s, least_s, and seconds of a sequence, a step, a row and a prefill."""
+        """The constants of ``step_s``: a share of linear_s, least_s, and seconds per sequence, step, row and prefill."""
         overheads = self._sequence_s, self._fixed_s, self._row_s, self._prefill_overhead_s
         return self._products_share, self._least_s, *overheads
 
@@ -200,16 +200,16 @@ class WorkerCost:
 
 
 _KERNEL_ROWS = 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096
-"""Rows that vLLM's tuned kernels of experts are for; a step takes the kernel whose rows are nearest."""
+"""The rows for which vLLM has tuned kernels of experts. A step takes the kernel whose rows are nearest."""
 _MOST_GRAPH_ROWS = 512
 
 
 class FreshCost:
-    """A worker's cost after its start. Triton compiles a kernel of experts when a step first needs it: for the rows that it is tuned
-    for, and for whether 16 divides the rows that experts get, with their padding and without.
+    """The cost of a worker that has just started. Triton compiles a kernel of experts when a step first needs it. There is one kernel
+    for each number of tuned rows, and for whether 16 divides the rows that experts get, with their padding and without.
 
-    vLLM runs steps of up to twice ``max_num_seqs`` rows from graphs, captured before it answers, as is a step of
-    ``max_num_batched_tokens``."""
+    Before it serves, vLLM runs a step of ``max_num_batched_tokens``, and captures graphs for steps of up to twice ``max_num_seqs``
+    rows."""
 
     def __init__(
         self, cost: StepCost, shape: ModelShape, compile_s: float, *, max_num_seqs: int, max_num_batched_tokens: int
@@ -230,20 +230,20 @@ class FreshCost:
         return step_s + self._compile_s
 
     def _kernel(self, rows: int) -> tuple[int, bool, bool]:
-        """Blocks of experts have a multiple of 16 rows, and each expert fills all but one row with padding at most."""
+        """Blocks of experts have a multiple of 16 rows, and padding fills at most all but one row of each expert."""
         nearest = min(_KERNEL_ROWS, key=lambda each: abs(each - rows))
         of_experts = rows * self._shape.experts_per_token
         return nearest, of_experts % 16 == 0, (of_experts - self._shape.num_experts) % 16 == 0
 
 
 def besides_attention_s(price: StepPrice, rows: int, share: float = 1.0) -> float:
-    """Layers' matrices, a share of what they take, and LM head of a step of so many rows, each with logits."""
+    """Seconds of the LM head, plus ``share`` of those of the layers' matrices, in a step of ``rows`` rows, each with logits."""
     linear_s, _, logits_s = price.parts(StepWork(query_rows=rows, logit_rows=rows))
     return share * linear_s + logits_s
 
 
 def link_bytes_per_s(gpu: Gpu) -> float:
-    """One direction between GPUs of a server: NVLink, or PCIe where there is none."""
+    """Bandwidth between GPUs of a server, one direction: of NVLink, or of PCIe if there is none."""
     both_gb_s = gpu.pcie_gb_s if gpu.nvlink_gb_s is None else gpu.nvlink_gb_s
     return both_gb_s * 1e9 / 2
 
@@ -297,8 +297,8 @@ class Deployment:
 
 
 def place(decode: Sequence[int], prefill: Sequence[int] = ()) -> tuple[list[int], list[int]]:
-    """The servers of workers of these degrees: the largest first, those of the two phases in turn so that each finds the other on
-    its own server, each on the first with room."""
+    """Return the servers of decode and prefill workers of these degrees. Each worker gets the first server with room, the largest
+    first. Workers of the two phases take turns, so that each finds one of the other phase on its server."""
     free: list[int] = []
     servers = [0] * len(decode), [0] * len(prefill)
     workers = [
@@ -317,7 +317,7 @@ class PlacedWorker(NamedTuple):
     degree: int
     server: int
     is_decode: bool
-    """Whether it decodes; the others only prefill."""
+    """Whether it decodes. Other workers only prefill."""
 
 
 def workers_of(deployment: Deployment) -> list[PlacedWorker]:
@@ -364,8 +364,8 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class KvLinks:
-    """T_kv of AMPD §3: Hockney's alpha-beta model over the slower of two ends (App. A.1). Transfers do not slow each other down:
-    every GPU has its own port."""
+    """T_kv of AMPD §3: Hockney's alpha-beta model over the slower of the two ends (App. A.1). Transfers do not slow each other down,
+    because every GPU has its own port."""
 
     intra: Link
     inter: Link
@@ -375,7 +375,7 @@ class KvLinks:
         return self.intra if server == other_server else self.inter
 
     def transfer_s(self, tokens: int, link: Link, degree: int, other_degree: int) -> float:
-        """Nothing to send takes no time; else latency + bytes over the ports of the smaller group."""
+        """Seconds of a transfer: latency + bytes over the ports of the smaller group; 0 without tokens."""
         if tokens <= 0:
             return 0.0
         return link.latency_s + tokens * self.kv_bytes_per_token / (link.bytes_per_s * min(degree, other_degree))
@@ -389,9 +389,9 @@ class Hardware:
     gpu: Gpu
     constants: CostConstants
     kernels: str | None = None
-    """The framework whose measured kernels a step is composed of; None: a roofline."""
+    """The framework whose measured kernels make up a step; None: a roofline."""
     kv_tokens: int | None = field(default=None, repr=False)
-    """Tokens of K/V of each worker that holds the weights; None: what its memory holds beside them."""
+    """Tokens of K/V of each worker that holds the weights; None: as many as fit its memory beside them."""
     _costs: dict[tuple[int, bool], StepCost] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def cost(self, degree: int, *, is_remote: bool = False) -> StepCost:
@@ -403,7 +403,7 @@ class Hardware:
         return self._costs[key]
 
     def run_cost(self, degree: int, batching: object = None, *, is_remote: bool = False) -> StepCost:
-        """The cost of one worker of one run; the limits of its ``batching`` say what a fresh server has compiled."""
+        """The cost of one worker in one run. The limits of its ``batching`` decide which kernels a fresh server has compiled."""
         cost, compile_s, shape = self.cost(degree, is_remote=is_remote), self.constants.engine.compile_s, self.shape
         if not (compile_s and shape.num_experts > 1 and shape.precision == "bf16"):
             return cost
@@ -422,7 +422,7 @@ class Hardware:
         )
 
     def kv_capacity(self, degree: int) -> int:
-        """Tokens of K/V that fit beside the weights; below 1 where the weights alone do not fit."""
+        """Tokens of K/V that fit beside the weights; below 1 if the weights alone do not fit."""
         room = self.gpu.memory_bytes * degree * self.constants.memory_share - self.shape.weight_bytes
         held = math.floor(room / self.shape.kv_bytes_per_token)
         return held if self.kv_tokens is None or held < 1 else self.kv_tokens

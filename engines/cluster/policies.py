@@ -1,4 +1,4 @@
-"""What makes a system of a cluster of workers: its policies. And when a run of it is given up."""
+"""The policies that make a serving system of a cluster of workers, and the rule by which a run is given up."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from engines.policies.routing import Binder, Estimator, LeastKvMemory, Local, Pr
 from engines.policies.views import Batching, PrefillQueue
 
 HistoryRead = Literal["overlapped", "serial", "own-cache"]
-"""How prefill workers get a history: from its decode worker, during the prefill before (AMPD §6) or after it; or from a prefix cache
-of their own."""
+"""How prefill workers get a history. overlapped: from its decode worker, during the prefill before (AMPD §6). serial: the same, after
+that prefill. own-cache: from their own prefix cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policies:
-    """What makes a system. Factories, as policies keep state: every run has its own; routers get the run's seed."""
+    """The policies of a system. Policies keep state, so factories make new ones for every run. Routers get the run's seed."""
 
     make_router: Callable[[int], Router] = lambda seed: Local()
     make_binder: Callable[[], Binder | PromptBinder] = LeastKvMemory
@@ -29,14 +29,14 @@ class Policies:
     local_batching: Batching = ONE_BY_ONE
     estimator: Estimator | None = None
     shares_prefill_queue: bool = False
-    """One queue for all prefill workers, each takes the next task when it is free."""
+    """One queue for all prefill workers: each worker takes the next task when it is free."""
     history: HistoryRead = "overlapped"
     keep_s: float = 0.0
     """Time-to-live of a session's K/V between rounds (vLLM-Continuum)."""
     keeps: bool = True
-    """Whether anything is kept of a round that has ended, for the rounds and the sessions that begin like it."""
+    """Whether workers keep the K/V of a round that has ended, for rounds and sessions that begin like it."""
     block_size: int | None = None
-    """Tokens of the blocks that sessions share where they begin alike; None: each session has its own K/V."""
+    """Tokens of each K/V block that sessions with a common beginning share; None: each session has its own K/V."""
     window_s: float = WINDOW_S
 
 

@@ -1,4 +1,4 @@
-"""A prefix cache: K/V in blocks of whole tokens, shared by all prompts that begin alike.
+"""A prefix cache: K/V in blocks of tokens, shared by all prompts that begin alike.
 
 The name of a block stands for its tokens and all tokens before it, so blocks of one name hold the same K/V. Blocks in use are counted.
 A block that nobody uses stays until its room is needed, and the least recently used one goes first. The end of a prompt counts as used
@@ -16,16 +16,16 @@ from engines.cluster.worker import Idle, WorkerKv
 
 
 class Prompt(NamedTuple):
-    """The blocks of an engine that a prompt fills."""
+    """The blocks that a prompt fills."""
 
     names: Sequence[int]
     most_found: int
-    """Blocks that a cache may spare it: its last token is always computed."""
+    """The most blocks that a cache may spare the prompt: its last token is always computed."""
 
 
 def prompt_of(prefix: Prefix, index: int, tokens: int, size: int) -> Prompt:
-    """Returns blocks of ``size`` tokens of the prompt of round ``index``, which has so many ``tokens`` with its history. Of the two
-    sizes of blocks one divides the other."""
+    """Returns the blocks of ``size`` tokens that the prompt of round ``index`` fills; with its history it has ``tokens`` tokens.
+    ``size`` must divide ``prefix.block_tokens``, or the other way round."""
     names = prefix.rounds[index]
     if prefix.block_tokens >= size:
         parts = range(prefix.block_tokens // size)
@@ -37,11 +37,11 @@ def prompt_of(prefix: Prefix, index: int, tokens: int, size: int) -> Prompt:
 
 
 class PrefixCache:
-    """Blocks by their names. It has room for as many as there are: who owns the memory evicts."""
+    """Blocks by their names. The cache has no limit of its own: the owner of the memory evicts blocks."""
 
     def __init__(self) -> None:
         self._users: dict[int, int] = {}
-        """How many use each block in use."""
+        """The number of users of each block in use."""
         self._idle: OrderedDict[int, None] = OrderedDict()
         """Blocks that nobody uses, the least recently used first."""
 
@@ -80,7 +80,7 @@ class PrefixCache:
         return num_idle, num_new
 
     def give(self, names: Sequence[int]) -> int:
-        """Ends a use of these blocks; returns how many nobody uses any longer."""
+        """Ends one use of these blocks; returns how many nobody uses any longer."""
         users, idle, before = self._users, self._idle, len(self._idle)
         for name in reversed(names):
             if users[name] > 1:
@@ -99,21 +99,21 @@ class PrefixCache:
 
 
 def _num_in(blocks: Container[int], names: Sequence[int]) -> int:
-    """How many from the start are there, where no block is without those before it."""
+    """Returns how many names from the start are in ``blocks``, which hold no block without all those before it."""
     return bisect_left(names, True, key=lambda name: name not in blocks)
 
 
 class BlockKv(WorkerKv):
-    """The memory of a worker whose sessions share blocks of ``size`` tokens; tokens beyond whole blocks, and answers until their
-    round ends, are a session's own."""
+    """The memory of a worker whose sessions share blocks of ``size`` tokens. Tokens beyond whole blocks, and answers until their round
+    ends, belong to one session."""
 
     shares = True
 
     def __init__(
         self, capacity: int, *, size: int, prompt_of: Callable[[int], Prompt | None], keeps_answers: bool = False
     ) -> None:
-        """``prompt_of`` says what the current round of a session, the so-manieth to arrive, asks; None of one without names. With
-        ``keeps_answers`` the whole blocks of answers stay until their room is needed, though nobody finds them."""
+        """``prompt_of`` returns the prompt of a session's current round, by the session's rank of arrival; None without names. With
+        ``keeps_answers`` the whole blocks of answers stay until their room is needed, though no prompt finds them."""
         super().__init__(capacity)
         self.size, self._prompt_of, self._keeps_answers = size, prompt_of, keeps_answers
         self._unnamed = count(-1, -1)
@@ -128,7 +128,7 @@ class BlockKv(WorkerKv):
         return self.cache.found(prompt.names[: prompt.most_found]) * self.size
 
     def protected(self, session: int, now: float) -> int:
-        """How many tokens of its prompt others use, so that they take no room."""
+        """How many tokens of the session's prompt others use, so that they take no further room."""
         prompt = self._prompt_of(session)
         if prompt is None:
             return super().protected(session, now)
@@ -146,8 +146,8 @@ class BlockKv(WorkerKv):
         return len(names) * self.size
 
     def fill(self, session: int, tokens: int) -> None:
-        """Its whole blocks of the first ``tokens``, which it holds, can be found from now on. One that is there already takes the
-        place of its own."""
+        """From now on others can find the session's whole blocks of its first ``tokens``, which it holds. A block that the cache
+        already has replaces the session's own."""
         prompt, used = self._prompt_of(session), self._uses.get(session)
         if prompt is None or used is None:
             return
@@ -165,7 +165,7 @@ class BlockKv(WorkerKv):
         self.drop(session, tokens)
 
     def drop(self, session: int, tokens: int) -> None:
-        """Its own tokens are free, and its blocks stay for others until they are evicted."""
+        """Free the session's own tokens. Its blocks stay for others until they are evicted."""
         names = self._uses.pop(session, ())
         if self._keeps_answers:
             answer = tuple(islice(self._unnamed, tokens // self.size - len(names)))
@@ -183,7 +183,7 @@ class BlockKv(WorkerKv):
 
 
 class Reuse(NamedTuple):
-    """Blocks of prompts that a cache had, and their tokens, of all there are."""
+    """How many blocks of prompts, and how many tokens, a cache had of all there are."""
 
     found: int
     num: int
@@ -192,8 +192,8 @@ class Reuse(NamedTuple):
 
 
 def reuse_of(prompts: Iterable[tuple[Sequence[int], int]], block_tokens: int, capacity: int | None = None) -> Reuse:
-    """Sends prompts, names of blocks and their tokens, through a cache one after the other; None: one without an end. The last block
-    of a prompt may be filled in part, and counts for what it holds."""
+    """Sends prompts (the names of their blocks, and their tokens) through a cache of ``capacity`` blocks one after the other. None: an
+    unlimited cache. If the last block of a prompt is filled in part, only the tokens in it count."""
     cache = PrefixCache()
     found = num = found_tokens = num_tokens = 0
     for names, tokens in prompts:
@@ -208,8 +208,8 @@ def reuse_of(prompts: Iterable[tuple[Sequence[int], int]], block_tokens: int, ca
 
 
 def possible_reuse(sessions: Iterable[Session], size: int) -> float | None:
-    """Share of the prompts' tokens that one cache without an end would spare; None where no session has names. A session's answers are in
-    it when its next prompt comes."""
+    """Share of the prompts' tokens that one unlimited cache would spare; None if no session has names. The cache holds a session's
+    answers when its next prompt comes."""
     known: set[int] = set()
     found = num = 0
     for session in sessions:

@@ -1,19 +1,19 @@
-"""What a run leaves behind, plain tables and the gaps between tokens as run lengths; and who met their objectives (AMPD §2, §7).
+"""The record of a run: plain tables, and the gaps between tokens as run lengths. And SLO attainment (AMPD §2, §7).
 
 A row of a table is a slotted dataclass, whose fields are the columns. ``repro/families/cluster/columns.csv`` says what each means.
 
-TTFT of a round, initial or incremental: its first token with the decode worker minus when it was ready. ITL: gaps between consecutive
-tokens of one round; a round of one token has none. End-to-end latency of a session: its last token minus its arrival, the
-environment's time included. Undefined values are NaN. Percentiles are over tokens and interpolate linearly between order statistics;
-p95-lower and p95-higher are those below and above: a round has some thirty gaps, so that the last two of them are meant.
+TTFT of a round, initial or incremental: the time of its first token at the decode worker minus its ready time. ITL: gaps between
+consecutive tokens of one round; a round of one token has none. End-to-end latency of a session: the time of its last token minus its
+arrival, including the environment's time. Undefined values are NaN. Percentiles are over tokens and interpolate linearly between order
+statistics. p95-lower and p95-higher are the ones below and above: of the some thirty gaps of a round, these are the last two.
 
-The paper says neither of what SLO attainment is the share, nor of which statistic (§7.1). A reading of it has three parts:
+The paper does not say whose share SLO attainment is, nor which statistic it takes (§7.1). A reading of it has three parts:
 
 - scope: the share of *rounds* that meet both objectives, or of *sessions* that do
 - ttft: *every* TTFT in scope must meet the objective, or the *mean* TTFT of the session (a round is then judged by its session's mean)
 - itl: the mean, a percentile or the maximum of the gaps between tokens in scope
 
-A round without gaps meets any ITL objective. What did not finish meets none and stays in the denominator.
+A round without gaps meets any ITL objective. A round or session that did not finish meets none and stays in the denominator.
 """
 
 import math
@@ -32,8 +32,8 @@ from engines.policies.views import Slo
 
 
 class Values(Sequence[Any]):
-    """Values of a column as an array [n], which numpy takes whole. Who reads them one by one has None where ``missing`` stands, and
-    ``names[i]`` for i."""
+    """Values of a column as an array [n], which numpy takes as a whole. Read one by one, ``missing`` becomes None, and i becomes
+    ``names[i]`` if there are names."""
 
     __slots__ = ("missing", "names", "values")
 
@@ -57,7 +57,7 @@ class Values(Sequence[Any]):
         return int(self.where(value).sum())
 
     def where(self, value: object) -> npt.NDArray[np.bool_]:
-        """Which ones are equal to a value."""
+        """[n] whether each value equals ``value``."""
         if self.names:
             return np.isin(self.values, [place for place, name in enumerate(self.names) if name == value])
         if value is None:
@@ -116,7 +116,7 @@ class LazyTimes(Values):
 
 
 def times_of(values: npt.NDArray[np.float64]) -> Values:
-    """Seconds, NaN where it never came."""
+    """Returns a column of times in seconds, where NaN stands for an event that never came."""
     return Values(values, missing=math.nan)
 
 
@@ -132,7 +132,7 @@ ItlStat = Literal["mean", "p95", "p99", "max", "p95-lower", "p95-higher"]
 
 
 def table_of(kind: type, rows: Sequence[Any]) -> Table:
-    """Rows of one kind, turned."""
+    """Returns the columns of rows of one kind."""
     names = [each.name for each in fields(kind)]
     columns = map(list, zip(*map(attrgetter(*names), rows), strict=True)) if rows else ([] for _ in names)
     return dict(zip(names, columns, strict=True))
@@ -157,14 +157,14 @@ class SessionRow:
     worker_id: int
     """The decode worker it is bound to."""
     finished_s: float | None = None
-    """Last token; null where the run was stopped before."""
+    """Time of the last token; null if the run was stopped before."""
     status: str = "unfinished"
     """ok, or unfinished."""
 
 
 @dataclass(slots=True)
 class RoundRow:
-    """A round that became ready. TTFT is ``first_token_s`` - ``ready_s``; null where it never came."""
+    """A round that became ready. TTFT is ``first_token_s`` - ``ready_s``; null if the first token never came."""
 
     session_id: int
     round: int
@@ -216,7 +216,7 @@ class TransferRow:
 
 @dataclass(slots=True)
 class WorkerRow:
-    """What a worker did."""
+    """The work of a worker over the run."""
 
     worker_id: int
     role: str
@@ -252,7 +252,7 @@ class Stay(NamedTuple):
 
 @dataclass(slots=True)
 class TokenLog:
-    """Gaps between the tokens of a worker that decodes, which are those of all who decode there at the time."""
+    """Gaps between the tokens of a worker that decodes. All sequences that decode there at a time share its gaps."""
 
     gaps: list[float] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -270,13 +270,13 @@ class Gaps(NamedTuple):
 
 
 _BLOCK = 1 << 16
-"""Groups whose gaps are looked at together: those of all would take some gigabytes."""
+"""How many groups we process at once: the gaps of all groups would take some gigabytes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GapLog:
-    """Gaps as workers log them, for all who decode there at the time. Stay i of a round is its own first gap, and those of the log from
-    ``start[i]`` to ``end[i]``."""
+    """Gaps as workers log them, once for all sequences that decode at a time. Stay i of a round has its own first gap, and the gaps of the
+    log from ``start[i]`` to ``end[i]``."""
 
     log_gap_s: Floats
     log_tokens: Ints
@@ -311,7 +311,7 @@ class GapLog:
         return GapLog(log_gap_s=self.log_gap_s, log_tokens=self.log_tokens, **stays)
 
     def spread(self) -> tuple[Floats, Ints]:
-        """Gaps [n] in s, and for how many tokens [n] each stands: a gap of the log once, however many stays it is part of."""
+        """Returns gaps [n] in s, and for how many tokens [n] each stands. A gap of the log comes once, however many stays share it."""
         num = len(self.log_gap_s)
         stays = np.cumsum(np.bincount(self.start, minlength=num + 1) - np.bincount(self.end, minlength=num + 1))[:num]
         kept, ones = stays > 0, np.ones(len(self.first_gap_s), dtype=np.int64)
@@ -319,13 +319,13 @@ class GapLog:
         return np.concatenate([self.first_gap_s, self.log_gap_s[kept]]), np.concatenate([ones, tokens])
 
     def num_gaps(self, num_rounds: int, limit_s: float = math.inf) -> Floats:
-        """Gaps of at most ``limit_s``, by round [num_rounds]."""
+        """Number of gaps of at most ``limit_s``, by round [num_rounds]."""
         sums = np.concatenate([[0], np.cumsum(self.log_tokens * (self.log_gap_s <= limit_s))])
         of_stay = sums[self.end] - sums[self.start] + (self.first_gap_s <= limit_s)
         return np.asarray(np.bincount(self.stay_row, of_stay, num_rounds), dtype=np.float64)
 
     def stats(self, group: Ints, num_groups: int) -> dict[ItlStat, Floats]:
-        """As ``grouped_stats`` of all gaps, by the group of each round."""
+        """Like ``grouped_stats`` of all gaps; ``group`` holds the group of each round."""
         stay_group = group[self.stay_row]
         order = np.argsort(stay_group, kind="stable")
         found = list[dict[ItlStat, Floats]]()
@@ -339,7 +339,7 @@ class GapLog:
     def _of_stays(self, stays: Ints) -> Gaps:
         stays = stays[np.argsort(self.stay_row[stays], kind="stable")]
         row, length = self.stay_row[stays], self.end[stays] - self.start[stays] + 1
-        # Each stay's first gap, and behind it its part of the log.
+        # Each stay's first gap, followed by its part of the log.
         first = np.cumsum(length) - length
         index = np.arange(length.sum()) + np.repeat(self.start[stays] - 1 - first, length)
         index[first] = 0
@@ -364,8 +364,8 @@ class ClusterRun:
     workers: Table
     gaps: Gaps | GapLog
     facts: Mapping[str, Any]
-    """num_events, end_s; ``stop_reason`` where a run was given up, and
-    ``overload_reason`` where its arrivals asked for more prefill than the workers can do (``prefill_load`` above 1)."""
+    """num_events, end_s; ``stop_reason`` if the run was given up, and
+    ``overload_reason`` if its arrivals asked for more prefill than the workers can do (``prefill_load`` above 1)."""
 
     @property
     def num_sessions(self) -> int:
@@ -373,7 +373,7 @@ class ClusterRun:
 
 
 def logged(logs: Sequence[TokenLog]) -> GapLog:
-    """The gaps of the logs of workers, one behind the other."""
+    """Joins the logs of several workers."""
     offsets = accumulate((len(log.gaps) for log in logs), initial=0)
     stays = [(offset, stay) for log, offset in zip(logs, offsets, strict=False) for stay in log.stays]
     place = np.array([(stay.row, offset + stay.start, offset + stay.end) for offset, stay in stays], dtype=np.int64)
@@ -389,8 +389,8 @@ def logged(logs: Sequence[TokenLog]) -> GapLog:
 
 
 def prefill_load(workers: Iterable[tuple[str, float]], span_s: float) -> dict[str, Any]:
-    """Seconds of prefill that arrived for each second of arrivals and worker that prefills, in the busier pool; of workers' roles
-    and busy times."""
+    """Returns the facts about load: seconds of prefill that arrived per second of arrivals and worker, in the busier pool.
+    ``workers`` holds the role and the busy seconds of each worker."""
     busy: dict[str, list[float]] = {}
     for role, busy_s in workers:
         busy.setdefault(role, []).append(busy_s)
@@ -423,7 +423,7 @@ class Observed:
     """Over all tokens of the session; not the mean of its rounds."""
     session_done: npt.NDArray[np.bool_]
     session_rounds: Ints
-    """Rounds it has, those never reached included."""
+    """Rounds of each session, including those never reached."""
     e2el_s: Floats
     is_local: npt.NDArray[np.bool_]
     """Whether the round's first prefill was routed to its own decode worker."""
@@ -459,7 +459,7 @@ def observed(
     round_itl_s: dict[ItlStat, Floats],
     session_itl_s: dict[ItlStat, Floats],
 ) -> Observed:
-    """What two tables and the statistics of their gaps say."""
+    """Builds ``Observed`` from two tables and the statistics of their gaps."""
     ready_s, first_token_s, round_end_s = (
         np.asarray(rounds[name], dtype=np.float64) for name in ("ready_s", "first_token_s", "finished_s")
     )
@@ -496,7 +496,7 @@ def grouped_stats(group: Ints, value: Floats, count: Ints, num_groups: int) -> d
     order = np.lexsort((value, group))
     value, ends = value[order], np.cumsum(count[order])
     last = np.cumsum(total[known])
-    # Order statistic k of a group is where the running count passes its tokens before plus k.
+    # Order statistic k of a group is the value at which the running count passes k plus the counts of all groups before.
     stats["max"][known] = value[np.searchsorted(ends, last - 1, side="right")]
     for name, quantile in _QUANTILES.items():
         position = (total[known] - 1) * quantile
@@ -527,7 +527,7 @@ READINGS: tuple[Reading, ...] = tuple(
 
 
 def attainments(observed: Observed, slo: Slo, readings: Sequence[Reading] = READINGS) -> dict[Reading, float]:
-    """Shares in [0, 1], by reading; NaN for a run without sessions."""
+    """SLO attainment by reading: shares in [0, 1]; NaN for a run without sessions."""
     session, num_sessions = observed.round_session, len(observed.e2el_s)
     if not num_sessions:
         return dict.fromkeys(readings, math.nan)

@@ -1,8 +1,8 @@
-"""Sessions and how they come: rounds of prefill and decode with the environment (tools, retrieval, a user) between them (AMPD §1).
+"""Sessions and their arrivals. Rounds of prefill and decode alternate with the environment (tools, retrieval, a user; AMPD §1).
 
-They come by the clock of a run: open arrivals each at its own time, clients of a closed loop one after the other. Its events are a heap
-of times, handlers and arguments: no threads, no wall clock. Those of the same time run in the order they were scheduled, so a run is the
-same every time. An event is never taken back: its handler compares a version it was given with the current one.
+Sessions arrive by the clock of a run: in an open loop each at its own time, in a closed loop one after the other for each client. The
+events of a run are a heap of times, handlers and arguments: no threads, no wall clock. Events of the same time run in the order they
+were scheduled, so a run always repeats itself. No event is cancelled: its handler compares the version it was given with the current.
 """
 
 import math
@@ -25,15 +25,15 @@ class Round(NamedTuple):
     """
 
     prefill_tokens: int
-    """What this round adds to the history: the prompt, or what the environment returned."""
+    """Tokens that this round adds to the history: the prompt, or what the environment returned."""
     decode_tokens: int
     delay_s: float = 0.0
-    """Time in the environment after the round; the next round is ready then."""
+    """Seconds in the environment after the round, before the next round is ready."""
 
 
 class Prefix(NamedTuple):
-    """Names of the blocks of each round's prompt, its history included. Blocks of one name have the same tokens in front of them
-    and in them; the last one of a prompt, which may be filled in part, needs no name."""
+    """Names of the blocks of each round's prompt, including its history. Blocks of the same name hold the same tokens, and follow the
+    same tokens. The last block of a prompt, which may be filled in part, needs no name."""
 
     block_tokens: int
     rounds: tuple[tuple[int, ...], ...]
@@ -50,11 +50,11 @@ class Prefix(NamedTuple):
 
 
 class PrefixNames:
-    """Names of the beginnings of sequences of numbers: 0, 1, 2, ... in the order of first sight."""
+    """Names the beginnings of number sequences: 0, 1, 2, ... in the order in which they are first seen."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[int, int], int] = {}
-        """By the name of all before, -1 for nothing, and the number that follows."""
+        """Each name by the name of the beginning before it (-1 for an empty one) and the number that follows."""
 
     def of(self, numbers: Iterable[int]) -> tuple[int, ...]:
         """Returns a name for each beginning of the sequence, the shortest first."""
@@ -73,7 +73,7 @@ class Session:
     arrival_s: float
     rounds: tuple[Round, ...]
     prefix: Prefix | None = field(default=None, repr=False)
-    """Which of its tokens others have too, where that is known."""
+    """The names of its prompts' blocks, which tell which tokens other sessions share; None if unknown."""
 
     def __post_init__(self) -> None:
         if not (self.arrival_s >= 0 and math.isfinite(self.arrival_s)):
@@ -97,18 +97,18 @@ class Session:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of K/V at its end, the most it ever holds."""
+        """Tokens of K/V at the end of the session, the most it ever holds."""
         return self.prefill_tokens + self.decode_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionColumns(Sequence[Session]):
-    """Sessions of one round each, numbered from 0, as arrays [n]: a million objects take a gigabyte."""
+    """Sessions of one round each, numbered from 0, as arrays [n]: a million objects would take a gigabyte."""
 
     arrival_s: npt.NDArray[np.float64]
-    """Finite, not negative."""
+    """Finite and not negative."""
     prefill: npt.NDArray[np.int64]
-    """At least 1, as ``decode``."""
+    """At least 1 each, like ``decode``."""
     decode: npt.NDArray[np.int64]
     prefix_of: Callable[[int], Prefix | None] = lambda place: None
 
@@ -124,7 +124,7 @@ class SessionColumns(Sequence[Session]):
 
 
 def contexts_of(sessions: Sequence[Session]) -> npt.NDArray[np.int64]:
-    """[n] tokens of K/V of each at its end."""
+    """[n] tokens of K/V of each session at its end."""
     if isinstance(sessions, SessionColumns):
         return sessions.prefill + sessions.decode
     return np.array([each.context_tokens for each in sessions], dtype=np.int64)
@@ -135,12 +135,12 @@ class OpenLoop:
     """Sessions start at their own ``arrival_s``, whatever the system does."""
 
     sessions: Iterable[Session]
-    """In rising order of ``arrival_s``; drawn one at a time, so a generator will do."""
+    """In rising order of ``arrival_s``. They are drawn one at a time, so a generator will do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedLoop:
-    """``num_clients`` clients run one session after the other, ``think_s`` apart; ``arrival_s`` is not read."""
+    """Each of ``num_clients`` clients runs one session after the other, ``think_s`` apart; ``arrival_s`` is ignored."""
 
     sessions: Sequence[Session]
     num_clients: int
@@ -159,11 +159,11 @@ Handler = Callable[..., None]
 
 @dataclass(slots=True, eq=False)
 class EventLoop:
-    """A heap of events; those of the same time run in the order they were scheduled, whatever they are."""
+    """A heap of events. Events of the same time run in the order they were scheduled."""
 
     now: float = 0.0
     is_stopped: bool = False
-    """Set by who leaves what is still scheduled."""
+    """A handler sets this to end the run; events still scheduled are left."""
     _heap: list[tuple[float, int, Handler, tuple[Any, ...]]] = field(default_factory=list)
     _num_scheduled: int = 0
 
@@ -173,11 +173,11 @@ class EventLoop:
 
     @property
     def num_events(self) -> int:
-        """Handled so far."""
+        """Events handled so far."""
         return self._num_scheduled - len(self._heap)
 
     def run(self, until_s: float = math.inf) -> None:
-        """Handle events until none is left, one stops the loop, or the next lies behind ``until_s``."""
+        """Handle events until none is left, one stops the loop, or the next is later than ``until_s``."""
         heap = self._heap
         while heap and not self.is_stopped:
             if heap[0][0] > until_s:
@@ -198,16 +198,16 @@ Item = TypeVar("Item", bound=_Arriving)
 
 
 class OpenArrivals(Generic[Item]):
-    """``arrive`` is called with each item when it is due; one is drawn when the one before it arrives."""
+    """Calls ``arrive`` with each item when it is due. An item is drawn when the one before it arrives."""
 
     def __init__(self, loop: EventLoop, items: Iterable[Item], arrive: Callable[[Item], None]) -> None:
         self._loop, self._items, self._arrive = loop, iter(items), arrive
         self.is_over = False
-        """Whether all have arrived."""
+        """Whether all items have arrived."""
         self._due(None)
 
     def _due(self, item: Item | None) -> None:
-        """Draw the one after, then let this one arrive; None stands before the first."""
+        """Draw the next item, then let this one arrive; None stands for the start, before the first item."""
         following = next(self._items, None)
         if following is None:
             self.is_over = True
@@ -222,7 +222,7 @@ class OpenArrivals(Generic[Item]):
 
 
 class Clients:
-    """``arrive`` is called with a client's next session ``think_s`` after it has ended the one before."""
+    """Calls ``arrive`` with a client's next session ``think_s`` after the client's last session ended."""
 
     def __init__(self, loop: EventLoop, closed: ClosedLoop, arrive: Callable[[Session], None]) -> None:
         self._loop, self._sessions, self._arrive = loop, deque(closed.sessions), arrive
@@ -238,7 +238,7 @@ class Clients:
         return not self._sessions and not self.num_thinking
 
     def go_on(self, now: float) -> bool:
-        """A client's session has ended; whether there is another for it."""
+        """A client's session has ended. Schedule its next one, and return whether there is one."""
         if not self._sessions:
             return False
         self._come(now + self.think_s)

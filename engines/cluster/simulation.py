@@ -1,8 +1,8 @@
-"""One run of a cluster: sessions come, workers prefill their rounds one after the other, and decode workers answer them.
+"""One run of a cluster: sessions arrive, workers prefill their rounds one after the other, and decode workers generate the answers.
 
-A session's way through its workers is that of AMPD §3: bind, route, prefill, send K/V, decode, environment, and again. Prefill
-instances alone (LAPS) have the parts of it that need no decode worker. A ``Cluster`` is a serving system on hardware: which workers a
-run of it has, and by which policies they decide.
+A session passes through its workers as in AMPD §3: bind, route, prefill, send K/V, decode, environment, and again. A system of
+prefill instances alone (LAPS) uses the parts that need no decode worker. A ``Cluster`` is a serving system on hardware: it says which
+workers a run has, and which policies decide for them.
 """
 
 import math
@@ -38,7 +38,7 @@ from engines.policies.views import PrefillTask, TaskKind
 
 
 class Simulation:
-    """What every run has: a clock, the ledger of prefills, and sessions whose rounds come one after the other."""
+    """The base of every run: a clock, the ledger of prefills, and sessions whose rounds run one after the other."""
 
     def __init__(self) -> None:
         self.loop = EventLoop()
@@ -51,11 +51,11 @@ class Simulation:
         """A row for each prefill so far."""
 
     def let_go(self) -> None:
-        """End the ring of a run and its workers, which know each other: all of them are freed at once, without a collector."""
+        """Break the reference cycle of the run and its workers, so that all are freed at once, without a garbage collection."""
         vars(self).clear()
 
     def _open(self, arrivals: Arrivals) -> None:
-        """Let the sessions of one more stream come."""
+        """Add a stream of arrivals: its sessions come from now on."""
         begin = partial(self._begin, len(self._streams))
         if isinstance(arrivals, ClosedLoop):
             self._streams.append(Clients(self.loop, arrivals, begin))
@@ -70,7 +70,7 @@ class Simulation:
         self._ready(live)
 
     def _arrive(self, live: Live) -> None:
-        """A session has come."""
+        """A session has arrived."""
 
     def _ready(self, live: Live) -> None:
         """The next round of the session can start."""
@@ -79,7 +79,7 @@ class Simulation:
     def _owe(
         self, session_id: int, order: int, round_index: int, kind: TaskKind, history: int, tokens: int
     ) -> PrefillTask:
-        """A prefill of a session, the ``order``-th to come: it is owed from now on."""
+        """Return a new prefill task of the session whose rank of arrival is ``order``. Its tokens are owed from now on."""
         now = self.loop.now
         task = PrefillTask(len(self.tasks), session_id, order, round_index, kind, history, tokens, now, now)
         self.owed.add(task)
@@ -91,7 +91,7 @@ class Simulation:
         row.postponed = task.postponed
 
     def _computed(self, task: PrefillTask) -> TaskRow:
-        """Its last token is computed now."""
+        """The task's last token is computed now. Return its row."""
         self.owed.ended(task)
         row = self.tasks[task.task_id]
         row.computed_tokens = task.tokens
@@ -99,9 +99,9 @@ class Simulation:
         return row
 
     def _go_on(self, live: Live, end_s: float) -> bool:
-        """The round is over at ``end_s``; whether the session has another, which is ready after the environment's delay.
+        """The round ends at ``end_s``. Return whether the session has another, which is ready after the environment's delay.
 
-        Without a delay the next round is a later event all the same: its worker is between two steps.
+        Even without a delay the next round is a later event, because its worker is between two steps.
         """
         rounds = live.session.rounds
         delay_s = rounds[live.round_index].delay_s
@@ -113,7 +113,7 @@ class Simulation:
 
 
 class DecodeSimulation(Simulation):
-    """A run whose sessions are also decoded, over workers that were built for it. ``ClusterRun`` is all that stays."""
+    """A run that also decodes its sessions, on workers built for it. Only its ``ClusterRun`` remains."""
 
     def __init__(
         self,
@@ -126,8 +126,8 @@ class DecodeSimulation(Simulation):
         most_tokens: float = math.inf,
         engine: EngineTimes = NO_TIMES,
     ) -> None:
-        """Without ``links`` K/V moves at once. ``estimator`` fills the tasks' estimates, for policies that read them. A session
-        of more than ``most_tokens`` fits no worker and is refused. ``engine`` says how far clients are from the workers."""
+        """Without ``links`` K/V moves in no time. ``estimator`` fills the tasks' estimates, for policies that read them. A session of
+        more than ``most_tokens`` fits no worker and raises UserError. ``engine`` has the times between clients and workers."""
         super().__init__()
         self._homes: list[Home] = []
         self._prefills: list[PrefillWorker] = []
@@ -137,7 +137,7 @@ class DecodeSimulation(Simulation):
         self._most_tokens, self._engine = most_tokens, engine
         self._stop_reason: str | None = None
         self._prompts: dict[int, tuple[int, Prompt]] = {}
-        """The blocks of the prompt of each session under way, with the round that it begins."""
+        """For each session under way its current round, and the blocks of that round's prompt."""
         self._sessions: list[SessionRow] = []
         self._rounds: list[RoundRow] = []
         self._transfers: list[TransferRow] = []
@@ -150,7 +150,7 @@ class DecodeSimulation(Simulation):
         )
 
     def _prompt(self, order: int, size: int) -> Prompt | None:
-        """The blocks of the prompt that begins the session's round; None of a session without names, or that is over."""
+        """The prompt blocks of the session's current round; None if the session has no names of blocks, or is over."""
         live = self._lives[order]
         prefix, index, rounds = live.session.prefix, live.round_index, live.session.rounds
         if prefix is None or index == len(rounds):
@@ -162,7 +162,7 @@ class DecodeSimulation(Simulation):
         return known[1]
 
     def add(self, worker: Home | PrefillWorker) -> None:
-        """Homes first."""
+        """Add a worker. Add the homes first."""
         if isinstance(worker, PrefillWorker):
             self._prefills.append(worker)
             self._prefill_of[worker.worker_id] = worker
@@ -171,7 +171,7 @@ class DecodeSimulation(Simulation):
             self._home_of[worker.worker_id] = worker
 
     def run(self, arrivals: Arrivals) -> ClusterRun:
-        """Until every session has ended, or ``stop`` says so."""
+        """Run until every session has ended, or the stop rule ends the run."""
         require(bool(self._homes), "no decode workers: add at least one")
         self._open(arrivals)
         self.loop.run(math.inf if self._stop.until_s is None else self._stop.until_s)
@@ -239,7 +239,7 @@ class DecodeSimulation(Simulation):
         if not self._engine.request_s:
             self._route(*route)
             return
-        # Who is bound next sees it already, as a router that counts what it has sent.
+        # The next binding already counts these tokens, as a router does that counts what it has sent.
         expected = live.context + prefill - live.home.cached_of(live.order)
         live.home.expected_tokens += expected
         self.loop.at(self.loop.now + self._engine.request_s, self._received, expected, *route)
@@ -281,8 +281,8 @@ class DecodeSimulation(Simulation):
     # ---- what workers tell -------------------------------------------------------------------------
 
     def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> float:
-        """When it is here. A lazy read (AMPD §6): the home holds the history until the increment is back; what it no longer has
-        of it is prefilled again."""
+        """Return when the history has arrived. The read is lazy (AMPD §6): the home holds the history until the increment is back.
+        Tokens that it has evicted are prefilled again."""
         live, worker = self._lives[task.order], self._prefill_of[worker_id]
         cached = live.home.lend(live)
         self.owed.more(task, task.history - cached)
@@ -302,7 +302,7 @@ class DecodeSimulation(Simulation):
             self._land(live, task, worker, missing)
 
     def round_done(self, live: Live) -> bool:
-        """All tokens are out; whether the session goes on, so that its K/V is worth keeping."""
+        """All tokens of the round are out. Return whether the session goes on, so that its K/V is worth keeping."""
         end_s = self.loop.now + self._engine.response_s
         self._rounds[live.row].finished_s = end_s
         if self._go_on(live, end_s):
@@ -311,20 +311,20 @@ class DecodeSimulation(Simulation):
         return False
 
     def preempted(self, live: Live) -> None:
-        """Its K/V is gone: it needs a prefill of all its tokens."""
+        """The session's K/V is gone: it needs a prefill of all its tokens."""
         self._route(live, "recompute", 0, live.context)
 
     # ---- in between ----------------------------------------------------------------------------------------
 
     def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker | None, missing: int) -> None:
-        """The prefill's token is out; the first of its round but after a preemption. Without a worker it ran at home; else the
-        home has got the ``missing`` tokens."""
+        """The prefill's token is out: the first of its round, except after a preemption. Without a ``worker`` the prefill ran at
+        home; otherwise the home has received the ``missing`` tokens."""
         now = self.loop.now
         self.tasks[task.task_id].landed_s = now
         live.context = task.history + task.tokens + 1
         live.left -= 1
         if task.kind == "recompute":
-            # Its gap goes with the batch it joins; a round that ends here has it as its last.
+            # The home logs the gap before this token, which is the last gap of a round that ends here.
             live.home.log.stays.append(Stay(live.row, now - live.token_s, 0, 0))
         else:
             self._rounds[live.row].first_token_s = now + self._engine.response_s
@@ -361,7 +361,7 @@ class DecodeSimulation(Simulation):
         tokens: int,
         start_s: float,
     ) -> float:
-        """When the K/V of ``tokens`` tokens is there."""
+        """Log a transfer of ``tokens`` tokens of K/V, and return when it has arrived."""
         links = self._links
         if links is None or tokens == 0:
             return start_s
@@ -395,9 +395,9 @@ class Cluster:
     def simulate(
         self, arrivals: Arrivals, *, seed: int = 0, stop: StopRule = NEVER, max_run_steps: int = sys.maxsize
     ) -> ClusterRun:
-        """One run from empty workers. The same arguments give the same record, to the last bit.
+        """Simulate one run that starts with empty workers. The same arguments give the same record, to the last bit.
 
-        ``max_run_steps`` 1 makes an event of every decode step; it changes no more than rounding, and the time it takes.
+        With ``max_run_steps`` 1 every decode step is an event of its own: that changes only rounding, and how long a simulation takes.
         """
         policies, workers = self.policies, workers_of(self.deployment)
         binder, router = policies.make_binder(), policies.make_router(seed)

@@ -1,11 +1,11 @@
 """A worker of the simulated cluster: one step after the other, as its batching policy plans them.
 
-``Worker`` itself only prefills, from history that is there. A prefill worker of a disaggregated cluster reads history and chooses the
-step after beforehand, or has a prefix cache of its own; a decode worker (``engines.cluster.decode``) decodes between its prefills.
+``Worker`` itself only prefills, and expects the history to be in place. A prefill worker of a disaggregated cluster reads history and
+plans one step ahead, or has its own prefix cache. A decode worker (``engines.cluster.decode``) decodes between its prefills.
 
-K/V is counted in tokens. A session's K/V is *held* (running, or read by a prefill elsewhere) or *idle*, the prefix cache of sessions
-in their environment. Idle K/V is evicted when room is needed, the least recently used session first and from its tail, so what is
-left of it is still a prefix. Means are over a window (AMPD §3: 10 s by default). An empty window counts as 0: no evidence of load.
+K/V is counted in tokens. A session's K/V is *held* (it runs, or a prefill elsewhere reads it) or *idle*: the prefix cache of sessions
+that wait for their environment. If room is needed, a worker evicts the idle K/V of the least recently used session first, from its
+tail: the rest is still a prefix. Means are over a window (AMPD §3: 10 s by default). An empty window counts as 0: no sign of load.
 """
 
 import math
@@ -45,7 +45,7 @@ class Idle(NamedTuple):
 @dataclass(slots=True, eq=False)
 class WorkerKv:
     shares: ClassVar[bool] = False
-    """Whether sessions share what they have in common."""
+    """Whether sessions share the K/V of a common prefix."""
     capacity: int
     held: int = 0
     idle: int = 0
@@ -54,7 +54,7 @@ class WorkerKv:
     """Tokens evicted so far."""
     _idle: OrderedDict[int, Idle] = field(default_factory=OrderedDict)
     _last_keep_s: float = 0.0
-    """Nothing is protected from then on."""
+    """The latest time until which any session's K/V is protected."""
 
     @property
     def free(self) -> int:
@@ -100,7 +100,7 @@ class WorkerKv:
         self._last_keep_s = max(self._last_keep_s, keep_until_s)
 
     def resume(self, session: int) -> int:
-        """The session's idle prefix is held again; how many tokens are left of it."""
+        """Hold the session's idle prefix again, and return how many tokens of it were not evicted."""
         entry = self._idle.pop(session, None)
         if entry is None:
             return 0
@@ -109,7 +109,7 @@ class WorkerKv:
         return entry.tokens
 
     def make_room(self, tokens: int, now: float, *, force: bool = False) -> bool:
-        """Evict until ``tokens`` are free; whether they are. ``force`` takes protected prefixes too, last."""
+        """Evict until ``tokens`` are free, and return whether they are. With ``force`` protected prefixes go too, after all others."""
         missing = tokens - self.free
         if missing > 0:
             missing = self._evict(missing, lambda entry: entry.keep_until_s <= now)
@@ -118,7 +118,7 @@ class WorkerKv:
         return missing <= 0
 
     def _evict(self, tokens: int, may_go: Callable[[Idle], bool]) -> int:
-        """How many of them are still missing."""
+        """Evict up to ``tokens``, and return how many are still missing."""
         for session in list(self._idle):
             if tokens <= 0:
                 break
@@ -141,7 +141,7 @@ WINDOW_S = 10.0
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """Mean of values, each at a time; for TTFT."""
+    """Mean of the values added in the last ``length_s`` seconds; used for TTFT."""
 
     length_s: float = WINDOW_S
     _entries: deque[tuple[float, float]] = field(default_factory=deque)
@@ -163,14 +163,14 @@ class Window:
 
 
 class TokenRun(NamedTuple):
-    """Steps of a decode batch that end at start + 1..steps periods, ``tokens`` tokens each."""
+    """Steps of a decode batch. Step i (1..``steps``) ends at ``start_s`` + i x ``period_s``, and yields ``tokens`` tokens."""
 
     start_s: float
     period_s: float
     steps: int
     tokens: int
     gap_s: float
-    """Mean gap of these tokens to the ones before them."""
+    """Mean gap between each of these tokens and the one before it."""
 
     def tokens_after(self, oldest: float) -> int:
         if self.start_s >= oldest:
@@ -180,12 +180,12 @@ class TokenRun(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class TokenWindow:
-    """Mean gap between tokens; for ITL. Runs follow each other, so only the first can lie partly outside."""
+    """Mean gap between the tokens in the window; used for ITL. Runs follow each other, so only the first can lie partly outside it."""
 
     length_s: float = WINDOW_S
     _runs: deque[TokenRun] = field(default_factory=deque)
     _new: list[TokenRun] = field(default_factory=list)
-    """Those that no mean has counted: most policies never ask for one."""
+    """Runs that are not in the sums yet: most policies never ask for a mean."""
     _total: float = 0.0
     _count: int = 0
 
@@ -229,18 +229,18 @@ class Live:
     order: int
     """Rank by arrival."""
     stream: int = 0
-    """Index of the arrivals it is one of."""
+    """Index of the stream of arrivals that it came from."""
     home: "Home" = field(init=False)
-    """Where it decodes."""
+    """The worker that decodes it."""
     round_index: int = 0
     row: int = -1
     """Index of the current round's row in the record."""
     context: int = 0
-    """Tokens so far: prompts and answers, the newest token included. Behind while it decodes."""
+    """Tokens so far: prompts and answers, including the newest token. Not updated while the session decodes."""
     left: int = 0
-    """Tokens of the current round still to come. Behind while it decodes."""
+    """Tokens of the current round still to come. Not updated while the session decodes."""
     lent: int = 0
-    """Tokens of its history the home holds while a prefill runs elsewhere."""
+    """Tokens of its history that its home holds while a prefill runs elsewhere."""
     token_s: float = 0.0
     """When its newest token came."""
     joined_step: int = -1
@@ -254,9 +254,9 @@ class Home(DecodeView, Protocol):
 
     num_sessions: int
     coming_tokens: int
-    """Tokens of prompts that prefill workers have for it."""
+    """Tokens of prompts that prefill workers prefill for it, histories included."""
     expected_tokens: int
-    """Tokens of prompts that are bound to it and on their way to a queue, without those that its cache spares."""
+    """Tokens of prompts that are bound to it but in no queue yet, without those that its cache spares."""
     log: TokenLog
 
     @property
@@ -267,13 +267,13 @@ class Home(DecodeView, Protocol):
     def cached_of(self, order: int) -> int: ...
 
     def join(self, live: Live) -> None:
-        """A prefill that ran here is done: decode the rest of the round."""
+        """A prefill that ran here has ended: decode the rest of the round."""
 
     def lend(self, live: Live) -> int:
-        """Hold the session's history for a prefill elsewhere; how many tokens are left of it."""
+        """Hold the session's history for a prefill elsewhere, and return how many of its tokens were not evicted."""
 
     def land(self, live: Live, tokens: int) -> None:
-        """K/V of ``tokens`` tokens arrived behind the lent history."""
+        """The K/V of the ``tokens`` tokens that follow the lent history has arrived."""
 
     def row(self) -> WorkerRow: ...
 
@@ -294,17 +294,17 @@ class Hub(Host, Protocol):
     """A run whose sessions also decode."""
 
     def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> float:
-        """When the history of a prefill away from its home is there, seconds."""
+        """Return the time in seconds when a prefill away from its home has its history."""
 
     def round_done(self, live: Live) -> bool:
-        """All tokens are out; whether the session goes on, so that its K/V is worth keeping."""
+        """All tokens of the round are out. Return whether the session goes on, so that its K/V is worth keeping."""
 
     def preempted(self, live: Live) -> None:
-        """Its K/V is gone: it needs a prefill of all its tokens."""
+        """The session's K/V is gone: it needs a prefill of all its tokens."""
 
 
 class Parts(TypedDict):
-    """What a worker of any role is made of."""
+    """The arguments that a worker of any role takes."""
 
     worker_id: int
     cost: StepCost
@@ -318,7 +318,7 @@ class Worker:
     role: ClassVar[str] = "prefill"
     coming_tokens = expected_tokens = 0
     kv: WorkerKv | None = None
-    """The K/V of its sessions, where it decodes."""
+    """The K/V of its sessions; None for a worker that neither decodes nor caches."""
     kv_capacity: int | None = None
     busy_decode_s = 0.0
     num_preemptions = 0
@@ -336,7 +336,7 @@ class Worker:
         degree: int = 1,
         server: int = 0,
     ) -> None:
-        """Without a ``queue`` it has one of its own, first come, first served."""
+        """Without a ``queue`` the worker makes its own, first come, first served."""
         self.worker_id, self.degree, self.server = worker_id, degree, server
         self.queue = PrefillQueue() if queue is None else queue
         self.begun: list[PrefillTask] = []
@@ -346,12 +346,12 @@ class Worker:
         self.prefilled_tokens = 0
         self._host, self._loop = host, host.loop
         self._cost, self._batching = cost, batching
-        # The last step with prefills: it runs where ``is_busy``, unless the next one waits for its history.
+        # The last step with prefills: it runs while ``is_busy``, unless the next one waits for its history.
         self._shares: Sequence[Share] = ()
         self._tokens = 0
         self._start_s = self._end_s = self._step_s = 0.0
         self._busy_s = 0.0
-        """Time in the steps before it."""
+        """Seconds in the steps before that one."""
         self._version = 0
 
     # ---- what policies see -----------------------------------------------------------------------
@@ -369,12 +369,12 @@ class Worker:
         return 0 if self.kv is None else self.kv.held
 
     def cached_of(self, order: int) -> int:
-        """Tokens from the start of the session, the so-manieth to arrive, that it keeps itself; a prefill worker without a cache has read
-        and computed them for the decode worker alone."""
+        """Tokens from the start of the session with this rank of arrival that the worker caches itself. A prefill worker without a
+        cache keeps none: it reads and computes only for the decode worker."""
         return 0 if self.kv is None else self.kv.cached(order)
 
     def load_with(self, order: int, tokens: int) -> Load:
-        """Its load, if it got the prompt of the session that is the so-manieth to arrive; in a round it has so many tokens."""
+        """The load of the worker if it got a prompt of ``tokens`` tokens of the session whose rank of arrival is ``order``."""
         cached = self.cached_of(order)
         in_use = 0 if self.kv is None else self.kv.protected(order, self._loop.now)
         waiting = self.backlog_tokens + self.expected_tokens
@@ -398,7 +398,7 @@ class Worker:
         self.poke()
 
     def _recount(self, task: PrefillTask) -> None:
-        """Take off the tokens of a waiting task what others have left of its prompt by now."""
+        """Set the tokens of a waiting task to those of its prompt that the shared cache does not hold by now."""
         if self.kv is not None and self.kv.shares:
             missing = task.history - self.kv.cached(task.order)
             self._host.owed.more(task, missing)
@@ -410,7 +410,7 @@ class Worker:
             self._boundary()
 
     def row(self) -> WorkerRow:
-        """Its line in the workers table; the step that runs counts whole."""
+        """The worker's row of the workers table. A step that still runs counts in full."""
         kv = self.kv
         peak, evicted = (None, None) if kv is None else (kv.peak, kv.evicted)
         return WorkerRow(
@@ -431,7 +431,7 @@ class Worker:
     # ---- between steps --------------------------------------------------------------------------------
 
     def _boundary(self) -> None:
-        """Start what comes next; called between steps only."""
+        """Start the next step, or wait. Called between steps only."""
         self._version += 1
         plan = self._planned(self._loop.now)
         if plan.shares:
@@ -440,7 +440,7 @@ class Worker:
             self._wait(plan)
 
     def _planned(self, start_s: float) -> NextStep:
-        """What the policy says of a step that can start then."""
+        """The policy's plan for a step that can start at ``start_s``."""
         plan = asked(self._batching.next_step, self._situation(start_s), start_s)
         self._host.owed.check(plan, self._batching)
         return plan
@@ -449,7 +449,7 @@ class Worker:
         return Situation(self.queue, self.begun, 0, sys.maxsize, lambda task: 0)
 
     def _wait(self, plan: NextStep) -> None:
-        """Until something changes, or the policy wants to be asked again."""
+        """Wait until something changes, or until the policy wants to be asked again."""
         if plan.wake_s is not None:
             self._loop.at(max(plan.wake_s, self._loop.now), self._wake, self._version)
 
@@ -461,7 +461,7 @@ class Worker:
     # ---- a step ------------------------------------------------------------------------------------------
 
     def _start(self, plan: NextStep) -> None:
-        """Run these prefills until ``_end_s``, and what decodes along."""
+        """Run the planned prefills until ``_end_s``, with the sequences that decode in the same step."""
         host, worker_id, now, shares = self._host, self.worker_id, self._loop.now, plan.shares
         host.owed.run(shares, worker_id)
         chunks = []
@@ -498,8 +498,8 @@ class Worker:
 class PrefillWorker(Worker):
     """A worker that only prefills: history in, increment out.
 
-    The next step is chosen when the current one begins to compute, so that its history is read meanwhile
-    (AMPD §6); what arrives in between waits for the step after. Without that overlap the read delays the step.
+    It chooses the next step when the current one begins to compute, so that it reads the history meanwhile (AMPD §6).
+    Tasks that arrive in between wait for the step after. Without that overlap the read delays the step.
     """
 
     def __init__(self, hub: Hub, *, overlaps: bool = True, window_s: float = WINDOW_S, **parts: Unpack[Parts]) -> None:
@@ -509,17 +509,17 @@ class PrefillWorker(Worker):
         """TTFT of the prefills that it ran."""
         self.windowed_ttft_s = self.ttft.mean
         self._next: NextStep | None = None
-        """The step after this one."""
+        """The plan of the step after the current one."""
         self._waits = False
-        """Whether this one waits for its history."""
+        """Whether the current step waits for its history."""
         self._ready_s = 0.0
-        """When the history of the step that was planned last is here."""
+        """When the step that was planned last has its history."""
 
     # ---- what policies see -----------------------------------------------------------------------
 
     @property
     def backlog_s(self) -> float:
-        """What is chosen to run next has not begun: it still counts as queued."""
+        """Tasks chosen for the next step have not begun, so they still count as queued."""
         chosen = fsum([task.estimate_s for task, _ in self._next.shares]) if self._next else 0.0
         return self.queue.backlog_s + chosen
 
@@ -533,7 +533,7 @@ class PrefillWorker(Worker):
     # ---- steps -----------------------------------------------------------------------------------------
 
     def poke(self) -> None:
-        """While a step runs, the next one is chosen, as of when it can start. One that waits has its share of what has begun."""
+        """While a step runs, choose the next one, unless the step waits for history and may hold shares of the begun tasks."""
         may_choose = self._overlaps and self._next is None and not (self._waits and self.begun)
         if self.is_busy and may_choose and (self.queue or self.begun):
             plan = self._planned(max(self._end_s, self._loop.now))
@@ -541,8 +541,8 @@ class PrefillWorker(Worker):
         super().poke()
 
     def _planned(self, start_s: float) -> NextStep:
-        """What was chosen before, or is now: then all history that it needs is read from now on, and what its home has lost is
-        prefilled again."""
+        """Return the plan that was chosen before, or choose one now. For a new plan the worker reads the histories from now on, and
+        prefills again what their homes have evicted."""
         if self._next is not None:
             plan, self._next = self._next, None
             return plan
@@ -561,7 +561,7 @@ class PrefillWorker(Worker):
         return Share(task, task.tokens) if is_whole else share
 
     def _start(self, plan: NextStep, ready_s: float | None = None) -> None:
-        """When its history is here, which is at ``ready_s``: while this one waits, the next may be planned."""
+        """Start the step when its history has arrived, at ``ready_s``. While it waits, the next step may be planned."""
         ready_s = self._ready_s if ready_s is None else ready_s
         self.is_busy = True
         self._waits = ready_s > self._loop.now
@@ -574,10 +574,10 @@ class PrefillWorker(Worker):
 
 
 class CachingPrefillWorker(PrefillWorker):
-    """A prefill worker with a prefix cache of its own, which reads nothing from decode workers (vLLM's, behind Dynamo).
+    """A prefill worker that has its own prefix cache, and reads nothing from decode workers (as a vLLM worker behind Dynamo).
 
-    It keeps the K/V of all it prefilled: the prompts of a session, and the answers that it computed again. It prefills the rest of
-    a history with the increment: answers that were decoded elsewhere, and what was evicted.
+    It keeps the K/V of all it prefilled: a session's prompts, and the answers that it computed again. It prefills the rest of a
+    history with the increment: answers that were decoded elsewhere, and K/V that was evicted.
     """
 
     kv: WorkerKv
@@ -592,13 +592,13 @@ class CachingPrefillWorker(PrefillWorker):
         window_s: float = WINDOW_S,
         **parts: Unpack[Parts],
     ) -> None:
-        """``kv`` is a memory of so many tokens whose sessions share. It keeps nothing of a prompt that was sent unless it ``keeps``."""
+        """``kv`` is a memory whose sessions share blocks. Without ``keeps`` the worker keeps no prompt after it has sent the K/V."""
         super().__init__(hub, overlaps=False, window_s=window_s, **parts)
         self.kv, self.kv_capacity = kv or WorkerKv(kv_capacity), kv_capacity
         self._keeps = keeps
 
     def sent(self, task: PrefillTask) -> None:
-        """The home has the K/V: it may be evicted here, the least recently used session's first."""
+        """The home has the K/V, so it may be evicted here, that of the least recently used session first."""
         leave = self.kv.park if self._keeps else self.kv.drop
         leave(task.order, task.history + task.tokens)
         self.poke()
@@ -612,7 +612,7 @@ class CachingPrefillWorker(PrefillWorker):
         return task.history + task.tokens - in_use
 
     def _read(self, share: Share) -> Share:
-        """From its own memory: what is missing is prefilled again, and what it has of a recomputation's tokens is not."""
+        """Take history from the worker's own memory. It prefills missing K/V again, and skips the cached part of a recomputation."""
         task, tokens = share
         if not task.computed:
             is_whole = tokens == task.tokens
