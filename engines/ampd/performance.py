@@ -1,8 +1,8 @@
 """The performance model: all that AMPD's policies know about speed (AMPD §3, profiler).
 
-Three functions, each a piecewise alpha-beta model fitted to a profile: T_pre(l_hist, l_incr; theta),
-T_dec(b; theta) and T_kv(l_ctx; theta_src -> theta_dst). Linear pieces and the knees between them are found by
-least squares.
+It has three functions, each a piecewise alpha-beta model fitted to a profile: T_pre(l_hist, l_incr; theta),
+T_dec(b; theta) and T_kv(l_ctx; theta_src -> theta_dst). We find the linear pieces, and the knees between them,
+by least squares.
 """
 
 from bisect import bisect_left
@@ -30,7 +30,7 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Piecewise:
-    """Piece i holds for x up to ``knees[i]`` (and beyond the knee before), the last one without end."""
+    """A piecewise function. Piece i holds for x above ``knees[i - 1]`` and up to ``knees[i]``; the first and last piece are open."""
 
     knees: tuple[float, ...]
     pieces: tuple[tuple[float, ...], ...]
@@ -46,10 +46,10 @@ class Piecewise:
 def fit_piecewise(
     x: Floats, features: Floats, y: Floats, *, max_pieces: int = _MAX_PIECES, tolerance: float = TOLERANCE
 ) -> Piecewise:
-    """As few pieces as bring the mean relative error under ``tolerance``, at most ``max_pieces``.
+    """Fit as few pieces as bring the mean relative error to ``tolerance``, at most ``max_pieces``.
 
-    Among all places for that many knees, values of ``x``, the best are taken: those of least squared relative error.
-    ``features`` has a row per measurement; a piece needs more measurements than features.
+    Knees are values of ``x``. We take the knees of the least squared relative error. ``features`` has a row per
+    measurement; a piece needs more measurements than features.
     """
     require(bool((y > 0).all()), "a profile holds a time that is not positive: measure again")
     values = np.unique(x)
@@ -81,8 +81,8 @@ class _Piece(NamedTuple):
 
 
 class _Segments:
-    """One piece over some distinct x that lie together, fitted when it is asked for: most profiles need one or two pieces, and
-    then few of all that there are."""
+    """Fits a piece to neighbouring distinct x, on demand. Most profiles need one or two pieces, and then few of all possible
+    pieces are fitted."""
 
     def __init__(self, x: Floats, scaled: Floats, values: Floats) -> None:
         order = np.argsort(x, kind="stable")
@@ -99,14 +99,14 @@ class _Segments:
         if found is None:
             rows = self._rows[self._starts[first] : self._starts[end]]
             solution = least_squares(list(zip(*rows, strict=True)), [1.0] * len(rows))
-            # As a product of matrices would round them, no two machines would have them alike.
+            # A product of matrices would round these differently on each machine.
             missed = [fsum([*map(mul, solution, row), -1.0]) for row in rows]
             found = self._fitted[first, end] = _Piece(fsum([miss * miss for miss in missed]), solution)
         return found
 
 
 def _best_bounds(segments: _Segments, num_values: int, num_pieces: int) -> list[int] | None:
-    """Where the pieces begin and end: dynamic programming over the last piece's first value."""
+    """Return where the pieces begin and end, by dynamic programming over the last piece's first value; None if none fit."""
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, -1)}]
     for left in reversed(range(num_pieces)):
         reached: dict[int, tuple[float, int]] = {}
@@ -154,7 +154,7 @@ class PerformanceModel:
         return a + b * batch
 
     def transfer_s(self, tokens: int, source_degree: int, target_degree: int) -> float:
-        """T_kv; nothing to send takes no time."""
+        """T_kv; 0 if there is nothing to send."""
         if tokens <= 0:
             return 0.0
         a, b = self.transfer[source_degree, target_degree].at(tokens)
@@ -170,9 +170,9 @@ class PerformanceModel:
 def profile_hardware(
     hardware: Hardware, *, num_gpus: int, degrees: Sequence[int] | None = None, decode_context: int = 1024
 ) -> PerformanceModel:
-    """The model fitted to times of the simulated hardware. A prefill is timed on a decode worker: what a remote one adds besides its
-    transfers the model does not know (eqs. 1, 2). Transfers take the link that workers of a cluster of ``num_gpus`` use: theta names no
-    server. A decode step has sequences of ``decode_context`` tokens each."""
+    """Return the model fitted to times of the simulated hardware. Prefills are timed on a decode worker: besides transfers, the model
+    knows no overhead of remote ones (eqs. 1, 2). Theta names no server, so all transfers take the slowest link of ``num_gpus`` GPUs.
+    Each sequence of a decode step has ``decode_context`` tokens."""
     links = hardware.links
     link = links.intra if num_gpus <= GPUS_PER_SERVER else links.inter
     degrees = hardware.degrees() if degrees is None else degrees
@@ -195,7 +195,7 @@ def profile_hardware(
 
 @lru_cache(maxsize=1024)
 def _fitted(features: tuple[tuple[float, ...], ...], times_s: tuple[float, ...]) -> Piecewise:
-    """Pieces over the second feature. Models of other lengths share most of their fits, which take longer than what they are
-    fitted to."""
+    """Fit pieces over the second feature. Cached: models for other values of ``decode_context`` share most fits, and a fit takes
+    longer than its profile."""
     columns = np.array(features, dtype=np.float64)
     return fit_piecewise(columns[:, 1], columns, np.array(times_s))

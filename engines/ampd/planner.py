@@ -1,13 +1,13 @@
-"""From a workload to ranked deployments (AMPD §5, Table 2), by the integer program of eq. (5).
+"""Ranks deployments for a workload (AMPD §5, Table 2), by the integer program of eq. (5).
 
-Binaries z(n, k) choose one degree n and k replicas of it for each phase. As printed, eq. (5) has an integer x(n) for every degree and
-a tau(n) that no replica changes, so it never instantiates a second replica. Here tau_pre(n, k) and tau_dec(n, k), the P95 latencies
-of a phase, fall with the replicas that share its load. C1 and C2 hold Z above the tau of the pool that is chosen. A phase has one
-degree, as in all 36 rows of Table 2: a pool's tau assumes that it carries the phase's whole load.
+Binary variables z(n, k) choose a degree n and k replicas of it for each phase. The printed eq. (5) has an integer x(n) for every degree
+and a tau(n) that does not depend on the replicas, so it never adds a second replica. Here tau_pre(n, k) and tau_dec(n, k), the P95
+latencies of a phase, fall with the replicas that share its load. C1 and C2 hold Z above the tau of the chosen pool. A phase has one
+degree, as in all 36 rows of Table 2, because a pool's tau assumes that it carries the phase's whole load.
 
-Latencies follow from the fitted performance model alone. They are simulated, or found by formulas in microseconds: prefill is then an
-M/G/k queue that starts empty and is watched for as long as the sample takes to arrive, so that it has an answer for overload too.
-Decode is a fixed point: the batch is what the rate of tokens and the time of a step make.
+Latencies follow from the fitted performance model alone. We simulate them, or use formulas that take microseconds. By formula, prefill
+is an M/G/k queue that starts empty and is watched while the sample arrives, so that overload has an answer too. Decode is a fixed
+point: the batch follows from the token rate and the step time.
 """
 
 import math
@@ -37,7 +37,7 @@ from engines.policies.views import Chunk, Slo
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningWorkload:
-    """``sessions`` arrive at ``rate`` a second; their own arrival times give the pattern, not the rate."""
+    """``sessions`` arrive at ``rate`` sessions/s. Their own arrival times give the pattern, not the rate."""
 
     sessions: Sequence[Session]
     rate: float
@@ -81,9 +81,9 @@ class PlanningWorkload:
 
 _QUANTILE = 0.95
 _TIMES = (np.arange(6) + 0.5) / 6
-"""Shares of the run at which arrivals are looked at."""
+"""Moments at which we look at arrivals, as shares of the run."""
 _SERVICES = 48
-"""Equally likely service times that stand for those of all rounds."""
+"""How many equally likely service times stand for those of all rounds."""
 _BISECTIONS = 30
 
 
@@ -104,12 +104,12 @@ class ClosedForm:
         self._long_decode = float(np.quantile(decoding, _QUANTILE))
 
     def prefill(self, degree: int, replicas: Sequence[int]) -> list[PhaseLatency]:
-        """P95 of wait + service for each number of replicas: an independent wait before each round's service time."""
+        """P95 of wait + service for each number of replicas. The wait is independent of the round's service time."""
         each = np.sort(self._workload.prefill_s(self._model, degree))
         services = np.array([part.mean() for part in np.array_split(each, min(_SERVICES, len(each)))])
         workload, servers = self._workload, np.array(replicas)
         rate, rounds = workload.rounds_per_s, workload.rounds_per_s / workload.rate
-        # Beyond saturation a session has one prefill in the queue at a time: its rounds share what the backlog grows.
+        # Beyond saturation a session has one prefill in the queue at a time, so its rounds share the growth of the backlog.
         rounds_sharing = np.where(rate * services.mean() >= servers, rounds, 1.0)[:, None]
 
         def exceeds(limits_s: Floats) -> npt.NDArray[np.bool_]:
@@ -137,7 +137,7 @@ class ClosedForm:
         return PhaseLatency(self._long_decode * typical_s, busy_s / workload.slo.itl_s)
 
     def _batch(self, degree: int, tokens_per_s: float, most: float) -> float:
-        """b = tokens a second x T_dec(b), by bisection; ``most`` where tokens come faster than any batch makes them."""
+        """Solve b = tokens per second x T_dec(b) by bisection; ``most`` if tokens come faster than any batch makes them."""
         if tokens_per_s * self._model.decode_s(most, degree) >= most:
             return most
         low, high = 0.0, most
@@ -154,11 +154,11 @@ class ClosedForm:
 def backlog_exceeds(
     limits_s: Floats, services: Floats, servers: npt.NDArray[np.int64], rate: float, span_s: float
 ) -> Floats:
-    """P(wait > limit) of M/G/k that began empty, averaged over the arrivals of ``span_s`` seconds.
+    """P(wait > limit) of an M/G/k queue that began empty, averaged over the arrivals of ``span_s`` seconds.
 
     ``limits_s`` has a row for each number of servers. The backlog is a reflected Brownian motion with the drift rho - 1.
-    Its variance is chosen so that below saturation its tail becomes that of Lee and Longton's M/G/k, and Erlang's C says
-    who waits at all (all do from rho = 1 on).
+    We choose its variance such that below saturation its tail becomes that of Lee and Longton's M/G/k. Erlang's C is the
+    share that waits at all; from rho = 1 on all wait.
     """
     mean_s = float(services.mean())
     loads = rate * mean_s / servers
@@ -177,7 +177,7 @@ def backlog_exceeds(
     below = (drift * times - positive) / root
     tail = _upper_tail(np.abs(below))
     beyond = np.where(below >= 0, 1 - tail, tail)
-    # Its mirror image, exp(2 drift x / variance) Phi(-z), with the exponents joined: one is huge where the other is tiny.
+    # Its mirror image, exp(2 drift x / variance) Phi(-z), with the exponents joined: one is huge when the other is tiny.
     z = (positive + drift * times) / root
     joined = np.exp(-0.5 * below * below) * _mills(np.maximum(z, 0.0))
     apart = np.exp(np.minimum(2 * drift * positive / variance, 0.0)) * (1 - _upper_tail(-np.minimum(z, 0.0)))
@@ -210,8 +210,8 @@ def _mills(x: Floats) -> Floats:
 
 
 Method = Literal["direct", "cached", "closed"]
-"""direct: simulate the phase for every (n, k), on the very cluster code. cached: simulate some k a degree and
-interpolate ln tau over ln k between them. closed: formulas."""
+"""direct: simulate the phase for every (n, k), with the cluster code itself. cached: simulate some k for each degree,
+and interpolate ln tau over ln k between them. closed: formulas."""
 _DIRECT_UP_TO_GPUS = 32
 _CACHED_UP_TO_GPUS = 64
 _CACHED_PER_OCTAVE = 2
@@ -241,7 +241,7 @@ def coefficients(
     num_gpus: int,
     method: Method | None = None,
 ) -> Coefficients:
-    """Coefficients of every (n, k) that leaves the other phase at least one worker; ``method`` None goes by ``num_gpus``."""
+    """Return the coefficients of each (n, k) that leaves the other phase a worker. ``method`` None: ``num_gpus`` decides."""
     require(bool(degrees), "degrees=(): the planner needs a degree the model fits")
     most = num_gpus - min(degrees)
     require(
@@ -264,7 +264,7 @@ def coefficients(
     for phase in (simulate_prefill, simulate_decode):
         table: dict[Key, PhaseLatency] = {}
         for degree, counts in replicas.items():
-            # Simulated are all, or about two an octave and the ends.
+            # We simulate all k, or about two per octave and the ends.
             known: Sequence[int] = counts
             if method == "cached":
                 steps = range(int(np.log2(counts[-1]) * _CACHED_PER_OCTAVE) + 1)
@@ -276,7 +276,7 @@ def coefficients(
 
 
 def simulate_prefill(model: PerformanceModel, workload: PlanningWorkload, degree: int, replicas: int) -> PhaseLatency:
-    """k prefill workers before a decode side without contention; tasks join the shortest queue, first come first served."""
+    """Simulate k prefill workers before a ``Sink``. Tasks join the shortest queue, which is first come, first served."""
     simulation = DecodeSimulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
     simulation.add(Sink(simulation, worker_id=0, degree=degree, itl_s=model.decode_s(1, degree)))
     for index in range(replicas):
@@ -287,7 +287,7 @@ def simulate_prefill(model: PerformanceModel, workload: PlanningWorkload, degree
 
 
 def simulate_decode(model: PerformanceModel, workload: PlanningWorkload, degree: int, replicas: int) -> PhaseLatency:
-    """k decode workers behind a prefill side that takes no time; sessions go where the fewest are."""
+    """Simulate k decode workers behind prefills that take no time. A session goes to the worker with the fewest sessions."""
     simulation = DecodeSimulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
     for index in range(replicas):
         cost = ModelCost(model, degree)
@@ -305,7 +305,7 @@ def simulate_decode(model: PerformanceModel, workload: PlanningWorkload, degree:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The performance model as the cost of a worker; without one nothing takes time."""
+    """The performance model as the cost of a worker; without a model nothing takes time."""
 
     model: PerformanceModel | None
     degree: int
@@ -332,21 +332,21 @@ def _between(points: dict[int, PhaseLatency], k: int) -> PhaseLatency:
 
 
 Objective = Literal["max", "sum"]
-"""max: Z bounds the worst phase, eq. (5). sum: both phases count, as they do for one round end to end."""
+"""max: Z bounds the worst phase, eq. (5). sum: Z adds both phases, as they add up in one round end to end."""
 
 TIE = 1e-4
-"""Plans whose objective differs by less than this share are equal to the tie-break."""
+"""The tie-break decides between plans whose objectives differ by less than this share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program(Checked):
-    """Choose one entry of ``prefill`` and one of ``decode``: minimise the objective of their latencies."""
+    """Choose one entry of ``prefill`` and one of ``decode`` such that the objective of their latencies is least."""
 
     prefill: Mapping[Key, float]
     decode: Mapping[Key, float]
     num_gpus: int
     uses_all: bool
-    """C3 with equality: no GPU idles. Eq. (5) has at most N; Table 2 uses all in all its rows."""
+    """Whether C3 is an equality: no GPU idles. Eq. (5) has at most N; all rows of Table 2 use all GPUs."""
     objective: Objective
 
     def value(self, prefill: Key, decode: Key) -> float:
@@ -354,8 +354,8 @@ class Program(Checked):
         return max(pair) if self.objective == "max" else sum(pair)
 
     def tie_break(self, key: Key, *, is_prefill: bool, least: float) -> float:
-        """A phase's part of what decides among plans that all reach ``least``: the sum of both phases' latencies, then
-        few replicas, hence large degrees, then few prefill GPUs."""
+        """A phase's part of the tie-break between plans that all reach ``least``. It prefers a small sum of both phases'
+        latencies, then few replicas, hence large degrees, then few prefill GPUs."""
         n, k = key
         latency = (self.prefill if is_prefill else self.decode)[key] / max(least, 1e-12)
         return latency + TIE * (k + (n * k / (2 * self.num_gpus) if is_prefill else 0.0)) / self.num_gpus
@@ -367,10 +367,10 @@ class PlanCounts(NamedTuple):
 
 
 def by_enumeration(program: Program, excluded: Sequence[PlanCounts] = ()) -> PlanCounts | None:
-    """The best choice that is not among those excluded; None where there is none.
+    """Return the best choice that is not excluded; None if there is none.
 
-    Tries every decode pool that the GPUs left by a prefill pool hold, which is as exact as the paper's integer programming.
-    Where no GPU idles these are at most as many as there are degrees.
+    We try every decode pool that fits the GPUs beside each prefill pool, which is as exact as the paper's integer programming.
+    If no GPU may idle, at most one pool of each degree fits.
     """
     decodes = list(program.decode)
     tau_dec = np.array([program.decode[key] for key in decodes])
@@ -387,7 +387,7 @@ def by_enumeration(program: Program, excluded: Sequence[PlanCounts] = ()) -> Pla
             banned.setdefault(prefill, []).append(place[decode])
 
     def beside(prefill: Key, start: int, stop: int) -> tuple[npt.NDArray[np.int64], Floats]:
-        """The decode pools' places in ``decodes``, rising, and the objective with each."""
+        """Return the decode pools' places in ``decodes``, rising, and the objective with each pool."""
         places = np.sort(by_gpus[start:stop])
         if prefill in banned:
             places = places[~np.isin(places, banned[prefill])]
@@ -414,7 +414,7 @@ def by_enumeration(program: Program, excluded: Sequence[PlanCounts] = ()) -> Pla
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerConfig(Checked):
-    """What the paper leaves open, and our choices; none was chosen by Table 2 or Figure 4."""
+    """Our choices for what the paper leaves open. None was chosen by Table 2 or Figure 4."""
 
     latency: Literal["of_slo", "seconds"] = "of_slo"
     """Unit of tau: P95 TTFT and P95 ITL over their objectives, or P95 seconds of a prefill and of a round's decode."""
@@ -449,7 +449,7 @@ def plan(
 
 
 def solve(table: Coefficients, num_gpus: int, *, top: int = 1, config: PlannerConfig | None = None) -> tuple[Plan, ...]:
-    """Each further plan by cutting off those found (no-good cuts)."""
+    """Return the best ``top`` plans, best first. Each further search excludes the plans found before (no-good cuts)."""
     config = config or PlannerConfig()
     require(top >= 1, f"top={top} must be at least 1")
     program = Program(

@@ -1,9 +1,9 @@
 """AMPD's policies while it serves: where a prefill runs (§4.1, Algorithm 1, eqs. 1 and 2), and which of the first tasks of a queue
 runs next (§4.2, Algorithm 2, eqs. 3 and 4).
 
-The default of routing is the algorithm as printed. Printed, it visits prefill workers in random order and takes the first
-whose mean TTFT of the last seconds has slack, which is random dispatch by a signal that lags; ``route_order`` and
-``window`` are our repairs, off by default.
+By default we route as printed. The printed algorithm visits prefill workers in random order, and takes the first whose
+mean TTFT of the last seconds has slack. That is random dispatch by a signal that lags. ``route_order`` and ``window`` are
+our repairs, off by default.
 """
 
 import random
@@ -27,14 +27,14 @@ _Slack = Annotated[float, Range(0, 1e6)]
 @dataclass(frozen=True, kw_only=True)
 class RoutingConfig(Checked):
     alpha: _Slack = 0.9
-    """Share of the TTFT objective that the windowed mean of a prefill worker may reach for it to be taken (Algorithm 1, line 2)."""
+    """A prefill worker gets the task if its windowed mean TTFT is at most this share of the TTFT objective (Algorithm 1, line 2)."""
     beta: _Slack = 0.85
-    """Share of the ITL objective that the decode worker may reach for it to prefill itself (Algorithm 1, line 4)."""
+    """The decode worker prefills itself if its windowed mean ITL is at most this share of the ITL objective (Algorithm 1, line 4)."""
     route_order: RouteOrder = "random"
-    """How prefill workers are visited: as printed, or those with the shortest backlog first (load)."""
+    """The order in which prefill workers are visited. random: as printed. load: the shortest backlog first."""
     window: WindowSignal = "done"
-    """What counts as load: windowed means of what is done, as printed; or at least the age of what waits; or at least the
-    backlog in front of the task, and the age of the next token."""
+    """The measure of load. done: windowed means of finished work, as printed. age: at least the age of the oldest queued prefill.
+    backlog: at least the backlog in front of the task. Both also count the age of the next token."""
 
 
 class AdaptiveRouter:
@@ -68,7 +68,7 @@ class AdaptiveRouter:
         return Rule("adaptive", config.route_order, config.window, limits, self._rng.random, estimates)
 
     def _visits(self, prefills: Sequence[PrefillView], now: float) -> Iterator[PrefillView]:
-        """Drawn one by one: most tasks go to the first."""
+        """Yield workers in the order of visits. They are drawn one by one, because most tasks go to the first."""
         if self.config.route_order == "load":
             yield from sorted(prefills, key=lambda worker: (ahead_s(worker, now), worker.worker_id))
             return
@@ -107,7 +107,7 @@ def _away_s(model: PerformanceModel, history: int, tokens: int, home_degree: int
 
 
 def ahead_s(worker: QueueView, now: float) -> float:
-    """Estimated time until a new task could start: what runs, and what is queued."""
+    """Estimated time until a new task could start: the rest of the running prefill, and the queued ones."""
     return worker.busy_s(now) + worker.backlog_s
 
 
@@ -116,11 +116,11 @@ MAX_LOOKAHEAD = 8
 
 
 def best_ordering(window: Sequence[PrefillTask], now: float, ttft_s: float, w: int) -> tuple[int, ...]:
-    """pi*: positions of ``window`` in the order to run, lines 2-6.
+    """Return pi*: positions of ``window`` in the order to run, lines 2-6.
 
-    An ordering that postpones a task which was postponed ``w`` times already is skipped (line 4): in it, the task
+    We skip an ordering that postpones a task which was postponed ``w`` times already (line 4). A task is postponed if it
     stands later than in the queue. Ties keep the earlier ordering, so the queue's own unless another gains.
-    ``now`` is when the first of them can start.
+    ``now`` is when the first task can start.
     """
     identity = tuple(range(len(window)))
     if len(window) < 2:
@@ -138,7 +138,7 @@ def best_ordering(window: Sequence[PrefillTask], now: float, ttft_s: float, w: i
 
 
 def _satisfied(window: Sequence[PrefillTask], ordering: Sequence[int], now: float, ttft_s: float) -> int:
-    """S_pi, eq. (4), by completion times C, eq. (3)."""
+    """Return S_pi, how many tasks meet the TTFT objective (eq. 4), by completion times C (eq. 3)."""
     completion_s = 0.0
     count = 0
     for position in ordering:
@@ -159,7 +159,7 @@ class ReorderingQueue(PrefillQueue):
         return Rule("queue", limits=(self.w, self.ttft_s, False))
 
     def peek(self, now: float) -> PrefillTask:
-        """The first of the window's best ordering, which is not searched again where the same was asked before."""
+        """The first task of the window's best ordering. We do not search again for the same window and ``now``."""
         window = list(islice(self._tasks, self.w))  # line 1
         if self._peeked is None or self._peeked[:2] != (now, window):
             self._peeked = now, window, best_ordering(window, now, self.ttft_s, self.w)

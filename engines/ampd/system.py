@@ -1,4 +1,4 @@
-"""AMPD as a system: its policies on a deployment, each technique with its switch (AMPD §4, Figure 5)."""
+"""AMPD as a serving system: its policies on a deployment, with a switch for each technique (AMPD §4, Figure 5)."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,23 +20,23 @@ QueueOrder = Literal["window", "on-time"]
 
 @dataclass(frozen=True, kw_only=True)
 class AmpdConfig(Checked):
-    """Defaults are the paper's (§7.1)."""
+    """The knobs of AMPD. The defaults are the paper's (§7.1)."""
 
     adaptive_routing: bool = True
-    """AR; without it every prefill is remote."""
+    """Adaptive routing (AR). Without it every prefill is remote."""
     routing: Annotated[RoutingConfig, Only(adaptive_routing=True)] = field(default_factory=RoutingConfig)
     dispatch: Annotated[Dispatch, Only(adaptive_routing=False)] = "shortest"
-    """Which prefill worker, where routing is not adaptive."""
+    """Which prefill worker gets a prefill, if routing is not adaptive."""
     prefill_reordering: bool = True
-    """PR; without it queues are first come, first served."""
+    """Prefill reordering (PR). Without it queues are first come, first served."""
     queue_order: Annotated[QueueOrder, Only(prefill_reordering=True)] = "window"
-    """How: the first w by all their orders, as printed (window); or by due time, and where not all can be on time the fewest given
-    up, which have a share of the work (on-time, ours)."""
+    """How queues are reordered. window: the best of all orders of the first w, as printed. on-time (ours): by due time. If not all
+    can be on time, the fewest are given up, and get a share of the work."""
     w: Annotated[int, Range(1, MAX_LOOKAHEAD), Only(prefill_reordering=True, queue_order="window")] = 3
     """How many waiting prefills are reordered at once (§4.2)."""
     late: Annotated[LateShare, Only(prefill_reordering=True, queue_order="on-time")] = field(default_factory=LateShare)
     window_s: Annotated[float, Range(above=0, most=1e6)] = WINDOW_S
-    """Length of the windows that statistics of workers are means of."""
+    """Length of the windows over which the statistics of workers are means."""
 
     def make_router(self, slo: Slo, model: PerformanceModel, *, seed: int) -> Router:
         if self.adaptive_routing:

@@ -1,4 +1,4 @@
-"""AMPD on real workers: the coordinator's queues and windows in Redis, prefill and decode processes around it (AMPD §3, §6).
+"""AMPD on real workers: Redis holds the coordinator's queues and windows, for prefill and decode processes (AMPD §3, §6).
 
-Decisions are made by the simulator's own policy objects, over snapshots of what Redis holds.
+The simulator's own policy objects make the decisions, over snapshots of the state in Redis.
 """

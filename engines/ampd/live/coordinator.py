@@ -1,7 +1,7 @@
-"""The coordinator: binds sessions, routes their prefills, and gives what was lost to others (AMPD §3, Figure 2).
+"""The coordinator binds sessions, routes their prefills, and gives lost work to other workers (AMPD §3, Figure 2).
 
-It keeps nothing but the policies: sessions, queues and windows are in the store, so another coordinator goes on where one
-stopped. It never waits for a worker.
+It keeps only the policies. Sessions, queues and windows are in the store, so another coordinator goes on if this one
+stops. It never waits for a worker.
 """
 
 import heapq
@@ -21,13 +21,13 @@ from engines.policies.routing import Binder, Estimator, Router
 from engines.policies.views import PrefillTask
 
 SETTLE_S = 0.25
-"""How often is looked for who is overdue."""
+"""How long it is between two looks for overdue workers."""
 Prompts = Callable[[Session, int], NDArray[np.int64]]
-"""The ids that round i of a session adds."""
+"""Returns the token ids that round i of a session adds."""
 
 
 def random_prompts(vocab_size: int, seed: int) -> Prompts:
-    """Ids that depend on (seed, session, round) alone."""
+    """Return random prompts, whose ids depend only on (seed, session, round)."""
 
     def prompt(session: Session, round_index: int) -> NDArray[np.int64]:
         random = np.random.default_rng((seed, session.session_id, round_index))
@@ -47,7 +47,7 @@ class Coordinator:
         window_s: float = WINDOW_S,
         lease_s: float = 2.0,
     ) -> None:
-        """``lease_s`` is how long nobody is overdue after this coordinator, or the store, was away."""
+        """For ``lease_s`` after this coordinator or the store was away, no worker counts as overdue."""
         self.store, self.lease_s = store, lease_s
         self._binder, self._router, self._estimator = binder, router, estimator
         self._num_outages = store.num_outages
@@ -55,11 +55,11 @@ class Coordinator:
         store.call("create", window_s)
 
     def open(self, session_id: int) -> int:
-        """A session begins, where it is not known already; its rank by arrival."""
+        """Begin a session, unless it is known already, and return its rank by arrival."""
         return int(self.store.call("open", session_id))
 
     def leave(self, session_id: int, order: int) -> bool:
-        """Give up the round that is under way in the session of this rank, and all that was kept for it; whether one was."""
+        """Give up the round under way in the session of this rank, and all that was kept for it. Return whether there was one."""
         return bool(self.store.call("leave", session_id, order) == b"ok")
 
     def begin(
@@ -72,7 +72,7 @@ class Coordinator:
         is_last: bool,
         ready_s: float | None = None,
     ) -> None:
-        """The session's next round: its prompt, or what the environment returned. Twice is once."""
+        """Begin the session's next round, with its prompt or what the environment returned. Calling it again changes nothing."""
         require(len(ids) >= 1 and decode_tokens >= 1, f"session {session_id}: a round has a prompt and an answer")
         now = self.store.clock.now()
         sent = np.asarray(ids, dtype=np.int32).tobytes()
@@ -85,11 +85,11 @@ class Coordinator:
         self.settle()
 
     def settle(self) -> int:
-        """Take from those who are overdue, bind who has no home, route what waits; how much still waits."""
+        """Take work from overdue workers, bind sessions without a home, and route waiting prefills. Return how many still wait."""
         now = self.store.clock.now()
         was_away = self.store.num_outages != self._num_outages or now - self._looked_s > self.lease_s / 2
         self._num_outages, self._looked_s = self.store.num_outages, now
-        if was_away:  # then heartbeats may have been in vain
+        if was_away:  # heartbeats may have been lost meanwhile
             self.store.call("extend", self.lease_s)
         if not self.store.call("reap"):
             return 0
@@ -167,9 +167,9 @@ def serve(
     until_s: float,
     on_turn: OnTurn | None = None,
 ) -> float:
-    """Serve them all; when the first could have come, on the store's clock.
+    """Serve all sessions. Return when the run began, on the store's clock: the arrivals count from then.
 
-    ``on_turn`` is called again and again with the number of sessions that ended. RunError after ``until_s``.
+    ``on_turn`` is called again and again with the number of ended sessions. Raises RunError after ``until_s``.
     """
     store = coordinator.store
     clock = store.clock
@@ -204,7 +204,7 @@ def serve(
         for event in told(wait_s):
             session_id = int(event["session"])
             if session_id not in place:
-                continue  # of another client
+                continue  # a session of another client
             if event["what"] == "end":
                 num_ended += 1
                 continue

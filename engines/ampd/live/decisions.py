@@ -1,4 +1,4 @@
-"""Decisions as they are logged, inputs and outcome, and made again from the log by policy objects (AMPD §4)."""
+"""Logs decisions with their inputs and outcomes, and repeats them from the log with policy objects (AMPD §4)."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -14,27 +14,27 @@ from engines.policies.views import OpenQueue, PrefillQueue, PrefillTask, WorkerS
 
 
 class Dequeued(NamedTuple):
-    """What leaves a queue, and the queue behind it."""
+    """The task that a queue gives, and the queue after that."""
 
     taken: PrefillTask
     rest: list[PrefillTask]
     queue: PrefillQueue
-    """The policy's object as the choice leaves it, for the next one."""
+    """The policy's object as this choice leaves it, for the next choice."""
 
 
 def choose(
     make: Callable[[], PrefillQueue], last: PrefillQueue | None, tasks: Iterable[PrefillTask], now: float
 ) -> Dequeued:
-    """What a worker's queue takes at ``now`` where ``tasks`` wait; RunError where it loses one, or fails.
+    """Return what a worker's queue takes at ``now`` while ``tasks`` wait. Raises RunError if the queue loses a task, or fails.
 
-    ``last`` is the queue as the choice before left it, and stays so: this choice may come too late. It is told of the tasks that came
-    since, in their order, and so of every push and take that a simulated worker's queue is told of. ``make`` gives the first. Tasks that
-    were withdrawn since (their client left, their lease ran out) are pulled from an OpenQueue; any other is made anew for those left.
+    ``last`` is the queue as the choice before left it, and is not changed, because this choice may come too late. A copy gets the tasks
+    that came since, in order, so it sees each push and take of a simulated worker's queue. ``make`` makes the first queue. Tasks that were
+    withdrawn since (their client left, their lease ran out) are pulled from an OpenQueue; any other queue is made anew without them.
     """
     given = {task.task_id: task for task in tasks}
     queue = make() if last is None else _copied(last)
     since = {task.task_id: task.enqueued_s for task in given.values()}
-    # One that was queued here again was withdrawn before that.
+    # A task that was queued here again has been withdrawn before.
     withdrawn = [task for task in queue if since.get(task.task_id) != task.enqueued_s]
     if isinstance(queue, OpenQueue):
         for task in withdrawn:
@@ -73,13 +73,13 @@ def route_line(
 def order_line(
     now: float, worker_id: int, tasks: Sequence[dict[str, Any]], choice: Dequeued, *, is_first: bool = False
 ) -> str:
-    """``tasks`` is the queue before, as a policy may change the tasks it is given; ``is_first`` says that the policy's object is new."""
+    """``tasks`` is the queue before the choice, as a policy may change the tasks it gets. ``is_first``: the policy's object is new."""
     return _line("order", now, worker=worker_id, first=is_first, queue=list(tasks), outcome=_outcome(choice))
 
 
 class Mismatch(NamedTuple):
     place: int
-    """In the log."""
+    """Index of the decision in the log."""
     kind: str
     logged: Any
     made: Any
@@ -87,16 +87,16 @@ class Mismatch(NamedTuple):
 
 class Replay(NamedTuple):
     decisions: dict[str, int]
-    """By kind: how many were made again."""
+    """How many decisions were repeated, by kind."""
     mismatches: list[Mismatch]
 
 
 def replay(
     lines: Iterable[str], *, binder: Binder, router: Router, make_queue: Callable[[int], PrefillQueue]
 ) -> Replay:
-    """Ask policies of the same settings and seed what the log says was asked. ``make_queue`` is told the worker.
+    """Repeat the decisions of a log with policies of the same settings and seed. ``make_queue`` gets the worker's id.
 
-    Decisions that came too late to take effect were made all the same, so a router's random numbers went to them.
+    Decisions that came too late to take effect are repeated too, because they used random numbers of the router.
     """
     counts, found = {"bind": 0, "route": 0, "order": 0}, []
     queues: dict[int, PrefillQueue] = {}

@@ -1,8 +1,8 @@
-"""A decode worker: home of sessions, whose K/V it keeps, lends to prefill workers and decodes over; prefills locally.
+"""A decode worker: the home of sessions. It keeps their K/V, lends it to prefill workers, decodes over it, and prefills locally.
 
-The main thread alone runs steps. Answers to prefill workers come from threads of their own: history is lent while a step
-runs, and a landed prefill's token is out at once, its session joins the batch between two steps. K/V of a session is held while it
-decodes or is lent, and idle between rounds.
+Only the main thread runs steps. Other threads answer prefill workers: they lend history while a step runs, and put out a landed
+prefill's token at once. Its session joins the batch between two steps. The K/V of a session is held while it decodes or is lent, and
+idle between rounds.
 """
 
 import json
@@ -34,18 +34,18 @@ class Resident:
     computed: int = 0
     """Tokens whose K/V is in the pool."""
     context: int = 0
-    """Tokens so far, the newest included, whose K/V is not there yet."""
+    """Tokens so far, including the newest, whose K/V is not there yet."""
     token_s: float = 0.0
     """When its newest token came."""
     landed: tuple[int, str] | None = None
     """Task and fence of the prefill that came last."""
     is_idle: bool = False
     is_lent: bool = False
-    """A prefill worker reads it, perhaps before this worker has heard that the round is over."""
+    """Whether a prefill worker reads its K/V, perhaps before this worker has heard that the round is over."""
 
 
 class Residents:
-    """Two threads use it at once, the one that steps and the one that lends, hence the lock."""
+    """The sessions at home here. The thread that steps and the one that lends use it at once, hence the lock."""
 
     def __init__(self, executor: PagedExecutor) -> None:
         self.executor = executor
@@ -58,17 +58,17 @@ class Residents:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that blocks in use can hold, idle prefixes included."""
+        """Tokens that the blocks in use can hold, including idle prefixes."""
         tables = self.executor.tables
         return (tables.num_blocks - tables.num_free) * tables.block_size
 
     @property
     def evicted(self) -> int:
-        """Tokens of idle prefixes given up."""
+        """Tokens of idle prefixes evicted so far."""
         return self.memory.evicted * self.executor.tables.block_size
 
     def known(self, session_id: int, epoch: str, order: int) -> Resident:
-        """The session, as one without K/V where it was not here under this epoch."""
+        """Return the session; a new one without K/V if it was not here under this epoch."""
         with self._lock:
             found = self._by_session.get(session_id)
             if found is not None and found.epoch != epoch:
@@ -87,7 +87,7 @@ class Residents:
         return self._by_session.get(resident.session_id) is resident
 
     def lend(self, session_id: int, epoch: str, tokens: int) -> tuple[Resident | None, int]:
-        """Hold the session's K/V for a prefill elsewhere; how many of its first ``tokens`` are left."""
+        """Hold the session's K/V for a prefill elsewhere. Return it, or None, and how many of its first ``tokens`` are here."""
         with self._lock:
             found = self._by_session.get(session_id)
             if found is None or found.epoch != epoch or found.slot < 0:
@@ -96,7 +96,7 @@ class Residents:
             return found, min(self.resume(found), tokens)
 
     def resume(self, resident: Resident) -> int:
-        """Its K/V is held again; how many tokens are left of it."""
+        """Hold the session's K/V again, and return how many tokens of it were not evicted."""
         with self._lock:
             if resident.is_idle:
                 resident.is_idle = False
@@ -104,7 +104,7 @@ class Residents:
             return resident.computed
 
     def park(self, resident: Resident) -> None:
-        """Between rounds."""
+        """Let the session's K/V be idle between rounds, unless it is lent."""
         with self._lock:
             if resident.is_lent:
                 return
@@ -112,7 +112,7 @@ class Residents:
             resident.is_idle = True
 
     def place(self, resident: Resident, tokens: int) -> bool:
-        """A slot for it, and room for so many tokens; False where idle sessions do not make enough."""
+        """Give the session a slot, and room for ``tokens`` tokens. False if evicting idle sessions does not make enough."""
         with self._lock:
             self.resume(resident)
             resident.is_lent = False
@@ -132,7 +132,7 @@ class Residents:
             return is_there
 
     def forget(self, resident: Resident) -> None:
-        """Its K/V goes; the session stays."""
+        """Drop the session's K/V, and keep the session."""
         with self._lock:
             self.memory.drop(resident.order)
             if resident.slot >= 0:
@@ -140,7 +140,7 @@ class Residents:
             resident.slot, resident.computed, resident.is_idle, resident.is_lent = -1, 0, False, False
 
     def drop(self, resident: Resident) -> None:
-        """The session leaves; where it has left already it may be back, under another epoch, and stays."""
+        """Remove the session. If it has left already, it may be back under another epoch, and stays."""
         with self._lock:
             if self.is_known(resident):
                 self.forget(resident)
@@ -157,7 +157,7 @@ _STEPS_AT_ONCE = 64
 
 
 class _Landed(NamedTuple):
-    """A prefill of a session is done; ``payload`` is K/V from elsewhere, None where it was computed here."""
+    """A finished prefill of a session. ``payload`` is K/V from elsewhere; None if it was computed here."""
 
     resident: Resident
     start: int
@@ -174,14 +174,14 @@ class DecodeProcess:
         self._listener = Listener(self._answer)
         self.worker = LiveWorker(spec, self._listener.address)
         self._inbox: queue.SimpleQueue[_Landed | str] = queue.SimpleQueue()
-        """What landed, and what this worker was woken with."""
+        """Landed prefills, and the words with which this worker was woken."""
         self._batch: list[Resident] = []
         self._pending: Claimed | None = None
-        """A local prefill there was no room for yet."""
+        """A claimed local prefill for which there was no room yet."""
         self._may_claim = True
         self._busy = {"busy_prefill_s": 0.0, "busy_decode_s": 0.0}
         self._steps: list[tuple[int, int, float]] = []
-        """(batch, context, seconds) not yet in the store."""
+        """(batch, context, seconds) of steps not yet in the store."""
 
     def run(self) -> None:
         worker = self.worker
@@ -200,7 +200,7 @@ class DecodeProcess:
         worker.report()
 
     def _join(self) -> None:
-        """As somebody new: no session is here, whatever was."""
+        """Join the run as a new incarnation, without any session."""
         self._batch.clear()
         self._pending, self._may_claim = None, True
         self.residents.clear()
@@ -208,7 +208,7 @@ class DecodeProcess:
         self.worker.join(tables.num_blocks * tables.block_size)
 
     def _turn(self) -> None:
-        """What has landed joins; a local prefill goes before the next decode step (AMPD §3, footnote 3)."""
+        """Admit landed prefills, then run a local prefill or else a decode step: prefills go first (AMPD §3, footnote 3)."""
         while not self._inbox.empty():
             self._take(self._inbox.get())
         if self._prefill_locally():
@@ -237,7 +237,7 @@ class DecodeProcess:
             self._drop_strangers()
 
     def _drop_strangers(self) -> None:
-        """Sessions that are no longer here, as their clients have left; the store hears of the room that makes."""
+        """Drop sessions that have no home here any longer, as their clients have left, and tell the store how much K/V is in use."""
         while True:
             held = self.residents.held()
             told = [word for each in held for word in (each.session_id, each.epoch)]
@@ -250,7 +250,7 @@ class DecodeProcess:
                     self.residents.drop(each)
 
     def _answer(self, header: Header, payload: bytearray) -> tuple[Header, Buffer]:
-        """A prefill worker asks for history, or brings an increment."""
+        """Answer a prefill worker that asks for history, or brings an increment."""
         torch.set_num_threads(1)
         session, epoch = int(header["session"]), str(header["epoch"])
         if header["what"] == "read":
@@ -263,7 +263,7 @@ class DecodeProcess:
             said = self._land(session, epoch, str(task), fence, token, at_s)
         except LostError:
             return {"said": "lost"}, b""
-        if said[0] == b"stale":  # of a fence or an epoch before, for which nothing here may be touched
+        if said[0] == b"stale":  # an earlier fence or epoch, which may change nothing here
             return {"said": "stale"}, b""
         resident = self.residents.known(session, epoch, int(header["order"]))
         if self._is_landed(resident, said, fence, task):
@@ -276,8 +276,8 @@ class DecodeProcess:
         return found
 
     def _is_landed(self, resident: Resident, said: list[bytes], fence: str, task: int) -> bool:
-        """Whether the store has it, and this worker has not taken it: "again" may be the answer to what it sent once, and
-        once more when Redis fell silent."""
+        """Whether the store has the prefill, and this worker has not taken it in. "again" may answer a first landing, which is sent
+        twice if Redis falls silent."""
         landed = (task, fence)
         if said[0] not in (b"ok", b"again") or resident.landed == landed:
             return False
@@ -285,7 +285,7 @@ class DecodeProcess:
         return True
 
     def _admit(self, landed: _Landed) -> None:
-        """Its K/V gets its place, and it decodes, waits for its next round, or is over."""
+        """Store the K/V that landed. The session then decodes, waits for its next round, or is over."""
         resident = landed.resident
         if not self.residents.is_known(resident):
             return
@@ -311,7 +311,7 @@ class DecodeProcess:
     # ---- local prefills -------------------------------------------------------------------------------------
 
     def _prefill_locally(self) -> bool:
-        """Whether one ran."""
+        """Run a local prefill if one waits and has room. Return whether it did."""
         if self._pending is None and self._may_claim:
             self._pending = self.worker.claim(is_staged=False)
             self._may_claim = self._pending is not None
@@ -327,7 +327,7 @@ class DecodeProcess:
             self._drop_strangers()
             return True
         began = time.perf_counter()
-        # Where this was computed before and its lease ran out, all but the last token, whose row gives the first answer.
+        # If its lease ran out after it was computed, reuse all but the last token, whose row gives the first answer token.
         have = min(self.residents.resume(resident), end - 1)
         self.executor.write(resident.slot, have, claimed.ids[have:end])
         ran = self.executor.run(PackedWork.of([(resident.slot, have, end - have, True)]))
@@ -346,7 +346,7 @@ class DecodeProcess:
     # ---- decoding ---------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Every member gets a token."""
+        """Run a decode step: every member of the batch gets a token."""
         batch = self._reserved()
         if not batch:
             return
@@ -368,7 +368,7 @@ class DecodeProcess:
         if lost or rounds or ends:
             self._leave({int(one) for one in lost}, {int(one) for one in rounds}, {int(one) for one in ends})
         if lost:
-            self._drop_strangers()  # what it was woken for may have come before they were here
+            self._drop_strangers()  # the word that woke it for them may have come before they were here
         self._took("busy_decode_s", time.perf_counter() - began)
         self._steps.append((len(batch), int(contexts.sum()), time.perf_counter() - began))
         if len(self._steps) >= _STEPS_AT_ONCE or not self._batch:
@@ -388,7 +388,7 @@ class DecodeProcess:
         self._batch = stay
 
     def _reserved(self) -> list[Resident]:
-        """The batch, without the youngest where memory does not hold another token of all."""
+        """Return the batch, without the youngest members if memory does not hold another token for all."""
         while self._batch:
             slots, contexts = np.array([(each.slot, each.context) for each in self._batch], dtype=np.int64).T
             if self.residents.grow(slots, contexts):
@@ -397,7 +397,7 @@ class DecodeProcess:
         return []
 
     def _make_place(self, resident: Resident, tokens: int) -> bool:
-        """A slot and room for so many tokens; younger sessions that decode give way."""
+        """Give the session a slot and room for ``tokens`` tokens, preempting younger sessions. Return whether there was room."""
         while not self.residents.place(resident, tokens):
             youngest = self._youngest() if self._batch else resident
             if youngest.order <= resident.order:
@@ -409,7 +409,7 @@ class DecodeProcess:
         return max(self._batch, key=lambda each: each.order)
 
     def _preempt(self, resident: Resident) -> None:
-        """Its K/V goes; all of its tokens are prefilled again later."""
+        """Drop the session's K/V; all its tokens are prefilled again later."""
         self._batch = [each for each in self._batch if each is not resident]
         self.residents.drop(resident)
         self.worker.call("preempt", resident.session_id, resident.epoch)

@@ -1,7 +1,7 @@
 """AMPD's coordinator behind NVIDIA Dynamo's frontend: a routing component, run as a program in Dynamo's environment.
 
-The frontend tokenizes a request and hands it to the endpoint that registered the model. That is this one: a ``SessionIntake``, whose
-coordinator binds the session, and lets its prefill go to a prefill worker or to the session's own. Torch is not needed here.
+The frontend tokenizes a request and hands it to the endpoint that registered the model: here, a ``SessionIntake``. Its coordinator
+binds the session, and routes the prefill to a prefill worker or to the session's own worker. This program does not need torch.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from engines.errors import UserError
 
 ENDPOINT = "ampd.router.generate"
 _BLOCK_SIZE = 16
-"""Tokens of a block of K/V, as the frontend is told; no router of its own looks at it here."""
+"""The tokens of a K/V block that we tell the frontend. None of its own routers reads them here."""
 
 
 def main(spec: RouterSpec) -> None:
@@ -33,7 +33,7 @@ def main(spec: RouterSpec) -> None:
                 async for said in answer:
                     yield said
         except UserError as error:
-            raise InvalidArgument(str(error)) from None  # the one kind whose words the frontend passes on
+            raise InvalidArgument(str(error)) from None  # the only kind of error whose message the frontend passes on
 
     @dynamo_worker()
     async def router(runtime: Any) -> None:
@@ -53,7 +53,7 @@ def main(spec: RouterSpec) -> None:
         over, _ = await asyncio.wait((serving, keeping), return_when=asyncio.FIRST_COMPLETED)
         keeping.cancel()
         for each in over:
-            each.result()  # which raises what went wrong
+            each.result()  # raises the error that ended it
 
     uvloop.run(router())
 

@@ -1,4 +1,4 @@
-"""Worker processes of a live run: started from a server that has torch loaded already, stopped with their parent."""
+"""The worker processes of a live run. They are forked from a server that has torch loaded, and stop with their parent."""
 
 import multiprocessing
 import os
@@ -17,17 +17,17 @@ from engines.machine import held
 
 STOP_S = 5.0
 LOOK_S = 1.0
-"""How often the store is asked who is alive."""
+"""How long it is between two looks in the store for live workers."""
 SILENT_S = 30.0
-"""After its last lease ran out, how long a role may be without a worker whose process is still there: it may come back."""
+"""How long a role may have no live worker in the store while a process of it still runs: the worker may come back."""
 _MODULES = ("engines.ampd.live.prefill", "engines.ampd.live.decode")
 _LATER = ("redis", "torch.fx.experimental.symbolic_shapes")
-"""What every worker imports when it connects and makes its model: a second, unless the server it is forked from has."""
+"""Modules that every worker imports when it connects and makes its model. We preload them, which saves a second per worker."""
 
 
 class Fleet:
     def __init__(self, specs: Sequence[WorkerSpec], store: Store, *, start_s: float = 120.0) -> None:
-        """Returns once every worker takes part."""
+        """Start all workers. Returns once every worker has joined the run."""
         self.store = store
         self._specs = {spec.worker_id: spec for spec in specs}
         self._of_role: dict[str, set[int]] = {}
@@ -35,7 +35,7 @@ class Fleet:
             self._of_role.setdefault(spec.role, set()).add(spec.worker_id)
         self._looked_s = 0.0
         self._silent_s: dict[str, float] = {}
-        """Roles of which nobody is alive in the store, and since when."""
+        """The roles without a live worker in the store, and since when."""
         self._processes: dict[int, BaseProcess] = {}
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*_MODULES, *_LATER])
@@ -49,7 +49,7 @@ class Fleet:
             raise
 
     def start(self, worker_id: int) -> None:
-        """Also again, after it died."""
+        """Start a worker, also again after it died."""
         spec = self._specs[worker_id]
         process = self._context.Process(target=run_worker, args=(spec,), name=f"{spec.role}-{worker_id}", daemon=True)
         with held():
@@ -67,13 +67,13 @@ class Fleet:
 
     @property
     def ended(self) -> dict[int, int]:
-        """Workers whose process is over, and how: its exit code."""
+        """The exit codes of the workers whose process has ended."""
         codes = {worker_id: process.exitcode for worker_id, process in self._processes.items()}
         return {worker_id: code for worker_id, code in codes.items() if code is not None}
 
     def check(self) -> None:
-        """RunError where a worker has ended by itself with an error, or where none of a role is left; any other that was lost is
-        a loss to be survived."""
+        """Raises RunError if a worker has ended by itself with an error, or if no worker of a role is left. The run survives the
+        loss of any other worker."""
         ended = self.ended
         for worker_id, code in ended.items():
             if code > 0:
@@ -98,7 +98,7 @@ class Fleet:
                 )
 
     def stop(self) -> None:
-        """May be called twice, and interrupted: then no worker is waited for."""
+        """Stop all workers. May be called twice. If interrupted, it kills workers that have not ended yet."""
         try:
             for process in self._processes.values():
                 if process.is_alive():
@@ -137,9 +137,9 @@ def _ending(code: int) -> str:
 
 
 def start_server() -> None:
-    """The one that processes of this one are forked from. Ctrl-C in a terminal reaches every process, but it is this one's to
-    deal with, also while the server loads torch."""
-    resource_tracker.ensure_running()  # which takes every block of signals away
+    """Start the server from which this process forks workers. Ctrl-C in a terminal reaches every process, but only this one must
+    handle it, also while the server loads torch."""
+    resource_tracker.ensure_running()  # this call removes every block of signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -148,7 +148,7 @@ def start_server() -> None:
 
 
 def run_worker(spec: WorkerSpec) -> None:
-    """In the worker's process."""
+    """Run a worker, in its own process."""
     threading.Thread(target=end_with_parent, name="end with parent", daemon=True).start()
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     import torch

@@ -1,7 +1,7 @@
-"""Requests of an OpenAI frontend as rounds of sessions: handed to the coordinator, answered token by token from the store.
+"""Takes requests of an OpenAI frontend as rounds of sessions: the coordinator gets them, and the store has the answer's tokens.
 
-Knows nothing of the frontend but the form of its requests, which is Dynamo's: token ids, stop conditions, sampling options, and
-the session that an ``x-dynamo-session-id`` header names, whose last request says ``x-dynamo-session-final``.
+It knows only the form of the frontend's requests, which is Dynamo's: token ids, stop conditions and sampling options. The header
+``x-dynamo-session-id`` names a session, and ``x-dynamo-session-final`` marks its last request.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from engines.errors import require
 from engines.policies.routing import Binder, Estimator, Router
 
 _NUM_NUMBERS = 10**9
-"""Names below it that are numbers are sessions' ids; a profile's sessions come behind them."""
+"""A session's name that is a number below this is its id. The ids of a profile's sessions begin here."""
 FIRST_NAMED = 2 * 10**9
-"""Sessions of other names, or of none, have ids from here on."""
+"""Sessions with other names, or without a name, have ids from here on."""
 LOOK_S = 0.25
-"""How long to wait for a word of new tokens before looking for them all the same."""
+"""How long to wait for news of new tokens before we look for them anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deciding:
-    """Everything a coordinator is made of; pickles."""
+    """Everything that a coordinator is made of. It can be pickled."""
 
     url: str
-    """Where Redis is."""
+    """The address of Redis."""
     prefix: str
     binder: Binder
     router: Router
@@ -43,7 +43,7 @@ class Deciding:
     lease_s: float
 
     def coordinator(self, store: Store | None = None) -> Coordinator:
-        """Over a connection that is there, or one of its own."""
+        """Make a coordinator on ``store``, or on a connection of its own."""
         return Coordinator(
             store or Store.connect(self.url, self.prefix),
             binder=self.binder,
@@ -56,16 +56,16 @@ class Deciding:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the workers can be asked for."""
+    """The limits of the requests that the workers can serve."""
 
     vocab_size: int
     max_len: int
-    """Tokens of a session, its answers included."""
+    """Tokens of a session, including its answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterSpec:
-    """Everything a frontend's routing component is told."""
+    """Everything that a frontend's routing component needs to know."""
 
     deciding: Deciding
     limits: Limits
@@ -74,7 +74,7 @@ class RouterSpec:
     served_name: str
 
     def write(self, path: Path) -> None:
-        """For the user alone: it holds the password of Redis."""
+        """Write it for the user alone to read, because it holds the password of Redis."""
         path.touch(mode=0o600)
         path.write_bytes(pickle.dumps(self))
 
@@ -86,18 +86,18 @@ class RouterSpec:
 
 
 class Context(Protocol):
-    """What Dynamo tells of a request."""
+    """Dynamo's context of a request."""
 
     def is_stopped(self) -> bool:
         """Whether its client has left."""
 
     def async_killed_or_stopped(self) -> asyncio.Future[bool]:
-        """Done once it has."""
+        """Returns a future that is done once the client has left."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRequest:
-    """What a request asks: ``prompt`` is all of its session so far and what it adds."""
+    """A request. Its ``prompt`` holds all tokens of its session so far, and those that it adds."""
 
     prompt: npt.NDArray[np.int64]
     max_tokens: int
@@ -106,7 +106,7 @@ class LiveRequest:
 
     @staticmethod
     def of(request: Mapping[str, Any], limits: Limits) -> "LiveRequest":
-        """UserError where the workers can not do it: they take the likeliest token, ``max_tokens`` times."""
+        """Raises UserError if the workers cannot serve the request: they take the likeliest token, ``max_tokens`` times."""
         ids = np.asarray(request["token_ids"], dtype=np.int64)
         stop, sampling, output = (
             request.get(name) or {} for name in ("stop_conditions", "sampling_options", "output_options")
@@ -137,7 +137,7 @@ class LiveRequest:
 
 
 class SessionIntake:
-    """For one event loop. The coordinator's calls wait for Redis, hence have a thread of their own, one for all."""
+    """Serves requests on one event loop. Calls of the coordinator wait for Redis, so one thread of their own runs them all."""
 
     def __init__(self, coordinator: Coordinator, limits: Limits) -> None:
         self.coordinator, self.limits = coordinator, limits
@@ -145,14 +145,14 @@ class SessionIntake:
         self._coordinating = ThreadPoolExecutor(1, thread_name_prefix="coordinator")
         self._hearing = ThreadPoolExecutor(1, thread_name_prefix="tokens")
         self._under_way: dict[int, asyncio.Event] = {}
-        """Sessions with a round, and what says that it has new tokens."""
+        """For each session with a round under way, the event that is set when it has new tokens."""
 
     async def keep(self) -> None:
-        """What goes on beside requests, for ever: the overdue are looked for, and tokens heard of. Raises as the store does."""
+        """Run for ever beside the requests: settle overdue work, and listen for new tokens. Raises the store's errors."""
         await asyncio.gather(self._settle(), self._hear())
 
     async def generate(self, request: Mapping[str, Any], context: Context) -> AsyncGenerator[dict[str, Any], None]:
-        """A token each. UserError where the round can not be. Where its client leaves, the session is given up."""
+        """Yield the answer token by token. Raises UserError for an impossible round. If its client leaves, the round is given up."""
         asked = LiveRequest.of(request, self.limits)
         loop = asyncio.get_running_loop()
         session_id = await loop.run_in_executor(self._coordinating, self._id_of, asked.session)
@@ -166,7 +166,7 @@ class SessionIntake:
             await asyncio.wrap_future(begun)
             place = asked.prompt.size
             while num_sent < asked.max_tokens and not context.is_stopped():
-                # In Python 3.11 ``wait_for`` forgets that it was cancelled where the news came in the same moment.
+                # In Python 3.11 ``wait_for`` forgets that it was cancelled if the news comes at the same moment.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await news.wait()
@@ -184,7 +184,7 @@ class SessionIntake:
     # ---- in threads ---------------------------------------------------------------------------------------------
 
     def _id_of(self, session: str | None) -> int:
-        """A number is itself; other names are in the store, for whoever goes on after this intake."""
+        """Return the session's id. A number is its own id; the ids of other names are in the store, for an intake after this one."""
         if session is not None and session.isascii() and session.isdigit() and int(session) < _NUM_NUMBERS:
             return int(session)
         store = self._store
@@ -196,7 +196,7 @@ class SessionIntake:
         return FIRST_NAMED + int(known)
 
     def _begin(self, session_id: int, asked: LiveRequest) -> int:
-        """The session's rank by arrival."""
+        """Begin the request's round, and return the session's rank by arrival."""
         name = f"session {asked.session!r}"
         known = self._store.fields("session", session_id)
         state = known.get("state", "waiting")
@@ -214,7 +214,7 @@ class SessionIntake:
         return order
 
     def _leave(self, session_id: int, begun: Future[int]) -> None:
-        """Unless its round never began."""
+        """Give up the round, unless it never began."""
         if not begun.cancelled() and begun.exception() is None:
             self.coordinator.leave(session_id, begun.result())
 

@@ -1,7 +1,7 @@
 """A prefill worker: claims a task, reads its history from the session's home, computes, and sends the increment back.
 
-Three threads, as AMPD §6 overlaps them: while one task computes, the next is chosen and its history read, and the increment
-of the one before is sent.
+Three threads overlap this work, as in AMPD §6. While one task computes, another thread chooses the next and reads its history,
+and a third sends the increment of the task before.
 """
 
 import json
@@ -22,7 +22,7 @@ from engines.ar.torch.rows import PackedWork
 class _Staged(NamedTuple):
     claimed: Claimed
     history: bytearray
-    """K/V of its first tokens, as many as the home still had."""
+    """K/V of the session's first tokens, as many as the home still had."""
     have: int
 
 
@@ -45,7 +45,7 @@ class PrefillProcess:
         self._is_busy = False
         self._busy_s = 0.0
         self._fault: BaseException | None = None
-        """What a thread beside this one raised."""
+        """The error that a thread beside the main one raised."""
 
     def run(self) -> None:
         worker = self.worker
@@ -75,7 +75,7 @@ class PrefillProcess:
         worker.report()
 
     def _beside(self, loop: Callable[[], None]) -> None:
-        """A thread whose error ends the process: without it a worker would be alive, and do nothing."""
+        """Run a thread's loop. Its error ends the process, which without the thread would be alive and do nothing."""
         try:
             loop()
         except BaseException as error:
@@ -96,7 +96,7 @@ class PrefillProcess:
             self._outgoing.put(_Sent(claimed, token, have, payload, worker.store.clock.now()))
 
     def _prefilled(self, staged: _Staged, end: int) -> tuple[int, memoryview]:
-        """The first token and the K/V that was computed."""
+        """Return the first token and the computed K/V."""
         executor, have = self.executor, staged.have
         slot = executor.open()
         try:
@@ -128,7 +128,7 @@ class PrefillProcess:
                 self._staged.put(staged)
 
     def _read(self, peers: Peers, claimed: Claimed) -> _Staged | None:
-        """None where the home is gone: the session gets another, and the task comes back."""
+        """Read the task's history. None if the home is gone: then the session gets another, and the task comes back."""
         task, store = claimed.task, self.worker.store
         if task.history == 0:
             return _Staged(claimed, bytearray(), 0)

@@ -1,6 +1,6 @@
-"""Times of live workers, taken in service: sessions that are alone, on the path every session takes (AMPD §3, profiler).
+"""Measures the times of live workers in service, with lone sessions on the path that every session takes (AMPD §3, profiler).
 
-The simulator in the live workers' place: their profile for its costs, the same policies, the same sessions.
+It also simulates the live workers: with their profile as costs, the same policies, and the same sessions.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from engines.policies.routing import Binder, Estimator, LeastKvMemory, Local, Re
 from engines.policies.views import Chunk, PrefillQueue
 
 FIRST_ID = 10**9
-"""Sessions of a profile have ids from here on."""
+"""The sessions of a profile have ids from here on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class ProfileGrid:
     tokens: tuple[int, ...] = (8, 32, 96, 192, 384, 768)
     """l_incr."""
     histories: tuple[int, ...] = (0, 128, 512, 1024)
-    """l_hist, near enough: the answer's one token comes on top."""
+    """l_hist, approximately: the one token of the answer comes on top."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     contexts: tuple[int, ...] = (64, 768)
     """Tokens of the sequences that decode together."""
@@ -57,7 +57,7 @@ class DecodeFit:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveProfile:
-    """Measured and fitted: everything a simulation of these workers is told."""
+    """Measured and fitted times: everything that a simulation of these workers needs."""
 
     remote: Piecewise
     """T_pre on a prefill worker, from the start of a task to its last token."""
@@ -65,15 +65,15 @@ class LiveProfile:
     """T_pre on a decode worker."""
     decode: DecodeFit
     transfer: Piecewise
-    """T_kv, answers included."""
+    """T_kv, including the answer of the other side."""
     dispatch_s: float
-    """From a round's begin to the start of its prefill on an idle worker, its history's transfer left out: median."""
+    """Median time from a round's begin to the start of its prefill on an idle worker, without the transfer of its history."""
     decode_context: int
-    """Tokens of the sequences that T_dec(b) is for, as policies know it."""
+    """Tokens of each sequence in the T_dec(b) that policies know."""
 
     @property
     def performance(self) -> PerformanceModel:
-        """What policies are told (AMPD §3)."""
+        """The performance model that policies get (AMPD §3)."""
         fit = self.decode
         line = (fit.base_s, fit.per_sequence_s + fit.per_token_s * self.decode_context)
         decode = Piecewise(knees=(), pieces=(line,), mean_error=fit.mean_error, max_error=fit.mean_error)
@@ -94,7 +94,7 @@ def profile_live(
     until_s: float = 600.0,
     on_turn: OnTurn | None = None,
 ) -> LiveProfile:
-    """Serve the grid's sessions one after the other, prefilled remotely, then locally; then batches that decode together."""
+    """Serve the grid's sessions one after the other, with remote prefills, then local ones. Then serve batches that decode together."""
     grid = grid or ProfileGrid()
     numbers = itertools.count(FIRST_ID)
     found = {}
@@ -139,7 +139,7 @@ def _fitted(
 
 
 def _prefill(run: ClusterRun) -> Piecewise:
-    """The fit to the medians of the repeats; ``computed_tokens`` holds the newest token of the round before."""
+    """Fit the medians of the repeats. We take ``tokens``, because ``computed_tokens`` includes the newest token of the round before."""
     tasks = run.tasks
     points = np.stack([np.array(tasks["history"]), np.array(tasks["tokens"])], axis=1).astype(np.float64)
     took = np.array(tasks["finished_s"], dtype=np.float64) - np.array(tasks["started_s"], dtype=np.float64)
@@ -152,7 +152,7 @@ def _prefill(run: ClusterRun) -> Piecewise:
 def _decode(steps: Sequence[tuple[int, int, float]]) -> DecodeFit:
     points, times = _medians(np.array([step[:2] for step in steps], dtype=np.float64), np.array([s[2] for s in steps]))
     features = np.stack([np.ones(len(points)), points[:, 0], points[:, 1]], axis=1) / times[:, None]
-    # Neither another sequence nor a longer context makes a step shorter: what noise makes negative is left out.
+    # Neither another sequence nor a longer context makes a step shorter, so we leave out coefficients that noise makes negative.
     for kept in ((0, 1, 2), (0, 2), (0, 1), (0,)):
         solution = np.array(least_squares(features[:, kept].T.tolist(), [1.0] * len(points)))
         if (solution >= 0).all():
@@ -171,19 +171,19 @@ def _medians(points: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _steps(store: Store, worker: int, start: int) -> list[tuple[int, int, float]]:
-    """(batch, context, seconds) of decode steps, from one to the next; the context is binned, to have repeats."""
+    """Return (batch, context, seconds) of each decode step. The context is binned, so that there are repeats."""
     lines = store.answered(lambda: store.client.lrange(store.key("steps", worker), start, -1))
     rows = [row for line in lines for row in json.loads(line)]
     return [(batch, round(context / batch / 64) * 64 * batch, seconds) for batch, context, seconds in rows]
 
 
 HOMES, PREFILLS = 0, 1
-"""Servers that tell the two directions apart."""
+"""Server numbers that tell the two directions of a transfer apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _LiveLinks(KvLinks):
-    """``intra`` is the way to the prefill worker, ``inter`` the way back."""
+    """``intra`` is the link to the prefill worker, and ``inter`` the link back."""
 
     def between(self, server: int, other_server: int) -> Link:
         return self.intra if server == HOMES else self.inter
@@ -222,7 +222,7 @@ def simulate_live(
     kv_capacity: int,
     window_s: float = WINDOW_S,
 ) -> ClusterRun:
-    """Worker ids are the live ones: homes first. A dispatch takes the worker no time, hence it lies with the transfer back."""
+    """Simulate live workers, under the same ids: homes first. A dispatch keeps no worker busy, so it adds to the transfer back."""
     alpha, beta = profile.transfer.pieces[-1]
     there = Link(name="intra-server", latency_s=max(alpha, 0.0), bytes_per_s=1 / max(beta, 1e-12))
     back = Link(name="inter-server", latency_s=there.latency_s + profile.dispatch_s, bytes_per_s=there.bytes_per_s)

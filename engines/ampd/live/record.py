@@ -1,4 +1,4 @@
-"""What a live run leaves in the store, as the tables of a simulated one (``ClusterRun``); times count from its begin."""
+"""Reads a live run from the store into the tables of a simulated one (``ClusterRun``). Times count from the run's begin."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _BUSY = ("busy_prefill_s", "busy_decode_s")
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Where a run begins among what the store holds: tasks are counted from ``task``, busy times and decisions from here."""
+    """The begin of a run in the store, which may hold earlier runs: its first task and decision, and the busy times until then."""
 
     task: int = 0
     decision: int = 0
@@ -45,7 +45,7 @@ def collect(
     *,
     since: Mark = START,
 ) -> ClusterRun:
-    """``roles`` is that of every worker there was."""
+    """Return the tables of a run. ``roles`` holds the role of every worker that there was."""
     end_task = int(store.fields("run").get("next_task", 0))
     numbers = range(since.task, end_task)
     tasks = [_task(store.fields("task", number), number - since.task, began) for number in numbers]
@@ -119,7 +119,7 @@ def _task(words: Mapping[str, str], number: int, began: float) -> TaskRow:
 
 
 def _transfers(store: Store, began: float, first: int) -> list[TransferRow]:
-    """Those that reached the other side; of a prefill that was done twice both are there."""
+    """Rows of the transfers that reached the other side. A prefill that was done twice has both."""
     rows = []
     for line in store.answered(lambda: store.client.lrange(store.key("transfers"), 0, -1)):
         task, content, source, target, tokens, num_bytes, start_s, end_s = json.loads(line)

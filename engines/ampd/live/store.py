@@ -1,11 +1,11 @@
 """The shared state of a live cluster: a client of ``operations.lua``, whose operations are atomic and may be sent twice.
 
-While Redis is away callers wait; ``outage_s`` later they are told. One clock counts for all: Redis's own.
+While Redis is away callers wait, and after ``outage_s`` they get a RunError. All processes use one clock: Redis's own.
 
-A Redis server of a run's own, whose state survives its being killed: every acknowledged change is in its append-only file.
+``RedisServer`` is a run's own Redis server. Its state survives a kill, because every acknowledged change is in its append-only file.
 
-It asks for a password that is made for it and that no file and no command line holds: other users of the machine reach the
-port, and a script that they run there would be the run's.
+The server asks for a new password that no file and no command line holds. Other users of the machine can reach the port, and a
+script that they run there would count as the run's.
 """
 
 import re
@@ -37,15 +37,15 @@ _KINDS: Mapping[Any, Callable[[str], Any]] = {
     float | None: float,
     bool: lambda word: word == "1",
 }
-"""How a field of a dataclass is read, by how it is declared; others are texts."""
+"""How to read a field of a dataclass, by its declared type. Fields of other types are texts."""
 
 _RETRY_S = 0.05
 ANSWER_S = 5.0
-"""A connection that says nothing for so long is closed."""
+"""A connection that is silent for this long is closed."""
 
 
 class RedisClock:
-    """Redis's time, by an offset to this machine's monotonic clock that is measured once."""
+    """Redis's time: this machine's monotonic clock plus an offset that is measured once."""
 
     def __init__(self, client: Any, *, samples: int = 5) -> None:
         found = []
@@ -63,22 +63,22 @@ class RedisClock:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A worker that is alive, as policies see it and as it is known."""
+    """A live worker: its state as policies see it, and its identity."""
 
     view: WorkerSnapshot
     role: str
     incarnation: str
     is_suspended: bool
-    """It let a lease run out and has finished nothing since."""
+    """Whether it let a lease expire and has finished nothing since."""
 
 
 class Losses(NamedTuple):
-    """What all of the run has lost, its profile included."""
+    """The losses of a whole run, including its profile."""
 
     workers: tuple[int, ...]
-    """Each as often as it was lost."""
+    """The ids of lost workers, each as often as it was lost."""
     num_taken_back: int
-    """Leases that ran out on workers that were alive."""
+    """Leases that expired although their worker was alive."""
 
 
 class Store:
@@ -103,7 +103,7 @@ class Store:
         return ":".join((self.prefix, *map(str, parts)))
 
     def call(self, operation: str, *args: Any, now: float | None = None) -> Any:
-        """One operation of ``operations.lua``, at ``now`` or whenever it gets through; floats are sent to the last bit."""
+        """Run an operation of ``operations.lua``, as of ``now`` or of when it gets through. Floats are sent to the last bit."""
         sent = [_sent(arg) for arg in args]
 
         def ask() -> Any:
@@ -113,7 +113,7 @@ class Store:
         return self.answered(ask)
 
     def answered(self, ask: Callable[[], T]) -> T:
-        """What ``ask`` returns, asked again while Redis is away. RunError where it stays away or has forgotten the run."""
+        """Return what ``ask`` returns, and ask again while Redis is away. Raises RunError if it stays away or has lost the run."""
         since: float | None = None
         while True:
             try:
@@ -139,16 +139,16 @@ class Store:
     # ---- what is read -------------------------------------------------------------------------------------
 
     def members(self, now: float | None = None) -> list[Member]:
-        """Workers that are alive, by id."""
+        """The live workers, sorted by id."""
         return sorted(map(_member, self.call("snapshot", now=now)), key=lambda member: member.view.worker_id)
 
     def read(self, *parts: object) -> bytes:
-        """A string of bytes."""
+        """Read a string of bytes."""
         found: bytes = self.answered(lambda: self.client.get(self.key(*parts))) or b""
         return found
 
     def ids(self, session_id: int, start: int = 0, end: int = 2**28) -> list[int]:
-        """The session's token ids from ``start`` to before ``end``, as far as they are there."""
+        """The session's token ids from ``start`` to before ``end``, as far as they exist."""
         if end <= start:
             return []
         key = self.key("ids", session_id)
@@ -157,16 +157,16 @@ class Store:
         return ids
 
     def fields(self, *parts: object) -> dict[str, str]:
-        """A hash."""
+        """Read a hash."""
         found = self.answered(lambda: self.client.hgetall(self.key(*parts)))
         return {name.decode(): value.decode() for name, value in found.items()}
 
     def log(self) -> list[str]:
-        """Decisions in the order they took effect, "+" before one that did, "-" before one that came too late."""
+        """The decisions in their order. A "+" stands before one that took effect, a "-" before one that came too late."""
         return [line.decode() for line in self.answered(lambda: self.client.lrange(self.key("log"), 0, -1))]
 
     def follow(self, *parts: object) -> Callable[[float], list[dict[str, str]]]:
-        """What a stream tells since the last time it was asked; waits up to so many seconds for the first. For one thread."""
+        """Return a function, for one thread, that reads the new entries of a stream, and waits up to ``wait_s`` seconds for the first."""
         key, mark = self.key(*parts), "0"
 
         def told(wait_s: float) -> list[dict[str, str]]:
@@ -203,7 +203,7 @@ def load_redis() -> Any:
 
 
 def client_of(url: str, answer_s: float) -> Any:
-    """A client that asks once, and waits so long for an answer."""
+    """A client that asks once, and waits ``answer_s`` seconds for an answer."""
     redis = load_redis()
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -216,19 +216,19 @@ def client_of(url: str, answer_s: float) -> Any:
 
 
 def shown(url: str) -> str:
-    """The address as it may be said: without its password."""
+    """The address as it may be shown: without its password."""
     return re.sub(r"(?<=://).*@", "***@", re.sub(r"(?<=password=)[^&]*", "***", url))
 
 
 def texts(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
-    """A hash as Lua or the client returns it."""
+    """Decode a hash as Lua or the client returns it."""
     if isinstance(flat, Mapping):
         return {name.decode(): value.decode() for name, value in flat.items()}
     return {flat[place].decode(): flat[place + 1].decode() for place in range(0, len(flat), 2)}
 
 
 def held(kind: type[T], words: Mapping[str, str]) -> T:
-    """A dataclass out of a hash: its fields by name, each as it is declared. What the hash lacks has its default."""
+    """Build a dataclass from a hash. Each field is read by its name and declared type; fields that the hash lacks have their defaults."""
     made = _readers(kind)  # type: ignore[arg-type]
     return kind(**{name: read(words[name]) for name, read in made.items() if name in words})
 
@@ -256,14 +256,14 @@ START_S = 10.0
 
 
 def redis_program() -> str:
-    """Where it is; UserError where it is not installed."""
+    """The path of redis-server. Raises UserError if it is not installed."""
     if (found := shutil.which("redis-server")) is None:
         raise UserError("redis-server is not installed: apt-get install redis-server, or give redis=redis://HOST:PORT")
     return found
 
 
 class RedisServer:
-    """On a free loopback port, with its files in ``directory``."""
+    """A Redis server on a free loopback port, with its files in ``directory``."""
 
     def __init__(self, directory: Path) -> None:
         load_redis()
@@ -271,9 +271,9 @@ class RedisServer:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
-        # Dies with this process, however that ends.
+        # The server dies with this process, however that ends.
         guard = [found, "--pdeathsig", "TERM"] if (found := shutil.which("setpriv")) is not None else []
-        self._command = [*guard, program, "-"]  # what it is told comes by its standard input
+        self._command = [*guard, program, "-"]  # it reads its settings from standard input
         self._directory, self._password = directory, secrets.token_hex(32)
         settings = {
             "port": self.port,
@@ -285,7 +285,7 @@ class RedisServer:
             "appendonly": "yes",
             "appendfsync": "everysec",
             "daemonize": "no",
-            # Who waits for an event or for the next session to be due is told of the latter so often a second: by default ten times.
+            # How often per second Redis ends waits that are over, as for the next session's due time: by default ten times.
             "hz": 200,
         }
         self._settings = "".join(f"{name} {value}\n" for name, value in settings.items()).encode()
@@ -294,11 +294,11 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """With the password: it is not to be shown."""
+        """The address with the password. Do not show it."""
         return f"redis://:{self._password}@127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start, or start again over what is in the directory; returns once it answers."""
+        """Start, or start again with the state in the directory. Returns once the server answers."""
         none = subprocess.DEVNULL
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=none, stderr=none, cwd=self._directory
@@ -323,7 +323,7 @@ class RedisServer:
                 client.close()
 
     def stop(self) -> None:
-        """May be called twice."""
+        """Stop the server. May be called twice."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()

@@ -1,8 +1,8 @@
-"""K/V between workers: frames over TCP, each a header and bytes, answered one by one.
+"""Sends K/V between workers: frames over TCP, each a header and bytes, answered one by one.
 
-Not through Redis, which would hold every byte twice and once more in its file: a history of a thousand tokens is megabytes.
+It does not go through Redis, which would hold every byte twice and once more in its file. A history of a thousand tokens is megabytes.
 
-K/V rows of a slot as bytes: what goes over the wire, [2, layers, tokens, Hkv, D] in the model's dtype.
+The bytes on the wire are the K/V rows of a slot, [2, layers, tokens, Hkv, D] in the model's dtype.
 """
 
 import json
@@ -33,7 +33,7 @@ def send(connection: socket.socket, header: Header, payload: Buffer = b"") -> No
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], bytearray]:
-    """ConnectionError where the other side is gone."""
+    """Raises ConnectionError if the other side is gone."""
     num_words, num_bytes = _SIZES.unpack(_exactly(connection, _SIZES.size))
     header: dict[str, Any] = json.loads(_exactly(connection, num_words))
     return header, _exactly(connection, num_bytes)
@@ -51,7 +51,7 @@ def _exactly(connection: socket.socket, count: int) -> bytearray:
 
 
 class Peers:
-    """Connections to other workers, one an address, made when they are first asked. For one thread."""
+    """Connections to other workers, one for each address, made at the first request. For use by one thread."""
 
     def __init__(self, *, patience_s: float) -> None:
         """``patience_s`` is how long an answer may take."""
@@ -59,7 +59,7 @@ class Peers:
         self._open: dict[str, socket.socket] = {}
 
     def ask(self, address: str, header: Header, payload: Buffer = b"") -> tuple[dict[str, Any], bytearray]:
-        """OSError where the worker is not there, or does not answer."""
+        """Send a frame and return the answer. Raises OSError if the worker is not there, or does not answer."""
         try:
             connection = self._open.get(address) or self._connect(address)
             send(connection, header, payload)
@@ -79,7 +79,7 @@ class Peers:
 
 
 class Listener:
-    """Answers frames by ``handler``, which is called from a thread for each connection."""
+    """Answers frames by ``handler``, which runs in a thread for each connection."""
 
     def __init__(self, handler: Handler, *, host: str = "127.0.0.1") -> None:
         self._handler = handler
@@ -114,7 +114,7 @@ def bytes_per_token(executor: PagedExecutor) -> int:
 
 
 def gather(executor: PagedExecutor, slot: int, start: int, end: int) -> memoryview:
-    """The K/V of tokens [start, end) of a slot."""
+    """Return the K/V of tokens [start, end) of a slot."""
     rows = _rows(executor, slot, start, end)
     pool = executor.pool
     found = torch.stack([part.flatten(1, 2).index_select(1, rows) for part in (pool.k, pool.v)])
@@ -122,7 +122,7 @@ def gather(executor: PagedExecutor, slot: int, start: int, end: int) -> memoryvi
 
 
 def scatter(executor: PagedExecutor, slot: int, start: int, payload: Buffer) -> int:
-    """Put it into the pool at ``start``, whose blocks are there; how many tokens it was."""
+    """Put K/V into the pool from token ``start`` of the slot, which has the blocks for it. Return how many tokens it was."""
     tokens = len(payload) // bytes_per_token(executor)
     if tokens == 0:
         return 0

@@ -1,4 +1,4 @@
-"""What prefill and decode workers share: who they are in the store, their heartbeat, and how they claim a prefill."""
+"""The common part of prefill and decode workers: their identity in the store, their heartbeat, and how they claim a prefill."""
 
 import os
 import signal
@@ -24,59 +24,59 @@ from engines.runtime.rows import Ints
 Role = Literal["prefill", "decode"]
 
 IDLE_S = 0.25
-"""How long a worker without work sleeps before it looks whether it should stop."""
+"""How long a worker without work sleeps before it checks whether it should stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
-    """Everything a worker process is told; pickles."""
+    """Everything that a worker process needs to know. It can be pickled."""
 
     worker_id: int
     role: Role
     url: str
-    """Where Redis is."""
+    """The address of Redis."""
     prefix: str
     model: str | CausalConfig
-    """A config is given random weights of ``seed``, the same on every worker."""
+    """A config gets random weights of ``seed``, the same on every worker."""
     make_queue: Callable[[], PrefillQueue]
     num_tokens: int
-    """How many the pool holds K/V for."""
+    """For how many tokens the pool holds K/V."""
     max_len: int
     num_slots: int
     seed: int = 0
     dtype: str = "float32"
     device: str = "cpu"
     core: int | None = None
-    """One of this machine's, to run on alone."""
+    """The one core of this machine that the worker may run on; None: any."""
     lease_s: float = 2.0
-    """Without a heartbeat for so long the worker counts as dead."""
+    """A worker without a heartbeat for this long counts as dead."""
     patience: float = 10.0
-    """A prefill may take that many times its estimate, and a lease at the least, before another worker gets it."""
+    """A prefill may take this many times its estimate, or at least ``lease_s``, before another worker gets it."""
     outage_s: float = 30.0
 
 
 FAULT = "fault"
-"""Field of a worker in the store: why it ended, where that is the policy's."""
+"""The field of a worker in the store that says why it ended, if a policy is the cause."""
 
 
 class LostError(RuntimeError):
-    """The store counts this incarnation of the worker as dead: others have its work."""
+    """The store counts this incarnation of the worker as dead, and others have its work."""
 
 
 class Claimed(NamedTuple):
     task: PrefillTask
     fence: str
     epoch: str
-    """How often the session has lost its home."""
+    """How often the session has lost its home, as text."""
     home: int
     address: str
-    """Where the home is."""
+    """The address of the home."""
     ids: Ints
     """[history + tokens]"""
 
 
 class LiveWorker:
-    """A process's place in the run."""
+    """A worker process as a member of the run."""
 
     def __init__(self, spec: WorkerSpec, address: str = "") -> None:
         self.spec, self.address = spec, address
@@ -85,22 +85,22 @@ class LiveWorker:
         self.is_stopping = threading.Event()
         self.is_lost = threading.Event()
         self.said: dict[str, Any] = {}
-        """What it reports of itself with its heartbeat."""
+        """The fields that it reports with its heartbeat."""
         self._requests = 0
         self._queue: PrefillQueue | None = None
-        """As its last choice left it; None where the next is the first of its kind."""
+        """The policy's queue as its last choice left it; None before the first choice."""
         self._queue_of = ("", b"")
-        """The incarnation and the era that it is of."""
+        """The incarnation and the era that the queue belongs to."""
 
     def join(self, capacity: int) -> None:
-        """Take part, as somebody new: nothing of an earlier incarnation counts."""
+        """Join the run as a new incarnation: nothing of an earlier one counts."""
         self.incarnation = uuid.uuid4().hex
         self.is_lost.clear()
         spec = self.spec
         self.call("register", spec.role, 1, self.address, capacity, spec.lease_s)
 
     def call(self, operation: str, *args: Any) -> Any:
-        """An operation in this worker's name; LostError where the store no longer knows it."""
+        """Run an operation in this worker's name. Raises LostError if the store no longer knows this worker."""
         said = self.store.call(operation, self.spec.worker_id, self.incarnation, *args)
         if said in (b"lost", [b"lost"]):
             self.is_lost.set()
@@ -108,12 +108,12 @@ class LiveWorker:
         return said
 
     def request(self) -> str:
-        """A name for one change, under which it may be sent twice."""
+        """Return a new name for a change, under which the change may be sent twice."""
         self._requests += 1
         return f"{self.incarnation}:{self._requests}"
 
     def claim(self, *, is_staged: bool) -> Claimed | None:
-        """The prefill that the policy takes next, leased; None where none is queued."""
+        """Lease and return the prefill that the policy takes next; None if none is queued."""
         spec = self.spec
         while True:
             now = self.store.clock.now()
@@ -132,7 +132,7 @@ class LiveWorker:
                 self.store.client.hset(self.store.key("worker", spec.worker_id), FAULT, str(error))
                 raise
             taken = choice.taken
-            # Twice as long for every time it came back: a worker that is merely slow gets it done in the end.
+            # The lease doubles each time the prefill comes back, so that even a slow worker gets it done in the end.
             allowed_s = max(spec.lease_s, spec.patience * taken.estimate_s)
             lease_s = start_s - now + allowed_s * 2 ** int(fields[taken.task_id]["requeued"])
             rest = [part for task in choice.rest for part in (task.task_id, task.postponed)]
@@ -184,7 +184,7 @@ def executor_of(spec: WorkerSpec) -> PagedExecutor:
 
 
 def _warm(executor: PagedExecutor) -> None:
-    """A first step takes longer than any other."""
+    """Run a step, because the first one takes longer than any other."""
     slot = executor.open()
     executor.tables.grow(np.array([slot]), np.array([9]))
     executor.write(slot, 0, np.zeros(8, dtype=np.int64))
@@ -193,7 +193,7 @@ def _warm(executor: PagedExecutor) -> None:
 
 
 def end_with_parent() -> None:
-    """Nobody else is left to stop this process, and it may be waiting for a Redis that went as well."""
+    """End with the parent: nobody else would stop this process, and it may be waiting for a Redis that is gone as well."""
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(0)
