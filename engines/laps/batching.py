@@ -1,18 +1,17 @@
-"""How LAPS batches: short requests wait for company, and every step has one class alone (LAPS §3.1 and §3.2).
+"""How LAPS batches: short requests wait for others to join them, and every step has only one class (LAPS §3.1 and §3.2).
 
-Adaptive wait-depth batching says how long short requests wait, and for how many others (Algorithm 1). As printed the algorithm dies
-in one round without a request: it dispatches the empty batch, d = 0 < D sets D = 0, and no later round can collect anything
-(``printed``). Guarded against that (``guarded``: D >= 1, the timer starts at the first request) it still only ever lowers D, until
-every dispatch is a single request. ``repaired`` recomputes the window at every decision epoch as §3.2 has it, and raises D again
-after two full rounds.
+Adaptive wait-depth batching decides how long short requests wait, and for how many others (Algorithm 1). As printed (``printed``),
+one round without a request ends it: the round dispatches the empty batch, d = 0 < D sets D = 0, and no later round can collect
+anything. ``guarded`` keeps D >= 1 and starts the timer at the first request. It still only lowers D, until every dispatch is a single
+request. ``repaired`` recomputes the window at every decision epoch, as in §3.2, and raises D again after two full rounds.
 
-Temporal disaggregation has one instance and two queues. While short requests wait for company, a long chunk may run: the instance
-never idles with a long request queued, unless ``while_waiting`` says that it does. Short requests go first; a long one that has
-waited ``max_long_wait_s`` gets every other step. From then on at most one short batch runs between two long steps, so it starts
-after at most as many short batches as long steps are ahead of it.
+Temporal disaggregation has one instance and two queues. While short requests wait for others, a long chunk may run: the instance
+never idles with a long request queued, unless ``while_waiting`` is "idle". Short requests go first, but a long one that has waited
+``max_long_wait_s`` gets every other step. From then on at most one short batch runs between two long steps. So the long request
+starts after at most as many short batches as there are long steps ahead of it.
 
-Graphs of prefill steps: which shapes to capture, the grid of LAPS §3.1, a ladder of packed sizes and what a memory budget leaves of
-them; and which captured one a step replays, if any, as a last stage behind any batching policy.
+Graphs of prefill steps: we capture the grid of LAPS §3.1 or a ladder of packed sizes, as far as a memory budget allows. Behind any
+batching policy, a last stage chooses the captured graph that a step replays, if any.
 """
 
 import math
@@ -44,7 +43,7 @@ from engines.policies.views import (
 )
 
 Graphs = Literal["none", "nearest", "cheapest", "ladder"]
-"""nearest: the covering bucket, whatever it costs. cheapest: only where predicted faster. ladder: packed sizes, ditto."""
+"""nearest: the smallest bucket that holds the step. cheapest: the same, if predicted faster. ladder: a packed size, if predicted faster."""
 LENGTHS = (8, 16, 32, 64, 128, 256)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 GRID: tuple[Bucket, ...] = tuple(Bucket(length, batch) for length in LENGTHS for batch in BATCHES)
@@ -68,11 +67,11 @@ def graph_bytes(model: str, num_layers: int) -> int:
 def shapes_of(
     graphs: Graphs, budget_bytes: int | None = None, bytes_per_graph: int = 240 * 10**6
 ) -> tuple[Bucket | Rung, ...]:
-    """What to capture for a way to choose: what a budget of graph memory holds (None: all), those of fewest tokens first, as only
-    they are bound by launches.
+    """Return the shapes to capture: as many as a budget of graph memory holds (None: all). The fewest tokens go first, because only
+    small steps are bound by launches.
 
-    Of equal size the deeper one is kept: it also serves shorter batches of its length. All rungs share one pool, in which the
-    largest bounds the memory of each.
+    The deeper of two equal sizes goes first, because it also serves smaller batches of its length. All rungs share one memory pool,
+    in which the largest rung bounds the memory of each.
     """
     require(bytes_per_graph > 0, f"bytes_per_graph={bytes_per_graph} must be above 0")
     require(budget_bytes is None or budget_bytes >= 0, f"budget_bytes={budget_bytes} must not be negative")
@@ -83,8 +82,8 @@ def shapes_of(
 
 
 class Nearest:
-    """The smallest captured (L, B) that covers the step: whatever it costs (LAPS §3.1 as printed), or by ``times`` only where it is
-    predicted to be faster than the standard kernels."""
+    """Chooses the smallest captured (L, B) that covers the step, at any cost (LAPS §3.1 as printed). With ``times``, only if they
+    predict it to be faster than the standard kernels."""
 
     def __init__(self, captured: Iterable[Bucket], times: StepTimes | None = None) -> None:
         shapes, self.times = tuple(captured), times
@@ -118,7 +117,7 @@ class Nearest:
 
 
 class Ladder:
-    """The next rung where it is predicted to be faster than the standard kernels."""
+    """Chooses the smallest rung that holds the step, if it is predicted to be faster than the standard kernels."""
 
     rungs: list[Rung]
     times: StepTimes | None
@@ -137,7 +136,7 @@ class Ladder:
 
 
 def _faster(graph: Bucket | Rung, times: StepTimes, chunks: Sequence[Chunk]) -> StepMode:
-    """The graph, where it is predicted to be faster than the standard kernels."""
+    """Return the graph if it is predicted to be faster than the standard kernels, else ``FALLBACK``."""
     return graph if times.step_s(chunks, 0, 0, graph) < times.step_s(chunks, 0, 0, FALLBACK) else FALLBACK
 
 
@@ -157,7 +156,7 @@ def graph_choice(graphs: Graphs, times: StepTimes, captured: tuple[Bucket | Rung
 
 @dataclass(frozen=True, slots=True)
 class WithGraphs:
-    """A batching policy whose steps replay graphs where ``choice`` says so; without one there are none."""
+    """A batching policy whose steps replay the graphs that ``choice`` chooses; without ``choice``, none."""
 
     batching: Batching
     choice: GraphChoice | None
@@ -173,7 +172,7 @@ class WithGraphs:
 
 _age = attrgetter("ready_s", "task_id")
 Joins = Literal["all", "shorter", "same"]
-"""Which buckets join that of the oldest short request."""
+"""Which buckets join the bucket of the oldest short request."""
 _RATE_WEIGHT = 0.1
 """Weight of the newest gap between arrivals in their moving average."""
 
@@ -187,11 +186,11 @@ class ClassQueue(OpenQueue):
         self.boundary = boundary
         self.longs: dict[int, PrefillTask] = {}
         self.buckets: list[dict[int, PrefillTask]] = [{} for _ in range(len(LENGTHS) + 1)]
-        """Short requests by the bucket length that covers them; the last holds what no bucket does."""
+        """Short requests by the bucket length that covers them; the last holds requests that no bucket covers."""
         self.num_short = 0
         self.short_tokens = 0
         self.short_rate = 0.0
-        """r_s: short arrivals per second, one over the moving average of their gaps; 0 before the second."""
+        """r_s: short arrivals per second, one over the moving average of their gaps; 0 before the second arrival."""
         self._last_short_s: float | None = None
         self._gap_s: float | None = None
 
@@ -234,7 +233,7 @@ class ClassQueue(OpenQueue):
         return min((next(iter(bucket.values())) for bucket in self.buckets if bucket), key=_age, default=None)
 
     def shorts_by_bucket(self, joins: Joins = "all") -> Iterator[PrefillTask]:
-        """The oldest one's bucket first, then shorter ones (no more padding), then longer ones; oldest first in each."""
+        """Short requests: the oldest one's bucket, then shorter buckets (no more padding), then longer ones; oldest first in each."""
         oldest = self.oldest_short()
         if oldest is None:
             return iter(())
@@ -248,9 +247,9 @@ class ClassQueue(OpenQueue):
 WaitRule = Literal["off", "printed", "guarded", "repaired"]
 _WAITING = Only(wait=("printed", "guarded", "repaired"))
 _EPSILON = 1e-9
-"""The least rate of arrivals that a window is reckoned with."""
+"""The least rate of arrivals in the formula of a window."""
 _FULL_ROUNDS = 2
-"""Rounds that reached D, in a row, after which D rises."""
+"""After so many rounds in a row that reached D, D rises."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,21 +257,22 @@ class WaitConfig(Checked):
     """The paper prints none of these times."""
 
     wait: WaitRule = "repaired"
-    """How long short requests wait for company: off, as printed, guarded against ending for ever, or repaired."""
+    """How long short requests wait for others. off: not at all. printed: by Algorithm 1. guarded: the same, but an empty round does not
+    end it for ever. repaired: the window is recomputed, and the depth can rise again."""
     min_window_s: Annotated[Seconds, _WAITING] = 0.0
     """Least seconds of a window."""
     max_window_s: Annotated[Seconds, _WAITING] = 5e-3
     """Most seconds of a window."""
     slack_s: Annotated[Seconds, _WAITING] = 50e-3
-    """sigma: a deadline this near is dispatched at once."""
+    """sigma: a request whose deadline is this near is dispatched at once."""
     margin_s: Annotated[Seconds, _WAITING] = 10e-3
     """delta, the safety margin of W_SLA."""
     max_wait_s: Annotated[Seconds, _WAITING] = 0.2
-    """T_max, of the head of the line."""
+    """T_max: the longest wait of the oldest short request."""
     slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
     """TTFT objective; None is the deadline-free mode, which waits for ``token_max`` tokens."""
     token_max: Annotated[Tokens, _WAITING] = 8192
-    """M_s: tokens that are waited for where there is no deadline."""
+    """M_s: tokens that a round waits for if there is no deadline."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -289,7 +289,7 @@ class WaitConfig(Checked):
 
 def window_s(config: WaitConfig, *, slack_s: float, target: int, depth: int, rate: float) -> float:
     """W = clip(min(W_SLA, W_GR), [W_min, W_max]) (LAPS §3.2 a)."""
-    # Both are 0 at least, which W_min sees to.
+    # Both are at least 0, which W_min ensures.
     # W_SLA = max(0, min_i (DDL_i - t - S) - delta)
     sla_s = slack_s - config.margin_s
     # W_GR = max(0, D - depth(B)) / max(r_s, epsilon), to fill the batch
@@ -308,12 +308,12 @@ class AdaptiveWait:
     """State of one instance: the window W, the depth D and the round in progress."""
 
     def __init__(self, config: WaitConfig, depths: Sequence[int], service_s: Callable[[int, int], float]) -> None:
-        """``depths`` of the captured graphs; ``service_s(requests, tokens)`` is S, the step's predicted time."""
+        """``depths`` are the batch sizes of the captured graphs; ``service_s(requests, tokens)`` is S, the step's predicted time."""
         self.config, self.depths = config, sorted(set(depths))
         self.target = self.depths[-1]
         """D."""
         self.window_s = config.max_window_s
-        """W; line 1 takes the minimum over no request as none."""
+        """W. In line 1 a minimum over no request sets no limit."""
         self.service_s = service_s
         self._round_s: float | None = None
         self._full_rounds = 0
@@ -357,7 +357,7 @@ class AdaptiveWait:
         return min(self._round_s + self.window_s, latest_start_s - config.slack_s, oldest.ready_s + config.max_wait_s)
 
     def _close(self, depth: int, took_s: float) -> None:
-        """Lines 10-13, and the repair."""
+        """End a round: lines 10-13, and the repair."""
         self._round_s = None
         config = self.config
         if depth >= self.target:
@@ -374,7 +374,7 @@ class AdaptiveWait:
         self.target = depth if config.wait == "printed" else max(1, depth)
 
     def _printed(self, queue: ClassQueue, now: float) -> Wait:
-        """The loop to the letter: the timer starts with the round, and what a round collected is dispatched, if nothing."""
+        """The loop to the letter: the timer starts with the round, and a round dispatches what it collected, even if nothing."""
         if not self.target:
             return Wait(0)
         if self._round_s is None:
@@ -386,7 +386,7 @@ class AdaptiveWait:
             latest_start_s = oldest.ready_s + self.config.deadline_s - self.service_s(depth, queue.short_tokens)
             urgent_s = latest_start_s - self.config.slack_s
             if now >= urgent_s:
-                # Line 3 looks at the next request before line 5 adds it: only what was collected before goes.
+                # Line 3 looks at the next request before line 5 adds it, so only requests collected before go.
                 return self._dispatch(self._collected, now)
             wake_s = min(wake_s, urgent_s)
         self._collected = depth
@@ -410,25 +410,25 @@ ClassRule = Literal["short-first", "urgency"]
 @dataclass(frozen=True, kw_only=True)
 class TemporalConfig(Checked):
     chunk_tokens: Tokens = 2048
-    """C_l: tokens of a long prompt in a step."""
+    """C_l: most tokens of long prompts in a step."""
     long_dispatch: LongDispatch = "pack"
-    """single: a step advances one request by C_l tokens, as printed. pack: several short of C_l tokens share it."""
+    """single: a step advances one request by C_l tokens, as printed. pack: several requests share a step's C_l tokens."""
     class_rule: ClassRule = "short-first"
-    """urgency: the class whose deadline is nearer than sigma, else the one with the larger backlog in steps."""
+    """short-first: short requests. urgency: the class whose deadline is nearer than sigma, else that with the larger backlog in steps."""
     max_long_wait_s: Seconds = 1.0
     """Seconds after which a long request gets every other step."""
     short_tokens: Tokens = 8192
     """M: most tokens of a short batch."""
     joins: Joins = "all"
-    """Which short prompts join the oldest one's batch: those of the same bucket of length alone, as printed (§3.1); shorter ones too,
-    which pad no further; or all, whatever a graph then pads."""
+    """Which short prompts join the oldest one's batch. same: only those of its bucket of length, as printed (§3.1). shorter: also
+    shorter ones, which add no padding. all: every one, whatever a graph then pads."""
     while_waiting: Literal["long", "idle"] = "long"
-    """What an instance does while short prompts wait for company: a step of long ones, or nothing."""
+    """While short prompts wait for others, an instance runs a step of long ones (long), or nothing (idle)."""
 
 
 @dataclass(slots=True)
 class TemporalDisaggregation:
-    """Alone on an instance; or in a pool, whose queue then holds one class only and migrations drain the other."""
+    """Batches both classes on one instance. In a pool, whose queue holds only one class, it drains the other after a migration."""
 
     wait: AdaptiveWait
     config: TemporalConfig
@@ -491,10 +491,10 @@ class TemporalDisaggregation:
         long_tokens = queue.backlog_tokens - queue.short_tokens + sum(task.left for task in at.begun)
         return long_tokens / self.config.chunk_tokens > queue.short_tokens / self.config.short_tokens
 
-    # ---- what of it -------------------------------------------------------------------------------------
+    # ---- which requests ---------------------------------------------------------------------------------
 
     def _short_shares(self, at: Situation, queue: ClassQueue, depth: int) -> list[Share]:
-        """Bucket first, within the token budget (Algorithm 1, line 5)."""
+        """Take short requests bucket by bucket, within the token budget (Algorithm 1, line 5)."""
         budget, room = self.config.short_tokens, at.room
         chosen: list[PrefillTask] = []
         for task in queue.shorts_by_bucket(self.config.joins):
@@ -507,7 +507,7 @@ class TemporalDisaggregation:
         return [Share(queue.pull(task), task.tokens) for task in chosen]
 
     def _long_shares(self, at: Situation, queue: ClassQueue) -> list[Share]:
-        """What was begun first, then the oldest, as far as C_l tokens and the room for K/V go."""
+        """Take begun requests, then the oldest, within C_l tokens and the room for K/V."""
         budget, room = self.config.chunk_tokens, at.room
         shares: list[Share] = []
         num_begun = len(at.begun)

@@ -1,9 +1,9 @@
-"""Prefill instances fed by conversations: a cluster whose workers only prefill, unless it also decodes the answers (LAPS §3, §4).
+"""Prefill instances that serve conversations: a cluster whose workers only prefill, unless it also decodes the answers (LAPS §3, §4).
 
-The batching policies and routers are the ones a real engine runs; only the cost of a step is simulated: the price of its work with a
-floor of launches. Eagerly, a layer takes at least ``layer_launch_s`` to launch, which hides under its work once a step holds some
-hundreds of tokens; a captured graph has no such floor but computes its padding. ``kappa`` makes a step that mixes short and long
-chunks slower than its parts (none by default: a roofline gives none).
+A real engine runs the same batching policies and routers. Only the cost of a step is simulated: the price of its work, but at least the
+time of its launches. An eager layer takes at least ``layer_launch_s`` to launch, which hides behind its work once a step holds some
+hundreds of tokens. A captured graph has no such floor, but computes its padding. ``kappa`` makes steps that mix short and long chunks
+slower than their parts (0 by default: a roofline gives no penalty).
 """
 
 import math
@@ -48,7 +48,7 @@ Overlap = Literal["max", "add"]
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillConstants(Checked):
-    """Constants no datasheet gives. Role of all: assumed, until a card has been timed."""
+    """Constants that no datasheet gives. All are assumed, until a card has been timed."""
 
     matmul_efficiency: Annotated[Proportion, Fixed] = 0.65
     attention_efficiency: Annotated[Proportion, Fixed] = 0.35
@@ -58,20 +58,20 @@ class PrefillConstants(Checked):
     step_overhead_s: Annotated[Seconds, Fixed] = 3e-3
     """Scheduling and sampling of every step."""
     request_overhead_s: Annotated[Seconds, Fixed] = 0.1e-3
-    """Per request in a step."""
+    """Added for each request in a step."""
     graph_launch_s: Annotated[Seconds, Fixed] = 0.6e-3
     graph_check_s: Annotated[Seconds, Fixed] = 0.15e-3
-    """Looking up whether a graph fits, found or not (LAPS §4.1)."""
+    """Time to look up whether a graph fits, found or not (LAPS §4.1)."""
     kappa: Annotated[float, Range(above=-1, most=1e3)] = 0.0
-    """Mixing penalty: GPU time of a step with short and long chunks, times 1 + kappa."""
+    """Mixing penalty: a step with short and long chunks takes 1 + kappa times its GPU time."""
     boundary: Tokens = 256
     """Prompts of fewer tokens are short: for kappa, for LAPS, and in tables."""
     overlap: Overlap = "max"
-    """Whether launches run ahead of the GPU, where the longer of the two counts (max), or in turn with it (add)."""
+    """max: launches run ahead of the GPU, and the longer of the two counts. add: launches and the GPU take turns."""
 
 
 def captured(chunks: Sequence[Chunk], rows: int, mode: object) -> tuple[int, int]:
-    """Rows and prompts that a captured shape computes in place of ``rows`` rows of ``chunks``; refuses what it does not hold."""
+    """Rows and prompts that a captured shape computes in place of ``rows`` rows of ``chunks``. Raises UserError if they do not fit."""
     if isinstance(mode, Bucket):
         fits = len(chunks) <= mode.batch and all(chunk.tokens <= mode.length for chunk in chunks)
         heads = mode.batch
@@ -87,10 +87,10 @@ def captured(chunks: Sequence[Chunk], rows: int, mode: object) -> tuple[int, int
 
 
 class PrefillCost:
-    """A ``StepCost`` of one GPU that knows the modes of ``step_mode``; decodes ride along where a system mixes.
+    """The ``StepCost`` of one GPU, for all modes of ``StepMode``. If a system mixes, sequences decode in the same step.
 
-    Composed of a framework's ``kernels``, of the constants the overheads and ``kappa`` count: a step that mixes long and short
-    prompts is slower by what the products' times at its number of rows give, and by ``kappa`` besides.
+    If composed of a framework's ``kernels``, only the overheads and ``kappa`` count among the constants. The products' times at a
+    step's number of rows then say how much slower a mixed step is, and ``kappa`` adds to that.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class PrefillCost:
 
 
 def work_of(chunks: Sequence[Chunk], decoding: int, context: int, mode: object) -> StepWork:
-    """A step of these ``chunks``, of the padding that a captured shape computes with them, and of sequences that decode."""
+    """Return the work of a step: these ``chunks``, the padding of a captured shape, and the sequences that decode."""
     if mode is None or isinstance(mode, Fallback):
         return StepWork(prompts=chunks, decoding=decoding, context=context)
     rows = sum([tokens for _, tokens in chunks])
@@ -152,18 +152,18 @@ def work_of(chunks: Sequence[Chunk], decoding: int, context: int, mode: object) 
 
 @lru_cache(maxsize=64)
 def cost_of(shape: ModelShape, gpu: Gpu, constants: PrefillConstants, kernels: str | None) -> PrefillCost:
-    """A roofline's where no framework's kernels are named."""
+    """The cost of one GPU, by a roofline if ``kernels`` names no framework."""
     return PrefillCost(shape, gpu, constants, kernels)
 
 
 def requests_of(
     prefills: Sequence[TaskRow], class_of: Callable[[int], LengthClass], slo_s: float | None, end_s: float
 ) -> Table:
-    """Columns of the requests, turns in order of arrival, that these prefills and no recomputation are.
+    """Return the columns of the requests: turns in order of arrival, which are these prefills without recomputations.
 
-    ``history`` and ``tokens`` are as prefilled: what was not cached where it ran counts as tokens. ``started_s``, ``finished_s`` (its
-    first token) and ``instance`` are null where the run ended before. ``violated`` says whether the first token came later than the
-    objective allows, and is null where the run's end left it open.
+    ``history`` and ``tokens`` are as prefilled: history that was not cached where it ran counts as tokens. ``started_s``,
+    ``finished_s`` (the first token) and ``instance`` are null if the run ended before. ``violated`` says whether the first token came
+    later than the objective allows, and is null if the run's end left that open.
     """
     rows = [row for row in prefills if row.kind != "recompute"]
     deadlines = [None if slo_s is None else row.ready_s + slo_s for row in rows]
@@ -216,7 +216,7 @@ class MoveRow:
 
 @dataclass(slots=True)
 class InstanceRow:
-    """What an instance did. The part of a step that lies before the end of the run counts."""
+    """The work of an instance. A step that the run's end cuts off counts up to that end."""
 
     instance: int
     pool: LengthClass | None
@@ -247,12 +247,12 @@ class Turn(NamedTuple):
     tokens: int
     """L: new tokens."""
     answered: int = 0
-    """Tokens of the history that the answer to the turn before generated."""
+    """Tokens of the history that are the answer to the turn before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenTurns:
-    """Turns start at ``arrival_s`` whatever the system does; a Poisson process of turns, say."""
+    """Turns start at their ``arrival_s``, whatever the system does: a Poisson process of turns, for example."""
 
     turns: Iterable[Turn]
     """In rising order of ``arrival_s``."""
@@ -261,15 +261,15 @@ class OpenTurns:
 PrefillArrivals = OpenTurns | OpenLoop | ClosedLoop
 
 Cache = Literal["shared", "instance"]
-"""shared: any instance can read any history. instance: only what it prefilled itself; the rest is prefilled again."""
+"""shared: any instance can read any history. instance: an instance reads only what it prefilled, and prefills the rest again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """Answers are decoded too: on other GPUs (apart), or on the instances between their prefills (mixed) (LAPS Figure 8, Table 2).
+    """Decodes answers too: on other GPUs (apart), or on the instances between their prefills (mixed) (LAPS Figure 8, Table 2).
 
-    The next turn of a conversation then comes after the whole answer. A conversation stays with one instance, or its turns go where
-    the fewest tokens are queued: policies of several instances do not count.
+    The next turn of a conversation then comes after the whole answer. If mixed, a conversation stays with one instance. If apart, each
+    turn goes to the instance with the fewest queued tokens. The system's router and pools have no effect.
     """
 
     where: Literal["apart", "mixed"]
@@ -278,7 +278,7 @@ class Decoding:
     """Tokens of K/V beside the weights on one GPU."""
 
     def pace_s(self, loop: ClosedLoop, num_gpus: int) -> float:
-        """Time of a decode step of all clients' conversations, at their mean context, over so many GPUs."""
+        """Seconds of a decode step of all clients' conversations at their mean context, spread over ``num_gpus`` GPUs."""
         context = sum(session.context_tokens for session in loop.sessions) / len(loop.sessions) / 2
         batch = max(1, round(loop.num_clients / num_gpus))
         require(
@@ -302,7 +302,7 @@ class PrefillCluster(Checked):
     decoding: Decoding | None = None
     """None: a turn ends with its first token."""
     reprefills_answer: bool = False
-    """Whether a turn prefills the answer before it, whose K/V a decode instance made (disaggregation without a way back)."""
+    """Whether a turn prefills the answer before it, because its K/V stays on a decode instance (disaggregation without a way back)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -323,7 +323,7 @@ class PrefillCluster(Checked):
     def simulate(
         self, arrivals: PrefillArrivals | Sequence[PrefillArrivals], *, until_s: float = math.inf
     ) -> PrefillRun:
-        """One run from empty instances, until ``until_s`` or until all have finished. No chance is involved: the same
+        """Simulate one run that starts with empty instances, until ``until_s`` or until all have finished. Nothing is random: the same
         arrivals give the same record, to the last bit."""
         streams = [arrivals] if isinstance(arrivals, PrefillArrivals) else list(arrivals)
         require(bool(streams), "arrivals=(): give at least one stream")
@@ -421,7 +421,7 @@ class PrefillInstance(Worker):
         self.late: list[bool] = []
         """For each request finished since the last signals, whether it missed its deadline."""
         self.cached: dict[int, int] | None = None if shares_cache else {}
-        """Session -> tokens of K/V, where caches are apart."""
+        """Tokens of K/V by session; None if the instances share a cache."""
         self._boundary_tokens = boundary
         self._signals_s = 0.0
         self._busy_before_s = 0.0
@@ -436,7 +436,7 @@ class PrefillInstance(Worker):
         return self._busy_s + (min(now, self._end_s) - self._start_s if self.is_busy else self._step_s)
 
     def signals(self, now: float, num_sharing: int) -> Signals:
-        """Since the call before. A queue that ``num_sharing`` instances pull from counts for each in part."""
+        """The signals since the last call. A queue that ``num_sharing`` instances share counts for each in equal part."""
         busy_s, late = self.busy_until(now), self.late
         passed_s = now - self._signals_s
         utilisation = (busy_s - self._busy_before_s) / passed_s if passed_s > 0 else 0.0
@@ -463,7 +463,7 @@ class PrefillInstance(Worker):
         super().enqueue(task)
 
     def own(self, task: PrefillTask) -> None:
-        """The request is its from now on."""
+        """Count the request as this instance's from now on."""
         self.num_requests += 1
         self.backlog_tokens += task.tokens
 
@@ -499,7 +499,7 @@ NOWHERE = -1
 
 
 class _PrefillSimulation(Simulation):
-    """One run of instances that only prefill, each behind its queue or its pool's."""
+    """One run of instances that only prefill. Each serves its own queue or that of its pool."""
 
     def __init__(self, cluster: PrefillCluster) -> None:
         super().__init__()
@@ -536,7 +536,7 @@ class _PrefillSimulation(Simulation):
             self._controller = PressureController(spatial.controller)
 
     def run(self, streams: Sequence[PrefillArrivals], until_s: float) -> PrefillRun:
-        """Until all have finished or ``until_s``, and what is left of it."""
+        """Run until all have finished or until ``until_s``, and return the record."""
         for stream in streams:
             if isinstance(stream, OpenTurns):
                 OpenArrivals(self.loop, stream.turns, self._arrive_alone)
@@ -630,7 +630,7 @@ class _PrefillSimulation(Simulation):
             self._answer(live, task, instance)
 
     def _answer(self, live: Live, task: PrefillTask, instance: PrefillInstance) -> None:
-        """Its decoding takes no time here."""
+        """Add the answer to the session. Its decoding takes no time here."""
         answer = live.session.rounds[live.round_index].decode_tokens
         live.context = task.history + task.tokens + answer
         if instance.cached is not None and not self._cluster.reprefills_answer:
@@ -661,7 +661,7 @@ class _PrefillSimulation(Simulation):
         made = self._controller.decide(signals["short"], signals["long"], now)
         if made.grows is not None:
             giving = pools["long" if made.grows == "short" else "short"]
-            # The one with the least begun is free the soonest.
+            # The instance with the least begun work is free the soonest.
             mover = min(giving, key=lambda each: (sum(task.left for task in each.begun), each.is_busy, each.worker_id))
             num_short = len(pools["short"]) + (1 if made.grows == "short" else -1)
             self._moves.append(
@@ -671,7 +671,7 @@ class _PrefillSimulation(Simulation):
         self.loop.at(now + self._controller.config.period_s, self._control)
 
     def _migrate(self, mover: PrefillInstance, to: LengthClass) -> None:
-        """It takes the other class from now on; what it has begun it finishes itself."""
+        """Move an instance to the other pool. It finishes the requests that it has begun."""
         mover.pool = to
         if self._is_global:
             mover.queue = self._pool_queues[to]

@@ -1,6 +1,6 @@
-"""Runs of prefill instances by ``core.cpp``: the numbers of ``engines.laps.cluster``, to the last bit, in a twentieth of the time.
+"""Simulates prefill instances in ``core.cpp``: the same numbers as ``engines.laps.cluster``, to the last bit, in 1/20 of the time.
 
-It knows our own policies alone. Runs of others stay in Python, and so do those where nothing can be compiled.
+It knows only our own policies. Runs with other policies stay in Python, and so do all runs if nothing can be compiled.
 """
 
 import math
@@ -29,7 +29,7 @@ _ROUTING = "in-turn", "least-requests", "least-tokens", "least-in-pool", "cache-
 _TURNS, _OPEN, _CLOSED = range(3)
 _CLASSES = "short", "long"
 _OF_TEMPORAL = 7
-"""Constants of its own; those of waiting follow, and depths."""
+"""How many limits of a temporal rule are its own. Those of waiting follow, and then the depths."""
 _OF_WAITING = 9
 
 
@@ -60,8 +60,8 @@ def simulated(
     is_shared: bool,
     reprefills: bool,
 ) -> dict[str, Any] | None:
-    """A run's tables and facts. None of one that only Python can make: of policies or prices that are not ours, arrivals that it
-    refuses, or a short one where nothing is compiled yet."""
+    """Return a run's tables and facts, or None if only Python can make the run: policies or prices are not ours, arrivals have to be
+    refused, or the run is short and nothing is compiled yet."""
     if type(cost.price) is not Composed:
         return None
     policies, arrivals = _Policies.of(system, num_instances), _arrivals(streams)
@@ -124,9 +124,9 @@ class _Policies(NamedTuple):
     numbers: Mapping[str, Any]
     arrays: Mapping[str, Any]
     modes: Sequence[str]
-    """As in the steps table, by the core's number."""
+    """Names of the modes as in the steps table, by the core's numbers."""
     belief: Any
-    """How a policy misjudges the work of a prefill, where it may."""
+    """The policy's config, which may say how it misjudges the work of a prefill."""
 
     @classmethod
     def of(cls, system: PrefillSystem, num_instances: int) -> "_Policies | None":
@@ -169,7 +169,7 @@ class _Policies(NamedTuple):
 
 
 def _terms_of(work_s: Any) -> tuple[float, ...] | None:
-    """Constants of the model that tells the work of a prefill; nothing where none does, None where it is not ours."""
+    """Constants of the model that predicts the work of a prefill; empty without a model, None if the model is not ours."""
     if work_s is None:
         return ()
     model = getattr(work_s, "__self__", None)
@@ -218,7 +218,7 @@ class _Graphs(NamedTuple):
 
 
 def label(mode: object) -> str:
-    """As in the steps table: "eager", "fallback", "graph 64x8" or "rung 512"."""
+    """Name of a mode in the steps table: "eager", "fallback", "graph 64x8" or "rung 512"."""
     if mode is None:
         return "eager"
     if isinstance(mode, Fallback):
@@ -232,7 +232,7 @@ def label(mode: object) -> str:
 
 class _Arrivals(NamedTuple):
     streams: Ints
-    """[n, 4] kind, first and last of its turns or sessions, clients."""
+    """[n, 4] kind of each stream, first and end index of its turns or sessions, and clients."""
     think_s: Floats
     sessions: Load
     turns: Ints
@@ -242,11 +242,11 @@ class _Arrivals(NamedTuple):
 
 _SEEN: dict[tuple[int, ...], tuple[Sequence[Any], _Arrivals | None]] = {}
 _KEPT = 64
-"""Streams whose columns are at hand: systems that are compared serve the same ones."""
+"""How many streams' columns we keep, because compared systems serve the same streams."""
 
 
 def _arrivals(streams: Sequence[Any]) -> _Arrivals | None:
-    """None where Python has to look at them one by one."""
+    """Columns of the streams; None if Python has to look at the arrivals one by one."""
     key = tuple(map(id, streams))
     if key not in _SEEN:
         if len(_SEEN) == _KEPT:
@@ -284,7 +284,7 @@ def _columns(streams: Sequence[Any]) -> _Arrivals | None:
 
 
 class _Prices:
-    """A framework's kernel times in the core's memory, of all runs of a process."""
+    """A framework's kernel times in the core's memory, for all runs of a process."""
 
     def __init__(self, library: CDLL, kernels: Kernels) -> None:
         self._kernels, self._ask = kernels, Ask(self._answer)
@@ -308,17 +308,17 @@ _prices = lru_cache(maxsize=64)(_Prices)
 
 
 class _Decides:
-    """The controller of the pools, which the core asks; an exception stops the run and is raised behind it."""
+    """The controller of the pools, which the core asks. An exception stops the run and is raised after it."""
 
     def __init__(self, system: PrefillSystem) -> None:
         config = None if system.spatial is None else system.spatial.controller
         self.controller = None if config is None else PressureController(config)
         self.made: list[Adjustment] = []
-        """Those that moved an instance."""
+        """The adjustments that moved an instance."""
         self.error: BaseException | None = None
 
     def answer(self, question: int, place: int, num: int, given: Any, told: Any) -> int:
-        """Told the time, then of each instance its pool and its signals; says which pool grows, from 1."""
+        """``told`` holds the time, then each instance's pool and signals. The answer in ``told[0]``: the pool that grows, from 1, or 0."""
         try:
             assert self.controller is not None
             pools: tuple[list[Signals], list[Signals]] = [], []

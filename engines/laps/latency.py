@@ -1,11 +1,11 @@
 """The latency model and the boundary between short and long (LAPS §2.1), as printed and with the floor it lacks; and waits (§2.2).
 
-Printed: T_comp = alpha L (L + 2H) + beta L and T_mem = gamma_w L + gamma_r H, L new tokens over H cached ones. It has
-no term for reading the weights, so its prefill boundary (gamma_w - beta) / alpha is 0 on any GPU: beta exceeds
-gamma_w some hundredfold. ``FloorForm`` adds that floor, T = max(c, beta L) + alpha L (L + 2H) + gamma_r H. T_comp and T_mem cannot be
-timed apart: in a total, beta and gamma_w are one coefficient.
+As printed, T_comp = alpha L (L + 2H) + beta L and T_mem = gamma_w L + gamma_r H. L are new tokens, H cached ones. This model has
+no term for reading the weights. So its prefill boundary (gamma_w - beta) / alpha is 0 on any GPU, as beta exceeds gamma_w some
+hundredfold. ``FloorForm`` adds that floor, T = max(c, beta L) + alpha L (L + 2H) + gamma_r H. T_comp and T_mem cannot be timed apart:
+in a total, beta and gamma_w are one coefficient.
 
-``StepModel`` is what the policies believe a step takes, fitted to timed steps of a simulated or a real instance alike.
+``StepModel`` is the step time that policies believe in. It is fitted to timed steps of a simulated or a real instance.
 """
 
 import math
@@ -63,12 +63,12 @@ class FloorForm:
         return self.c / self.beta if self.beta else math.inf
 
     def boundary_over(self, history: float) -> float:
-        """Where compute overtakes memory if the floor is the read of the weights; falls as H grows."""
+        """L at which compute overtakes memory, if the floor is the read of the weights; it falls as H grows."""
         return _positive_root(self.alpha, 2 * self.alpha * history + self.beta, self.c + self.gamma_r * history)
 
 
 def _positive_root(a: float, b: float, c: float) -> float:
-    """The positive root of a x^2 + b x = c with a, c >= 0; 0 where there is none."""
+    """The positive root of a x^2 + b x = c with a, c >= 0; 0 if there is none."""
     if a == 0:
         return c / b if b > 0 else math.inf if c > 0 else 0.0
     # Both forms are the same root; each cancels for one sign of b.
@@ -82,7 +82,7 @@ def _positive_root(a: float, b: float, c: float) -> float:
 def fit_paper_form(
     tokens: Sequence[float], history: Sequence[float], comp_s: Sequence[float], mem_s: Sequence[float]
 ) -> PaperForm:
-    """Two fits of non-negative coefficients, from compute and memory times that are known apart."""
+    """Fit non-negative coefficients to compute times and to memory times that are known apart."""
     new, cached = _columns(tokens, history)
     alpha, beta = nonnegative_fit(np.stack([new * (new + 2 * cached), new], axis=1), np.asarray(comp_s))
     gamma_w, gamma_r = nonnegative_fit(np.stack([new, cached], axis=1), np.asarray(mem_s))
@@ -90,7 +90,7 @@ def fit_paper_form(
 
 
 def fit_paper_totals(tokens: Sequence[float], history: Sequence[float], total_s: Sequence[float]) -> PaperForm:
-    """From total times: beta holds beta + gamma_w, gamma_w is 0, and a floor of the times ends up in gamma_r."""
+    """Fit total times: beta holds beta + gamma_w, gamma_w is 0, and a floor of the times ends up in gamma_r."""
     new, cached = _columns(tokens, history)
     features = np.stack([new * (new + 2 * cached), new, cached], axis=1)
     alpha, beta, gamma_r = nonnegative_fit(features, np.asarray(total_s))
@@ -100,7 +100,7 @@ def fit_paper_totals(tokens: Sequence[float], history: Sequence[float], total_s:
 def fit_floor_form(
     tokens: Sequence[float], history: Sequence[float], total_s: Sequence[float], *, has_base: bool = True
 ) -> FloorForm:
-    """Least squared relative error, over all places of the knee c / beta between measured lengths.
+    """Fit with the least squared relative error, over all places of the knee c / beta between measured lengths.
 
     Without ``has_base`` the overhead of a step counts as part of c.
     """
@@ -162,7 +162,7 @@ class TwoClasses(Checked):
     def wait_s(self) -> float:
         """W = lambda E[S^2] / (2 (1 - rho)), of either class."""
         variance = self.short_share * (1 - self.short_share) * (self.long_s - self.short_s) ** 2
-        # Pollaczek and Khinchine's, for service times of any variance.
+        # The formula of Pollaczek and Khinchine, for service times of any variance.
         return self.rate * (variance + self.mean_s**2) / (2 * (1 - self.load))
 
     @property
@@ -177,15 +177,15 @@ class TwoClasses(Checked):
         )
 
     def drawn(self, num: int, seed: int) -> tuple[Floats, Floats]:
-        """[num] gaps between Poisson arrivals, the first before the first job, and service times."""
+        """[num] gaps between Poisson arrivals, of which the first lies before the first job, and [num] service times."""
         rng = np.random.default_rng(seed)
         service_s = np.where(rng.random(num) < self.short_share, self.short_s, self.long_s)
         return rng.exponential(1 / self.rate, num), service_s
 
 
 def waits_s(gaps_s: Floats, service_s: Floats) -> Floats:
-    """Wait of each job, first come, first served, one at a time: W' = max(0, W + S - A) (Lindley), the walk above its running
-    minimum."""
+    """Wait of each job, first come, first served, one at a time: W' = max(0, W + S - A) (Lindley). We compute it as a walk above its
+    running minimum."""
     walk = np.concatenate([[0.0], np.cumsum(service_s[:-1] - gaps_s[1:])])
     return walk - np.minimum.accumulate(walk)
 
@@ -201,7 +201,7 @@ BATCHES = ((8, 16), (8, 64), (32, 16), (32, 64), (8, 256))
 class StepModel:
     """T = base + request B + max(floor, token N + alpha sum L (L + 2H) + history sum H), by least squares.
 
-    N = sum L. A captured shape has its own time, measured; histories add to it as above.
+    N = sum L. A captured shape has its own measured time, to which histories add as above.
     """
 
     base_s: float
@@ -212,7 +212,7 @@ class StepModel:
     history_s: float
     shapes: Mapping[Bucket | Rung, float]
     fallback_s: float = 0.0
-    """Seconds of looking for a graph in vain."""
+    """Seconds of a look-up that finds no graph."""
     mean_error: float = 0.0
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
@@ -234,7 +234,7 @@ class StepModel:
         return busy_s + self.fallback_s if isinstance(mode, Fallback) else busy_s
 
     def work_s(self, history: int, tokens: int) -> float:
-        """What a prefill adds to a step that is longer than the floor anyway."""
+        """Seconds that a prefill adds to a step that is longer than the floor anyway."""
         return (
             self.request_s
             + self.token_s * tokens
@@ -244,16 +244,16 @@ class StepModel:
 
     @property
     def terms(self) -> tuple[float, ...]:
-        """Its constants, captured shapes aside."""
+        """The constants of the model, without captured shapes."""
         of_work = self.token_s, self.alpha, self.history_s
         return self.base_s, self.request_s, self.floor_s, *of_work, self.fallback_s
 
     def batch_s(self, requests: int, tokens: int) -> float:
-        """A step of so many prompts without history, the pairs of which count as those of one."""
+        """Seconds of a step of ``requests`` prompts without history. Their attention counts as that of one prompt of ``tokens``."""
         return self.step_s((Chunk(0, tokens),), 0, 0) + self.request_s * (requests - 1)
 
     def prefill_s(self, history: int, tokens: int, degree: int = 1) -> float:
-        """One prompt alone, an ``Estimator``'s answer."""
+        """Seconds of one prompt alone, as an ``Estimator`` returns them."""
         return self.step_s((Chunk(history, tokens),), 0, 0)
 
     @property
@@ -282,7 +282,7 @@ class StepModel:
         return fitted.replaying(timed, shapes)
 
     def replaying(self, timed: StepTimes, shapes: Iterable[Bucket | Rung]) -> "StepModel":
-        """The same model with graphs of these shapes captured, timed too."""
+        """Return the same model with the timed graphs of these shapes."""
         replays: dict[Bucket | Rung, float] = {}
         for shape in shapes:
             if isinstance(shape, Bucket):
@@ -299,16 +299,16 @@ class StepModel:
 
 
 def _fit(features: Floats, times: Floats) -> tuple[tuple[float, ...], float]:
-    """base, request, floor, token, alpha, history and the mean relative error.
+    """Return base, request, floor, token, alpha, history and the mean relative error.
 
-    The larger of two pieces is fitted in turns: which steps lie on the floor, then least squares. It starts from
-    every knee between measured sizes and keeps the best end.
+    We fit the maximum of two pieces in turns: decide which steps lie on the floor, then solve least squares. We start
+    from every knee between measured sizes and keep the best result.
     """
     requests, tokens, pairs, histories = features.T
     ones = np.ones(len(times))
     sizes = np.unique(tokens)
     best: tuple[float, Floats, float] | None = None
-    fits: dict[bytes, Floats] = {}  # ways from different knees meet
+    fits: dict[bytes, Floats] = {}  # searches from different knees meet
     for knee in sizes[1:-1]:
         floor = tokens <= knee
         for _ in range(20):

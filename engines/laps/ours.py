@@ -1,12 +1,12 @@
 """Reserve and On-time: our batching policies for prefills, whose work is known when they arrive.
 
-Reserve runs the shortest remaining prefill first among requests that can still be on time; its steps mix classes, and nothing waits
-for company. In every step a share of the budget is that of late ones, first come, first served, which bounds the longest wait
-(``longest_wait_s``).
+Reserve runs the shortest remaining prefill first, among requests that can still be on time. Its steps mix classes, and no request
+waits for others to join. In every step late requests have a share of the budget, first come, first served. This bounds the longest
+wait (``longest_wait_s``).
 
-On-time is its successor: it gives up as few as possible (Moore and Hodgson, ``engines.policies.batching``), and a share of the steps
-is theirs. Of those kept shorter ones go first while that makes none late (Smith 1956: the longest that may come last does). A prefill
-ends with the step that has its last token: who can be on time is a question of the steps to come.
+On-time is its successor. It gives up as few requests as possible (Moore and Hodgson, ``engines.policies.batching``), and they get a
+share of the steps. Shorter ones of the kept requests go first if that makes none late (Smith 1956: the longest that may come last
+does). A prefill ends with the step of its last token, so On-time counts whole steps to tell which requests can be on time.
 """
 
 import heapq
@@ -25,11 +25,11 @@ from engines.policies.views import IDLE, NextStep, OpenQueue, PrefillTask, Rule,
 
 
 class Filling:
-    """A step in the making: tokens of each request, within room and places."""
+    """A step in the making: tokens of each request, within the room for K/V and the places for requests."""
 
     def __init__(self, at: Situation, model: StepModel, places: int, *, goes_past: bool = False) -> None:
-        """``goes_past`` a request that finds no room or place: what is begun goes on, and nothing behind it is admitted. Else each
-        filling ends with it."""
+        """``goes_past``: behind a request without room or place, begun requests go on, and no new one is admitted. Otherwise each
+        filling ends at such a request."""
         self.shares: dict[int, Share] = {}
         self.admitted: list[PrefillTask] = []
         self._model, self._need_of = model, at.need_of
@@ -38,9 +38,9 @@ class Filling:
         self._goes_past, self._is_open = goes_past, True
 
     def fill(self, tasks: Sequence[PrefillTask], budget_s: float, *, rounds_up: bool = False) -> float:
-        """Add tasks in order until the budget is spent, the last one in part; what was spent.
+        """Add tasks in order until the budget is spent, the last one in part. Return the seconds spent.
 
-        An empty step takes at least one token. ``rounds_up``: the last one's tokens are as many as spend the budget, or one more.
+        An empty step takes at least one token. With ``rounds_up`` the last task may exceed the budget by up to one token.
         """
         token_s, alpha = self._model.token_s, self._model.alpha
         spent_s = 0.0
@@ -106,7 +106,7 @@ StepSeconds = Annotated[float, Range(above=0, most=1e6)]
 @dataclass(frozen=True, kw_only=True)
 class Belief(Checked):
     misjudged: Annotated[float, Range(0, 10)] = 0.0
-    """Sigma of the log-normal factor by which a prompt's work is misjudged; 0 knows it."""
+    """Sigma of the log-normal factor by which a prompt's work is misjudged; 0: the work is known."""
 
     def factor(self, task: PrefillTask) -> float:
         return self.factor_of(task.task_id)
@@ -117,7 +117,7 @@ class Belief(Checked):
 
 @lru_cache(maxsize=2**17)
 def _deviate(number: int) -> float:
-    """A standard normal's, the same for a number whenever it is asked."""
+    """A deviate of the standard normal, always the same for the same number."""
     return NormalDist().inv_cdf((number * 2654435761 % 2**32 + 0.5) / 2**32)
 
 
@@ -130,7 +130,7 @@ class StepSize(Belief):
     max_step_s: StepSeconds = 0.15
     """Most seconds of a step's budget: long steps amortise, short ones respond."""
     backlog_share: Annotated[float, Range(0, 1e6)] = 0.15
-    """A step's budget as a share of all waiting work, between the two."""
+    """A step's budget as a share of all waiting work, within min_step_s and max_step_s."""
     max_num_seqs: Annotated[int, Range(1, 2**20), Fixed] = 256
 
     def __post_init__(self) -> None:
@@ -150,7 +150,7 @@ class ReserveConfig(StepSize):
     longest_wait_s: Seconds | None = None
     """Longest wait of a request that finds one objective's worth of work ahead of it; ten objectives by default."""
     aging: Annotated[float, Range(0, 1e6)] = 0.05
-    """Seconds of remaining work a second of waiting is worth in the order."""
+    """In the order of requests, a second of waiting makes up for this many seconds of remaining work."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,14 +163,14 @@ class ReserveConfig(StepSize):
 def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: StepModel) -> float:
     """Upper bound on the TTFT of a request behind ``ahead_s`` of work (its own included) that arrived no later.
 
-    It is late after at most the objective, and the step running then ends within T_max = max_step + o, where o is the
+    It is late after at most the objective. The step running then ends within T_max = max_step + o, where o is the
     step's overhead. From then on only earlier arrivals go before it in the late share, and they are at most
-    ``ahead_s``. A step of budget b takes at most b + o and does at least share b of that work, unless it finishes all
-    of it; so the work takes at most ahead / share (1 + o / min_step) and one last step:
+    ``ahead_s``. A step of budget b takes at most b + o. It does at least share b of that work, unless it finishes all
+    of it. So the work takes at most ahead / share (1 + o / min_step) and one last step:
 
         objective + ahead / share (1 + o / min_step) + 2 T_max
 
-    Work counts as the model's; ``max_num_seqs`` must leave room for the late share.
+    Work is as the model predicts; ``max_num_seqs`` must leave room for the late share.
     """
     assert config.slo_s is not None
     overhead_s = model.base_s + model.request_s * config.max_num_seqs
@@ -179,7 +179,7 @@ def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: S
 
 
 def share_for(config: ReserveConfig, model: StepModel) -> float:
-    """The least share by the bound above, for one objective's worth of work ahead."""
+    """The least share that keeps the longest wait by the bound above, with one objective's worth of work ahead."""
     if config.slo_s is None:
         return 1.0
     limit_s = 10 * config.slo_s if config.longest_wait_s is None else config.longest_wait_s
@@ -192,7 +192,7 @@ def share_for(config: ReserveConfig, model: StepModel) -> float:
 
 
 class Reserve:
-    """One instance's batching policy; any ``OpenQueue`` will do."""
+    """The batching policy of one instance, over any ``OpenQueue``."""
 
     def __init__(self, model: StepModel, config: ReserveConfig) -> None:
         self.config = config
@@ -219,14 +219,14 @@ class Reserve:
         spent_s += step.fill(on_time, budget_s - spent_s)
         step.fill(late, budget_s - spent_s)
         if not step.shares:
-            # The first in the order do not fit: those begun, which hold the K/V, go on.
+            # The first requests do not fit, so the begun ones, which hold the K/V, go on.
             step.fill(step.begun_of([*late, *on_time]), budget_s)
         for task in step.admitted:
             queue.pull(task)
         return NextStep(list(step.shares.values())) if step.shares else IDLE
 
     def _split(self, at: Situation, now: float) -> tuple[list[PrefillTask], list[PrefillTask], float]:
-        """On-time requests by remaining work less aging, late ones by arrival, and all their work."""
+        """Return on-time requests by remaining work less aging, late ones by arrival, and the work of all."""
         model = self._model
         token_s, alpha, latest_s = model.token_s, model.alpha, self._slo_s - model.base_s - now
         aging, factor = self.config.aging, self.config.factor
@@ -241,7 +241,7 @@ class Reserve:
                 backlog_s += work_s
                 ready_s = task.ready_s
                 if work_s <= ready_s + latest_s:
-                    # Aging counts from one origin for all: the order is that of work - aging * wait.
+                    # Aging counts from the same origin for all, so the order is that of work - aging * wait.
                     on_time.append((work_s + aging * ready_s, task.task_id, task))
                 else:
                     late.append((ready_s, task.task_id, task))
@@ -251,7 +251,7 @@ class Reserve:
 
 
 class MooreHodgson(Reserve):
-    """As many as can be on time by due time, one machine's jobs without steps; then those given up by arrival (Moore 1968)."""
+    """Runs as many requests as can be on time by due time, as one machine's jobs without steps; then the others by arrival (Moore 1968)."""
 
     def __init__(self, model: StepModel, config: ReserveConfig) -> None:
         super().__init__(model, replace(config, share=1.0))
@@ -278,11 +278,11 @@ class MooreHodgson(Reserve):
 
 ObjectiveShare = Annotated[float, Range(above=0, most=1e6)]
 _PACE_WEIGHT = 0.1
-"""Weight of the newest step in the mean of how long steps take."""
+"""Weight of the newest step in the mean pace of steps."""
 _MOST_PACE = 4.0
-"""And its inverse: what is beyond is no step's."""
+"""The highest pace that a measured step counts with, and its inverse the lowest: anything beyond is not a step's time."""
 HALVINGS = 3
-"""Shorter steps that are tried where prefills would be given up."""
+"""How often we halve a step's budget if prefills would be given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,17 +290,17 @@ class OnTimeConfig(LateShare, Belief):
     slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
     """TTFT objective; None: no due times, first come, first served."""
     share: Annotated[float, Range(0, 1)] = 0.125
-    """Share of the work that goes by arrival, late or not, while one given up has waited so long; 0 forgets them."""
+    """Share of the work that goes by arrival, late or not, while a given-up prefill has waited past ``patience``; 0 forgets them."""
     haste: Annotated[float, Range(0, 1)] = 0.8
-    """Part of a kept prefill's time that shorter ones may take; 0 goes by due time."""
+    """Part of the time to a kept prefill's due time that shorter ones may take before it; 0 goes by due time."""
     aging: Annotated[float, Range(0, 1e6)] = 0.05
-    """Seconds of remaining work a second of waiting is worth in the order of those given up."""
+    """In the order of given-up prefills, a second of waiting makes up for this many seconds of remaining work."""
     min_step: ObjectiveShare = 0.0625
-    """Least budget of a step as a part of the objective; of 0.4 s where there is none."""
+    """Least budget of a step as a part of the objective; of 0.4 s if there is none."""
     max_step: ObjectiveShare = 0.1875
-    """Most: long steps amortise, short ones respond."""
+    """Most budget of a step, as a part likewise: long steps amortise, short ones respond."""
     backlog_share: Annotated[float, Range(0, 1e6)] = 0.5
-    """A step's budget as a share of all waiting work, between the two."""
+    """A step's budget as a share of all waiting work, within min_step and max_step."""
     max_num_seqs: Annotated[int, Range(1, 2**20), Fixed] = 256
 
     def __post_init__(self) -> None:
@@ -313,8 +313,8 @@ class OnTimeConfig(LateShare, Belief):
 
 
 def shorter_first(works_s: Sequence[float], limits_s: Sequence[float]) -> list[int]:
-    """The places of jobs, in rising order of their limits, in an order of least mean in which the work of each and of those before it
-    is within its limit: from the last on, the longest that may be there, or the latest where none may (Smith 1956). O(n log n)."""
+    """Order jobs, given by rising limits, so that each ends within its limit and the mean completion time is least. Return their
+    places. Each place, from the last on, gets the longest job that may be there, or the latest if none may (Smith 1956). O(n log n)."""
     done_s, latest = sum(works_s), len(works_s) - 1
     longest, order = list[tuple[float, int]](), list[int]()
     while len(order) < len(works_s):
@@ -330,9 +330,9 @@ def shorter_first(works_s: Sequence[float], limits_s: Sequence[float]) -> list[i
 
 
 class OnTime:
-    """One instance's batching policy; any ``OpenQueue`` will do.
+    """The batching policy of one instance, over any ``OpenQueue``.
 
-    It sees when its steps begin, and so how long they take: a model that is wrong by a factor is set right.
+    It sees when its steps begin, and so how long they take. This corrects a model that is wrong by a factor.
     """
 
     def __init__(self, model: StepModel, config: OnTimeConfig) -> None:
@@ -340,12 +340,12 @@ class OnTime:
         self._model = model
         self._slo_s = math.inf if config.slo_s is None else config.slo_s
         self._pace = 1.0
-        """How many times as long as the model says steps take, lately: what decodes in between counts as theirs."""
+        """Recent mean of a step's measured time over its predicted time. Decode steps in between count as part of a step."""
         self._num_measured = 0
         self._last: tuple[float, float] | None = None
-        """When the last step began and what it should take."""
+        """When the last step began, and how long it should take."""
         self._first_come_s: dict[int, float] = {}
-        """What each that waited at the last step would wait, first come, first served, when it was first seen."""
+        """For each task at the last step, the wait that first come, first served would give it, as of when it was first seen."""
 
     def rule(self) -> Rule:
         config = self.config
@@ -384,12 +384,12 @@ class OnTime:
         return [kept[index] for index in shorter_first(works_s, limits_s)]
 
     def _aged(self, given_up: Sequence[PrefillTask]) -> Sequence[PrefillTask]:
-        """By remaining work less aging."""
+        """Sort by remaining work less aging."""
         aging = self.config.aging
         return sorted(given_up, key=lambda task: (self._work_s(task) + aging * task.ready_s, task.task_id))
 
     def _measure(self, tasks: Sequence[PrefillTask], now: float) -> None:
-        """A step is followed at once where one it left is still there. Else they ended, or their clients went away, and time passed."""
+        """Update the pace if a task of the last step is still there: then this step follows it at once. Otherwise time may have passed."""
         goes_on = any(task.task_id in self._first_come_s for task in tasks)
         if goes_on and self._last is not None and now > self._last[0]:
             start_s, step_s = self._last
@@ -407,12 +407,12 @@ class OnTime:
         return model.base_s + model.request_s * len(shares) + max(model.floor_s, work_s)
 
     def _chosen(self, tasks: Sequence[PrefillTask], now: float) -> tuple[Split, float, float]:
-        """Who is given up, the step's budget, and the share that is paid: as backlog asks, and a shorter step where fewer are given
-        up with it, which ends sooner and costs its overhead more often."""
+        """Return who is given up, the step's budget, and the share that is paid. The backlog sets the budget, unless fewer are given up
+        with a shorter step, which ends sooner but costs its overhead more often."""
         config, model = self.config, self._model
         works_s = [self._work_s(task) for task in tasks]
         all_s = sum(works_s)
-        # Seconds are the model's from here on.
+        # From here on, seconds are the model's.
         unit_s, pace = config.unit_s / self._pace, self._pace
         budget_s = min(max(config.backlog_share * all_s, config.min_step * unit_s), config.max_step * unit_s)
         budget_s = max(budget_s, model.floor_s)
@@ -428,7 +428,7 @@ class OnTime:
         if found.owes(config, self._slo_s, self._first_come_s, now):
             share = config.share
             if share < 1:
-                # What is on time with the share paid.
+                # Which tasks are on time when the share is paid.
                 found = split(budget_s, 1 - share)
         rate, shorter_s = 1 - share, budget_s
         least_s = max(config.min_step * unit_s / 2**HALVINGS, model.floor_s)
@@ -440,7 +440,7 @@ class OnTime:
         return found, budget_s, share
 
     def _waits_s(self, tasks: Sequence[PrefillTask], works_s: Sequence[float], budget_s: float) -> dict[int, float]:
-        """How long the work takes that came no later than each of the tasks, which are by arrival; of those seen before as it was."""
+        """Return how long the work takes that came no later than each task. ``tasks`` are by arrival; known ones keep their wait."""
         known, done_s, waits_s = self._first_come_s, 0.0, dict[int, float]()
         for task, work_s in zip(tasks, works_s, strict=True):
             done_s += work_s

@@ -1,12 +1,12 @@
-"""What makes a prefill system: LAPS, its ablations, Reserve and On-time as such (LAPS §3, Figure 6), and which instance gets a request.
+"""Prefill systems: LAPS, its ablations, Reserve and On-time (LAPS §3, Figure 6), and the routers that pick a request's instance.
 
-The controller of spatial disaggregation (LAPS §3.2, Algorithm 2) goes by pressures. Printed, utilisation lowers one (psi = alpha q +
-beta e - gamma u), so calm pools have negative pressures, and with P < 0 the test P_s > (1 + tau) P_l holds for both pools at once: an
-instance moves at every cool-down. ``mended`` adds gamma u instead, which keeps psi >= 0.
+The controller of spatial disaggregation (LAPS §3.2, Algorithm 2) compares pressures. As printed, utilisation lowers a pressure (psi =
+alpha q + beta e - gamma u), so calm pools have negative pressures. With P < 0 the test P_s > (1 + tau) P_l holds for both pools at
+once, and an instance moves at every cool-down. ``mended`` adds gamma u instead, which keeps psi >= 0.
 
-Near capacity that is not enough: a pool's pressure over one interval is then mostly the noise of its queue, and every move overloads
-the pool that gave. So ``mended`` compares pressures averaged over ``window_s``, begins the average anew after a move, and makes none
-that would leave the pool that gave the more pressed of the two.
+Near capacity that is not enough. There a pool's pressure over one interval is mostly queue noise, and every move overloads the pool
+that gives. So ``mended`` compares pressures averaged over ``window_s``, and begins the average anew after a move. It also makes no
+move that would leave the giving pool under more pressure than the other.
 """
 
 import math
@@ -34,11 +34,11 @@ LengthClass = Literal["short", "long"]
 
 
 class InstanceView(BacklogView, Protocol):
-    """What a router may look at."""
+    """An instance as a router sees it."""
 
     @property
     def num_requests(self) -> int:
-        """Queued and running."""
+        """Queued and running requests."""
 
     @property
     def pool(self) -> LengthClass | None:
@@ -78,20 +78,20 @@ class LeastRequests:
 
 @dataclass(frozen=True, kw_only=True)
 class LeastTokens:
-    """Least outstanding tokens, those counted that an instance would prefill again for want of the history; of equal ones the
-    lowest id."""
+    """The instance with the least outstanding tokens. History that it does not hold counts, because it would prefill it again. Ties
+    go to the lowest id."""
 
     def rule(self) -> Rule:
         return Rule("least-tokens")
 
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
-        # What the task has of tokens and history is the same everywhere.
+        # The task's own tokens and history are the same everywhere.
         return min([(each.backlog_tokens - each.cached_tokens(task), each.worker_id) for each in instances])[1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeastTokensInPool:
-    """The pool of the request's class, and least tokens in it; a history prefilled again can make it long."""
+    """The instance with the least tokens in the pool of the request's class. History to prefill again can make a request long."""
 
     boundary: int
 
@@ -109,10 +109,10 @@ _Weight = Annotated[float, Range(0, 1e6)]
 
 
 class Signals(NamedTuple):
-    """What an instance reports at a control interval."""
+    """The signals that an instance reports at each control interval."""
 
     backlog_s: float
-    """q: predicted time of the work queued for it."""
+    """q: predicted time of the work that is queued for it."""
     violations: float
     """e: share of the requests it finished in the interval that missed their deadline."""
     utilisation: float
@@ -121,29 +121,29 @@ class Signals(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerConfig(Checked):
-    """The paper prints no values."""
+    """The knobs of the controller. The paper prints no values."""
 
     form: Form = "mended"
     period_s: Annotated[float, Range(above=0, most=1e6)] = 1.0
-    """Delta t."""
+    """Delta t: the interval between two decisions."""
     cooldown_s: Seconds = 5.0
-    """T_cool."""
+    """T_cool: least time between two moves."""
     tau: _Weight = 1.0
-    """Hysteresis."""
+    """Hysteresis: a pool grows if its pressure exceeds 1 + tau times that of the other."""
     n_min: Count = 1
-    """Instances that a pool keeps."""
+    """Instances that a pool keeps at least."""
     alpha: _Weight = 1.0
     beta: _Weight = 1.0
     gamma: _Weight = 0.5
     quantile: Annotated[float, Range(0, 1)] = 0.9
     """The aggregate over a pool: P90."""
     window_s: Seconds = 10.0
-    """Length of the averages that ``mended`` compares; 0 compares what each interval shows."""
+    """Length of the averages that ``mended`` compares; 0 compares single intervals."""
 
 
 class Adjustment(NamedTuple):
     grows: LengthClass | None
-    """The pool that gets an instance of the other; None: none moves."""
+    """The pool that gets an instance from the other; None: no instance moves."""
     short_pressure: float
     long_pressure: float
 
@@ -156,7 +156,7 @@ class PressureController:
         self._short, self._long = _Average(config), _Average(config)
 
     def decide(self, shorts: Sequence[Signals], longs: Sequence[Signals], now: float) -> Adjustment:
-        """One pass of the loop: the signals of either pool's instances at ``now``."""
+        """Run one pass of the loop, with the signals of both pools' instances at ``now``."""
         config = self.config
         is_whole = self._short.add(self.pressure(shorts)) & self._long.add(self.pressure(longs))
         short, long = self._short.value, self._long.value
@@ -173,11 +173,11 @@ class PressureController:
         return Adjustment(grows, short, long)
 
     def _is_due(self, high: float, num_high: int, low: float, num_low: int) -> bool:
-        """Whether a pool of pressure ``high`` gets an instance of the other's."""
+        """Whether a pool of pressure ``high`` gets an instance from the other, whose pressure is ``low``."""
         config = self.config
         if not (high > (1 + config.tau) * low and num_low > config.n_min):
             return False
-        # As pressures are shared out over one instance more and one fewer.
+        # After the move the pressures spread over one instance more and one fewer.
         return config.form == "printed" or high * num_high / (num_high + 1) >= low * num_low / (num_low - 1)
 
     def pressure(self, pool: Sequence[Signals]) -> float:
@@ -188,7 +188,7 @@ class PressureController:
 
 
 class _Average:
-    """Exponential, over ``window_s``; whole once it spans that. The mean of what there is until then."""
+    """An exponential average over ``window_s``. It is whole once it spans that, and until then the mean of all values."""
 
     def __init__(self, config: ControllerConfig) -> None:
         self.value = 0.0
@@ -197,7 +197,7 @@ class _Average:
         self._count = 0
 
     def add(self, value: float) -> bool:
-        """A period's; whether it is whole."""
+        """Add a period's value, and return whether the average is whole."""
         self._count += 1
         weight = max(1 / self._count, min(1.0, self._weight))
         self.value += weight * (value - self.value)
@@ -205,7 +205,7 @@ class _Average:
 
 
 def _quantile(values: list[float], quantile: float) -> float:
-    """Linear between order statistics, numpy's default; numpy itself takes longer than all else here."""
+    """Interpolates linearly between order statistics, as numpy does by default. numpy itself takes longer than all else here."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * quantile
     below = int(place)
@@ -215,7 +215,7 @@ def _quantile(values: list[float], quantile: float) -> float:
 
 Pooling = Literal["global", "each"]
 """global: instances pull from their pool's queue (LAPS §3.2). each: requests are pushed to the instance of the pool
-with the least outstanding tokens, which keeps a history where it is cached."""
+with the least outstanding tokens, so that a session stays where its history is cached."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +231,7 @@ class Spatial(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillSystem:
-    """Factories, as policies keep state: every instance of every run has its own."""
+    """A prefill system. Policies keep state, so factories make new ones for every instance of every run."""
 
     name: str
     make_batching: Callable[[], Batching]
@@ -244,10 +244,10 @@ class PrefillSystem:
 
 @dataclass(frozen=True, kw_only=True)
 class LapsConfig(Checked):
-    """Defaults mend what the printed text leaves broken; every switch has the printed setting."""
+    """The knobs of LAPS. The defaults mend what is broken as printed; every switch also has the printed setting."""
 
     boundary: Tokens = 256
-    """L_m."""
+    """L_m: prompts of fewer tokens are short."""
     slo_s: Annotated[float, Range(above=0, most=1e6)] | None = 0.4
     graphs: Graphs = "cheapest"
     wait: WaitConfig = field(default_factory=WaitConfig)
@@ -257,7 +257,7 @@ class LapsConfig(Checked):
 
 
 def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "laps") -> PrefillSystem:
-    """``model`` knows the captured shapes (``StepModel.profile(cost, shapes_of(graphs))``)."""
+    """Return LAPS. ``model`` must know the captured shapes (``StepModel.profile(cost, shapes_of(graphs))``)."""
     config = config or LapsConfig()
     captured = tuple(model.shapes)
     choice = graph_choice(config.graphs, model, captured)
@@ -279,20 +279,20 @@ def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "lap
 def srpt(
     model: StepModel, size: StepSize | None = None, *, aging: float = 0.0, graphs: Graphs = "ladder", name: str = "srpt"
 ) -> PrefillSystem:
-    """Shortest remaining prefill first: Reserve's steps where no deadline counts, nor a wait but for ``aging``, so that only the order
-    differs."""
+    """Shortest remaining prefill first. It takes Reserve's steps without deadlines, and a wait counts only by ``aging``, so that only
+    the order differs."""
     return reserve(model, _sized(size, slo_s=None, aging=aging), graphs=graphs, name=name)
 
 
 def edf(model: StepModel, size: StepSize | None = None, *, graphs: Graphs = "ladder") -> PrefillSystem:
-    """By due time, late or not, in the same steps; with one objective that is by arrival."""
+    """Earliest due time first, late or not, in the same steps. With one objective for all, that is by arrival."""
     return srpt(model, size, aging=_ALL_WORK, graphs=graphs, name="edf")
 
 
 def moore_hodgson(
     model: StepModel, size: StepSize | None = None, *, slo_s: float | None, graphs: Graphs = "ladder"
 ) -> PrefillSystem:
-    """The same steps, the fewest given up."""
+    """The same steps, but as few requests as possible are given up."""
     config = _sized(size, slo_s=slo_s)
     return _ours(lambda: MooreHodgson(model, config), model, graphs, "moore-hodgson")
 
@@ -304,7 +304,7 @@ def _sized(size: StepSize | None, **config: float | None) -> ReserveConfig:
 
 
 _ALL_WORK = 1e6
-"""Aging by which the shortest wait counts more than all of a prefill's work."""
+"""An aging by which the shortest wait counts more than all work of a prefill."""
 
 
 def reserve(
