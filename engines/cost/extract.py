@@ -1,6 +1,6 @@
 """Takes the kernel times of models out of the package that publishes them (``aiconfigurator-core``, Apache-2.0).
 
-Those of the models here, whose other products and heads follow from the listed ones (``engines.cost.listed``), and all that are listed.
+We take what the models here need, and all that is listed. Other products and heads follow from the listed ones (``engines.cost.listed``).
 """
 
 import hashlib
@@ -44,18 +44,18 @@ SYSTEMS: Mapping[str, str] = {
     "h200": "h200_sxm",
     "b200": "b200_sxm",
 }
-"""The package's names of our cards."""
+"""The package's names for our cards."""
 L2_BYTES: Mapping[str, float] = {"l40s": 96e6, "a100": 40e6, "h100": 50e6, "h200": 50e6, "b200": 126e6}
 """Second-level cache, from NVIDIA's whitepapers of each architecture."""
 ROUTING = "power_law_1.2"
-"""How tokens spread over experts in the tables that all frameworks have: some experts get more than others."""
+"""How tokens spread over experts, in the tables that all frameworks have: some experts get more tokens than others."""
 
 Floats = npt.NDArray[np.float64]
 
 SPIKE = 1.2
-"""A time is a spike where it is so many times longer than both of its neighbours."""
+"""A time is a spike if it is so many times longer than both of its neighbours."""
 LARGE_WEIGHTS = 8
-"""Products with weights of so many times the L2 cache are what memory's speed is read from."""
+"""We read memory's speed from products whose weights are so many times the L2 cache."""
 FEW_ROWS = 8
 """Up to so many rows, products of large weights are bound by memory on every card, and move little else."""
 
@@ -65,7 +65,7 @@ Found = dict[tuple[int, ...], Curve]
 
 @dataclass
 class Extract:
-    """Curves of one card, and what was read and changed on the way."""
+    """The curves of one card, and what we read and changed on the way."""
 
     card: str
     root: Path
@@ -86,7 +86,7 @@ class Extract:
         }
 
     def read(self, operation: str, framework: str, name: str) -> "pd.DataFrame":
-        """The newest table of a framework; none newer than its newest one of attention, which no release has alone."""
+        """The newest table of a framework, but none newer than its newest attention table: every complete release has one."""
         import pandas as pd
 
         system = self.root / SYSTEMS[self.card]
@@ -101,8 +101,8 @@ class Extract:
 
 
 def extracts(card: str, degrees: Sequence[int]) -> dict[Path, Extract]:
-    """By the folder of its file: of block-diffusion models on some cards, one at a time, of all others here at the ``degrees``, and all
-    that is listed."""
+    """Extracts of a card by the folder of their file: models here at the ``degrees``, block-diffusion models on one of some cards, and
+    all that is listed."""
     block = {BLOCK_FOLDER: extract(card, (1,), TABLED)} if card in BLOCK_CARDS else {}
     found = {FOLDER: extract(card, degrees), **block, LISTED_FOLDER: extract_listed(card)}
     fp8 = extract_fp8(card)
@@ -115,7 +115,7 @@ TABLED = tuple(shape for shape in BLOCK_DIFFUSION if shape.name != "LLaDA2-flash
 
 
 def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SHAPES) -> Extract:
-    """Every curve that ``shapes`` need on ``card`` at the tensor-parallel ``degrees`` that divide them, of every framework."""
+    """Every curve, for each framework, that ``shapes`` need on ``card`` at the tensor-parallel ``degrees`` that divide their heads."""
     found = _opened(card)
     ranks = [
         (degree, shape.on_rank(degree))
@@ -150,7 +150,7 @@ def extract(card: str, degrees: Sequence[int], shapes: Sequence[ModelShape] = SH
 
 
 def extract_listed(card: str) -> Extract:
-    """Every curve of bfloat16 that the package lists, of every framework."""
+    """Every bfloat16 curve that the package lists, for each framework."""
     found = _opened(card)
     for framework in FRAMEWORKS:
         found.curves[framework, "gemm"] = _products(found, framework)
@@ -165,11 +165,11 @@ _FP8: Mapping[str, tuple[Kernel, Kernel]] = {
     "fp8": ("gemm-fp8", "experts-fp8"),
     "fp8_block": ("gemm-fp8-block", "experts-fp8-block"),
 }
-"""By the package's name."""
+"""Kernels of products and of experts, by the package's name of their data type."""
 
 
 def extract_fp8(card: str) -> Extract:
-    """Products and experts in FP8, of every framework that has them on the card."""
+    """Products and experts in FP8, for each framework that has them on the card."""
     found = _opened(card)
     for framework in FRAMEWORKS:
         for dtype, (gemm, experts) in _FP8.items():
@@ -181,7 +181,7 @@ def extract_fp8(card: str) -> Extract:
 
 
 def _by_rank(experts: Found) -> Found:
-    """By what a rank holds; where several degrees leave it the same, of the least."""
+    """Curves by what a rank holds. If several degrees give a rank the same experts, the least degree counts."""
     found: Found = {}
     for (*key, _), curve in sorted(experts.items(), key=lambda each: each[0][-1]):
         found.setdefault(tuple(key), curve)
@@ -197,12 +197,12 @@ def _opened(card: str) -> Extract:
 
 
 def _release(name: str) -> tuple[int, ...]:
-    """1.3.0rc20 after 1.3.0rc15."""
+    """A key by which 1.3.0rc20 comes after 1.3.0rc15."""
     return tuple(int(part) for part in name.replace("rc", ".").replace("post", ".").split(".") if part.isdigit())
 
 
 def _products(found: Extract, framework: str, dtype: str = "bfloat16") -> Found:
-    """All that are listed, as the rules leave them."""
+    """All listed products, after the rules."""
     table = found.read("gemm", framework, "gemm")
     table = table[table.gemm_dtype == dtype]
     if table.empty:
@@ -231,14 +231,14 @@ def _products(found: Extract, framework: str, dtype: str = "bfloat16") -> Found:
 
 
 def _attention(found: Extract, framework: str, kernel: Kernel) -> Found:
-    """All heads of a width that are listed, as the rules leave them."""
+    """All listed heads of a width, after the rules."""
     is_prompt, width = kernel.startswith("prompt"), 64 if kernel.endswith("-64") else 128
     table = found.read("attention", framework, "context_attention" if is_prompt else "generation_attention")
     asked = (table.head_dim == width) & (table.kv_cache_dtype == "bfloat16") & (table.attn_dtype == "bfloat16")
     if "window_size" in table:
         asked &= table.window_size == 0
     table = table[asked]
-    # A decode's context holds the token that it is given, besides what came before.
+    # A decode's context holds the token that it is given, besides the tokens before.
     table = table.assign(tokens=table.isl if is_prompt else table.isl + table.step)
     times = (
         table.groupby(["num_heads", "num_key_value_heads", "batch_size", "tokens"]).latency.median().unstack("tokens")
@@ -248,7 +248,7 @@ def _attention(found: Extract, framework: str, kernel: Kernel) -> Found:
     clean = times.to_numpy(float)
     gone = spikes(clean)
     heads, kv_heads, batch = (times.index.get_level_values(level).to_numpy(float)[:, None] for level in range(3))
-    # Queries and outputs of every token of a prompt, of one token of a decode; keys and values of all.
+    # Queries and outputs of every token of a prompt, or of a decode's one token; keys and values of all tokens.
     moved = 2 * batch * width * (2 * heads * (sizes if is_prompt else 1) + 2 * kv_heads * sizes)
     floor = moved / gpu(found.card).bandwidth
     found.rules[framework] |= {
@@ -265,7 +265,7 @@ def _attention(found: Extract, framework: str, kernel: Kernel) -> Found:
 
 
 def _experts(found: Extract, framework: str, dtype: str = "bfloat16") -> Found:
-    """Their keys, and the degree that each was measured at."""
+    """Curves of experts, by their keys and the degree at which each was measured."""
     table = found.read("moe", framework, "moe")
     asked = (table.moe_dtype == dtype) & (table.distribution == ROUTING) & (table.moe_ep_size == 1)
     curves: Found = {}
@@ -292,10 +292,10 @@ def _all_reduces(found: Extract, framework: str) -> None:
 
 
 def spikes(times: Floats) -> npt.NDArray[np.bool_]:
-    """Where ``times``, [..., points] along a growing size, are ``SPIKE`` times as long as at both neighbours.
+    """Whether each of ``times``, [..., points] along a growing size, is more than ``SPIKE`` times both of its neighbours.
 
-    Steps stay: behind a full tile (257 rows against 256) the next size is as slow. So do dips, which full tiles are; both ends; and
-    two long times side by side.
+    Steps are no spikes: after a full tile (257 rows against 256) the next size is as slow. Dips, which full tiles cause, both ends, and
+    two long times side by side are none either.
     """
     found = np.zeros(times.shape, dtype=np.bool_)
     before, at, after = times[..., :-2], times[..., 1:-1], times[..., 2:]
@@ -304,7 +304,7 @@ def spikes(times: Floats) -> npt.NDArray[np.bool_]:
 
 
 def filled(sizes: Floats, times: Floats, gone: npt.NDArray[np.bool_]) -> Floats:
-    """``times``, [curves, points], with those that are ``gone`` put on the line between what stays beside them."""
+    """Return ``times``, [curves, points], with the ``gone`` ones put on the line between the times that stay beside them."""
     found = times.copy()
     for curve in np.flatnonzero(gone.any(axis=-1)):
         keep = ~gone[curve] & ~np.isnan(times[curve])
@@ -313,27 +313,27 @@ def filled(sizes: Floats, times: Floats, gone: npt.NDArray[np.bool_]) -> Floats:
 
 
 _REACHED = 95
-"""Percentile of what large products move a second: a single time may still be too short."""
+"""Percentile of the bytes per second that large products move. We do not take the most, as a single time may still be too short."""
 
 
 class Streamed(NamedTuple):
     times: Floats
-    """[products, rows], none below what it moves takes from memory."""
+    """[products, rows], none below the time that memory takes for the product's bytes."""
     bandwidth: float
     """Bytes per second that the largest products reach."""
     raised: npt.NDArray[np.bool_]
     impossible: npt.NDArray[np.bool_]
-    """What was faster than the datasheet's memory allows: the weights had stayed in the L2 cache between repetitions."""
+    """Whether a time was faster than the datasheet's memory allows: its weights had stayed in the L2 cache between repetitions."""
 
 
 def streamed(
     times: Floats, num_bytes: Floats, rows: Floats, weights: Floats, *, bandwidth: float, cache: float
 ) -> Streamed:
-    """Raise what is faster than weights can be read from memory at the rate that large products reach.
+    """Raise times that are faster than memory can deliver the bytes, at the rate that large products reach.
 
     ``times`` and ``num_bytes`` are [products, rows], ``weights`` bytes by product, ``bandwidth`` the datasheet's in bytes per
-    second and ``cache`` the bytes of the L2. A product that is timed over and over finds its weights in the cache; in a
-    forward, other layers have been there since.
+    second and ``cache`` the bytes of the L2. A product that is timed over and over finds its weights in the cache. In a
+    forward, other layers have used the cache since.
     """
     large = times[weights >= LARGE_WEIGHTS * cache][:, rows <= FEW_ROWS]
     moved = num_bytes[weights >= LARGE_WEIGHTS * cache][:, rows <= FEW_ROWS]

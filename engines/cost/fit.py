@@ -1,9 +1,9 @@
-"""Fits a card's roofline to timed steps: one share of the matrix peak for products and attention, one of the bandwidth, and what every
-step takes besides; where steps tell, what some take besides that.
+"""Fits a card's roofline to timed steps: one share of the matrix peak for products and attention, one share of the bandwidth, and the
+overhead of every step. If the steps tell, it also fits what some kinds of steps take besides.
 
-Squared relative errors are least. Which parts of a step are bound by arithmetic depends on the ratio of the two shares alone, and changes
-at one ratio for each part: between two of these, seconds are linear in the constants, and on one of them too. All are tried, so
-that the best of all constants is found. A share that no step tells, as none is bound by what it is a share of, stays the datasheet's.
+The fit has the least squared relative errors. Only the ratio of the two shares decides which parts of a step are bound by arithmetic,
+and each part changes at one ratio. Between two of these ratios, and on each of them, seconds are linear in the constants. We try all of
+these cases, so we find the best constants. A share stays the datasheet's if no step is bound by it, so that none tells it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,18 +21,18 @@ from engines.least_squares import Floats, nonnegative_fit, reduced
 from engines.models.shape import ModelShape
 
 LEAST_ROWS = 4
-"""One more than constants: each is predicted by the others."""
+"""One more than there are constants, so that we can predict each step from the others."""
 _ROUNDING = 1e-9
 _DEPENDENT = 1e-6
-"""Squares of a kind of step, of 1, that the kinds before it leave."""
+"""A kind of step depends on the kinds before it if they leave at most this of its squares, which sum to 1."""
 
 SHARES = {"arithmetic": ("the matrix peak", "more rows"), "memory": ("the bandwidth", "few rows")}
-"""By what bounds a step: what the share is of, and the steps that tell it."""
+"""By what bounds a step: the peak that the share is of, and the steps that tell the share."""
 KINDS: dict[str, Callable[[StepWork], int]] = {
     "layout_s": lambda work: work.new_layout,
     "build_s": lambda work: work.builds,
 }
-"""Constants of some steps alone, and how often a step has each."""
+"""Constants that only some steps have, and how often a step has each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class TimedStep:
 
 
 class FittedConstants(NamedTuple):
-    """What is fitted besides the overhead of every step."""
+    """The constants that are fitted besides the overhead of every step."""
 
     shares: tuple[str, ...]
     """Some of ``SHARES``; the others stay 1."""
@@ -59,17 +59,17 @@ class Fit(NamedTuple):
     calibration: CardCalibration
     free: FittedConstants
     left_out: list[float | None]
-    """Seconds of each step by constants that are fitted to the others; None where these do not tell them."""
+    """Seconds of each step by constants fitted to the other steps; None if the others do not tell the constants."""
 
     @property
     def untold(self) -> tuple[str, ...]:
-        """Those of ``SHARES`` that stay the datasheet's."""
+        """The names in ``SHARES`` whose share stays the datasheet's."""
         return tuple(bound for bound in SHARES if bound not in self.free.shares)
 
 
 def fit_steps(steps: Sequence[TimedStep], card: Gpu, source: str) -> Fit:
-    """``source`` says where the steps are from. A share that no step is bound by, or that makes steps that are left out no better
-    known, stays the datasheet's. Refuses steps that do not tell the constants apart, or are faster than the card can be."""
+    """``source`` names the source of the steps. A share stays the datasheet's if no step is bound by it, or if fitting it does not
+    predict left-out steps better. Raises UserError if steps do not tell the constants apart, or are faster than the card can be."""
     require(
         len(steps) >= LEAST_ROWS,
         f"{source} has {len(steps)} timed steps and three constants are fitted: time {LEAST_ROWS} or more",
@@ -80,7 +80,7 @@ def fit_steps(steps: Sequence[TimedStep], card: Gpu, source: str) -> Fit:
     told = timed.told(best)
     found = []
     for shares in (tuple(SHARES), ("arithmetic",), ("memory",)):
-        # A fit above a peak that no step is above itself follows their noise.
+        # A fit above a peak follows the noise of the steps, because no step is above the peak itself.
         if {*shares} <= {*told} and all(best.inverse[bound] >= 1 - _ROUNDING for bound in shares):
             free = FittedConstants(shares, kinds)
             try:
@@ -94,7 +94,7 @@ def fit_steps(steps: Sequence[TimedStep], card: Gpu, source: str) -> Fit:
 
 
 def _missed(steps: Sequence[TimedStep], fit: Fit, fits: Sequence[Fit]) -> float:
-    """Squared relative errors of the steps left out that all fits tell."""
+    """Sum of squared relative errors over the left-out steps that all fits predict."""
     errors = []
     for place, step in enumerate(steps):
         told = [each.left_out[place] for each in fits]
@@ -116,7 +116,7 @@ def _left_out(steps: Sequence[TimedStep], card: Gpu, source: str, free: FittedCo
 
 
 def _kinds_told(steps: Sequence[TimedStep]) -> tuple[str, ...]:
-    """Those of which some steps are and some are not, otherwise than of the kinds before; there have to be steps for each."""
+    """The kinds that only some steps have, independent of the kinds before. Each further kind needs one more step."""
     found: list[str] = []
     columns = [[1.0] * len(steps)]
     for name, count in KINDS.items():
@@ -152,19 +152,19 @@ def _fitted(steps: Sequence[TimedStep], card: Gpu, source: str, free: FittedCons
 
 class _Constants(NamedTuple):
     inverse: dict[str, float]
-    """What arithmetic and traffic at the peaks are multiplied by."""
+    """Factors on the seconds that arithmetic and traffic take at the peaks."""
     overhead_s: float
     kinds: dict[str, float]
 
 
 class _Case(NamedTuple):
-    """Which parts are bound by what, so that seconds are linear."""
+    """A choice of what bounds each part, so that seconds are linear."""
 
     columns: Sequence[Floats]
     known: Floats
-    """Seconds of what stays the datasheet's."""
+    """Seconds of the parts whose share stays the datasheet's."""
     inverse: Callable[[Sequence[float]], dict[str, float]]
-    """Takes the coefficients of the columns."""
+    """Returns the factors of ``_Constants`` for the coefficients of the columns."""
 
 
 def _in_order(free: Sequence[str], found: Sequence[float]) -> dict[str, float]:
@@ -172,7 +172,7 @@ def _in_order(free: Sequence[str], found: Sequence[float]) -> dict[str, float]:
 
 
 def _both(ratio: float, found: Sequence[float]) -> dict[str, float]:
-    """On a turn arithmetic takes as long as traffic."""
+    """On a turning ratio a part's arithmetic takes as long as its traffic."""
     (memory,) = found
     return {"arithmetic": ratio * memory, "memory": memory}
 
@@ -185,7 +185,7 @@ class _Timed(NamedTuple):
     arithmetic: Floats
     """[steps, parts] seconds at the peaks."""
     traffic: Floats
-    """The same."""
+    """[steps, parts] seconds at the bandwidth."""
     works: Sequence[StepWork]
     seconds: Floats
 
@@ -196,7 +196,7 @@ class _Timed(NamedTuple):
         return cls(floors[:, :, 0], floors[:, :, 1], [step.work for step in steps], seconds)
 
     def best(self, free: FittedConstants) -> _Constants:
-        """Cases are solved in the order of what even negative constants leave, until no other can be better."""
+        """Solve cases in the order of the errors that even negative constants leave, until no other case can be better."""
         cases = self._cases(free)
         ones, kinds = np.ones(len(self.works)), [self._of_kind(name) for name in free.kinds]
         best: tuple[float, int, _Constants] | None = None
@@ -216,7 +216,7 @@ class _Timed(NamedTuple):
         return best[2]
 
     def _least(self, cases: Sequence[_Case], others: Sequence[Floats]) -> list[float]:
-        """A bound of the squares that each case leaves, by orthogonal columns: a library's last digits decide nothing here."""
+        """A lower bound of the squares that each case leaves, by orthogonal columns. A library's last digits decide nothing here."""
         found = [0.0] * len(cases)
         for num in {len(case.columns) for case in cases}:
             places = [place for place, case in enumerate(cases) if len(case.columns) == num]
@@ -230,7 +230,7 @@ class _Timed(NamedTuple):
         return found
 
     def check_possible(self, card: Gpu, source: str) -> None:
-        """Refuses steps that take less than their arithmetic, or their traffic, at the peak."""
+        """Raises UserError for steps that take less time than their arithmetic, or their traffic, at the peak."""
         for what, floors in (("matrix peak", self.arithmetic), ("memory bandwidth", self.traffic)):
             times = float((_summed(floors) / self.seconds).max())
             require(
@@ -239,7 +239,7 @@ class _Timed(NamedTuple):
             )
 
     def told(self, found: _Constants) -> tuple[str, ...]:
-        """Shares that some part of a step is bound by."""
+        """The shares that bound some part of a step."""
         columns = self._columns(_ratio(found))
         return tuple(bound for bound in SHARES if found.inverse[bound] > 0 and columns[bound].any())
 
@@ -271,7 +271,7 @@ class _Timed(NamedTuple):
             if len(free.shares) == len(SHARES):
                 cases.append(_Case([alone], none, partial(_both, ratio)))
             else:
-                # With one share at 1 the ratio is the other.
+                # If one share is 1, the ratio gives the other.
                 by = 1.0 if free.shares == ("arithmetic",) else 1 / ratio
                 cases.append(_Case([], by * alone, partial(_fixed, _both(ratio, [by]))))
         return cases
@@ -280,7 +280,7 @@ class _Timed(NamedTuple):
         return np.array([float(KINDS[name](work)) for work in self.works])
 
     def _columns(self, ratio: float) -> dict[str, Floats]:
-        """What the shares are multiplied by, of each step, where arithmetic is ``ratio`` times as dear as traffic."""
+        """Seconds at the peaks that each share applies to, by step, if arithmetic costs ``ratio`` times as much as traffic."""
         is_bound = ratio * self.arithmetic > self.traffic
         return {
             "arithmetic": _summed(np.where(is_bound, self.arithmetic, 0.0)),
@@ -295,7 +295,7 @@ class _Timed(NamedTuple):
 
 
 def _summed(parts: Floats) -> Floats:
-    """[steps], in one order on every machine."""
+    """[steps] sums of the parts, added in the same order on every machine."""
     first, second, third = parts.T
     return np.asarray(first + second + third)
 

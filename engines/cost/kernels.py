@@ -1,15 +1,16 @@
-"""What the kernels of a forward take on a card, for one model and one framework's kernels, and the price of a step composed of them.
+"""The times of a forward's kernels on a card, for a model and a framework's kernels, and the price of a step composed of them.
 
-Matrix products lie on straight lines between measured numbers of rows, attention on power laws between measured lengths. A card
-without tables takes those of another of its generation: each time by the ratio of what its arithmetic and its traffic take at least.
+Times of matrix products lie on straight lines between measured numbers of rows, those of attention on power laws between measured
+lengths. A card without tables takes those of another card of its generation. Each time is scaled by the ratio of the least times that
+the kernel's arithmetic and traffic take on both cards.
 
 A table is CSV in gzip. Its first line is JSON: package, version, licence, digests of the files read and what the rules of
-``engines.cost.extract`` changed. A line ``sizes,FRAMEWORK,KERNEL,x,x,...`` gives the sizes of the curves below it; a
-line ``FRAMEWORK,KERNEL,KEY,KEY,...,t,t,...`` one curve in microseconds, with nothing where nothing was measured.
+``engines.cost.extract`` changed. A line ``sizes,FRAMEWORK,KERNEL,x,x,...`` gives the sizes of the curves below it. A line
+``FRAMEWORK,KERNEL,KEY,KEY,...,t,t,...`` is one curve in microseconds, with an empty cell for a size that was not measured.
 
 Packed sequences are charged the attention of a causal prompt with as many pairs as they have on average: bidirectional attention of n
-rows has those of a causal prompt of 1.41 n. Rows that pass some layers or matrices only (``extra`` fields) run at the rate of as many
-rows of one layer. Caches and copies of logits take their bytes at the share of bandwidth that elementwise kernels reach.
+rows has those of a causal prompt of 1.41 n. Rows that pass only some layers or matrices (``extra`` fields) run at the rate of as many
+rows of one layer. Caches and copies of logits move at the share of bandwidth that elementwise kernels reach.
 """
 
 import gzip
@@ -55,18 +56,18 @@ KEYS: Mapping[Kernel, tuple[str, ...]] = {
     **dict.fromkeys(_EXPERTS, ("width", "hidden", "chosen", "among")),
     "all-reduce": ("degree",),
 }
-"""What tells the curves of a kernel apart. They run over rows (gemm, experts), tokens of each prompt (prompt), tokens of context
-(decode), and numbers that are added up (all-reduce). Heads are 128 wide, or 64 where that is said."""
+"""The keys that tell the curves of a kernel apart. Curves run over rows (gemm, experts), tokens of each prompt (prompt), tokens of
+context (decode), and numbers that are added up (all-reduce). Heads are 128 wide, or 64 if the name says so."""
 
 EVERY_MODEL: tuple[Kernel, ...] = ("gemm", "prompt", "decode")
-"""Experts are of some models, and exchanges of groups of cards."""
+"""Kernels of every model. Only some models have experts, and only groups of cards have exchanges."""
 ABOUT = ("package", "version", "system")
-"""What runs say of where times come from."""
+"""The facts that a run records about the source of its times."""
 FOLDER = Path(__file__).parent / "kernel_times"
 BLOCK_FOLDER = FOLDER / "block"
-"""Tables of block-diffusion models, which are no part of what other models' runs rest on."""
+"""Tables of block-diffusion models. They are apart, so that runs of other models do not depend on them."""
 LISTED_FOLDER = FOLDER / "listed"
-"""All that the package lists, for models that are in no other table."""
+"""All times that the package lists, for models that are in no other table."""
 FP8_FOLDER = LISTED_FOLDER / "fp8"
 """Products and experts in FP8."""
 
@@ -76,13 +77,13 @@ class Tables:
     card: str
     about: Mapping[str, Any] = field(repr=False, compare=False)
     digest: str
-    """What the file, or all in a folder, hold: the rest follows from it."""
+    """The digest of the file, or of all files in a folder: the rest follows from their content."""
     curves: Mapping[tuple[str, Kernel], Curves] = field(repr=False, compare=False)
     """By framework and kernel, then by key."""
     fix: ClassVar[str] = "extract it with repro calibrate --silicon, or use cost=roofline"
 
     def of(self, framework: str, kernel: Kernel) -> Curves:
-        """All curves of a kernel; refused by name where there are none."""
+        """All curves of a kernel. Raises UserError if there are none."""
         found = self.curves.get((framework, kernel))
         require(
             bool(found), f"kernels={framework!r} has no {kernel} table of {self.card}: use one of {self._with(kernel)}"
@@ -98,7 +99,7 @@ class Tables:
         return curves[key]
 
     def attention(self, framework: str, kernel: Kernel, shape: ModelShape) -> Mapping[float, Curve]:
-        """Curves of a model's heads by batch."""
+        """The attention curves of a model's heads, by batch."""
         heads, kv_heads = heads_of(shape)
         found = self._attention(self.of(framework, kernel), kernel, shape)
         require(
@@ -113,11 +114,11 @@ class Tables:
         return {key[2]: curves[key] for key in keys}
 
     def has_fewer_kv_heads(self, framework: str, shape: ModelShape) -> bool:
-        """Whether a decode of it takes as long as those of several sequences with fewer K/V heads."""
+        """Whether a decode of the model takes as long as decodes of several sequences with fewer K/V heads."""
         return False
 
     def is_estimated(self, framework: str, product: "MatrixProduct") -> bool:
-        """Whether its times follow from those of products that were measured."""
+        """Whether the product's times are derived from those of measured products."""
         if not tables_file(self.card, LISTED_FOLDER).is_file():
             return False  # a user's own times
         return product not in load_tables(self.card, LISTED_FOLDER).of(framework, "gemm")
@@ -127,7 +128,7 @@ class Tables:
 
 
 class ListedTables(Tables):
-    """All that a package lists of a card; other products and heads follow from it (``engines.cost.listed``)."""
+    """All times that a package lists for a card. Other products and heads follow from them (``engines.cost.listed``)."""
 
     fix = "use other kernels, another degree, or cost=roofline"
 
@@ -162,7 +163,7 @@ class Card(Gpu):
     calibration: CardCalibration | None = None
     """Constants fitted to its steps; None: its steps are charged by the datasheet."""
     tables: Tables | None = None
-    """Times of its kernels, which steps are then composed of."""
+    """Times of its kernels, of which its steps are then composed."""
 
 
 def encoded(about: Mapping[str, Any], curves: Mapping[tuple[str, Kernel], Curves]) -> bytes:
@@ -203,8 +204,8 @@ def load_tables(card: str, folder: Path = FOLDER) -> Tables:
 
 
 def load_folder(card: str, folder: Path) -> Tables:
-    """A card's tables of a user's own: every .csv and .csv.gz in a folder, each as the packed ones are. Refuses a file that is none, and
-    a kernel that every model has and no file has."""
+    """A user's own tables of a card: every .csv and .csv.gz in a folder, in the format of the packed ones. Raises UserError for a file
+    that is no table, and if no file has a kernel that every model needs."""
     files = sorted(path for path in folder.glob("*") if path.name.endswith((".csv", ".csv.gz")))
     require(bool(files), f"kernels={str(folder)!r} has no .csv or .csv.gz: give a folder of kernel tables")
     about: dict[str, Any] = {}
@@ -241,12 +242,12 @@ def cards(folder: Path = FOLDER) -> list[str]:
 
 
 class _Unread(Mapping[tuple[int, ...], Curve]):
-    """Curves of a kernel. Their keys are read when one is looked up, and the times of that one alone."""
+    """Curves of a kernel. At a look-up it reads the keys of all curves, but only the times of the curve that is asked for."""
 
     def __init__(self, num_keys: int) -> None:
         self._num_keys = num_keys
         self.texts: list[tuple[Sequence[float], str]] = []
-        """Sizes, and keys and times."""
+        """For each curve its sizes, and the text of its keys and times."""
         self._read: dict[tuple[int, ...], Curve] = {}
 
     @cached_property
@@ -299,7 +300,7 @@ class Heads(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The experts of a layer on one rank: gate, up and down of each, rows routed and gathered again."""
+    """The experts of a layer on one rank: gate, up and down of each expert, with routing and gathering of rows."""
 
     width: int
     hidden: int
@@ -309,8 +310,8 @@ class Experts(NamedTuple):
 
 
 def layer_products(shape: ModelShape) -> tuple[MatrixProduct, ...]:
-    """What every row of a layer of ``shape``, a rank's share, passes: q, k and v are one product, gate and up another. Of a mixture the
-    router and the expert that every row gets."""
+    """The products that every row passes in a layer of ``shape``, a rank's share. q, k and v are one product, gate and up another. For a
+    mixture these include the router, and the expert that every row gets."""
     if shape.num_experts > 1:
         shared = () if shape.shared_hidden is None else _mlp(shape, shape.shared_hidden)
         return (*_attention(shape), MatrixProduct(shape.num_experts, shape.d_model), *shared)
@@ -318,12 +319,12 @@ def layer_products(shape: ModelShape) -> tuple[MatrixProduct, ...]:
 
 
 def dense_layer_products(shape: ModelShape) -> tuple[MatrixProduct, ...]:
-    """The same of a mixture's layers with one MLP in place of experts; empty where there are none."""
+    """The same for a mixture's layers with one MLP in place of experts; empty if there are none."""
     return () if shape.dense_hidden is None else (*_attention(shape), *_mlp(shape, shape.dense_hidden))
 
 
 def full_layer_products(shape: ModelShape) -> tuple[MatrixProduct, ...]:
-    """The same of a canvas model's layers without a window, whose values are their keys; empty where there are none."""
+    """The same for a canvas model's layers without a window, whose values are their keys; empty if there are none."""
     if shape.canvas is None:
         return ()
     heads, d = shape.n_heads * shape.canvas.full_head_dim, shape.d_model
@@ -348,35 +349,35 @@ def heads_of(shape: ModelShape) -> Heads:
 
 
 def experts_of(shape: ModelShape) -> Experts | None:
-    """None of a dense model."""
+    """The experts of a layer; None for a dense model."""
     if shape.num_experts == 1:
         return None
     return Experts(shape.d_model, shape.mlp_hidden, shape.experts_per_token, shape.num_experts)
 
 
 TRANSFERRED: Mapping[str, str] = {"rtx4090": "l40s", "h20": "h200"}
-"""Cards without tables, and the one of the same generation whose shares of peak and bandwidth they are given."""
+"""Cards without tables, and the card of the same generation whose shares of peak and bandwidth they get."""
 ELEMENTWISE_SHARE = 0.8
-"""Share of memory bandwidth that norms, rotation and activations reach; with the next, what AIConfigurator assumes."""
+"""Share of memory bandwidth that norms, rotation and activations reach. AIConfigurator assumes this and the next constant."""
 ELEMENTWISE_S = 3e-6
-"""Each such kernel takes besides its traffic."""
+"""Seconds that each such kernel takes besides its traffic."""
 _TABLED_WIDTH = 128
-"""Heads' width in the tables of attention."""
+"""The width of heads in the tables of attention."""
 _ELEMENTWISE_KERNELS = 5
 """Two norms, rotation, K/V store, activation."""
 DECODED = (512, 8192)
-"""Tokens of context between which a decode's attention is put on a line: kernels change beyond."""
+"""A decode's attention is fitted by a line between these tokens of context: kernels change beyond."""
 
 
 def has_tables(card: str | Gpu, shape: ModelShape | None = None) -> bool:
-    """Whether its steps can be composed of kernels."""
+    """Whether the steps of a card can be composed of kernels."""
     if isinstance(card, Card):
         return card.tables is not None
     return tables_file(TRANSFERRED.get(str(card), str(card)), _folder(shape)).is_file()
 
 
 def _folder(shape: ModelShape | None) -> Path:
-    """Where a model's tables are: what is added for one family, or for any model, leaves the runs of others what they rest on."""
+    """The folder of a model's tables. Tables added for one family, or for any model, thus do not change the runs of other models."""
     if isinstance(shape, ReadShape):
         return LISTED_FOLDER
     if shape is not None and (shape.name in _OTHERS or shape.precision != "bf16" or shape.canvas is not None):
@@ -395,8 +396,8 @@ def check_kernels(
     degrees: Sequence[int] = (1,),
     attention: Sequence[Kernel] = ("prompt",),
 ) -> None:
-    """Refuse a model whose kernels are in no table: of a card of a user's own, or of what a package lists. ``framework`` is None where
-    none are asked for."""
+    """Raises UserError if the model's kernels are in no table, of a user's own card or of a package's list. ``framework`` is None if no
+    kernels are asked for."""
     if framework is None or not (isinstance(card, Card) or _folder(shape) == LISTED_FOLDER):
         return
     for degree in degrees:
@@ -405,7 +406,7 @@ def check_kernels(
 
 @lru_cache(maxsize=64)
 def composed_degrees(shape: ModelShape, card: Gpu, framework: str, degrees: tuple[int, ...]) -> tuple[int, ...]:
-    """Those at which a package lists the model's kernels, and every one of a model with a table of its own; refuses where there is none."""
+    """The degrees at which a package lists the model's kernels, or all for a model with its own table. Raises UserError if none."""
     if isinstance(card, Card) or _folder(shape) != LISTED_FOLDER:
         return degrees
     found: list[int] = []
@@ -422,7 +423,7 @@ def composed_degrees(shape: ModelShape, card: Gpu, framework: str, degrees: tupl
 
 
 def tables_of(card: str | Gpu, shape: ModelShape | None = None) -> Tables:
-    """The card's own, or those that are transferred to it; of ``shape`` where its family's are apart."""
+    """The card's own tables, or those that are transferred to it; those of ``shape``'s family if it has separate ones."""
     if isinstance(card, Card):
         require(
             card.tables is not None,
@@ -446,7 +447,7 @@ def _with_fp8(card: str) -> Tables:
 
 
 class Kernels:
-    """``shape`` is a rank's share of a model at ``degree``; times are of all its layers."""
+    """The kernel times of a model. ``shape`` is a rank's share of it at ``degree``; times are those of all its layers."""
 
     def __init__(self, shape: ModelShape, card: Gpu, framework: str, degree: int = 1) -> None:
         require(framework in FRAMEWORKS, f"kernels={framework!r} is unknown: use one of {', '.join(FRAMEWORKS)}")
@@ -463,25 +464,25 @@ class Kernels:
         full = full_layer_products(shape)
         self._full_layers = self._layer_curve(full, degree, has_experts=True) if full else None
         self._head = self._product_curve(*head_product(shape))
-        # Steps repeat: most of a simulation's time would go into looking up the same ones.
+        # Steps repeat: without caches, most of a simulation's time would go into looking up the same ones.
         self.layers_s: Callable[[float], float] = cache(self._layers_s)
-        """Everything but attention by rows: products or experts, norms, rotation, activations, and the all-reduces of a group."""
+        """Everything but attention, by rows: products or experts, norms, rotation, activations, and the all-reduces of a group."""
         self.head_s: Callable[[float], float] = cache(self._head_s)
-        """Logits by rows in one pass, written and read once more by what reduces them."""
+        """Logits in one pass, by rows; the kernel that reduces them writes and reads them once more."""
         self.prompts_s: Callable[[int], PowerLaws] = cache(self._prompts_s)
-        """By the number of prompts of one step: attention of one of them over all layers, as long as a causal prompt takes that
-        has as many pairs."""
+        """Attention of one prompt over all layers, by the number of prompts in the step. It takes as long as a causal prompt with as
+        many pairs."""
         self.decode_line: Callable[[int], DecodeLine] = cache(self._fitted_line)
-        """Attention of a decode step over all layers, by its sequences."""
+        """Attention of a decode step over all layers, by its number of sequences."""
         self.estimated_share: Callable[[float, float], float] = cache(self._estimated_share)
-        """The part of the time of a step's products, experts among them, that follows from other products; by its rows and logits."""
+        """By rows and logits of a step: the share of its products' time, including experts, that is derived from other products."""
 
     def __reduce__(self) -> "tuple[type[Kernels], tuple[ModelShape, Gpu, str, int]]":
-        """Another process looks the tables up itself: what is remembered of steps cannot be sent."""
+        """Another process looks the tables up itself, because the caches of steps cannot be pickled."""
         return type(self), (self.shape, self.card, self.framework, self.degree)
 
     def check(self, attention: Sequence[Kernel]) -> None:
-        """Refuse a model whose attention is in no table; what else it needs is looked up already."""
+        """Raises UserError if the model's attention is in no table; its other kernels are looked up already."""
         for kernel in attention:
             self._attention_rows(kernel)
 
@@ -501,7 +502,7 @@ class Kernels:
     def _head_s(self, rows: float) -> float:
         if not rows:
             return 0.0
-        # A canvas' probabilities are multiplied by the embedding, after they were written and read.
+        # A canvas model multiplies its probabilities by the embedding, after they were written and read.
         passes = 1 if self.shape.canvas is None else 1 + self.shape.canvas.takes_back
         return passes * (self._head.at(rows) + self.elementwise_s(rows * self.shape.logits_bytes_per_row))
 
@@ -531,9 +532,9 @@ class Kernels:
         return _Line(ordered, times)
 
     def _elementwise(self, *, has_experts: bool) -> tuple[int, int]:
-        """Kernels of a layer that are no products, and bytes that they read and write of a row."""
+        """How many kernels of a layer are no products, and how many bytes they read and write for each row."""
         shape, kernels = self.shape, _ELEMENTWISE_KERNELS
-        # Norms: the stream and what is added to it, twice. Rotation: queries and keys. Store: keys and values.
+        # Norms: the stream and its addend, twice. Rotation: queries and keys. Store: keys and values.
         values = 2 * 4 * shape.d_model + 2 * (shape.q_width + shape.kv_width) + 4 * shape.kv_width
         if shape.qk_norm:
             kernels += 1
@@ -554,7 +555,7 @@ class Kernels:
         return _Line(sizes, [moved(m, t) for m, t in zip(sizes, times, strict=True)])
 
     def _precision_of(self, product: MatrixProduct) -> Precision:
-        """Routers stay as they are, as does a mixture's attention where scales are dynamic (recipes of llm-compressor)."""
+        """The precision of a product. Routers stay bf16, and with dynamic scales a mixture's attention too (recipes of llm-compressor)."""
         shape, precision = self.shape, self.shape.precision
         is_mixture, is_dynamic = shape.num_experts > 1, precision == "fp8-dynamic"
         if is_mixture and (product.outputs == shape.num_experts or (is_dynamic and product in _attention(shape))):
@@ -564,7 +565,7 @@ class Kernels:
     def _least_curve(
         self, kernel: Kernel, key: tuple[int, ...], work: Callable[[float], tuple[float, float]], precision: Precision
     ) -> "_Line":
-        """In FP8 no slower than in bfloat16: the tables have a floor there, of what a launch takes."""
+        """A curve in ``precision``. FP8 counts as no slower than bfloat16: the FP8 tables have a floor, the time of a launch."""
         plain = self._moved_curve(kernel, key, work)
         if precision == "bf16":
             return plain
@@ -584,13 +585,13 @@ class Kernels:
             touched = among * (1 - (1 - chosen / among) ** m)
             return 6 * m * chosen * width * hidden, 2 * (3 * touched * width * hidden + 2 * m * width)
 
-        # Experts with dynamic scales are CUTLASS's, and those tabled by tensor are Triton's, which are slower.
+        # Experts with dynamic scales run CUTLASS kernels; those tabled by tensor are Triton's, which are slower.
         precision = self.shape.precision
         key = width, hidden, chosen, among
         return self._least_curve("experts", key, work, "fp8-block" if precision == "fp8-dynamic" else precision)
 
     def _moved(self, work: Callable[[float], tuple[float, float]]) -> Callable[[float, float], float]:
-        """A measured time on this card: unchanged on the card of the table, else by what FLOP and bytes take at least on both."""
+        """Converts a measured time to this card: by the ratio of what FLOP and bytes take at least on both cards, if they differ."""
         if not self.is_transferred:
             return lambda size, time: time
         here, there = self.card, self._measured_on
@@ -620,7 +621,7 @@ class Kernels:
         return estimated_s / total_s
 
     def extrapolations(self, pairs: float, context: int) -> list[str]:
-        """What of a run's attention no table has: of a prompt with so many pairs of query and key, of a sequence of so many tokens."""
+        """The parts of a run's attention that no table has, if a prompt has ``pairs`` of query and key, and a decode ``context`` tokens."""
         found = []
         longest = max(curve[0][-1] for curve in self._attention_rows("prompt").values())
         if pairs > _causal(longest):
@@ -671,8 +672,7 @@ def _causal(tokens: float) -> float:
 
 
 def _at_batch(rows: Mapping[float, Curve], batch: int) -> dict[float, float]:
-    """Seconds by length at a batch between measured ones: a power law at each length, and in proportion to the largest batch
-    where no larger one was measured."""
+    """Seconds by length at a batch: by a power law between measured batches, and in proportion beyond the largest one measured."""
     batches = sorted(rows)
     known = {each: dict(zip(*rows[each], strict=True)) for each in batches}
     found: dict[float, float] = {}
@@ -706,7 +706,7 @@ def _least_relative_squares(points: Sequence[tuple[float, float]]) -> tuple[floa
 
 
 class _Line:
-    """Straight lines between points; before the first its time, beyond the last in proportion."""
+    """Straight lines between points. Before the first point its time holds; beyond the last, times grow in proportion."""
 
     def __init__(self, sizes: Sequence[float], times: Sequence[float]) -> None:
         self.sizes, self.times = list(sizes), list(times)
@@ -724,7 +724,7 @@ class _Line:
 
 
 class PowerLaws:
-    """Power laws between points; before the first its time, beyond the last in proportion."""
+    """Power laws between points. Before the first point its time holds; beyond the last, times grow in proportion."""
 
     def __init__(self, sizes: Sequence[float], times: Sequence[float]) -> None:
         self.sizes, self.times = list(sizes), list(times)
@@ -744,7 +744,7 @@ class PowerLaws:
 
 
 class Composed(StepPrice):
-    """Only the overheads of a step count of ``calibration``."""
+    """A price composed of kernel times. Only the overheads of a step count in ``calibration``."""
 
     def __init__(self, kernels: Kernels, calibration: Calibration | None = None) -> None:
         super().__init__(kernels.shape, kernels.card, calibration)
@@ -801,12 +801,12 @@ class Composed(StepPrice):
 
 @lru_cache(maxsize=64)
 def kernels_of(shape: ModelShape, card: Gpu, framework: str, degree: int = 1) -> Kernels:
-    """One for all runs of a process, with what it has looked up: their steps are much the same."""
+    """The same ``Kernels`` for all runs of a process, with their look-ups, because the steps of runs are much the same."""
     return Kernels(shape, card, framework, degree)
 
 
 def price_on(shape: ModelShape, card: Gpu, framework: str | None, calibration: Calibration) -> StepPrice:
-    """Composed of a framework's kernels; a roofline where none is named."""
+    """A price composed of a framework's kernels, or a roofline if ``framework`` is None."""
     if framework is None:
         return Roofline(shape, card, calibration)
     return Composed(kernels_of(shape, card, framework), calibration)

@@ -1,4 +1,4 @@
-"""What a device reaches in practice: the yardstick where there is no datasheet, and beside one."""
+"""Measures what a device reaches in practice: the yardstick if there is no datasheet, and a comparison if there is one."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -14,20 +14,20 @@ MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
 COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
 MOST_REPEATS = 200
 BUDGET_S = 0.3
-"""A larger matrix is left out where it would take longer."""
+"""A larger matrix is left out if it would take longer."""
 
 
 class Peaks(NamedTuple):
     flops_per_s: float
     bytes_per_s: float
-    """Read and written together."""
+    """Bytes read and written, together."""
     how: str
 
 
 @torch.inference_mode()
 def measured_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
-    """The largest rate of square matrix products and of a copy, each the best of REPEATS or more after a warm-up: a peak is
-    what is reached undisturbed. Under 1 s on a CPU, with as many threads as torch has."""
+    """The largest rate of square matrix products and of a copy. Each is the best of REPEATS or more after a warm-up, because a peak
+    is reached undisturbed. Takes under 1 s on a CPU, with as many threads as torch has."""
     sizes: list[int] = []
     rates: list[float] = []
     for size in MATRIX_SIZES[device.type]:
@@ -53,7 +53,7 @@ def measured_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
 
 
 def datasheet_gpu(device: torch.device) -> Gpu | None:
-    """The card in the catalogue; None for one that is not, and for a CPU."""
+    """The device's card in the catalogue; None if it is not there, and for a CPU."""
     return gpu_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
@@ -65,7 +65,7 @@ def measured_gpu(device: torch.device, dtype: torch.dtype) -> Gpu:
 
 
 def _matmul_s(size: int, device: torch.device, dtype: torch.dtype) -> float:
-    # Zeros would draw less power than numbers do, and run faster for it.
+    # Zeros would draw less power than numbers do, and so run faster.
     generator = torch.Generator(device=device).manual_seed(0)
     a, b = (torch.randn((size, size), generator=generator, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -74,7 +74,7 @@ def _matmul_s(size: int, device: torch.device, dtype: torch.dtype) -> float:
     if own is not None:
         products.append(lambda: own(a))
     first = [min(seconds_of(product, device)) for product in products]
-    # Small products are disturbed easily: of the faster one as many as take a third of the budget.
+    # Small products are disturbed easily, so we repeat the faster one for a third of the budget.
     best = min(first)
     more = int(min(MOST_REPEATS, BUDGET_S / 3 / best))
     return min(best, *seconds_of(products[first.index(best)], device, more)) if more else best
@@ -87,7 +87,7 @@ def _copy_s(num_bytes: int, device: torch.device) -> float:
 
 
 def seconds_of(run: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> Sequence[float]:
-    """Seconds of each of ``repeats`` runs after one to warm up, by the device's own time where it has one."""
+    """Seconds of each of ``repeats`` runs after one to warm up, by the device's own clock if it has one."""
     run()
     if device.type != "cuda":
         seconds = []

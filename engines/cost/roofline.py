@@ -1,12 +1,12 @@
-"""The price of a step: a catalogue of GPUs, what a step asks of one, and the seconds that a roofline charges for it.
+"""The price of a step: a catalogue of GPUs, the work of a step, and the seconds that a roofline charges for it.
 
 A step has three parts that run one after the other: the matrices of the layers, attention, and the LM head. On the roofline each takes
-the longer of its arithmetic and its traffic: weights (streamed once per forward, the head once per chunk of logits), K/V rows read and
-written, and logits. Activations between kernels are not counted.
+the longer of its arithmetic and its traffic. Traffic is weights (streamed once per forward, the head once per chunk of logits), K/V
+rows read and written, and logits. Activations between kernels are not counted.
 
-``gpus.json`` has vendor peaks, memory and links of each card, with their source. Memory sizes are decimal: "24 GB" is 24e9 bytes,
-bandwidth likewise. A card reports up to 7 % more (an RTX 4090 has 24 GiB on board) or slightly less (ECC of the L40S); driver and
-context take some back, and a memory plan adds its own guard band on top.
+``gpus.json`` has vendor peaks, memory and links of each card, with their source. Memory sizes and bandwidths are decimal: "24 GB" is
+24e9 bytes. A card reports up to 7 % more (an RTX 4090 has 24 GiB on board) or slightly less (ECC of the L40S). Driver and context take
+some of it, and a memory plan keeps a guard band besides.
 """
 
 import json
@@ -35,7 +35,7 @@ class Gpu:
     memory_bandwidth_gb_s: float
     memory_bytes: int
     nvlink_gb_s: float | None
-    """Per GPU, both directions together (as vendors print it); None where there is no NVLink."""
+    """Per GPU, both directions together (as vendors print it); None without NVLink."""
     pcie_gb_s: float
     """x16 slot, both directions together."""
     source: str
@@ -54,7 +54,7 @@ class Gpu:
 
     @classmethod
     def of_peaks(cls, name: str, flops_per_s: float, bytes_per_s: float, source: str = "measured") -> "Gpu":
-        """A card with measured peaks, for bounds alone: it knows no memory and no links."""
+        """A card with measured peaks, for bounds alone: it has no memory and no links."""
         return cls(
             name=f"{name} (measured peaks)",
             bf16_tflops=flops_per_s / 1e12,
@@ -71,7 +71,7 @@ RTX4090, L40S, A100, H100, H200, B200, H20 = GPUS
 
 
 def gpu(name: str | Gpu) -> Gpu:
-    """Look a GPU up by its name, ignoring case; or any other as ``module:NAME`` or by an installed package's name. One that is given is itself."""
+    """Look a GPU up by its name, ignoring case; or another as ``module:NAME`` or an installed package's name. A ``Gpu`` returns itself."""
     if isinstance(name, Gpu):
         return name
     for known in GPUS:
@@ -84,12 +84,12 @@ def gpu(name: str | Gpu) -> Gpu:
 
 
 _OTHER_CARDS = {"d", "3e", "laptop", "mobile", "mig", "nvl", "pcie"}
-"""What a driver adds to the name of a card with other peaks, or of a part of one."""
+"""Words that a driver adds to the name of a card with other peaks, or of a part of a card."""
 _SAID_MEMORY = re.compile(r"(\d+)gb")
 
 
 def gpu_of_device(device_name: str) -> Gpu | None:
-    """The card a driver calls ``device_name`` ("NVIDIA H100 80GB HBM3"); None where it is not in the catalogue, or is
+    """The card that a driver calls ``device_name`` ("NVIDIA H100 80GB HBM3"). None if it is not in the catalogue, or is
     sold under the same name with other peaks or another memory."""
     words = re.findall(r"[a-z0-9]+", device_name.lower())
     names = {*words, *(first + second for first, second in pairwise(words))}
@@ -102,19 +102,19 @@ def gpu_of_device(device_name: str) -> Gpu | None:
 Bound = Literal["compute", "memory"]
 
 LOGIT_PASSES = 2
-"""Logits are written by the head and read by the commit rule."""
+"""The head writes logits, and the commit rule reads them."""
 
 
 class StepWork(NamedTuple):
-    """One forward: packed sequences, by their totals, or ``prompts`` and sequences that decode a token each, one by one.
+    """The work of one forward: packed sequences by their totals, or single ``prompts`` and sequences that decode a token each.
 
     A plain tuple: every step of a simulation makes one.
     """
 
     query_rows: int = 0
-    """Rows of packed sequences, padding included; beside prompts, rows of padding."""
+    """Rows of packed sequences, including padding; with prompts, only rows of padding."""
     attention_pairs: int = 0
-    """Sum over packed sequences of query length times key length."""
+    """Query length times key length, summed over packed sequences."""
     logit_rows: int = 0
     kv_read_rows: int = 0
     """Cached or fresh K/V rows that attention reads back, per layer (all layers have the same)."""
@@ -125,24 +125,24 @@ class StepWork(NamedTuple):
     decoding: int = 0
     """Sequences that decode a token each."""
     context: int = 0
-    """Tokens that these attend over, summed."""
+    """Tokens that the decoding sequences attend over, summed."""
     padding: tuple[int, int] = (0, 0)
-    """(how many, tokens of each) of prompts without history that a captured graph computes besides."""
+    """(number, tokens of each) of the prompts without history that a captured graph computes as padding."""
     logit_chunks: int = 1
     """Serial passes over the LM head (dLLM-Serve §4.3); each streams the head's weights again."""
     copied_logit_bytes: int = 0
-    """Bytes that code moves which reduces logits through copies of all of them."""
+    """Bytes that code moves if it reduces logits through copies of all of them."""
     extra_linear_flops: int = 0
-    """FLOPs of rows that pass some layers or some matrices only; ``query_rows`` pass all. So the next three."""
+    """FLOPs of rows that pass only some layers or matrices, like the next three; ``query_rows`` pass all."""
     extra_weight_bytes: int = 0
-    """Layer weights streamed for such rows alone."""
+    """Layer weights that are streamed only for such rows."""
     extra_attention_flops: int = 0
     extra_cache_bytes: int = 0
     """Cached state read or written beyond the K/V rows; charged together with them."""
     new_layout: int = 0
-    """1 where the rows lie otherwise than those of the step before, as far as that is noted."""
+    """1 if the rows lie otherwise than those of the step before, as far as that is noted."""
     builds: int = 0
-    """1 where a sequence chooses the rows that it keeps, as far as that is noted."""
+    """1 if a sequence chooses the rows that it keeps, as far as that is noted."""
 
     def stated(self) -> dict[str, Any]:
         """The fields that are not at their defaults, by name."""
@@ -183,22 +183,22 @@ class Shares(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration(Checked):
-    """The constants of a GPU, the same for every system. Efficiencies are fractions of the datasheet peaks; fits give
-    matrix products and attention one share, and assume the rest."""
+    """The constants of a GPU, the same for every system. Efficiencies are fractions of the datasheet peaks. Fits give
+    matrix products and attention the same share, and assume the rest."""
 
     gpu: str
     matmul_efficiency: Proportion
     attention_efficiency: Proportion
     bandwidth_efficiency: Proportion
     step_overhead_s: Annotated[float, Range(0)]
-    """What every step takes that hardware does not explain (launches, Python)."""
+    """Time of every step that the hardware does not explain (launches, Python)."""
     fitted_on: tuple[str, ...]
     """Names of the measured or published cells the constants were fitted on; empty: not fitted."""
     note: str = ""
 
     @property
     def text(self) -> str:
-        """In a clause."""
+        """How the constants were found, as a clause."""
         return f"fitted on {'; '.join(self.fitted_on)}" if self.fitted_on else self.note
 
     @staticmethod
@@ -214,10 +214,10 @@ class Calibration(Checked):
         )
 
     notes_steps: ClassVar[bool] = False
-    """Whether what a step costs depends on ``new_layout`` and ``builds``."""
+    """Whether the cost of a step depends on ``new_layout`` and ``builds``."""
 
     def overhead_s(self, work: StepWork) -> float:
-        """What a step with work takes beside its parts; one without launches nothing."""
+        """Seconds of a step besides its parts; 0 for a step without work, which launches nothing."""
         return self.step_overhead_s if work.query_rows or work.extra_linear_flops else 0.0
 
     @classmethod
@@ -249,12 +249,12 @@ class Calibration(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class CardCalibration(Calibration):
-    """What two kinds of steps take besides, where the host is the slower part: both are of a diffusion LLM's steps."""
+    """A calibration with the extra time of two kinds of steps of a diffusion LLM, for hosts that are slower than the card."""
 
     layout_s: Annotated[float, Range(0)] = 0.0
-    """Taken by a step whose rows lie otherwise than those of the step before: what says where they lie is made anew."""
+    """Added to a step whose rows lie otherwise than those of the step before, as their layout is then described anew."""
     build_s: Annotated[float, Range(0)] = 0.0
-    """Taken by a step in which a sequence chooses the rows that it keeps."""
+    """Added to a step in which a sequence chooses the rows that it keeps."""
 
     notes_steps: ClassVar[bool] = True
 
@@ -272,11 +272,11 @@ class PricedStep:
     logits_s: float
     overhead_s: float
     bound: Bound
-    """Whether arithmetic or traffic, each summed over the parts, would take longer alone at the datasheet's peaks."""
+    """Which takes longer at the datasheet's peaks: all parts' arithmetic alone, or all parts' traffic alone."""
 
 
 class StepPrice(ABC):
-    """Prices the steps of a model on a card; ``shape`` is a rank's share where a group of cards runs it."""
+    """Prices the steps of a model on a card; ``shape`` is a rank's share if a group of cards runs the model."""
 
     def __init__(self, shape: ModelShape, gpu: Gpu, calibration: Calibration | None = None) -> None:
         """``calibration`` has the overheads of ``step_time``; without it there are none."""
@@ -289,20 +289,20 @@ class StepPrice(ABC):
         self._weights = None if shape.num_experts > 1 else shape.streamed_weight_bytes_layers()
 
     _diagonal = 1
-    """Each row of a prompt attends to itself whole; 0 counts half of that."""
+    """1: each row of a prompt attends to itself as a whole pair; 0 counts half a pair."""
     _prompt_passes = 2
-    """K/V rows of a prompt's own are written and read; 1 leaves out the writing."""
+    """2: a prompt's own K/V rows are written and read; 1 leaves out the writing."""
 
     @abstractmethod
     def parts(self, work: StepWork) -> StepParts:
-        """Seconds on the card alone; overheads are the caller's."""
+        """Seconds on the card alone; the caller adds overheads."""
 
     @abstractmethod
     def decode_line(self, decoding: int) -> DecodeLine:
-        """Attention of so many sequences that decode a token each."""
+        """Attention of ``decoding`` sequences that decode a token each."""
 
     def total_s(self, work: StepWork) -> float:
-        """As ``step_time`` has it."""
+        """The same ``total_s`` as ``step_time`` returns."""
         linear_s, attention_s, logits_s = self.parts(work)
         return linear_s + attention_s + logits_s + self.calibration.overhead_s(work)
 
@@ -320,22 +320,22 @@ class StepPrice(ABC):
         )
 
     def floors(self, work: StepWork) -> list[tuple[float, float]]:
-        """Seconds that each part's arithmetic, and its traffic, takes at the datasheet peaks."""
+        """Seconds of each part's arithmetic, and of its traffic, at the datasheet peaks."""
         return [(flops / self.gpu.peak_flops, moved / self.gpu.bandwidth) for flops, moved in self.loads(work)]
 
     def lower_bound_s(self, work: StepWork) -> float:
         """max(all FLOP / peak, all bytes / bandwidth) at the datasheet peaks, whatever the calibration.
 
         No implementation of this forward on this card is faster. It is below ``step_time`` even
-        without calibration, because one part's arithmetic may not overlap another part's traffic
-        there, and because logits are charged one pass here (written once) and two there.
+        without calibration: there one part's arithmetic may not overlap another part's traffic,
+        and logits are charged two passes; here they are charged one (written once).
         """
         linear, attention, logits = self.loads(work, logit_passes=1)
         flops, moved = linear[0] + attention[0] + logits[0], linear[1] + attention[1] + logits[1]
         return max(flops / self.gpu.peak_flops, moved / self.gpu.bandwidth)
 
     def loads(self, work: StepWork, logit_passes: int = LOGIT_PASSES) -> tuple[Load, Load, Load]:
-        """FLOPs and bytes of the layers' matrices, of attention (but of decoded tokens) and of the LM head, without copies of logits."""
+        """FLOPs and bytes of the layers' matrices, of attention (except decoded tokens') and of the LM head, without copies of logits."""
         shape = self.shape
         count, padded = work.padding
         prompts = [*work.prompts, *[(0, padded)] * count] if count else work.prompts
@@ -372,8 +372,8 @@ class Roofline(StepPrice):
         gpus: float = 1.0,
         is_coarse: bool = False,
     ) -> None:
-        """``shares`` are those of ``calibration`` where none are given. ``shape`` is the whole model's, whose work
-        ``gpus`` cards share. A coarse one leaves out what prompts write, and half of their diagonals."""
+        """``shares`` default to those of ``calibration``. ``shape`` is the whole model's, whose work ``gpus`` cards
+        share. With ``is_coarse`` it leaves out the K/V that prompts write, half of their diagonals, and logit traffic."""
         super().__init__(shape, gpu, calibration)
         shares = self.calibration if shares is None else shares
         self._logit_passes = LOGIT_PASSES
@@ -398,5 +398,5 @@ class Roofline(StepPrice):
         )
 
     def decode_line(self, decoding: int) -> DecodeLine:
-        """Each sequence reads its context and writes a row."""
+        """Each sequence reads its context and writes one row."""
         return DecodeLine(self.shape.kv_bytes_per_token * decoding / self._bandwidth, self._context_s, 0.0)
