@@ -1,1 +1,1 @@
-"""Policies and what they see, as plain data: simulated, torch and live workers ask the same objects. Nothing here knows who asks."""
+"""Policies, and the plain data that they see. Simulated, torch and live workers ask the same objects. Nothing here knows who asks."""

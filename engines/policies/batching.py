@@ -1,11 +1,11 @@
-"""What a worker does next: which prefills, how many tokens of each, and whether the decode batch comes along.
+"""Batching policies decide a worker's next step: which prefills, how many tokens of each, and whether the decode batch runs along.
 
 A batching policy sees the queue, the prefills it has begun, how many sequences decode and how many tokens of K/V there is room for.
-It neither knows the time a step takes nor who asks. ``Owed`` has the tokens that are still to be computed, apart from the tasks, which
-policies hold and may change: every token of a task is computed once, on one worker, whatever a policy, a queue or a router says.
+It knows neither the time of a step nor who asks. ``Owed`` has the tokens still to be computed, apart from the tasks, which policies may
+change. So each token of a task is computed once, on one worker, whatever a policy, a queue or a router does.
 
-The most jobs that end by their due times, one after the other, are Moore's and Hodgson's (Moore, Management Science 1968;
-1 || sum U_j): by due time, and where one would be late the longest so far is given up.
+To end the most jobs by their due times, one after the other, we use the algorithm of Moore and Hodgson (Moore, Management Science
+1968; 1 || sum U_j). It takes jobs by due time, and if one would be late, it gives up the longest so far.
 """
 
 import heapq
@@ -69,7 +69,7 @@ class PrefillFirst(_Limited):
 
 @dataclass(frozen=True, kw_only=True)
 class Chunked(_Limited):
-    """Decodes first, prefills in what is left of the token budget, the last one in part (vLLM's chunked prefill)."""
+    """Decodes first. Prefills get the rest of the token budget, the last one in part (vLLM's chunked prefill)."""
 
     max_num_batched_tokens: Tokens = CHUNK_TOKENS
 
@@ -101,25 +101,25 @@ class Chunked(_Limited):
 
 
 _MOST_WAKES = 10_000
-"""Times in a row that policies ask to be asked again without a prefill."""
+"""How many times in a row policies may ask to be asked again without running a prefill."""
 _LATEST_S = 1e12
 
 
 @dataclass(slots=True)
 class _Due:
-    """What is due of a task: as it was made, and less what was computed since."""
+    """The part of a task that is due: as the task was made, less the tokens computed since."""
 
     task: PrefillTask
     order: int
     ready_s: float
     end: int
-    """Tokens of its session when it is computed."""
+    """Tokens of the session once the task is computed."""
     left: int
     worker: int | None = None
-    """The one that began it."""
+    """The worker that began the task."""
 
     def check(self) -> None:
-        """Raise RunError where the task is not as it was."""
+        """Raises RunError if a policy has changed the task."""
         task = self.task
         if (
             task.tokens - task.computed == self.left
@@ -141,15 +141,15 @@ class _Due:
 @dataclass(slots=True, eq=False)
 class Owed:
     _open: dict[int, _Due] = field(default_factory=dict)
-    """By task id."""
+    """The due parts by task id."""
     _num_wakes: int = 0
 
     def add(self, task: PrefillTask) -> None:
-        """A task as it was made, before any policy sees it."""
+        """Add a task as it was made, before any policy sees it."""
         self._open[task.task_id] = _Due(task, task.order, task.ready_s, task.history + task.tokens, task.tokens)
 
     def more(self, task: PrefillTask, missing: int) -> None:
-        """So many tokens of its history, which are not there, are prefilled again."""
+        """Prefill ``missing`` tokens of the task's history again, because they are not there; a negative number spares tokens."""
         task.history -= missing
         task.tokens += missing
         due = self._open.get(task.task_id)
@@ -157,11 +157,11 @@ class Owed:
             due.left += missing
 
     def drop(self, task: PrefillTask) -> None:
-        """It is not wanted any longer."""
+        """The task is not wanted any longer."""
         self._open.pop(task.task_id, None)
 
     def check(self, plan: NextStep, policy: object) -> None:
-        """Raise RunError for a plan that cannot be a step: before its shares are looked at."""
+        """Raises RunError for a plan that cannot be a step. Call this before you use its shares."""
         if plan is IDLE:
             return
         if (fault := self._fault_of(plan)) is not None:
@@ -191,7 +191,7 @@ class Owed:
         return None
 
     def run(self, shares: Sequence[Share], worker_id: int) -> None:
-        """These are computed now."""
+        """The worker computes these shares now."""
         self._num_wakes = 0
         for task, tokens in shares:
             due = self._open.get(task.task_id)
@@ -202,7 +202,7 @@ class Owed:
             due.worker = worker_id
 
     def ended(self, task: PrefillTask) -> None:
-        """The step of its last token is over."""
+        """The step of the task's last token is over."""
         due = self._open.pop(task.task_id, None)
         if due is None:
             raise RunError(f"prefill {task.task_id} ends twice, or was never asked for")
@@ -217,7 +217,7 @@ class Owed:
 
 
 def checked_decision(decision: object, router: object, home: int, prefills: Collection[int]) -> Decision:
-    """Raise RunError for a route that leads nowhere, or says another way than it goes."""
+    """Return the decision. Raises RunError if it leads to no known worker, or calls a worker local that is not the home."""
     if not isinstance(decision, Decision) or tuple(map(type, decision)) != (int, bool, str):
         fault = f"answers {decision!r:.80}, which is no Decision of a worker's id, True or False, and words"
     elif decision.is_local and decision.worker_id != home:
@@ -232,13 +232,13 @@ def checked_decision(decision: object, router: object, home: int, prefills: Coll
 
 @dataclass(frozen=True, kw_only=True)
 class LateShare(Checked):
-    """What those given up get: a share of the work that goes by arrival, once they have waited some times as long as first come,
-    first served. None of it and they wait until nothing else does; all of it at once, and all go by due time."""
+    """The share of given-up prefills: work that goes by arrival once one has waited some times its wait first come, first served. With
+    share 0 they wait until nothing else does. With share 1 and patience 0 all go by due time."""
 
     share: Annotated[float, Range(0, 1)] = 0.25
-    """Share of the work that goes by arrival, late or not, while one given up has waited so long; 0 forgets them."""
+    """Share of the work that goes by arrival, late or not, while a given-up prefill has waited past ``patience``; 0 forgets them."""
     patience: Annotated[float, Range(0, 1e6), Needs(share=Range(above=0))] = 2.0
-    """Times its wait first come, first served, and as many objectives at least, that one given up waits before the share is paid."""
+    """A given-up prefill waits this many times its wait first come, first served (or the objective, if longer) before the share is paid."""
 
     def is_owed(self, waited_s: float, slo_s: float, first_come_s: float) -> bool:
         return waited_s >= self.patience * max(slo_s, first_come_s)
@@ -248,8 +248,8 @@ _ROUNDING_S = 1e-9
 
 
 def kept(works_s: Sequence[float], limits_s: Sequence[float]) -> list[bool]:
-    """Say of jobs in rising order of their limits which are kept, such that the work of each and of those kept before it is
-    within its limit, up to rounding, and as many as possible are. O(n log n)."""
+    """Return which jobs, in rising order of their limits, are kept: as many as possible. The work of each and of those kept before it
+    is within its limit, up to rounding. O(n log n)."""
     done_s, longest = 0.0, list[tuple[float, int]]()
     found = [True] * len(works_s)
     for index, (work_s, limit_s) in enumerate(zip(works_s, limits_s, strict=True)):
@@ -258,7 +258,7 @@ def kept(works_s: Sequence[float], limits_s: Sequence[float]) -> list[bool]:
             found[index] = False
             continue
         done_s += work_s
-        # Of equals the one that came last goes.
+        # Of equally long jobs, the one that came last goes.
         heapq.heappush(longest, (-work_s, -index))
         if done_s > latest_s:
             negative_s, which = heapq.heappop(longest)
@@ -280,7 +280,7 @@ class Split(NamedTuple):
         return Split([task for task, is_kept in pairs if is_kept], [task for task, is_kept in pairs if not is_kept])
 
     def owes(self, late: LateShare, slo_s: float, first_come_s: Mapping[int, float], now: float) -> bool:
-        """Whether one given up has waited long enough for the share to be paid; ``first_come_s`` is each one's wait, first come,
+        """Whether a given-up task has waited long enough for the share to be paid; ``first_come_s`` is each task's wait, first come,
         first served."""
         return late.share > 0 and any(
             late.is_owed(now - task.ready_s, slo_s, first_come_s[task.task_id]) for task in self.given_up
@@ -288,22 +288,22 @@ class Split(NamedTuple):
 
 
 def by_arrival(task: PrefillTask) -> tuple[float, int]:
-    """With one objective for all, the order of due times too."""
+    """A sort key by arrival. With one objective for all, it also sorts by due time."""
     return task.ready_s, task.task_id
 
 
 class OnTimeQueue(OpenQueue):
-    """Prefills run whole, one after the other (AMPD §3): the first by due time of those that can all be on time, or the oldest,
-    as often as its share of the work is due.
+    """Prefills run whole, one after the other (AMPD §3). Next is the first by due time of those that can all be on time. As often
+    as its share of the work is due, it is the oldest.
 
-    One that comes to ``A`` seconds of work, its own included, of prefills that came no later, starts and ends within
+    A prefill may find ``A`` seconds of work, including its own, of prefills that came no later. It starts and ends within
 
         max(objective, patience max(objective, A)) + A / share + 3 / share E
 
-    where E is the longest prefill: by then it is given up, and one may run. Let V be the work then taken by arrival, ``A`` at most,
-    and U the work of others meanwhile. ``_owed_s`` grows by share x work of these, falls by (1 - share) x work of those, and
-    its sign decides whose turn it is, so it stays between -E and E, and share U <= (1 - share) V + 2 E.
-    Work counts as estimated.
+    where E is the longest prefill. After the first term it is given up, and another prefill may be running. Let V be the work then
+    taken by arrival, ``A`` at most, and U the work of others meanwhile. The field ``_owed_s`` grows by share x work of the others.
+    It falls by (1 - share) x work taken by arrival. Its sign decides whose turn it is, so it stays between -E and E, and
+    share U <= (1 - share) V + 2 E. Work counts as estimated.
     """
 
     def __init__(self, *, ttft_s: float, late: LateShare) -> None:
@@ -311,9 +311,9 @@ class OnTimeQueue(OpenQueue):
         self.ttft_s, self.late = ttft_s, late
         self._peeked: tuple[float, list[PrefillTask], PrefillTask, float] | None = None
         self._owed_s = 0.0
-        """Work that the oldest are owed; nothing is saved up while none of them is."""
+        """Work that the oldest are owed. It does not add up while no share is to be paid."""
         self._first_come_s: dict[int, float] = {}
-        """Work that waited when each came, its own included."""
+        """The work that waited when each task came, including its own."""
 
     def rule(self) -> Rule:
         return Rule("queue", limits=(0, self.ttft_s, 2, self.late.share, self.late.patience))
@@ -327,7 +327,7 @@ class OnTimeQueue(OpenQueue):
         return super().pull(task)
 
     def peek(self, now: float) -> PrefillTask:
-        """Not chosen again where the same was asked before."""
+        """The next task. We do not choose again for the same ``now`` and waiting tasks."""
         waiting = list(self)
         if self._peeked is None or self._peeked[:2] != (now, waiting):
             self._peeked = now, waiting, *self._next(now)
@@ -344,12 +344,12 @@ class OnTimeQueue(OpenQueue):
         return self.pull(task)
 
     def _next(self, now: float) -> tuple[PrefillTask, float]:
-        """The task, and what is owed when it is taken."""
+        """Return the next task, and the work that is owed once it is taken."""
         tasks = sorted(self, key=by_arrival)
         split, share = self._split(tasks, now, 1.0), self.late.share
         owes = split.owes(self.late, self.ttft_s, self._first_come_s, now)
         if owes and share < 1:
-            # What is on time with the share paid.
+            # Which tasks are on time when the share is paid.
             split = self._split(tasks, now, 1 - share)
         if owes and self._owed_s >= 0:
             return tasks[0], self._owed_s - (1 - share) * tasks[0].estimate_s
@@ -365,13 +365,13 @@ class OnTimeQueue(OpenQueue):
 
 
 def whole_steps_s(work_s: float, budget_s: float, overhead_s: float) -> float:
-    """How long steps take that do all of the work, full ones but the last."""
+    """How long the steps take that do all of the work. All but the last are full."""
     return work_s + math.ceil(work_s / budget_s - 1e-9) * overhead_s
 
 
 def work_by(slacks_s: Sequence[float], *, budget_s: float, overhead_s: float, rate: float, all_s: float) -> list[float]:
-    """Most work, in its order, that ends within each of the slacks: that of whole steps, as a prefill ends with its step. ``all_s``
-    of work are there in all, and make the last step a shorter one."""
+    """The most work, in its order, that ends within each of the slacks. Only whole steps count, as a prefill ends with its step.
+    ``all_s`` is all work there is, with a shorter last step."""
     whole_s = whole_steps_s(all_s, budget_s, overhead_s) if rate == 1 else math.inf
     paid_s, step_s, floor = rate * budget_s, budget_s + overhead_s, math.floor
     return [math.inf if whole_s <= slack_s else paid_s * floor(slack_s / step_s + 1e-9) for slack_s in slacks_s]

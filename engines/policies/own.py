@@ -1,7 +1,7 @@
-"""Policies of one's own: named as ``module:NAME``, or as an installed package names them, and made anew for every run.
+"""A user's own policies: named as ``module:NAME``, or as an installed package names them, and made anew for every run.
 
-NAME is a class, or a function, that is called with what it takes of what its kind is offered. Its knobs are the fields with a default
-of a policy that is a dataclass, or those of its ``knobs``, settings that it is then given as ``own``, as a scheduler of dLLM is.
+NAME is a class or a function. It is called with those arguments that its kind offers and that it takes. If the policy is a dataclass,
+its fields with a default are its knobs. If it has ``knobs``, it gets these settings as ``own``, as a scheduler of dLLM does.
 """
 
 import inspect
@@ -22,14 +22,14 @@ _NUMBERS = ("no", "one", "two", "three", "four")
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     name: str
-    """What its knob is called."""
+    """The name of its knob."""
     method: str
     arguments: tuple[str, ...]
-    """What ``method`` is called with, by place."""
+    """The positional arguments of ``method``."""
     offered: tuple[str, ...]
-    """What one may be called with, by name."""
+    """The keyword arguments that the class or function may take."""
     of: type = object
-    """What one has to be besides."""
+    """The base class that the policy must have besides."""
 
     @property
     def needed(self) -> str:
@@ -59,12 +59,12 @@ OPEN_QUEUE = Kind(name="queue", method="take", arguments=("now",), offered=("slo
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """A class or a function of a user's by its ``module:NAME``; it pickles, and a process that it is sent to imports the module."""
+    """A user's class or function by its ``module:NAME``. It can be pickled, and the process that receives it imports the module."""
 
     kind: Kind
     where: str
     given: tuple[tuple[str, Any], ...] = ()
-    """Knobs of the run, its own among them."""
+    """Knobs of the run, including its own."""
 
     @cached_property
     def named(self) -> Any:
@@ -78,11 +78,11 @@ class Plugin:
         return own_knobs(self.named)
 
     def made(self, **offered: Any) -> Any:
-        """One for a run; whatever it raises is said of it."""
+        """Make the policy for a run. If it raises, a RunError names the policy."""
         return self._told(asked(self.named, **self._taken(offered)))
 
     def checked(self, **offered: Any) -> Any:
-        """One to look at, refused by a UserError where it is none of its kind."""
+        """Make a policy to look at. Raises UserError if it is not of its kind."""
         kind, where = self.kind, self.where
         require(callable(self.named), f"{kind.name}={where!r} cannot be called: {kind.needed}")
         try:
@@ -108,7 +108,7 @@ class Plugin:
         return {name: value for name, value in self.given if name in self.knobs}
 
     def _taken(self, offered: Mapping[str, Any]) -> dict[str, Any]:
-        # Copies: what is shared decides other systems' runs, and the verdict on its own.
+        # Copies, because other systems' runs, and the verdict on its own, depend on the shared objects.
         found = {name: deepcopy(offered[name]) for name in taken(self.named, *offered)}
         settings = settings_of(self.named)
         if settings is not None and settings is not self.named:
@@ -120,7 +120,7 @@ class Plugin:
 
 
 def named_in(given: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, Plugin]:
-    """By kind, those that the given knobs name."""
+    """The plugins that the given knobs name, by kind."""
     knobs = tuple(given.items())
     return {
         kind.name: Plugin(kind=kind, where=str(given[kind.name]), given=knobs)
@@ -130,7 +130,7 @@ def named_in(given: Mapping[str, Any], kinds: Iterable[Kind]) -> dict[str, Plugi
 
 
 def check_beside(own: Mapping[str, Plugin], replaced: Mapping[str, Iterable[str]], given: Mapping[str, Any]) -> None:
-    """Refuse knobs of what a policy of one's own, by kind, stands in place of; those that it has itself are its own."""
+    """Raises UserError for knobs of the policies that a user's own replace, by kind, unless a user's own policy has that knob."""
     for kind, names in replaced.items():
         for name in names if kind in own else ():
             require(
@@ -140,13 +140,13 @@ def check_beside(own: Mapping[str, Plugin], replaced: Mapping[str, Iterable[str]
 
 
 def own_knobs(policy: Any) -> Mapping[str, Knob]:
-    """The knobs of a policy's class; none of a function, or a class without fields."""
+    """The knobs of a policy's class; none for a function, or a class without fields."""
     settings = settings_of(policy)
     return {} if settings is None else usual_knobs_of(settings)
 
 
 def settings_of(policy: Any) -> Any:
-    """The dataclass whose fields are its knobs: its own ``knobs``, or itself; None of what has none."""
+    """The dataclass whose fields are a policy's knobs: its ``knobs``, or the policy itself; None if it has no knobs."""
     for found in (getattr(policy, "knobs", None), policy):
         if isinstance(found, type) and is_dataclass(found):
             return found
@@ -154,7 +154,7 @@ def settings_of(policy: Any) -> Any:
 
 
 def taken(make: Any, *names: str) -> list[str]:
-    """Which of these names ``make`` takes as arguments that it has not got yet."""
+    """The ``names`` that ``make`` takes as arguments and that are not bound yet."""
     if not callable(make):
         return []
     try:
@@ -168,7 +168,7 @@ def taken(make: Any, *names: str) -> list[str]:
 
 
 def _takes(call: object, num: int) -> bool:
-    """Whether it can be called with so many arguments; True where Python does not know."""
+    """Whether ``call`` can be called with ``num`` arguments; True if Python does not know."""
     if not callable(call):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Which decode worker a session belongs to, for life, and where each of its prefills runs: there, or on a prefill worker (AMPD §3)."""
+"""Binders give a session a decode worker for life. Routers send each of its prefills there or to a prefill worker (AMPD §3)."""
 
 import random
 from collections.abc import Sequence
@@ -11,25 +11,25 @@ from engines.policies.views import DecodeView, PrefillTask, PrefillView, QueueVi
 
 Dispatch = Literal["shortest", "round-robin", "random", "shared"]
 """shortest: least estimated time of running and queued prefills (join the shortest queue). shared: one queue, from
-which workers take when they are free; then only who is woken matters."""
+which workers take when they are free; the route then only decides who is woken."""
 
 
 class Decision(NamedTuple):
-    """Where a prefill runs and by which rule."""
+    """The worker of a prefill, and the rule that chose it."""
 
     worker_id: int
     is_local: bool
-    """On the decode worker its session is bound to."""
+    """Whether it runs on the decode worker that its session is bound to."""
     reason: str
 
 
 class Router(Protocol):
     def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
-        """``home`` is the decode worker the session is bound to."""
+        """``home`` is the decode worker that the session is bound to."""
 
 
 class Estimator(Protocol):
-    """What policies believe a prefill takes; the workers' truth may differ."""
+    """The time that policies believe a prefill takes. On a worker it may take another."""
 
     def prefill_s(self, history: int, tokens: int, degree: int) -> float: ...
 
@@ -48,7 +48,7 @@ class Local:
 
 
 class RemoteOnly:
-    """Which prefill worker gets a task, where all prefills go to prefill workers."""
+    """Sends all prefills to prefill workers, and picks the worker by ``dispatch``."""
 
     def __init__(self, dispatch: Dispatch = "shortest", *, seed: int = 0) -> None:
         check_value(Dispatch, "dispatch", dispatch)
@@ -76,12 +76,12 @@ class RemoteOnly:
 
 class Binder(Protocol):
     def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
-        """Id of the decode worker a new session belongs to, for life."""
+        """Return the id of the decode worker to which a new session belongs for life."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeastKvMemory:
-    """Least K/V in use; ties by fewest sessions, then by id (AMPD §3, binding)."""
+    """Binds to the worker with the least K/V in use; ties by fewest sessions, then by id (AMPD §3, binding)."""
 
     def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
         return min(decodes, key=lambda worker: (worker.kv_tokens, worker.num_sessions, worker.worker_id)).worker_id
@@ -89,7 +89,7 @@ class LeastKvMemory:
 
 @dataclass(kw_only=True)
 class RoundRobin:
-    """Workers in turn."""
+    """Binds to the workers in turn."""
 
     turn: int = field(default=0, init=False)
 
@@ -100,7 +100,7 @@ class RoundRobin:
 
 @dataclass(frozen=True, kw_only=True)
 class FewestSessions:
-    """Fewest sessions bound; ties by least K/V, then by id."""
+    """Binds to the worker with the fewest sessions; ties by least K/V, then by id."""
 
     def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
         return min(decodes, key=lambda worker: (worker.num_sessions, worker.kv_tokens, worker.worker_id)).worker_id
@@ -108,10 +108,10 @@ class FewestSessions:
 
 @runtime_checkable
 class PromptBinder(Protocol):
-    """A binder that looks at what a session asks first."""
+    """A binder that looks at a session's first prompt."""
 
     def bind_prompt(self, order: int, tokens: int, decodes: Sequence[QueueView]) -> int:
-        """As ``Binder.bind``, of a session, the so-manieth to arrive, whose first prompt has so many tokens."""
+        """Like ``Binder.bind``, for a session of rank ``order`` by arrival whose first prompt has ``tokens`` tokens."""
 
 
 OverlapWeight = Annotated[float, Range(0, 100)]
@@ -119,8 +119,8 @@ OverlapWeight = Annotated[float, Range(0, 100)]
 
 @dataclass(frozen=True, kw_only=True)
 class KvCost(Checked):
-    """Dynamo's KV-aware router at temperature 0: the worker of the least cost, in blocks ``overlap_weight`` x those to prefill + those in
-    use. It counts tokens, which is the same. Workers that only prefill hold nothing for long: there in use counts nothing."""
+    """Dynamo's KV-aware router at temperature 0. It takes the worker of the least cost: ``overlap_weight`` x blocks to prefill + blocks in
+    use. We count tokens, which is the same. Workers that only prefill hold nothing for long, so blocks in use do not count there."""
 
     overlap_weight: OverlapWeight = 1.0
 

@@ -1,8 +1,8 @@
-"""What policies see and answer, as plain data: never the simulator (AMPD §3, §6).
+"""The plain data that policies see and answer with. They never see the simulator (AMPD §3, §6).
 
-First a prefill that waits, the objectives, and the queue it waits in. Then a step of a worker: what a batching policy sees before
-it, and the plan it answers with. Last the workers, as a router and a binder see them: those of the simulation satisfy
-``PrefillView`` and ``DecodeView``, and a live coordinator fills ``WorkerSnapshot`` from shared memory to ask the very same policies.
+First comes a waiting prefill, with its objectives and its queue. Then comes a step of a worker: what a batching policy sees before it,
+and the plan it returns. Last come the workers as a router and a binder see them. Simulated workers satisfy ``PrefillView`` and
+``DecodeView``. A live coordinator fills ``WorkerSnapshot`` from shared memory to ask the very same policies.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from typing import Annotated, Literal, NamedTuple, Protocol
 from engines.knobs import Checked, Range
 
 TaskKind = Literal["initial", "incremental", "recompute"]
-"""recompute: the K/V of a decoding sequence was given up for lack of memory and is built again."""
+"""recompute: the K/V of a decoding sequence was dropped for lack of memory and is built again."""
 
 
 @dataclass(slots=True)
@@ -45,41 +45,41 @@ class PrefillTask:
 
 
 NO_OBJECTIVE_S = 1e6
-"""All the time that an objective may allow: what policies know of one that is absent."""
+"""The most seconds that an objective may allow. Policies see this value if there is no objective."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slo(Checked):
-    """What a service is held to."""
+    """The objectives of a service."""
 
     ttft_s: Annotated[float, Range(above=0)]
     itl_s: Annotated[float, Range(above=0)]
 
 
 class Rule(NamedTuple):
-    """A policy of ours in words and numbers, by which compiled runs decide as it does."""
+    """One of our policies in words and numbers, by which compiled runs decide as it does."""
 
     kind: str
     choice: str = "shortest"
     signal: str = "done"
     limits: tuple[float, ...] = ()
     draw: Callable[[], float] = float
-    """From 0 to 1, of the policy's own chance."""
+    """Draws a random number from 0 to 1 with the policy's own generator."""
     estimates: tuple[Callable[..., float], ...] = ()
-    """Seconds of a prefill here, by its history, tokens and the degree; and away, by the degree of its decode worker too."""
+    """Seconds of a local prefill, by its history, tokens and degree; and of a remote one, also by its decode worker's degree."""
     terms: tuple[float, ...] | None = ()
-    """Constants of the step model that it predicts by; None of one that is not ours."""
+    """Constants of the step model by which it predicts; None if the model is not ours."""
 
 
 def rule_of(policy: object) -> Rule | None:
-    """None of a policy whose class says no ``rule`` itself: one that changes another of ours has its own way."""
+    """Return a policy's rule; None if its own class defines no ``rule``, because a subclass of ours may decide otherwise."""
     return policy.rule() if "rule" in vars(type(policy)) else None  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True, eq=False)
 class PrefillQueue:
-    """First come, first served, but for a sequence that lost its K/V, which goes first (as in vLLM). How a queue is ordered, and whether
-    a task may leave out of turn, is a policy: a subclass."""
+    """First come, first served, except that a sequence that lost its K/V goes first (as in vLLM). A subclass is a policy: it decides how
+    the queue is ordered, and whether a task may leave out of turn."""
 
     backlog_s: float = 0.0
     """Sum of the estimates of the waiting tasks: the queuing time of AMPD eqs. (1) and (2)."""
@@ -100,7 +100,7 @@ class PrefillQueue:
         self._count(task)
 
     def peek(self, now: float) -> PrefillTask:
-        """The task ``take`` would return; changes nothing."""
+        """Return the task that ``take`` would return; changes nothing."""
         return self._tasks[0]
 
     def rule(self) -> Rule:
@@ -116,7 +116,7 @@ class PrefillQueue:
 
     def _taken(self, task: PrefillTask) -> PrefillTask:
         self.backlog_tokens -= task.tokens
-        # An empty queue sheds the rounding of the sums before.
+        # An empty queue drops the rounding errors of the sums before.
         self.backlog_s = self.backlog_s - task.estimate_s if len(self) else 0.0
         return task
 
@@ -144,7 +144,7 @@ class OpenQueue(PrefillQueue):
         return self.pull(self.peek(now))
 
     def pull(self, task: PrefillTask) -> PrefillTask:
-        """Remove this very task."""
+        """Remove this task, whatever its place."""
         del self._waiting[task.task_id]
         return self._taken(task)
 
@@ -177,7 +177,7 @@ class Rung(NamedTuple):
 
 
 class Fallback(NamedTuple):
-    """Standard kernels after a graph was looked for: the same step as None, plus the time of the look-up."""
+    """Use the standard kernels after looking for a graph: the same step as None, plus the time of the look-up."""
 
 
 StepMode = Bucket | Rung | Fallback | None
@@ -185,12 +185,12 @@ FALLBACK = Fallback()
 
 
 def padded_tokens(tokens: int, mode: object) -> int:
-    """Tokens that a step of so many computes, padding included."""
+    """Tokens that a step of ``tokens`` tokens computes, including padding."""
     return mode.tokens if isinstance(mode, Bucket | Rung) else tokens
 
 
 class StepTimes(Protocol):
-    """A predicted step time. ``StepModel`` is one; so is a cost model, where prediction shall have no error."""
+    """Predicts step times. ``StepModel`` does, and so does a cost model if predictions shall have no error."""
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float: ...
 
@@ -203,7 +203,7 @@ class Share(NamedTuple):
 
 
 class NextStep(NamedTuple):
-    """No shares: decode if there is something to decode, else wait."""
+    """The plan of a step. Without shares the worker decodes if there is something to decode, and else waits."""
 
     shares: Sequence[Share] = ()
     decodes: bool = False
@@ -211,8 +211,8 @@ class NextStep(NamedTuple):
     wake_s: float | None = None
     """Ask again at this time at the latest (a batching window)."""
     mode: object = None
-    """How a prefill step runs, where a worker has several ways (LAPS: a captured graph): an executor obeys. None is the standard
-    kernels, as any policy that knows nothing of graphs asks for."""
+    """How a prefill step runs, if a worker has several ways (LAPS: a captured graph). An executor obeys. None is the standard
+    kernels, which any policy that knows no graphs asks for."""
 
 
 IDLE = NextStep()
@@ -229,12 +229,12 @@ class Situation(NamedTuple):
     room: int
     """Tokens of K/V that may be admitted."""
     need_of: Callable[[PrefillTask], int]
-    """Tokens of K/V that admitting a task takes, without what the worker still has of its history."""
+    """Tokens of K/V that admitting a task takes, without the part of its history that the worker still has."""
 
 
 class Batching(Protocol):
     def next_step(self, at: Situation, now: float) -> NextStep:
-        """New prefills are taken from ``at.queue``; what is left in ``at.begun`` comes again."""
+        """Return the plan. The policy takes new prefills from ``at.queue``; unfinished ones come again in ``at.begun``."""
 
 
 class BacklogView(Protocol):
@@ -248,12 +248,12 @@ class BacklogView(Protocol):
 
 
 class Load(NamedTuple):
-    """The tokens of a worker, with a prompt that it does not have yet."""
+    """The tokens of a worker if it got one more prompt."""
 
     to_prefill: int
-    """Queued and running, without those that its cache spares."""
+    """Queued and running tokens, without those that its cache spares."""
     in_use: int
-    """Tokens of K/V that sequences hold and queued prompts will hold, those that several share counted once."""
+    """Tokens of K/V that sequences hold and queued prompts will hold; tokens that several share count once."""
 
 
 class QueueView(BacklogView, Protocol):
@@ -265,23 +265,23 @@ class QueueView(BacklogView, Protocol):
 
     @property
     def backlog_s(self) -> float:
-        """Estimated time of the queued prefills, the running one left out (second term of AMPD eq. 1)."""
+        """Estimated time of the queued prefills, without the running one (second term of AMPD eq. 1)."""
 
     def busy_s(self, now: float) -> float:
         """Estimated time left of the prefill that runs."""
 
     def oldest_wait_s(self, now: float) -> float:
-        """Since the oldest queued prefill was ready."""
+        """Time since the oldest queued prefill was ready."""
 
     def load_with(self, order: int, tokens: int) -> Load:
-        """Its load, if it got a prompt of so many tokens of the session that is the so-manieth to arrive."""
+        """Its load, if it got a prompt of ``tokens`` tokens of the session of rank ``order`` by arrival."""
 
 
 class PrefillView(QueueView, Protocol):
     def windowed_ttft_s(self, now: float) -> float: ...
 
     def cached_tokens(self, order: int) -> int:
-        """Tokens from the start of the session, the so-manieth to arrive, whose K/V it keeps itself."""
+        """Tokens from the start of the session of rank ``order`` by arrival whose K/V it keeps itself."""
 
 
 class DecodeView(QueueView, Protocol):
@@ -292,7 +292,7 @@ class DecodeView(QueueView, Protocol):
 
     @property
     def kv_tokens(self) -> int:
-        """K/V in use, prefix caches of waiting sessions included."""
+        """Tokens of K/V in use, including prefix caches of waiting sessions."""
 
     @property
     def kv_capacity(self) -> int: ...
