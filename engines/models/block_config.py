@@ -144,19 +144,19 @@ class BlockConfig:
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> "BlockConfig":
         """Build from a parsed ``config.json``; unknown keys are ignored, unsupported values refused."""
-        kind = raw.get("model_type")
-        if kind == CANVAS_TYPE:
+        model_type = raw.get("model_type")
+        if model_type == CANVAS_TYPE:
             return CanvasConfig.from_dict(raw)
-        published = _FAMILIES.get(kind) if isinstance(kind, str) else None
+        published = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
         if published is None:
-            mixture = ", SDAR's mixture of experts, which is not implemented" if kind == "sdar_moe" else ""
+            mixture = ", SDAR's mixture of experts, which is not implemented" if model_type == "sdar_moe" else ""
             raise UserError(
-                f"config.json has model_type={kind!r}{mixture}: give a checkpoint of type {' or '.join(BLOCK_TYPES)}"
+                f"config.json has model_type={model_type!r}{mixture}: give a checkpoint of type {' or '.join(BLOCK_TYPES)}"
             )
         is_moe = published.family == "llada2"
         has_pad_alone = raw.get("eos_token_id") is None and raw.get("pad_token_id") is not None
-        end = "pad_token_id" if has_pad_alone else "eos_token_id"
-        require_fields(raw, (*DECODER_SIZES.values(), "rms_norm_eps", end))
+        eos_field = "pad_token_id" if has_pad_alone else "eos_token_id"
+        require_fields(raw, (*DECODER_SIZES.values(), "rms_norm_eps", eos_field))
         refuse_unsupported(raw, published.implemented)
         fields = decoder_fields(BlockConfig, raw)
         d_model, n_heads, vocab_size = fields["d_model"], fields["n_heads"], fields["vocab_size"]
@@ -171,17 +171,17 @@ class BlockConfig:
         }
         names = {"n_kv_heads": "num_key_value_heads", "head_dim": "head_dim", "block_length": published.block_field}
         sizes |= read_numbers(BlockConfig, raw, {ours: name for ours, name in names.items() if name is not None})
-        ends = raw[end]
-        special = {
+        eos_ids = raw[eos_field]
+        special_ids = {
             "mask_token_id": published.mask_token_id if raw.get("mask_token_id") is None else raw["mask_token_id"],
-            "eos_token_id": ends[0] if isinstance(ends, list) and ends else ends,
+            "eos_token_id": eos_ids[0] if isinstance(eos_ids, list) and eos_ids else eos_ids,
         }
         raw, rope = _read_rope(raw, rotates_parts=is_moe)
         return BlockConfig(
             **fields,
             **sizes,
-            mask_token_id=token_id(special, "mask_token_id", vocab_size),
-            eos_token_id=token_id(special, "eos_token_id", vocab_size),
+            mask_token_id=token_id(special_ids, "mask_token_id", vocab_size),
+            eos_token_id=token_id(special_ids, "eos_token_id", vocab_size),
             family=published.family,
             rotary_dim=_rotary_dim(raw, sizes["head_dim"]) if is_moe else sizes["head_dim"],
             rope=rope,
@@ -233,29 +233,29 @@ class CanvasConfig(BlockConfig):
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> "CanvasConfig":
         """Build from a config of transformers 5.24, or an older one with ``global_head_dim`` and ``num_global_key_value_heads``."""
-        text = raw.get("text_config")
-        if not isinstance(text, Mapping):
-            raise UserError(f"{SAID}text_config={text!r} must be the object of the text model's fields: restore it")
-        text = {"tie_word_embeddings": True, **text}
-        require_fields(text, (*DECODER_SIZES.values(), "rms_norm_eps", "sliding_window", *_CANVAS_NAMES.values()))
-        refuse_unsupported(text, IMPLEMENTED["canvas"])
-        fields = decoder_fields(CanvasConfig, text, layers=LAYERS)
+        config = raw.get("text_config")
+        if not isinstance(config, Mapping):
+            raise UserError(f"{SAID}text_config={config!r} must be the object of the text model's fields: restore it")
+        config = {"tie_word_embeddings": True, **config}
+        require_fields(config, (*DECODER_SIZES.values(), "rms_norm_eps", "sliding_window", *_CANVAS_NAMES.values()))
+        refuse_unsupported(config, IMPLEMENTED["canvas"])
+        fields = decoder_fields(CanvasConfig, config, layers=LAYERS)
         names = {"n_kv_heads": "num_key_value_heads", "head_dim": "head_dim", "window": "sliding_window"}
-        fields |= read_numbers(CanvasConfig, text, {**names, "softcap": "final_logit_softcapping"})
-        experts = read_numbers(ExpertsConfig, text, _CANVAS_NAMES)
-        full = _full_layers(text, fields["n_layers"])
-        kv_heads, head_dim = _full_heads(text, full, fields)
-        theta, rotary_dim = _canvas_ropes(text, head_dim)
-        ends = text.get("eos_token_id", 1)
-        first = {"eos_token_id": ends[0] if isinstance(ends, list) and ends else ends}
+        fields |= read_numbers(CanvasConfig, config, {**names, "softcap": "final_logit_softcapping"})
+        experts = read_numbers(ExpertsConfig, config, _CANVAS_NAMES)
+        full_layers = _full_layers(config, fields["n_layers"])
+        kv_heads, head_dim = _full_heads(config, full_layers, fields)
+        thetas, rotary_dim = _canvas_ropes(config, head_dim)
+        eos_ids = config.get("eos_token_id", 1)
+        special_ids = {"eos_token_id": eos_ids[0] if isinstance(eos_ids, list) and eos_ids else eos_ids}
         return CanvasConfig(
             **fields,
             **read_numbers(CanvasConfig, {"canvas_length": 256, **raw}, {"block_length": "canvas_length"}),
             family="diffusion-gemma",
             rotary_dim=fields["head_dim"],
             mask_token_id=NO_MASK,
-            eos_token_id=token_id(first, "eos_token_id", fields["vocab_size"]),
-            rope=Rope(theta=theta[0]),
+            eos_token_id=token_id(special_ids, "eos_token_id", fields["vocab_size"]),
+            rope=Rope(theta=thetas[0]),
             experts=ExpertsConfig(
                 **experts,
                 num_groups=1,
@@ -264,10 +264,10 @@ class CanvasConfig(BlockConfig):
                 shared_hidden=fields["mlp_hidden_size"],
                 dense_layers=0,
             ),
-            full_layers=full,
+            full_layers=full_layers,
             full_kv_heads=kv_heads,
             full_head_dim=head_dim,
-            full_theta=theta[1],
+            full_theta=thetas[1],
             full_rotary_dim=rotary_dim,
         )
 
@@ -290,61 +290,61 @@ def _full_layers(text: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
         len(types) == num_layers,
         f"{SAID}layer_types has {len(types)} entries and num_hidden_layers={num_layers}: give one a layer",
     )
-    return tuple(i for i, each in enumerate(types) if each == LAYERS[0])
+    return tuple(i for i, kind in enumerate(types) if kind == LAYERS[0])
 
 
 def _full_heads(text: Mapping[str, Any], full: Sequence[int], fields: Mapping[str, Any]) -> tuple[int, int]:
     """Return the key-value heads of full layers and their width. A config may spell them in two ways, which must agree."""
-    spelt = {"num_key_value_heads": "num_global_key_value_heads", "head_dim": "global_head_dim"}
-    of_layers = text.get("per_layer_config") or {}
+    spellings = {"num_key_value_heads": "num_global_key_value_heads", "head_dim": "global_head_dim"}
+    layer_configs = text.get("per_layer_config") or {}
     require(
-        isinstance(of_layers, Mapping) and set(of_layers) in (set(), {str(i) for i in full}),
-        f"{SAID}per_layer_config={of_layers!r} must say the heads of the full layers, {', '.join(map(str, full))}: correct it",
+        isinstance(layer_configs, Mapping) and set(layer_configs) in (set(), {str(i) for i in full}),
+        f"{SAID}per_layer_config={layer_configs!r} must say the heads of the full layers, {', '.join(map(str, full))}: correct it",
     )
-    found = []
-    for ours, (new, old) in zip(("n_kv_heads", "head_dim"), spelt.items(), strict=True):
-        said = {repr(each[new]): each for each in of_layers.values() if isinstance(each, Mapping) and new in each}
-        values = [read_numbers(CanvasConfig, each, {ours: new})[ours] for each in said.values()]
+    sizes = []
+    for ours, (new, old) in zip(("n_kv_heads", "head_dim"), spellings.items(), strict=True):
+        unique = {repr(each[new]): each for each in layer_configs.values() if isinstance(each, Mapping) and new in each}
+        values = [read_numbers(CanvasConfig, each, {ours: new})[ours] for each in unique.values()]
         values += read_numbers(CanvasConfig, text, {ours: old}).values()
         require(
             len(set(values)) <= 1,
             f"{SAID}{new} of full layers is {' and '.join(map(str, values))} in per_layer_config and {old}: correct one of them",
         )
-        found.append(values[0] if values else fields[ours])
-    return found[0], found[1]
+        sizes.append(values[0] if values else fields[ours])
+    return sizes[0], sizes[1]
 
 
 def _canvas_ropes(text: Mapping[str, Any], head_dim: int) -> tuple[tuple[float, float], int]:
     """Return theta of layers with a window and of full layers, and how many dimensions of a head full layers rotate."""
     ropes = {LAYERS[1]: {"rope_theta": 1e4}, LAYERS[0]: {"rope_theta": 1e6}, **(text.get("rope_parameters") or {})}
-    usual: Mapping[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
-    full = {**usual, **ropes[LAYERS[0]]}
+    defaults: Mapping[str, Any] = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+    full_rope = {**defaults, **ropes[LAYERS[0]]}
     require(
-        full["rope_type"] == "proportional",
-        f"{SAID}rope_type={full['rope_type']!r} of full layers; only 'proportional' is implemented",
+        full_rope["rope_type"] == "proportional",
+        f"{SAID}rope_type={full_rope['rope_type']!r} of full layers; only 'proportional' is implemented",
     )
-    share = full.pop("partial_rotary_factor")
-    rotated = 2 * (_rotary_dim({"partial_rotary_factor": share}, head_dim) // 2)
-    plain = {name: value for name, value in full.items() if name != "rope_type"}
+    share = full_rope.pop("partial_rotary_factor")
+    rotary_dim = 2 * (_rotary_dim({"partial_rotary_factor": share}, head_dim) // 2)
+    plain = {name: value for name, value in full_rope.items() if name != "rope_type"}
     return (
         plain_rope({"rope_parameters": ropes[LAYERS[1]]}).theta,
         plain_rope({"rope_parameters": plain}).theta,
-    ), rotated
+    ), rotary_dim
 
 
 def _read_rope(raw: Mapping[str, Any], *, rotates_parts: bool) -> tuple[Mapping[str, Any], Rope]:
     """Read unscaled positions. ``rope_parameters`` may also hold the rotated share of a head, which we move to its older place."""
-    given = raw.get("rope_parameters")
-    if rotates_parts and isinstance(given, Mapping):
-        share = given.get("partial_rotary_factor")
+    parameters = raw.get("rope_parameters")
+    if rotates_parts and isinstance(parameters, Mapping):
+        share = parameters.get("partial_rotary_factor")
         if share is not None:
             require(
                 raw.get("partial_rotary_factor") in (None, share),
                 f"config.json has partial_rotary_factor={raw.get('partial_rotary_factor')!r} and {share!r} in rope_parameters: "
                 "correct one of them",
             )
-            own = {name: value for name, value in given.items() if name != "partial_rotary_factor"}
-            raw = {**raw, "partial_rotary_factor": share, "rope_parameters": own}
+            rest = {name: value for name, value in parameters.items() if name != "partial_rotary_factor"}
+            raw = {**raw, "partial_rotary_factor": share, "rope_parameters": rest}
     return raw, plain_rope(raw)
 
 
@@ -354,13 +354,13 @@ def _rotary_dim(raw: Mapping[str, Any], head_dim: int) -> int:
         type(share) in (int, float) and 0 < share <= 1,
         f"config.json has partial_rotary_factor={share!r}: give a share of the head, above 0 and at most 1",
     )
-    found = int(head_dim * share)
+    rotary_dim = int(head_dim * share)
     require(
-        raw.get("rotary_dim") in (None, found),
+        raw.get("rotary_dim") in (None, rotary_dim),
         f"config.json has rotary_dim={raw.get('rotary_dim')!r} and partial_rotary_factor={share!r} of head_dim={head_dim}: "
         "correct one of them",
     )
-    return found
+    return rotary_dim
 
 
 def _read_experts(raw: Mapping[str, Any]) -> ExpertsConfig:
@@ -380,13 +380,13 @@ def read_block_config(directory: Path) -> BlockConfig:
 
 
 def _published(raw: Mapping[str, Any]) -> BlockConfig:
-    own = dict(raw)
-    rope = Rope(theta=own.pop("rope_theta"))
-    experts = own.pop("experts", None)
+    fields = dict(raw)
+    rope = Rope(theta=fields.pop("rope_theta"))
+    experts = fields.pop("experts", None)
     kind: type[BlockConfig] = BlockConfig
-    if own["family"] == "diffusion-gemma":
-        kind, own["full_layers"] = CanvasConfig, tuple(own["full_layers"])
-    return kind(**own, rope=rope, experts=experts and ExpertsConfig(**experts))
+    if fields["family"] == "diffusion-gemma":
+        kind, fields["full_layers"] = CanvasConfig, tuple(fields["full_layers"])
+    return kind(**fields, rope=rope, experts=experts and ExpertsConfig(**experts))
 
 
 BLOCK_SHAPES: Mapping[str, BlockConfig] = {name: _published(raw) for name, raw in PUBLISHED["block"].items()}
@@ -398,5 +398,5 @@ SMALL_BLOCKS: Mapping[str, BlockConfig] = {name: _published(raw) for name, raw i
 
 def block_config(model: str, *, known: Iterable[str] = BLOCK_SHAPES) -> BlockConfig:
     """Return the config for a shape's name (``BLOCK_SHAPES``), a directory or a hub id; errors list the ``known`` names."""
-    found = BLOCK_SHAPES.get(model.lower())
-    return read_block_config(checkpoint_dir(model, weights=False, known=known)) if found is None else found
+    config = BLOCK_SHAPES.get(model.lower())
+    return read_block_config(checkpoint_dir(model, weights=False, known=known)) if config is None else config

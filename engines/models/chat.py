@@ -69,8 +69,8 @@ def parse_messages(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     messages = []
     for entry in raw:
         if not isinstance(entry, Mapping) or set(entry) - _FURTHER_FIELDS != {"role", "content"}:
-            has = sorted(entry) if isinstance(entry, Mapping) else type(entry).__name__
-            raise UserError(f"message has {has}: give an object with exactly role and content")
+            keys = sorted(entry) if isinstance(entry, Mapping) else type(entry).__name__
+            raise UserError(f"message has {keys}: give an object with exactly role and content")
         further = {name: value for name, value in entry.items() if name in _FURTHER_FIELDS}
         messages.append(Message(role=entry["role"], content=entry["content"], further=further))
     return tuple(messages)
@@ -78,8 +78,8 @@ def parse_messages(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
 
 def _with_one_system(messages: Sequence[Message]) -> list[Message]:
     """Merge developer and system messages into one in front, as vLLM does for a template that knows no developer role."""
-    system = [each.content for each in messages if each.role in ("system", "developer") and each.content]
-    others = [each for each in messages if each.role not in ("system", "developer")]
+    system = [message.content for message in messages if message.role in ("system", "developer") and message.content]
+    others = [message for message in messages if message.role not in ("system", "developer")]
     return [Message(role="system", content="\n\n".join(system)), *others]
 
 
@@ -125,7 +125,7 @@ class ChatTemplate:
         """Return the prompt, up to and including the header of the assistant's answer, unless ``form`` says otherwise."""
         if not messages:
             raise UserError("messages is empty: give at least one message")
-        if any(each.role == "developer" for each in messages) and not self._knows_developers:
+        if any(message.role == "developer" for message in messages) and not self._knows_developers:
             messages = _with_one_system(messages)
         last = messages[-1]
         if form.continue_final_message:
@@ -142,8 +142,8 @@ class ChatTemplate:
         if self.source is None:
             return _BUILT_IN[self.family](messages, self.special_tokens, is_asked=is_asked)
         turns = [{"role": m.role, "content": m.content, **m.further} for m in messages]
-        about = {"messages": turns, "tools": None, "add_generation_prompt": is_asked}
-        return render_template(self.source, {**self.special_tokens, "documents": None, **form.variables, **about})
+        variables = {"messages": turns, "tools": None, "add_generation_prompt": is_asked}
+        return render_template(self.source, {**self.special_tokens, "documents": None, **form.variables, **variables})
 
     def encode(self, tokenizer: TextTokenizer, messages: Sequence[Message]) -> list[int]:
         self.check(tokenizer)
@@ -163,12 +163,12 @@ class ChatTemplate:
 def _cut_within(text: str, content: str) -> str:
     """Return a rendered conversation up to the ``_CUT`` that follows the last message's ``content``. If the template trims
     messages, we trim blanks at the end too."""
-    at = text.rfind(_CUT.strip())
-    if at < 0 or content.strip() not in text[:at]:
+    end = text.rfind(_CUT.strip())
+    if end < 0 or content.strip() not in text[:end]:
         raise UserError(
             "continue_final_message: the chat template does not show the last message as it is: give one that it does"
         )
-    return text[:at] if text.startswith(_CUT, at) else text[:at].rstrip()
+    return text[:end] if text.startswith(_CUT, end) else text[:end].rstrip()
 
 
 EMBEDDED_CHAT = ChatTemplate(family=_EMBEDDED, source=None, special_tokens={})
@@ -184,10 +184,10 @@ def load_chat_template(directory: Path, family: str) -> ChatTemplate:
     config = read_json(config_path) if config_path.is_file() else {}
     source = read_text(template_path) if template_path.is_file() else config.get("chat_template")
     if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, Mapping)}
-        if "default" not in named:
-            raise UserError(f"{config_path} has chat templates {sorted(map(str, named))}: name one of them 'default'")
-        source = named["default"]
+        by_name = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, Mapping)}
+        if "default" not in by_name:
+            raise UserError(f"{config_path} has chat templates {sorted(map(str, by_name))}: name one of them 'default'")
+        source = by_name["default"]
     if source is not None and not isinstance(source, str):
         raise UserError(f"{config_path} has a chat_template of type {type(source).__name__}: give Jinja text")
     tokens = {role: token_content(token) for role, token in config.items() if role.endswith("_token")}
@@ -220,9 +220,9 @@ def stop_token_ids(directory: Path, config: ModelConfig) -> frozenset[int]:
 
 def cut_at_end(ids: Sequence[int], end_ids: Collection[int]) -> ChatAnswer:
     """Cut an answer at its first end token. ``ids`` are only the generated ones: a prompt's end tokens do not count."""
-    for place, token in enumerate(ids):
+    for index, token in enumerate(ids):
         if token in end_ids:
-            return ChatAnswer(tuple(ids[:place]), "stop")
+            return ChatAnswer(tuple(ids[:index]), "stop")
     return ChatAnswer(tuple(ids), "length")
 
 
@@ -267,14 +267,14 @@ class CausalText:
     def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the ids of each bad word at the beginning of a text and, as in vLLM, also behind a blank. The second are left
         out unless they are as many and begin with another id."""
-        found: list[tuple[int, ...]] = []
+        spellings: list[tuple[int, ...]] = []
         for word in words:
-            spelt = [self.backend.encode(blank + word.lstrip(), add_special_tokens=False) for blank in ("", " ")]
-            first, *others = (tuple(each.ids) for each in spelt)
+            encodings = [self.backend.encode(blank + word.lstrip(), add_special_tokens=False) for blank in ("", " ")]
+            first, *others = (tuple(encoding.ids) for encoding in encodings)
             require(len(first) > 0, f"bad_words has {word!r}, which has no token: leave it out")
-            found.append(first)
-            found += [ids for ids in others if len(ids) == len(first) and ids[0] != first[0]]
-        return tuple(found)
+            spellings.append(first)
+            spellings += [ids for ids in others if len(ids) == len(first) and ids[0] != first[0]]
+        return tuple(spellings)
 
     def encode_chat(
         self,
@@ -298,8 +298,8 @@ class CausalText:
     @cached_property
     def _tokenizer(self) -> TextTokenizer:
         """The tokenizer that encodes the mask's spelling as ordinary text."""
-        end = NO_ID if self.eos_id is None else self.eos_id
-        return TextTokenizer(backend=self.backend, mask_token_id=self.mask_id, eos_token_id=end)
+        eos_id = NO_ID if self.eos_id is None else self.eos_id
+        return TextTokenizer(backend=self.backend, mask_token_id=self.mask_id, eos_token_id=eos_id)
 
 
 def load_causal_text(directory: Path) -> CausalText | None:
@@ -308,9 +308,9 @@ def load_causal_text(directory: Path) -> CausalText | None:
     if backend is None:
         return None
     template = load_chat_template(directory, _ANY_FAMILY)
-    config = directory / "tokenizer_config.json"
-    end = token_content(read_json(config).get("eos_token")) if config.is_file() else None
-    eos_id = None if end is None else backend.token_to_id(end)
+    config_path = directory / "tokenizer_config.json"
+    eos_token = token_content(read_json(config_path).get("eos_token")) if config_path.is_file() else None
+    eos_id = None if eos_token is None else backend.token_to_id(eos_token)
     return CausalText(
         backend=backend,
         template=None if template.source is None else template,
@@ -322,11 +322,11 @@ def load_causal_text(directory: Path) -> CausalText | None:
 def stored_ends(directory: Path) -> frozenset[int]:
     """Return the ids that end the checkpoint's generation, as in vLLM. A text also ends at its tokenizer's end of text."""
     for name in ("generation_config.json", "config.json"):
-        found: Any = read_json(directory / name).get("eos_token_id") if (directory / name).is_file() else None
-        ids = found if isinstance(found, list) else [] if found is None else [found]
+        stored: Any = read_json(directory / name).get("eos_token_id") if (directory / name).is_file() else None
+        ids = stored if isinstance(stored, list) else [] if stored is None else [stored]
         require(
-            all(type(each) is int and each >= 0 for each in ids),
-            f"{directory / name} has eos_token_id={found!r}: give an id, or a list of ids",
+            all(type(token_id) is int and token_id >= 0 for token_id in ids),
+            f"{directory / name} has eos_token_id={stored!r}: give an id, or a list of ids",
         )
         if ids:
             return frozenset(ids)
@@ -351,8 +351,8 @@ def render_template(source: str, variables: Mapping[str, Any]) -> str:
         text.encode("utf-8")
         require(len(text) <= _MOST_CHARS, f"it renders {len(text)} characters")
     except Exception as error:
-        is_said = isinstance(error, UserError) or "jinja2" in type(error).__module__  # which names what is wrong
-        reason = str(error if is_said else f"{type(error).__name__}: {error}")[:500]
+        is_clear = isinstance(error, UserError) or "jinja2" in type(error).__module__  # which names what is wrong
+        reason = str(error if is_clear else f"{type(error).__name__}: {error}")[:500]
         raise UserError(
             f"the checkpoint's chat template failed ({reason}): change the messages or fix the template"
         ) from error

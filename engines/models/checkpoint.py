@@ -46,15 +46,15 @@ def checkpoint_dir(model: str, *, weights: bool = True, known: Iterable[str] = E
     if model in EMBEDDED:
         return EMBEDDED[model]
     *names, last = map(repr, known)
-    others = f"give a checkpoint directory, a hub id, {', '.join(names)} or {last}"
+    advice = f"give a checkpoint directory, a hub id, {', '.join(names)} or {last}"
     try:
         path = Path(model).expanduser()
         if path.is_dir():
             return path
     except (RuntimeError, OSError, ValueError) as error:  # no such user; a name too long, or no name
-        raise UserError(f"model={model!r} is no path ({error}): {others}") from None
+        raise UserError(f"model={model!r} is no path ({error}): {advice}") from None
     if model.count("/") != 1 or path.exists() or model.startswith((".", "/", "~")):
-        raise UserError(f"model={model!r} is not a directory: {others}")
+        raise UserError(f"model={model!r} is not a directory: {advice}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -77,7 +77,7 @@ def is_base(model: str) -> bool:
     path = Path(model).expanduser()
     names = {path.name, path.resolve().name}
     # A snapshot of the hub's cache: models--ORG--NAME/snapshots/COMMIT.
-    names |= {place.parents[1].name for place in (path, path.resolve()) if place.parent.name == "snapshots"}
+    names |= {folder.parents[1].name for folder in (path, path.resolve()) if folder.parent.name == "snapshots"}
     words = {word for name in names for word in re.split(r"[^a-z0-9]+", name.lower())}
     return "base" in words and not words & {"instruct", "chat"}
 
@@ -153,16 +153,16 @@ def weight_files(directory: Path) -> dict[str, set[str] | None]:
         raise UserError(
             f"model directory {directory} lacks weights {SINGLE_FILE} and {INDEX_FILE}: restore them, or use --weights random"
         )
-    placed = read_json(index).get("weight_map")
-    if not isinstance(placed, dict) or not placed:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{index} has no weight_map: restore the checkpoint's index")
     files: dict[str, set[str] | None] = {}
-    for file in sorted({str(file) for file in placed.values()}):
+    for file in sorted({str(file) for file in weight_map.values()}):
         if Path(file).name != file or len(file.encode(errors="replace")) > _LONGEST_NAME:
             raise UserError(
                 f"{index} names the shard {file[:_LONGEST_NAME]!r} outside its directory: restore the checkpoint's index"
             )
-        files[file] = {name for name, place in placed.items() if place == file}
+        files[file] = {name for name, shard in weight_map.items() if shard == file}
     missing = [file for file in files if not (directory / file).is_file()]
     if missing:
         raise UserError(
@@ -177,11 +177,11 @@ def digest_of(text: str) -> str:
 
 def checkpoint_digest(directory: Path) -> str:
     """Digest of all files behind a model: weights, configuration, tokenizer."""
-    texts = (path for what in _TEXT_FILES for path in directory.glob(what) if path.is_file())
+    texts = (path for pattern in _TEXT_FILES for path in directory.glob(pattern) if path.is_file())
     names = {*weight_files(directory), *(path.name for path in texts)}
-    found = [directory / name for name in sorted(names)]
-    stats = [path.stat() for path in found]
-    return _digest_of_files(tuple(found), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
+    files = [directory / name for name in sorted(names)]
+    stats = [path.stat() for path in files]
+    return _digest_of_files(tuple(files), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
 
 
 @lru_cache(maxsize=32)
@@ -190,6 +190,6 @@ def _digest_of_files(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) ->
     whole = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
-            own = hashlib.file_digest(file, "sha256").digest()
-        whole.update(path.name.encode() + own)
+            digest = hashlib.file_digest(file, "sha256").digest()
+        whole.update(path.name.encode() + digest)
     return whole.hexdigest()[:12]

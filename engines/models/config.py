@@ -129,10 +129,10 @@ def layer_types(raw: Mapping[str, Any], implemented: Sequence[str]) -> Sequence[
         return None
     if not isinstance(types, list | tuple):
         raise UserError(f"config.json has layer_types={types!r}: give a list of one type a layer, or null")
-    others = sorted({repr(each) for each in types if each not in implemented})
+    others = sorted({repr(kind) for kind in types if kind not in implemented})
     if others:
-        said = " and ".join(map(repr, implemented))
-        raise UserError(f"config.json has layer_types=[{', '.join(others)}]; only {said} is implemented")
+        names = " and ".join(map(repr, implemented))
+        raise UserError(f"config.json has layer_types=[{', '.join(others)}]; only {names} is implemented")
     return types
 
 
@@ -219,10 +219,10 @@ def read_rope(raw: Mapping[str, Any], *, usual_theta: float | None = None) -> Ro
 
     ``usual_theta`` is the theta of a family whose published configs lack it.
     """
-    found = [_rope_of(raw, name, usual_theta) for name in ("rope_parameters", "rope_scaling") if raw.get(name)]
-    if len(found) == 2 and found[0] != found[1]:
+    ropes = [_rope_of(raw, name, usual_theta) for name in ("rope_parameters", "rope_scaling") if raw.get(name)]
+    if len(ropes) == 2 and ropes[0] != ropes[1]:
         raise UserError("config.json has rope_parameters and a rope_scaling that differ: correct one of them")
-    return found[0] if found else _rope_of(raw, None, usual_theta)
+    return ropes[0] if ropes else _rope_of(raw, None, usual_theta)
 
 
 def plain_rope(raw: Mapping[str, Any]) -> Rope:
@@ -238,10 +238,10 @@ def _rope_of(raw: Mapping[str, Any], name: str | None, usual_theta: float | None
     scaling = {} if name is None else raw[name]
     if not isinstance(scaling, Mapping):
         raise UserError(f"config.json has {name}={scaling!r}: give an object, or null")
-    theta = scaling if scaling.get("rope_theta") is not None else raw
+    source = scaling if scaling.get("rope_theta") is not None else raw
     if usual_theta is None:
-        require_fields(theta, ("rope_theta",))
-    rope = Rope(**{"theta": usual_theta} | read_numbers(Rope, theta, {"theta": "rope_theta"}))
+        require_fields(source, ("rope_theta",))
+    rope = Rope(**{"theta": usual_theta} | read_numbers(Rope, source, {"theta": "rope_theta"}))
     if scaling.get("partial_rotary_factor") not in (None, 1, 1.0):
         raise UserError(
             f"config.json has partial_rotary_factor={scaling['partial_rotary_factor']!r}; only 1.0 is implemented"
@@ -259,8 +259,8 @@ def _rope_of(raw: Mapping[str, Any], name: str | None, usual_theta: float | None
         )
     names = {key: key for key in knobs_of(kinds[kind])}
     require_fields(scaling, names)
-    found = kinds[kind](**read_numbers(kinds[kind], scaling, names))
-    return rope if found == LinearScaling(factor=1.0) else replace(rope, scaling=found)
+    parsed = kinds[kind](**read_numbers(kinds[kind], scaling, names))
+    return rope if parsed == LinearScaling(factor=1.0) else replace(rope, scaling=parsed)
 
 
 def span(length: int, rank: int, size: int) -> tuple[int, int]:

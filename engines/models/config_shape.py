@@ -71,7 +71,7 @@ def _shape(raw: Mapping[str, Any], types: tuple[str, ...], name: str) -> ModelSh
         config.sliding_window is None,
         f"config.json has sliding_window={config.sliding_window}, and simulated steps attend to the whole context: use a model without",
     )
-    sizes = {each: getattr(config, each) for each in ("d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim")}
+    sizes = {field: getattr(config, field) for field in ("d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim")}
     return ReadShape(
         name=name,
         **sizes,
@@ -91,13 +91,13 @@ def _experts(raw: Mapping[str, Any], n_layers: int, number: str, hidden: str) ->
         "mlp_hidden": hidden,
         "shared_hidden": "shared_expert_intermediate_size",
     }
-    require_fields(raw, [each for each in names.values() if each != names["shared_hidden"]])
-    found = read_numbers(_Experts, raw, names)
+    require_fields(raw, [name for name in names.values() if name != names["shared_hidden"]])
+    sizes = read_numbers(_Experts, raw, names)
     dense = [] if raw.get("mlp_only_layers") is None else raw["mlp_only_layers"]
     require(
         isinstance(dense, list) and all(type(layer) is int and 0 <= layer < n_layers for layer in dense),
         f"{SAID}mlp_only_layers={dense!r} must be a list of layers from 0 to {n_layers - 1}",
     )
     if dense:
-        found |= {"dense_layers": len(set(dense)), "dense_hidden": raw["intermediate_size"]}
-    return found
+        sizes |= {"dense_layers": len(set(dense)), "dense_hidden": raw["intermediate_size"]}
+    return sizes

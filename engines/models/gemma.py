@@ -218,7 +218,7 @@ class GemmaModel(PackedModel[BlockConfig]):
         full = inverse_frequencies(config.full_head_dim, config.full_theta)
         full[config.full_rotary_dim // 2 :] = 0
         angles = positions.float().unsqueeze(1)
-        tables = [rotary_tables(angles * each.to(positions.device)) for each in (inverse, full)]
+        tables = [rotary_tables(angles * frequencies.to(positions.device)) for frequencies in (inverse, full)]
         return torch.cat([cos for cos, _ in tables], dim=-1), torch.cat([sin for _, sin in tables], dim=-1)
 
     def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend, canvas: CanvasRows | None = None) -> Tensor:

@@ -40,20 +40,20 @@ def reorder(model: nn.Module, *, joins: bool, keeps_weights: bool = True) -> boo
     copy moves to the meta device: it can no longer be read, written or moved."""
     modules = list(model.modules())
     joined: set[int] = set()
-    found: list[Product | None] = []
+    products: list[Product | None] = []
     for part in (part for module in modules for part in vars(module).values() if joins and isinstance(part, Products)):
         part.join()
-        found.append(part.product)
+        products.append(part.product)
         joined |= {id(layer) for layer in part.layers}
         if not keeps_weights:
             part.release()
     for module in modules:
         if isinstance(module, Linear) and id(module) not in joined:
             module.product = product_of(module.weight, module.bias, module.scales, module.dtype)
-            found.append(module.product)
+            products.append(module.product)
             if not keeps_weights:
                 _release(module.product, module)
-    return None not in found
+    return None not in products
 
 
 def _release(product: Product | None, *layers: nn.Linear) -> bool:
@@ -77,11 +77,11 @@ def products_by(model: nn.Module) -> str:
     """The kind of kernel that multiplies in a model's layers: ``amx``, ``avx512``, ``avx2``, ``onednn`` or ``torch``."""
     modules = list(model.modules())
     parts = [*modules, *(part for module in modules for part in vars(module).values() if isinstance(part, Products))]
-    found = [product for part in parts if (product := getattr(part, "product", None)) is not None]
-    ours = {instructions_of(product.dtype) for product in found if isinstance(product, Packed)}
-    if ours:
-        return min(ours)
-    return "onednn" if found else "torch"
+    products = [product for part in parts if (product := getattr(part, "product", None)) is not None]
+    instructions = {instructions_of(product.dtype) for product in products if isinstance(product, Packed)}
+    if instructions:
+        return min(instructions)
+    return "onednn" if products else "torch"
 
 
 class Products:
@@ -121,8 +121,8 @@ class Products:
         if self.product is None or self.product.weight.data_ptr() != weight.data_ptr():
             is_trained = any(layer.weight.requires_grad for layer in self.layers)
             scales = [scale for layer in self.layers if (scale := getattr(layer, "scales", None)) is not None]
-            own = (torch.cat(scales), cast(Linear, self.layers[0]).dtype) if scales else ()
-            self.product = None if is_trained else product_of(*self._joined, *own)
+            quantization = (torch.cat(scales), cast(Linear, self.layers[0]).dtype) if scales else ()
+            self.product = None if is_trained else product_of(*self._joined, *quantization)
 
     def release(self) -> None:
         """Keep only the packed copy of the joined product, if it has one."""

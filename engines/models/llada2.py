@@ -35,8 +35,8 @@ class ExpertRouter(nn.Module):
         """Move the router with the model, but keep it in float32."""
 
         def moved(held: Tensor) -> Tensor:
-            there = fn(held)
-            return there if there.dtype == torch.float32 else held.to(there.device, torch.float32)
+            result = fn(held)
+            return result if result.dtype == torch.float32 else held.to(result.device, torch.float32)
 
         super()._apply(moved, recurse)
         return self
@@ -90,12 +90,12 @@ class ExpertLayers(nn.ModuleList):
     def matrices(self) -> tuple[Tensor, Tensor]:
         """gate and up [E, 2 hidden, d], down [E, d, hidden]; from the first call on the parameters are views of them."""
         if self._joined is None:
-            experts = [cast(Expert, each) for each in self]
-            inner = [matrix.weight for each in experts for matrix in (each.gate_proj, each.up_proj)]
-            outer = [each.down_proj.weight for each in experts]
+            experts = [cast(Expert, expert) for expert in self]
+            inner = [matrix.weight for expert in experts for matrix in (expert.gate_proj, expert.up_proj)]
+            outer = [expert.down_proj.weight for expert in experts]
             with torch.no_grad():
-                one = [one_tensor(cast(list[nn.Parameter], part)) for part in (inner, outer)]
-            self._joined = one[0].unflatten(0, (len(experts), -1)), one[1].unflatten(0, (len(experts), -1))
+                joined = [one_tensor(cast(list[nn.Parameter], part)) for part in (inner, outer)]
+            self._joined = joined[0].unflatten(0, (len(experts), -1)), joined[1].unflatten(0, (len(experts), -1))
         return self._joined
 
     def forward(self, h: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -129,8 +129,8 @@ def _sorted_places(expert: Tensor, num_experts: int) -> tuple[Tensor, Tensor, in
         counts = torch.bincount(expert, minlength=num_experts)
         room = torch.where(counts > 0, counts.clamp(min=LEAST_ROWS), 0)
     else:  # ``bincount`` would wait for the device
-        none = torch.zeros(num_experts, dtype=torch.int64, device=expert.device)
-        room = counts = none.index_add_(0, expert, torch.ones_like(expert))
+        zeros = torch.zeros(num_experts, dtype=torch.int64, device=expert.device)
+        room = counts = zeros.index_add_(0, expert, torch.ones_like(expert))
     ends = room.cumsum(0)
     order = expert.argsort(stable=True)
     first = ends - room - (counts.cumsum(0) - counts)
@@ -227,8 +227,8 @@ class LLaDA2Model(DecoderModel[BlockConfig]):
     def float32_weights(self) -> frozenset[str]:
         """Names of the routers' weights, which checkpoints store in either precision."""
         return frozenset(
-            f"{name}.{own}"
+            f"{name}.{weight}"
             for name, module in self.named_modules()
             if isinstance(module, ExpertRouter)
-            for own, _ in module.named_parameters()
+            for weight, _ in module.named_parameters()
         )

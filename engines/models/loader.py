@@ -72,29 +72,29 @@ class Slice(NamedTuple):
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Return name -> place and shape of every stored tensor, read from the files' headers alone."""
-    found: dict[str, StoredTensor] = {}
+    stored: dict[str, StoredTensor] = {}
     for file, promised in weight_files(directory).items():
         try:
             with safe_open(directory / file, framework="pt") as shard:
                 for name in shard.keys():  # noqa: SIM118 - not a mapping
                     part = shard.get_slice(name)
-                    if name in found:
+                    if name in stored:
                         raise UserError(
-                            f"tensor {name} is in both {found[name].file} and {file}: restore the checkpoint"
+                            f"tensor {name} is in both {stored[name].file} and {file}: restore the checkpoint"
                         )
-                    found[name] = StoredTensor(file=file, shape=tuple(part.get_shape()), stored_dtype=part.get_dtype())
-                held = set(shard.keys())
+                    stored[name] = StoredTensor(file=file, shape=tuple(part.get_shape()), stored_dtype=part.get_dtype())
+                names = set(shard.keys())
         except SafetensorError as error:
             raise UserError(f"{directory / file} is damaged ({error}): fetch it again") from error
         except OSError as error:
             raise UserError(
                 f"{directory / file} cannot be read ({error}): change its permissions, or fetch it again"
             ) from error
-        if promised is not None and promised != held:
+        if promised is not None and promised != names:
             raise UserError(
-                f"{directory / file} and {INDEX_FILE} disagree on {min(promised ^ held)}: restore the checkpoint"
+                f"{directory / file} and {INDEX_FILE} disagree on {min(promised ^ names)}: restore the checkpoint"
             )
-    return found
+    return stored
 
 
 def _check(
@@ -117,10 +117,10 @@ def _check(
         ),
         "not floating-point": sorted(name for name in stored if not stored[name].stored_dtype.startswith(("F", "BF"))),
     }
-    said = [f"{len(names)} {kind} ({names[0]})" for kind, names in problems.items() if names]
-    if said:
+    faults = [f"{len(names)} {kind} ({names[0]})" for kind, names in problems.items() if names]
+    if faults:
         raise UserError(
-            f"weights in {directory} do not fit config.json: {', '.join(said)}; restore the checkpoint or its config"
+            f"weights in {directory} do not fit config.json: {', '.join(faults)}; restore the checkpoint or its config"
         )
 
 
@@ -140,10 +140,10 @@ def load_weights(
     of which tensors ``network`` holds only a part; we do not read the rest. ``in_float32`` names tensors that stay in float32
     and must be finite. Nothing else would reveal that they are broken, because routers choose among NaN too.
     """
-    every = stored_tensors(directory)
-    stored = {name: tensor for name, tensor in every.items() if not name.startswith(network.ignored)}
+    tensors = stored_tensors(directory)
+    stored = {name: tensor for name, tensor in tensors.items() if not name.startswith(network.ignored)}
     _check(network, stored, repeated, parts, directory)
-    in_vain: dict[str, Tensor] = {}
+    redundant: dict[str, Tensor] = {}
     for file in sorted({tensor.file for tensor in stored.values()}):
         fresh: dict[str, Tensor] = {}
         with safe_open(directory / file, framework="pt") as shard:
@@ -157,10 +157,10 @@ def load_weights(
                     raise UserError(
                         f"{name} in {directory / file} has values that are not finite: restore the checkpoint"
                     )
-                (in_vain if name in repeated else fresh)[name] = tensor
+                (redundant if name in repeated else fresh)[name] = tensor
         # Not strict, because a shard holds a part of the tensors. We have checked all names and shapes.
         network.load_state_dict(fresh, strict=False, assign=True)
-    for name, tensor in in_vain.items():
+    for name, tensor in redundant.items():
         if not torch.equal(tensor, network.get_parameter(repeated[name])):
             raise UserError(
                 f"weights in {directory} hold {name} different from {repeated[name]}, but config.json ties them: correct one of the two"
@@ -235,14 +235,14 @@ def check_quantization(name: str, dtype: torch.dtype, device: str, *, has_expert
         return
     if name not in get_args(Quantization):
         raise UserError(f"quantization={name!r} is unknown: use one of {', '.join(get_args(Quantization))}")
-    needs = f"quantization={name!r} needs"
-    require(device == "cpu", f"{needs} device='cpu', not {device!r}: leave one of them out")
+    prefix = f"quantization={name!r} needs"
+    require(device == "cpu", f"{prefix} device='cpu', not {device!r}: leave one of them out")
     require(
-        dtype in (torch.float32, torch.bfloat16), f"{needs} dtype=float32 or bfloat16, not {dtype}: give one of these"
+        dtype in (torch.float32, torch.bfloat16), f"{prefix} dtype=float32 or bfloat16, not {dtype}: give one of these"
     )
-    require(not has_experts, f"{needs} a model without experts: leave it out")
+    require(not has_experts, f"{prefix} a model without experts: leave it out")
     fault = packed_fault(dtype)
-    require(fault is None, f"{needs} our own kernels, and {fault}: leave it out")
+    require(fault is None, f"{prefix} our own kernels, and {fault}: leave it out")
 
 
 def load_model(
@@ -419,8 +419,8 @@ def _ready(network: _Network, quantization: Quantization, keeps_weights: bool) -
     keep_freed_memory()
     if quantization == "int8":
         network.quantize()
-    room = machine_memory_bytes()
-    has_room = room is not None and ROOM_FOR_COPIES * _num_bytes(network, network.dtype) <= room
+    memory = machine_memory_bytes()
+    has_room = memory is not None and ROOM_FOR_COPIES * _num_bytes(network, network.dtype) <= memory
     if has_room or network.is_quantized or (packs(network.dtype) and not keeps_weights):
         joins = isinstance(network, CausalModel | BlockModel | LLaDA2Model | GemmaModel)
         network.reorder(joins=joins, keeps_weights=keeps_weights)

@@ -130,15 +130,15 @@ class PackedModel(nn.Module, Generic[Config]):
 
     def reorder(self, *, joins: bool, keeps_weights: bool = True) -> None:
         """See ``layers.reorder``. A tied head gets a product too, and the embedding keeps its weight."""
-        every = reorder(self, joins=joins, keeps_weights=keeps_weights)
+        is_complete = reorder(self, joins=joins, keeps_weights=keeps_weights)
         if self.config.weight_tying:
             weight = self._embedding_weight
             codes, scales = quantized(weight) if self.is_quantized else (weight, None)
             self._tied_head = product_of(codes, None, scales, self.dtype)
-            every &= self._tied_head is not None
+            is_complete &= self._tied_head is not None
             if not keeps_weights and isinstance(self._tied_head, Packed):
                 self._tied_head.release()
-        self.min_rows = FEWEST_ROWS if every else MIN_ROWS
+        self.min_rows = FEWEST_ROWS if is_complete else MIN_ROWS
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return raw logits [M, V]. Row i predicts the token at its own position. In a causal model, and if the configuration

@@ -154,8 +154,8 @@ def fewest_rows(inputs: int, outputs: int, dtype: torch.dtype, num_threads: int)
         return 0
     for n in ROWS:
         products = partial(F.linear, x[:n], weight), partial(_product, x[:n], reordered, None)
-        plain, own = (min(repeat(product, number=1, repeat=REPEATS)) for product in products)
-        if own <= plain:
+        torch_s, onednn_s = (min(repeat(product, number=1, repeat=REPEATS)) for product in products)
+        if onednn_s <= torch_s:
             return n
     return 2 * ROWS[-1]
 
@@ -193,8 +193,8 @@ def packed(weight: Tensor, by_tiles: bool) -> Tensor:
     (outputs, inputs), width, panel = weight.shape, 2 * SIDE, _library().panel()
     if not by_tiles:
         return F.pad(weight, (0, 0, 0, -outputs % panel)).view(-1, panel, inputs).transpose(1, 2).contiguous()
-    whole = F.pad(weight, (0, -inputs % width, 0, -outputs % width))
-    return whole.view(-1, 2, SIDE, whole.shape[1] // width, SIDE, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
+    padded = F.pad(weight, (0, -inputs % width, 0, -outputs % width))
+    return padded.view(-1, 2, SIDE, padded.shape[1] // width, SIDE, 2).permute(0, 3, 1, 4, 2, 5).contiguous()
 
 
 def in_tiles(dtype: torch.dtype) -> bool:
@@ -231,23 +231,23 @@ def packed_fault(dtype: torch.dtype) -> str | None:
     x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((37, 300), (45, 300), (45,)))
     weight /= 16
     codes, scales = quantized(weight)
-    near = (codes * scales[:, None]).to(dtype)
-    for own, used, by, allowed in (
+    restored = (codes * scales[:, None]).to(dtype)
+    for stored, used, by, allowed in (
         (weight, weight, None, _ROUNDING[dtype]),
-        (codes, near, scales, 4 * _ROUNDING[dtype]),
+        (codes, restored, scales, 4 * _ROUNDING[dtype]),
     ):
-        found, expected = multiply(x, packed(own, in_tiles(dtype)), bias, len(own), by), F.linear(x, used, bias)
-        if not torch.allclose(found.float(), expected.float(), rtol=allowed, atol=allowed):
+        result, expected = multiply(x, packed(stored, in_tiles(dtype)), bias, len(stored), by), F.linear(x, used, bias)
+        if not torch.allclose(result.float(), expected.float(), rtol=allowed, atol=allowed):
             return "its products are wrong"
     return None
 
 
 @cache
 def _library() -> CDLL:
-    found = loaded(LIBRARY)
-    found.has_tiles.restype, found.panel.restype = c_bool, c_long
+    library = loaded(LIBRARY)
+    library.has_tiles.restype, library.panel.restype = c_bool, c_long
     tensors: list[Any] = [Pointer] * 5
     for dtype in ("float32", "bfloat16", "panels_bfloat16", "tiles_bfloat16"):
-        for kernel in (getattr(found, f"multiply_{dtype}{weights}") for weights in ("", "_int8")):
+        for kernel in (getattr(library, f"multiply_{dtype}{weights}") for weights in ("", "_int8")):
             kernel.argtypes, kernel.restype = (*tensors, *[c_long] * 5), None
-    return found
+    return library

@@ -92,9 +92,9 @@ class CausalConfig:
 
     def check_length(self, name: str, tokens: int) -> None:
         """Raise UserError if ``name`` allows longer sequences than the model computes."""
-        most, window = self.max_sequence_length, self.sliding_window
-        said = f"{most} positions" if window is None else f"sliding_window={window}, past which nothing is computed"
-        require(tokens <= most, f"{name}={tokens} exceeds the model's {said}: lower it")
+        length, window = self.max_sequence_length, self.sliding_window
+        limit = f"{length} positions" if window is None else f"sliding_window={window}, past which nothing is computed"
+        require(tokens <= length, f"{name}={tokens} exceeds the model's {limit}: lower it")
 
     def __post_init__(self) -> None:
         require(
@@ -124,8 +124,8 @@ class CausalConfig:
                 f"config.json: num_attention_heads={n_heads} must divide hidden_size={d_model}, or give head_dim"
             )
         # Checkpoints from before grouped heads lack the field.
-        grouped = {"n_kv_heads": n_heads, "head_dim": published.head_dim or d_model // n_heads}
-        grouped |= read_numbers(CausalConfig, raw, {"n_kv_heads": "num_key_value_heads", "head_dim": "head_dim"})
+        heads = {"n_kv_heads": n_heads, "head_dim": published.head_dim or d_model // n_heads}
+        heads |= read_numbers(CausalConfig, raw, {"n_kv_heads": "num_key_value_heads", "head_dim": "head_dim"})
         has_bias = flag(raw, "attention_bias")
         window = sliding_window(raw, fields["n_layers"], always=published.slides)
         if window is not None and window >= fields["max_sequence_length"]:
@@ -134,7 +134,7 @@ class CausalConfig:
             fields["max_sequence_length"] = window
         return CausalConfig(
             **fields,
-            **grouped,
+            **heads,
             family=family,
             rope=read_rope(raw, usual_theta=published.theta),
             sliding_window=window,
@@ -199,5 +199,5 @@ def read_causal_config(directory: Path) -> CausalConfig:
 
 def causal_config(model: str) -> CausalConfig:
     """The config of a shape's name (``CAUSAL_SHAPES``), a directory or a hub id."""
-    found = CAUSAL_SHAPES.get(model.lower())
-    return read_causal_config(checkpoint_dir(model, weights=False)) if found is None else found
+    config = CAUSAL_SHAPES.get(model.lower())
+    return read_causal_config(checkpoint_dir(model, weights=False)) if config is None else config

@@ -120,7 +120,7 @@ class ModelShape:
         layers = expert_layers * (dense + self.num_experts * expert) + dense_layer_weights
         hidden = max(self.experts_per_token * self.mlp_hidden + shared_hidden, dense_hidden)
         alive = self.d_model + 2 * (q_width + kv_width) + 3 * hidden
-        of_experts = expert_layers * (router + shared + self.experts_per_token * expert)
+        active_weights = expert_layers * (router + shared + self.experts_per_token * expert)
         figures = {
             "q_width": q_width,
             "kv_width": kv_width,
@@ -129,7 +129,7 @@ class ModelShape:
             "dense_layer_weights": dense_layer_weights,
             "weight_bytes": layers * self.layer_weight_bytes + embeddings_and_norm * self.dtype_bytes,
             "streamed_weight_bytes_head": embedding * self.dtype_bytes,
-            "linear_flops_per_token": 2 * (self.n_layers * attention + of_experts + dense_layers * dense_mlp),
+            "linear_flops_per_token": 2 * (self.n_layers * attention + active_weights + dense_layers * dense_mlp),
             "attention_flops_per_pair": 4 * q_width * self.n_layers,
             "logits_flops_per_row": 2 * embedding,
             "logits_bytes_per_row": self.vocab_rows * self.dtype_bytes,
@@ -151,10 +151,10 @@ class ModelShape:
         passes = 1 + canvas.takes_back
         others = self.n_layers * (6 * self.d_model + self.num_experts + 2) + self.d_model
         others += 2 * full * (canvas.full_head_dim - self.head_dim)
-        more = products + conditioning + others
+        added = products + conditioning + others
         return figures | {
-            "dense_weights": figures["dense_weights"] + round(more / self.n_layers),
-            "weight_bytes": figures["weight_bytes"] + more * self.layer_weight_bytes,
+            "dense_weights": figures["dense_weights"] + round(added / self.n_layers),
+            "weight_bytes": figures["weight_bytes"] + added * self.layer_weight_bytes,
             "streamed_weight_bytes_head": passes * figures["streamed_weight_bytes_head"],
             "linear_flops_per_token": figures["linear_flops_per_token"] + 2 * (products + conditioning),
             "attention_flops_per_pair": 4 * (windowed * figures["q_width"] + full * q),
@@ -191,8 +191,8 @@ class ModelShape:
         left_out = {name for name in _OF_MIXTURES if getattr(self, name) in (None, False)}
         if self.precision == "bf16":
             left_out.add("precision")
-        said = [each.name for each in fields(self) if each.repr and each.name not in left_out]
-        return f"ModelShape({', '.join(f'{name}={getattr(self, name)!r}' for name in said)})"
+        shown = [each.name for each in fields(self) if each.repr and each.name not in left_out]
+        return f"ModelShape({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @staticmethod
     def from_block_config(config: BlockConfig, *, name: str, dtype_bytes: int = 2) -> "ModelShape":

@@ -42,8 +42,8 @@ class TextTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         for text in texts:
             require_text(text)
-        found = [encoding.ids for encoding in self.backend.encode_batch(list(texts), add_special_tokens=False)]
-        return [self.encode(text) if self.mask_token_id in ids else ids for text, ids in zip(texts, found, strict=True)]
+        batch = [encoding.ids for encoding in self.backend.encode_batch(list(texts), add_special_tokens=False)]
+        return [self.encode(text) if self.mask_token_id in ids else ids for text, ids in zip(texts, batch, strict=True)]
 
     @cached_property
     def _maskless(self) -> Tokenizer:
@@ -64,27 +64,27 @@ def encoded(backend: Tokenizer, text: str, *, add_special: bool, keep: int | Non
     require_text(text)
     if keep is None:
         return backend.encode(text, add_special_tokens=add_special).ids
-    found = backend.encode(text, add_special_tokens=False)
-    found.truncate(max(0, keep - (backend.num_special_tokens_to_add(False) if add_special else 0)), direction="left")
-    return backend.post_process(found, add_special_tokens=add_special).ids
+    encoding = backend.encode(text, add_special_tokens=False)
+    encoding.truncate(max(0, keep - (backend.num_special_tokens_to_add(False) if add_special else 0)), direction="left")
+    return backend.post_process(encoding, add_special_tokens=add_special).ids
 
 
 def without_token(backend: Tokenizer, token_id: int) -> Tokenizer:
     """Return a tokenizer in which no text spells this token: its spelling is ordinary text, and other texts keep their ids."""
-    spelt = backend.id_to_token(token_id)
-    unspelt = f"<{secrets.token_hex(16)}>"
+    spelling = backend.id_to_token(token_id)
+    stand_in = f"<{secrets.token_hex(16)}>"
     parts = json.loads(backend.to_str())
     for token in parts["added_tokens"]:
         if token["id"] == token_id:
-            token |= {"content": unspelt, "normalized": False}
+            token |= {"content": stand_in, "normalized": False}
     model = parts["model"]
     if isinstance(model["vocab"], dict):
-        model["vocab"] = {unspelt if name == spelt else name: number for name, number in model["vocab"].items()}
+        model["vocab"] = {stand_in if name == spelling else name: number for name, number in model["vocab"].items()}
     else:
-        model["vocab"] = [[unspelt if name == spelt else name, score] for name, score in model["vocab"]]
+        model["vocab"] = [[stand_in if name == spelling else name, score] for name, score in model["vocab"]]
     if "merges" in model:
-        pairs = [each.split(" ", 1) if isinstance(each, str) else each for each in model["merges"]]
-        model["merges"] = [pair for pair in pairs if spelt not in (*pair, "".join(pair))]
+        pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
+        model["merges"] = [pair for pair in pairs if spelling not in (*pair, "".join(pair))]
     return Tokenizer.from_str(json.dumps(parts))
 
 
@@ -93,9 +93,9 @@ def require_text(text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        at = error.start
+        start = error.start
         raise UserError(
-            f"text {text[max(0, at - 10) : at + 10]!r} holds half a character (a lone surrogate, at {at}): take it out"
+            f"text {text[max(0, start - 10) : start + 10]!r} holds half a character (a lone surrogate, at {start}): take it out"
         ) from None
 
 
@@ -116,16 +116,16 @@ def load_tokenizer(directory: Path, *, required: Collection[SpecialToken] = get_
     ids = {}
     for role in ("mask_token", "eos_token"):
         content = token_content(config.get(role))
-        found = None if content is None else backend.token_to_id(content)
+        token_id = None if content is None else backend.token_to_id(content)
         if content is None and role == "mask_token":
             path = directory / "config.json"
             mask = read_json(path).get("mask_token_id") if path.is_file() else None
-            found = mask if type(mask) is int and backend.id_to_token(mask) is not None else None
-        if content is None and found is None and role not in required:
-            found = NO_ID
-        if found is None:
+            token_id = mask if type(mask) is int and backend.id_to_token(mask) is not None else None
+        if content is None and token_id is None and role not in required:
+            token_id = NO_ID
+        if token_id is None:
             raise UserError(f"{config_path} names {role}={content!r}, which the tokenizer does not hold: fix the name")
-        ids[role] = found
+        ids[role] = token_id
     return TextTokenizer(backend=backend, mask_token_id=ids["mask_token"], eos_token_id=ids["eos_token"])
 
 
@@ -154,12 +154,12 @@ class Speller:
 
     def behind(self, ids: tuple[int, ...]) -> str:
         """Return the text of ids that follow a whole character."""
-        found = self._texts.get(ids)
-        if found is None:
-            found = self.text([*self._opening, *ids])[self._length :]
+        text = self._texts.get(ids)
+        if text is None:
+            text = self.text([*self._opening, *ids])[self._length :]
             if len(ids) == 1:
-                self._texts[ids] = found
-        return found
+                self._texts[ids] = text
+        return text
 
 
 def token_content(token: Any) -> str | None:
