@@ -85,21 +85,21 @@ class Answer:
     def add(self, token_ids: Sequence[int], *, is_last: bool) -> Piece:
         assert self.finish_reason is None, "the answer has ended"
         before, first = len(self._ids), max(0, self._stops.min_tokens - len(self._ids))
-        place = next((i for i, token in enumerate(token_ids) if i >= first and token in self._ends), None)
-        self._ids += token_ids if place is None else token_ids[: place + 1]
-        shown = self._ids
-        if place is not None:
+        index = next((i for i, token in enumerate(token_ids) if i >= first and token in self._ends), None)
+        self._ids += token_ids if index is None else token_ids[: index + 1]
+        shown_ids = self._ids
+        if index is not None:
             end_id = self._ids[-1]
             self.finish_reason, self._stop_reason = "stop", None if end_id == self._unsaid else end_id
-            shown = self._ids if self._stops.are_shown else self._ids[:-1]
+            shown_ids = self._ids if self._stops.are_shown else self._ids[:-1]
         elif is_last:
             self.finish_reason = "length"
-        text = self._text.of(shown) if self.finish_reason is None else self._decode(shown)
+        text = self._text.of(shown_ids) if self.finish_reason is None else self._decode(shown_ids)
         if not self._shows_halves:
-            text = text[: self._whole_end(text, shown, before)]
-        found = self._find_stop(text)
-        if found is not None:
-            start, stop = found
+            text = text[: self._whole_end(text, shown_ids, before)]
+        match = self._find_stop(text)
+        if match is not None:
+            start, stop = match
             self.finish_reason, self._stop_reason = "stop", stop
             self._cut(start, stop, before)
             end = start + len(stop) * self._stops.are_shown
@@ -127,17 +127,17 @@ class Answer:
             return None
         if self._num_held is None:
             self._num_held = len(self._decode(self._ids[: self._stops.min_tokens]))
-        behind = max(self._num_searched, self._num_held)
+        searched = max(self._num_searched, self._num_held)
         # A stop text cannot begin in told text, as we held back its beginning. Stops that are shown are not held back.
-        told = 0 if self._stops.are_shown else self._num_told
-        found: tuple[int, str] | None = None
+        num_told = 0 if self._stops.are_shown else self._num_told
+        match: tuple[int, str] | None = None
         # A stop that is complete only now ends in the new text, and stops that end together have the same last character.
-        for stop in chain.from_iterable(self._by_last.get(last, ()) for last in {*text[behind:]}):
-            start = text.find(stop, max(told, behind - len(stop) + 1))
-            if start >= 0 and (found is None or start + len(stop) < found[0] + len(found[1])):
-                found = start, stop
+        for stop in chain.from_iterable(self._by_last.get(last, ()) for last in {*text[searched:]}):
+            start = text.find(stop, max(num_told, searched - len(stop) + 1))
+            if start >= 0 and (match is None or start + len(stop) < match[0] + len(match[1])):
+                match = start, stop
         self._num_searched = len(text.rstrip(INCOMPLETE))
-        return found
+        return match
 
     def _safe_end(self, text: str) -> int:
         """Return how far the text is final: up to bytes of half a character, or to what may begin a stop text."""
@@ -145,8 +145,8 @@ class Answer:
         if not self._stops.are_shown:
             for start in range(max(self._num_told, end - self._longest + 1), end):
                 tail = text[start:end]
-                nearest = bisect_left(self._beginnings, tail)
-                if nearest < len(self._beginnings) and self._beginnings[nearest].startswith(tail):
+                index = bisect_left(self._beginnings, tail)
+                if index < len(self._beginnings) and self._beginnings[index].startswith(tail):
                     return start
         return max(self._num_told, end)
 
@@ -179,12 +179,12 @@ class _GrowingText:
         """Characters of the ids from ``_start`` to ``_end``."""
 
     def of(self, ids: Sequence[int]) -> str:
-        found = self._decode(ids[self._start :])
-        text = self._settled + found[self._overlap :]
+        decoded = self._decode(ids[self._start :])
+        text = self._settled + decoded[self._overlap :]
         if len(ids) - self._end >= WINDOW and not text.endswith(INCOMPLETE):
-            own = self._decode(ids[self._end :])
-            if own:
-                self._settled, self._start, self._end, self._overlap = text, self._end, len(ids), len(own)
+            tail = self._decode(ids[self._end :])
+            if tail:
+                self._settled, self._start, self._end, self._overlap = text, self._end, len(ids), len(tail)
         return text
 
 
@@ -248,7 +248,7 @@ class ScoredTokens:
         """Return the ``logprobs`` of a choice, or of a chunk of it; ``joined`` joins the chunks of one choice."""
         if self._is_chat:
             return {"content": [self._content(token, score) for token, score in zip(ids, scores, strict=True)]}
-        found: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        columns: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for token, score in zip(ids, scores, strict=True):
             text = self._name(token)
             top: dict[str, float] | None = None
@@ -258,11 +258,11 @@ class ScoredTokens:
                     name = self._name(other)
                     # If several tokens have the same text, we tell the likeliest.
                     top[name] = max(logprob, top.get(name, logprob))
-            for column, value in zip(found.values(), (self._offset, score and score.logprob, text, top), strict=True):
+            for column, value in zip(columns.values(), (self._offset, score and score.logprob, text, top), strict=True):
                 column.append(value)
             self._offset += len(text)
             self._add(token)
-        return found
+        return columns
 
     def _name(self, token: int) -> str:
         return self._texts.of(token) if self._texts is not None and self._has_names else f"token_id:{token}"
@@ -273,10 +273,10 @@ class ScoredTokens:
 
     def _content(self, token: int, score: Score | None) -> dict[str, Any]:
         assert score is not None, "an answer has no token without a score"
-        said = self._named(token, score.logprob)
-        said["top_logprobs"] = [self._named(*each) for each in score.top]
+        entry = self._named(token, score.logprob)
+        entry["top_logprobs"] = [self._named(*pair) for pair in score.top]
         self._add(token)
-        return said
+        return entry
 
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
         name = self._name(token)
@@ -288,19 +288,19 @@ def prompt_logprobs(ids: Sequence[int], scores: Sequence[Score | None], speller:
     """Return the field of that name in vLLM's format: for each place of the prompt its token and the likeliest ones, by id.
     Without a speller they have no text."""
     texts = None if speller is None else TokenTexts(speller)
-    found: list[Mapping[str, Any] | None] = []
+    entries: list[Mapping[str, Any] | None] = []
     for token, score in zip(ids, scores, strict=True):
-        place: dict[str, Any] | None = None
+        entry: dict[str, Any] | None = None
         if score is not None:
-            ranked = ((token, score.logprob, score.rank), *((*each, i + 1) for i, each in enumerate(score.top)))
-            place = {}
+            ranked = ((token, score.logprob, score.rank), *((*pair, i + 1) for i, pair in enumerate(score.top)))
+            entry = {}
             for other, logprob, rank in ranked:
                 text = None if texts is None else texts.of(other)
-                place.setdefault(str(other), {"logprob": logprob, "rank": rank, "decoded_token": text})
-        found.append(place)
+                entry.setdefault(str(other), {"logprob": logprob, "rank": rank, "decoded_token": text})
+        entries.append(entry)
         if texts is not None:
             texts.add(token)
-    return found
+    return entries
 
 
 def joined(parts: Sequence[Mapping[str, list[Any]]]) -> dict[str, list[Any]]:

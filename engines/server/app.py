@@ -106,9 +106,9 @@ class Reply:
                     await _whole(200, await self._told(completion))(scope, receive, send)
                 self._note(completion)
         except ApiError as error:
-            taken = error.status >= 500 and error.code != "unavailable"
+            failed = error.status >= 500 and error.code != "unavailable"
             counter = (
-                self._metrics.failures.labels(error.code) if taken else self._metrics.rejections.labels(error.status)
+                self._metrics.failures.labels(error.code) if failed else self._metrics.rejections.labels(error.status)
             )
             counter.inc()
             if self._is_streaming:
@@ -134,8 +134,8 @@ class Reply:
         async for part in completion.parts():
             parts[part.choice].append(part)
         choices = [
-            Choice(_joined(own), completion.prompt_of(i), _scores(own), await completion.prompt_logprobs(i))
-            for i, own in enumerate(parts)
+            Choice(_joined(pieces), completion.prompt_of(i), _scores(pieces), await completion.prompt_logprobs(i))
+            for i, pieces in enumerate(parts)
         ]
         return self._format.whole(choices, completion.usage)
 
@@ -231,7 +231,7 @@ class TokenizeBody(Conversation):
         """Characters of all texts."""
         if self.prompt is not None:
             return len(self.prompt)
-        return sum(len(part.text) for each in self.messages for part in each.content)
+        return sum(len(part.text) for message in self.messages for part in message.content)
 
     def answered(self, served: Served) -> Mapping[str, Any]:
         codec = served.codec
@@ -274,12 +274,12 @@ class Server:
         self._served, self._settings = served, settings
         self._started = time.time()
         self._intake = Intake(settings)
-        own: Mapping[str, tuple[str, Callable[[], float]]] = {
+        gauges: Mapping[str, tuple[str, Callable[[], float]]] = {
             "uptime_seconds": ("Since the server began.", lambda: time.time() - self._started),
             "draining": ("1 when no request is taken any more.", lambda: self._intake.is_closed),
             "requests_receiving": ("Requests whose bodies have not come whole.", lambda: self._intake.num_reading),
         }
-        self.metrics = Metrics(served.service, served.model.name, own)
+        self.metrics = Metrics(served.service, served.model.name, gauges)
         self.num_answering = 0
         """Requests under /v1 that have arrived whole and are being answered."""
         page = files(__package__).joinpath("status.html").read_text(encoding="utf-8")
@@ -292,7 +292,7 @@ class Server:
         detokenize = Schema(DetokenizeBody, served.model.name, {}, is_strict=is_strict)
         middleware = [Middleware(Addressed, names=own_names(settings.host), say=self._say)]
         if settings.allow_origin:
-            shared = Middleware(
+            cors = Middleware(
                 CORSMiddleware,
                 allow_origins=settings.allow_origin,
                 allow_methods=["GET", "POST"],
@@ -300,7 +300,7 @@ class Server:
                 expose_headers=["Retry-After"],
                 allow_private_network=True,
             )
-            middleware.append(shared)
+            middleware.append(cors)
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", partial(self._answer, completion), methods=["POST"]),
@@ -354,36 +354,36 @@ class Server:
     async def _answer(self, schema: Schema[Any], request: Request) -> Reply:
         arrived_at = asyncio.get_running_loop().time()
         self._check_key(request)
-        body = await self._intake.read(request)
-        size = len(body)
+        content = await self._intake.read(request)
+        size = len(content)
         self.num_answering += 1
         try:
-            asked = await self._read(schema, body)
+            body = await self._read(schema, content)
             most_s, on_end = self._settings.request_timeout, partial(self._answered, size)
-            return Reply(self._served, asked, self.metrics, arrived_at=arrived_at, most_s=most_s, on_end=on_end)
+            return Reply(self._served, body, self.metrics, arrived_at=arrived_at, most_s=most_s, on_end=on_end)
         except BaseException:
             self._answered(size)
             raise
 
     async def _tell_tokens(self, schema: Schema[Any], request: Request) -> Response:
         self._check_key(request)
-        body = await self._intake.read(request)
+        content = await self._intake.read(request)
         try:
-            asked = await self._read(schema, body)
+            body = await self._read(schema, content)
             served = self._served
-            work = served.work if asked.size < LARGE_TEXT else served.slow_work
-            answer = partial(of_users, partial(asked.answered, served))
+            work = served.work if body.size < LARGE_TEXT else served.slow_work
+            answer = partial(of_users, partial(body.answered, served))
             return JSONResponse(await asyncio.get_running_loop().run_in_executor(work, answer))
         finally:
-            self._intake.release(len(body))
+            self._intake.release(len(content))
 
     async def _read(self, schema: Schema[Body], content: bytes) -> Body:
         if len(content) < LARGE_BODY:
-            asked = schema.read(content)
+            body = schema.read(content)
         else:
-            asked = await asyncio.get_running_loop().run_in_executor(self._served.slow_work, schema.read, content)
-        self.metrics.note_unknown_fields(asked.unknown)
-        return asked
+            body = await asyncio.get_running_loop().run_in_executor(self._served.slow_work, schema.read, content)
+        self.metrics.note_unknown_fields(body.unknown)
+        return body
 
     def _answered(self, size: int) -> None:
         self.num_answering -= 1
@@ -393,8 +393,8 @@ class Server:
         key = self._settings.api_key
         if key is None:
             return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
+        scheme, _, given_key = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given_key.strip().encode(), key.encode()):
             raise ApiError(
                 401,
                 "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'",
@@ -404,13 +404,8 @@ class Server:
 
     def _card(self) -> dict[str, Any]:
         model = self._served.model
-        known = {"id": model.name, "object": "model", "created": int(self._started), "owned_by": "dllm-serve-repro"}
-        return {
-            **known,
-            "max_model_len": model.max_model_len,
-            "default_max_tokens": model.default_tokens,
-            **model.facts,
-        }
+        card = {"id": model.name, "object": "model", "created": int(self._started), "owned_by": "dllm-serve-repro"}
+        return {**card, "max_model_len": model.max_model_len, "default_max_tokens": model.default_tokens, **model.facts}
 
     # -- refusals ------------------------------------------------------------------------------------------
 
@@ -442,5 +437,5 @@ class Server:
 
     async def _say_fault(self, request: Request, error: Exception) -> Response:
         logger.error("%s %s", request.method, request.url.path, exc_info=error)
-        said = ApiError(500, f"a fault of this server ({type(error).__name__}): see its log", kind="server_error")
-        return JSONResponse(said.body, said.status)
+        fault = ApiError(500, f"a fault of this server ({type(error).__name__}): see its log", kind="server_error")
+        return JSONResponse(fault.body, fault.status)

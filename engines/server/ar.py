@@ -135,7 +135,7 @@ class ServedAr:
         now, vocabulary = self._now(), worker.executor.model.config.vocab_size
         ends = (frozenset() if generation.ignores_eos else self._end_ids).union(generation.stop_token_ids)
         sampling = replace(
-            generation, prompt_tokens=len(prompt), end_ids=tuple(sorted(each for each in ends if each < vocabulary))
+            generation, prompt_tokens=len(prompt), end_ids=tuple(sorted(token for token in ends if token < vocabulary))
         )
         sequence = worker.add(Session(request_id, now, (Round(len(prompt), length),)), sampling)
         sequence.left = length
@@ -152,7 +152,7 @@ class ServedAr:
             self._worker.drop(request.sequence)
 
     def step(self) -> Sequence[Event]:
-        worker, began = self._worker, time.perf_counter()
+        worker, began_s = self._worker, time.perf_counter()
         self._events = []
         now, decodes = self._now(), worker.decode.size > 0
         plan = worker.next_plan(now)
@@ -161,7 +161,7 @@ class ServedAr:
             self._forward_passes += 1
             self._counts["prefilled_tokens"] += sum(share.tokens for share in step.shares)
             worker.settle(step, self._now())
-            self._busy_s += time.perf_counter() - began
+            self._busy_s += time.perf_counter() - began_s
         elif not decodes:  # otherwise all were preempted, and we ask the policy again
             self._wait(plan, now)
         return self._events

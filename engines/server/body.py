@@ -67,7 +67,7 @@ def _are_ids(given: Any) -> bool:
     if not isinstance(given, list):
         return False
     kinds = {*map(type, given)}
-    return kinds == {int} or (float in kinds and all(type(_whole(each)) is int for each in given))
+    return kinds == {int} or (float in kinds and all(type(_whole(value)) is int for value in given))
 
 
 def _prompt(given: Any) -> str | tuple[int, ...]:
@@ -113,10 +113,10 @@ class Object(pydantic.BaseModel):
             raise refused(
                 f"an object has {len(fields)} fields, more than {_MOST_FIELDS}, the most that is taken: send fewer"
             )
-        left = {name: value for name, value in fields.items() if value is not None and name not in cls.ignored}
-        for name in (left.keys() & cls.not_supported.keys()) - cls.model_fields.keys():
-            check_asks_for_nothing(name, left.pop(name), cls.not_supported[name])
-        return left
+        kept = {name: value for name, value in fields.items() if value is not None and name not in cls.ignored}
+        for name in (kept.keys() & cls.not_supported.keys()) - cls.model_fields.keys():
+            check_asks_for_nothing(name, kept.pop(name), cls.not_supported[name])
+        return kept
 
     @classmethod
     def name_of(cls, field: str) -> str:
@@ -129,9 +129,9 @@ class Object(pydantic.BaseModel):
         yield from self.model_extra or ()
         for name in type(self).model_fields:
             value = getattr(self, name)
-            for each in value if isinstance(value, list) else (value,):
-                if isinstance(each, Object):
-                    yield from (f"{self.name_of(name)}.{inner}" for inner in each.unknown)
+            for item in value if isinstance(value, list) else (value,):
+                if isinstance(item, Object):
+                    yield from (f"{self.name_of(name)}.{inner}" for inner in item.unknown)
 
 
 # ---- messages ---------------------------------------------------------------------------------
@@ -145,8 +145,8 @@ class _TextPart(Object):
 
 def _parts(given: Any) -> Any:
     """Turn each text, alone or among parts, into a part."""
-    listed = [given] if isinstance(given, str) else given
-    return [{"text": each} if isinstance(each, str) else each for each in listed] if isinstance(listed, list) else given
+    parts = [given] if isinstance(given, str) else given
+    return [{"text": part} if isinstance(part, str) else part for part in parts] if isinstance(parts, list) else given
 
 
 class _Message(Object):
@@ -170,13 +170,13 @@ class _Message(Object):
     @property
     def turn(self) -> Mapping[str, str]:
         """The message as a chat template reads it."""
-        found = {"role": self.role, "content": "\n".join(part.text for part in self.content)}
+        turn = {"role": self.role, "content": "\n".join(part.text for part in self.content)}
         reasoning = self.reasoning or self.reasoning_content
         if self.name is not None:
-            found["name"] = self.name
+            turn["name"] = self.name
         if reasoning is not None and self.role == "assistant":
-            found |= {"reasoning": reasoning, "reasoning_content": reasoning}
-        return found
+            turn |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        return turn
 
 
 Messages = Annotated[
@@ -209,10 +209,10 @@ class Conversation(Object):
                 "within the last message or begins one, set add_generation_prompt=false",
                 "continue_final_message",
             )
-        taken = sorted(self.chat_template_kwargs.keys() & {"chat_template", "messages", "tokenize", "tools"})
-        if taken:
+        reserved = sorted(self.chat_template_kwargs.keys() & {"chat_template", "messages", "tokenize", "tools"})
+        if reserved:
             raise refused(
-                f"chat_template_kwargs has {taken[0]!r}, which is no variable of a request's: leave it out",
+                f"chat_template_kwargs has {reserved[0]!r}, which is no variable of a request's: leave it out",
                 "chat_template_kwargs",
             )
         return self
@@ -224,7 +224,7 @@ class Conversation(Object):
 
     @property
     def turns(self) -> Sequence[Mapping[str, str]]:
-        return [each.turn for each in self.messages]
+        return [message.turn for message in self.messages]
 
     @property
     def variables(self) -> Mapping[str, Any]:
@@ -261,12 +261,12 @@ def _biases(given: Any) -> Any:
     """Return id -> bias, cut to at most 100 and at least -100, as in vLLM."""
     if not isinstance(given, dict):
         raise ValueError
-    found = {}
+    biases = {}
     for token, bias in given.items():
         if not token.isdecimal() or isinstance(bias, bool) or not isinstance(bias, int | float):
             raise ValueError
-        found[int(token)] = float(min(100.0, max(-100.0, bias)))
-    return found
+        biases[int(token)] = float(min(100.0, max(-100.0, bias)))
+    return biases
 
 
 NumLogprobs = Annotated[
@@ -367,8 +367,8 @@ class _Body(_Sampling):
             sentence = f"max_tokens={old} and max_completion_tokens={new} are two lengths of one answer"
             raise refused(f"{sentence}: give one of them", "max_tokens")
         if self.length is not None and self.min_tokens > self.length:
-            most = f"{self.name_of('max_tokens')}={self.length}"
-            raise refused(f"min_tokens={self.min_tokens} is more than {most}: lower it", "min_tokens")
+            limit = f"{self.name_of('max_tokens')}={self.length}"
+            raise refused(f"min_tokens={self.min_tokens} is more than {limit}: lower it", "min_tokens")
         if self.prompt_logprobs is not None and self.stream:
             raise refused(
                 f"prompt_logprobs={self.prompt_logprobs} are not told in a stream: leave out one of the two",
@@ -388,22 +388,22 @@ class _Body(_Sampling):
     @property
     def generation(self) -> dict[str, Any]:
         """The given fields about how the engine generates, its own options included."""
-        given = self.model_dump(include=set(self._of_the_engine), exclude_none=True, exclude_unset=True)
+        fields = self.model_dump(include=set(self._of_the_engine), exclude_none=True, exclude_unset=True)
         if self.length is not None:
-            given["max_tokens"] = self.length
+            fields["max_tokens"] = self.length
         if not self.min_tokens or self.ignore_eos:  # without ends, a least length has no effect
-            given.pop("min_tokens", None)
+            fields.pop("min_tokens", None)
         if not self.stop_token_ids:
-            given.pop("stop_token_ids", None)
+            fields.pop("stop_token_ids", None)
         if not self.bad_words:
-            given.pop("bad_words", None)
+            fields.pop("bad_words", None)
         if self.num_logprobs is not None:
-            given["logprobs"] = self.num_logprobs
+            fields["logprobs"] = self.num_logprobs
         if self.echo:
-            given["echo"] = True
+            fields["echo"] = True
         if self.num_prompt_logprobs is not None:
-            given["prompt_logprobs"] = self.num_prompt_logprobs
-        return given
+            fields["prompt_logprobs"] = self.num_prompt_logprobs
+        return fields
 
     @property
     def num_logprobs(self) -> int | None:
@@ -488,13 +488,13 @@ class ChatBody(Conversation, _Body):
 
     @property
     def variables(self) -> Mapping[str, Any]:
-        found = dict(self.chat_template_kwargs)
+        variables = dict(self.chat_template_kwargs)
         if self.documents is not None:
-            found["documents"] = self.documents
+            variables["documents"] = self.documents
         if self.reasoning_effort is not None:
-            found.setdefault("enable_thinking", self.reasoning_effort != "none")
-            found["reasoning_effort"] = self.reasoning_effort
-        return found
+            variables.setdefault("enable_thinking", self.reasoning_effort != "none")
+            variables["reasoning_effort"] = self.reasoning_effort
+        return variables
 
 
 AnswerBody = CompletionBody | ChatBody
@@ -517,19 +517,19 @@ class Schema(Generic[Body]):
         self._served, self._options, self._is_strict = served, options, is_strict
 
     def read(self, content: bytes) -> Body:
-        body = _parse_json(content)
-        model = body.get("model")
+        fields = _parse_json(content)
+        model = fields.get("model")
         if isinstance(model, str) and model not in ("", self._served):
             sentence = f"model={shown(model)} is not served here: use {self._served!r}"
             raise ApiError(404, sentence, param="model", code="model_not_found")
         try:
-            asked: Body = self._kind.model_validate(body)
+            body: Body = self._kind.model_validate(fields)
         except pydantic.ValidationError as error:
             raise self._refusal(error) from None
-        if self._is_strict and (name := next(asked.unknown, None)) is not None:
-            own = f"; besides OpenAI's fields there are {', '.join(self._options)}" if self._options else ""
-            raise refused(f"{name} is unknown: leave it out{own}", name)
-        return asked
+        if self._is_strict and (name := next(body.unknown, None)) is not None:
+            hint = f"; besides OpenAI's fields there are {', '.join(self._options)}" if self._options else ""
+            raise refused(f"{name} is unknown: leave it out{hint}", name)
+        return body
 
     def _refusal(self, found: pydantic.ValidationError) -> ApiError:
         """Return the first error as a sentence: its place, the value there, and the value that should be there."""
@@ -537,22 +537,22 @@ class Schema(Generic[Body]):
         if error["type"] == "string_unicode":  # also for a field's name, which has no place of its own
             return refused(f"{shown(error['input'])} holds half a character (a lone surrogate): take it out")
         field = str(error["loc"][0])
-        place = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in error["loc"])[1:]
+        path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in error["loc"])[1:]
         value = shown(error["input"])
-        known = next((each for name, each in self._kind.model_fields.items() if field in (name, each.alias)), None)
-        described = known.description if known is not None else None
+        info = next((info for name, info in self._kind.model_fields.items() if field in (name, info.alias)), None)
+        described = info.description if info is not None else None
         if error["type"] == "missing":
-            said = f"{place} is missing: {field} must be {described}"
+            sentence = f"{path} is missing: {field} must be {described}"
         elif described is not None:
-            said = f"{place}={value} is wrong, {field} must be {described}"
+            sentence = f"{path}={value} is wrong, {field} must be {described}"
         else:
-            said = f"{place}={value} {_SAID[error['type']].format(**error.get('ctx', {}))}"
-        return refused(said, field)
+            sentence = f"{path}={value} {_SAID[error['type']].format(**error.get('ctx', {}))}"
+        return refused(sentence, field)
 
 
 def _parse_json(content: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(content, parse_constant=_no_number, object_pairs_hook=unique)
+        body = json.loads(content, parse_constant=_no_number, object_pairs_hook=unique)
     except RepeatedKeyError as error:
         raise refused(f"the body is not clear, {error}: keep one") from None
     except UnicodeDecodeError:
@@ -563,9 +563,9 @@ def _parse_json(content: bytes) -> dict[str, Any]:
         raise refused("the body is JSON nested too deeply to be read: flatten it") from None
     except ValueError:  # Python reads no number of thousands of digits
         raise refused("the body has a number of too many digits: send finite numbers") from None
-    if not isinstance(found, dict):
-        raise refused(f"the body is {shown(found)}: send one JSON object")
-    return found
+    if not isinstance(body, dict):
+        raise refused(f"the body is {shown(body)}: send one JSON object")
+    return body
 
 
 def _no_number(name: str) -> Any:

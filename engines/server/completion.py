@@ -124,101 +124,101 @@ class Completion:
             elif answer.finish_reason is not None:
                 self._served.service.cancel(self._ids.pop(choice))
             if piece.text or piece.token_ids or piece.finish_reason is not None:
-                word = partial(self._part, choice, piece, event.logprobs, is_first=is_first)
+                make = partial(self._part, choice, piece, event.logprobs, is_first=is_first)
                 is_long = is_first and len(self._scored.get(choice, ())) > LONG_PROMPT
-                yield await self._worked(word, self._served.slow_work) if is_long else word()
+                yield await self._worked(make, self._served.slow_work) if is_long else make()
 
     async def prompt_logprobs(self, choice: int) -> list[Any] | None:
         """Return the field of that name, once the choice has begun; None if the request does not ask for it."""
         if self._asked.num_prompt_logprobs is None:
             return None
         ids, scores = self.prompt_of(choice), self._scored[choice]
-        word = partial(prompt_logprobs, ids, scores, self._served.codec.speller)
-        return await self._worked(word, self._served.slow_work)
+        make = partial(prompt_logprobs, ids, scores, self._served.codec.speller)
+        return await self._worked(make, self._served.slow_work)
 
     async def _worked(self, make: Callable[[], T], lane: Executor) -> T:
         """Run a long task behind others of ``lane``, not on the event loop."""
         return await asyncio.get_running_loop().run_in_executor(lane, make)
 
     def _part(self, choice: int, piece: Piece, found: Logprobs | None, *, is_first: bool) -> AnswerPiece:
-        asked = self._asked
+        body = self._asked
         ids: list[int] = list(piece.token_ids)
         scores: list[Score | None] = []
         if found is not None:
             scores += [*scores_of(found)][: len(ids)]
-        if isinstance(asked, ChatBody) and asked.echo and is_first:
-            last = asked.messages[-1]
-            if last.role == asked.role:
+        if isinstance(body, ChatBody) and body.echo and is_first:
+            last = body.messages[-1]
+            if last.role == body.role:
                 piece = piece._replace(text=last.turn["content"] + piece.text)
-        if isinstance(asked, CompletionBody) and asked.echo and is_first:
-            prompt, most = self.prompt_of(choice), asked.logprobs or 0
-            told = [score and score._replace(top=score.top[:most]) for score in self._scored.get(choice, ())]
-            ids, scores = [*prompt, *ids], [*told, *scores]
-            if asked.length == 0:  # the one token that was made says where the prompt's ends
+        if isinstance(body, CompletionBody) and body.echo and is_first:
+            prompt, limit = self.prompt_of(choice), body.logprobs or 0
+            prompt_scores = [score and score._replace(top=score.top[:limit]) for score in self._scored.get(choice, ())]
+            ids, scores = [*prompt, *ids], [*prompt_scores, *scores]
+            if body.length == 0:  # the one token that was made says where the prompt's ends
                 ids, scores, piece = ids[: len(prompt)], scores[: len(prompt)], piece._replace(text="")
             piece = piece._replace(text=self._echo(choice) + piece.text)
-        if asked.num_logprobs is None:
+        if body.num_logprobs is None:
             return AnswerPiece(choice, piece)
         if choice not in self._tokens:
             self._tokens[choice] = ScoredTokens(
                 self._served.codec.speller,
-                is_chat=isinstance(asked, ChatBody),
-                has_names=not asked.return_tokens_as_token_ids,
+                is_chat=isinstance(body, ChatBody),
+                has_names=not body.return_tokens_as_token_ids,
             )
         return AnswerPiece(choice, piece, self._tokens[choice].worded(ids, scores))
 
     def _echo(self, choice: int) -> str:
         """Return the prompt's text as it was given; empty with ``return_token_ids``, which tells it as ids, as in vLLM."""
-        asked, speller = self._asked, self._served.codec.speller
-        assert isinstance(asked, CompletionBody)
-        given = asked.prompt[choice // asked.n]
-        if asked.return_token_ids:
+        body, speller = self._asked, self._served.codec.speller
+        assert isinstance(body, CompletionBody)
+        prompt = body.prompt[choice // body.n]
+        if body.return_token_ids:
             return ""
-        if isinstance(given, str):
-            return given
+        if isinstance(prompt, str):
+            return prompt
         return "" if speller is None else speller.text(self.prompt_of(choice))
 
     # -- submission ----------------------------------------------------------------------------------------
 
     async def _submit(self) -> None:
-        served, asked = self._served, self._asked
-        left, most = asked.num_choices, min(MOST_CHOICES, served.service.max_waiting)
-        if left > most:
+        served, body = self._served, self._asked
+        num_left, limit = body.num_choices, min(MOST_CHOICES, served.service.max_waiting)
+        if num_left > limit:
             raise refused(
-                f"n={asked.n} for {left // asked.n} prompts makes {left} answers, more than {most}, the most that is taken "
+                f"n={body.n} for {num_left // body.n} prompts makes {num_left} answers, more than {limit}, the most that is taken "
                 f"(max_queue={served.service.max_waiting}): send several requests",
                 "n",
             )
         size = self._check_texts()
         lane = served.work if size < LARGE_TEXT else served.slow_work
         check = partial(self._generations, 1)
-        if asked.bad_words:  # we look up their tokens
+        if body.bad_words:  # we look up their tokens
             await self._worked(check, lane)
         else:
             check()
         # We reserve before we tokenize: a request that cannot be queued must not cost much.
-        served.service.reserve(left)
+        served.service.reserve(num_left)
         try:
             checked = await self._worked(self._encoded, lane)
             self._prompts = [prompt_ids for prompt_ids, _ in checked]
             stops = Stops(
-                texts=tuple(asked.stop),
-                token_ids=frozenset(asked.stop_token_ids),
-                ignores_eos=asked.ignore_eos,
-                min_tokens=asked.min_tokens,
-                are_shown=asked.include_stop_str_in_output,
+                texts=tuple(body.stop),
+                token_ids=frozenset(body.stop_token_ids),
+                ignores_eos=body.ignore_eos,
+                min_tokens=body.min_tokens,
+                are_shown=body.include_stop_str_in_output,
             )
-            wants_tokens = asked.stream or bool(stops.texts or stops.token_ids or stops.min_tokens)
+            wants_tokens = body.stream or bool(stops.texts or stops.token_ids or stops.min_tokens)
             for prompt_ids, generations in checked:
                 for generation in generations:
                     choice = len(self._answers)
-                    self._answers.append(Answer(served.codec, stops, skip_special=asked.skip_special_tokens))
+                    self._answers.append(Answer(served.codec, stops, skip_special=body.skip_special_tokens))
                     self._ids[choice] = served.service.submit(
                         prompt_ids, generation, partial(self._hear, choice), wants_tokens=wants_tokens
                     )
-                    left -= 1
+                    num_left -= 1
         finally:
-            served.service.give_back(left)
+            served.service.give_back(num_left)
         await self._wait_until_taken()
 
     def _generations(self, num: int, room: int | None = None) -> list[object]:
@@ -226,22 +226,22 @@ class Completion:
 
         Raises ApiError for settings that are wrong for every prompt.
         """
-        model, asked, given = self._served.model, self._asked, self._asked.generation
-        name = asked.name_of("max_tokens")
+        model, body, fields = self._served.model, self._asked, self._asked.generation
+        name = body.name_of("max_tokens")
         # An echo alone takes one token, which says where its prompt ends.
-        length = model.default_tokens if asked.length is None else max(1, asked.length)
+        length = model.default_tokens if body.length is None else max(1, body.length)
         if length > model.max_model_len:
             raise refused(f"{name}={length} is more than max_model_len={model.max_model_len}: ask for fewer", name)
         # The context cuts an answer short, as in vLLM.
         if (room := model.room(1) if room is None else room) < length:
-            given["max_tokens"] = length = room
-        if asked.min_tokens > length:
+            fields["max_tokens"] = length = room
+        if body.min_tokens > length:
             raise refused(
-                f"min_tokens={asked.min_tokens} is more than the {length} tokens of an answer here: lower it, or raise {name}",
+                f"min_tokens={body.min_tokens} is more than the {length} tokens of an answer here: lower it, or raise {name}",
                 "min_tokens",
             )
         # An engine's seeds are not negative.
-        return of_users(lambda: [model.generation({**given, "seed": (self._seed + i) % SEEDS}) for i in range(num)])
+        return of_users(lambda: [model.generation({**fields, "seed": (self._seed + i) % SEEDS}) for i in range(num)])
 
     @cached_property
     def _seed(self) -> int:
@@ -251,21 +251,21 @@ class Completion:
 
     def _check_texts(self) -> int:
         """Return the bytes of all texts to tokenize. Raises ApiError for a prompt that is too long whatever its tokens are."""
-        asked, most = self._asked, self._most_bytes
-        if isinstance(asked, ChatBody):
-            name, sizes = asked.name_of("messages"), [sum(_num_bytes(each["content"]) for each in asked.turns)]
+        body, limit = self._asked, self._most_bytes
+        if isinstance(body, ChatBody):
+            name, sizes = body.name_of("messages"), [sum(_num_bytes(turn["content"]) for turn in body.turns)]
         else:
-            name, sizes = "prompt", [_num_bytes(each) for each in asked.prompt if isinstance(each, str)]
-            if asked.truncate_prompt_tokens is not None:
-                sizes = [min(size, most) for size in sizes]
+            name, sizes = "prompt", [_num_bytes(text) for text in body.prompt if isinstance(text, str)]
+            if body.truncate_prompt_tokens is not None:
+                sizes = [min(size, limit) for size in sizes]
         for size in sizes:
-            if size > most:
+            if size > limit:
                 raise refused(
                     f"prompt of {size} bytes is more than the {self._served.codec.longest_token} bytes of the longest token "
                     f"times max_model_len={self._served.model.max_model_len}: shorten it",
                     name,
                 )
-        return sum(sizes) + sum(map(_num_bytes, asked.bad_words))
+        return sum(sizes) + sum(map(_num_bytes, body.bad_words))
 
     @property
     def _most_bytes(self) -> int:
@@ -274,45 +274,46 @@ class Completion:
 
     def _encoded(self) -> list[tuple[tuple[int, ...], list[object]]]:
         """Return the checked ids of the prompts, each with the settings of its answers."""
-        codec, model, asked = self._served.codec, self._served.model, self._asked
-        most = self._most_prompt_tokens()
+        codec, model, body = self._served.codec, self._served.model, self._asked
+        limit = self._most_prompt_tokens()
         # Truncation keeps added special tokens unless the request names a side, as in vLLM.
-        keep = None if "truncation_side" in asked.model_fields_set else most
-        from_end = asked.truncation_side == "left"
+        keep = None if "truncation_side" in body.model_fields_set else limit
+        from_end = body.truncation_side == "left"
 
         def encode(text: str) -> tuple[int, ...]:
-            if most is not None:  # what is cut off anyway need not be tokenized
+            if limit is not None:  # what is cut off anyway need not be tokenized
                 text = text[-self._most_bytes :] if from_end else text[: self._most_bytes]
-            return codec.encode(text, add_special=asked.add_special_tokens, keep=keep)
+            return codec.encode(text, add_special=body.add_special_tokens, keep=keep)
 
         def one(given: str | tuple[int, ...]) -> tuple[tuple[int, ...], list[object]]:
             prompt_ids = cut(encode(given) if isinstance(given, str) else given)
             room = model.room(len(prompt_ids))
-            generations = self._generations(asked.n, room if room > 0 else None)
+            generations = self._generations(body.n, room if room > 0 else None)
             model.check_prompt(prompt_ids, generations[0])
             return prompt_ids, generations
 
         def cut(ids: tuple[int, ...]) -> tuple[int, ...]:
-            if most is None or len(ids) <= most:
+            if limit is None or len(ids) <= limit:
                 return ids
-            return ids[len(ids) - most :] if from_end else ids[:most]
+            return ids[len(ids) - limit :] if from_end else ids[:limit]
 
         def run() -> list[tuple[tuple[int, ...], list[object]]]:
-            if isinstance(asked, ChatBody):
-                special = asked.add_special_tokens
-                return [one(codec.encode_chat(asked.turns, asked.form, add_special=special, keep=keep))]
-            return [one(each) for each in asked.prompt]
+            if isinstance(body, ChatBody):
+                special = body.add_special_tokens
+                return [one(codec.encode_chat(body.turns, body.form, add_special=special, keep=keep))]
+            return [one(prompt) for prompt in body.prompt]
 
         return of_users(run)
 
     def _most_prompt_tokens(self) -> int | None:
         """Return the number of tokens that a prompt is cut to, if the request asks for it; -1 leaves a token for the answer."""
-        asked, most = self._asked.truncate_prompt_tokens, self._served.model.max_model_len
-        if asked is not None and asked > most:
+        length, limit = self._asked.truncate_prompt_tokens, self._served.model.max_model_len
+        if length is not None and length > limit:
             raise refused(
-                f"truncate_prompt_tokens={asked} is more than max_model_len={most}: lower it", "truncate_prompt_tokens"
+                f"truncate_prompt_tokens={length} is more than max_model_len={limit}: lower it",
+                "truncate_prompt_tokens",
             )
-        return most - 1 if asked == -1 else asked
+        return limit - 1 if length == -1 else length
 
     def _hear(self, choice: int, event: Event) -> None:
         self._events.put_nowait((choice, event))

@@ -53,9 +53,9 @@ class Connection(H11Protocol):
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # otherwise another answer has begun
             content = json.dumps(ApiError(status, sentence).body).encode()
-            own = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), "Connection": "close"}
             parts: tuple[Any, ...] = (
-                h11.Response(status_code=status, headers=list(own.items())),
+                h11.Response(status_code=status, headers=list(headers.items())),
                 h11.Data(data=content),
                 h11.EndOfMessage(),
             )
@@ -104,9 +104,9 @@ class Intake:
                         size += len(part)
                         self._held += len(part)
                         self._check_body(size)
-                        most = self._settings.max_bytes_in_flight
-                        if size > LARGE_BODY and self._held > most:
-                            raise unavailable(f"the requests under way have {most} bytes, the most that are held")
+                        max_bytes = self._settings.max_bytes_in_flight
+                        if size > LARGE_BODY and self._held > max_bytes:
+                            raise unavailable(f"the requests under way have {max_bytes} bytes, the most that are held")
                         parts.append(part)
                 finally:
                     self._limits.discard(limit)
@@ -143,9 +143,9 @@ class Intake:
             self._check_body(int(length))
 
     def _check_body(self, size: int) -> None:
-        most = self._settings.max_body_bytes
-        if size > most:
-            raise refused(f"the body has more than {most} bytes, the most that is taken: send less", status=413)
+        limit = self._settings.max_body_bytes
+        if size > limit:
+            raise refused(f"the body has more than {limit} bytes, the most that is taken: send less", status=413)
 
 
 async def _let_pass(stream: AsyncIterator[bytes]) -> None:

@@ -88,13 +88,13 @@ class ServedDllm(_Served):
     def _complete_blocks(self) -> list[Event]:
         """Return the ids of complete blocks that are not told yet, for requests that go on. One read of the device gets all."""
         spans: list[tuple[PlanItem, int, int]] = []
-        for request_id, told in self._told.items():
+        for request_id, num_told in self._told.items():
             sequence = self._engine.scheduler.find(request_id)
             if sequence is None or sequence.kv_start < 0:
                 continue
             prompt_len = sequence.request.prompt_len
-            if sequence.block_start > prompt_len + told:
-                spans.append((plan_item(sequence), prompt_len + told, sequence.block_start))
+            if sequence.block_start > prompt_len + num_told:
+                spans.append((plan_item(sequence), prompt_len + num_told, sequence.block_start))
         if not spans:
             return []
         ids = _read(_state_of(self._engine.executor), spans)
@@ -171,15 +171,15 @@ class ServedBlocks(_Served):
             self._forget(request_id)
 
     def step(self) -> Sequence[Event]:
-        engine, began = self._engine, perf_counter()
-        record = self._last = engine.step(began)
+        engine, began_s = self._engine, perf_counter()
+        record = self._last = engine.step(began_s)
         assert record is not None, "a request that was taken can be run"
         self._forward_passes += 1
         self._counts["prefilled_blocks"] += record.prefilled
         self._counts["committed_blocks"] += record.committed
         self._counts["preemptions"] += len(record.preempted)
-        self._busy_s += perf_counter() - began
-        events: list[Event] = [Admitted(each) for each in record.admitted if each not in self._begun]
+        self._busy_s += perf_counter() - began_s
+        events: list[Event] = [Admitted(request_id) for request_id in record.admitted if request_id not in self._begun]
         self._begun |= set(record.admitted)
         events += self._final_blocks()
         for request_id in record.finished:
@@ -214,9 +214,9 @@ class ServedBlocks(_Served):
         for request_id, sequence in self._engine.sequences.items():
             final = sequence.final[sequence.request.prompt_len :]
             self._count(request_id, len(final))
-            told = self._told.get(request_id)
-            if told is not None and len(final) > told:
-                events.append(Tokens(request_id, tuple(final[told:].tolist())))
+            num_told = self._told.get(request_id)
+            if num_told is not None and len(final) > num_told:
+                events.append(Tokens(request_id, tuple(final[num_told:].tolist())))
                 self._told[request_id] = len(final)
         return events
 

@@ -46,20 +46,20 @@ class Inbox:
 
     def take(self, *, wait: bool) -> list[protocol.Command]:
         """Return all commands that have come; with ``wait``, wait for one if there is none."""
-        found: list[protocol.Command] = []
+        commands: list[protocol.Command] = []
         try:
-            while (wait and not found) or self._poll.poll(0):
-                found.append(self._channel.recv())
+            while (wait and not commands) or self._poll.poll(0):
+                commands.append(self._channel.recv())
         except (EOFError, OSError):
             os._exit(_PARENT_GONE)
-        return found
+        return commands
 
 
 def serve(
     engine: protocol.ServedEngine, take: Callable[..., list[protocol.Command]], send: Callable[[Any], None]
 ) -> None:
     """Serve until told to stop. If a step raises, the requests it ran fail; ``MOST_FAILURES`` in a row raise RunError."""
-    told_s = 0.0
+    reported_s = 0.0
     failures = 0
     while True:
         events: list[protocol.Event] = []
@@ -83,9 +83,9 @@ def serve(
                 failures += 1
                 events += engine.give_up(f"the engine failed in a step of this request ({type(error).__name__})")
         now = time.monotonic()
-        if events or now - told_s >= _STATUS_EVERY_S or not engine.has_work:
+        if events or now - reported_s >= _STATUS_EVERY_S or not engine.has_work:
             send(protocol.Report(events, engine.status()))
-            told_s = now
+            reported_s = now
         if failures >= MOST_FAILURES:
             raise RunError(f"{failures} steps in a row failed")
 

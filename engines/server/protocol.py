@@ -30,23 +30,23 @@ def asked_of_diffusion(asked: Mapping[str, Any], vocabulary: int) -> tuple[tuple
     """Return (fields of the generation, seed, whether it ignores ends): the part of ``ServedModel.generation``'s fields for a diffusion
     engine. The last covers what the server does itself: it ends an answer at a stop id, and at no end that comes too early.
     Raises UserError for a field that a diffusion model cannot support."""
-    name = next((each for each in _OF_CAUSAL_MODELS if each in asked), None)
+    name = next((key for key in _OF_CAUSAL_MODELS if key in asked), None)
     require(
         name is None,
         f"{name} is not supported: a diffusion model does not draw an answer's tokens left to right, each from its "
         f"probabilities behind those before it: leave it out, or ask a causal model",
     )
-    given = dict(asked)
-    check_vocabulary("stop_token_ids", given.pop("stop_token_ids", ()), vocabulary)
-    if given.pop("min_tokens", 0) > 0:
-        given["ignore_eos"] = True
-    if given.get("temperature") == 0:  # whoever asks for the likeliest tokens gets them, as in vLLM
-        for each in ("top_p", "top_k"):
-            given.pop(each, None)
-    seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False)
-    if "max_tokens" in given:
-        given["gen_length"] = given.pop("max_tokens")
-    return tuple(sorted(given.items())), seed, ignores_eos
+    fields = dict(asked)
+    check_vocabulary("stop_token_ids", fields.pop("stop_token_ids", ()), vocabulary)
+    if fields.pop("min_tokens", 0) > 0:
+        fields["ignore_eos"] = True
+    if fields.get("temperature") == 0:  # whoever asks for the likeliest tokens gets them, as in vLLM
+        for key in ("top_p", "top_k"):
+            fields.pop(key, None)
+    seed, ignores_eos = fields.pop("seed", 0), fields.pop("ignore_eos", False)
+    if "max_tokens" in fields:
+        fields["gen_length"] = fields.pop("max_tokens")
+    return tuple(sorted(fields.items())), seed, ignores_eos
 
 
 class Submission(NamedTuple):

@@ -69,24 +69,24 @@ class Format:
         }
 
     def whole(self, choices: Sequence[Choice], counted: Usage) -> dict[str, Any]:
-        told = []
+        entries = []
         for index, (answer, prompt_ids, logprobs, prompt_logprobs) in enumerate(choices):
-            said: dict[str, Any] = {"index": index}
+            choice: dict[str, Any] = {"index": index}
             if self._is_chat:
-                said["message"] = {"role": self._role, "content": answer.text, **_NO_MESSAGE}
+                choice["message"] = {"role": self._role, "content": answer.text, **_NO_MESSAGE}
             else:
-                said["text"] = answer.text
-            said |= {
+                choice["text"] = answer.text
+            choice |= {
                 "logprobs": logprobs,
                 "finish_reason": answer.finish_reason,
                 "stop_reason": answer.stop_reason,
                 "token_ids": self._told(answer.token_ids),
             }
             if not self._is_chat:
-                said |= {"prompt_logprobs": prompt_logprobs, "prompt_token_ids": self._told(prompt_ids)}
-            told.append(said)
+                choice |= {"prompt_logprobs": prompt_logprobs, "prompt_token_ids": self._told(prompt_ids)}
+            entries.append(choice)
         kind = "chat.completion" if self._is_chat else "text_completion"
-        body = {**self._head, "object": kind, "choices": told, "service_tier": None, "system_fingerprint": None}
+        body = {**self._head, "object": kind, "choices": entries, "service_tier": None, "system_fingerprint": None}
         details = {"prompt_tokens_details": None, "completion_tokens_details": None}
         body["usage"] = usage(counted) | details
         if self._is_chat:
@@ -98,23 +98,23 @@ class Format:
         """Return the first chunk of a conversation's answer in a stream, which tells the role; nothing for other answers."""
         if not self._is_chat:
             return b""
-        said = {"index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None}
-        return self._chunk([said], counted, prompt_token_ids=self._told(prompt_ids))
+        choice = {"index": index, "delta": {"role": self._role, "content": ""}, "logprobs": None, "finish_reason": None}
+        return self._chunk([choice], counted, prompt_token_ids=self._told(prompt_ids))
 
     def part(self, part: AnswerPiece, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
         """Return a chunk; ``counted`` is the usage of the answer so far, if every chunk is to tell it."""
         index, piece, logprobs = part
-        said: dict[str, Any] = {"index": index}
-        said |= {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
-        said |= {"logprobs": logprobs, "finish_reason": piece.finish_reason}
+        choice: dict[str, Any] = {"index": index}
+        choice |= {"delta": {"content": piece.text}} if self._is_chat else {"text": piece.text}
+        choice |= {"logprobs": logprobs, "finish_reason": piece.finish_reason}
         if piece.finish_reason is not None or not self._is_chat:
-            said["stop_reason"] = piece.stop_reason
+            choice["stop_reason"] = piece.stop_reason
         if not self._is_chat:
             is_first = index not in self._begun
-            said["prompt_token_ids"] = list(prompt_ids) if is_first and (self._has_ids or self._has_echo) else None
+            choice["prompt_token_ids"] = list(prompt_ids) if is_first and (self._has_ids or self._has_echo) else None
             self._begun.add(index)
-        said["token_ids"] = self._told(piece.token_ids)
-        return self._chunk([said], counted)
+        choice["token_ids"] = self._told(piece.token_ids)
+        return self._chunk([choice], counted)
 
     def ending(self, counted: Usage, *, is_told: bool) -> bytes:
         """Return the end of a stream, with its usage if ``is_told``."""
@@ -130,8 +130,8 @@ class Format:
     def _chunk(self, choices: Sequence[Mapping[str, Any]], counted: Usage | None, **more: Any) -> bytes:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         details = {"completion_tokens_details": None} if self._is_chat and choices else {}
-        said = {} if counted is None else {"usage": usage(counted) | details}
-        return event({**self._head, "object": kind, "choices": choices, **more, **said})
+        extra = {} if counted is None else {"usage": usage(counted) | details}
+        return event({**self._head, "object": kind, "choices": choices, **more, **extra})
 
 
 _OF_OTHER_ROUTES = refused_in("instead of responses")
@@ -171,49 +171,49 @@ class ResponsesBody(ChatBody):
     def _as_a_conversation(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        found = {name: value for name, value in fields.items() if value is not None}
-        for name in found.keys() & _OF_OTHER_ROUTES.keys():
-            check_asks_for_nothing(name, found.pop(name), _OF_OTHER_ROUTES[name])
-        found |= _of_objects(found.pop("text", None), found.pop("reasoning", None))
-        given = found.get("input")
-        if isinstance(given, str):
-            given = [{"role": "user", "content": given}]
-        if isinstance(given, list) and given:
-            _check_items(given)
-            last = given[-1]
+        body = {name: value for name, value in fields.items() if value is not None}
+        for name in body.keys() & _OF_OTHER_ROUTES.keys():
+            check_asks_for_nothing(name, body.pop(name), _OF_OTHER_ROUTES[name])
+        body |= _of_objects(body.pop("text", None), body.pop("reasoning", None))
+        items = body.get("input")
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
+        if isinstance(items, list) and items:
+            _check_items(items)
+            last = items[-1]
             if isinstance(last, dict) and last.get("role") == "assistant" and last.get("status") in _UNFINISHED:
-                found |= {"continue_final_message": True, "add_generation_prompt": False}
-        instructions = found.get("instructions")
-        if isinstance(given, list) and given and isinstance(instructions, str) and instructions:
-            given = [{"role": "system", "content": instructions}, *given]
-        include = found.get("include")
-        if found.get("top_logprobs") or (isinstance(include, list) and _LOGPROBS in include):
-            found["logprobs"] = True
-        if found.get("truncation") == "auto":
-            found.setdefault("truncate_prompt_tokens", -1)
-        return found if given is None else {**found, "input": given}
+                body |= {"continue_final_message": True, "add_generation_prompt": False}
+        instructions = body.get("instructions")
+        if isinstance(items, list) and items and isinstance(instructions, str) and instructions:
+            items = [{"role": "system", "content": instructions}, *items]
+        include = body.get("include")
+        if body.get("top_logprobs") or (isinstance(include, list) and _LOGPROBS in include):
+            body["logprobs"] = True
+        if body.get("truncation") == "auto":
+            body.setdefault("truncate_prompt_tokens", -1)
+        return body if items is None else {**body, "input": items}
 
 
 def _of_objects(text: Any, reasoning: Any) -> Mapping[str, Any]:
     """Return the contents of ``text`` and ``reasoning`` as fields of a conversation; unknown ones keep the name of their place."""
-    found = {}
-    for name, given in (("text", text), ("reasoning", reasoning)):
-        if given is not None and not isinstance(given, dict):
-            raise refused(f"{name}={shown(given)} is wrong, {name} must be an object", name)
-        for inner, value in (given or {}).items():
-            place = f"{name}.{inner}"
-            if value is not None and place not in _OF_NO_ANSWER:
-                found[_OF_OBJECTS.get(place, place)] = value
-    return found
+    fields = {}
+    for name, content in (("text", text), ("reasoning", reasoning)):
+        if content is not None and not isinstance(content, dict):
+            raise refused(f"{name}={shown(content)} is wrong, {name} must be an object", name)
+        for key, value in (content or {}).items():
+            path = f"{name}.{key}"
+            if value is not None and path not in _OF_NO_ANSWER:
+                fields[_OF_OBJECTS.get(path, path)] = value
+    return fields
 
 
 def _check_items(items: Sequence[Any]) -> None:
     """Raise ApiError for items that are no messages, such as calls and their results. Messages may leave out their type."""
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         kind = item.get("type", "message") if isinstance(item, dict) else "message"
         if kind not in ("message", None):
             raise refused(
-                f"input[{place}].type={shown(kind)} is not supported, no tool is called and nothing is kept here: give messages",
+                f"input[{index}].type={shown(kind)} is not supported, no tool is called and nothing is kept here: give messages",
                 "input",
             )
 
@@ -249,13 +249,13 @@ class ResponseFormat:
         )
 
     def part(self, part: AnswerPiece, prompt_ids: Sequence[int], counted: Usage | None) -> bytes:
-        text, found = part.piece.text, _content(part.logprobs)
+        text, logprobs = part.piece.text, _content(part.logprobs)
         self._reason = part.piece.finish_reason
         self._texts.append(text)
-        self._logprobs += found
-        if not text and not found:
+        self._logprobs += logprobs
+        if not text and not logprobs:
             return b""
-        return self._event("response.output_text.delta", **self._place, delta=text, logprobs=found)
+        return self._event("response.output_text.delta", **self._place, delta=text, logprobs=logprobs)
 
     def ending(self, counted: Usage, *, is_told: bool) -> bytes:
         """Return the end of a stream, which always tells the usage here."""
@@ -269,11 +269,11 @@ class ResponseFormat:
         )
 
     def failure(self, error: ApiError) -> bytes:
-        said = error.body["error"]
+        details = error.body["error"]
         response = self._response(None, None) | {"status": "failed"}
-        response["error"] = {"code": "server_error", "message": said["message"]}
-        told = {"code": said["code"], "message": said["message"], "param": said["param"]}
-        return self._event("error", **told) + self._event("response.failed", response=response)
+        response["error"] = {"code": "server_error", "message": details["message"]}
+        content = {"code": details["code"], "message": details["message"], "param": details["param"]}
+        return self._event("error", **content) + self._event("response.failed", response=response)
 
     @property
     def _part(self) -> dict[str, Any]:
@@ -285,7 +285,7 @@ class ResponseFormat:
 
     def _response(self, reason: FinishReason | None, counted: Usage | None) -> dict[str, Any]:
         """Return the response object; ``reason`` is None while the answer is not complete."""
-        asked, status = self._asked, "in_progress" if reason is None else _status(reason)
+        body, status = self._asked, "in_progress" if reason is None else _status(reason)
         return {
             "id": self._id,
             "object": "response",
@@ -295,24 +295,24 @@ class ResponseFormat:
             "completed_at": None if reason is None else int(time.time()),
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_tokens,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_tokens,
             "max_tool_calls": None,
-            "metadata": asked.metadata or {},
+            "metadata": body.metadata or {},
             "model": self._model,
             "output": [] if reason is None else [self._item(status)],
             "parallel_tool_calls": True,
             "previous_response_id": None,
-            "reasoning": {"effort": asked.reasoning_effort, "summary": None},
+            "reasoning": {"effort": body.reasoning_effort, "summary": None},
             "service_tier": "default",
             "store": False,
-            "temperature": asked.temperature,
+            "temperature": body.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
-            "top_logprobs": asked.top_logprobs,
-            "top_p": asked.top_p,
-            "truncation": asked.truncation,
+            "top_logprobs": body.top_logprobs,
+            "top_p": body.top_p,
+            "truncation": body.truncation,
             "usage": None if counted is None else _usage(counted),
             "user": None,
         }

@@ -93,19 +93,19 @@ async def _until_over(
     address: str,
 ) -> int:
     """Serve until a signal, drain, and return how many requests were given up. Raises the error that ended the engine for good."""
-    is_said = False
+    is_announced = False
     while not signals.count:
         if service.ended.done():
             raise service.ended.result()
-        if service.is_ready and not is_said:
+        if service.is_ready and not is_announced:
             say(f"ready: {address}/v1, status page at {address}/")
-            is_said = True
+            is_announced = True
         await asyncio.sleep(_POLL_S)
     say(f"ending: {server.num_answering} requests to finish")
     server.drain()
     loop = asyncio.get_running_loop()
-    until = loop.time() + settings.drain_timeout
-    while server.num_answering and not service.ended.done() and signals.count == 1 and loop.time() < until:
+    deadline = loop.time() + settings.drain_timeout
+    while server.num_answering and not service.ended.done() and signals.count == 1 and loop.time() < deadline:
         await asyncio.sleep(_POLL_S)
     return service.fail_open("the server has ended before this request: send it again")
 

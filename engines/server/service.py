@@ -119,13 +119,13 @@ class EngineProcess:
 
     async def _run_one(self) -> None:
         """Start a process and pass its events on until it ends; raises if it never got ready."""
-        here, there = socket.socketpair()
-        self._process = await asyncio.to_thread(_spawn, there)
-        there.close()
-        pid, began = self._process.pid, time.monotonic()
-        reader, self._writer = await asyncio.open_connection(sock=here)
+        our_socket, their_socket = socket.socketpair()
+        self._process = await asyncio.to_thread(_spawn, their_socket)
+        their_socket.close()
+        pid, began_s = self._process.pid, time.monotonic()
+        reader, self._writer = await asyncio.open_connection(sock=our_socket)
         self._writer.write(frame(self._model))
-        said: Unable | None = None
+        unable: Unable | None = None
         was_ready = False
         while (message := await read_frame(reader)) is not None:
             if isinstance(message, Able):
@@ -133,7 +133,7 @@ class EngineProcess:
             elif isinstance(message, Ready):
                 was_ready = self.is_ready = True
                 if self.num_restarts:
-                    logger.warning("engine %d is ready after %.1f s", pid, time.monotonic() - began)
+                    logger.warning("engine %d is ready after %.1f s", pid, time.monotonic() - began_s)
                 self.status = message.status
             elif isinstance(message, Report):
                 self.status = message.status
@@ -141,16 +141,16 @@ class EngineProcess:
                     self._pass(event)
             else:
                 assert isinstance(message, Unable)
-                said = message
+                unable = message
         self.is_ready = False
         self._writer.close()
         code = await asyncio.to_thread(self._process.wait)
         if not was_ready:
-            if said is not None and said.is_users:
-                raise UserError(said.sentence)
-            raise RunError(f"the engine's process did not start ({said.sentence if said else _how(code)})")
+            if unable is not None and unable.is_users:
+                raise UserError(unable.sentence)
+            raise RunError(f"the engine's process did not start ({unable.sentence if unable else _how(code)})")
         self.status = EngineStatus()
-        reason = said.sentence if said is not None else f"its process ended: {_how(code)}"
+        reason = unable.sentence if unable is not None else f"its process ended: {_how(code)}"
         logger.warning("engine %d was lost (%s): %d requests fail", pid, reason, self.num_open)
         for request_id in list(self._open):
             self._pass(Failed(request_id, f"the engine was lost in the middle of this request ({reason})"))
@@ -275,8 +275,8 @@ class Metrics:
         registry = self._registry = CollectorRegistry()
         registry.register(_OfTheEngine(service))
         Info(f"{PREFIX}model", "What is served.", registry=registry).info({"name": model})
-        for name, (what, read) in own.items():
-            Gauge(f"{PREFIX}{name}", what, registry=registry).set_function(read)
+        for name, (description, read) in own.items():
+            Gauge(f"{PREFIX}{name}", description, registry=registry).set_function(read)
         self.answered = Counter(f"{PREFIX}requests", "Requests answered to their end.", registry=registry)
         self.rejections = Counter(
             f"{PREFIX}rejections", "Requests refused, by HTTP status.", ["status"], registry=registry
@@ -313,8 +313,8 @@ class Metrics:
             self._unknown_fields.labels(name).inc()
 
     def _label_of(self, name: str) -> str:
-        is_told = len(name) <= _LONGEST_NAME and name.isascii() and name.isprintable()
-        if is_told and len(self._unknown_names) < _MOST_NAMES:
+        is_plain = len(name) <= _LONGEST_NAME and name.isascii() and name.isprintable()
+        if is_plain and len(self._unknown_names) < _MOST_NAMES:
             self._unknown_names.add(name)
         return name if name in self._unknown_names else "other"
 
@@ -335,11 +335,11 @@ class _Recent(Collector):
 
     def collect(self) -> Iterator[Metric]:
         since = time.monotonic() - _RECENT_S
-        found = sorted(value for at, value in self._values if at >= since)
-        what = "Of the streams of the last minute."
-        family = GaugeMetricFamily(f"{PREFIX}recent_{self._name}", what, labels=["quantile"])
-        for part in (0.5, 0.9) if found else ():
-            family.add_metric([str(part)], found[int(part * len(found))])
+        values = sorted(value for time_s, value in self._values if time_s >= since)
+        description = "Of the streams of the last minute."
+        family = GaugeMetricFamily(f"{PREFIX}recent_{self._name}", description, labels=["quantile"])
+        for quantile in (0.5, 0.9) if values else ():
+            family.add_metric([str(quantile)], values[int(quantile * len(values))])
         yield family
 
 
@@ -351,7 +351,7 @@ class _OfTheEngine(Collector):
 
     def collect(self) -> Iterator[Metric]:
         service, status = self._service, self._service.status
-        for name, what, value in (
+        for name, description, value in (
             ("ready", "1 when the engine takes requests.", float(service.is_ready)),
             ("requests_open", "Requests taken and not ended.", service.num_open),
             ("requests_waiting", "Requests that work has not begun on, places reserved included.", service.num_waiting),
@@ -362,16 +362,16 @@ class _OfTheEngine(Collector):
             ("pool_rows_used", "Rows of the KV pool in use.", status.pool_used),
             ("pool_rows_idle", "Rows of the KV pool kept for a next turn.", status.pool_idle),
         ):
-            yield GaugeMetricFamily(f"{PREFIX}{name}", what, value=value)
+            yield GaugeMetricFamily(f"{PREFIX}{name}", description, value=value)
         phases = GaugeMetricFamily(f"{PREFIX}step_requests", "Requests of the last step by phase.", labels=["phase"])
         for phase, num in status.phases.items():
             phases.add_metric([phase], num)
         yield phases
-        for name, what, total in (
+        for name, description, total in (
             ("forward_passes", "Steps of the engine that ran a forward pass.", status.forward_passes),
             ("committed_tokens", "Tokens committed by the engine, of answers given up too.", status.committed_tokens),
             ("engine_busy_seconds", "Time inside steps.", status.busy_s),
             ("engine_restarts", "Times that the engine's process was started again.", service.num_restarts),
             *((name, "Counted by the engine.", num) for name, num in status.counts.items()),
         ):
-            yield CounterMetricFamily(f"{PREFIX}{name}", what, value=total)
+            yield CounterMetricFamily(f"{PREFIX}{name}", description, value=total)

@@ -80,11 +80,11 @@ def own_batcher(name: str, own: tuple[tuple[str, Any], ...] = ()) -> Plugin | No
     """Return a user's own batching policy with its knobs; None for a name in ``SCHEDULERS``. Raises UserError for an unknown name."""
     if name in SCHEDULERS:
         return None
-    where = name if ":" in name else installed(BATCHER.name).get(name)
-    if where is None:
-        known = ", ".join((*SCHEDULERS, *installed(BATCHER.name)))
-        raise UserError(f"scheduler={name!r} is unknown with system='{SYSTEM}': use one of {known}, or module:NAME")
-    return Plugin(kind=_SCHEDULER, where=where, given=own)
+    import_path = name if ":" in name else installed(BATCHER.name).get(name)
+    if import_path is None:
+        names = ", ".join((*SCHEDULERS, *installed(BATCHER.name)))
+        raise UserError(f"scheduler={name!r} is unknown with system='{SYSTEM}': use one of {names}, or module:NAME")
+    return Plugin(kind=_SCHEDULER, where=import_path, given=own)
 
 
 def scheduler_knobs(name: str, given: tuple[tuple[str, Any], ...] = ()) -> Mapping[str, Knob]:
