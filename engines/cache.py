@@ -17,10 +17,10 @@ def cache_folder() -> Path:
 
 def digest_of(contents: Iterable[bytes]) -> str:
     """Return 32 hexadecimal digits that depend on the contents, their lengths and their order."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for content in contents:
-        found.update(len(content).to_bytes(8, "little") + content)
-    return found.hexdigest()[:32]
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()[:32]
 
 
 def kept_or_made(kind: str, inputs: Iterable[bytes], make: Callable[[], bytes]) -> bytes:
@@ -28,15 +28,15 @@ def kept_or_made(kind: str, inputs: Iterable[bytes], make: Callable[[], bytes]) 
     can be written. ``inputs`` must hold everything that the result depends on."""
     path = cache_folder() / kind / digest_of(inputs)
     with suppress(OSError):
-        digest, kept = (content := path.read_bytes())[:32], content[32:]
-        if digest == digest_of([kept]).encode():  # otherwise the file is damaged
-            return kept
-    made = make()
+        digest, cached = (content := path.read_bytes())[:32], content[32:]
+        if digest == digest_of([cached]).encode():  # otherwise the file is damaged
+            return cached
+    result = make()
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        beside = path.with_suffix(f".{os.getpid()}")
-        beside.write_bytes(digest_of([made]).encode() + made)
-        beside.replace(path)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(digest_of([result]).encode() + result)
+        temporary.replace(path)
         for old in sorted(path.parent.iterdir(), key=os.path.getmtime)[:-MOST_KEPT]:
             old.unlink()
-    return made
+    return result

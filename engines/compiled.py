@@ -43,8 +43,8 @@ class Library(NamedTuple):
         if CPU_FACTS.is_file():
             lines = CPU_FACTS.read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
             processor += "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features")))
-        read = (path.read_text(encoding="utf-8") for path in (*self.sources, *self.headers))
-        digest = hashlib.sha256("\n".join([*command, processor, *read]).encode()).hexdigest()
+        texts = (path.read_text(encoding="utf-8") for path in (*self.sources, *self.headers))
+        digest = hashlib.sha256("\n".join([*command, processor, *texts]).encode()).hexdigest()
         return cache_folder() / f"{self.name}-{digest[:32]}.so"
 
     def command(self) -> list[str]:
@@ -59,27 +59,27 @@ class Library(NamedTuple):
 def loaded(library: Library) -> CDLL:
     """Load a library, which we compile first unless it is cached: some seconds, once a machine. Raises CompilerError."""
     command = library.command()
-    kept = library.kept(command)
+    cached = library.kept(command)
     try:
-        if kept.is_file():
-            return CDLL(str(kept))
+        if cached.is_file():
+            return CDLL(str(cached))
     except OSError:
         pass  # we compile it again
     try:
         # We compile in this folder and then move the whole file: several processes may compile it at once.
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        where: Path | None = kept.parent
+        cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        parent: Path | None = cached.parent
     except OSError:
-        where = None  # compile in a temporary folder
-    with TemporaryDirectory(dir=where) as folder:
-        made = Path(folder, f"{library.name}.so")
+        parent = None  # compile in a temporary folder
+    with TemporaryDirectory(dir=parent) as folder:
+        built = Path(folder, f"{library.name}.so")
         try:
             sources = map(str, library.sources)
-            subprocess.run([*command, "-o", str(made), *sources], check=True, capture_output=True, text=True)
-            found = CDLL(str(made))
+            subprocess.run([*command, "-o", str(built), *sources], check=True, capture_output=True, text=True)
+            dll = CDLL(str(built))
         except (OSError, subprocess.CalledProcessError) as error:
-            said = getattr(error, "stderr", "") or str(error)
-            raise CompilerError(f"{command[0]}: {said.strip().splitlines()[0]}") from error
-        if where is not None:
-            made.replace(kept)
-    return found
+            message = getattr(error, "stderr", "") or str(error)
+            raise CompilerError(f"{command[0]}: {message.strip().splitlines()[0]}") from error
+        if parent is not None:
+            built.replace(cached)
+    return dll

@@ -32,13 +32,13 @@ class RepeatedKeyError(json.JSONDecodeError):
 
 def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the pairs as a dict, for ``object_pairs_hook``. Raises RepeatedKeyError for a repeated key."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             shown = key if len(key) <= _LONGEST_KEY else f"{key[: _LONGEST_KEY - 3]}..."
             raise RepeatedKeyError(f"the key {shown!r} is given twice", "", 0)
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=unique)
@@ -47,15 +47,15 @@ DECODER = json.JSONDecoder(object_pairs_hook=unique)
 def json_object(name: str, text: str, *, example: str) -> dict[str, Any]:
     """Parse a setting's text as a JSON object. Raises UserError with the setting's ``name`` if it is none, or repeats a key."""
     try:
-        found = json.loads(text, object_pairs_hook=unique)
-        json.dumps(found, allow_nan=False)
+        value = json.loads(text, object_pairs_hook=unique)
+        json.dumps(value, allow_nan=False)
     except RepeatedKeyError as error:
         raise UserError(f"{name}={text!r}: {error}: keep one") from None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise UserError(f"{name}={text!r} is no JSON object: write it like '{example}'")
-    return found
+    return value
 
 
 MOST_BYTES = 64 << 30
@@ -69,26 +69,26 @@ def open_file(name: str, path: Path, *, most: int = MOST_BYTES) -> io.BufferedRe
 
     Raises UserError if it is absent, a folder, a device, a pipe or a socket, larger than ``most`` bytes, or unreadable.
     """
-    said = _said(name, path)
+    label = _said(name, path)
     try:
         # We refuse a pipe before we open it: opening may wait for a writer, or take data that another reader waits for.
-        _check(os.stat(path), said, most)
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        _check(os.stat(path), label, most)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except UserError:
         raise
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
-            why = "" if error.errno == errno.ENOENT else f" ({error.strerror})"
-            raise UserError(f"{said} does not exist{why}: check the path") from None
-        raise UserError(f"{said} cannot be read ({error.strerror}): check the path and its permissions") from error
+            reason = "" if error.errno == errno.ENOENT else f" ({error.strerror})"
+            raise UserError(f"{label} does not exist{reason}: check the path") from None
+        raise UserError(f"{label} cannot be read ({error.strerror}): check the path and its permissions") from error
     except ValueError as error:
-        raise UserError(f"{said} is no path ({error}): check it") from None
+        raise UserError(f"{label} is no path ({error}): check it") from None
     try:
-        _check(os.fstat(number), said, most)
+        _check(os.fstat(descriptor), label, most)
     except BaseException:
-        os.close(number)
+        os.close(descriptor)
         raise
-    return os.fdopen(number, "rb")
+    return os.fdopen(descriptor, "rb")
 
 
 def _check(status: os.stat_result, said: str, most: int) -> None:
@@ -146,11 +146,11 @@ def _installed(path: tuple[str, ...]) -> Mapping[str, Mapping[str, str]]:
     """Return the declared names by kind. ``path`` is the ``sys.path`` that is searched for packages."""
     from importlib.metadata import distributions
 
-    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for each in (each for package in distributions() for each in package.entry_points):
-        if each.group.startswith(_GROUPS):
-            found[each.group.removeprefix(_GROUPS)].setdefault(each.name, each.value)
-    return found
+    names: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for entry in (entry for package in distributions() for entry in package.entry_points):
+        if entry.group.startswith(_GROUPS):
+            names[entry.group.removeprefix(_GROUPS)].setdefault(entry.name, entry.value)
+    return names
 
 
 def _field(kind: str) -> str:
@@ -162,11 +162,11 @@ def where_of(kind: str, name: str, known: Iterable[str] = ()) -> str:
     an unknown name; the error also lists ``known``, the names that come with this package."""
     if ":" in name:
         return name
-    theirs = installed(kind)
-    if name in theirs:
-        return theirs[name]
-    others = ", ".join((*known, *theirs))
-    fix = f"use one of {others}, or module:NAME" if others else "name a class as module:NAME"
+    declared = installed(kind)
+    if name in declared:
+        return declared[name]
+    names = ", ".join((*known, *declared))
+    fix = f"use one of {names}, or module:NAME" if names else "name a class as module:NAME"
     raise UserError(f"{_field(kind)}={name!r} is unknown: {fix}")
 
 
@@ -194,11 +194,11 @@ def load_named(kind: str, where: str, *, having: tuple[str, ...] = ()) -> Any:
     loaded = load_module(kind, where, module)
     if not hasattr(loaded, name):
         raise UserError(f"{kind}={where!r}: module {module!r} has no {name!r}: write module:NAME")
-    found = getattr(loaded, name)
-    for wanted in having:
-        if not hasattr(found, wanted):
-            raise UserError(f"{kind}={where!r} is no {kind}, it has no {wanted!r}: name one")
-    return found
+    target = getattr(loaded, name)
+    for attribute in having:
+        if not hasattr(target, attribute):
+            raise UserError(f"{kind}={where!r} is no {kind}, it has no {attribute!r}: name one")
+    return target
 
 
 def name_of(policy: Any) -> str:
@@ -217,6 +217,6 @@ def asked(ask: Callable[..., T], *args: Any, **options: Any) -> T:
         raise
     except BaseException as error:
         owner = getattr(ask, "__self__", None)
-        where = getattr(ask, "__name__", "a call") if owner is None else f"{type(owner).__name__}.{ask.__name__}"
-        said = " ".join(str(error).split())
-        raise RunError(f"policy {where} fails ({type(error).__name__}: {said}): correct it") from error
+        method = getattr(ask, "__name__", "a call") if owner is None else f"{type(owner).__name__}.{ask.__name__}"
+        message = " ".join(str(error).split())
+        raise RunError(f"policy {method} fails ({type(error).__name__}: {message}): correct it") from error

@@ -39,12 +39,12 @@ def require(ok: bool, message: str) -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a lack of memory is among the error's causes: a library may wrap it, or fail later at what an import left half made."""
     seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen:
-        seen.add(id(found))
-        if isinstance(found, MemoryError) or (isinstance(found, OSError) and found.errno == errno.ENOMEM):
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):
             return True
-        if isinstance(found, RuntimeError | ImportError) and _LACKS_MEMORY.search(str(found)):
+        if isinstance(cause, RuntimeError | ImportError) and _LACKS_MEMORY.search(str(cause)):
             return True
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return False

@@ -119,15 +119,15 @@ def _is_met(wanted: tuple[Any, ...], values: Mapping[str, object], name: str) ->
     if name not in values:
         return True
     value: Any = values[name]
-    for each in wanted:
-        if each is SOMETHING:
+    for allowed in wanted:
+        if allowed is SOMETHING:
             is_met = value is not None
-        elif isinstance(each, Range):
-            is_met = value is not None and each.allows(value)
-        elif isinstance(each, Except):
-            is_met = value != each.value
+        elif isinstance(allowed, Range):
+            is_met = value is not None and allowed.allows(value)
+        elif isinstance(allowed, Except):
+            is_met = value != allowed.value
         else:
-            is_met = value == each and isinstance(value, bool) == isinstance(each, bool)
+            is_met = value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
         if is_met:
             return True
     return False
@@ -199,18 +199,18 @@ class Knob(NamedTuple):
         of the choices, finite and in the range."""
         if value is None and self.may_be_none:
             return None
-        said = f"{prefix}{self.name}"
-        is_one = type(value) is self.kind or (isinstance(value, _KINDS[self.kind]) and not isinstance(value, bool))
-        if not is_one:
-            raise UserError(f"{said}={value!r} must be {_KIND_SAID[self.kind]}")
+        label = f"{prefix}{self.name}"
+        is_of_kind = type(value) is self.kind or (isinstance(value, _KINDS[self.kind]) and not isinstance(value, bool))
+        if not is_of_kind:
+            raise UserError(f"{label}={value!r} must be {_KIND_SAID[self.kind]}")
         if isinstance(value, str) and not value.strip() and value != self.default:
-            raise UserError(f"{said}={value!r} must be a text that is not empty: give one, or leave it out")
+            raise UserError(f"{label}={value!r} must be a text that is not empty: give one, or leave it out")
         if self.choices and value not in self.choices:
-            raise UserError(f"{said}={value!r} is unknown: use one of {', '.join(self.choices)}")
+            raise UserError(f"{label}={value!r} is unknown: use one of {', '.join(self.choices)}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{said}={value} must be a finite number")
+            raise UserError(f"{label}={value} must be a finite number")
         if self.range is not None and not self.range.allows(value):
-            raise UserError(f"{said}={written(value)} {self.range.refusal(value)}")
+            raise UserError(f"{label}={written(value)} {self.range.refusal(value)}")
         return float(value) if self.kind is float else value
 
 
@@ -253,13 +253,13 @@ def _schema_of(kind: Any) -> _Schema:
             knobs |= inner.knobs
             conditions += [*inner.conditions, *((name, only) for name in inner.knobs)]
     own_conditions = [
-        (knob.name, each) for knob in own.values() if not knob.is_fixed for each in (knob.only, knob.needs)
+        (knob.name, condition) for knob in own.values() if not knob.is_fixed for condition in (knob.only, knob.needs)
     ]
     return _Schema(
         own,
         inside,
         {name: knob for name, knob in own.items() if not knob.is_fixed} | knobs,
-        tuple((name, each) for name, each in (*own_conditions, *conditions) if each.values),
+        tuple((name, condition) for name, condition in (*own_conditions, *conditions) if condition.values),
     )
 
 
@@ -270,16 +270,16 @@ def knobs_of(kind: Any) -> Mapping[str, Knob]:
 
 def usual_knobs_of(kind: Any) -> Mapping[str, Knob]:
     """Return the knobs of fields that have a default and can be given; a user cannot set the others."""
-    bare = {
-        each.name
-        for each in fields(kind)
-        if not each.init or (each.default is MISSING and each.default_factory is MISSING)
+    excluded = {
+        field.name
+        for field in fields(kind)
+        if not field.init or (field.default is MISSING and field.default_factory is MISSING)
     }
     schema = _schema_of(kind)
-    found = {name: knob for name, knob in schema.own.items() if name not in bare and not knob.is_fixed}
-    for name, inner in schema.inside.items():
-        found |= {} if name in bare else knobs_of(inner)
-    return found
+    knobs = {name: knob for name, knob in schema.own.items() if name not in excluded and not knob.is_fixed}
+    for name, nested in schema.inside.items():
+        knobs |= {} if name in excluded else knobs_of(nested)
+    return knobs
 
 
 def conditions_of(kind: Any) -> tuple[tuple[str, Only | Needs], ...]:
@@ -292,8 +292,8 @@ class Checked:
 
     def __post_init__(self) -> None:
         kind: Any = self.__class__
-        own = _schema_of(kind).own
-        for name, knob in own.items():
+        knobs = _schema_of(kind).own
+        for name, knob in knobs.items():
             value = knob.check(getattr(self, name))
             if not knob.needs.values or value == knob.default:
                 continue
@@ -323,24 +323,24 @@ def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> 
     changed = _replaced(settings, given)
     kind: Any = settings.__class__
     schema = _schema_of(kind)
-    asked = [
-        (name, each)
-        for name, each in schema.conditions
-        if name in given and (isinstance(each, Only) or given[name] != schema.knobs[name].default)
+    conditions = [
+        (name, condition)
+        for name, condition in schema.conditions
+        if name in given and (isinstance(condition, Only) or given[name] != schema.knobs[name].default)
     ]
-    values = beside | _values(changed) if asked else {}
-    for name, each in asked:
-        if (other := each.unmet(values)) is not None:
-            torch = "or use --executor torch" if each.values[other] == ("torch",) else ""
-            raise no_effect(name, given[name], other, values[other], torch)
+    values = beside | _values(changed) if conditions else {}
+    for name, condition in conditions:
+        if (other := condition.unmet(values)) is not None:
+            hint = "or use --executor torch" if condition.values[other] == ("torch",) else ""
+            raise no_effect(name, given[name], other, values[other], hint)
     return changed
 
 
 def no_effect(name: str, value: object, other: str, found: object, fix: str = "") -> UserError:
     """Return the error for a field that has no effect because ``other`` is ``found``; ``fix`` is a remedy besides leaving it out."""
-    where = f"without {other}" if found is None else f"with {other}={_written_in(found)}"
+    clause = f"without {other}" if found is None else f"with {other}={_written_in(found)}"
     return UserError(
-        f"{name}={_written_in(value)} has no effect {where}: {', '.join(filter(None, ('leave it out', fix)))}"
+        f"{name}={_written_in(value)} has no effect {clause}: {', '.join(filter(None, ('leave it out', fix)))}"
     )
 
 
@@ -349,13 +349,13 @@ def made(kind: Callable[..., Settings], values: Mapping[str, Any], **fixed: obje
     ``fixed`` are fields of the outermost settings. Raises UserError for a value that a field may not have."""
     declared: Any = kind
     schema = _schema_of(declared)
-    found: dict[str, Any] = {name: knob.check(values[name]) for name, knob in schema.own.items() if name in values}
-    defaults = {each.name: each.default_factory for each in fields(declared)}
-    for name, inner in schema.inside.items():
+    args: dict[str, Any] = {name: knob.check(values[name]) for name, knob in schema.own.items() if name in values}
+    defaults = {field.name: field.default_factory for field in fields(declared)}
+    for name, nested in schema.inside.items():
         if name not in fixed:
             make: Any = defaults[name]
-            found[name] = made(inner, values) if make is MISSING else _replaced(make(), values, with_fixed=True)
-    return kind(**{**found, **fixed})
+            args[name] = made(nested, values) if make is MISSING else _replaced(make(), values, with_fixed=True)
+    return kind(**{**args, **fixed})
 
 
 def check_given(given: Mapping[str, Any], *known: type | Mapping[str, Knob], who: str) -> None:
@@ -365,9 +365,9 @@ def check_given(given: Mapping[str, Any], *known: type | Mapping[str, Knob], who
         knobs |= kind if isinstance(kind, Mapping) else knobs_of(kind)
     for name, value in given.items():
         if name not in knobs:
-            meant = knobs if len(knobs) <= MANY else get_close_matches(name, knobs, cutoff=0.8)
-            others = f", or use one of {', '.join(meant)}" if meant else ""
-            raise UserError(f"{name}={value!r} has no effect with {who}: leave it out{others}")
+            listed = knobs if len(knobs) <= MANY else get_close_matches(name, knobs, cutoff=0.8)
+            hint = f", or use one of {', '.join(listed)}" if listed else ""
+            raise UserError(f"{name}={value!r} has no effect with {who}: leave it out{hint}")
         knobs[name].check(value)
 
 
@@ -394,13 +394,13 @@ def resolve(
 
 def helps_of(kind: type) -> Mapping[str, str]:
     """Return the text below each field on one line, for nested settings too."""
-    found: dict[str, str] = {}
+    helps: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
-            found |= _texts_of(base)
-    for inner in _schema_of(kind).inside.values():
-        found |= helps_of(inner)
-    return found
+            helps |= _texts_of(base)
+    for nested in _schema_of(kind).inside.values():
+        helps |= helps_of(nested)
+    return helps
 
 
 def written(number: object) -> str:
@@ -413,10 +413,10 @@ def written(number: object) -> str:
 
 def _replaced(settings: Any, given: Mapping[str, Any], *, with_fixed: bool = False) -> Any:
     schema = _schema_of(settings.__class__)
-    own = {name: knob for name, knob in schema.own.items() if with_fixed or not knob.is_fixed}
-    changes = {name: own[name].check(value) for name, value in given.items() if name in own}
-    for name, inner in schema.inside.items():
-        if with_fixed or given.keys() & knobs_of(inner).keys():
+    knobs = {name: knob for name, knob in schema.own.items() if with_fixed or not knob.is_fixed}
+    changes = {name: knobs[name].check(value) for name, value in given.items() if name in knobs}
+    for name, nested in schema.inside.items():
+        if with_fixed or given.keys() & knobs_of(nested).keys():
             changes[name] = _replaced(getattr(settings, name), given, with_fixed=with_fixed)
     return replace(settings, **changes) if changes else settings
 
@@ -424,10 +424,10 @@ def _replaced(settings: Any, given: Mapping[str, Any], *, with_fixed: bool = Fal
 def _values(settings: Any) -> dict[str, object]:
     """Return all fields that are a number, a text or a truth value, those of nested settings included."""
     schema = _schema_of(settings.__class__)
-    found = {name: getattr(settings, name) for name in schema.own}
+    values = {name: getattr(settings, name) for name in schema.own}
     for name in schema.inside:
-        found |= _values(getattr(settings, name))
-    return found
+        values |= _values(getattr(settings, name))
+    return values
 
 
 def _written_in(value: object) -> str:
@@ -471,7 +471,7 @@ def _taken_apart(declared: Any) -> tuple[Any, bool, tuple[Any, ...]]:
             declared = declared.__origin__
         elif origin in (Union, types.UnionType) and type(None) in get_args(declared):
             may_be_none = True
-            others = [each for each in get_args(declared) if each is not type(None)]
+            others = [arg for arg in get_args(declared) if arg is not type(None)]
             if len(others) != 1:
                 return None, True, marks
             (declared,) = others
@@ -486,14 +486,14 @@ def _texts_of(kind: type) -> Mapping[str, str]:
             break
     else:
         return {}
-    found = {}
+    texts = {}
     for field, text in zip(node.body, node.body[1:], strict=False):
         is_text = (
             isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
         )
         if is_text and isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            found[field.target.id] = " ".join(text.value.value.split())  # type: ignore[attr-defined]
-    return found
+            texts[field.target.id] = " ".join(text.value.value.split())  # type: ignore[attr-defined]
+    return texts
 
 
 @cache

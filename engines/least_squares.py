@@ -39,27 +39,27 @@ def dot(a: Column, b: Column) -> float:
 
 def reduced(columns: Sequence[Column], target: Column) -> Reduced:
     """Reduce a system by modified Gram-Schmidt, always taking the longest remaining column. The caller scales the columns."""
-    left, rest = [list(column) for column in columns], list(target)
-    waiting = list(range(len(left)))
+    remaining, rest = [list(column) for column in columns], list(target)
+    indices = list(range(len(remaining)))
     rows: list[list[float]] = []
-    found: list[float] = []
-    while waiting:
-        squared, place = max((dot(left[place], left[place]), -place) for place in waiting)
-        place, length = -place, sqrt(squared)
+    new_target: list[float] = []
+    while indices:
+        squared, index = max((dot(remaining[index], remaining[index]), -index) for index in indices)
+        index, length = -index, sqrt(squared)
         if length <= DEPENDENT:
             break
-        unit = [value / length for value in left[place]]
-        waiting.remove(place)
-        row = [0.0] * len(left)
-        row[place] = length
-        for other in waiting:
-            row[other] = dot(unit, left[other])
-            left[other] = without(left[other], row[other], unit)
-        found.append(dot(unit, rest))
-        rest = without(rest, found[-1], unit)
+        unit = [value / length for value in remaining[index]]
+        indices.remove(index)
+        row = [0.0] * len(remaining)
+        row[index] = length
+        for other in indices:
+            row[other] = dot(unit, remaining[other])
+            remaining[other] = without(remaining[other], row[other], unit)
+        new_target.append(dot(unit, rest))
+        rest = without(rest, new_target[-1], unit)
         rows.append(row)
-    made = [[row[place] for row in rows] for place in range(len(left))]
-    return Reduced(made, found, dot(rest, rest))
+    new_columns = [[row[index] for row in rows] for index in range(len(remaining))]
+    return Reduced(new_columns, new_target, dot(rest, rest))
 
 
 def least_squares(columns: Sequence[Column], target: Column) -> list[float]:
@@ -67,22 +67,22 @@ def least_squares(columns: Sequence[Column], target: Column) -> list[float]:
     measured with columns scaled to length 1."""
     norms = [sqrt(dot(column, column)) or 1.0 for column in columns]
     scaled = [[value / norm for value in column] for column, norm in zip(columns, norms, strict=True)]
-    made = reduced(scaled, target)
+    system = reduced(scaled, target)
     # T x = t has full row rank, so x is a combination of T's rows. We begin with the last: if T is square, this is substitution.
     units: list[list[float]] = []
     shares: list[float] = []
-    for row, due in reversed(list(zip(zip(*made.columns, strict=True), made.target, strict=True))):
-        own = list(row)
+    for row, due in reversed(list(zip(zip(*system.columns, strict=True), system.target, strict=True))):
+        vector = list(row)
         for unit, share in zip(units, shares, strict=True):
-            along = dot(unit, own)
-            own = without(own, along, unit)
-            due -= along * share
-        length = sqrt(dot(own, own))
-        units.append([value / length for value in own])
+            overlap = dot(unit, vector)
+            vector = without(vector, overlap, unit)
+            due -= overlap * share
+        length = sqrt(dot(vector, vector))
+        units.append([value / length for value in vector])
         shares.append(due / length)
     return [
-        fsum([share * unit[place] for unit, share in zip(units, shares, strict=True)]) / norm
-        for place, norm in enumerate(norms)
+        fsum([share * unit[index] for unit, share in zip(units, shares, strict=True)]) / norm
+        for index, norm in enumerate(norms)
     ]
 
 
@@ -92,22 +92,22 @@ def nonnegative_fit(features: Floats, times: Floats, *, known: Floats | None = N
     target = [1.0] * len(times) if known is None else (1 - known / times).tolist()
     scaled = (features / times[:, None]).T.tolist()
     norms = [sqrt(dot(column, column)) for column in scaled]
-    active = [place for place, norm in enumerate(norms) if norm > 0]
-    made = reduced([[value / norms[place] for value in scaled[place]] for place in active], target)
-    best_loss, best = fsum([each * each for each in target]), np.zeros(features.shape[1])
+    active = [index for index, norm in enumerate(norms) if norm > 0]
+    system = reduced([[value / norms[index] for value in scaled[index]] for index in active], target)
+    best_loss, best = fsum([value * value for value in target]), np.zeros(features.shape[1])
     for size in range(1, len(active) + 1):
         for columns in combinations(range(len(active)), size):
-            part = [made.columns[column] for column in columns]
-            solution = least_squares(part, made.target)
+            chosen = [system.columns[column] for column in columns]
+            solution = least_squares(chosen, system.target)
             if min(solution) < 0:
                 continue
-            missed = [
+            residuals = [
                 fsum([*(c * x for c, x in zip(solution, row, strict=True)), -due])
-                for row, due in zip(zip(*part, strict=True), made.target, strict=True)
+                for row, due in zip(zip(*chosen, strict=True), system.target, strict=True)
             ]
-            loss = made.rest + fsum([miss * miss for miss in missed])
+            loss = system.rest + fsum([residual * residual for residual in residuals])
             if loss < best_loss:
                 best_loss, best = loss, np.zeros(features.shape[1])
-                for column, found in zip(columns, solution, strict=True):
-                    best[active[column]] = found / norms[active[column]]
+                for column, coefficient in zip(columns, solution, strict=True):
+                    best[active[column]] = coefficient / norms[active[column]]
     return best

@@ -86,21 +86,21 @@ def held() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
 
     # We do not touch a signal that is ignored, here and in children, or whose handler is not Python's.
-    before = {number: found for number in _ENDING if (found := signal.getsignal(number)) not in (signal.SIG_IGN, None)}
+    handlers = {number: old for number in _ENDING if (old := signal.getsignal(number)) not in (signal.SIG_IGN, None)}
     try:
-        for number in before:
+        for number in handlers:
             signal.signal(number, note)
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        for late in came:
+        for late in received:
             signal.raise_signal(late)
 
 
@@ -116,7 +116,7 @@ def usable_cores(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
 
 def _quotas(groups: Path, own: Path) -> list[float]:
     """Limits, in cores' worth of time, of the process's control groups and their parents, as far as they have one."""
-    found = []
+    limits = []
     for line in _text(own).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
@@ -124,16 +124,16 @@ def _quotas(groups: Path, own: Path) -> list[float]:
         root = groups / controllers
         # In a container the path may be the host's and not exist here: then the root is the container's own group.
         folder = Path(os.path.normpath(f"{root}/{path}"))
-        for each in [folder, *folder.parents]:
+        for group in [folder, *folder.parents]:
             if controllers:
-                quota, period = _text(each / "cpu.cfs_quota_us"), _text(each / "cpu.cfs_period_us")
+                quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
             else:
-                quota, _, period = _text(each / "cpu.max").partition(" ")
+                quota, _, period = _text(group / "cpu.max").partition(" ")
             if quota.isdecimal() and period.isdecimal() and int(period) > 0:
-                found.append(int(quota) / int(period))
-            if each == root:
+                limits.append(int(quota) / int(period))
+            if group == root:
                 break
-    return found
+    return limits
 
 
 def _text(path: Path) -> str:
