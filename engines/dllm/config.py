@@ -112,9 +112,9 @@ def check_rule(rule: RefreshRule, num_steps: int) -> None:
     """Raise UserError for a rule that reuses what was not cached in a block of ``num_steps`` steps. Nobody can check beforehand a rule that
     decides by what a model gives (``needs``)."""
     name = type(rule).__name__
-    for about, value, known in (("caches", rule.caches, (True, False)), ("window", rule.window, get_args(Window))):
-        if value not in known:
-            raise UserError(f"refresh rule {name} has {about}={value!r}: give one of {', '.join(map(str, known))}")
+    for option, value, allowed in (("caches", rule.caches, (True, False)), ("window", rule.window, get_args(Window))):
+        if value not in allowed:
+            raise UserError(f"refresh rule {name} has {option}={value!r}: give one of {', '.join(map(str, allowed))}")
     if getattr(rule, "needs", None) or sees(rule):
         return
     has_cache, copy = False, deepcopy(rule)  # the rule may count its calls
@@ -207,12 +207,12 @@ class Settling(Checked):
 
 def check_settling(settling: Settling, *, window: str, selection: str, caches: bool) -> None:
     """Refuse settings that the cache does not allow: rows that settle or are kept lie in it, at places that are known beforehand."""
-    asked = settling.settle_after is not None or settling.full_every > 1
-    said = f"settle_after={settling.settle_after}" if settling.settles else f"full_every={settling.full_every}"
-    require(caches or not asked, f"{said} has no effect without a cache: leave it out")
+    is_set = settling.settle_after is not None or settling.full_every > 1
+    option = f"settle_after={settling.settle_after}" if settling.settles else f"full_every={settling.full_every}"
+    require(caches or not is_set, f"{option} has no effect without a cache: leave it out")
     require(
-        window == "block" or not asked,
-        f"{said} needs Reuse steps that compute the block alone, and those of this refresh rule compute what follows too: leave it out",
+        window == "block" or not is_set,
+        f"{option} needs Reuse steps that compute the block alone, and those of this refresh rule compute what follows too: leave it out",
     )
     require(
         selection == "dense" or settling.full_every == 1,
@@ -249,22 +249,22 @@ class Cut(Checked):
     def kept(self, generation: "GenerationConfig", block: int) -> tuple[int, ...]:
         """Return the places of the answer behind ``block`` that it keeps."""
         end = min((block + 1) * generation.block_length, generation.gen_length)
-        behind = generation.gen_length - end
+        num_behind = generation.gen_length - end
         if self.suffix_kept is not None:
             blocks = self.suffix_kept.split(";")
             texts = filter(None, blocks[block].replace(" ", "").split(",")) if block < len(blocks) else ()
-            places = tuple(int(each) if each.isdecimal() else -1 for each in texts)
+            places = tuple(int(text) if text.isdecimal() else -1 for text in texts)
             require(
                 all(a < b for a, b in pairwise((end - 1, *places, generation.gen_length))),
                 f"suffix_kept={self.suffix_kept!r} has places for block {block} that do not rise from {end} on: correct it",
             )
             return places
-        draw, window = Random(f"{generation.seed} {block}"), min(behind, self.suffix_window)
+        draw, window = Random(f"{generation.seed} {block}"), min(num_behind, self.suffix_window)
         if self.suffix == "uniform":
-            if self.suffix_number < behind:
+            if self.suffix_number < num_behind:
                 return tuple(end + d for d in sorted(draw.sample(range(window), min(self.suffix_number, window))))
         elif self.suffix == "ends":
-            if behind > self.suffix_window:
+            if num_behind > self.suffix_window:
                 return (*range(end, end + window), generation.gen_length - 1)
         elif self.suffix == "gaussian":
             step = self.suffix_k / max(1, min(self.suffix_window, generation.gen_length) - 1)

@@ -39,8 +39,8 @@ class Sampling:
     """0 ranks by confidence alone."""
 
     def rows(self, index: slice | Tensor) -> Self:
-        found: dict[str, Any] = {name: field if field is None else field[index] for name, field in vars(self).items()}
-        return replace(self, **found)
+        parts: dict[str, Any] = {name: field if field is None else field[index] for name, field in vars(self).items()}
+        return replace(self, **parts)
 
     def kept(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
         """[rows, V] the tokens that may be drawn, at least one per row; None if all may.
@@ -55,11 +55,11 @@ class Sampling:
             logits[:, suppress_id] = -torch.inf
         ordered, token = _scaled(logits, self.temperature).sort(dim=-1, descending=True, stable=True)
         sums = torch.softmax(ordered, dim=-1).cumsum(dim=-1)
-        place = torch.arange(logits.shape[1], device=logits.device)
+        rank = torch.arange(logits.shape[1], device=logits.device)
         top_p = self.top_p.unsqueeze(1)
         # Rounded sums may exceed 1.
-        kept = (sums.roll(1, dims=-1) <= top_p) | (place == 0) | (top_p >= 1)
-        kept &= place < self.top_k.unsqueeze(1)
+        kept = (sums.roll(1, dims=-1) <= top_p) | (rank == 0) | (top_p >= 1)
+        kept &= rank < self.top_k.unsqueeze(1)
         return torch.empty_like(kept).scatter_(1, token, kept)
 
     def tempered(self, logits: Tensor, kept: Tensor | None) -> Tensor:
@@ -204,8 +204,8 @@ def reduce_in_parts(
     parts = logits.tensor_split(num_parts)
     bounds = pairwise([0, *accumulate(part.shape[0] for part in parts)])
     return joined(
-        reduce(part, None if sampling is None else sampling.rows(slice(*own)))
-        for part, own in zip(parts, bounds, strict=True)
+        reduce(part, None if sampling is None else sampling.rows(slice(*limits)))
+        for part, limits in zip(parts, bounds, strict=True)
     )
 
 
@@ -250,10 +250,10 @@ def _passing(ranked: Tensor, factor: Tensor) -> Tensor:
     The j-th (from 1) needs 1 - factor / (j + 1). The first always passes, and the first to fail ends the run. We keep upstream's quirk: if
     only the very last candidate fails, it is committed too.
     """
-    place = torch.arange(1, ranked.shape[1] + 1, device=ranked.device)
-    level = 1 - factor.unsqueeze(1) / (place + 1)
+    rank = torch.arange(1, ranked.shape[1] + 1, device=ranked.device)
+    level = 1 - factor.unsqueeze(1) / (rank + 1)
     candidates = (ranked > -torch.inf).sum(dim=1)
-    passes = (ranked >= level) | (place == 1)
+    passes = (ranked >= level) | (rank == 1)
     run = passes.long().cumprod(dim=1).sum(dim=1).minimum(candidates)
     return torch.where(run == candidates - 1, candidates, run)
 
@@ -291,17 +291,17 @@ class VocabularyReduction(Reduction):
         """``logits`` [rows, own], from ``DiffusionModel.local_logits``, may be overwritten."""
         assert sampling is None, "tokens are drawn from whole rows"
         is_wide = self.dtype == "float64"
-        wide = torch.float64 if is_wide else torch.promote_types(logits.dtype, torch.float32)
+        wide_dtype = torch.float64 if is_wide else torch.promote_types(logits.dtype, torch.float32)
         is_fused = self.is_fused and not is_wide
-        summed = kernel.partial if is_fused else partial_reference
+        reduce = kernel.partial if is_fused else partial_reference
         # Ids are exact in float64, and so are logits of any dtype.
-        part = summed(logits.to(torch.float64) if is_wide else logits, self.suppress_id, self.first)
-        own = torch.stack([field.double() for field in part])
-        best, token, maximum, sumexp = self.ranks.all_gather(own.unsqueeze(0), dim=0).unbind(1)
-        parts = Partial(best.to(wide), token.long(), maximum.to(wide), sumexp.to(wide))
+        part = reduce(logits.to(torch.float64) if is_wide else logits, self.suppress_id, self.first)
+        our_part = torch.stack([field.double() for field in part])
+        best, token, maximum, sumexp = self.ranks.all_gather(our_part.unsqueeze(0), dim=0).unbind(1)
+        parts = Partial(best.to(wide_dtype), token.long(), maximum.to(wide_dtype), sumexp.to(wide_dtype))
         token, confidence = combine(parts) if is_fused else combine_reference(parts)
         rounded = confidence if is_wide else confidence.to(logits.dtype)
-        return token, rounded.to(wide)
+        return token, rounded.to(wide_dtype)
 
 
 def vocabulary_reduction(

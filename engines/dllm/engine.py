@@ -67,18 +67,18 @@ class Ledger:
             raise self._fault("plans no StepPlan with a whole number of scheduled_tokens and a tuple of items")
         if not plan.items:
             raise self._fault("plans a step without requests")
-        items, running, pad_to, new = plan.items, self.running, plan.pad_to, []
+        items, running, pad_to, new_items = plan.items, self.running, plan.pad_to, []
         for item in items:
             if type(item) is not PlanItem:
                 raise self._fault("plans a step whose items are no PlanItem")
             if tuple(map(type, item)) != _KINDS:
                 raise self._fault("plans a step with an item whose fields are of another kind than PlanItem's")
             if item.request_id not in running:
-                new.append(item)
+                new_items.append(item)
         if len(items) > 1 and len({item.request_id for item in items}) < len(items):
             raise self._fault("runs a request twice in one step")
-        if new or plan.admitted:
-            self._admit(new, plan)
+        if new_items or plan.admitted:
+            self._admit(new_items, plan)
         for item in items:
             sequence = running[item.request_id]
             if item != due_fields(sequence):
@@ -92,28 +92,28 @@ class Ledger:
 
     def end(self, plan: StepPlan, outcome: StepOutcome, reported: StepChanges) -> None:
         """Book an executed plan; raise RunError if the scheduler reports another result."""
-        due = booked(self.running, plan, outcome.committed, outcome.stops, **told(outcome))
-        for request_id in due.finished:
+        expected = booked(self.running, plan, outcome.committed, outcome.stops, **told(outcome))
+        for request_id in expected.finished:
             self.drop(request_id)
-        if reported is due:
+        if reported is expected:
             return
         if not isinstance(reported, StepChanges):
             raise self._fault(f"reports {reported!r} of a step, which is no StepChanges")
-        if reported != due:
-            for what, said, is_so in zip(StepChanges._fields, reported, due, strict=True):
-                if said != is_so:
-                    raise self._fault(f"reports {what}={_listed(said)} of a step with {what}={_listed(is_so)}")
+        if reported != expected:
+            for name, value, wanted in zip(StepChanges._fields, reported, expected, strict=True):
+                if value != wanted:
+                    raise self._fault(f"reports {name}={_listed(value)} of a step with {name}={_listed(wanted)}")
 
     def course(self, request_id: int, scheduler: Scheduler) -> Course:
         """Return the course of the request's block; raise RunError if the scheduler's own request follows another."""
-        course, theirs = self.running[request_id].course(), scheduler.find(request_id)
-        if course is None or theirs is None or theirs.course() is not course:
+        course, scheduled = self.running[request_id].course(), scheduler.find(request_id)
+        if course is None or scheduled is None or scheduled.course() is not course:
             raise self._fault(f"goes on with request {request_id} otherwise than is due")
         return course
 
     def _admit(self, items: list[PlanItem], plan: StepPlan) -> None:
         """Begin the requests of these items; raise RunError if the plan reports others as admitted, or the engine does not hold them."""
-        new = []
+        sequences = []
         for item in items:
             sequence = self.open.get(item.request_id)
             if sequence is None:
@@ -121,12 +121,10 @@ class Ledger:
             sequence.kv_start = item.kv_start
             self.running[item.request_id] = sequence
             self.kv_rows_used += sequence.kv_rows
-            new.append(sequence)
-        if {id(sequence.request) for sequence in new} != {id(request) for request in plan.admitted}:
-            said = _listed(request.request_id for request in plan.admitted)
-            raise self._fault(
-                f"reports requests {said} as admitted, {_listed(item.request_id for item in items)} began"
-            )
+            sequences.append(sequence)
+        if {id(sequence.request) for sequence in sequences} != {id(request) for request in plan.admitted}:
+            ids = _listed(request.request_id for request in plan.admitted)
+            raise self._fault(f"reports requests {ids} as admitted, {_listed(item.request_id for item in items)} began")
         if len(self.running) > self._config.max_num_seqs:
             raise self._fault(f"runs {len(self.running)} requests at once, max_num_seqs={self._config.max_num_seqs}")
         end = 0
@@ -137,7 +135,7 @@ class Ledger:
         if end > self.kv_rows_total:
             raise self._fault(f"gives out {end} K/V rows, the pool has {self.kv_rows_total}")
         if plan.pad_to is not None:
-            hold_together(new)
+            hold_together(sequences)
 
     def _fault(self, what: str) -> RunError:
         return RunError(f"{self._who} {what}")
@@ -151,8 +149,8 @@ def told(outcome: StepOutcome) -> dict[str, Any]:
     """The parts of the outcome that a refresh rule asked for."""
     if outcome.confidences is None and outcome.learned is None:
         return {}  # true of most steps
-    asked_for = {"confidences": outcome.confidences, "learned": outcome.learned}
-    return {name: value for name, value in asked_for.items() if value is not None}
+    parts = {"confidences": outcome.confidences, "learned": outcome.learned}
+    return {name: value for name, value in parts.items() if value is not None}
 
 
 def _facts(plan: StepPlan) -> PlanFacts:
@@ -237,12 +235,12 @@ class Engine:
             outcome = self.executor.execute(plan)
         except ExecutorError as error:
             facts = facts._replace(num_refresh=0, num_reuse=0)
-            outcome, done = NOTHING_RUN, self._fail(plan, str(error))
+            outcome, changes = NOTHING_RUN, self._fail(plan, str(error))
         else:
             if outcome.forward_s is None:
                 self._executed[self._num_executed] = self.num_steps
             self._num_executed += 1
-            done = self._complete(plan, outcome)
+            changes = self._complete(plan, outcome)
         duration = perf_counter() - started if outcome.duration_s is None else outcome.duration_s
         if outcome.parts is not None:
             # Parts that are known right after the step leave out the engine's own time, in which nothing was computed.
@@ -252,12 +250,12 @@ class Engine:
         if self._repeats and len(outcome.committed) == occupancy.num_running and hasattr(self.executor, "again"):
             self.ahead = self._go_on()
         occupancy = occupancy._replace(num_waiting=self.num_waiting)
-        return StepRecord(self.num_steps - 1, duration, facts, outcome, done, occupancy)
+        return StepRecord(self.num_steps - 1, duration, facts, outcome, changes, occupancy)
 
     def _go_on(self) -> Generator[StepRecord]:
         """Yield the steps after one that ran every running request. Each request is planned and booked block by block. We book all requests
         when the scheduler must make a whole plan, or somebody looks at a request."""
-        ledger, again = self._ledger, self.executor.again  # type: ignore[attr-defined]
+        ledger, repeat = self._ledger, self.executor.again  # type: ignore[attr-defined]
         items: dict[int, PlanItem] = {}
         booked: dict[int, int] = {}
         """Request id -> number of its first step that is not booked."""
@@ -270,7 +268,7 @@ class Engine:
         plan, facts, occupancy = StepPlan((), (), 0), PlanFacts(0, 0, 0), self._occupancy()
         try:
             while True:
-                number, new, done = self.num_steps, [], _NOTHING_DONE
+                number, new_blocks, done = self.num_steps, [], _NOTHING_DONE
                 if begun or has_gone or settles or number in turns or self._has_come:
                     if not all(ledger.running[request_id].course() for request_id in begun):
                         return
@@ -280,20 +278,20 @@ class Engine:
                     if followed.items:
                         ledger.begin(followed)
                     for item in followed.items:
-                        request_id, at = item.request_id, item.step_in_block
+                        request_id, step = item.request_id, item.step_in_block
                         course = ledger.course(request_id, self.scheduler)
-                        new.append((item, course))
+                        new_blocks.append((item, course))
                         items[request_id], booked[request_id] = item, number
-                        for turn in course.turns[bisect(course.turns, at) :]:
-                            turns[number + turn - at].append((request_id, course.phases[turn], course.quotas[turn]))
-                        ends[number + len(course.phases) - 1 - at].append(request_id)
+                        for turn in course.turns[bisect(course.turns, step) :]:
+                            turns[number + turn - step].append((request_id, course.phases[turn], course.quotas[turn]))
+                        ends[number + len(course.phases) - 1 - step].append(request_id)
                     for request_id, phase, quota in turns.pop(number, ()):
                         items[request_id] = items[request_id]._replace(phase=phase, commit=quota)
                     plan = followed._replace(items=tuple(items.values()))
                     facts, occupancy = _facts(plan), self._occupancy()
                 elif plan.admitted:
                     plan, facts = plan._replace(admitted=()), facts._replace(admitted=())
-                before = outcome = again(plan, new, number, before)
+                before = outcome = repeat(plan, new_blocks, number, before)
                 self.num_steps += 1
                 begun, has_gone = [], False
                 if number in ends:
@@ -330,18 +328,18 @@ class Engine:
             self.ahead = None
 
     def _complete(self, plan: StepPlan, outcome: StepOutcome) -> StepChanges:
-        done: StepChanges = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told(outcome))
-        self._ledger.end(plan, outcome, done)
-        if done.first_block:
+        changes: StepChanges = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops, **told(outcome))
+        self._ledger.end(plan, outcome, changes)
+        if changes.first_block:
             # We stamp a request's times at the end of this step, which the device may not have reached.
             self.executor.wait()
         lost = {}
-        for request_id in done.finished:
+        for request_id in changes.finished:
             try:
                 self._outputs[request_id] = self.executor.release(request_id)
             except ExecutorError as error:
                 lost[request_id] = str(error)
-        return done.without(lost) if lost else done
+        return changes.without(lost) if lost else changes
 
     def _fail(self, plan: StepPlan, reason: str) -> StepChanges:
         """Drop the requests of a step that could not run; the engine goes on with the others."""
@@ -355,9 +353,9 @@ class Engine:
 
     def times(self) -> dict[int, DeviceTimes]:
         """Return step number -> device times, for steps since the last call whose records leave them open. Waits for the device."""
-        found = {self._executed[execution]: taken for execution, taken in self.executor.times().items()}
+        times = {self._executed[execution]: taken for execution, taken in self.executor.times().items()}
         self._executed.clear()
-        return found
+        return times
 
     def close(self) -> None:
         """Give the executor's memory back, after a run that is over or has failed. May be called twice."""
@@ -366,10 +364,10 @@ class Engine:
     def run(self) -> list[StepRecord]:
         """Step until everything submitted is finished."""
         records = list(iter(self.step, None))
-        late = self.times()
+        late_times = self.times()
         return [
-            record._replace(outcome=record.outcome._replace(**late[record.step]._asdict()))
-            if record.step in late
+            record._replace(outcome=record.outcome._replace(**late_times[record.step]._asdict()))
+            if record.step in late_times
             else record
             for record in records
         ]

@@ -41,8 +41,8 @@ def logit_rows_at_once(config: EngineConfig, logit_rows: LogitRows) -> int:
 
     That step holds only Reuse blocks, whose query rows are all logit rows, so it wants ``max_num_batched_tokens`` rows.
     """
-    worst = config.max_num_batched_tokens
-    return min(config.max_num_logits, worst) if logit_rows == "decomposed" else worst
+    max_rows = config.max_num_batched_tokens
+    return min(config.max_num_logits, max_rows) if logit_rows == "decomposed" else max_rows
 
 
 def divide_memory(
@@ -91,6 +91,6 @@ def cache_rows(total_len: int, generation: GenerationConfig, sparsity: SparsityC
     if window == "suffix":
         lengths = set(range(generation.gen_length, 0, -generation.block_length))
     else:
-        last = generation.gen_length - (generation.num_blocks - 1) * generation.block_length
-        lengths = {last} if generation.num_blocks == 1 else {generation.block_length, last}
+        last_length = generation.gen_length - (generation.num_blocks - 1) * generation.block_length
+        lengths = {last_length} if generation.num_blocks == 1 else {generation.block_length, last_length}
     return max(sparsity.kept_rows(total_len - length) + length for length in lengths)

@@ -103,12 +103,12 @@ class NoOptions:
 
 def rule_class(named: str) -> type:
     """Load a user's refresh rule, a dataclass whose fields have defaults. Raises UserError for any other."""
-    found = load_named("refresh rule", named, having=("phase", "caches", "window"))
-    if not (isinstance(found, type) and is_dataclass(found)):
+    rule_type = load_named("refresh rule", named, having=("phase", "caches", "window"))
+    if not (isinstance(rule_type, type) and is_dataclass(rule_type)):
         raise UserError(f"refresh_rule={named!r} is no dataclass: make it one, whose fields are its knobs")
-    bare = [each.name for each in fields(found) if each.default is MISSING and each.default_factory is MISSING]
+    bare = [knob.name for knob in fields(rule_type) if knob.default is MISSING and knob.default_factory is MISSING]
     require(not bare, f"refresh_rule={named!r} has a field {bare[0] if bare else ''!r} without a default: give it one")
-    return found
+    return rule_type
 
 
 class Method(ABC):
@@ -138,14 +138,14 @@ class Method(ABC):
             raise UserError(
                 f"system={self.name!r} has no method for a {family} model: use a {' or '.join(self.heeds)} checkpoint"
             )
-        own, plugged = knobs_of(self.own), {n: kind for kind in self.plugged_in(options) for n in knobs_of(kind)}
+        knobs, plugged = knobs_of(self.own), {n: kind for kind in self.plugged_in(options) for n in knobs_of(kind)}
         for name, value in options.items():
             require(
-                name in self.heeds[family] or name in own or name in plugged,
+                name in self.heeds[family] or name in knobs or name in plugged,
                 f"{name}={value!r} has no effect with system={self.name!r} on a {family} model: leave it out",
             )
-        given = {name: value for name, value in options.items() if name in own}
-        sampler = self._sampler(family, given_to(self.own(), given, family=family), options)
+        own_options = {name: value for name, value in options.items() if name in knobs}
+        sampler = self._sampler(family, given_to(self.own(), own_options, family=family), options)
         if (named := options.get("refresh_rule")) is None:
             return sampler.checked()
         require(
@@ -269,13 +269,13 @@ class DllmServe(Method):
         )
         # Dream shifts logits inside the computed rows, so a block's first position is right only in a full forward, which always commits
         # it. Upstream does so on LLaDA too, in its first, uncached step.
-        always = family == "dream" or own.compat == "upstream"
+        commits_first = family == "dream" or own.compat == "upstream"
         return Sampler(
             rule=DelayedCache(delay=sparsity.refresh_delay),
             sparsity=sparsity,
             settling=settling,
             cut=own.cut,
-            decode=DecodeConfig(first_step="first_and_ranked" if always else "ranked"),
+            decode=DecodeConfig(first_step="first_and_ranked" if commits_first else "ranked"),
             exact_steps=False,
             suppress_mask_token=True,
             tie_policy="stable",

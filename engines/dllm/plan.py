@@ -44,10 +44,10 @@ class Chosen(NamedTuple):
         keys: "NDArray[Any] | None" = None,
         weights: "NDArray[Any] | None" = None,
     ) -> Self:
-        own, attended, asked = (
-            b"" if each is None else each.astype("int64").tobytes() for each in (rows, keys, places)
+        computed, attended, wanted = (
+            b"" if array is None else array.astype("int64").tobytes() for array in (rows, keys, places)
         )
-        return cls(own, attended, asked, b"" if weights is None else weights.astype("float64").tobytes(), commit)
+        return cls(computed, attended, wanted, b"" if weights is None else weights.astype("float64").tobytes(), commit)
 
     @property
     def num_rows(self) -> int:

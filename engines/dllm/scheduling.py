@@ -124,7 +124,7 @@ class Scheduler(ABC):
     def submit(self, request: Request) -> None:
         """Queue a request. Raises UserError now for one that could never run."""
         self.check(self.config, request.generation)
-        cap, longest = self.config.max_num_batched_tokens, self.config.max_model_len
+        budget, max_len = self.config.max_num_batched_tokens, self.config.max_model_len
         total = request.total_len
         require(request.prompt_len >= 1, f"prompt of request {request.request_id} is empty: give at least one token")
         require(
@@ -132,13 +132,13 @@ class Scheduler(ABC):
             f"request_id={request.request_id} is already in use: number requests uniquely",
         )
         require(
-            total <= longest,
+            total <= max_len,
             f"prompt_len={request.prompt_len} + gen_length={request.generation.gen_length} exceeds "
-            f"max_model_len={longest}: shorten the prompt or the generation",
+            f"max_model_len={max_len}: shorten the prompt or the generation",
         )
         require(
-            total <= cap,
-            f"request of {total} tokens exceeds max_num_batched_tokens={cap}: raise the budget or shorten the request",
+            total <= budget,
+            f"request of {total} tokens exceeds max_num_batched_tokens={budget}: raise the budget or shorten the request",
         )
         guidance = request.generation.cfg_scale
         require(
@@ -229,12 +229,12 @@ class Scheduler(ABC):
     ) -> StepChanges:
         """Book an executed plan and free the rows of requests it finished. ``committed`` and ``stops`` are StepOutcome's, as are
         ``confidences`` and ``learned`` if a refresh rule asks for them."""
-        done = booked(self._by_id, plan, committed, stops, **told)
-        for request_id in done.finished:
+        changes = booked(self._by_id, plan, committed, stops, **told)
+        for request_id in changes.finished:
             self._drop(self._by_id[request_id])
-        if done.finished:
+        if changes.finished:
             self.running = [sequence for sequence in self.running if not sequence.is_finished]
-        return done
+        return changes
 
     def fail(self, plan: StepPlan) -> tuple[int, ...]:
         """Drop the requests of a plan that could not run, and free their rows; return their ids."""
@@ -268,15 +268,15 @@ def booked(
 ) -> StepChanges:
     """Advance the sequences (request id -> sequence) by an executed plan; return what became of them."""
     first_block, finished, stopped = [], [], []
-    for place, (item, count) in enumerate(zip(plan.items, committed, strict=True)):
+    for index, (item, count) in enumerate(zip(plan.items, committed, strict=True)):
         request_id = item.request_id
         sequence = sequences[request_id]
         block = sequence.block
         sequence.advance(
             count,
             stops.get(request_id),
-            () if confidences is None else confidences[place],
-            None if learned is None else learned[place],
+            () if confidences is None else confidences[index],
+            None if learned is None else learned[index],
         )
         if sequence.block == block:
             continue
@@ -381,16 +381,16 @@ class LookaheadScheduler(PhaseScheduler):
 
     def submit(self, request: Request) -> None:
         super().submit(request)
-        own = request.generation if self.config.cut.cuts else replace(request.generation, seed=0)
-        reuse = self._pattern(own)
-        self._trajectories[request.request_id] = np.where(reuse > 0, reuse, request.total_len + reuse)
+        generation = request.generation if self.config.cut.cuts else replace(request.generation, seed=0)
+        pattern = self._pattern(generation)
+        self._trajectories[request.request_id] = np.where(pattern > 0, pattern, request.total_len + pattern)
 
     def _reuse_tokens(self, generation: GenerationConfig) -> Tokens:
         """Query tokens of every step. A Refresh depends on the prompt, so it has its tokens minus the whole length: 0 or below."""
         request = Request(request_id=0, prompt_len=1, generation=generation)
         sequence = Sequence(request, self.rule, self.config, exact_steps=self.exact_steps)
-        whole = request.total_len
-        steps = [tokens - whole if phase.is_refresh else tokens for phase, tokens in sequence.trajectory()]
+        total_len = request.total_len
+        steps = [tokens - total_len if phase.is_refresh else tokens for phase, tokens in sequence.trajectory()]
         return np.array(steps, dtype=np.int64)
 
     def schedule(self) -> StepPlan | None:
@@ -408,10 +408,10 @@ class LookaheadScheduler(PhaseScheduler):
     def _enter(self, sequence: Sequence) -> bool:
         request_id = sequence.request.request_id
         trajectory = self._trajectories[request_id]
-        ahead = self._ahead(len(trajectory))
-        if (ahead + trajectory).max() > self.config.max_num_batched_tokens or not self._reserve(sequence):
+        demand = self._ahead(len(trajectory))
+        if (demand + trajectory).max() > self.config.max_num_batched_tokens or not self._reserve(sequence):
             return False
-        ahead += trajectory
+        demand += trajectory
         self._entered_at[request_id] = self._num_steps
         return True
 
@@ -442,8 +442,8 @@ class LookaheadScheduler(PhaseScheduler):
         trajectory = self._trajectories.pop(request_id)
         if request_id not in self._entered_at:
             return
-        rest = trajectory[self._num_steps - self._entered_at.pop(request_id) :]
-        self._ahead(len(rest))[:] -= rest
+        remaining = trajectory[self._num_steps - self._entered_at.pop(request_id) :]
+        self._ahead(len(remaining))[:] -= remaining
 
 
 SCHEDULERS: Mapping[str, type[Scheduler]] = MappingProxyType(
@@ -455,7 +455,7 @@ def scheduler_of(name: str) -> type[Scheduler]:
     """Return one of ``SCHEDULERS``, or a subclass of ``Scheduler``, given as ``module:NAME`` or by the name in an installed package."""
     if name in SCHEDULERS:
         return SCHEDULERS[name]
-    found = load_named("scheduler", where_of("scheduler", name, SCHEDULERS))
-    if not (isinstance(found, type) and issubclass(found, Scheduler)):
+    scheduler_class = load_named("scheduler", where_of("scheduler", name, SCHEDULERS))
+    if not (isinstance(scheduler_class, type) and issubclass(scheduler_class, Scheduler)):
         raise UserError(f"scheduler={name!r} is no subclass of engines.dllm.scheduling.Scheduler: name one")
-    return found
+    return scheduler_class

@@ -188,8 +188,8 @@ class Sequence:
         if self.decode.first_step == "first_position" and self.step_in_block == 0:
             return 1
         if self.request.generation.anchor_threshold is not None:
-            whole, more = divmod(self.block_end - self.block_start, self.block_steps)
-            return min(self.masks_left, whole + (self.step_in_block < more))
+            quota, remainder = divmod(self.block_end - self.block_start, self.block_steps)
+            return min(self.masks_left, quota + (self.step_in_block < remainder))
         if self.is_open_ended:
             return 0 if self.decode.quota == "origin" else 1
         if self.decode.quota == "timestep":
@@ -228,29 +228,29 @@ class Sequence:
         course = self.course()
         assert course is not None
         self.num_steps += times
-        self.step_in_block = at = self.step_in_block + times
-        self.phase, self.masks_left = course.phases[at], course.masks[at]
-        self.settled_rows, self.settled_before = course.settled[at]
-        self.has_cache = self.has_cache or Phase.BUILD in course.phases[: at + 1]
+        self.step_in_block = step = self.step_in_block + times
+        self.phase, self.masks_left = course.phases[step], course.masks[step]
+        self.settled_rows, self.settled_before = course.settled[step]
+        self.has_cache = self.has_cache or Phase.BUILD in course.phases[: step + 1]
         self.first_row = 0
         if self.settles:
-            self.masks = course.masks[: at + 1]
+            self.masks = course.masks[: step + 1]
 
     def trajectory(self) -> Iterator[tuple[Phase, int]]:
         """Yield phase and query tokens of this and every later step; they are certain unless ``is_open_ended``.
 
         An early stop ends the trajectory sooner and changes nothing before.
         """
-        ahead = copy(self)
-        ahead.held = ()
-        while not ahead.is_finished:
-            yield ahead.phase, ahead.query_tokens
-            ahead.advance(ahead.quota)
+        sequence = copy(self)
+        sequence.held = ()
+        while not sequence.is_finished:
+            yield sequence.phase, sequence.query_tokens
+            sequence.advance(sequence.quota)
 
     def _choose(self, masked: Rows) -> None:
         """Choose the rows of the next step. A step that computes all rows is a PARTIAL: nothing is packed behind it."""
-        at = Standing(self.block_start, self.block_end, self.step_in_block, masked.masks, self._due)
-        self.chosen = self.rule.choose(at)  # type: ignore[attr-defined]
+        standing = Standing(self.block_start, self.block_end, self.step_in_block, masked.masks, self._due)
+        self.chosen = self.rule.choose(standing)  # type: ignore[attr-defined]
         self.phase = Phase.PARTIAL if self.chosen.num_rows == self.total_len else Phase.REUSE
 
     def _next_phase(self) -> Phase:
@@ -285,8 +285,8 @@ class Sequence:
             places = self.masked.committed(self.chosen, committed, None if learned is None else learned.places)
             learned = Learned(places) if learned is None else learned
         if self.sees:
-            seen = Seen(self.block, self.step_in_block, self.phase, committed, self.masks_left, confidences, learned)
-            self.rule.see(seen)  # type: ignore[attr-defined]
+            facts = Seen(self.block, self.step_in_block, self.phase, committed, self.masks_left, confidences, learned)
+            self.rule.see(facts)  # type: ignore[attr-defined]
         self.step_in_block += 1
         if not self.is_idle:
             # A sampler that commits the mask token commits that position again, and so commits more than the block holds.
@@ -318,7 +318,7 @@ class Course:
     def __init__(self, steps: list[tuple[Phase, int, int, tuple[int, int]]]) -> None:
         self.phases, self.quotas, self.masks, self.settled = zip(*steps, strict=True)
         kinds = list(zip(self.phases, self.quotas, strict=True))
-        self.turns = [at for at in range(1, len(kinds)) if kinds[at] != kinds[at - 1]]
+        self.turns = [step for step in range(1, len(kinds)) if kinds[step] != kinds[step - 1]]
         """Steps whose phase or quota differs from the step before."""
         self.is_build, self.is_reuse, self.is_partial = (
             np.array([phase is kind for phase in self.phases], dtype=np.int64)
@@ -348,12 +348,12 @@ def course_of(
     """Return the course of any block of this length; ``is_partial`` if its first step leaves out rows before it."""
     generation = GenerationConfig(gen_length=length, block_length=length, steps=num_steps)
     request = Request(request_id=0, prompt_len=1, generation=generation)
-    ahead = Sequence(request, rule, EngineConfig(decode=decode, settling=settling), exact_steps=exact_steps)
+    sequence = Sequence(request, rule, EngineConfig(decode=decode, settling=settling), exact_steps=exact_steps)
     steps: list[tuple[Phase, int, int, tuple[int, int]]] = []
-    while not ahead.is_finished:
-        phase = Phase.PARTIAL if is_partial and not steps else ahead.phase
-        steps.append((phase, ahead.quota, ahead.masks_left, (ahead.settled_rows, ahead.settled_before)))
-        ahead.advance(ahead.quota)
+    while not sequence.is_finished:
+        phase = Phase.PARTIAL if is_partial and not steps else sequence.phase
+        steps.append((phase, sequence.quota, sequence.masks_left, (sequence.settled_rows, sequence.settled_before)))
+        sequence.advance(sequence.quota)
     return Course(steps)
 
 
@@ -370,16 +370,16 @@ class Coming:
             self._first = number
         start, num_steps = number - self._first, taken.shape[1]
         if start + num_steps > self._sums.shape[1]:
-            more = np.zeros((len(self._sums), 256 + num_steps), dtype=np.int64)
-            self._sums = np.concatenate((self._sums[:, start:], more), axis=1)
+            zeros = np.zeros((len(self._sums), 256 + num_steps), dtype=np.int64)
+            self._sums = np.concatenate((self._sums[:, start:], zeros), axis=1)
             self._first, start = number, 0
         self._sums[:, start : start + num_steps] += taken
 
     def at(self, number: int) -> list[int]:
         """Return the sums, by kind, of a step that some request takes part in."""
         assert self._first is not None
-        found: list[int] = self._sums[:, number - self._first].tolist()
-        return found
+        sums: list[int] = self._sums[:, number - self._first].tolist()
+        return sums
 
 
 def hold_together(members: Collection[Sequence]) -> None:

@@ -125,8 +125,8 @@ class ReplayingExecutor(DelegatingExecutor):
         committed, stops = [], {}
         for item in plan.items:
             request = self._requests[item.request_id]
-            place = (item.block_start - request.prompt_len) // request.generation.block_length
-            block = self._replayed.paths[item.request_id][place]
+            index = (item.block_start - request.prompt_len) // request.generation.block_length
+            block = self._replayed.paths[item.request_id][index]
             committed.append(block.committed[item.step_in_block])
             if block.stop is not None and item.step_in_block == len(block.committed) - 1:
                 stops[item.request_id] = item.block_start + block.stop
@@ -136,24 +136,24 @@ class ReplayingExecutor(DelegatingExecutor):
 def drawn(paths: Collection[Path], requests: Sequence[Request], seed: int) -> Replayed:
     """Make paths for requests that differ from the run's. Each block follows a block of the same length, drawn evenly from the run by the
     request's number alone. A block that a stop token ended has all its steps; no request stops early."""
-    whole: dict[int, list[BlockSteps]] = {}
+    by_length: dict[int, list[BlockSteps]] = {}
     for path in paths:
         for block in path:
-            whole.setdefault(sum(block.committed), []).append(block._replace(stop=None))
-    found = {}
+            by_length.setdefault(sum(block.committed), []).append(block._replace(stop=None))
+    new_paths = {}
     for request in requests:
         rng = np.random.default_rng([seed, request.request_id])
         chosen: list[BlockSteps] = []
         for length in block_lengths(request.generation):
-            if length not in whole:
-                known = ", ".join(map(str, sorted(whole))) or "none"
+            if length not in by_length:
+                lengths = ", ".join(map(str, sorted(by_length))) or "none"
                 raise UserError(
                     f"block_length={request.generation.block_length}: the run to replay has no block of {length} tokens, "
-                    f"only of {known}: give a length of its blocks"
+                    f"only of {lengths}: give a length of its blocks"
                 )
-            chosen.append(whole[length][int(rng.integers(len(whole[length])))])
-        found[request.request_id] = tuple(chosen)
-    return Replayed(paths=found)
+            chosen.append(by_length[length][int(rng.integers(len(by_length[length])))])
+        new_paths[request.request_id] = tuple(chosen)
+    return Replayed(paths=new_paths)
 
 
 class RooflineExecutor:
@@ -337,12 +337,12 @@ def check_simulated(kind: str, policy: object, *, keeps_state: bool = False) -> 
     name = policy.__name__ if isinstance(policy, type) else type(policy).__name__
     needs: Collection[str] | None = getattr(policy, "needs", None)
     is_set = isinstance(needs, Collection) and not isinstance(needs, str)
-    if needs is not None and not (is_set and all(each in DATA for each in needs)):
+    if needs is not None and not (is_set and all(need in DATA for need in needs)):
         raise UserError(f"{kind} {name} has needs={needs!r}: give a set of {' and '.join(DATA)}")
     if needs:
-        said = " and ".join(sorted(needs))
+        names = " and ".join(sorted(needs))
         raise UserError(
-            f"{kind} {name} needs {said}, which a simulation does not know, they depend on the model: use --executor torch"
+            f"{kind} {name} needs {names}, which a simulation does not know, they depend on the model: use --executor torch"
         )
     if needs is None and not keeps_state and not is_constant(policy):
         raise UserError(

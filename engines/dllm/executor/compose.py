@@ -64,7 +64,7 @@ class PackedAttend:
 
     def _layers(self, rows: StepRows) -> Attend:
         pool, timer, store = self._pool, self._timer, self._store
-        own = slice(rows.num_refresh_rows, rows.num_rows)
+        reuse_rows = slice(rows.num_refresh_rows, rows.num_rows)
         refresh, reuse = self._by_runs(rows) if rows.spans is None else self._by_spans(rows, rows.spans)
         joins = rows.spans is None or bool(rows.refresh_runs and rows.reuse_q_runs)
 
@@ -82,7 +82,7 @@ class PackedAttend:
             if rows.reuse_q_runs:
                 pool_k, pool_v = pool.k[layer], pool.v[layer]
                 # The block's fresh rows go right behind the retained ones: one run, no concatenation.
-                store(pool_k, pool_v, rows.pool_row, k[own], v[own])
+                store(pool_k, pool_v, rows.pool_row, k[reuse_rows], v[reuse_rows])
                 if rows.key_rows is not None:
                     pool_k, pool_v = pool_k.index_select(0, rows.key_rows), pool_v.index_select(0, rows.key_rows)
                 out = reuse(q, pool_k, pool_v, out)
@@ -104,7 +104,7 @@ class PackedAttend:
     def _by_spans(self, rows: StepRows, spans: tuple[Spans, Spans]) -> tuple[Part, Part]:
         """Attend a step with only Refresh or only Reuse rows as a whole, into the backend's own output."""
         attention, is_mixed = self._attention, bool(rows.refresh_runs and rows.reuse_q_runs)
-        first, own = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
+        refresh_rows, reuse_rows = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
 
         def over(queries: slice, keys: slice, where: Spans) -> Part:
             def attend(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class PackedAttend:
 
             return attend
 
-        return over(first, first, spans[0]), over(own, slice(None), spans[1])
+        return over(refresh_rows, refresh_rows, spans[0]), over(reuse_rows, slice(None), spans[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,8 +316,8 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
 def _filling_requests(model: DiffusionModel, config: EngineConfig, generation: GenerationConfig) -> list[Request]:
     """Requests of the longest length, and one of the remaining length, that together fill the budget."""
     longest = min(config.max_model_len, model.config.max_sequence_length, config.max_num_batched_tokens)
-    full, rest = divmod(config.max_num_batched_tokens, longest)
-    lengths = [longest] * full + ([rest] if rest > generation.gen_length else [])
+    num_longest, remainder = divmod(config.max_num_batched_tokens, longest)
+    lengths = [longest] * num_longest + ([remainder] if remainder > generation.gen_length else [])
     token = 0 if model.config.mask_token_id else 1
     return [
         Request(
@@ -341,10 +341,10 @@ def _cuda_peak(run: Callable[[], object], device: torch.device) -> int:
     gc.collect()  # garbage of earlier runs, freed later, would hide as many bytes
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
+    bytes_before = torch.cuda.memory_allocated(device)
     run()
     torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    return torch.cuda.max_memory_allocated(device) - bytes_before
 
 
 def _cpu_peak(run: Callable[[], object]) -> int:
@@ -355,8 +355,8 @@ def _cpu_peak(run: Callable[[], object]) -> int:
         run()
     events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
-    held = peak = 0
+    live_bytes = peak = 0
     for event in events:
-        held += event.nbytes()
-        peak = max(peak, held)
+        live_bytes += event.nbytes()
+        peak = max(peak, live_bytes)
     return peak

@@ -53,15 +53,15 @@ class GraphForward:
         sizes = _sizes(key)
         position, flat, pool_row = numbers.split(sizes)[:3]
         spans = numbers[sum(sizes[:3]) :].to(torch.int32).split(sizes[3:])
-        longest = self._tokens.shape[1] - 1
+        max_len = self._tokens.shape[1] - 1
         reuse = Spans(
             cu_q=spans[3],
             k_start=spans[4],
             k_len=spans[5],
             max_q=max(key.max_q, key.rows * key.has_refresh),
-            max_k=longest,
+            max_k=max_len,
         )
-        refresh = Spans(cu_q=spans[0], k_start=spans[1], k_len=spans[2], max_q=key.max_q, max_k=longest)
+        refresh = Spans(cu_q=spans[0], k_start=spans[1], k_len=spans[2], max_q=key.max_q, max_k=max_len)
         if key.has_refresh:
             row = torch.arange(key.rows, dtype=torch.int32, device=numbers.device)
             is_refresh = (row < refresh.cu_q[-1])[:, None, None]
@@ -97,14 +97,14 @@ class StepGraphs(Graphs[GraphKey]):
         if packed.num_rows > MAX_ROWS:
             return None
         longest = int(np.diff(packed.base).max())
-        least = graph_key(packed.num_rows, len(table.slot), longest, has_refresh=table.num_refresh > 0)
-        return min((key for key in self.keys if key.holds(least)), default=None)
+        needed = graph_key(packed.num_rows, len(table.slot), longest, has_refresh=table.num_refresh > 0)
+        return min((key for key in self.keys if key.holds(needed)), default=None)
 
     def capture(self, key: GraphKey) -> None:
         if key in self:
             return
-        nothing = ItemTable.of((), ())
-        metadata = self._metadata(key, nothing, PackedRows.of(nothing, None, width=1, least=0))
+        no_items = ItemTable.of((), ())
+        metadata = self._metadata(key, no_items, PackedRows.of(no_items, None, width=1, least=0))
         self.record(key, metadata, partial(self._forward, key))
 
     def run(self, key: GraphKey, table: ItemTable, packed: PackedRows, fresh: Fresh | None = None) -> Tensor:
@@ -121,19 +121,19 @@ class StepGraphs(Graphs[GraphKey]):
         """The step's metadata, padded to the graph's sizes."""
         slots, width = self._tokens.shape
         padding_row = self._pool.num_rows - 1
-        m, first, n = table.num_refresh, packed.num_refresh_rows, packed.num_rows
+        m, num_refresh_rows, n = table.num_refresh, packed.num_refresh_rows, packed.num_rows
         position, flat, pool_row = np.zeros((3, key.rows), dtype=np.int64)
         position[:n], flat[:n] = packed.position[:n], packed.flat[:n]
         flat[n:] = (slots - 1) * width
         pool_row[:] = padding_row
-        pool_row[first:n] = packed.pool_row
+        pool_row[num_refresh_rows:n] = packed.pool_row
         lengths = np.diff(packed.base)
         refresh = SpanMetadata.of_lengths(lengths[:m], size=key.sequences)
         # The first Reuse sequence stands for the rows of the Refresh sequences, whose attention comes after.
         reuse = SpanMetadata.of_lengths(
-            np.append(first, lengths[m:]),
+            np.append(num_refresh_rows, lengths[m:]),
             np.append(padding_row, table.kv_start[m:]),
-            np.append(int(first > 0), packed.key_len),
+            np.append(int(num_refresh_rows > 0), packed.key_len),
             size=key.sequences + 1,
         )
         return position, flat, pool_row, *refresh, *reuse

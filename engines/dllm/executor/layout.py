@@ -92,30 +92,30 @@ class Layouts:
     def _new(self, items: Sequence[PlanItem], table: ItemTable, pad_to: int | None) -> StepLayout:
         """Send all metadata in one transfer, except the candidates'."""
         host = self._rows.of(items, table, pad_to)
-        places = BlockRows.of(table, host.packed.base, width=self._state.width, shifts_logits=self._shifts_logits)
-        arrays = [places.position, places.packed, places.flat, table.slot]
+        block_rows = BlockRows.of(table, host.packed.base, width=self._state.width, shifts_logits=self._shifts_logits)
+        arrays = [block_rows.position, block_rows.packed, block_rows.flat, table.slot]
         if self._state.settles:
             arrays.append(table.step_in_block[:, None])
-        if places.inside is not None:
-            arrays.append((~places.inside).astype(np.int64))
+        if block_rows.inside is not None:
+            arrays.append((~block_rows.inside).astype(np.int64))
         fresh_rows = FreshRows.of(table, host.packed.base)
-        told = () if fresh_rows is None else fresh_rows.arrays()
-        sent = self._staging.send(*arrays, *host.arrays, *told)
+        fresh_arrays = () if fresh_rows is None else fresh_rows.arrays()
+        sent = self._staging.send(*arrays, *host.arrays, *fresh_arrays)
         positions, block_packed, flat, slot, *others = sent[: len(arrays)]
         step = others.pop(0) if self._state.settles else None
         block = BlockPlaces(positions, block_packed, flat, others[0] != 0 if others else None, slot, step)
         fresh = None
-        if told:
-            fresh = self._state.fresh_rows(block, sent[-len(told) :])
+        if fresh_arrays:
+            fresh = self._state.fresh_rows(block, sent[-len(fresh_arrays) :])
             block = block._replace(packed=fresh.packed)
-        every = None
+        all_cells = None
         if self._wants_every_place:
-            row = places.packed.ravel()
+            row = block_rows.packed.ravel()
             is_every_row = len(row) == host.packed.num_rows >= MIN_ROWS and bool((row == np.arange(len(row))).all())
-            every = first_places(table.block_end - table.block_start, block, None, self._staging)
-            every = every._replace(is_every_row=is_every_row)
+            all_cells = first_places(table.block_end - table.block_start, block, None, self._staging)
+            all_cells = all_cells._replace(is_every_row=is_every_row)
         return StepLayout(
-            num_rows=host.packed.num_rows, rows=host.on_device(sent[len(arrays) :], fresh), block=block, every=every
+            num_rows=host.packed.num_rows, rows=host.on_device(sent[len(arrays) :], fresh), block=block, every=all_cells
         )
 
 
@@ -185,15 +185,15 @@ class PackedLayout:
         arrays = [packed.position, packed.flat, packed.pool_row]
         keys = [self._keys(items, table, packed, self._selection)]
         if self._selecting is not None:
-            own = table.selecting(self._selecting.sparsity)
-            keys.append(self._keys(items, own, packed, self._selecting.selection))
+            selecting_table = table.selecting(self._selecting.sparsity)
+            keys.append(self._keys(items, selecting_table, packed, self._selecting.selection))
 
         def on_device(sent: Sequence[Tensor], fresh: Fresh | None) -> EagerRows:
             if fresh is not None:
                 fresh.write(packed.num_rows, sent[0], sent[1], sent[2], packed.num_refresh_rows)
             runs, others = list(pairwise(packed.base.tolist())), sent[len(arrays) :]
-            ends = pairwise(accumulate((len(each.arrays) for each in keys), initial=0))
-            first, *rest = (each.on_device(others[start:end]) for each, (start, end) in zip(keys, ends, strict=True))
+            bounds = pairwise(accumulate((len(part.arrays) for part in keys), initial=0))
+            first, *rest = (part.on_device(others[start:end]) for part, (start, end) in zip(keys, bounds, strict=True))
             rows = StepRows(
                 num_rows=packed.num_rows,
                 num_refresh_rows=packed.num_refresh_rows,
@@ -207,7 +207,7 @@ class PackedLayout:
             rows = rows._replace(selecting=rows._replace(**rest[0]) if rest else None)
             return EagerRows(rows, self._model.rotary(rows.position), self._attend(items, rows, pad_to))
 
-        return HostRows(packed, [*arrays, *(array for each in keys for array in each.arrays)], on_device)
+        return HostRows(packed, [*arrays, *(array for part in keys for array in part.arrays)], on_device)
 
     def _keys(
         self, items: Sequence[PlanItem], table: ItemTable, packed: PackedRows, selection: SelectAndPack
@@ -220,7 +220,7 @@ class PackedLayout:
             lengths = np.diff(packed.base)
             reuse = SpanMetadata.of_lengths(lengths[m:], start, key_len)
             arrays.append(np.concatenate((*SpanMetadata.of_lengths(lengths[:m]), *reuse)).astype(np.int64))
-        num_own, build = len(arrays), BuildRows.of(table, items, packed.base)
+        num_span_arrays, build = len(arrays), BuildRows.of(table, items, packed.base)
         if build is not None:
             if self._state.settles:
                 arrays += build.kept_blocks()
@@ -231,7 +231,7 @@ class PackedLayout:
             return {
                 "reuse_k_runs": list(zip(start.tolist(), (start + key_len).tolist(), strict=True)),
                 "spans": _spans(sent[0], packed, table, key_len) if self._sends_spans else None,
-                "pack": None if build is None else self._pack(build, selection, sent[num_own:]),
+                "pack": None if build is None else self._pack(build, selection, sent[num_span_arrays:]),
                 "key_rows": None if gathered is None else sent[-1],
             }
 
@@ -254,9 +254,9 @@ class PackedLayout:
 
 def _spans(sent: Tensor, packed: PackedRows, table: ItemTable, key_len: Ints) -> tuple[Spans, Spans]:
     m, n = table.num_refresh, len(table.slot) - table.num_refresh
-    longest = np.diff(packed.base)
+    lengths = np.diff(packed.base)
     parts = sent.to(torch.int32).split([m + 1, m + 1, m, n + 1, n + 1, n])
-    max_q, max_window = int(longest[:m].max(initial=0)), int(longest[m:].max(initial=0))
+    max_q, max_window = int(lengths[:m].max(initial=0)), int(lengths[m:].max(initial=0))
     return (
         Spans(cu_q=parts[0], k_start=parts[1], k_len=parts[2], max_q=max_q, max_k=max_q),
         Spans(cu_q=parts[3], k_start=parts[4], k_len=parts[5], max_q=max_window, max_k=int(key_len.max(initial=0))),

@@ -112,10 +112,10 @@ class CandidateChoice:
             return None
         generations, draws = self._state.generations(items), self._state.next_draws(items)
         vocabulary = self._vocab_size
-        real = [[g.temperature, g.top_p, g.alg_temp, float(g.remasking == "random")] for g in generations]
-        whole = [[g.seed, n, min(g.top_k or vocabulary, vocabulary)] for g, n in zip(generations, draws, strict=True)]
-        temperature, top_p, alg_temp, is_random = self._staging.floats(np.array(real)[candidates.item].T)
-        seeds, counts, top_k = self._staging.send(np.array(whole, dtype=np.int64)[candidates.item].T.copy())[0]
+        floats = [[g.temperature, g.top_p, g.alg_temp, float(g.remasking == "random")] for g in generations]
+        ints = [[g.seed, n, min(g.top_k or vocabulary, vocabulary)] for g, n in zip(generations, draws, strict=True)]
+        temperature, top_p, alg_temp, is_random = self._staging.floats(np.array(floats)[candidates.item].T)
+        seeds, counts, top_k = self._staging.send(np.array(ints, dtype=np.int64)[candidates.item].T.copy())[0]
         truncates = any(g.top_p < 1 or g.top_k is not None for g in generations)
         return Sampling(
             temperature=temperature,
@@ -161,14 +161,14 @@ def _learned(
     items: Sequence[PlanItem], at: Sequence[Sequence[int]], surest: Sequence[tuple[float, ...]]
 ) -> list[Learned]:
     """The ``Learned`` of each item, from the places in its block that it committed."""
-    places = [tuple([item.block_start + place for place in own]) for item, own in zip(items, at, strict=True)]
-    return [Learned(own, *surest[i : i + 1]) for i, own in enumerate(places)]
+    places = [tuple([item.block_start + offset for offset in offsets]) for item, offsets in zip(items, at, strict=True)]
+    return [Learned(positions, *surest[i : i + 1]) for i, positions in enumerate(places)]
 
 
 def _told(confidence: Tensor, chosen: Tensor) -> list[tuple[float, ...]]:
     """Confidences of the chosen places of each item, best first; both arguments are [n, B]."""
     rows = zip(confidence.tolist(), chosen.tolist(), strict=True)
-    return [tuple(sorted(compress(own, places), reverse=True)) for own, places in rows]
+    return [tuple(sorted(compress(values, flags), reverse=True)) for values, flags in rows]
 
 
 class Commit:
@@ -216,33 +216,33 @@ class Commit:
             weights = self._staging.floats(self._weights(items, confidence.shape))
             confidence = (confidence * weights).masked_fill_((weights < 0) | found.fixed, -torch.inf)
         if self._commits_best(items):
-            most, best = confidence.max(dim=1, keepdim=True)  # max takes the first of equals, as documented
-            self._state.check_finite(block.slot, most.squeeze(1))
-            self._state.commit(block, block.flat.gather(1, best), token.gather(1, best))
+            highest, index = confidence.max(dim=1, keepdim=True)  # max takes the first of equals, as documented
+            self._state.check_finite(block.slot, highest.squeeze(1))
+            self._state.commit(block, block.flat.gather(1, index), token.gather(1, index))
             committed = self._read_back(items, block, None, [1] * len(items))
             if learns != "nothing":
-                at = [[place] for (place,) in best.tolist()]
-                committed = committed._replace(learned=_learned(items, at, surest if learns == "attention" else ()))
-            return committed._replace(confidences=[tuple(own) for own in most.tolist()]) if tells else committed
+                places = [[place] for (place,) in index.tolist()]
+                committed = committed._replace(learned=_learned(items, places, surest if learns == "attention" else ()))
+            return committed._replace(confidences=[tuple(row) for row in highest.tolist()]) if tells else committed
         self._state.check_finite(block.slot, confidence.amax(dim=1))
         # NaN compares with nothing. A request with NaN is lost anyway, and goes on to its end as fast as any.
         confidence = confidence.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
         ranked = confidence.clone() if tells else confidence  # choosing overwrites places in it
-        chosen, known = self._choose(items, confidence, block)
+        chosen, counts = self._choose(items, confidence, block)
         self._state.commit_chosen(block, chosen, token, found)
-        committed = self._read_back(items, block, chosen, known)
+        committed = self._read_back(items, block, chosen, counts)
         if learns != "nothing":
-            at = [list(compress(range(len(own)), own)) for own in chosen.tolist()]
-            committed = committed._replace(learned=_learned(items, at, surest if learns == "attention" else ()))
+            places = [list(compress(range(len(row)), row)) for row in chosen.tolist()]
+            committed = committed._replace(learned=_learned(items, places, surest if learns == "attention" else ()))
         return committed._replace(confidences=_told(ranked, chosen)) if tells else committed
 
     @staticmethod
     def _weights(items: Sequence[PlanItem], shape: Sequence[int]) -> NDArray[np.float64]:
         """Weights of confidences [n, B], 1 if a rule gives none."""
         weights = np.ones(tuple(shape))
-        for item, own in zip(items, weights, strict=True):
+        for item, row in zip(items, weights, strict=True):
             if item.chosen.weights:
-                own[array_of(item.chosen.places) - item.block_start] = np.frombuffer(item.chosen.weights)
+                row[array_of(item.chosen.places) - item.block_start] = np.frombuffer(item.chosen.weights)
         return weights
 
     def _commits_best(self, items: Sequence[PlanItem]) -> bool:
@@ -260,39 +260,39 @@ class Commit:
         if decode.quota == "origin":
             return self._choose_at_random(items, confidence, block), None
         if decode.first_step != "ranked":
-            first = staging.ints([item.step_in_block == 0 for item in items]) != 0
+            is_first = staging.ints([item.step_in_block == 0 for item in items]) != 0
             if decode.first_step == "first_position":
-                confidence[:, 1:].masked_fill_(first.unsqueeze(1), -torch.inf)
+                confidence[:, 1:].masked_fill_(is_first.unsqueeze(1), -torch.inf)
             else:
-                own = confidence[:, 0]
-                confidence[:, 0] = torch.where(first & (own > -torch.inf), torch.inf, own)
+                column = confidence[:, 0]
+                confidence[:, 0] = torch.where(is_first & (column > -torch.inf), torch.inf, column)
         generations = self._state.generations(items)
         is_parallel = [generation.is_parallel for generation in generations]
-        by_library = None
+        library_choice = None
         if self._is_parity:
             spans = [self._ranked_span(item, self._state.request(item)) for item in items]
-            by_library = choose_parity(confidence, commit, *map(list, zip(*spans, strict=True)))
+            library_choice = choose_parity(confidence, commit, *map(list, zip(*spans, strict=True)))
             if not any(is_parallel):
-                return by_library, commit
+                return library_choice, commit
         threshold = factor = leap = None
         if any(is_parallel):
-            limits = np.array([_limits(*each, relax=decode.relax) for each in zip(generations, items, strict=True)])
-            threshold, factor, *near = staging.floats(limits.T).to(confidence.dtype)
-            leap = tuple(near) if any(g.anchor_threshold is not None for g in generations) else None
+            limits = np.array([_limits(*pair, relax=decode.relax) for pair in zip(generations, items, strict=True)])
+            threshold, factor, *leap_values = staging.floats(limits.T).to(confidence.dtype)
+            leap = tuple(leap_values) if any(g.anchor_threshold is not None for g in generations) else None
         quota = commit[0] if len(set(commit)) == 1 else staging.ints(commit)
         chosen = choose(confidence, quota, threshold, factor, leap)
-        if by_library is not None:
-            chosen = torch.where((staging.ints(is_parallel) != 0).unsqueeze(1), chosen, by_library)
+        if library_choice is not None:
+            chosen = torch.where((staging.ints(is_parallel) != 0).unsqueeze(1), chosen, library_choice)
         return chosen, None if any(is_parallel) else commit
 
     def _choose_at_random(self, items: Sequence[PlanItem], confidence: Tensor, block: BlockPlaces) -> Tensor:
         """Dream's ``origin``: each mask is committed with the schedule's probability."""
-        share = self._staging.floats(np.array([item.commit_probability for item in items])).unsqueeze(1)
+        probability = self._staging.floats(np.array([item.commit_probability for item in items])).unsqueeze(1)
         seeds = self._staging.ints([generation.seed for generation in self._state.generations(items)])
         steps = self._staging.ints([item.step_in_block for item in items])
         keys = ~row_keys(seeds.unsqueeze(1), steps.unsqueeze(1), block.positions)
         drawn = uniform(keys.flatten(), 1).view(confidence.shape)
-        return (drawn < share) & (confidence > -torch.inf)
+        return (drawn < probability) & (confidence > -torch.inf)
 
     def _read_back(
         self, items: Sequence[PlanItem], block: BlockPlaces, chosen: Tensor | None, known: list[int] | None
@@ -302,24 +302,24 @@ class Commit:
         state = self._state
         if known is not None and not state.stopping:
             return Committed(known, {})
-        asked = [item.request_id in state.stopping for item in items]
+        is_stopping = [item.request_id in state.stopping for item in items]
         if known is None:
             assert chosen is not None
             counted = chosen.sum(dim=1)
-            if not any(asked):
+            if not any(is_stopping):
                 return Committed(counted.tolist(), {})
-        elif not any(a and count >= i.masks_left for a, i, count in zip(asked, items, known, strict=True)):
+        elif not any(a and count >= i.masks_left for a, i, count in zip(is_stopping, items, known, strict=True)):
             return Committed(known, {})
         else:
             counted = torch.zeros(len(items), dtype=torch.int64, device=state.tokens.device)
         # max_len, the position of a ragged block's padding, is not the position of any token.
         ids = state.tokens.take(block.flat)
-        first = torch.where(torch.isin(ids, self._stop_ids), block.positions, state.max_len).amin(dim=1)
-        counts, places = torch.stack((counted, first)).tolist()
+        first_stop = torch.where(torch.isin(ids, self._stop_ids), block.positions, state.max_len).amin(dim=1)
+        counts, positions = torch.stack((counted, first_stop)).tolist()
         committed = counts if known is None else known
         stops = {}
-        for wants, item, count, place in zip(asked, items, committed, places, strict=True):
-            if wants and count >= item.masks_left and place < state.max_len:
-                stops[item.request_id] = place
+        for can_stop, item, count, position in zip(is_stopping, items, committed, positions, strict=True):
+            if can_stop and count >= item.masks_left and position < state.max_len:
+                stops[item.request_id] = position
                 state.end_with(item)
         return Committed(committed, stops)

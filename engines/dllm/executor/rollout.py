@@ -31,30 +31,30 @@ class Rollout:
         self._layers = []
 
         def keeping(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            asked = q.clone()  # attention may overwrite q
+            queries = q.clone()  # attention may overwrite q
             out = attend(layer, q, k, v)
-            self._layers.append([self._mean_attention(asked, layer, *each) for each in zip(items, runs, strict=True)])
+            self._layers.append([self._mean_attention(queries, layer, *pair) for pair in zip(items, runs, strict=True)])
             return out
 
         return keeping
 
     def _mean_attention(self, q: Tensor, layer: int, item: PlanItem, run: Run) -> Tensor:
         """The heads' mean attention [rows, T] of an item."""
-        own, keys = q[slice(*run)], self._pool.k[layer][item.kv_start : item.kv_start + item.total_len]
-        keys = keys.repeat_interleave(own.shape[1] // keys.shape[1], dim=1)
-        scores = own.transpose(0, 1) @ keys.permute(1, 2, 0) / own.shape[-1] ** 0.5
+        queries, keys = q[slice(*run)], self._pool.k[layer][item.kv_start : item.kv_start + item.total_len]
+        keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1)
+        scores = queries.transpose(0, 1) @ keys.permute(1, 2, 0) / queries.shape[-1] ** 0.5
         return torch.softmax(scores.float(), dim=-1).mean(dim=0)
 
     def importance(self, items: Sequence[PlanItem]) -> list[tuple[float, ...]]:
         """The importance of each position of each item, in the last step."""
-        found = []
-        for place, item in enumerate(items):
+        importances = []
+        for index, item in enumerate(items):
             rows = torch.from_numpy(np.array(array_of(item.chosen.rows))).to(self._pool.k.device)
             sums = torch.ones(item.total_len, dtype=torch.float64, device=rows.device)
             for layer in reversed(self._layers):
-                attention, passed = layer[place].double(), sums[rows]
+                attention, passed = layer[index].double(), sums[rows]
                 attention[torch.arange(len(rows), device=rows.device), rows] += 1
                 sums[rows] = 0
                 sums += passed @ (attention / attention.sum(dim=1, keepdim=True))
-            found.append(tuple(sums.tolist()))
-        return found
+            importances.append(tuple(sums.tolist()))
+        return importances

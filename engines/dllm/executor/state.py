@@ -110,11 +110,11 @@ class RequestState:
             return ()
         slot = self._slots.pop(request_id)
         del self._draws[request_id]
-        for special in (self.guided, self.sampled, self.parallel, self.stopping):
-            special.discard(request_id)
+        for members in (self.guided, self.sampled, self.parallel, self.stopping):
+            members.discard(request_id)
         self._free.append(slot)
         end = self._ends.pop(request_id, request.total_len)
-        rest = (self._eos_id,) * (request.total_len - end)
+        padding = (self._eos_id,) * (request.total_len - end)
         # Both together, so that we wait for the device once.
         *ids, taint = torch.cat((self.tokens[slot, request.prompt_len : end], self._taint[slot : slot + 1])).tolist()
         if taint:
@@ -123,7 +123,7 @@ class RequestState:
                 "logits were not finite (NaN or infinite): the weights are damaged, or dtype is too narrow for them; check "
                 "the checkpoint, or use --dtype float32"
             )
-        return (*ids, *rest)
+        return (*ids, *padding)
 
     def request(self, item: PlanItem) -> Request:
         return self._requests[item.request_id]
@@ -157,8 +157,8 @@ class RequestState:
         self.tokens.put_(block.flat, torch.where(chosen, tokens, found.ids))
         if self._committed_in is not None:
             assert block.step is not None
-            before = self._committed_in.take(block.flat)
-            self._committed_in.put_(block.flat, torch.where(chosen, block.step, before))
+            previous = self._committed_in.take(block.flat)
+            self._committed_in.put_(block.flat, torch.where(chosen, block.step, previous))
 
     def fresh_rows(self, block: BlockPlaces, sent: Sequence[Tensor]) -> Fresh:
         """Find the rows to compute of the last requests of a step, which have settled rows; ``sent`` holds their ``FreshRows.arrays``."""
@@ -169,12 +169,12 @@ class RequestState:
         is_fresh = (self.tokens.take(flat) == self._mask_id) | (self._committed_in.take(flat) >= settled_before)
         if block.padding is not None:
             is_fresh &= ~block.padding[-count:]
-        by_place = is_fresh.long()
-        order = (1 - by_place).sort(dim=1, stable=True).indices
+        fresh_flags = is_fresh.long()
+        order = (1 - fresh_flags).sort(dim=1, stable=True).indices
         offset = order.take(rank)
         cell = first_cell + offset
         packed = block.packed.clone()
-        packed[-count:] = base + (by_place.cumsum(dim=1) - 1).clamp_(min=0)
+        packed[-count:] = base + (fresh_flags.cumsum(dim=1) - 1).clamp_(min=0)
         return Fresh(
             position=block.positions[-count:].take(cell),
             flat=flat.take(cell),

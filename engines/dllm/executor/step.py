@@ -61,7 +61,7 @@ class ItemTable:
         numbers = np.array([item[_FIRST:_END] for item in items], dtype=np.int64)
         columns = numbers.reshape(-1, _END - _FIRST).T
         total_len, block_start, block_end, window_end, _, masks_left, kept, kv_start, step, _, *left_out = columns
-        first, settled, before = left_out
+        first, settled, settled_before = left_out
         num_refresh = sum([item.phase.is_refresh for item in items])
         is_reuse = np.arange(len(items)) >= num_refresh
         if first.any():  # a PARTIAL computes its rows to the end
@@ -81,8 +81,8 @@ class ItemTable:
             kv_start=kv_start,
             step_in_block=step,
             first=first,
-            num_rows=np.array([each.num_rows for each in chosen]) if chosen else num_rows,
-            settled_before=before,
+            num_rows=np.array([choice.num_rows for choice in chosen]) if chosen else num_rows,
+            settled_before=settled_before,
             num_settling=int(np.count_nonzero(settled)),
             suffixes=[item.suffix for item in items] if any(item.suffix for item in items) else (),
             chosen=chosen,
@@ -91,13 +91,13 @@ class ItemTable:
     def keys(self) -> tuple[Ints, Ints, Ints | None]:
         """Return where each item's keys begin in the pool and how many there are, unless it is a Refresh. If some item attends to only some
         of its keys, also return the pool rows to gather; the starts then refer to these."""
-        if not any(each.keys for each in self.chosen):
+        if not any(choice.keys for choice in self.chosen):
             return self.kv_start, self.kept + self.window_end - self.block_start, None
         pairs = zip(self.chosen, self.total_len, strict=True)
-        own = [array_of(each.keys) if each.keys else np.arange(length) for each, length in pairs]
-        count = np.array([len(each) for each in own])
-        rows = np.concatenate([each + start for each, start in zip(own, self.kv_start, strict=True)])
-        return np.cumsum(count) - count, count, rows
+        places = [array_of(choice.keys) if choice.keys else np.arange(length) for choice, length in pairs]
+        counts = np.array([len(part) for part in places])
+        rows = np.concatenate([part + start for part, start in zip(places, self.kv_start, strict=True)])
+        return np.cumsum(counts) - counts, counts, rows
 
     def selecting(self, sparsity: SparsityConfig) -> "ItemTable":
         """Return the table for the layers that select while one keeps every row. Their retained rows end where that layer's do, right
@@ -108,8 +108,8 @@ class ItemTable:
     def pool_rows(self, item: int, position: Ints) -> Ints:
         """Return the pool rows of an item's positions, if it keeps every row of its context: prefix, suffix, window."""
         start, end, kv_start = self.block_start[item], self.window_end[item], self.kv_start[item]
-        place = np.where(position < start, position, self.kept[item] + position - start)
-        return kv_start + np.where(position < end, place, position - (end - start))
+        offset = np.where(position < start, position, self.kept[item] + position - start)
+        return kv_start + np.where(position < end, offset, position - (end - start))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,21 +142,21 @@ class PackedRows:
         packed = np.zeros((2, max(num_rows, least)), dtype=np.int64)
         position = packed[0, :num_rows]
         if table.chosen:  # K and V of a position lie at its place
-            np.concatenate([array_of(each.rows) for each in table.chosen], out=position)
+            np.concatenate([array_of(choice.rows) for choice in table.chosen], out=position)
             pool_row = position + table.kv_start.repeat(lengths)
         else:
             np.add(rows, (first - base[:-1]).repeat(lengths), out=position)
-            behind = table.kv_start[num_refresh:] + table.kept[num_refresh:]
-            pool_row = rows[num_refresh_rows:] + (behind - base[num_refresh:-1]).repeat(lengths[num_refresh:])
+            pool_start = table.kv_start[num_refresh:] + table.kept[num_refresh:]
+            pool_row = rows[num_refresh_rows:] + (pool_start - base[num_refresh:-1]).repeat(lengths[num_refresh:])
             is_partial = table.num_rows > table.window_end - table.block_start
             for item in (np.flatnonzero(is_partial[num_refresh:]) + num_refresh).tolist():
-                own = slice(base[item] - num_refresh_rows, base[item + 1] - num_refresh_rows)
-                pool_row[own] = table.pool_rows(item, position[base[item] : base[item + 1]])
+                span = slice(base[item] - num_refresh_rows, base[item + 1] - num_refresh_rows)
+                pool_row[span] = table.pool_rows(item, position[base[item] : base[item + 1]])
         for item, suffix in enumerate(table.suffixes):
-            own_rows = position[base[item] : base[item + 1]]
-            behind_block = own_rows - table.block_end[item]
+            positions = position[base[item] : base[item + 1]]
+            behind_block = positions - table.block_end[item]
             if suffix and (is_behind := behind_block >= 0).any():
-                own_rows[is_behind] = array_of(suffix)[behind_block[is_behind]]
+                positions[is_behind] = array_of(suffix)[behind_block[is_behind]]
         np.add(position, (table.slot * width).repeat(lengths), out=packed[1, :num_rows])
         return PackedRows(
             num_rows=num_rows,
@@ -208,11 +208,11 @@ class BlockRows:
     def _of_chosen(table: ItemTable, base: Ints, position: Ints, *, width: int, shift: int) -> "BlockRows":
         """Only the places that get logits are inside; the row that predicts each is among the item's rows."""
         packed, inside = np.repeat(base[:-1, None], position.shape[1], axis=1), np.zeros(position.shape, dtype=np.bool_)
-        for item, each in enumerate(table.chosen):
-            places = array_of(each.places)
-            at = places - table.block_start[item]
-            packed[item, at] += np.searchsorted(array_of(each.rows), places - shift)
-            inside[item, at] = True
+        for item, choice in enumerate(table.chosen):
+            places = array_of(choice.places)
+            offset = places - table.block_start[item]
+            packed[item, offset] += np.searchsorted(array_of(choice.rows), places - shift)
+            inside[item, offset] = True
         is_real = position < table.block_end[:, None]
         position = np.where(is_real, position, width - 1)
         return BlockRows(position=position, packed=packed, flat=table.slot[:, None] * width + position, inside=inside)

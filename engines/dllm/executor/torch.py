@@ -109,10 +109,10 @@ class KernelChoice:
                 "host_kernels_unavailable": self._host.fault,
                 "products": products_by(self._model),
             }
-        found = availability(self._device, self._dtype, *self._heads)
+        reasons = availability(self._device, self._dtype, *self._heads)
         return {
             "attention_backend": self.attention.name,
-            "attention_unavailable": {name: why for name, why in found.items() if why is not None},
+            "attention_unavailable": {name: reason for name, reason in reasons.items() if reason is not None},
             "fused_kernels": self.triton.serve(),
             "kernel_faults": dict(self.triton.faults()),
         }
@@ -250,35 +250,35 @@ class TorchExecutor:
     def _run(self, plan: StepPlan) -> StepOutcome:
         timer = self.timer
         self.state.admit(plan.admitted)
-        places = range(len(plan.items))  # Refreshes first, settled rows last
-        order = sorted(places, key=lambda i: _PLACE[plan.items[i].phase] + (plan.items[i].settled_rows > 0))
+        indices = range(len(plan.items))  # Refreshes first, settled rows last
+        order = sorted(indices, key=lambda i: _PLACE[plan.items[i].phase] + (plan.items[i].settled_rows > 0))
         items = [plan.items[i] for i in order]
         layout = self.layouts.of(items, plan.pad_to)
         timer.lap("metadata")
         hidden, guidance, query_rows = self.forward(plan, items, layout)
         timer.lap("gemm")
-        found = self.state.block_tokens(layout.block)
-        candidates = self.candidates.of(items, layout, found)
+        tokens = self.state.block_tokens(layout.block)
+        candidates = self.candidates.of(items, layout, tokens)
         sampling = self.candidates.sampling(items, candidates, layout.block)
         timer.lap("commit")
         reduced = self.head(hidden, guidance, candidates, sampling)
         timer.lap("logits")
-        counts, stops, told, known = self.commit(items, layout.block, found, candidates, reduced)
+        counts, stops, scores, facts = self.commit(items, layout.block, tokens, candidates, reduced)
         timer.lap("commit")
         taken = timer.end()
         committed = [0] * len(items)
         confidences: list[tuple[float, ...]] = [()] * len(items)
         learned = None
-        if known is not None:
+        if facts is not None:
             if self.rollout is not None:
-                known = [
-                    k._replace(importance=own) for k, own in zip(known, self.rollout.importance(items), strict=True)
+                facts = [
+                    k._replace(importance=row) for k, row in zip(facts, self.rollout.importance(items), strict=True)
                 ]
-            learned = tuple([known[order.index(i)] for i in places])
-        for place, i in enumerate(order):
-            committed[i] = counts[place]
-            if told is not None:
-                confidences[i] = told[place]
+            learned = tuple([facts[order.index(i)] for i in indices])
+        for index, i in enumerate(order):
+            committed[i] = counts[index]
+            if scores is not None:
+                confidences[i] = scores[index]
         return StepOutcome(
             committed=tuple(committed),
             query_rows=query_rows,
@@ -288,7 +288,7 @@ class TorchExecutor:
             stops=stops,
             graph=isinstance(layout.rows, GraphRows),
             parts=None if taken is None else taken.parts,
-            confidences=None if told is None else tuple(confidences),
+            confidences=None if scores is None else tuple(confidences),
             learned=learned,
         )
 
@@ -330,10 +330,10 @@ def follow(executor: Executor, group: TensorParallel) -> None:
     try:
         while True:
             command: tuple[str, Any] = group.from_leader()
-            what, argument = command
-            if what == "stop":
+            name, argument = command
+            if name == "stop":
                 break
-            if what == "execute":
+            if name == "execute":
                 executor.execute(argument)
             else:
                 with suppress(ExecutorError):  # rank 0 fails too, and reports it
