@@ -45,12 +45,12 @@ class CanvasDraws:
 
     def tokens(self, logits: Tensor, seed: Tensor, draw: Tensor, position: Tensor) -> Tensor:
         """Draw [m] tokens from softmax(logits [m, V]); may overwrite the logits."""
-        one = torch.ones((), dtype=torch.float64, device=logits.device).expand(len(logits))
-        return gumbel_argmax(logits, one, row_keys(seed, draw, position))
+        ones = torch.ones((), dtype=torch.float64, device=logits.device).expand(len(logits))
+        return gumbel_argmax(logits, ones, row_keys(seed, draw, position))
 
     @staticmethod
     def _ids(stream: int, seed: Ints, draw: Ints, position: Ints, vocabulary: int) -> Ints:
-        flat = (torch.from_numpy(np.ascontiguousarray(each).ravel()) for each in (seed, draw, position))
+        flat = (torch.from_numpy(np.ascontiguousarray(array).ravel()) for array in (seed, draw, position))
         drawn = uniform(~row_keys(*flat), 2)[:, stream].numpy().reshape(position.shape)
         return (drawn * vocabulary).astype(np.int64)
 
@@ -81,8 +81,8 @@ class _TwoAttentions:
 
     def attend(self, rows: BlockStepRows, pool: PoolTensors) -> Attend:
         config, pools = self._config, cast(_TwoPools, pool)
-        near = within_window(rows, self._block, config.window)
-        windowed, full = self._windowed.attend(near, pools.windowed), self._full.attend(rows, pools.full)
+        window_rows = within_window(rows, self._block, config.window)
+        windowed, full = self._windowed.attend(window_rows, pools.windowed), self._full.attend(rows, pools.full)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return (full if config.is_full(layer) else windowed)(self._index[layer], q, k, v)
@@ -94,16 +94,16 @@ def within_window(rows: BlockStepRows, block: int, window: int) -> BlockStepRows
     """Return the rows with the keys that layers with a window see. A final token sees its last ``window`` tokens, itself included. A canvas
     sees all of itself and ``window`` - 1 tokens before it."""
     reach = np.where(rows.q_len == block, block + window - 1, window)
-    low = np.maximum(rows.k_len - reach, 0)
+    window_start = np.maximum(rows.k_len - reach, 0)
     # A request's segments follow each other, and so do the ends of the keys they see.
     first = np.flatnonzero(np.diff(rows.k_start, prepend=-1))
-    last = np.append(first[1:], len(low)) - 1
-    count = rows.k_len[last] - low[first]
+    last = np.append(first[1:], len(window_start)) - 1
+    count = rows.k_len[last] - window_start[first]
     begin = count.cumsum() - count
-    own = (rows.k_start[first] + low[first]).repeat(count) + ranks(count)
+    index = (rows.k_start[first] + window_start[first]).repeat(count) + ranks(count)
     segments = last - first + 1
-    start = begin.repeat(segments) + low - low[first].repeat(segments)
-    return rows._replace(keys=rows.keys[own], k_start=start, k_len=rows.k_len - low)
+    start = begin.repeat(segments) + window_start - window_start[first].repeat(segments)
+    return rows._replace(keys=rows.keys[index], k_start=start, k_len=rows.k_len - window_start)
 
 
 class CanvasExecutor(TorchBlockExecutor):
@@ -127,8 +127,8 @@ class CanvasExecutor(TorchBlockExecutor):
         ):
             backend = attention_backend(attention, self.device, model.dtype, head_dim, config.n_heads, kv_heads)
             attentions.append(self._gathering(backend))
-            own = SimpleNamespace(n_layers=count, head_dim=head_dim)
-            layers: Any = SimpleNamespace(config=own, kv_heads_here=kv_heads, parameters=model.parameters)
+            shape = SimpleNamespace(n_layers=count, head_dim=head_dim)
+            layers: Any = SimpleNamespace(config=shape, kv_heads_here=kv_heads, parameters=model.parameters)
             pools.append(PoolTensors.of_blocks(layers, self.tables))
         windowed, full = attentions
         self.attention = cast(GatheredAttention, _TwoAttentions(windowed, full, config, self.block))
@@ -136,15 +136,15 @@ class CanvasExecutor(TorchBlockExecutor):
 
     @torch.inference_mode()
     def run(self, plan: BlockStepPlan, denoised: Denoised) -> Outcome:
-        began = perf_counter()
-        least = self.model.min_rows
+        start_s = perf_counter()
+        min_rows = self.model.min_rows
         shape, vocabulary = denoised.holes.shape, self.model.config.vocab_size
         with on(self.device):
-            rows = step_rows(plan.works, self.tables, self.block, least=least, grain=1)
+            rows = step_rows(plan.works, self.tables, self.block, least=min_rows, grain=1)
             if not shape[0]:
                 self._hidden(rows, self._tokens_of(rows), None)
-                none = np.zeros(shape, dtype=np.int64)
-                return Outcome(none, np.zeros(shape), none.ravel(), perf_counter() - began, none, none)
+                empty = np.zeros(shape, dtype=np.int64)
+                return Outcome(empty, np.zeros(shape), empty.ravel(), perf_counter() - start_s, empty, empty)
             position = rows.block_start[:, None] + np.arange(self.block)
             seed = np.array([each.seed for each in denoised.sampling], dtype=np.int64)[:, None].repeat(self.block, 1)
             draw = denoised.draw[:, None].repeat(self.block, 1)
@@ -155,18 +155,18 @@ class CanvasExecutor(TorchBlockExecutor):
             starts = self._draws.start(*drawn, vocabulary)
             ids[index] = np.where(is_first[:, None], starts, denoised.ids)
             slots = np.array([work.slot for work in plan.works if work.rows is not None], dtype=np.int64)
-            slot, own, had = self._staging.send(slots, index.ravel(), (~is_first).astype(np.int64))
-            soft = self._soft.index_select(0, slot) * had.view(-1, 1, 1).to(self.model.dtype)
-            hidden = self._hidden(rows, ids, CanvasRows(own, soft.flatten(0, 1)), least)
+            slot, row, has_soft = self._staging.send(slots, index.ravel(), (~is_first).astype(np.int64))
+            soft = self._soft.index_select(0, slot) * has_soft.view(-1, 1, 1).to(self.model.dtype)
+            hidden = self._hidden(rows, ids, CanvasRows(row, soft.flatten(0, 1)), min_rows)
             temperature = [
                 cast(EntropyBudget, rule).temperature(step)
                 for rule, step in zip(denoised.rules, denoised.step, strict=True)
             ]
             temperatures = self._staging.floats(np.repeat(temperature, self.block)).float()
-            found, soft = self._reduced(hidden.index_select(0, own), temperatures, self._staging.send(*drawn))
+            values, soft = self._reduced(hidden.index_select(0, row), temperatures, self._staging.send(*drawn))
             self._soft.index_copy_(0, slot, soft.view(len(slots), self.block, -1))
             # One transfer, the only one that waits for the device.
-            sampled, likeliest, entropy = found.cpu().numpy().reshape(3, *shape)
+            sampled, likeliest, entropy = values.cpu().numpy().reshape(3, *shape)
         require(
             bool(np.isfinite(entropy).all()),
             "the model's logits are not finite: check its weights, or give a wider dtype",
@@ -175,7 +175,7 @@ class CanvasExecutor(TorchBlockExecutor):
             sampled.astype(np.int64),
             -entropy,
             np.zeros(0, dtype=np.int64),
-            perf_counter() - began,
+            perf_counter() - start_s,
             likeliest.astype(np.int64),
             self._draws.noise(*drawn, vocabulary),
         )
@@ -189,33 +189,33 @@ class CanvasExecutor(TorchBlockExecutor):
     def _hidden(self, rows: BlockStepRows, ids: Ints, canvas: CanvasRows | None, least: int = 0) -> Tensor:
         if canvas is not None and len(canvas.row) < least:
             # Repeat rows: their numbers then are those they have among others.
-            again = torch.arange(least, device=self.device) % len(canvas.row)
-            canvas = CanvasRows(canvas.row[again], canvas.soft[again])
+            index = torch.arange(least, device=self.device) % len(canvas.row)
+            canvas = CanvasRows(canvas.row[index], canvas.soft[index])
         sent, position = self._staging.send(ids, rows.position)
         attend = self.attention.attend(rows, self.pool)
         return self.model.hidden(sent, self.model.rotary(position), attend, canvas)
 
     def _reduced(self, hidden: Tensor, temperature: Tensor, drawn: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return float64 [3, m]: drawn tokens, likeliest tokens and entropies of hidden states [m, d]; and their soft embeddings [m, d]."""
-        found, soft = [], []
-        m, flat = len(hidden), [each.flatten() for each in drawn]
-        least = self.model.min_rows
-        if m < least:
-            again = torch.arange(least, device=self.device) % m
-            hidden, temperature, flat = hidden[again], temperature[again], [each[again] for each in flat]
+        values, soft = [], []
+        m, flat = len(hidden), [tensor.flatten() for tensor in drawn]
+        min_rows = self.model.min_rows
+        if m < min_rows:
+            index = torch.arange(min_rows, device=self.device) % m
+            hidden, temperature, flat = hidden[index], temperature[index], [tensor[index] for tensor in flat]
         for part in equal_parts(len(hidden), self._max_num_logits):
-            of_part = self._of_part(hidden[part], temperature[part], [each[part] for each in flat])
-            found.append(of_part[0])
-            soft.append(of_part[1])
-        return torch.cat(found, dim=1)[:, :m], torch.cat(soft)[:m]
+            result = self._of_part(hidden[part], temperature[part], [tensor[part] for tensor in flat])
+            values.append(result[0])
+            soft.append(result[1])
+        return torch.cat(values, dim=1)[:, :m], torch.cat(soft)[:m]
 
     def _of_part(self, hidden: Tensor, temperature: Tensor, drawn: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Like ``_reduced``, for so few rows that their logits fit."""
         scaled = self.model.logits(hidden).div_(temperature.unsqueeze(1))
         likeliest = scaled.argmax(dim=-1)
         sampled = [
-            self._draws.tokens(scaled[own], *(each[own] for each in drawn))
-            for own in equal_parts(len(scaled), _DRAWN_ROWS)
+            self._draws.tokens(scaled[part], *(tensor[part] for tensor in drawn))
+            for part in equal_parts(len(scaled), _DRAWN_ROWS)
         ]
         soft = None
         if self.model.dtype != torch.float32:  # self-conditioning sees rounded logits

@@ -79,22 +79,22 @@ class BlockEngine:
         if plan is None:
             return None
         sequences = [self.sequences[work.request_id] for work in plan.works]
-        denoising = [each for each, work in zip(sequences, plan.works, strict=True) if work.rows is not None]
+        denoising = [sequence for sequence, work in zip(sequences, plan.works, strict=True) if work.rows is not None]
         blocks = _stacked(denoising)
         groups: dict[DecodeRule, list[int]] = {}  # equal rules decide together
         for i, sequence in enumerate(denoising):
             groups.setdefault(sequence.request.rule, []).append(i)
         wanted = np.zeros(blocks.holes.shape, dtype=bool)
-        for rule, which in groups.items():
-            wanted[which] = asked(rule.wanted, blocks.of(which))
+        for rule, indices in groups.items():
+            wanted[indices] = asked(rule.wanted, blocks.of(indices))
         outcome = self.executor.run(plan, _denoised(denoising, blocks, wanted))
         was_done = self.scheduler.were_done(denoising)
         if outcome.likeliest is not None:
             blocks = blocks._replace(full=_seen(denoising, outcome, was_done))
         take, is_done = np.zeros_like(wanted), np.zeros(len(denoising), dtype=bool)
-        for rule, which in groups.items():
-            predicted = outcome.tokens[which], outcome.confidence[which]
-            take[which], is_done[which] = asked(rule.decide, blocks.of(which), *predicted)
+        for rule, indices in groups.items():
+            predicted = outcome.tokens[indices], outcome.confidence[indices]
+            take[indices], is_done[indices] = asked(rule.decide, blocks.of(indices), *predicted)
         take, is_done = self.scheduler.settled(denoising, take, is_done)
         committed, prefilled = self._caught_up(plan, sequences, outcome)
         finished = self._decided(denoising, outcome, take, is_done, was_done)
@@ -118,8 +118,8 @@ class BlockEngine:
             prefilled,
             int(take.sum()),
             plan.admitted,
-            tuple(each.request.request_id for each in begun),
-            tuple(each.request.request_id for each in finished),
+            tuple(sequence.request.request_id for sequence in begun),
+            tuple(sequence.request.request_id for sequence in finished),
             plan.preempted,
             self.num_running,
             self.num_waiting,
@@ -142,10 +142,10 @@ class BlockEngine:
         for sequence, work in zip(sequences, plan.works, strict=True):
             sequence.rows += work.num_rows
             if work.tokens:
-                before = sequence.computed
+                computed = sequence.computed
                 committed, prefilled = sequence.caught_up(work.tokens)
                 num_committed, num_prefilled = num_committed + committed, num_prefilled + prefilled
-                self.scheduler.publish(sequence, before)
+                self.scheduler.publish(sequence, computed)
             if work.wants_first:
                 sequence.take_first(next(firsts))
                 if sequence.block == 1:  # an autoregressive model has nothing to denoise
@@ -165,12 +165,12 @@ class BlockEngine:
                 if sequence.ends_within:
                     finished.append(sequence)
                 continue
-            before = sequence.computed
+            computed = sequence.computed
             # If a forward changed nothing, its input was the final block. If a block's last row must still give a token, the block is
             # computed for that.
             sequence.finish_block(has_kv=not changed[i] and not sequence.shifts)
-            if sequence.computed > before:
-                self.scheduler.publish(sequence, before)
+            if sequence.computed > computed:
+                self.scheduler.publish(sequence, computed)
             if sequence.is_over:
                 finished.append(sequence)
             else:
@@ -188,11 +188,11 @@ def _stacked(sequences: Items[BlockSequence]) -> Blocks:
         empty = np.zeros(0, dtype=np.int64)
         return Blocks(NO_BLOCKS, NO_BLOCKS.astype(bool), NO_BLOCKS.astype(bool), empty, empty)
     return Blocks(
-        np.stack([each.ids for each in sequences]),
-        np.stack([each.holes for each in sequences]),
-        np.stack([each.given for each in sequences]),
-        np.array([each.step for each in sequences], dtype=np.int64),
-        np.array([each.full for each in sequences], dtype=np.int64),
+        np.stack([sequence.ids for sequence in sequences]),
+        np.stack([sequence.holes for sequence in sequences]),
+        np.stack([sequence.given for sequence in sequences]),
+        np.array([sequence.step for sequence in sequences], dtype=np.int64),
+        np.array([sequence.full for sequence in sequences], dtype=np.int64),
     )
 
 
@@ -200,12 +200,12 @@ def _seen(denoising: Items[BlockSequence], outcome: Outcome, was_done: Bools) ->
     """[n] as in ``Blocks.full`` of canvases; a forward that decides nothing changes no canvas."""
     assert outcome.likeliest is not None
     assert outcome.noise is not None
-    found = np.zeros(len(denoising), dtype=np.int64)
+    repeats = np.zeros(len(denoising), dtype=np.int64)
     for i, sequence in enumerate(denoising):
         assert isinstance(sequence, CanvasSequence)
         if not was_done[i]:
-            found[i] = sequence.saw(outcome.likeliest[i], outcome.noise[i])
-    return found
+            repeats[i] = sequence.saw(outcome.likeliest[i], outcome.noise[i])
+    return repeats
 
 
 def _denoised(denoising: Items[BlockSequence], blocks: Blocks, wanted: Bools) -> Denoised:
@@ -213,9 +213,9 @@ def _denoised(denoising: Items[BlockSequence], blocks: Blocks, wanted: Bools) ->
         blocks.ids,
         blocks.holes,
         wanted,
-        tuple(each.request.sampling for each in denoising),
-        np.array([each.draw for each in denoising], dtype=np.int64),
-        np.array([each.forwards for each in denoising], dtype=np.int64),
+        tuple(sequence.request.sampling for sequence in denoising),
+        np.array([sequence.draw for sequence in denoising], dtype=np.int64),
+        np.array([sequence.forwards for sequence in denoising], dtype=np.int64),
         blocks.step,
-        tuple(each.request.rule for each in denoising),
+        tuple(sequence.request.rule for sequence in denoising),
     )

@@ -69,35 +69,35 @@ def step_rows(
     counts = tokens + denoised
     total = int(counts.sum())
     size = max(total, least)
-    first = counts.cumsum() - counts
-    behind = start + tokens
+    first_row = counts.cumsum() - counts
+    block_start = start + tokens
     """The position at which each work's denoised block begins."""
     slots = np.full(size, tables.padding_slot, dtype=np.int64)
     position, pool_row = np.zeros((2, size), dtype=np.int64)
-    place = ranks(counts)
+    offset = ranks(counts)
     slots[:total] = slot.repeat(counts)
     # Rows that are not computed lie between the final blocks and the computed rows.
-    jump = np.where(place >= tokens.repeat(counts), begin.repeat(counts), 0)
-    position[:total] = start.repeat(counts) + place + jump
+    jump = np.where(offset >= tokens.repeat(counts), begin.repeat(counts), 0)
+    position[:total] = start.repeat(counts) + offset + jump
     pool_row[:total] = tables.rows(slots[:total], position[:total])
 
-    num_keys = behind + np.where(denoises, block, 0)
+    num_keys = block_start + np.where(denoises, block, 0)
     key_first = num_keys.cumsum() - num_keys
     segments = tokens // grain + denoises
-    which, index = np.arange(len(works)).repeat(segments), ranks(segments)
-    is_final = index < (tokens // grain)[which]
+    work_index, index = np.arange(len(works)).repeat(segments), ranks(segments)
+    is_final = index < (tokens // grain)[work_index]
     keys = tables.rows(slot.repeat(num_keys), ranks(num_keys))
     return BlockStepRows(
         slots,
         position,
         pool_row,
-        np.where(is_final, grain, denoised[which]),
-        key_first[which],
-        np.where(is_final, start[which] + (index + 1) * grain, (behind + block)[which]),
+        np.where(is_final, grain, denoised[work_index]),
+        key_first[work_index],
+        np.where(is_final, start[work_index] + (index + 1) * grain, (block_start + block)[work_index]),
         keys,
-        (first + tokens - begin)[denoises.astype(bool)],
-        behind[denoises.astype(bool)],
-        (first + tokens - 1)[wants_first.astype(bool)],
+        (first_row + tokens - begin)[denoises.astype(bool)],
+        block_start[denoises.astype(bool)],
+        (first_row + tokens - 1)[wants_first.astype(bool)],
     )
 
 
@@ -150,14 +150,14 @@ class BlockDraws(Sampling):
         if self.top_p is None or self.top_k is None:
             return None
         ordered, token = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
-        place = torch.arange(logits.shape[1], device=logits.device)
-        is_near = place < self.top_k.unsqueeze(1)
+        rank = torch.arange(logits.shape[1], device=logits.device)
+        is_near = rank < self.top_k.unsqueeze(1)
         scaled = (ordered - ordered[:, :1]) / torch.where(self.temperature > 0, self.temperature, 1.0).unsqueeze(1)
-        share = torch.softmax(scaled.masked_fill(~is_near, -torch.inf), dim=-1)
+        probability = torch.softmax(scaled.masked_fill(~is_near, -torch.inf), dim=-1)
         top_p = self.top_p.unsqueeze(1)
-        is_kept = is_near & ((share.cumsum(dim=-1) - share <= top_p) | (top_p >= 1))
+        is_kept = is_near & ((probability.cumsum(dim=-1) - probability <= top_p) | (top_p >= 1))
         if suppress_id is not None:
-            is_kept |= (place == 1) & (token[:, :1] == suppress_id)
+            is_kept |= (rank == 1) & (token[:, :1] == suppress_id)
         return torch.empty_like(is_kept).scatter_(1, token, is_kept)
 
     def tokens(self, logits: Tensor, greedy: Tensor, kept: Tensor | None) -> Tensor:
@@ -185,10 +185,10 @@ def step_draws(
 
     seeds = column([each.seed for each in sampling], 0)
     draw = column(denoised.draw.tolist(), 0)
-    where = np.append(rows.block_start[request] + place, np.zeros(num_first, dtype=np.int64))
-    keys = row_keys(*staging.send(seeds, draw, where))
-    cut = [each.top_k is not None or each.top_p < 1 for each in sampling]
-    has_cuts = bool(column(cut, False).any())
+    positions = np.append(rows.block_start[request] + place, np.zeros(num_first, dtype=np.int64))
+    keys = row_keys(*staging.send(seeds, draw, positions))
+    is_cut = [each.top_k is not None or each.top_p < 1 for each in sampling]
+    has_cuts = bool(column(is_cut, False).any())
     return BlockDraws(
         temperature=staging.floats(column([each.temperature for each in sampling], 0.0)),
         keys=keys,
@@ -299,24 +299,24 @@ class TorchBlockExecutor:
 
     @torch.inference_mode()
     def run(self, plan: BlockStepPlan, denoised: Denoised) -> Outcome:
-        began = perf_counter()
-        least = self.model.min_rows
+        start_s = perf_counter()
+        min_rows = self.model.min_rows
         with on(self.device):
-            rows = step_rows(plan.works, self.tables, self.block, least=least)
+            rows = step_rows(plan.works, self.tables, self.block, least=min_rows)
             ids, position = self._staging.send(self._ids(plan, rows, denoised), rows.position)
             attend = self.attention.attend(rows, self.pool)
             hidden = self.model.hidden(ids, self.model.rotary(position), attend)
-            tokens, confidence = self._predicted(hidden, rows, denoised, least)
-        found = Outcome(
+            tokens, confidence = self._predicted(hidden, rows, denoised, min_rows)
+        outcome = Outcome(
             np.zeros(denoised.wanted.shape, dtype=np.int64),
             np.full(denoised.wanted.shape, -np.inf, dtype=confidence.dtype),
             tokens[len(tokens) - len(rows.last_final) :],
             0.0,
         )
         num_denoised = len(tokens) - len(rows.last_final)
-        found.tokens[denoised.wanted] = tokens[:num_denoised]
-        found.confidence[denoised.wanted] = confidence[:num_denoised]
-        return found._replace(duration_s=perf_counter() - began)
+        outcome.tokens[denoised.wanted] = tokens[:num_denoised]
+        outcome.confidence[denoised.wanted] = confidence[:num_denoised]
+        return outcome._replace(duration_s=perf_counter() - start_s)
 
     def close(self) -> None:
         self.pool.close()
@@ -329,10 +329,10 @@ class TorchBlockExecutor:
         spans = [work.rows for work in plan.works if work.rows is not None]
         if spans:
             begin, end = np.array(spans, dtype=np.int64).T
-            place = np.arange(self.block)
-            is_computed = (place >= begin[:, None]) & (place < end[:, None])
+            offset = np.arange(self.block)
+            is_computed = (offset >= begin[:, None]) & (offset < end[:, None])
             block_ids = np.where(denoised.holes, self.model.config.mask_token_id, denoised.ids)
-            ids[(rows.first_denoised[:, None] + place)[is_computed]] = block_ids[is_computed]
+            ids[(rows.first_denoised[:, None] + offset)[is_computed]] = block_ids[is_computed]
         return ids
 
     def _predicted(
@@ -349,10 +349,10 @@ class TorchBlockExecutor:
         picked = hidden.index_select(0, self._staging.ints(index))
         token, confidence = reduced(self.model, picked, self._reduction, draws, most=self._max_num_logits)
         # One transfer, the only one that waits for the device.
-        both = torch.stack((token.double(), confidence.double())).cpu().numpy()
+        values = torch.stack((token.double(), confidence.double())).cpu().numpy()
         require(
-            bool(np.isfinite(both[1]).all()),
+            bool(np.isfinite(values[1]).all()),
             "the model's logits are not finite: check its weights, or give a wider dtype",
         )
-        both = both[:, : len(wanted)]
-        return both[0].astype(np.int64), both[1].astype(np.float32)
+        values = values[:, : len(wanted)]
+        return values[0].astype(np.int64), values[1].astype(np.float32)

@@ -135,12 +135,12 @@ class JointThreshold(DecodeRule):
         return ~blocks.given
 
     def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
-        one = anywhere(blocks.holes).astype(np.int64)
-        filled = surest(confidence, blocks.holes, self.threshold, one)
+        has_holes = anywhere(blocks.holes).astype(np.int64)
+        filled = surest(confidence, blocks.holes, self.threshold, has_holes)
         written = ~blocks.holes & ~blocks.given
         edited = written & (confidence > self.edit_threshold) & (tokens != blocks.ids)
         take = filled | edited
-        full = blocks.full + (1 - one)
+        full = blocks.full + (1 - has_holes)
         is_full = ~anywhere(blocks.holes & ~take)
         return Verdict(take, is_full & (~anywhere(take) | (full >= self.max_post_steps)))
 
@@ -220,8 +220,8 @@ class SubBlocks(DecodeRule):
         return first, first + self.length
 
     def decide(self, blocks: Blocks, tokens: Ints, confidence: Floats) -> Verdict:
-        one = np.ones(len(tokens), dtype=np.int64)
-        return _filled(blocks, surest(confidence, self.wanted(blocks), self.threshold, one))
+        ones = np.ones(len(tokens), dtype=np.int64)
+        return _filled(blocks, surest(confidence, self.wanted(blocks), self.threshold, ones))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,8 +73,8 @@ class BlockScheduler:
         # A request left out of a step goes first in the next; prefills wait for requests that denoise.
         for sequence in sorted(self.running, key=lambda each: (each.missing > self.block, each.served, each.order)):
             self._run(sequence, step)
-        while not step.preempted and (begun := self._admitted(step)) is not None:
-            self._run(begun, step)
+        while not step.preempted and (admitted := self._admitted(step)) is not None:
+            self._run(admitted, step)
         return self._planned(step)
 
     def were_done(self, denoising: Items[BlockSequence]) -> Bools:
@@ -101,8 +101,8 @@ class BlockScheduler:
         self.executor.close_slot(sequence.slot)
         sequence.evict()
         # It waits in order of arrival.
-        at = next((i for i, each in enumerate(self.waiting) if each.order > sequence.order), len(self.waiting))
-        self.waiting.insert(at, sequence)
+        index = next((i for i, other in enumerate(self.waiting) if other.order > sequence.order), len(self.waiting))
+        self.waiting.insert(index, sequence)
 
     def publish(self, sequence: BlockSequence, before: int) -> None:
         """Publish the K/V of its final blocks behind the first ``before`` tokens, which was just made."""
@@ -149,8 +149,8 @@ class BlockScheduler:
         itself was preempted."""
         slots, lengths = np.array([sequence.slot]), np.array([tokens])
         while self.tables.missing(slots, lengths) > self.tables.room:
-            free = [each for each in self.running if each.order not in step.orders]
-            youngest = max(free, key=lambda each: each.order)
+            candidates = [other for other in self.running if other.order not in step.orders]
+            youngest = max(candidates, key=lambda each: each.order)
             self.preempt(youngest)
             step.preempted.append(youngest.request.request_id)
             if youngest is sequence:
@@ -203,19 +203,19 @@ class SeparateScheduler(BlockScheduler):
 
     def plan(self) -> BlockStepPlan | None:
         step = _Step(self.config.max_num_batched_tokens)
-        held = [each for each in self.running if each.order in self._batch and not each.missing]
-        while not held and (begun := self._admitted(step)) is not None:
-            self._grow(begun, len(begun.final) + self.block, step)
-        due = [each for each in self.running if each.missing]
-        denoises = bool(held) or not due
-        for sequence in sorted(held or due or self.running, key=lambda each: (each.served, each.order)):
+        denoising = [sequence for sequence in self.running if sequence.order in self._batch and not sequence.missing]
+        while not denoising and (admitted := self._admitted(step)) is not None:
+            self._grow(admitted, len(admitted.final) + self.block, step)
+        prefilling = [sequence for sequence in self.running if sequence.missing]
+        denoises = bool(denoising) or not prefilling
+        for sequence in sorted(denoising or prefilling or self.running, key=lambda each: (each.served, each.order)):
             self._run(sequence, step, denoises=denoises)
         if step.works and denoises and self.config.batching == "synchronous":
             self._batch = step.orders
         return self._planned(step)
 
     def were_done(self, denoising: Items[BlockSequence]) -> Bools:
-        return np.array([each.order in self._left for each in denoising], dtype=bool)
+        return np.array([sequence.order in self._left for sequence in denoising], dtype=bool)
 
     def settled(self, denoising: Items[BlockSequence], take: Bools, is_done: Bools) -> tuple[Bools, Bools]:
         was_done = self.were_done(denoising)
@@ -227,7 +227,7 @@ class SeparateScheduler(BlockScheduler):
             elif done:
                 # If edits end by their limit, one more forward finds that they are over.
                 self._left[sequence.order] = sequence.request.rule.closing_forwards(changes=bool(changes))
-        ends = np.array([self._left.get(each.order) == 0 for each in denoising], dtype=bool)
+        ends = np.array([self._left.get(sequence.order) == 0 for sequence in denoising], dtype=bool)
         if self.config.batching == "synchronous" and not ends.all():
             return take, np.zeros_like(ends)
         for sequence, end in zip(denoising, ends, strict=True):

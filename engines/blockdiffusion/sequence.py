@@ -127,9 +127,9 @@ class BlockSequence:
 
     def __post_init__(self) -> None:
         prompt = np.array(self.request.prompt_ids, dtype=np.int64)
-        whole = len(prompt) // self.grain * self.grain
-        self.final = prompt[:whole]
-        self._open(prompt[whole:])
+        num_final = len(prompt) // self.grain * self.grain
+        self.final = prompt[:num_final]
+        self._open(prompt[num_final:])
 
     @property
     def grain(self) -> int:
@@ -153,9 +153,9 @@ class BlockSequence:
 
     def caught_up(self, tokens: int) -> tuple[int, int]:
         """Book the K/V of ``tokens`` more final tokens; return how many generated blocks it covers, and how many of the prompt."""
-        first, prompt = self.computed // self.block, self.request.prompt_len // self.block
+        first_block, prompt_blocks = self.computed // self.block, self.request.prompt_len // self.block
         self.computed += tokens
-        committed = max(0, self.computed // self.block - max(first, prompt))
+        committed = max(0, self.computed // self.block - max(first_block, prompt_blocks))
         prefilled = tokens // self.block - committed
         self.committed += committed
         self.prefilled += prefilled
@@ -197,10 +197,10 @@ class BlockSequence:
     def is_over(self) -> bool:
         """Whether the request is over, after a block became final or got its first token."""
         stops, generated = self.request.stop_ids, self.final[self.request.prompt_len :]
-        known = len(self.final)
-        if self.shifts and self.given[0] and known >= self.request.prompt_len:
-            known, generated = known + 1, np.append(generated, self.ids[0])
-        return known >= self.request.total or bool(stops and np.isin(generated, list(stops)).any())
+        num_known = len(self.final)
+        if self.shifts and self.given[0] and num_known >= self.request.prompt_len:
+            num_known, generated = num_known + 1, np.append(generated, self.ids[0])
+        return num_known >= self.request.total or bool(stops and np.isin(generated, list(stops)).any())
 
     @property
     def has_output(self) -> bool:
@@ -218,13 +218,13 @@ class BlockSequence:
 
     @property
     def answer(self) -> BlockAnswer:
-        known = int(np.argmax(self.holes)) if self.holes.any() else self.block
-        whole = np.concatenate((self.final, self.ids[:known]))
-        ids = whole[self.request.prompt_len : self.request.total].tolist()
-        cut = next((i + 1 for i, token in enumerate(ids) if token in self.request.stop_ids), None)
+        num_known = int(np.argmax(self.holes)) if self.holes.any() else self.block
+        tokens = np.concatenate((self.final, self.ids[:num_known]))
+        ids = tokens[self.request.prompt_len : self.request.total].tolist()
+        end = next((i + 1 for i, token in enumerate(ids) if token in self.request.stop_ids), None)
         return BlockAnswer(
-            ids=tuple(ids[:cut]),
-            reason="length" if cut is None else "stop",
+            ids=tuple(ids[:end]),
+            reason="length" if end is None else "stop",
             denoised=self.forwards,
             committed=self.committed,
             prefilled=self.prefilled,
@@ -234,9 +234,9 @@ class BlockSequence:
     def unit_keys(self, unit: int) -> list[bytes]:
         """Return a key for each ``unit`` tokens of final blocks; it depends on these tokens and all before them."""
         for i in range(len(self.keys), len(self.final) // unit):
-            before = self.keys[-1] if self.keys else b""
-            own = self.final[i * unit : (i + 1) * unit].tobytes()
-            self.keys.append(blake2b(before + own, digest_size=_DIGEST_BYTES).digest())
+            previous = self.keys[-1] if self.keys else b""
+            token_bytes = self.final[i * unit : (i + 1) * unit].tobytes()
+            self.keys.append(blake2b(previous + token_bytes, digest_size=_DIGEST_BYTES).digest())
         return self.keys
 
     def _open(self, opening: Ints) -> None:
@@ -298,10 +298,10 @@ class CanvasSequence(BlockSequence):
 
     def caught_up(self, tokens: int) -> tuple[int, int]:
         """Book the K/V of ``tokens`` tokens; return how many canvases it completes, and how many tokens are the prompt's."""
-        prompt, before = self.request.prompt_len, self.computed
+        prompt_len, computed = self.request.prompt_len, self.computed
         self.computed += tokens
-        committed = max(0, self.computed - prompt) // self.block - max(0, before - prompt) // self.block
-        prefilled = min(self.computed, prompt) - min(before, prompt)
+        committed = max(0, self.computed - prompt_len) // self.block - max(0, computed - prompt_len) // self.block
+        prefilled = min(self.computed, prompt_len) - min(computed, prompt_len)
         self.committed += committed
         self.prefilled += prefilled
         return committed, prefilled
@@ -356,18 +356,18 @@ class SharedTables(BlockTables):
     def adopt(self, slot: int, keys: Sequence[bytes]) -> int:
         """Have an empty slot hold the units of the longest known prefix of ``keys``; return its number of tokens."""
         assert self.held[slot] == 0, f"slot {slot} holds blocks"
-        found = self._num_known(keys)
-        for i, key in enumerate(keys[:found]):
+        num_known = self._num_known(keys)
+        for i, key in enumerate(keys[:num_known]):
             self.table[slot, i * self._width : (i + 1) * self._width] = self._known[key]
             self._users[key] += 1
             self._idle.pop(key, None)
-        self.held[slot] = found * self._width
-        return found * self.unit
+        self.held[slot] = num_known * self._width
+        return num_known * self.unit
 
     def cached(self, keys: Sequence[bytes]) -> tuple[int, int]:
         """Tokens of the longest known prefix of ``keys``, and how many of its pool blocks nobody holds."""
-        found = self._num_known(keys)
-        return found * self.unit, sum(key in self._idle for key in keys[:found]) * self._width
+        num_known = self._num_known(keys)
+        return num_known * self.unit, sum(key in self._idle for key in keys[:num_known]) * self._width
 
     def publish(self, slot: int, first: int, keys: Sequence[bytes]) -> None:
         """Make the slot's units from ``first`` on known by these keys: they are final and computed."""
@@ -389,17 +389,17 @@ class SharedTables(BlockTables):
 
     def trim(self, slot: int, tokens: int) -> int:
         """Free the blocks behind the first ``tokens``, a whole number of units; return how many."""
-        kept, had = min(self.blocks_for(tokens), int(self.held[slot])), int(self.held[slot])
-        blocks = self.table[slot, kept:had].tolist()
+        num_kept, num_held = min(self.blocks_for(tokens), int(self.held[slot])), int(self.held[slot])
+        blocks = self.table[slot, num_kept:num_held].tolist()
         self._free(np.array([block for block in blocks if block not in self._key_of], dtype=np.int32))
         # The last unit is the first to go if room is needed.
         for key in dict.fromkeys(self._key_of[block] for block in reversed(blocks) if block in self._key_of):
             self._users[key] -= 1
             if not self._users[key]:
                 self._idle[key] = None
-        self.table[slot, kept:had] = NOBODY
-        self.held[slot] = kept
-        return had - kept
+        self.table[slot, num_kept:num_held] = NOBODY
+        self.held[slot] = num_kept
+        return num_held - num_kept
 
     def _forget(self, key: bytes) -> None:
         blocks = self._known.pop(key)

@@ -37,14 +37,14 @@ _CHOICE_BYTES = 20
 def pool_tokens(shape: ModelShape, memory_bytes: int, *, rows: int, logit_rows: int) -> int:
     """Tokens of K/V that fit beside steps of ``rows`` rows. While a layer attends, its keys and values are copied out of the pool."""
     step = step_bytes(shape, rows, logit_rows)
-    left = memory_bytes - shape.weight_bytes - step - round(GUARD_FRACTION * memory_bytes)
-    found = left // (shape.kv_bytes_per_token + shape.kv_bytes_per_token // shape.n_layers)
+    free_bytes = memory_bytes - shape.weight_bytes - step - round(GUARD_FRACTION * memory_bytes)
+    num_tokens = free_bytes // (shape.kv_bytes_per_token + shape.kv_bytes_per_token // shape.n_layers)
     require(
-        found > 0,
+        num_tokens > 0,
         f"memory_limit={memory_bytes}: {shape.name} takes {shape.weight_bytes} bytes of weights and {step} of a step of "
         f"max_num_batched_tokens={rows}: give more memory or a smaller step",
     )
-    return found
+    return num_tokens
 
 
 def step_bytes(shape: ModelShape, rows: int, logit_rows: int) -> int:
@@ -57,8 +57,8 @@ def step_bytes(shape: ModelShape, rows: int, logit_rows: int) -> int:
     rounded = shape.dtype_bytes if shape.dtype_bytes < float32 else 0
     tables = 2 * (shape.head_dim + shape.canvas.full_head_dim) * (float32 + rounded)
     # Logits and their probabilities, plus one rounded copy if the model is narrower.
-    of_logit = 2 * float32 + rounded
-    logits = max(of_logit * logit_rows, float32 * logit_rows + _NOISE_BYTES * min(logit_rows, _DRAWN_LOGITS))
+    bytes_per_logit = 2 * float32 + rounded
+    logits = max(bytes_per_logit * logit_rows, float32 * logit_rows + _NOISE_BYTES * min(logit_rows, _DRAWN_LOGITS))
     head = rows * _CANVAS_COPIES * row + logits * shape.vocab_rows
     experts = rows * (row + shape.experts_per_token * _CHOICE_BYTES) + 2 * copied
     mlp = rows * _MLP_COPIES * (shape.shared_hidden or 0) * shape.dtype_bytes
@@ -97,11 +97,11 @@ class PoissonSure:
         self._drawn: dict[int, list[int]] = {}
 
     def __call__(self, request_id: int, draw: int) -> int:
-        own = self._drawn.setdefault(request_id, [])
-        while len(own) <= draw:
-            random = np.random.default_rng((self._seed, request_id, len(own)))
-            own.extend(1 + random.poisson(self._extra, _DRAWS))
-        return int(own[draw])
+        counts = self._drawn.setdefault(request_id, [])
+        while len(counts) <= draw:
+            random = np.random.default_rng((self._seed, request_id, len(counts)))
+            counts.extend(1 + random.poisson(self._extra, _DRAWS))
+        return int(counts[draw])
 
 
 class SimulatedExecutor:
@@ -190,10 +190,10 @@ def step_work(
     parts = [_of(work, block, grain or block) for work in plan.works]
     rows, pairs, keys = (sum(part[i] for part in parts) for i in range(3))
     if windowed is not None and windowed.canvas is not None:
-        near = [_near(work, block, windowed.canvas.window) for work in plan.works]
-        of_pairs, of_keys = windowed.windowed_shares
-        pairs += round(of_pairs * (sum(part[0] for part in near) - pairs))
-        keys += round(of_keys * (sum(part[1] for part in near) - keys))
+        window_parts = [_near(work, block, windowed.canvas.window) for work in plan.works]
+        pair_share, key_share = windowed.windowed_shares
+        pairs += round(pair_share * (sum(part[0] for part in window_parts) - pairs))
+        keys += round(key_share * (sum(part[1] for part in window_parts) - keys))
     firsts = sum(work.wants_first for work in plan.works)
     logits = rows if head_rows == "all" else int(wanted.sum()) + firsts
     return StepWork(
@@ -209,21 +209,21 @@ def step_work(
 
 def _of(work: Work, block: int, grain: int) -> tuple[int, int, int]:
     """Rows, pairs of a row and a key, and keys of a request's share of a step."""
-    behind, runs = work.start + work.tokens, work.tokens // grain
+    block_start, runs = work.start + work.tokens, work.tokens // grain
     # Run i sees start + i * grain keys; n runs see n * start + (1 + ... + n) * grain, times the rows of a run.
     pairs = grain * (runs * work.start + grain * runs * (runs + 1) // 2)
     if work.rows is None:
-        return work.num_rows, pairs, behind
+        return work.num_rows, pairs, block_start
     denoised = work.rows[1] - work.rows[0]
-    return work.num_rows, pairs + denoised * (behind + block), behind + block
+    return work.num_rows, pairs + denoised * (block_start + block), block_start + block
 
 
 def _near(work: Work, block: int, window: int) -> tuple[int, int]:
     """Pairs and keys of a request's share on a layer with a window, as in ``canvas_executor.within_window``."""
-    start, behind = work.start, work.start + work.tokens
-    whole = min(max(window - start, 0), work.tokens)
-    pairs = whole * start + whole * (whole + 1) // 2 + (work.tokens - whole) * window
-    low = max(0, (start if work.tokens else behind) - (window - 1))
+    start, block_start = work.start, work.start + work.tokens
+    num_full = min(max(window - start, 0), work.tokens)
+    pairs = num_full * start + num_full * (num_full + 1) // 2 + (work.tokens - num_full) * window
+    first_key = max(0, (start if work.tokens else block_start) - (window - 1))
     if work.rows is None:
-        return pairs, behind - low
-    return pairs + block * (min(behind, window - 1) + block), behind + block - low
+        return pairs, block_start - first_key
+    return pairs + block * (min(block_start, window - 1) + block), block_start + block - first_key
