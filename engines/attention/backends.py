@@ -105,15 +105,15 @@ class Spans:
         sizes = [len(array) for array in host]
         cu_q, starts, lengths = torch.from_numpy(np.concatenate(host)).to(device).split(sizes)
         n = len(q_len)
-        first, begin = host.cu_q.tolist(), host.k_start.tolist()
+        q_starts, k_starts = host.cu_q.tolist(), host.k_start.tolist()
         return Spans(
             cu_q=cu_q,
             k_start=starts,
             k_len=lengths,
             max_q=int(np.max(q_len, initial=0)),
             max_k=int(np.max(host.k_len, initial=0)),
-            q_runs=tuple(pairwise(first[: n + 1])),
-            k_runs=tuple((start, start + k) for start, k in zip(begin[:n], host.k_len[:n].tolist(), strict=True)),
+            q_runs=tuple(pairwise(q_starts[: n + 1])),
+            k_runs=tuple((start, start + k) for start, k in zip(k_starts[:n], host.k_len[:n].tolist(), strict=True)),
         )
 
 
@@ -213,14 +213,14 @@ class SdpaPadded:
         n, max_q, max_k = spans.size, spans.max_q, spans.max_k
         if min(n, max_q, max_k, q.shape[0]) == 0:
             return torch.empty_like(q) if out is None else out
-        place = torch.arange(max(max_q, max_k, q.shape[0]), dtype=torch.int32, device=q.device)
+        offset = torch.arange(max(max_q, max_k, q.shape[0]), dtype=torch.int32, device=q.device)
         # Past its end a run repeats its last row: rows behind it may be NaN, which no mask removes.
         last_key = (spans.k_len - 1).clamp_(min=0)
-        key_rows = (spans.k_start[:-1, None] + torch.minimum(place[:max_k], last_key[:, None])).clamp_(
+        key_rows = (spans.k_start[:-1, None] + torch.minimum(offset[:max_k], last_key[:, None])).clamp_(
             max=k.shape[0] - 1
         )
-        mask = (place[:max_k] < spans.k_len[:, None])[:, None, None, :]
-        query_rows = (spans.cu_q[:-1, None] + place[:max_q]).clamp_(max=q.shape[0] - 1)
+        mask = (offset[:max_k] < spans.k_len[:, None])[:, None, None, :]
+        query_rows = (spans.cu_q[:-1, None] + offset[:max_q]).clamp_(max=q.shape[0] - 1)
 
         step = self._sequences_at_once(q, k, spans)
         parts = [
@@ -234,11 +234,11 @@ class SdpaPadded:
         ]
         padded = parts[0] if len(parts) == 1 else torch.cat(parts)
 
-        row = place[: q.shape[0]]
+        row = offset[: q.shape[0]]
         # Rows past cu_q[-1] belong to no sequence, and get number n.
         sequence = torch.searchsorted(spans.cu_q[1:], row, right=True, out_int32=True)
-        where = (sequence * max_q + row - spans.cu_q.index_select(0, sequence)).clamp_(max=n * max_q - 1)
-        return placed(padded.index_select(0, where), out)
+        index = (sequence * max_q + row - spans.cu_q.index_select(0, sequence)).clamp_(max=n * max_q - 1)
+        return placed(padded.index_select(0, index), out)
 
     def _sequences_at_once(self, q: Tensor, k: Tensor, spans: Spans) -> int:
         heads, width = q.shape[1], q.shape[2]

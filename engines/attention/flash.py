@@ -62,7 +62,7 @@ class FlashAttnKernel:
             options["block_table"] = spans.table
         elif spans.used_k is not None:
             options["seqused_k"] = spans.used_k
-        found = self.function(
+        result = self.function(
             q,
             k,
             v,
@@ -75,7 +75,7 @@ class FlashAttnKernel:
             causal=spans.table is not None,
             **options,
         )
-        return placed(found[0] if isinstance(found, tuple | list) else found, out)
+        return placed(result[0] if isinstance(result, tuple | list) else result, out)
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,10 @@ class AtenVarlenKernel:
     takes_table = False
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans, out: Tensor | None = None) -> Tensor:
-        used = {} if spans.used_k is None else {"seqused_k": spans.used_k}
+        options = {} if spans.used_k is None else {"seqused_k": spans.used_k}
         bounds = spans.cu_q, spans.cu_k, spans.max_q, spans.max_k
-        found = torch.ops.aten._flash_attention_forward(q, k, v, *bounds, 0.0, False, False, **used)
-        return placed(found[0], out)
+        result = torch.ops.aten._flash_attention_forward(q, k, v, *bounds, 0.0, False, False, **options)
+        return placed(result[0], out)
 
 
 def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
@@ -131,9 +131,9 @@ def flash_attn_kernels() -> tuple[VarlenKernel, ...]:
     for name in ("_flash_attn_varlen_forward", "flash_attn_varlen_func"):
         if hasattr(interface, name):
             function = getattr(interface, name)
-            takes = parameters_of(function)
-            takes_table = name == "flash_attn_varlen_func" and "block_table" in takes
-            kernels.append(FlashAttnKernel(function, "seqused_k" in takes, takes_table))
+            names = parameters_of(function)
+            takes_table = name == "flash_attn_varlen_func" and "block_table" in names
+            kernels.append(FlashAttnKernel(function, "seqused_k" in names, takes_table))
     return tuple(kernels)
 
 

@@ -43,11 +43,11 @@ class Example(NamedTuple):
 
         q = draw(int(_Q_LEN.sum()) + _PADDING_ROWS, 2 * group)
         k, v = draw(_NUM_KEYS, 2), draw(_NUM_KEYS, 2)
-        gaps = np.ones(_NUM_KEYS, dtype=bool)
+        is_gap = np.ones(_NUM_KEYS, dtype=bool)
         for start, length in zip(_K_START, _K_LEN, strict=True):
-            gaps[start : start + length] = False
-        k[torch.from_numpy(gaps)] = torch.nan
-        v[torch.from_numpy(gaps)] = torch.nan
+            is_gap[start : start + length] = False
+        k[torch.from_numpy(is_gap)] = torch.nan
+        v[torch.from_numpy(is_gap)] = torch.nan
 
         on_host = Spans.of_lengths(_Q_LEN, _K_START, _K_LEN, device="cpu")
         expected = Sdpa()(q.float(), k.float(), v.float(), on_host)[:-_PADDING_ROWS]
@@ -60,20 +60,20 @@ class Example(NamedTuple):
         """Return the backend's fault; None if it gives the reference's numbers."""
         num_rows = len(self.expected)
         try:
-            given = torch.full((num_rows + 2 * _PADDING_ROWS, *self.q.shape[1:]), _FILL, dtype=self.q.dtype).to(self.q)
-            own = given[_PADDING_ROWS : _PADDING_ROWS + len(self.q)]
-            found = [backend(self.q, self.k, self.v, self.spans)]
-            found.append(backend(self.q, self.k, self.v, self.spans, own))
-            outside = torch.cat((given[:_PADDING_ROWS], given[_PADDING_ROWS + len(self.q) :]))
+            buffer = torch.full((num_rows + 2 * _PADDING_ROWS, *self.q.shape[1:]), _FILL, dtype=self.q.dtype).to(self.q)
+            output = buffer[_PADDING_ROWS : _PADDING_ROWS + len(self.q)]
+            outputs = [backend(self.q, self.k, self.v, self.spans)]
+            outputs.append(backend(self.q, self.k, self.v, self.spans, output))
+            outside = torch.cat((buffer[:_PADDING_ROWS], buffer[_PADDING_ROWS + len(self.q) :]))
             if (outside != _FILL).any():
                 return "it writes outside its output"
-            found = [out[:num_rows].float().cpu() for out in (*found, own)]
+            outputs = [out[:num_rows].float().cpu() for out in (*outputs, output)]
         except Exception as error:
-            said = (str(error).strip() or "no message").splitlines()[0]
-            return f"{type(error).__name__}: {said}"
-        if any(out.isnan().any() for out in found):
+            message = (str(error).strip() or "no message").splitlines()[0]
+            return f"{type(error).__name__}: {message}"
+        if any(out.isnan().any() for out in outputs):
             return "it reads keys outside the runs"
-        difference = max((out - self.expected).abs().max().item() for out in found)
+        difference = max((out - self.expected).abs().max().item() for out in outputs)
         if difference > TOLERANCE[self.q.dtype]:
             return f"it is off by {difference:.2g}"
         return None
@@ -110,8 +110,8 @@ def availability(
     device: torch.device, dtype: torch.dtype, head_dim: int, n_heads: int, n_kv_heads: int
 ) -> Mapping[str, str | None]:
     """Return, for each backend, why it does not serve; None if it does. Flash kernels are tried on the device the first time."""
-    found = {name: _backend(name, device, dtype, head_dim, n_heads, n_kv_heads) for name in BACKENDS}
-    return {name: backend if isinstance(backend, str) else None for name, backend in found.items()}
+    backends = {name: _backend(name, device, dtype, head_dim, n_heads, n_kv_heads) for name in BACKENDS}
+    return {name: backend if isinstance(backend, str) else None for name, backend in backends.items()}
 
 
 def attention_backend(
@@ -124,7 +124,7 @@ def attention_backend(
     if name is None or name == "auto":
         if device.type == "cpu":
             return batch_attention(torch.empty(0, dtype=dtype), head_dim)
-        candidates = (_backend(each, device, dtype, head_dim, n_heads, n_kv_heads) for each in BACKENDS)
+        candidates = (_backend(candidate, device, dtype, head_dim, n_heads, n_kv_heads) for candidate in BACKENDS)
         return next(backend for backend in candidates if not isinstance(backend, str))
     if name not in BACKENDS:
         raise UserError(f"attention backend {name!r} is not known: give auto or one of {', '.join(BACKENDS)}")
@@ -162,8 +162,8 @@ def _backend(
         kernels = _KERNELS[name]()
     except ImportError as error:
         return f"it is not installed ({error}): {_INSTALL[name]}"
-    found = probe(name, kernels, device, dtype, head_dim, n_heads // n_kv_heads)
-    return f"no way to call it is right here ({found}): give another backend" if isinstance(found, str) else found
+    backend = probe(name, kernels, device, dtype, head_dim, n_heads // n_kv_heads)
+    return f"no way to call it is right here ({backend}): give another backend" if isinstance(backend, str) else backend
 
 
 def _short(dtype: torch.dtype) -> str:
