@@ -48,9 +48,9 @@ LIBRARY = Library(
 
 @lru_cache(maxsize=64)
 def _kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
-    found = loaded(LIBRARY)[f"{name}_{DTYPES[dtype]}"]
-    found.argtypes, found.restype = _ARGUMENTS[name], None
-    return found
+    function = loaded(LIBRARY)[f"{name}_{DTYPES[dtype]}"]
+    function.argtypes, function.restype = _ARGUMENTS[name], None
+    return function
 
 
 def expect(condition: bool, wanted: str) -> None:
@@ -164,8 +164,8 @@ def attend_runs(q: Tensor, k: Tensor, v: Tensor, runs: Runs, out: Tensor) -> Ten
 
 def attend_runs_reference(q: Tensor, k: Tensor, v: Tensor, runs: Runs, out: Tensor) -> Tensor:
     group = q.shape[1] // k.shape[1]
-    seen = runs.k_len if runs.seen is None else runs.seen
-    for start, end, first, keys in torch.stack((runs.q_start, runs.q_end, runs.k_start, seen), dim=1).tolist():
+    num_keys = runs.k_len if runs.seen is None else runs.seen
+    for start, end, first, keys in torch.stack((runs.q_start, runs.q_end, runs.k_start, num_keys), dim=1).tolist():
         own_k, own_v = (x[first : first + keys].float().repeat_interleave(group, dim=1) for x in (k, v))
         shares = torch.softmax(torch.einsum("qhd,lhd->hql", q[start:end].float(), own_k) * q.shape[2] ** -0.5, dim=-1)
         out[start:end] = torch.einsum("hql,lhd->qhd", shares, own_v).to(q.dtype)
@@ -177,8 +177,8 @@ def decode_reference(
 ) -> Tensor:
     out, group = torch.zeros_like(q), q.shape[1] // pool_k.shape[1]
     for i, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
-        place = torch.arange(length)
-        rows = table[slot, place // block_size].long() * block_size + place % block_size
+        position = torch.arange(length)
+        rows = table[slot, position // block_size].long() * block_size + position % block_size
         k, v = (x[rows].float().repeat_interleave(group, dim=1) for x in (pool_k, pool_v))
         shares = torch.softmax(torch.einsum("hd,lhd->hl", q[i].float(), k) * q.shape[2] ** -0.5, dim=-1)
         out[i] = torch.einsum("hl,lhd->hd", shares, v).to(q.dtype)

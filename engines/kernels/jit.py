@@ -16,14 +16,14 @@ def reduce_tiles(
     start = logits + row * logits_row
     value = tl.load(start + column, mask=inside, other=float("-inf")).to(tl.float32)
     allowed = tl.where(column == suppressed, float("-inf"), value)
-    most = tl.max(allowed, axis=0)
-    found = tl.min(tl.where(allowed == most, column, vocabulary - 1), axis=0)
-    held = (suppressed >= first) & (suppressed < first + TILE) & (suppressed < vocabulary)
-    peak = tl.maximum(most, tl.load(start + suppressed, mask=held, other=float("-inf")).to(tl.float32))
+    highest = tl.max(allowed, axis=0)
+    top_column = tl.min(tl.where(allowed == highest, column, vocabulary - 1), axis=0)
+    is_here = (suppressed >= first) & (suppressed < first + TILE) & (suppressed < vocabulary)
+    peak = tl.maximum(highest, tl.load(start + suppressed, mask=is_here, other=float("-inf")).to(tl.float32))
     shift = tl.where(peak == float("-inf"), 0.0, peak)
     part = tl.program_id(0).to(tl.int64)
-    tl.store(best + part, most)
-    tl.store(token + part, tl.minimum(found, vocabulary - 1).to(tl.int64) + offset)
+    tl.store(best + part, highest)
+    tl.store(token + part, tl.minimum(top_column, vocabulary - 1).to(tl.int64) + offset)
     tl.store(maximum + part, peak)
     tl.store(sumexp + part, tl.sum(tl.exp(value - shift), axis=0))
 
@@ -62,23 +62,23 @@ def merge_parts(
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, WIDTH)
     inside = part < count
-    place = row * row_stride + part.to(tl.int64) * part_stride
-    bests = tl.load(best + place, mask=inside, other=float("-inf"))
-    tokens = tl.load(token + place, mask=inside, other=0)
-    peaks = tl.load(maximum + place, mask=inside, other=float("-inf"))
-    sums = tl.load(sumexp + place, mask=inside, other=0.0)
-    most = tl.max(bests, axis=0)
+    offset = row * row_stride + part.to(tl.int64) * part_stride
+    bests = tl.load(best + offset, mask=inside, other=float("-inf"))
+    tokens = tl.load(token + offset, mask=inside, other=0)
+    peaks = tl.load(maximum + offset, mask=inside, other=float("-inf"))
+    sums = tl.load(sumexp + offset, mask=inside, other=0.0)
+    highest = tl.max(bests, axis=0)
     last = tl.max(tokens, axis=0)
-    found = tl.min(tl.where(inside & (bests == most), tokens, last), axis=0)
+    top_token = tl.min(tl.where(inside & (bests == highest), tokens, last), axis=0)
     peak = tl.max(peaks, axis=0)
     shift = tl.where(peak == float("-inf"), 0.0, peak)
     # The sum of a part of -inf alone is 0.
     total = tl.sum(sums * tl.exp(peaks - shift), axis=0)
-    tl.store(out_token + row, found)
+    tl.store(out_token + row, top_token)
     if FINAL:
-        tl.store(out_best + row, tl.exp(most - shift) / total)
+        tl.store(out_best + row, tl.exp(highest - shift) / total)
     else:
-        tl.store(out_best + row, most)
+        tl.store(out_best + row, highest)
         tl.store(out_maximum + row, peak)
         tl.store(out_sumexp + row, total)
 
@@ -156,13 +156,13 @@ def normalize_rows(
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, WIDTH)
     mask = d < D
-    own = x + row * x_row + d
-    value = tl.load(own, mask=mask, other=0.0)
+    pointers = x + row * x_row + d
+    value = tl.load(pointers, mask=mask, other=0.0)
     dtype: tl.constexpr = value.dtype
     if ADDS:
         added = tl.load(delta + row * delta_row + d, mask=mask, other=0.0)
         value = (value.to(tl.float32) + added.to(tl.float32)).to(dtype)
-        tl.store(own, value, mask=mask)
+        tl.store(pointers, value, mask=mask)
     wide = value.to(tl.float32)
     scale = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, axis=0) / D + eps)
     unit = (wide * scale).to(dtype).to(tl.float32)
@@ -261,9 +261,9 @@ def mean_queries(
     total = tl.zeros((WIDTH,), dtype=tl.float32)
     for g in tl.static_range(GROUP):
         for tile in range(TILES):
-            place = tile * ROWS + tl.arange(0, ROWS)
-            mask = (place < length)[:, None] & (d < D)[None, :]
-            row = (first_row + place)[:, None]
+            index = tile * ROWS + tl.arange(0, ROWS)
+            mask = (index < length)[:, None] & (d < D)[None, :]
+            row = (first_row + index)[:, None]
             part = tl.load(q + row * q_row + (head * GROUP + g) * q_head + d[None, :], mask=mask, other=0.0)
             total += tl.sum(part.to(tl.float32), axis=0)
     mean = total / tl.maximum(length * GROUP, 1).to(tl.float32)
@@ -295,8 +295,8 @@ def pooled_scores(
     request = tl.program_id(2).to(tl.int64)
     count = tl.load(num_context + request)
     start = tl.load(block_start + request)
-    place = tl.arange(0, TILE)
-    context = (tl.program_id(0) * (TILE - 2 * RADIUS) - RADIUS + place).to(tl.int64)
+    index = tl.arange(0, TILE)
+    context = (tl.program_id(0) * (TILE - 2 * RADIUS) - RADIUS + index).to(tl.int64)
     inside = (context >= 0) & (context < count)
     position = tl.where(context < start, context, context + tl.load(window_len + request))
     row = (tl.load(run_start + request) + position)[:, None]
@@ -319,10 +319,10 @@ def pooled_scores(
     score = tl.where(inside, score, float("-inf"))
     pooled = score
     for shift in tl.static_range(1, RADIUS + 1):
-        pooled = tl.maximum(pooled, tl.gather(score, tl.maximum(place - shift, 0), 0))
-        pooled = tl.maximum(pooled, tl.gather(score, tl.minimum(place + shift, TILE - 1), 0))
+        pooled = tl.maximum(pooled, tl.gather(score, tl.maximum(index - shift, 0), 0))
+        pooled = tl.maximum(pooled, tl.gather(score, tl.minimum(index + shift, TILE - 1), 0))
     pooled = tl.where(inside, pooled, float("-inf"))
-    stored = (place >= RADIUS) & (place < TILE - RADIUS) & (context < max_context)
+    stored = (index >= RADIUS) & (index < TILE - RADIUS) & (context < max_context)
     tl.store(out + (request * tl.num_programs(1) + head) * max_context + context, pooled, mask=stored)
 
 

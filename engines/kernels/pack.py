@@ -46,8 +46,8 @@ class Building(NamedTuple):
 
     def rows(self, i: int, context: Tensor) -> Tensor:
         """Return the packed rows of context indices of request i."""
-        behind = context >= self.block_start[i]
-        return self.run_start[i] + context + torch.where(behind, self.window_len[i], 0)
+        is_behind = context >= self.block_start[i]
+        return self.run_start[i] + context + torch.where(is_behind, self.window_len[i], 0)
 
 
 ROWS = 32
@@ -72,11 +72,11 @@ def pack(
     if chosen is not None:
         request_stride = chosen.stride(0)
         head_stride = chosen.stride(1) if chosen.shape[1] > 1 else 0
-    places = building.run_start, building.block_start, building.window_len, building.kept, building.kv_start
+    fields = building.run_start, building.block_start, building.window_len, building.kept, building.kv_start
     with on(k.device):
         pack_rows[(kv_heads, tiles(max_kept, ROWS), n)](
             *(pool_k, pool_v, k, v, chosen),
-            *places,
+            *fields,
             *(stride for x in (pool_k, pool_v, k, v) for stride in x.stride()[:2]),
             request_stride,
             head_stride,
@@ -95,8 +95,8 @@ def pack_reference(
     """Like ``pack``, request by request."""
     head = torch.arange(k.shape[1], device=k.device).unsqueeze(1)
     for i, (kept, start) in enumerate(zip(building.kept.tolist(), building.kv_start.tolist(), strict=True)):
-        first = torch.arange(kept, device=k.device).unsqueeze(0)
-        context = first if chosen is None else chosen[i, :, :kept].long()
+        rank = torch.arange(kept, device=k.device).unsqueeze(0)
+        context = rank if chosen is None else chosen[i, :, :kept].long()
         source = building.rows(i, context)
         pool_k[start : start + kept] = k[source, head].transpose(0, 1)
         pool_v[start : start + kept] = v[source, head].transpose(0, 1)

@@ -70,20 +70,20 @@ class Examples:
         return run(self.logits, 17)
 
     def divided(self, part: Callable[..., Partial], join: Callable[[Partial], _Outputs]) -> _Outputs:
-        half = [part(self.logits[:, :2500], 17, 0), part(self.logits[:, 2500:], 17, 2500)]
-        return join(Partial(*(torch.stack(fields) for fields in zip(*half, strict=True))))
+        halves = [part(self.logits[:, :2500], 17, 0), part(self.logits[:, 2500:], 17, 2500)]
+        return join(Partial(*(torch.stack(fields) for fields in zip(*halves, strict=True))))
 
     def normalized(self, run: Callable[..., Tensor]) -> _Outputs:
-        sum_of = self.x.clone()
-        return run(self.x, self.weight, 1e-5), run(sum_of, self.weight, 1e-5, self.y), sum_of
+        summed = self.x.clone()
+        return run(self.x, self.weight, 1e-5), run(summed, self.weight, 1e-5, self.y), summed
 
     def rotated(self, run: Callable[..., None]) -> _Outputs:
-        found: list[Tensor] = []
+        outputs: list[Tensor] = []
         for full_precision in (True, False):
             q, k = self.q.clone(), self.k.clone()
             run(q, k, self.cos, self.sin, full_precision=full_precision)
-            found += [q, k]
-        return tuple(found)
+            outputs += [q, k]
+        return tuple(outputs)
 
     def stored(self, run: Callable[..., None]) -> _Outputs:
         pools = torch.zeros(2, 60, 2, 32, dtype=self.dtype, device=self.device).unbind()
@@ -150,8 +150,8 @@ def faults(device: torch.device, dtype: torch.dtype) -> Mapping[str, str]:
     if not available(device):
         return dict.fromkeys(_KERNELS, "triton is not installed" if device.type == "cuda" else "they run on CUDA")
     examples = Examples(device, dtype)
-    found = {name: _fault(*pair, examples) for name, pair in _PAIRS.items()}
-    return {name: fault for name, fault in found.items() if fault is not None}
+    reasons = {name: _fault(*pair, examples) for name, pair in _PAIRS.items()}
+    return {name: fault for name, fault in reasons.items() if fault is not None}
 
 
 @lru_cache(maxsize=4)
@@ -164,27 +164,27 @@ def host_fault(dtype: torch.dtype) -> str | None:
     except CompilerError as error:
         return str(error)
     examples = Examples(torch.device("cpu"), dtype)
-    found = {name: _fault(*pair, examples) for name, pair in _HOST_PAIRS.items()}
-    return next((f"{name}: {fault}" for name, fault in found.items() if fault is not None), None)
+    reasons = {name: _fault(*pair, examples) for name, pair in _HOST_PAIRS.items()}
+    return next((f"{name}: {fault}" for name, fault in reasons.items() if fault is not None), None)
 
 
 def _fault(
     kernel: Callable[[Examples], _Outputs], reference: Callable[[Examples], _Outputs], examples: Examples
 ) -> str | None:
     try:
-        found = [t.cpu() for t in kernel(examples)]
+        outputs = [t.cpu() for t in kernel(examples)]
     except Exception as error:
-        said = (str(error).strip() or "no message").splitlines()[0]
-        return f"{type(error).__name__}: {said}"
-    for mine, theirs in zip(found, reference(examples), strict=True):
-        theirs = theirs.cpu()
-        if mine.dtype == torch.int64:
-            if not torch.equal(mine, theirs):
+        message = (str(error).strip() or "no message").splitlines()[0]
+        return f"{type(error).__name__}: {message}"
+    for output, expected in zip(outputs, reference(examples), strict=True):
+        expected = expected.cpu()
+        if output.dtype == torch.int64:
+            if not torch.equal(output, expected):
                 return "it chooses other tokens"
             continue
         tolerance = ROUNDING[examples.dtype]
-        if not torch.allclose(mine.float(), theirs.float(), rtol=tolerance, atol=tolerance):
-            return f"it is off by {(mine.float() - theirs.float()).abs().nan_to_num().max().item():.2g}"
+        if not torch.allclose(output.float(), expected.float(), rtol=tolerance, atol=tolerance):
+            return f"it is off by {(output.float() - expected.float()).abs().nan_to_num().max().item():.2g}"
     return None
 
 

@@ -110,13 +110,13 @@ def attended(
     for i, (block, length) in enumerate(zip(block_len, num_context, strict=True)):
         if length == 0:
             continue
-        own, around = rows.block_rows[i, :block], rows.context_rows[i, :length]
-        keys = k[torch.cat((around, own))].float().permute(1, 2, 0).repeat_interleave(group, dim=0)
-        best = score[i, :length]
-        for part in own.split(QUERY_ROWS):
+        block_rows, context_rows = rows.block_rows[i, :block], rows.context_rows[i, :length]
+        keys = k[torch.cat((context_rows, block_rows))].float().permute(1, 2, 0).repeat_interleave(group, dim=0)
+        highest = score[i, :length]
+        for part in block_rows.split(QUERY_ROWS):
             queries = q[part].float().transpose(0, 1) * q.shape[2] ** -0.5
-            best = torch.maximum(best, (queries @ keys).softmax(dim=-1)[..., :length].amax(dim=(0, 1)))
-        score[i, :length] = best
+            highest = torch.maximum(highest, (queries @ keys).softmax(dim=-1)[..., :length].amax(dim=(0, 1)))
+        score[i, :length] = highest
     if ranks is not None:
         score = ranks.all_gather(score.unsqueeze(0)).amax(dim=0)
     return _pooled(score.unsqueeze(1), rows.context_valid, kernel)
@@ -195,11 +195,11 @@ def scores_reference(
     table = torch.stack(building).unsqueeze(2)
     run_start, block_start, block_len, window_len, num_context = table[:5]
     context = torch.arange(max_context, device=q.device).unsqueeze(0)
-    place = torch.arange(max_block, device=q.device).unsqueeze(0)
+    offset = torch.arange(max_block, device=q.device).unsqueeze(0)
     position = torch.where(context < block_start, context, context + window_len)
     rows = ContextRows(
-        block_rows=run_start + torch.where(place < block_len, block_start + place, 0),
-        block_valid=place < block_len,
+        block_rows=run_start + torch.where(offset < block_len, block_start + offset, 0),
+        block_valid=offset < block_len,
         context_rows=run_start + torch.where(context < num_context, position, 0),
         context_valid=context < num_context,
     )

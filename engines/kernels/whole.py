@@ -42,7 +42,7 @@ class WholeLayers:
     def of(cls, model: object, pool: PoolTensors) -> "WholeLayers | None":
         if not isinstance(model, DecoderModel) or model.rotates_in_float32 or model.tensor_parallel is not None:
             return None
-        layers = [each for each in model.blocks if type(each) is DecoderLayer]
+        layers = [block for block in model.blocks if type(block) is DecoderLayer]
         kinds = {type(product) for layer in layers for product in _products(layer)}
         is_packed = kinds in ({Packed}, {Quantized}) and len(layers) == len(model.blocks)
         run = _kernel(model.dtype, Quantized in kinds) if is_packed else None
@@ -65,8 +65,8 @@ class WholeLayers:
         """Return pointers, int64 [layers, 18], in the order of ``Layer`` in ``layers.cpp``."""
         return np.array(
             [
-                [0 if each is None else each.data_ptr() for each in (*_tensors(layer), *self._pool.rows(place))]
-                for place, layer in enumerate(self._layers)
+                [0 if tensor is None else tensor.data_ptr() for tensor in (*_tensors(layer), *self._pool.rows(index))]
+                for index, layer in enumerate(self._layers)
             ],
             dtype=np.int64,
         )
@@ -80,16 +80,16 @@ def _products(layer: DecoderLayer) -> tuple[Any, ...]:
 def _tensors(layer: DecoderLayer) -> tuple[Tensor | None, ...]:
     attention = layer.self_attn
     qkv, out, gate_up, down = ((product.copy, product.scales, product.bias) for product in _products(layer))
-    norms = (None if each is None else each.weight for each in (attention.q_norm, attention.k_norm))
+    norms = (None if norm is None else norm.weight for norm in (attention.q_norm, attention.k_norm))
     return layer.input_layernorm.weight, *qkv, *norms, *out, layer.post_attention_layernorm.weight, *gate_up, *down
 
 
 @cache
 def _kernel(dtype: torch.dtype, is_quantized: bool) -> Any:
     try:
-        found = loaded(LIBRARY)[f"decode_layers_{host.DTYPES[dtype]}{'_int8' if is_quantized else ''}"]
+        function = loaded(LIBRARY)[f"decode_layers_{host.DTYPES[dtype]}{'_int8' if is_quantized else ''}"]
     except CompilerError:
         return None
     tensors: list[Any] = [Pointer] * 8
-    found.argtypes, found.restype = (c_long, *tensors, *[c_long] * 10, c_float, c_long), None
-    return found
+    function.argtypes, function.restype = (c_long, *tensors, *[c_long] * 10, c_float, c_long), None
+    return function
