@@ -64,9 +64,9 @@ class PoolTensors:
         try:
             return cls._made(zeros, model, (tables.num_blocks + 1, tables.block_size))
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            said = (str(error).strip() or "no message").splitlines()[0]
+            message = (str(error).strip() or "no message").splitlines()[0]
             raise UserError(
-                f"num_tokens={tables.num_blocks * tables.block_size}: their K/V do not fit the device ({said}): lower it"
+                f"num_tokens={tables.num_blocks * tables.block_size}: their K/V do not fit the device ({message}): lower it"
             ) from error
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -103,19 +103,19 @@ class BlockTables:
 
     def trim(self, slot: int, tokens: int) -> int:
         """Free the blocks behind the first ``tokens``; return how many."""
-        kept, had = min(self.blocks_for(tokens), int(self.held[slot])), int(self.held[slot])
-        freed = had - kept
+        num_kept, num_held = min(self.blocks_for(tokens), int(self.held[slot])), int(self.held[slot])
+        freed = num_held - num_kept
         if freed:
-            self._free(self.table[slot, kept:had])
-            self.table[slot, kept:had] = NOBODY
-            self.held[slot] = kept
+            self._free(self.table[slot, num_kept:num_held])
+            self.table[slot, num_kept:num_held] = NOBODY
+            self.held[slot] = num_kept
         return freed
 
     def rows(self, slot: Ints, position: Ints) -> Ints:
         """Return the pool rows of tokens at ``position`` of ``slot`` (any one shape); past the table, NOBODY's."""
         block, offset = np.divmod(position, self.block_size)
-        inside = np.minimum(block, self.table.shape[1] - 1)
-        return self.table[slot, inside].astype(np.int64) * self.block_size + offset
+        clamped = np.minimum(block, self.table.shape[1] - 1)
+        return self.table[slot, clamped].astype(np.int64) * self.block_size + offset
 
     def _free(self, blocks: np.ndarray) -> None:
         self._free_blocks[self._num_free : self._num_free + len(blocks)] = blocks
