@@ -146,23 +146,23 @@ class SdpaAttention:
             place = self._place(members, tables)
             return _DecodeStep(self._kernels, pool, self._staging.ints(rows.pool_row), place, self.whole)
         groups: list[_Group | _Decodes] = []
-        order = []
+        group_rows = []
         is_alone = pool.k.device.type == "cpu"
-        for which in [np.arange(len(members.slot))] if rows.is_grid else _alike(members, is_alone=is_alone):
-            group, places = self._group(Members(*(column[which] for column in members)), tables, pool)
+        for indices in [np.arange(len(members.slot))] if rows.is_grid else _alike(members, is_alone=is_alone):
+            group, step_row = self._group(Members(*(column[indices] for column in members)), tables, pool)
             groups.append(group)
-            order.append(places)
-        is_whole = len(groups) == 1 and isinstance(groups[0].queries, slice) and len(order[0]) == rows.num_rows
+            group_rows.append(step_row)
+        is_whole = len(groups) == 1 and isinstance(groups[0].queries, slice) and len(group_rows[0]) == rows.num_rows
         if is_whole:
             return self._attend(rows, pool, groups, None)
         # The place of each row of the step among the groups' results; a row of padding takes any.
-        where = np.zeros(rows.num_rows, dtype=np.int64)
+        index = np.zeros(rows.num_rows, dtype=np.int64)
         offset = 0
-        for found in order:
-            real = found >= 0
-            where[found[real]] = np.flatnonzero(real) + offset
-            offset += len(found)
-        return self._attend(rows, pool, groups, self._staging.ints(where))
+        for row in group_rows:
+            is_real = row >= 0
+            index[row[is_real]] = np.flatnonzero(is_real) + offset
+            offset += len(row)
+        return self._attend(rows, pool, groups, self._staging.ints(index))
 
     def _attend(
         self, rows: CausalRows, pool: PoolTensors, groups: Sequence[_Group | _Decodes], where: Tensor | None
@@ -186,10 +186,10 @@ class SdpaAttention:
         if self._kernels is not None and longest == 1 and start.all():
             rows = self._staging.ints(first)
             return _Decodes(self._kernels.decode, rows, self._place(members, tables)), first
-        place = np.arange(longest)
+        offset = np.arange(longest)
         # Past its end a sequence repeats its last row.
-        grid = first[:, None] + np.minimum(place, count[:, None] - 1)
-        order = np.where(place < count[:, None], grid, -1).ravel()
+        grid = first[:, None] + np.minimum(offset, count[:, None] - 1)
+        order = np.where(offset < count[:, None], grid, -1).ravel()
         is_run = len(slot) == 1 or (bool((count == longest).all()) and bool((np.diff(first) == longest).all()))
         queries = slice(int(first[0]), int(first[0]) + grid.size) if is_run else self._staging.ints(grid.ravel())
         if not start.any():
@@ -211,10 +211,10 @@ class SdpaAttention:
             tables.rows(np.broadcast_to(slot[:, None], position.shape), position).ravel(), start + 1
         )
         device = keys.device
-        seen = torch.arange(num_keys, device=device) < (
+        visible = torch.arange(num_keys, device=device) < (
             first_hidden[:, None, None] + torch.arange(num_queries, device=device)[:, None]
         )
-        mask = torch.zeros(seen.shape, dtype=pool.k.dtype, device=device).masked_fill_(~seen, -torch.inf)
+        mask = torch.zeros(visible.shape, dtype=pool.k.dtype, device=device).masked_fill_(~visible, -torch.inf)
         return keys, mask.unsqueeze(1)
 
 
@@ -226,8 +226,8 @@ def _alike(members: Members, *, is_alone: bool) -> list[Ints]:
     sizes = np.log2(np.stack([members.tokens, members.end])) // _ALIKE
     key = (sizes[0] * 64 + sizes[1]) * 2 + (members.start > 0)
     # Decodes have groups of their own, so that other sequences do not change which kernel they get.
-    one = members.tokens == 1
-    key = np.where(one, key - (1 << 20), key + (np.arange(len(one)) << 20) * is_alone)
+    is_decode = members.tokens == 1
+    key = np.where(is_decode, key - (1 << 20), key + (np.arange(len(is_decode)) << 20) * is_alone)
     order = np.argsort(key, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
 
@@ -246,18 +246,18 @@ def reference_kernel(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Ten
     assert spans.table is not None
     out = torch.zeros_like(q)
     group, block = q.shape[1] // k.shape[2], k.shape[1]
-    first = spans.cu_q.tolist()
-    for i, used in enumerate(spans.used_k.tolist()):
-        own = slice(first[i], first[i + 1])
-        count = own.stop - own.start
+    starts = spans.cu_q.tolist()
+    for i, num_keys in enumerate(spans.used_k.tolist()):
+        rows = slice(starts[i], starts[i + 1])
+        count = rows.stop - rows.start
         if count == 0:
             continue
-        blocks = spans.table[i, : -(-used // block)].long()
-        keys, values = (x[blocks].flatten(0, 1)[:used].repeat_interleave(group, dim=1).float() for x in (k, v))
-        hidden = torch.ones(count, used, dtype=torch.bool, device=q.device).tril(used - count).logical_not()
-        scores = torch.einsum("qhd,khd->hqk", q[own].float(), keys) * q.shape[2] ** -0.5
+        blocks = spans.table[i, : -(-num_keys // block)].long()
+        keys, values = (x[blocks].flatten(0, 1)[:num_keys].repeat_interleave(group, dim=1).float() for x in (k, v))
+        hidden = torch.ones(count, num_keys, dtype=torch.bool, device=q.device).tril(num_keys - count).logical_not()
+        scores = torch.einsum("qhd,khd->hqk", q[rows].float(), keys) * q.shape[2] ** -0.5
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        out[own] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+        out[rows] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out
 
 
@@ -327,10 +327,10 @@ def probe(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -
     faults = []
     for name, kernel in kernels():
         for block_size in _BLOCK_SIZES:
-            found = fault(kernel, device, dtype, head_dim, group, block_size)
-            if found is None:
+            reason = fault(kernel, device, dtype, head_dim, group, block_size)
+            if reason is None:
                 return DeviceKernel(name, kernel, block_size)
-            faults.append(f"{name} with blocks of {block_size}: {found}")
+            faults.append(f"{name} with blocks of {block_size}: {reason}")
     return "; ".join(faults) or "no kernel with a block table is installed"
 
 
@@ -347,25 +347,25 @@ def fault(
     order = (torch.randperm(3 * width, generator=random) + 1).numpy().reshape(3, width)
     table = np.zeros((4, width), dtype=np.int64)
     k, v = torch.full((2, 3 * width + 1, block_size, 2, head_dim), 1e3, dtype=torch.float32).unbind()
-    for i, used in enumerate(end[:3]):
-        held = -(-int(used) // block_size)
-        table[i, :held] = order[i, :held]
+    for i, length in enumerate(end[:3]):
+        num_blocks = -(-int(length) // block_size)
+        table[i, :num_blocks] = order[i, :num_blocks]
         for x in (k, v):
             rows = x.view(-1, 2, head_dim)
             places = torch.from_numpy(
-                np.repeat(table[i, :held], block_size) * block_size + np.tile(np.arange(block_size), held)
+                np.repeat(table[i, :num_blocks], block_size) * block_size + np.tile(np.arange(block_size), num_blocks)
             )
-            rows[places[:used]] = torch.randn(int(used), 2, head_dim, generator=random)
+            rows[places[:length]] = torch.randn(int(length), 2, head_dim, generator=random)
     q = torch.randn(int(count.sum()) + 3, 2 * group, head_dim, generator=random)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     tensors = [torch.from_numpy(array) for array in span_arrays(count, end, table)]
     spans = spans_of(tensors, max_q=150, max_k=300)
-    real = int(count.sum())
-    expected = reference_kernel(q.float(), k.float(), v.float(), spans)[:real]
+    num_real = int(count.sum())
+    expected = reference_kernel(q.float(), k.float(), v.float(), spans)[:num_real]
     try:
-        there = spans_of([array.to(device) for array in tensors], max_q=150, max_k=300)
-        found = kernel(q.to(device), k.to(device), v.to(device), there)[:real].float().cpu()
+        device_spans = spans_of([array.to(device) for array in tensors], max_q=150, max_k=300)
+        result = kernel(q.to(device), k.to(device), v.to(device), device_spans)[:num_real].float().cpu()
     except Exception as error:
         return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
-    difference = (found - expected).abs().max().item()
+    difference = (result - expected).abs().max().item()
     return None if difference <= TOLERANCE[dtype] else f"it is off by {difference:.2g}"

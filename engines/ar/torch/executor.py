@@ -77,13 +77,13 @@ class CausalGraphs(Graphs[Size]):
         if size in self:
             return
         device = self._tokens.device
-        before = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
-        began = perf_counter()
+        memory_bytes = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+        start_s = perf_counter()
         self.record(size, self._metadata(size, PackedWork.of([])), partial(self._forward, size))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-            before = torch.cuda.memory_reserved(device) - before
-        self._costs[size] = CaptureCost(perf_counter() - began, before)
+            memory_bytes = torch.cuda.memory_reserved(device) - memory_bytes
+        self._costs[size] = CaptureCost(perf_counter() - start_s, memory_bytes)
 
     def run(self, size: Size, work: PackedWork) -> Tensor:
         """Return logits [sequences of the size, V], those of ``work`` first. The next step of this size overwrites them."""
@@ -212,18 +212,18 @@ class PagedExecutor:
 
     def write(self, slot: int, start: int, ids: Sequence[int] | Ints) -> None:
         """Write token ids into a slot from ``start`` on."""
-        found = np.asarray(ids, dtype=np.int64)
+        tokens = np.asarray(ids, dtype=np.int64)
         vocabulary = self.model.config.vocab_size
         require(
-            start + len(found) <= self.tables.max_len,
-            f"{start + len(found)} tokens exceed max_len={self.tables.max_len}: raise it",
+            start + len(tokens) <= self.tables.max_len,
+            f"{start + len(tokens)} tokens exceed max_len={self.tables.max_len}: raise it",
         )
         require(
-            not len(found) or (int(found.min()) >= 0 and int(found.max()) < vocabulary),
+            not len(tokens) or (int(tokens.min()) >= 0 and int(tokens.max()) < vocabulary),
             f"token ids must lie between 0 and {vocabulary - 1}, the vocabulary of the model",
         )
         with on(self.device):
-            self._tokens[slot, start : start + len(found)] = self._staging.ints(found)
+            self._tokens[slot, start : start + len(tokens)] = self._staging.ints(tokens)
 
     def read(self, slot: int, start: int, end: int) -> list[int]:
         """Return the ids at [start, end); waits for the device."""
@@ -235,8 +235,8 @@ class PagedExecutor:
     def capture(self, sizes: Iterable[Size]) -> Mapping[Size, CaptureCost]:
         """Capture the graphs of these sizes, the largest first so that the others fit into its memory. Does nothing on a CPU:
         there a bucket runs operator by operator."""
-        wanted = sorted(sizes, key=lambda size: (size.tokens, most_sequences(size)), reverse=True)
-        for size in wanted:
+        ordered = sorted(sizes, key=lambda size: (size.tokens, most_sequences(size)), reverse=True)
+        for size in ordered:
             require(size.tokens >= 1, f"size={size} must hold at least one token")
             require(
                 not isinstance(size, Bucket) or size.length <= max(self._longest_bucket, 1),
@@ -245,7 +245,7 @@ class PagedExecutor:
         if self.graphs is None:
             return {}
         with on(self.device):
-            for size in wanted:
+            for size in ordered:
                 self.graphs.capture(size)
         return self.graphs.costs
 
@@ -289,10 +289,10 @@ class PagedExecutor:
 
     def paths(self) -> dict[str, Any]:
         """Return the kernels on which its steps run, as JSON."""
-        found = self._paged_kernel()
+        kernel = self._paged_kernel()
         return {
             "attention": self.attention.name,
-            "attention_unavailable": found if isinstance(found, str) else None,
+            "attention_unavailable": kernel if isinstance(kernel, str) else None,
             "host_kernels_unavailable": self._host.fault,
             "products": products_by(self.model),
             "block_size": self.attention.block_size,
@@ -306,70 +306,70 @@ class PagedExecutor:
     # ---- in between ----------------------------------------------------------------------------------
 
     def _choose(self, block_size: int, store: Store) -> StepAttention:
-        found = self._paged_kernel()
-        if isinstance(found, str):
-            own = None
+        kernel = self._paged_kernel()
+        if isinstance(kernel, str):
+            kernels = None
             if self._host.serve_heads(self.model.config.head_dim):
-                own, store = DecodeKernels(host.store, host.decode, host.attend), host.store
-            return SdpaAttention(store, self._staging, block_size=block_size, kernels=own)
-        return PagedAttention(found.name, found.kernel, store, self._staging, block_size=found.block_size)
+                kernels, store = DecodeKernels(host.store, host.decode, host.attend), host.store
+            return SdpaAttention(store, self._staging, block_size=block_size, kernels=kernels)
+        return PagedAttention(kernel.name, kernel.kernel, store, self._staging, block_size=kernel.block_size)
 
     def _size(self, work: PackedWork, mode: object) -> Size | None:
         """Return the size in which the step runs: ``mode`` if it fits, or without ``mode`` a decode step's narrowest captured bucket."""
         if isinstance(mode, Bucket):
             fits = work.size <= mode.batch and int(work.tokens.max()) <= mode.length
-            is_there = self.graphs is None or mode in self.graphs
-            return mode if fits and is_there and mode.length <= max(self._longest_bucket, 1) else None
+            is_captured = self.graphs is None or mode in self.graphs
+            return mode if fits and is_captured and mode.length <= max(self._longest_bucket, 1) else None
         if isinstance(mode, Rung):
             fits = work.total <= mode.tokens and work.size <= most_sequences(mode)
             return mode if fits and (self.graphs is None or mode in self.graphs) else None
         if self.graphs is not None and int(work.tokens.max()) == 1:
-            widths = [size for size in self.graphs.keys if isinstance(size, Bucket) and size.length == 1]
-            return min((size for size in widths if size.batch >= work.size), default=None)
+            buckets = [size for size in self.graphs.keys if isinstance(size, Bucket) and size.length == 1]
+            return min((size for size in buckets if size.batch >= work.size), default=None)
         return None
 
     def _eager(
         self, work: PackedWork, size: Size | None, scored: Mapping[int, int]
     ) -> tuple[Tensor, int, dict[int, Logprobs]]:
         """Return logits [sampling sequences, V], the number of rows computed, and ``Ran.prompt_logprobs``."""
-        least = self.model.min_rows
-        rows = packed_rows(work, self.tables, least=least) if size is None else rows_in(size, work, self.tables)
+        min_rows = self.model.min_rows
+        rows = packed_rows(work, self.tables, least=min_rows) if size is None else rows_in(size, work, self.tables)
         attend = self.attention.attend(rows, self.tables, self.pool)
         last = rows.last[work.samples]
-        wanted = len(last)
-        last = _at_least(least, last, rows.last[0])
+        num_sampled = len(last)
+        last = _at_least(min_rows, last, rows.last[0])
         flat, position, index = self._staging.send(flat_index(rows, self._tokens.shape[1]), rows.position, last)
         hidden = self.model.hidden(self._tokens.take(flat), self.model.rotary(position), attend)
-        told = {}
+        logprobs = {}
         for i, count in scored.items():
             slot, start, first = (int(column[i]) for column in (work.slot, work.start, rows.members.first))
             following = self._tokens[slot, start + 1 : start + 1 + count]
-            told[slot] = self._score(hidden, first, following, self._sampling[slot].prompt_logprobs or 0)
-        if wanted == 0:
-            return hidden.new_empty((0, self.model.config.vocab_size)), rows.num_rows, told
-        return self.model.logits(hidden.index_select(0, index))[:wanted], rows.num_rows, told
+            logprobs[slot] = self._score(hidden, first, following, self._sampling[slot].prompt_logprobs or 0)
+        if num_sampled == 0:
+            return hidden.new_empty((0, self.model.config.vocab_size)), rows.num_rows, logprobs
+        return self.model.logits(hidden.index_select(0, index))[:num_sampled], rows.num_rows, logprobs
 
     def _scored(self, work: PackedWork) -> dict[int, int]:
         """Return, for each sequence whose prompt is scored, its place in the work -> how many of its rows a prompt token follows."""
-        found = {}
+        counts = {}
         columns = (work.slot.tolist(), work.start.tolist(), work.end.tolist())
         for i, (slot, start, end) in enumerate(zip(*columns, strict=True)):
             params = self._sampling.get(slot, GREEDY)
             if params.prompt_logprobs is not None:
                 count = min(end, params.prompt_tokens - 1) - start
                 if count > 0:
-                    found[i] = count
-        return found
+                    counts[i] = count
+        return counts
 
     def _score(self, hidden: Tensor, first: int, following: Tensor, most: int) -> Logprobs:
         """Return the scores of the tokens that follow the rows from ``first`` on, computed a few rows at a time."""
-        least = self.model.min_rows
-        share = max(least, _SCORED_LOGITS // self.model.config.vocab_size)
+        min_rows = self.model.min_rows
+        chunk = max(min_rows, _SCORED_LOGITS // self.model.config.vocab_size)
         parts = []
-        for start in range(0, len(following), share):
-            tokens = following[start : start + share]
+        for start in range(0, len(following), chunk):
+            tokens = following[start : start + chunk]
             row = first + start
-            index = _at_least(least, np.arange(row, row + len(tokens)), row)
+            index = _at_least(min_rows, np.arange(row, row + len(tokens)), row)
             logits = self.model.logits(hidden.index_select(0, self._staging.ints(index)))[: len(tokens)]
             parts.append(TokenScores(logits).of(tokens).cut(0, len(tokens), most))
         return Logprobs.joined(parts)
@@ -379,16 +379,16 @@ class PagedExecutor:
         if not self._sampling:
             return next_tokens(logits, None), {}
         slots, ends = work.slot[work.samples], work.end[work.samples]
-        each = [self._sampling.get(slot, GREEDY) for slot in slots.tolist()]
-        told = [i for i, params in enumerate(each) if params.logprobs is not None]
-        rows = self._staging.ints(told)
-        scores = TokenScores(logits.index_select(0, rows)) if told else None
-        tokens = next_tokens(self._shaped(logits, slots, ends), Draws.of(each, ends, self._staging))
+        sampling = [self._sampling.get(slot, GREEDY) for slot in slots.tolist()]
+        indices = [i for i, params in enumerate(sampling) if params.logprobs is not None]
+        rows = self._staging.ints(indices)
+        scores = TokenScores(logits.index_select(0, rows)) if indices else None
+        tokens = next_tokens(self._shaped(logits, slots, ends), Draws.of(sampling, ends, self._staging))
         if scores is None:
             return tokens, {}
-        found = scores.of(tokens.index_select(0, rows))
+        logprobs = scores.of(tokens.index_select(0, rows))
         return tokens, {
-            int(slots[i]): found.cut(place, place + 1, each[i].logprobs or 0) for place, i in enumerate(told)
+            int(slots[i]): logprobs.cut(row, row + 1, sampling[i].logprobs or 0) for row, i in enumerate(indices)
         }
 
     def _shaped(self, logits: Tensor, slots: Ints, ends: Ints) -> Tensor:
@@ -402,9 +402,9 @@ class PagedExecutor:
             rules.apply(shaped[i], self._tokens[int(slots[i]), : int(ends[i])], self._staging)
         penalized = [i for i, rules in ruled.items() if rules.params.penalizes]
         if penalized:
-            rows, store = self._staging.send(np.array(penalized, dtype=np.int64), slots[penalized])
-            most = int(ends[penalized].max())
-            tokens = self._tokens[:, :most].index_select(0, store)
+            rows, slot_rows = self._staging.send(np.array(penalized, dtype=np.int64), slots[penalized])
+            longest = int(ends[penalized].max())
+            tokens = self._tokens[:, :longest].index_select(0, slot_rows)
             params = [ruled[i].params for i in penalized]
             penalties = penalize(shaped.index_select(0, rows), tokens, ends[penalized], params, self._staging)
             shaped.index_copy_(0, rows, penalties)
@@ -470,10 +470,10 @@ class MeasuredSteps:
                 executor.close_slot(slot)
 
     def _once(self, run: Callable[[], object]) -> float:
-        began = self._timer()
+        start_s = self._timer()
         run()
         self.executor.wait()
-        return self._timer() - began
+        return self._timer() - start_s
 
 
 def dealt(context: int, decoding: int) -> list[int]:

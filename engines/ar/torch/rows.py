@@ -90,8 +90,8 @@ def packed_rows(work: PackedWork, tables: BlockTables, *, least: int, sequences:
     members = Members(work.slot, first, work.start, work.tokens)
     if sequences > work.size:
         empty = np.zeros(sequences - work.size, dtype=np.int64)
-        fills = (empty + tables.padding_slot, empty, empty, empty)
-        members = Members(*(np.concatenate(pair) for pair in zip(members, fills, strict=True)))
+        padding = (empty + tables.padding_slot, empty, empty, empty)
+        members = Members(*(np.concatenate(pair) for pair in zip(members, padding, strict=True)))
     return CausalRows(slot, position, pool_row, first + work.tokens - 1, members, is_grid=False)
 
 
@@ -190,10 +190,10 @@ class DecodeColumns:
         """Count one more token for every member. Members that have all of their tokens leave and are returned, the oldest first."""
         self.contexts = self.contexts + 1
         self._left = self._left - 1
-        done = self._left == 0
-        if not done.any():
+        is_done = self._left == 0
+        if not is_done.any():
             return []
-        return sorted(self._take(done), key=lambda sequence: sequence.order)
+        return sorted(self._take(is_done), key=lambda sequence: sequence.order)
 
     def youngest(self) -> SessionState:
         return max(self.members, key=lambda sequence: sequence.order)

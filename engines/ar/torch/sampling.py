@@ -90,17 +90,17 @@ def nucleus(
     values, order = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
     # We subtract the largest, so that no temperature overflows.
     scaled = (values - values[:, :1]) / temperature.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)
-    share = torch.softmax(scaled, dim=-1)
-    kept = torch.ones_like(share, dtype=torch.bool)
+    probs = torch.softmax(scaled, dim=-1)
+    kept = torch.ones_like(probs, dtype=torch.bool)
     if min_p is not None:
-        kept &= share >= min_p.unsqueeze(1) * share[:, :1]
+        kept &= probs >= min_p.unsqueeze(1) * probs[:, :1]
     if top_k is not None:
         last = torch.where(top_k > 0, top_k.clamp(max=values.shape[1]), values.shape[1]) - 1
         kept &= values >= values.gather(1, last.unsqueeze(1))
-    left = torch.where(kept, share, 0.0)
-    before = left.cumsum(dim=-1) - left
-    every, top_p = left.sum(dim=-1, keepdim=True), top_p.unsqueeze(1)
-    kept &= (before < top_p * every) | (top_p == 1)
+    mass = torch.where(kept, probs, 0.0)
+    mass_before = mass.cumsum(dim=-1) - mass
+    total, top_p = mass.sum(dim=-1, keepdim=True), top_p.unsqueeze(1)
+    kept &= (mass_before < top_p * total) | (top_p == 1)
     return torch.zeros_like(kept).scatter_(1, order, kept)
 
 
@@ -128,14 +128,14 @@ class LogitRules:
         if self._allowed is not None:
             allowed = logits.index_select(0, self._allowed)
             logits.fill_(-torch.inf).index_copy_(0, self._allowed, allowed)
-        answered = len(tokens) - self.params.prompt_tokens
+        num_answered = len(tokens) - self.params.prompt_tokens
         if self.params.bad_words:
-            before = tokens[-self._opening_ids.shape[1] :] if self._opening_ids.shape[1] else tokens[:0]
-            opening = self._opening_ids[:, self._opening_ids.shape[1] - len(before) :]
-            (is_whole,) = staging.send((self._openings <= answered).astype(np.int64))
-            is_next = ((opening == before) | (opening < 0)).all(dim=1) & (is_whole > 0)
+            recent = tokens[-self._opening_ids.shape[1] :] if self._opening_ids.shape[1] else tokens[:0]
+            opening = self._opening_ids[:, self._opening_ids.shape[1] - len(recent) :]
+            (is_whole,) = staging.send((self._openings <= num_answered).astype(np.int64))
+            is_next = ((opening == recent) | (opening < 0)).all(dim=1) & (is_whole > 0)
             logits.index_put_((self._last_ids,), torch.where(is_next, -torch.inf, 0.0), accumulate=True)
-        if self._ends is not None and answered < self.params.min_tokens:
+        if self._ends is not None and num_answered < self.params.min_tokens:
             logits.index_fill_(0, self._ends, -torch.inf)
         if self.params.logit_bias:
             logits.index_add_(0, self._biased, self._bias)
@@ -144,10 +144,10 @@ class LogitRules:
 def penalize(logits: Tensor, tokens: Tensor, ends: Ints, each: Sequence[SamplingParams], staging: Staging) -> Tensor:
     """Return logits [m, V] float32 after their penalties. ``tokens`` [m, n] are the sequences' tokens, each up to its ``ends`` [m]."""
     prompts, stops = staging.send(np.array([params.prompt_tokens for params in each], dtype=np.int64), ends)
-    place = torch.arange(tokens.shape[1], device=tokens.device)
-    is_there = place < stops.unsqueeze(1)
-    is_answer = is_there & (place >= prompts.unsqueeze(1))
-    seen, answered = (torch.zeros_like(logits).scatter_add_(1, tokens, each.float()) for each in (is_there, is_answer))
+    position = torch.arange(tokens.shape[1], device=tokens.device)
+    is_real = position < stops.unsqueeze(1)
+    is_answer = is_real & (position >= prompts.unsqueeze(1))
+    seen, answered = (torch.zeros_like(logits).scatter_add_(1, tokens, mask.float()) for mask in (is_real, is_answer))
     factors = np.array([(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in each]).T
     repetition, frequency, presence = (staging.floats(column).float().unsqueeze(1) for column in factors)
     repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
@@ -168,7 +168,7 @@ class TokenScores:
         """Return the scores of the tokens [n] that follow the rows, each with the likeliest of its place; waits for the device."""
         chosen = self._all.gather(1, tokens.unsqueeze(1))
         rank = (self._all >= chosen).sum(dim=-1)
-        top, ids = (each.cpu().numpy() for each in self._top)
+        top, ids = (part.cpu().numpy() for part in self._top)
         order = np.lexsort((ids, -top))
         columns = chosen[:, 0].cpu().numpy(), rank.cpu().numpy()
         return Logprobs(*columns, np.take_along_axis(ids, order, 1), np.take_along_axis(top, order, 1))

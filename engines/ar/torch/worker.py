@@ -114,12 +114,12 @@ class SessionMemory:
 
     def _make_room(self, blocks: int) -> None:
         for order in list(self._idle):
-            wanted = blocks - self._tables.num_free
-            if wanted <= 0:
+            num_missing = blocks - self._tables.num_free
+            if num_missing <= 0:
                 return
             entry = self._idle[order]
-            held = int(self._tables.held[entry.slot])
-            entry.tokens = min(entry.tokens, max(held - wanted, 0) * self._tables.block_size)
+            num_held = int(self._tables.held[entry.slot])
+            entry.tokens = min(entry.tokens, max(num_held - num_missing, 0) * self._tables.block_size)
             self.evicted += self._tables.trim(entry.slot, entry.tokens)
             if entry.tokens == 0:
                 del self._idle[order]
@@ -157,17 +157,17 @@ class KeptSequences:
         opening that many share, and this conversation's own next turn may still come. The prompt's last token is computed
         anew, for its logits.
         """
-        best, most = None, 0
+        best_order, best_length = None, 0
         for other, kept in self._kept.items():
-            here = min(self._memory.cached(other), len(kept.ids))
-            common = _common(kept.ids[:here], prompt[:-1])
-            if common >= max(self._block_size, (here + 1) // 2, most + 1):
-                best, most = other, common
-        if best is None:
+            num_cached = min(self._memory.cached(other), len(kept.ids))
+            common = _common(kept.ids[:num_cached], prompt[:-1])
+            if common >= max(self._block_size, (num_cached + 1) // 2, best_length + 1):
+                best_order, best_length = other, common
+        if best_order is None:
             return None
-        slot = self._reopened(self._take(best).slot, sampling)
-        self._memory.park(order, slot, most)
-        return slot, most
+        slot = self._reopened(self._take(best_order).slot, sampling)
+        self._memory.park(order, slot, best_length)
+        return slot, best_length
 
     def drop(self, order: int) -> None:
         self._executor.close_slot(self._take(order).slot)
@@ -189,11 +189,11 @@ class KeptSequences:
     def _reopened(self, slot: int, sampling: SamplingParams) -> int:
         """Return a slot for another sequence, with the blocks of this one but without its ids."""
         tables = self._executor.tables
-        blocks, held = tables.table[slot].copy(), int(tables.held[slot])
+        blocks, num_held = tables.table[slot].copy(), int(tables.held[slot])
         tables.table[slot], tables.held[slot] = NOBODY, 0
         self._executor.close_slot(slot)
         slot = self._executor.open(sampling)
-        tables.table[slot], tables.held[slot] = blocks, held
+        tables.table[slot], tables.held[slot] = blocks, num_held
         return slot
 
     @property
@@ -290,9 +290,9 @@ class TorchWorker:
 
     def adopt(self, sequence: SessionState, prompt: Ints) -> None:
         """Make a sequence with this prompt, which is not enqueued yet, continue from kept K/V if there is some."""
-        found = self.kept.adopt(sequence.order, prompt, sequence.sampling)
-        if found is not None:
-            sequence.slot, sequence.computed = found
+        adopted = self.kept.adopt(sequence.order, prompt, sequence.sampling)
+        if adopted is not None:
+            sequence.slot, sequence.computed = adopted
             sequence.context = sequence.computed
 
     def keep(self, sequence: SessionState, ids: Ints) -> None:
@@ -379,13 +379,13 @@ class TorchWorker:
             sequence.computed = begin + tokens
         work = PackedWork.of(entries)
         if decodes:
-            joined = self.decode.work()
-            work = PackedWork(*(np.concatenate(columns) for columns in zip(work, joined, strict=True)))
+            decode_work = self.decode.work()
+            work = PackedWork(*(np.concatenate(columns) for columns in zip(work, decode_work, strict=True)))
         self.begun = [task for task in self.begun if task.left]
         ran = self.executor.run(work, plan.mode)
-        heard: list[int] = ran.tokens.tolist()
+        token_ids: list[int] = ran.tokens.tolist()
         self.executor.wait()
-        return Step(shares, chunks, decoding, context, ran, heard)
+        return Step(shares, chunks, decoding, context, ran, token_ids)
 
     def settle(self, step: Step, now: float) -> None:
         """Give the sequences their tokens; the driver hears which rounds are done."""
@@ -396,8 +396,8 @@ class TorchWorker:
             self.decode.end(np.array([self._driver.hear(sequence, token) for sequence, token in pairs]))
             for sequence in self.decode.advance():
                 self._driver.done(sequence, now)
-        whole = [task for task, _ in step.shares if task.left == 0]
-        for index, task in enumerate(whole):
+        finished = [task for task, _ in step.shares if task.left == 0]
+        for index, task in enumerate(finished):
             sequence = self.sequences[task.order]
             self._prefilled(sequence, task, now, is_over=self._driver.hear(sequence, step.tokens[index]))
 
