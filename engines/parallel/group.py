@@ -77,7 +77,7 @@ class TensorParallel:
             return x
         widths = [end - start for start, end in (span(width, rank, self.size) for rank in range(self.size))]
         parts = self._parts(F.pad(x, (0, max(widths) - x.shape[1])) if x.shape[1] < max(widths) else x)
-        return torch.cat([part[:, :own] for part, own in zip(parts, widths, strict=True)], dim=1)
+        return torch.cat([part[:, :columns] for part, columns in zip(parts, widths, strict=True)], dim=1)
 
     def _parts(self, x: Tensor) -> Tensor:
         """[size, *x.shape]"""
@@ -87,10 +87,10 @@ class TensorParallel:
 
     def from_leader(self, value: T | None = None) -> T:
         """Return rank 0's ``value``, which must be picklable; the other ranks' values are ignored."""
-        held: list[Any] = [value]
+        values: list[Any] = [value]
         if self.size > 1:
-            dist.broadcast_object_list(held, group=self.control, group_src=0)
-        return held[0]
+            dist.broadcast_object_list(values, group=self.control, group_src=0)
+        return values[0]
 
     def gathered(self, value: T) -> list[T]:
         """Return every rank's ``value``, which must be picklable, in the ranks' order."""
@@ -192,9 +192,9 @@ def local_ranks(size: int, device: str, entry: Entry, *args: Any) -> Iterator[Te
     body is over (``follow`` does after ``LeadingExecutor.stop``). ``device`` is 'cpu', or 'cuda' for one device per
     rank. If a rank fails, raises RankFailed in place of the error that this caused in the body.
     """
-    own = rank_device(device, 0, size)
+    our_device = rank_device(device, 0, size)
     if size == 1:
-        yield TensorParallel(device=own)
+        yield TensorParallel(device=our_device)
         return
     # Port 0 lets the system choose a free one, and we tell the others which.
     store = dist.TCPStore(
@@ -204,7 +204,7 @@ def local_ranks(size: int, device: str, entry: Entry, *args: Any) -> Iterator[Te
     group = None
     try:
         followers.wait_for("ready", _START_TIMEOUT_S)
-        group = join(0, size, own, store)
+        group = join(0, size, our_device, store)
         followers.watch(group)
         yield group
         followers.wait_for("done", _END_TIMEOUT_S)
@@ -230,16 +230,16 @@ class _Followers:
         self._processes: list[BaseProcess] = []
         pipes: dict[Connection, int] = {}
         for rank in range(1, size):
-            here, there = context.Pipe(duplex=False)
+            receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
-                target=_run, args=(rank, size, device, port, there, entry, args), name=f"rank-{rank}", daemon=True
+                target=_run, args=(rank, size, device, port, sender, entry, args), name=f"rank-{rank}", daemon=True
             )
             with held():
                 process.start()
                 self._processes.append(process)
             # Only the child holds this end now: it is closed when the child ends, however it does.
-            there.close()
-            pipes[here] = rank
+            sender.close()
+            pipes[receiver] = rank
         self._heard = threading.Condition()
         self._said: dict[str, set[int]] = {"ready": set(), "done": set()}
         self._failures: list[str] = []
@@ -252,20 +252,20 @@ class _Followers:
                 assert isinstance(pipe, Connection)
                 rank = pipes[pipe]
                 try:
-                    said: _Said = pipe.recv()
+                    message: _Said = pipe.recv()
                 except (EOFError, OSError):
                     del pipes[pipe]
                     pipe.close()
                     if rank in self._said["done"]:
                         continue
-                    said = _Said("failed", "it ended without a word, as a killed process does")
+                    message = _Said("failed", "it ended without a word, as a killed process does")
                 with self._heard:
-                    if said.what == "failed":
-                        self._failures.append(f"rank {rank} failed: {said.text}")
+                    if message.what == "failed":
+                        self._failures.append(f"rank {rank} failed: {message.text}")
                     else:
-                        self._said[said.what].add(rank)
-                    group = self._group if said.what == "failed" else None
-                    if said.what != "ready":
+                        self._said[message.what].add(rank)
+                    group = self._group if message.what == "failed" else None
+                    if message.what != "ready":
                         self._group = None
                     self._heard.notify_all()
                 if group is not None:
@@ -281,12 +281,12 @@ class _Followers:
 
     def wait_for(self, what: Literal["ready", "done"], timeout_s: float) -> None:
         with self._heard:
-            heard = self._heard.wait_for(
+            arrived = self._heard.wait_for(
                 lambda: self._failures or len(self._said[what]) == len(self._processes), timeout_s
             )
             if self._failures:
                 raise RankFailed(self._failures[0])
-            if not heard:
+            if not arrived:
                 late = sorted(set(range(1, len(self._processes) + 1)) - self._said[what])
                 raise RankFailed(f"ranks {late} are not {what} after {timeout_s:.0f} s")
 

@@ -52,9 +52,9 @@ class PartialEmbedding(nn.Module):
         self.group = group
 
     def forward(self, ids: Tensor) -> Tensor:
-        own = ids - self.first
-        elsewhere = (own < 0) | (own >= self.weight.shape[0])
-        rows = F.embedding(own.masked_fill(elsewhere, 0), self.weight)
+        local_ids = ids - self.first
+        elsewhere = (local_ids < 0) | (local_ids >= self.weight.shape[0])
+        rows = F.embedding(local_ids.masked_fill(elsewhere, 0), self.weight)
         return self.group.all_reduce(rows.masked_fill_(elsewhere.unsqueeze(-1), 0))
 
 
@@ -85,13 +85,13 @@ def _cut(model: nn.Module, path: str, module: nn.Linear | nn.Embedding, group: T
     if cut is None:
         raise ValueError(f"{path} has no rule how to divide it among ranks")
     parts: dict[str, Slice] = {}
-    for name, whole in list(module.named_parameters()):
+    for name, parameter in list(module.named_parameters()):
         dim = 1 if cut == "inputs" else 0
-        length = whole.shape[dim]
+        length = parameter.shape[dim]
         part = Slice(dim, *span(length, group.rank, group.size), length)
         # We copy the part, or the whole tensor would stay in memory behind it.
-        own = part.of(whole.detach()).clone(memory_format=torch.contiguous_format)
-        module.register_parameter(name, nn.Parameter(own, requires_grad=whole.requires_grad))
+        shard = part.of(parameter.detach()).clone(memory_format=torch.contiguous_format)
+        module.register_parameter(name, nn.Parameter(shard, requires_grad=parameter.requires_grad))
         parts[f"{path}.{name}"] = part
     first, end = span(length, group.rank, group.size)
     if cut == "outputs":
