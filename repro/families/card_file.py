@@ -70,20 +70,20 @@ REQUIRED = ("name", "bf16_tflops", "memory_bandwidth_gb_s", "memory_gb")
 
 def platform_of(path: str, name: str | None) -> Platform:
     """The platform of a file. If ``name`` is given, it must be that of the card in the file, or this raises UserError."""
-    found = _read(Path(path).absolute(), path)
-    own = found.name.rpartition(":")[2]
+    file_platform = _read(Path(path).absolute(), path)
+    card_name = file_platform.name.rpartition(":")[2]
     require(
-        name in (None, own),
-        f"platform={f'{path}:{name}'!r}: the card in this file is {own!r} now, name that or leave the name out",
+        name in (None, card_name),
+        f"platform={f'{path}:{name}'!r}: the card in this file is {card_name!r} now, name that or leave the name out",
     )
-    return found
+    return file_platform
 
 
 def card_of(path: Path) -> tuple[Card, str]:
     """The card without its fitted calibration, which the caller may be about to make, and the diffusion LLM that it runs."""
     try:
-        said = replace(_told(path), calibration=None)
-        return _card(path, said), said.dllm.get("model", _DLLM_MODEL)
+        parsed = replace(_told(path), calibration=None)
+        return _card(path, parsed), parsed.dllm.get("model", _DLLM_MODEL)
     except UserError as error:
         raise UserError(f"platform={str(path)!r}: {error}") from None
 
@@ -91,14 +91,14 @@ def card_of(path: Path) -> tuple[Card, str]:
 @kept(maxsize=64)
 def _read(path: Path, told: str) -> Platform:
     try:
-        said = _told(path)
-        card = _card(path, said)
-        parts = _dllm(said.dllm, card), _ampd(said, card), _laps(said, card)
+        parsed = _told(path)
+        card = _card(path, parsed)
+        parts = _dllm(parsed.dllm, card), _ampd(parsed, card), _laps(parsed, card)
     except UserError as error:
         raise UserError(f"platform={told!r}: {error}") from None
     return Platform(
         name=f"{told}:{card.name}",
-        title=f"{card.name} {said.memory_gb:g} GB ({path.name})",
+        title=f"{card.name} {parsed.memory_gb:g} GB ({path.name})",
         executor="roofline",
         gpu=card,
         parts=parts,
@@ -109,29 +109,29 @@ def _read(path: Path, told: str) -> Platform:
 def _told(path: Path) -> CardFile:
     require(os.path.lexists(path), "there is no such file: give the path of a card's YAML")
     try:
-        given = read_yaml(path)
+        content = read_yaml(path)
     except UserError:
         raise
     except unreadable_yaml() as error:
         raise UserError(f"it cannot be read as YAML ({one_line(error)}): correct it") from None
-    if not isinstance(given, dict):
-        raise UserError(f"it holds {given!r}: write {', '.join(REQUIRED)}, each with its value")
+    if not isinstance(content, dict):
+        raise UserError(f"it holds {content!r}: write {', '.join(REQUIRED)}, each with its value")
     for name in REQUIRED:
-        require(given.get(name) is not None, f"it has no {name}: add it, as the card's datasheet says")
-    known = [each.name for each in fields(CardFile)]
-    for name in given:
-        require(name in known, f"{name}={given[name]!r} is unknown: use {', '.join(known)}")
-    sections = {name: checked_section(name, given[name]) for name in SECTIONS if given.get(name) is not None}
-    said = CardFile(**{name: value for name, value in given.items() if value is not None} | sections)
+        require(content.get(name) is not None, f"it has no {name}: add it, as the card's datasheet says")
+    field_names = [field.name for field in fields(CardFile)]
+    for name in content:
+        require(name in field_names, f"{name}={content[name]!r} is unknown: use {', '.join(field_names)}")
+    sections = {name: checked_section(name, content[name]) for name in SECTIONS if content.get(name) is not None}
+    parsed = CardFile(**{name: value for name, value in content.items() if value is not None} | sections)
     require(
-        bool(_NAME.fullmatch(said.name)),
-        f"name={said.name!r} is no name of a card: use letters, digits, '-', '.' and '_'",
+        bool(_NAME.fullmatch(parsed.name)),
+        f"name={parsed.name!r} is no name of a card: use letters, digits, '-', '.' and '_'",
     )
     require(
-        said.name.lower() not in _CATALOGUE,
-        f"name={said.name!r} is a card that is known here: use --platform or --hardware {said.name.lower()}, or give another name",
+        parsed.name.lower() not in _CATALOGUE,
+        f"name={parsed.name!r} is a card that is known here: use --platform or --hardware {parsed.name.lower()}, or give another name",
     )
-    return said
+    return parsed
 
 
 def _card(path: Path, said: CardFile) -> Card:
@@ -150,14 +150,14 @@ def _card(path: Path, said: CardFile) -> Card:
 
 def _calibration(path: Path, card: str) -> CardCalibration:
     require(not path.is_dir(), f"calibration={str(path)!r} cannot be read (it is a directory): give a file")
-    found = CardCalibration.load(path)
-    require(found.gpu == card, f"calibration={str(path)!r} is of {found.gpu!r} and the card is {card!r}: fit it again")
-    return found
+    fit = CardCalibration.load(path)
+    require(fit.gpu == card, f"calibration={str(path)!r} is of {fit.gpu!r} and the card is {card!r}: fit it again")
+    return fit
 
 
 def _dllm(own: Mapping[str, Any], card: Gpu) -> DllmPart:
     by_peak = card.bf16_tflops / L40S.bf16_tflops
-    usual: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": _DLLM_MODEL,
         "memory_bytes": card.memory_bytes,
         "max_num_logits": 2048,
@@ -167,8 +167,8 @@ def _dllm(own: Mapping[str, Any], card: Gpu) -> DllmPart:
         "num_requests": dict.fromkeys(("livebench", "burst", "osc"), 128),
         **own,
     }
-    tokens = usual.get("max_num_batched_tokens") or _step_tokens(usual)
-    return DllmPart(**{"max_num_batched_tokens": tokens, "max_model_len": min(4096, tokens), **usual})
+    tokens = options.get("max_num_batched_tokens") or _step_tokens(options)
+    return DllmPart(**{"max_num_batched_tokens": tokens, "max_model_len": min(4096, tokens), **options})
 
 
 def _step_tokens(usual: Mapping[str, Any]) -> int:
@@ -200,10 +200,10 @@ def _check_model(section: str, model: str | None) -> None:
 
 def _ampd(said: CardFile, card: Gpu) -> ArPart:
     """The defaults of AMPD. The model is Llama-3.1-70B if four cards hold it with ``ROOM``, else Qwen3-32B."""
-    own, constants = said.ampd, cost_constants(said.ampd.get("constants", "physical"))
-    _check_model("ampd", own.get("model"))
+    options, constants = said.ampd, cost_constants(said.ampd.get("constants", "physical"))
+    _check_model("ampd", options.get("model"))
     large = Hardware(shape=model_shape("Llama-3.1-70B"), gpu=card, constants=constants)
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "model": "Llama-3.1-70B" if large.kv_capacity(4) >= ROOM else "Qwen3-32B",
         "num_gpus": said.num_gpus,
         "constants": "physical",
@@ -211,18 +211,18 @@ def _ampd(said: CardFile, card: Gpu) -> ArPart:
         "num_sessions": 99,
         "objectives": paper_objectives(),
     }
-    return ArPart(**{**usual, **own})
+    return ArPart(**{**defaults, **options})
 
 
 def _laps(said: CardFile, card: Gpu) -> PrefillPart:
     """The defaults of LAPS. The model is Qwen2.5-14B if the card holds it with ``ROOM``, else Qwen2.5-7B."""
-    own, shape = said.laps, model_shape("Qwen2.5-14B")
-    _check_model("laps", own.get("model"))
+    options, shape = said.laps, model_shape("Qwen2.5-14B")
+    _check_model("laps", options.get("model"))
     fits = 0.85 * card.memory_bytes - shape.weight_bytes >= ROOM * shape.kv_bytes_per_token
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "title": f"{card.name} {said.memory_gb:g} GB, prefill instances",
         "gpu": card,
         "model": "Qwen2.5-14B" if fits else "Qwen2.5-7B",
         "most_instances": said.num_gpus,
     }
-    return replace(platform("h200").part(PrefillPart), **{**usual, **own})
+    return replace(platform("h200").part(PrefillPart), **{**defaults, **options})

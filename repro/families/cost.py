@@ -42,12 +42,12 @@ class CostKnobs(Checked):
         simulated) they stay as they are. Raises UserError for kernels that the card of a file lacks."""
         if card is None:
             return self
-        found = self
+        knobs = self
         if self.cost is None:
-            found = replace(self, cost="composed" if has_tables(card, shape) else "roofline")
-        if found.cost == "composed" and isinstance(card, Card):
-            tables_of(card).of(found.kernels, "gemm")
-        return found
+            knobs = replace(self, cost="composed" if has_tables(card, shape) else "roofline")
+        if knobs.cost == "composed" and isinstance(card, Card):
+            tables_of(card).of(knobs.kernels, "gemm")
+        return knobs
 
     @property
     def framework(self) -> Framework | None:
@@ -94,7 +94,7 @@ class CostKnobs(Checked):
             total_s += spent_s
             extrapolated |= dict.fromkeys(kernels.extrapolations(pairs, context))
         steps = " and ".join(
-            f"{each.rows:,} rows ({each.name})" for each in dict.fromkeys(phase for phase, _ in seconds)
+            f"{phase.rows:,} rows ({phase.name})" for phase in dict.fromkeys(phase for phase, _ in seconds)
         )
         return {
             "estimated_share": estimated_s / total_s if total_s else None,
@@ -122,11 +122,11 @@ def fit_of(card: str | Gpu | None) -> Calibration | None:
 
 def fitted_to(card: str | Gpu | None, constants: Constants) -> Constants:
     """A family's assumed constants, replaced by those that are fitted to the card."""
-    own = fit_of(card)
-    if own is None:
+    fit = fit_of(card)
+    if fit is None:
         return constants
     names = "matmul_efficiency", "attention_efficiency", "bandwidth_efficiency", "step_overhead_s"
-    return replace(constants, **{name: getattr(own, name) for name in names})
+    return replace(constants, **{name: getattr(fit, name) for name in names})
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:

@@ -202,9 +202,9 @@ class Platform:
         for part in self.parts:
             if isinstance(part, kind):
                 return part
-        able = [name for name in PLATFORMS if any(isinstance(part, kind) for part in PLATFORMS.get(name).parts)]
+        usable = [name for name in PLATFORMS if any(isinstance(part, kind) for part in PLATFORMS.get(name).parts)]
         raise UserError(
-            f"platform={self.name!r} has no settings for this kind of system: use {', '.join(able) or 'a platform of your own'}"
+            f"platform={self.name!r} has no settings for this kind of system: use {', '.join(usable) or 'a platform of your own'}"
         )
 
     def with_part(self, kind: type[Any], **changes: Any) -> "Platform":
@@ -217,14 +217,14 @@ def checked_section(name: str, given: Any) -> dict[str, Any]:
     """Return the values of a family's section by field. Raises UserError if one has the wrong type or is out of range."""
     require(isinstance(given, dict), f"{name}={given!r} must be a mapping of settings: write them below it")
     kind, renamed = SECTIONS[name], _FIELDS.get(name, {})
-    kept = {each.name for each in fields(kind)} - {*renamed.values(), "gpu", "objectives"}
-    known = {**{each: each for each in sorted(kept)}, **renamed}
-    found: dict[str, Any] = {}
+    field_names = {field.name for field in fields(kind)} - {*renamed.values(), "gpu", "objectives"}
+    accepted = {**{field_name: field_name for field_name in sorted(field_names)}, **renamed}
+    values: dict[str, Any] = {}
     for key, value in given.items():
-        require(key in known, f"{name}: {key}={value!r} is unknown: use one of {', '.join(known)}")
+        require(key in accepted, f"{name}: {key}={value!r} is unknown: use one of {', '.join(accepted)}")
         if value is not None:
-            found[known[key]] = _checked(f"{name}: ", key, known[key], kind, value)
-    return found
+            values[accepted[key]] = _checked(f"{name}: ", key, accepted[key], kind, value)
+    return values
 
 
 def _checked(prefix: str, key: str, field_name: str, kind: type, value: Any) -> Any:
@@ -239,7 +239,7 @@ def _checked(prefix: str, key: str, field_name: str, kind: type, value: Any) -> 
         return counts
     if field_name == "panel_rates":
         require(isinstance(value, dict), f"{prefix}{key}={value!r} must be a mapping of data sets to rates")
-        return {name: _rates(f"{prefix}{key}", each) for name, each in value.items()}
+        return {name: _rates(f"{prefix}{key}", rates) for name, rates in value.items()}
     return _rates(f"{prefix}{key}", value)
 
 
@@ -262,8 +262,8 @@ class _Entry(Checked):
 
 @cache
 def _stored() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = read_yaml(STORED)
-    return found
+    stored: Mapping[str, Any] = read_yaml(STORED)
+    return stored
 
 
 @cache
@@ -275,9 +275,9 @@ def paper_objectives() -> Mapping[tuple[str, str], _Objectives]:
 
 @cache
 def _built(name: str) -> Platform:
-    given = dict(_stored()["platforms"][name])
-    sections = {family: checked_section(family, given.pop(family)) for family in SECTIONS if family in given}
-    entry = _Entry(**given)
+    stored = dict(_stored()["platforms"][name])
+    sections = {family: checked_section(family, stored.pop(family)) for family in SECTIONS if family in stored}
+    entry = _Entry(**stored)
     return Platform(
         name=name,
         title=entry.title,
@@ -289,14 +289,14 @@ def _built(name: str) -> Platform:
 
 
 def _part(family: str, card: str | None, values: Mapping[str, Any]) -> Any:
-    usual: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     if family in ("dllm", "block") and card is not None:
-        usual["memory_bytes" if family == "dllm" else "memory_limit"] = gpu(card).memory_bytes
+        defaults["memory_bytes" if family == "dllm" else "memory_limit"] = gpu(card).memory_bytes
     if family == "ampd":
-        usual["objectives"] = paper_objectives()
+        defaults["objectives"] = paper_objectives()
     if family == "laps":
-        usual["gpu"] = card
-    return SECTIONS[family](**{**usual, **values})
+        defaults["gpu"] = card
+    return SECTIONS[family](**{**defaults, **values})
 
 
 class _Platforms(Registry[Platform]):
@@ -319,17 +319,17 @@ CARD_FILE = re.compile(r"(?P<path>.+\.ya?ml)(:(?P<name>[^:/\\]+))?")
 def platform(name: str) -> Platform:
     """The platform of this name: one of ``PLATFORMS``, the path of a card's YAML file, or any other as ``module:NAME``, which becomes
     its name."""
-    if isinstance(name, str) and (told := CARD_FILE.fullmatch(name)):
-        read = load_named("platform", "repro.families.card_file:platform_of")
-        own: Platform = read(told["path"], told["name"])
-        return own
-    found = PLATFORMS.get(name)
-    require(isinstance(found, Platform), f"platform={name!r} is no repro.families.platforms.Platform: name one")
-    return found if name in PLATFORMS else replace(found, name=where_of("platform", name))
+    if isinstance(name, str) and (match := CARD_FILE.fullmatch(name)):
+        reader = load_named("platform", "repro.families.card_file:platform_of")
+        from_file: Platform = reader(match["path"], match["name"])
+        return from_file
+    entry = PLATFORMS.get(name)
+    require(isinstance(entry, Platform), f"platform={name!r} is no repro.families.platforms.Platform: name one")
+    return entry if name in PLATFORMS else replace(entry, name=where_of("platform", name))
 
 
 def card(name: str) -> Gpu:
     """The card of this name: in the catalogue, in a YAML file, or any other as ``module:NAME``."""
-    where = platform(name).gpu if CARD_FILE.fullmatch(name) else name
-    assert where is not None, "a file is of a card"
-    return gpu(where)
+    card_name = platform(name).gpu if CARD_FILE.fullmatch(name) else name
+    assert card_name is not None, "a file is of a card"
+    return gpu(card_name)

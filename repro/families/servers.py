@@ -111,12 +111,12 @@ class ServerSystem:
         return self.launch, HttpKnobs
 
     def prepare(self, cell: Cell) -> tuple[ServerDeployment | HttpDeployment, HttpWorkload]:
-        own, of_client, given = knobs_of(self.launch), knobs_of(HttpKnobs), cell.asked
-        check_given(given, HttpKnobs, self.launch, workload_knobs(given), who=f"system={cell.system!r}")
-        if "url" in given:
-            for name in sorted(given.keys() & (own.keys() - of_client.keys())):
+        launch_knobs, client_knobs, requested = knobs_of(self.launch), knobs_of(HttpKnobs), cell.asked
+        check_given(requested, HttpKnobs, self.launch, workload_knobs(requested), who=f"system={cell.system!r}")
+        if "url" in requested:
+            for name in sorted(requested.keys() & (launch_knobs.keys() - client_knobs.keys())):
                 raise UserError(
-                    f"{name}={given[name]!r} has no effect on a server that runs already: leave it out, or leave out url"
+                    f"{name}={requested[name]!r} has no effect on a server that runs already: leave it out, or leave out url"
                 )
             return attached(cell)
         require(
@@ -124,11 +124,11 @@ class ServerSystem:
             f"executor={cell.executor!r}: {self.name} is a real server: use --executor {MEASURED}, or simulate its policy "
             f"('repro list')",
         )
-        settings: dict[str, Any] = {name: value for name, value in given.items() if name in own}
+        settings: dict[str, Any] = {name: value for name, value in requested.items() if name in launch_knobs}
         # A platform that names a card has a GPU.
         launch = self.launch(**{"device": "cpu" if platform(cell.platform).gpu is None else "cuda", **settings})
-        rest = {name: value for name, value in given.items() if name not in own}
-        knobs = resolve(cell.system, {**rest, "url": UNKNOWN_URL})
+        client_values = {name: value for name, value in requested.items() if name not in launch_knobs}
+        knobs = resolve(cell.system, {**client_values, "url": UNKNOWN_URL})
         workload = workload_of(cell, knobs, SERVED_NAME, launch.longest_request or LONGEST_CONTEXT)
         _check_lengths(workload, launch)
         driven = HttpDeployment(knobs=knobs, card={"id": SERVED_NAME, "root": launch.model}, rate=cell.rate)
@@ -136,13 +136,13 @@ class ServerSystem:
 
 
 def _check_lengths(workload: HttpWorkload, launch: Launch) -> None:
-    most = launch.longest_request
-    for each in workload.conversations if most is not None else ():
-        template = TEMPLATE_TOKENS * len(each.turns) if each.is_chat else 0
-        length = sum(len(turn.new_ids) + turn.asked_tokens for turn in each.turns) + template
+    limit = launch.longest_request
+    for conversation in workload.conversations if limit is not None else ():
+        template = TEMPLATE_TOKENS * len(conversation.turns) if conversation.is_chat else 0
+        length = sum(len(turn.new_ids) + turn.asked_tokens for turn in conversation.turns) + template
         require(
-            length <= (most or 0),
-            f"conversation {each.session_id} grows to {length} tokens, more than max_model_len={most}: lower length_scale, "
+            length <= (limit or 0),
+            f"conversation {conversation.session_id} grows to {length} tokens, more than max_model_len={limit}: lower length_scale, "
             f"max_prompt_len or gen_length, or raise max_model_len",
         )
 
@@ -155,9 +155,9 @@ SGLANG = ServerSystem(name="sglang", title="SGLang", launch=Sglang)
 def environment_of(name: str, device: str | None) -> ServerEnvironment:
     """The environment of a server for this device. Without a device, that for this machine, or else the first there is."""
     require(name in known_servers(), f"server={name!r} is unknown: use one of {', '.join(known_servers())}")
-    made = environments_of(name)
+    environments = environments_of(name)
     if device is None:
-        return made.get(machine_device()) or next(iter(made.values()))
-    if device not in made:
-        raise UserError(f"device={device!r} is none that {name} is made for: use {' or '.join(made)}")
-    return made[device]  # type: ignore[index]
+        return environments.get(machine_device()) or next(iter(environments.values()))
+    if device not in environments:
+        raise UserError(f"device={device!r} is none that {name} is made for: use {' or '.join(environments)}")
+    return environments[device]  # type: ignore[index]

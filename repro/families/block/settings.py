@@ -203,10 +203,10 @@ class BlockSettings:
 
     @property
     def shape(self) -> ModelShape:
-        found = shape_of(self.config, self.model, 4 if self.knobs.dtype == "float32" else 2)
-        if found.canvas is not None and self.knobs.autoregressive:  # Gemma 4: what a step expects goes nowhere
-            found = replace(found, canvas=found.canvas._replace(takes_back=0))
-        return replace(found, precision=self.knobs.precision)
+        shape = shape_of(self.config, self.model, 4 if self.knobs.dtype == "float32" else 2)
+        if shape.canvas is not None and self.knobs.autoregressive:  # Gemma 4: what a step expects goes nowhere
+            shape = replace(shape, canvas=shape.canvas._replace(takes_back=0))
+        return replace(shape, precision=self.knobs.precision)
 
     @property
     def num_tokens(self) -> int:
@@ -216,9 +216,9 @@ class BlockSettings:
             return knobs.num_tokens
         if knobs.memory_limit is None:
             return CPU_TOKENS
-        most = knobs.max_num_seqs * self.max_model_len
+        need = knobs.max_num_seqs * self.max_model_len
         rows = knobs.max_num_batched_tokens
-        return min(most, pool_tokens(self.shape, knobs.memory_limit, rows=rows, logit_rows=min(rows, MAX_NUM_LOGITS)))
+        return min(need, pool_tokens(self.shape, knobs.memory_limit, rows=rows, logit_rows=min(rows, MAX_NUM_LOGITS)))
 
     def sampling(self, seed: int) -> BlockSampling:
         knobs = self.knobs
@@ -232,9 +232,9 @@ MAX_NUM_LOGITS = 2048
 
 def shape_of(config: BlockConfig, name: str, dtype_bytes: int = 2) -> ModelShape:
     """The shape of a model. A full-size model gets its catalogued shape, by whose name we find its tables; any other keeps ``name``."""
-    found = ModelShape.from_block_config(config, name=name, dtype_bytes=dtype_bytes)
-    known = (each for each in (*BLOCK_DIFFUSION, DIFFUSION_GEMMA) if replace(found, name=each.name) == each)
-    return next(known, found)
+    shape = ModelShape.from_block_config(config, name=name, dtype_bytes=dtype_bytes)
+    catalogued = (entry for entry in (*BLOCK_DIFFUSION, DIFFUSION_GEMMA) if replace(shape, name=entry.name) == entry)
+    return next(catalogued, shape)
 
 
 def is_random(model: str) -> bool:
@@ -243,23 +243,23 @@ def is_random(model: str) -> bool:
 
 def resolve(cell: Cell) -> BlockSettings:
     """Return the platform's defaults with the cell's knobs over them. Raises UserError for all that a user can get wrong."""
-    where = platform(cell.platform)
+    target = platform(cell.platform)
     require(
         cell.executor in ("torch", "roofline"),
         f"executor={cell.executor!r}: block-diffusion is measured (torch) or simulated (roofline), use one of them",
     )
-    usual_knobs = _usual(where, cell.executor)
-    named = cell.asked.get("model", usual_knobs.get("model"))
+    defaults = _usual(target, cell.executor)
+    model_name = cell.asked.get("model", defaults.get("model"))
     decodes_tokens = bool(cell.asked.get("autoregressive")) and cell.executor == "roofline"
-    has_canvases = _has_canvases(named) and not decodes_tokens
+    has_canvases = _has_canvases(model_name) and not decodes_tokens
     if has_canvases:
-        usual_knobs["rule"] = "entropy-budget"
+        defaults["rule"] = "entropy-budget"
     knobs = resolve_knobs(
         BlockKnobs,
         cell.asked,
         workload_knobs(cell.asked),
         system=NAME,
-        usual=usual_knobs,
+        usual=defaults,
         beside={"executor": cell.executor},
     )
     _check_canvases(knobs, cell.asked, has_canvases=has_canvases)
@@ -270,8 +270,8 @@ def resolve(cell: Cell) -> BlockSettings:
     check_batching(knobs.batching, config.shifts_logits)
     rule = rule_of(knobs, block, has_canvases=has_canvases)
     rule.check_block(block)
-    usual = min(knobs.max_model_len or 2048, config.max_sequence_length)
-    max_model_len = (knobs.max_model_len if "max_model_len" in cell.asked else None) or usual
+    default_len = min(knobs.max_model_len or 2048, config.max_sequence_length)
+    max_model_len = (knobs.max_model_len if "max_model_len" in cell.asked else None) or default_len
     knobs_of_sampling = BlockSampling(temperature=knobs.temperature, top_p=knobs.top_p, top_k=knobs.top_k)
     require(
         knobs.gen_length + block <= max_model_len <= config.max_sequence_length,
@@ -283,13 +283,13 @@ def resolve(cell: Cell) -> BlockSettings:
         directory = EMBEDDED_DIRS.get(model) or checkpoint_dir(model)
     basis = repr((config, knobs_of_sampling)) if directory is None else checkpoint_digest(directory)
     if cell.executor == "roofline":
-        card, shape = where.gpu, replace(shape_of(config, model), precision=knobs.precision)
+        card, shape = target.gpu, replace(shape_of(config, model), precision=knobs.precision)
         charged = knobs.charged.on(card, shape)
         check_kernels(shape, gpu(card), charged.framework)
-        basis += repr((shape, gpu(card), load_calibration(card))) + charged.basis(card, shape) + where.digest
+        basis += repr((shape, gpu(card), load_calibration(card))) + charged.basis(card, shape) + target.digest
         knobs = replace(knobs, charged=charged)
-    found = BlockSettings(
-        platform=where,
+    settings = BlockSettings(
+        platform=target,
         executor=cell.executor,
         knobs=knobs,
         model=model,
@@ -299,15 +299,15 @@ def resolve(cell: Cell) -> BlockSettings:
         max_model_len=max_model_len,
         basis=hashlib.sha256(basis.encode()).hexdigest()[:12],
     )
-    assert found.num_tokens > 0, "pool_tokens refuses a card that holds none"
-    return found
+    assert settings.num_tokens > 0, "pool_tokens refuses a card that holds none"
+    return settings
 
 
 def _config_of(model: str) -> BlockConfig:
     if model in SMALL_BLOCKS:
         return SMALL_BLOCKS[model]
-    known = (*EMBEDDED_DIRS, *SMALL_BLOCKS, *BLOCK_SHAPES)
-    return block_config(str(EMBEDDED_DIRS.get(model, model)), known=known)
+    model_names = (*EMBEDDED_DIRS, *SMALL_BLOCKS, *BLOCK_SHAPES)
+    return block_config(str(EMBEDDED_DIRS.get(model, model)), known=model_names)
 
 
 def _has_canvases(model: object) -> bool:
@@ -325,7 +325,7 @@ def _check_canvases(knobs: BlockKnobs, asked: Mapping[str, Any], *, has_canvases
         RULES[knobs.rule].of_canvases == has_canvases,
         f"rule={knobs.rule!r} does not fit model={knobs.model!r}: entropy-budget is for canvases, and nothing else is",
     )
-    name = next((each for each in ("temperature", "top_p", "top_k", "autoregressive") if asked.get(each)), None)
+    name = next((knob for knob in ("temperature", "top_p", "top_k", "autoregressive") if asked.get(knob)), None)
     name = "temperature" if "temperature" in asked else name
     require(
         not has_canvases or name is None,
@@ -342,14 +342,14 @@ def _usual(where: Platform, executor: str) -> dict[str, Any]:
             "h200-sdar-8b",
         )
         return {}
-    own = [part for part in where.parts if isinstance(part, BlockPart)]
-    if executor == "torch" and not own:
-        own = [BlockPart(model="sdar-8b", memory_limit=gpu(where.gpu).memory_bytes)]
-    part = own[0] if own else where.part(BlockPart)
-    own_values = {each.name: getattr(part, each.name) for each in fields(part)}
+    parts = [part for part in where.parts if isinstance(part, BlockPart)]
+    if executor == "torch" and not parts:
+        parts = [BlockPart(model="sdar-8b", memory_limit=gpu(where.gpu).memory_bytes)]
+    part = parts[0] if parts else where.part(BlockPart)
+    defaults = {knob.name: getattr(part, knob.name) for knob in fields(part)}
     if executor == "torch":
-        del own_values["tokens_per_forward"]
-    return own_values
+        del defaults["tokens_per_forward"]
+    return defaults
 
 
 NAME = "block-diffusion"
@@ -360,14 +360,14 @@ DECODING = ("rule", "edit_threshold", "max_post_steps", "sub_block", "dual_cache
 
 def settings_of_requests(knobs: Mapping[str, Any], platform: str = "cpu-tiny") -> BlockSettings:
     """The settings of ``repro generate`` and ``repro serve``, whose requests come from a user and not from a data set."""
-    own = tuple({"model": EMBEDDED, **knobs}.items())
-    return resolve(Cell(system=NAME, dataset="requests", platform=platform, executor="torch", knobs=own))
+    options = tuple({"model": EMBEDDED, **knobs}.items())
+    return resolve(Cell(system=NAME, dataset="requests", platform=platform, executor="torch", knobs=options))
 
 
 def rule_of(knobs: BlockKnobs, block: int, *, has_canvases: bool = False) -> DecodeRule:
     kind = RULES[knobs.rule]
-    own = {each.name for each in fields(kind)}
-    given: dict[str, Any] = {
+    accepted = {knob.name for knob in fields(kind)}
+    options: dict[str, Any] = {
         "threshold": knobs.threshold,
         "edit_threshold": knobs.edit_threshold,
         "max_post_steps": knobs.max_post_steps,
@@ -376,4 +376,4 @@ def rule_of(knobs: BlockKnobs, block: int, *, has_canvases: bool = False) -> Dec
         "dual_cache": knobs.dual_cache,
         **{name: getattr(knobs, name) for name in DECODING_OF_CANVASES},
     }
-    return kind(**{name: value for name, value in given.items() if name in own and value is not None})
+    return kind(**{name: value for name, value in options.items() if name in accepted and value is not None})

@@ -58,9 +58,9 @@ def rows_per_step(record: RunRecord) -> float | None:
 
 
 def commit_share(record: RunRecord) -> float | None:
-    made = column(record, "num_committed", STEPS).sum()
-    forwards = made + column(record, "num_denoised", STEPS).sum()
-    return float(made / forwards) if forwards else None
+    committed = column(record, "num_committed", STEPS).sum()
+    forwards = committed + column(record, "num_denoised", STEPS).sum()
+    return float(committed / forwards) if forwards else None
 
 
 def steps_in_turn(record: RunRecord) -> Iterator[str]:
@@ -146,8 +146,8 @@ class BlockDeployment:
         if self.settings.is_simulated:
             yield engine_of(self.settings, derive_seed(self.seed, "sure")), {}
             return
-        with import_module(ON_TORCH).serving(self.settings) as found:
-            yield found
+        with import_module(ON_TORCH).serving(self.settings) as engine_and_facts:
+            yield engine_and_facts
 
     def run(self, workload: BlockWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         settings = self.settings
@@ -155,9 +155,9 @@ class BlockDeployment:
             ordered = in_arrival_order(workload.requests)
             log = BlockLog(engine, ordered)
             clock = VirtualClock() if settings.is_simulated else WallClock()
-            began = time.process_time()
+            started_s = time.process_time()
             drive_steps(engine, ordered, clock, log, on_progress=on_progress)
-            spent_s = time.process_time() - began
+            spent_s = time.process_time() - started_s
         card = settings.platform.gpu
         charged = charged_text(settings, card) if settings.is_simulated else None
         facts: Mapping[str, Any] = {"processor_s": spent_s}
@@ -226,22 +226,22 @@ class BlockDiffusion:
         file = trace_asked(cell.dataset, settings.knobs, cell.asked)
         task = _task_of(cell, settings) if file is None else None
         if file is not None:
-            found, asks_texts = _traced(cell, settings, file)
+            workload, asks_texts = _traced(cell, settings, file)
         elif task is not None:
             from repro.families.block.text import text_of
 
             asks_texts, stop_ids = True, text_of(settings).end_ids
-            found = _problems(cell, settings, task)
+            workload = _problems(cell, settings, task)
         else:
-            found = _requests(cell, settings)
-        shared, shortest = settings.knobs.shared_len, min(each.prompt_len for each in found.requests)
+            workload = _requests(cell, settings)
+        shared, shortest = settings.knobs.shared_len, min(request.prompt_len for request in workload.requests)
         require(
             shared == 0 or shared < shortest,
             f"shared_len={shared} leaves nothing of its own to a prompt of {shortest} tokens, the shortest: lower it",
         )
-        requests = tuple(_request(each, settings, cell.seed, stop_ids) for each in found.requests)
+        requests = tuple(_request(request, settings, cell.seed, stop_ids) for request in workload.requests)
         deployment = BlockDeployment(settings=settings, seed=cell.seed, task=task, asks_texts=asks_texts)
-        return deployment, BlockWorkload(requests=requests, provenance=found.provenance)
+        return deployment, BlockWorkload(requests=requests, provenance=workload.provenance)
 
     def check_device(self, cell: Cell) -> None:
         settings = resolve(cell)
@@ -251,13 +251,13 @@ class BlockDiffusion:
 
 def _task_of(cell: Cell, settings: BlockSettings) -> Task | None:
     """The task whose problems the cell asks; None for a workload that is only served."""
-    lacks = None
+    obstacle = None
     if settings.is_simulated:
-        lacks = "a simulated executor"
+        obstacle = "a simulated executor"
     elif settings.directory is None:
-        lacks = "random weights"
-    asked = settings.knobs.num_prompts if "num_prompts" in cell.asked else None
-    return task_asked(cell, TaskOptions(num_problems=asked, seed=cell.seed), lacks)
+        obstacle = "random weights"
+    num_problems = settings.knobs.num_prompts if "num_prompts" in cell.asked else None
+    return task_asked(cell, TaskOptions(num_problems=num_problems, seed=cell.seed), obstacle)
 
 
 def _problems(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
@@ -265,7 +265,7 @@ def _problems(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
     from repro.families.block.text import text_of
 
     knobs, text = settings.knobs, text_of(settings)
-    found = fixed_workload(
+    workload = fixed_workload(
         task.name,
         [text.encode(prompt) for prompt in task.prompts()],
         whole_answer(knobs.gen_length),
@@ -274,13 +274,13 @@ def _problems(cell: Cell, settings: BlockSettings, task: Task) -> Workload:
         origin=task.origin,
         description=task.description,
     )
-    longest, most = max(found.requests, key=lambda each: each.prompt_len), room_for_prompt(settings)
+    longest, room = max(workload.requests, key=lambda each: each.prompt_len), room_for_prompt(settings)
     require(
-        longest.prompt_len <= most,
+        longest.prompt_len <= room,
         f"problem {task.problems[longest.request_id].problem_id} has {longest.prompt_len} prompt tokens and there is room for "
-        f"{most}: lower gen_length, or raise max_model_len",
+        f"{room}: lower gen_length, or raise max_model_len",
     )
-    return found
+    return workload
 
 
 def _traced(cell: Cell, settings: BlockSettings, file: Traced) -> tuple[Workload, bool]:
@@ -294,7 +294,7 @@ def _traced(cell: Cell, settings: BlockSettings, file: Traced) -> tuple[Workload
         text is None or "shared_len" not in cell.asked,
         f"shared_len={cell.asked.get('shared_len')!r} has no effect with workload={file.where!r}, whose rows have their own: leave it out",
     )
-    found = traced_workload(
+    workload = traced_workload(
         file,
         arrivals_asked(cell.rate, knobs),
         cell.seed,
@@ -305,7 +305,7 @@ def _traced(cell: Cell, settings: BlockSettings, file: Traced) -> tuple[Workload
         fixed_prompt_len=knobs.input_len,
         encode=None if text is None else lambda prompt: list(text.encode(prompt)),
     )
-    return found, text is not None
+    return workload, text is not None
 
 
 def room_for_prompt(settings: BlockSettings) -> int:
@@ -328,10 +328,10 @@ def _request(asked: Request, settings: BlockSettings, seed: int, stop_ids: froze
 
 
 def _requests(cell: Cell, settings: BlockSettings) -> Workload:
-    knobs, most = settings.knobs, max(room_for_prompt(settings), MIN_PROMPT_LEN)
+    knobs, room = settings.knobs, max(room_for_prompt(settings), MIN_PROMPT_LEN)
     require(
-        knobs.input_len is None or MIN_PROMPT_LEN <= knobs.input_len <= most,
-        f"input_len={knobs.input_len} must be between {MIN_PROMPT_LEN} and {most}, what gen_length={knobs.gen_length} and a block of "
+        knobs.input_len is None or MIN_PROMPT_LEN <= knobs.input_len <= room,
+        f"input_len={knobs.input_len} must be between {MIN_PROMPT_LEN} and {room}, what gen_length={knobs.gen_length} and a block of "
         f"{settings.block} leave of max_model_len={settings.max_model_len}: correct it",
     )
     config = WorkloadConfig(
@@ -340,7 +340,7 @@ def _requests(cell: Cell, settings: BlockSettings) -> Workload:
         seed=cell.seed,
         arrivals=arrivals_asked(cell.rate, knobs),
         length_scale=1.0 if knobs.input_len is not None else knobs.length_scale,
-        max_prompt_len=most,
+        max_prompt_len=room,
         min_prompt_len=MIN_PROMPT_LEN,
         fixed_prompt_len=knobs.input_len,
     )
@@ -350,9 +350,9 @@ def _requests(cell: Cell, settings: BlockSettings) -> Workload:
 def _prompt(settings: BlockSettings, tokens: int, seed: int, request_id: int) -> tuple[int, ...]:
     """Random ids. The first ``shared_len`` are the same for every request."""
     shared, vocabulary = settings.knobs.shared_len, settings.config.vocab_size
-    alike = np.random.default_rng((seed,)).integers(vocabulary, size=shared)
-    own = np.random.default_rng((seed, request_id)).integers(vocabulary, size=tokens - shared)
-    return (*alike.tolist(), *own.tolist())
+    prefix = np.random.default_rng((seed,)).integers(vocabulary, size=shared)
+    suffix = np.random.default_rng((seed, request_id)).integers(vocabulary, size=tokens - shared)
+    return (*prefix.tolist(), *suffix.tolist())
 
 
 def engine_of(settings: BlockSettings, seed: int) -> BlockEngine:

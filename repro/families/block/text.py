@@ -14,20 +14,20 @@ def find_text(settings: BlockSettings) -> CausalText | None:
     template of the stories that it was trained on."""
     if settings.directory is None:
         return None
-    found = load_causal_text(settings.directory)
-    if found is None:
+    text = load_causal_text(settings.directory)
+    if text is None:
         return None
-    template = EMBEDDED_CHAT if settings.directory in EMBEDDED_DIRS.values() else found.template
-    return replace(found, template=template, mask_id=settings.config.mask_token_id)
+    template = EMBEDDED_CHAT if settings.directory in EMBEDDED_DIRS.values() else text.template
+    return replace(text, template=template, mask_id=settings.config.mask_token_id)
 
 
 def text_of(settings: BlockSettings) -> CausalText:
-    found = find_text(settings)
-    if found is None:
+    text = find_text(settings)
+    if text is None:
         raise UserError(
             f"model={settings.model!r} has no tokenizer: give --prompt-ids, or a checkpoint with a tokenizer.json, or with vocab.json and merges.txt"
         )
-    return found
+    return text
 
 
 def encoded(

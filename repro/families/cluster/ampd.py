@@ -58,9 +58,9 @@ class ClusterPolicies:
 
 def own_policies(given: Mapping[str, Any], kinds: tuple[Kind, ...] = POLICIES) -> dict[str, Plugin]:
     """A user's policies by kind. Raises UserError for knobs of the policies that they replace."""
-    found = named_in(given, kinds)
-    check_beside(found, _REPLACED, given)
-    return found
+    policies = named_in(given, kinds)
+    check_beside(policies, _REPLACED, given)
+    return policies
 
 
 Build = Callable[[ClusterSettings, Deployment], Cluster]
@@ -100,11 +100,11 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
                 f"them more",
             )
             self.build(settings, deployment)
-            usable = ground.hardware.degrees()
+            degrees = ground.hardware.degrees()
             for pool in (*deployment.prefill, *deployment.decode):
                 require(
-                    pool.degree in usable,
-                    f"deployment={self.how!r} has workers of {pool.degree} GPUs: use degrees of {', '.join(map(str, usable))}",
+                    pool.degree in degrees,
+                    f"deployment={self.how!r} has workers of {pool.degree} GPUs: use degrees of {', '.join(map(str, degrees))}",
                 )
             return
         require(
@@ -120,12 +120,12 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
             f"{settings.platform.gpu} here: give more",
         )
         # Build any deployment, so that wrong options show now.
-        some = (
+        example = (
             Deployment.disaggregated(smallest, 1, smallest, 1)
             if self.is_disaggregated
             else Deployment.colocated(smallest, 1)
         )
-        self.build(settings, some)
+        self.build(settings, example)
 
     def cluster(self) -> Cluster:
         ground = self.settings.ground
@@ -171,9 +171,9 @@ class ClusterDeployment(PolicyDeployment[Build, ClusterSettings]):
 def _steps_of(settings: ClusterSettings) -> dict[str, Scalar]:
     """The knobs by which workers fill their steps and sessions find workers, without those that have no effect."""
     values = vars(settings.own)
-    idle = {name for name, each in conditions_of(type(settings.own)) if each.unmet(values) is not None}
-    own = {name: values[name] for name in RAN if values.get(name) is not None and name not in idle}
-    return {"precision": settings.ground.hardware.shape.precision, **own}
+    idle = {name for name, condition in conditions_of(type(settings.own)) if condition.unmet(values) is not None}
+    effective = {name: values[name] for name in RAN if values.get(name) is not None and name not in idle}
+    return {"precision": settings.ground.hardware.shape.precision, **effective}
 
 
 def _estimates(settings: ClusterSettings, run: ClusterRun) -> dict[str, Any]:
@@ -192,27 +192,27 @@ def _estimates(settings: ClusterSettings, run: ClusterRun) -> dict[str, Any]:
 def prefix_facts(settings: ClusterSettings, workload: SessionWorkload, run: ClusterRun) -> dict[str, Any]:
     """How many prompt tokens the prefix caches saved, if the sessions say which tokens they share. Otherwise empty, or the reason."""
     if settings.unused_prefixes is not None:
-        said = [f"prompts that begin alike are computed anew: {settings.unused_prefixes}"]
-        warnings = {} if hasattr(settings.own, "prefix_cache") else {"warnings": said}
+        messages = [f"prompts that begin alike are computed anew: {settings.unused_prefixes}"]
+        warnings = {} if hasattr(settings.own, "prefix_cache") else {"warnings": messages}
         return {"prefix_cache": {"is_used": False, "why": settings.unused_prefixes}, **warnings}
     if not settings.workload.with_prefixes:
         return {}
     size = settings.own.block_size
-    asked = computed = 0
-    for kind, history, tokens, own in rows_of(run.tasks, "kind", "history", "tokens", "computed_tokens"):
-        if kind != "recompute" and own is not None:
-            asked += history + tokens
-            computed += own
-    found = {
+    prompt_tokens = computed = 0
+    for kind, history, tokens, num_computed in rows_of(run.tasks, "kind", "history", "tokens", "computed_tokens"):
+        if kind != "recompute" and num_computed is not None:
+            prompt_tokens += history + tokens
+            computed += num_computed
+    facts = {
         "is_used": True,
         "block_size": size,
-        "prompt_tokens": asked,
-        "cached_tokens": asked - computed,
-        "reuse": (asked - computed) / asked if asked else None,
+        "prompt_tokens": prompt_tokens,
+        "cached_tokens": prompt_tokens - computed,
+        "reuse": (prompt_tokens - computed) / prompt_tokens if prompt_tokens else None,
         "possible_reuse": possible_reuse(workload.sessions, size),
-        "evicted_tokens": sum(each or 0 for each in run.workers["kv_evicted"]),
+        "evicted_tokens": sum(evicted or 0 for evicted in run.workers["kv_evicted"]),
     }
-    return {"prefix_cache": found}
+    return {"prefix_cache": facts}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,10 +263,10 @@ class ArSystem(PolicySystem[Build]):
         """Like ``prepare``, of a cell that differs in its seed alone from the one that ``deployment`` was prepared for. None if the
         sessions come from a user's file, whose times may depend on the seed."""
         if isinstance(deployment, Tuned):
-            found = self.reseeded(deployment.default, cell)  # type: ignore[arg-type]
-            return found and (
-                replace(deployment, cell=deployment.cell.with_seed(cell.seed), default=found[0]),
-                found[1],
+            prepared = self.reseeded(deployment.default, cell)  # type: ignore[arg-type]
+            return prepared and (
+                replace(deployment, cell=deployment.cell.with_seed(cell.seed), default=prepared[0]),
+                prepared[1],
             )
         settings = deployment.settings
         if settings.workload.file is not None:
@@ -283,11 +283,11 @@ def _workload(settings: ClusterSettings, cell: Cell) -> SessionWorkload:
         if absent:
             workload = replace(workload, provenance=remarked(workload.provenance, f"no objective: {', '.join(absent)}"))
     hardware = settings.ground.hardware
-    most = max(hardware.kv_capacity(degree) for degree in hardware.degrees())
+    capacity = max(hardware.kv_capacity(degree) for degree in hardware.degrees())
     require(
-        workload.longest_tokens <= most,
+        workload.longest_tokens <= capacity,
         f"dataset={workload.name!r} has a session of {workload.longest_tokens} tokens and a worker of {settings.model} "
-        f"holds {most}: shorten it, or use a larger GPU",
+        f"holds {capacity}: shorten it, or use a larger GPU",
     )
     return workload
 
@@ -300,12 +300,12 @@ def _ground(cell: Cell) -> Ground:
 
 def all_splits(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
     """the 16 splits of all GPUs with the least worst phase by closed forms, the even one among them"""
-    return tuple({"deployment": str(each)} for each in splits(_ground(cell), CANDIDATES))
+    return tuple({"deployment": str(deployment)} for deployment in splits(_ground(cell), CANDIDATES))
 
 
 def all_replicated(cell: Cell) -> tuple[Mapping[str, Scalar], ...]:
     """replicas of every degree that holds the longest session"""
-    return tuple({"deployment": str(each)} for each in replicated(_ground(cell)))
+    return tuple({"deployment": str(deployment)} for deployment in replicated(_ground(cell)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,18 +314,18 @@ class AmpdKnobs(AmpdConfig, ClusterPolicies):
 
 
 def build_ampd(settings: ClusterSettings, deployment: Deployment) -> Cluster:
-    ground, own = settings.ground, settings.policies
+    ground, policies = settings.ground, settings.policies
     cluster = ampd(ground.hardware, deployment, ground.slo, ground.performance, settings.own)
-    told = {"model": ground.performance, "slo": ground.slo}
+    facts = {"model": ground.performance, "slo": ground.slo}
     changes: dict[str, Any] = {}
-    for each in own.values():
+    for plugin in policies.values():
         # Each run makes its policies. We make them once here, so that wrong ones show before any run.
-        each.checked(**{name: told.get(name, 0) for name in each.kind.offered})
-    if (router := own.get("router")) is not None:
-        changes["make_router"] = lambda seed: router.made(**told, seed=seed)
-    if (binder := own.get("binder")) is not None:
-        changes["make_binder"] = partial(binder.made, **told)
-    if (queue := own.get("queue")) is not None:
+        plugin.checked(**{name: facts.get(name, 0) for name in plugin.kind.offered})
+    if (router := policies.get("router")) is not None:
+        changes["make_router"] = lambda seed: router.made(**facts, seed=seed)
+    if (binder := policies.get("binder")) is not None:
+        changes["make_binder"] = partial(binder.made, **facts)
+    if (queue := policies.get("queue")) is not None:
         changes["make_prefill_queue"] = changes["make_local_queue"] = partial(queue.made, slo=ground.slo)
     cluster = replace(cluster, policies=replace(cluster.policies, **changes))
     if router is None:

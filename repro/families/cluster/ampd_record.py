@@ -66,19 +66,19 @@ def _initial(ids: Sequence[int], table: Table, name: str) -> Values:
     """For each session, the value in the first row of its first round, or a missing value if it has none."""
     is_first = np.flatnonzero(np.asarray(table["round"]) == 0)
     values = np.asarray(table[name], dtype=np.float64)[is_first]
-    found, places = np.unique(np.asarray(table["session_id"], dtype=np.int64)[is_first], return_index=True)
+    unique_ids, first_rows = np.unique(np.asarray(table["session_id"], dtype=np.int64)[is_first], return_index=True)
     wanted = np.asarray(ids, dtype=np.int64)
-    at = np.minimum(np.searchsorted(found, wanted), max(0, len(found) - 1))
-    if not len(found):
+    index = np.minimum(np.searchsorted(unique_ids, wanted), max(0, len(unique_ids) - 1))
+    if not len(unique_ids):
         return times_of(np.full(len(wanted), np.nan))
-    return times_of(np.where(found[at] == wanted, values[places[at]], np.nan))
+    return times_of(np.where(unique_ids[index] == wanted, values[first_rows[index]], np.nan))
 
 
 def observed_of(record: RunRecord, readings: Sequence[Reading] = READINGS) -> Observed:
     """Like ``engines.cluster.record.observe``, but reads the run from its record, with the gap statistics that ``readings`` need."""
     sessions, rounds = record.requests, record.tables[ROUNDS]
     round_itl_s, session_itl_s = (
-        {each.itl: column(record, _itl_column(each.itl), table) for each in readings if each.scope == scope}
+        {reading.itl: column(record, _itl_column(reading.itl), table) for reading in readings if reading.scope == scope}
         for scope, table in (("round", ROUNDS), ("session", REQUESTS))
     )
     session = sessions_of_rounds(sessions["request_id"], rounds)
@@ -98,14 +98,14 @@ def attainment_by_reading(record: RunRecord, readings: Sequence[Reading] = READI
     if not any(limits.values()):
         return {str(reading): None for reading in readings}
     slo = Slo(**{name: NO_OBJECTIVE_S if limit_s is None else limit_s for name, limit_s in limits.items()})
-    found = attainments(observed_of(record, readings), slo, readings)
-    return {str(reading): None if math.isnan(share) else share for reading, share in found.items()}
+    attained = attainments(observed_of(record, readings), slo, readings)
+    return {str(reading): None if math.isnan(share) else share for reading, share in attained.items()}
 
 
 def slo_attainment(record: RunRecord) -> float | None:
-    wanted = [each for each in READINGS if str(each) == record.facts["attainment_reading"]]
-    (found,) = attainment_by_reading(record, wanted).values()
-    return found
+    readings = [reading for reading in READINGS if str(reading) == record.facts["attainment_reading"]]
+    (attainment,) = attainment_by_reading(record, readings).values()
+    return attainment
 
 
 def round_ttft_s(record: RunRecord) -> Floats:
@@ -132,13 +132,13 @@ def prefills_by_reason(record: RunRecord) -> dict[str, int]:
 def busy_share(record: RunRecord) -> dict[str, float | None]:
     """The busy share of the workers of each role, separately for prefill and decode steps."""
     end_s, workers = record.facts["end_s"], record.tables[WORKERS]
-    found: dict[str, float | None] = {}
+    shares: dict[str, float | None] = {}
     for role in ("prefill", "decode"):
-        rows = [index for index, each in enumerate(workers["role"]) if each == role]
+        rows = [index for index, worker_role in enumerate(workers["role"]) if worker_role == role]
         for part in ("prefill", "decode"):
             busy = math.fsum(workers[f"busy_{part}_s"][row] for row in rows)
-            found[f"{role}_workers_{part}"] = busy / (end_s * len(rows)) if rows and end_s else None
-    return found
+            shares[f"{role}_workers_{part}"] = busy / (end_s * len(rows)) if rows and end_s else None
+    return shares
 
 
 def _over_rounds(values: Callable[[RunRecord], Floats]) -> Compute:
@@ -177,15 +177,15 @@ def _rounds_are_whole(record: RunRecord) -> Iterator[str]:
     ids = sessions["request_id"]
     rows = sessions_of_rounds(ids, rounds)
     ok = np.array([status == "ok" for status in sessions["status"]], dtype=np.bool_)
-    for what, given, due in (
+    for part, round_column, session_column in (
         ("rounds", None, "num_rounds"),
         ("prefill", "prefill_tokens", "prompt_len"),
         ("decode", "decode_tokens", "decode_tokens"),
     ):
-        weights = None if given is None else np.asarray(rounds[given], dtype=np.float64)
+        weights = None if round_column is None else np.asarray(rounds[round_column], dtype=np.float64)
         counted = np.bincount(rows, weights=weights, minlength=len(ids))
-        if wrong := int(((counted != np.asarray(sessions[due])) & ok).sum()):
-            yield f"{wrong} finished sessions do not have the {what} they asked for"
+        if num_wrong := int(((counted != np.asarray(sessions[session_column])) & ok).sum()):
+            yield f"{num_wrong} finished sessions do not have the {part} they asked for"
 
 
 def _transfers_match(record: RunRecord) -> Iterator[str]:
@@ -194,28 +194,28 @@ def _transfers_match(record: RunRecord) -> Iterator[str]:
     transfers = rows_of(record.tables[TRANSFERS], "task_id", "content", "tokens")
     tasks = rows_of(record.tables[TASKS], "task_id", "is_local", "history", "tokens", "computed_tokens")
     sent = {task: tokens for task, content, tokens in transfers if content == "increment"}
-    shares = record.facts.get("prefix_cache", {}).get("is_used", False)
-    owns = shares or record.facts.get("options", {}).get("history_read") == "own-cache"
-    wrong = 0
-    for task, is_local, history, asked, computed in tasks:
+    is_shared = record.facts.get("prefix_cache", {}).get("is_used", False)
+    has_own = is_shared or record.facts.get("options", {}).get("history_read") == "own-cache"
+    num_wrong = 0
+    for task, is_local, history, prompt, computed in tasks:
         if not is_local and computed is not None:
-            least, most = (1 if shares else asked, history + asked) if owns else (computed, computed)
-            wrong += not least <= sent.get(task, -1) <= most
-    if wrong:
-        yield f"{wrong} remote prefills sent back other K/V than they computed"
+            low, high = (1 if is_shared else prompt, history + prompt) if has_own else (computed, computed)
+            num_wrong += not low <= sent.get(task, -1) <= high
+    if num_wrong:
+        yield f"{num_wrong} remote prefills sent back other K/V than they computed"
 
 
 def _memory_held(record: RunRecord) -> Iterator[str]:
     pairs = rows_of(record.tables[WORKERS], "kv_peak", "kv_capacity")
-    if wrong := sum(peak is not None and peak > capacity for peak, capacity in pairs):
-        yield f"{wrong} workers held more K/V than they have memory for"
+    if num_wrong := sum(peak is not None and peak > capacity for peak, capacity in pairs):
+        yield f"{num_wrong} workers held more K/V than they have memory for"
 
 
 def score(record: RunRecord) -> tuple[float, ...]:
     """The score of a trial, where less is better: SLO attainment, then mean session time, infinite if a session never ends."""
-    late = column(record, "finished_s") - column(record, "arrival_s")
-    ended = late.size and not np.isnan(late).any()
-    return -(slo_attainment(record) or 0.0), float(late.mean()) if ended else math.inf
+    durations = column(record, "finished_s") - column(record, "arrival_s")
+    all_ended = durations.size and not np.isnan(durations).any()
+    return -(slo_attainment(record) or 0.0), float(durations.mean()) if all_ended else math.inf
 
 
 AR = family_in(

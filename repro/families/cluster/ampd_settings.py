@@ -178,17 +178,17 @@ class ClusterSettings:
 def hardware_of(
     model: str | ModelShape, card: str | Gpu, constants: str, kernels: str | None = None, kv_tokens: int | None = None
 ) -> Hardware:
-    chosen = constants_on(gpu(card), cost_constants(constants))
+    card_constants = constants_on(gpu(card), cost_constants(constants))
     shape = model if isinstance(model, ModelShape) else model_shape(model)
-    return Hardware(shape=shape, gpu=gpu(card), constants=chosen, kernels=kernels, kv_tokens=kv_tokens)
+    return Hardware(shape=shape, gpu=gpu(card), constants=card_constants, kernels=kernels, kv_tokens=kv_tokens)
 
 
 def constants_on(card: Gpu, constants: CostConstants) -> CostConstants:
     """The physical constants with those fitted to a user's own card. Other readings stay as they are."""
-    fitted = fit_of(card)
-    if fitted is None or constants != PHYSICAL:
+    fit = fit_of(card)
+    if fit is None or constants != PHYSICAL:
         return constants
-    note = f"{fitted.text}; links, memory and exchanges as in constants {constants.name}"
+    note = f"{fit.text}; links, memory and exchanges as in constants {constants.name}"
     return replace(fitted_to(card, constants), role="fitted", note=note)
 
 
@@ -230,40 +230,40 @@ def resolve(
 ) -> ClusterSettings:
     """Return the platform's defaults with the cell's knobs over them. Raises UserError for knobs that cannot be. ``own`` is the class of
     the system's own knobs, ``policies`` are those that the cell names. ``most_gpus`` replaces the platform's number."""
-    where = platform(cell.platform)
-    part = where.part(ArPart)
+    target = platform(cell.platform)
+    part = target.part(ArPart)
     require(
         cell.executor == "roofline",
         f"executor={cell.executor!r}: system={system!r} is simulated here, leave it out or use roofline",
     )
-    require(where.gpu is not None, f"platform={where.name!r} names no GPU to simulate: use h20x32")
-    assert where.gpu is not None
-    usual = {"model": part.model, "constants": part.constants}
+    require(target.gpu is not None, f"platform={target.name!r} names no GPU to simulate: use h20x32")
+    assert target.gpu is not None
+    defaults = {"model": part.model, "constants": part.constants}
     beside = {"executor": cell.executor}
-    plugged = {name: knob for each in policies.values() for name, knob in each.knobs.items()}
+    plugged = {name: knob for policy in policies.values() for name, knob in policy.knobs.items()}
     knobs = resolve_knobs(
-        ClusterKnobs, cell.asked, own, plugged, workload_knobs(cell.asked), system=system, usual=usual, beside=beside
+        ClusterKnobs, cell.asked, own, plugged, workload_knobs(cell.asked), system=system, usual=defaults, beside=beside
     )
-    asked = {name: value for name, value in cell.asked.items() if name not in plugged}
+    requested = {name: value for name, value in cell.asked.items() if name not in plugged}
     card = None if knobs.workload is not None else load_session_card(cell.dataset)
     shape = autoregressive_shape(knobs.model or part.model, system)
-    charged = knobs.charged.on(where.gpu, shape)
+    charged = knobs.charged.on(target.gpu, shape)
     shape = in_precision(shape, knobs.precision, charged.framework)
     constants = knobs.constants or part.constants
-    hardware = hardware_of(shape, where.gpu, constants, charged.framework, knobs.kv_tokens)
+    hardware = hardware_of(shape, target.gpu, constants, charged.framework, knobs.kv_tokens)
     check_kernels(shape, hardware.gpu, charged.framework, hardware.degrees(), attention=("prompt", "decode"))
-    num_gpus = _num_gpus(knobs.num_gpus, where, card, most_gpus)
+    num_gpus = _num_gpus(knobs.num_gpus, target, card, most_gpus)
     workload = sessions_asked(
         cell, knobs, num_sessions=part.num_sessions, meets_totals=knobs.meets_totals, counted=knobs.counted
     )
-    settings = given_to(made(own, _usual_steps(part, gpu(where.gpu), own, asked)), asked)
-    workload, unused = _sharing(workload, knobs, settings, system, asked)
+    settings = given_to(made(own, _usual_steps(part, gpu(target.gpu), own, requested)), requested)
+    workload, why_unused = _sharing(workload, knobs, settings, system, requested)
     reading = Reading(scope=knobs.slo_scope, ttft=knobs.ttft_rule, itl=knobs.itl_stat)
     slo = _objectives(shape.name, None if card is None else card.name, part, knobs)
-    basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(where.gpu, shape)
-    basis += hardware.constants.engine.identity + where.digest
+    basis = repr((hardware.constants, hardware.gpu, hardware.shape, slo, reading)) + charged.basis(target.gpu, shape)
+    basis += hardware.constants.engine.identity + target.digest
     return ClusterSettings(
-        platform=where,
+        platform=target,
         model=shape.name,
         ground=Ground(
             hardware=hardware, num_gpus=num_gpus, slo=slo, reading=reading, workload=replace(workload, seed=OTHER_SEED)
@@ -273,7 +273,7 @@ def resolve(
         deployment=knobs.deployment,
         is_transient=knobs.transient,
         workload=workload,
-        unused_prefixes=unused,
+        unused_prefixes=why_unused,
         planning_rate=knobs.planning_rate or cell.rate or replayed_rate(workload) or PLANNING_RATE,
         expected_rate=knobs.planning_rate,
         charged=charged,
@@ -284,24 +284,24 @@ def resolve(
 def _usual_steps(part: ArPart, card: Gpu, own: type, asked: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of a real system on this card. Tokens and requests of a step are those of vLLM 0.15's API server, which
     ``EngineArgs.get_batch_defaults`` (vllm/engine/arg_utils.py) chooses by the card."""
-    usual: dict[str, Any] = dict(getattr(own, "on_cards", {}))
-    if part.schedules == "paper" or not usual:
+    defaults: dict[str, Any] = dict(getattr(own, "on_cards", {}))
+    if part.schedules == "paper" or not defaults:
         return {}
     is_large = card.memory_bytes >= 70 * 2**30 and "a100" not in card.name
     if asked.get("scheduling", "chunked") == "chunked":
-        usual |= (
+        defaults |= (
             {"max_num_batched_tokens": 8192, "max_num_seqs": 1024} if is_large else {"max_num_batched_tokens": 2048}
         )
-    return {name: value for name, value in usual.items() if name in knobs_of(own)}
+    return {name: value for name, value in defaults.items() if name in knobs_of(own)}
 
 
 def _num_gpus(asked: int | None, where: Platform, card: SessionCard | None, most: int | None) -> int:
     """The number of GPUs that is asked for, else that of the trace. A user's own sessions get the usual number of the platform."""
-    every = where.part(ArPart).num_gpus
-    usual = (where.usual_gpus or every) if card is None else min(card.num_gpus, every)
-    found, most = usual if asked is None else asked, most or every
-    require(1 <= found <= most, f"num_gpus={found} must be between 1 and {most} on platform={where.name!r}")
-    return found
+    platform_gpus = where.part(ArPart).num_gpus
+    default = (where.usual_gpus or platform_gpus) if card is None else min(card.num_gpus, platform_gpus)
+    num_gpus, most = default if asked is None else asked, most or platform_gpus
+    require(1 <= num_gpus <= most, f"num_gpus={num_gpus} must be between 1 and {most} on platform={where.name!r}")
+    return num_gpus
 
 
 def _sharing(
@@ -312,12 +312,12 @@ def _sharing(
     if knobs.system_prompts is not None:
         workload = replace(workload, system_prompts=knobs.system_prompts, system_tokens=knobs.system_tokens)
     size = own_block(workload)
-    keeps = getattr(own, "prefix_cache", None)
-    if size is None or not keeps:
+    keeps_prefixes = getattr(own, "prefix_cache", None)
+    if size is None or not keeps_prefixes:
         if "block_size" in asked:
             raise no_effect("block_size", own.block_size, "hash_ids", None, "or give system_prompts")
-        why = f"system={system!r} keeps K/V by session" if keeps is None else "prefix_cache=false"
-        return workload, None if size is None else why
+        reason = f"system={system!r} keeps K/V by session" if keeps_prefixes is None else "prefix_cache=false"
+        return workload, None if size is None else reason
     require(
         own.block_size % size == 0 or size % own.block_size == 0,
         f"block_size={own.block_size} must divide {size}, the tokens of the sessions' own blocks, or be a multiple: use {size}",
@@ -350,9 +350,9 @@ def _objectives(model: str, trace: str | None, part: ArPart, knobs: ClusterKnobs
     """The given objectives, else those that the platform states for the trace. A file has only those that are given."""
     if trace is None:
         return Slo(ttft_s=knobs.slo_ttft_s or NO_OBJECTIVE_S, itl_s=knobs.slo_itl_s or NO_OBJECTIVE_S)
-    found = part.objectives.get((model, trace))
-    ttft_s = knobs.slo_ttft_s or (found and found.ttft_ms / 1e3)
-    itl_s = knobs.slo_itl_s or (found and found.itl_ms / 1e3)
+    objective = part.objectives.get((model, trace))
+    ttft_s = knobs.slo_ttft_s or (objective and objective.ttft_ms / 1e3)
+    itl_s = knobs.slo_itl_s or (objective and objective.itl_ms / 1e3)
     if ttft_s is None or itl_s is None:
         missing = "slo_itl_s" if itl_s is None else "slo_ttft_s"
         raise UserError(

@@ -54,8 +54,8 @@ def splits(ground: Ground, most: int) -> tuple[Deployment, ...]:
     workload = PlanningWorkload(sessions=ground.sampled(rate=rate).sessions, rate=rate, slo=ground.slo)
     degrees = ground.hardware.degrees(min_kv_tokens=ground.sampled().longest_tokens)
     table = coefficients(ground.performance, workload, degrees, ground.num_gpus, "closed")
-    found = _some(solve(table, ground.num_gpus, top=most), ground)
-    likely = tuple(each.deployment for each in found)
+    plans = _some(solve(table, ground.num_gpus, top=most), ground)
+    likely = tuple(plan.deployment for plan in plans)
     even = even_split(ground.num_gpus, degrees)
     return likely if even is None or even in likely else (*likely[: most - 1], even)
 
@@ -63,13 +63,13 @@ def splits(ground: Ground, most: int) -> tuple[Deployment, ...]:
 def replicated(ground: Ground) -> tuple[Deployment, ...]:
     """One deployment of co-located workers for each degree that holds the longest session."""
     degrees = ground.hardware.degrees(min_kv_tokens=ground.sampled().longest_tokens)
-    found = tuple(replications(ground.num_gpus, degrees))
+    deployments = tuple(replications(ground.num_gpus, degrees))
     require(
-        bool(found),
+        bool(deployments),
         f"num_gpus={ground.num_gpus} cannot be divided into workers that hold {ground.hardware.shape.name}: use a multiple of "
         f"{min(degrees)}",
     )
-    return found
+    return deployments
 
 
 def even_split(num_gpus: int, degrees: tuple[int, ...]) -> Deployment | None:

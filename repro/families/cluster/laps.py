@@ -102,7 +102,7 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
         serving = nullcontext if self.settings.is_simulated else import_module(_ON_TORCH).serving
         with serving(self.settings) as settings:
             run = self.cluster(settings).simulate(workload.arrivals, until_s=until_s)
-        last = [] if config.arrivals is not None else [each.sessions[-1].session_id for each in workload.streams]
+        last = [] if config.arrivals is not None else [stream.sessions[-1].session_id for stream in workload.streams]
         window = window_of(run.requests, run.facts["end_s"], last)
         constants, instance = asdict(settings.constants) if settings.is_simulated else {}, settings.instance
         facts = {
@@ -137,10 +137,10 @@ class PrefillDeployment(PolicyDeployment[Build, PrefillSettings]):
 
     def _ran(self, settings: PrefillSettings, shape: ModelShape) -> dict[str, Scalar]:
         """The knobs of what ran."""
-        told = vars(settings.own) | vars(getattr(settings.own, "temporal", settings.own))
-        own = {name: told[name] for name in ("chunk_tokens", "max_num_batched_tokens") if name in told}
-        ground = {"model": settings.model, "precision": shape.precision, "num_instances": settings.num_instances}
-        return {**ground, **own, **dict(self.options)}
+        values = vars(settings.own) | vars(getattr(settings.own, "temporal", settings.own))
+        step_limits = {name: values[name] for name in ("chunk_tokens", "max_num_batched_tokens") if name in values}
+        common = {"model": settings.model, "precision": shape.precision, "num_instances": settings.num_instances}
+        return {**common, **step_limits, **dict(self.options)}
 
 
 def _estimates(settings: PrefillSettings, run: PrefillRun) -> dict[str, Any]:
@@ -163,16 +163,16 @@ def resolve(
 ) -> PrefillSettings:
     """The settings of a cell. Raises UserError for all that a user can get wrong. ``own`` is the class of the system's own settings,
     ``usual`` gives their defaults on a platform, ``part`` replaces the platform's, and ``policies`` are those that the cell names."""
-    where = platform(cell.platform)
-    part = part or where.part(PrefillPart)
-    wanted = "torch" if part.gpu is None else "roofline"
+    target = platform(cell.platform)
+    part = part or target.part(PrefillPart)
+    executor = "torch" if part.gpu is None else "roofline"
     require(
-        cell.executor == wanted,
-        f"executor={cell.executor!r}: system={system!r} is {'measured' if wanted == 'torch' else 'simulated'} on "
-        f"platform={where.name!r}, leave it out or use {wanted}",
+        cell.executor == executor,
+        f"executor={cell.executor!r}: system={system!r} is {'measured' if executor == 'torch' else 'simulated'} on "
+        f"platform={target.name!r}, leave it out or use {executor}",
     )
     beside: dict[str, object] = {"executor": cell.executor, "rate": cell.rate}
-    plugged = {name: knob for each in policies.values() for name, knob in each.knobs.items()}
+    plugged = {name: knob for policy in policies.values() for name, knob in policy.knobs.items()}
     knobs = resolve_knobs(
         InstanceKnobs, cell.asked, own, plugged, workload_knobs(cell.asked), system=system, beside=beside
     )
@@ -181,7 +181,7 @@ def resolve(
     shape, charged = _charged(knobs, part, system)
     require(
         1 <= knobs.num_instances <= part.most_instances,
-        f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={where.name!r}",
+        f"num_instances={knobs.num_instances} must be between 1 and {part.most_instances} on platform={target.name!r}",
     )
     require(
         knobs.decode == "none" or (cell.rate is None and knobs.arrivals is None),
@@ -190,13 +190,13 @@ def resolve(
     slo_s = knobs.slo_ttft_s or part.slo_s
     deadline_s = slo_s if knobs.deadlines else None
     paper = scaled(own, length_scale=part.length_scale, time_scale=part.time_scale)
-    asked = {name: value for name, value in cell.asked.items() if name not in plugged}
+    requested = {name: value for name, value in cell.asked.items() if name not in plugged}
     beside |= {"num_instances": knobs.num_instances, "decode": knobs.decode}
     defaults = {"slo_s": deadline_s, "max_num_seqs": part.max_num_seqs, **paper, **usual(part)}
     return PrefillSettings(
-        platform=where,
+        platform=target,
         part=part,
-        own=given_to(made(own, defaults), asked, **beside),
+        own=given_to(made(own, defaults), requested, **beside),
         policies=policies,
         model=part.model if shape is None else shape.name,
         shape=shape,
@@ -233,14 +233,14 @@ def _until_s(workload: PrefillWorkload, decode: str) -> float:
     config = workload.config
     if config.arrivals is not None:
         if config.is_replayed:
-            sessions = [session for each in workload.streams for session in each.sessions]
+            sessions = [session for stream in workload.streams for session in stream.sessions]
             return GIVEN_UP_S + max(each.arrival_s + sum(turn.delay_s for turn in each.rounds) for each in sessions)
         assert config.arrivals.rate is not None
-        return GIVEN_UP_S + sum(each.num_turns for each in workload.streams) / config.arrivals.rate
+        return GIVEN_UP_S + sum(stream.num_turns for stream in workload.streams) / config.arrivals.rate
     waits_s = 0.0
-    for stream, each in zip(config.streams, workload.streams, strict=True):
-        answers = sum(session.decode_tokens for session in each.sessions) if decode != "none" else 0
-        alone_s = each.num_turns * config.think_s + answers * _SLOWEST_TOKEN_S
+    for stream, conversations in zip(config.streams, workload.streams, strict=True):
+        answers = sum(session.decode_tokens for session in conversations.sessions) if decode != "none" else 0
+        alone_s = conversations.num_turns * config.think_s + answers * _SLOWEST_TOKEN_S
         waits_s = max(waits_s, alone_s / (stream.clients or 1))
     return GIVEN_UP_S + waits_s
 
@@ -286,14 +286,14 @@ class PrefillSystemEntry(PolicySystem[Build]):
         deployment.cluster(settings).system.make_batching()  # shows wrong options before any run
         workload = draw_workload(settings.workload)
         if "workload" in cell.asked and "slo_ttft_s" not in cell.asked:
-            said = f"objective: TTFT {settings.slo_s:g} s, that of platform={cell.platform!r}"
-            workload = replace(workload, provenance=remarked(workload.provenance, said))
-        longest, most = max(each.longest_tokens for each in workload.streams), settings.kv_capacity
-        where = f"a GPU beside {settings.model}" if settings.is_simulated else f"model={settings.model!r}"
+            remark = f"objective: TTFT {settings.slo_s:g} s, that of platform={cell.platform!r}"
+            workload = replace(workload, provenance=remarked(workload.provenance, remark))
+        longest, capacity = max(stream.longest_tokens for stream in workload.streams), settings.kv_capacity
+        holder = f"a GPU beside {settings.model}" if settings.is_simulated else f"model={settings.model!r}"
         require(
-            longest <= most,
-            f"dataset={cell.dataset.lower()!r} has a conversation of {longest} tokens and {where} holds "
-            f"{most}: shorten it, or use a smaller model",
+            longest <= capacity,
+            f"dataset={cell.dataset.lower()!r} has a conversation of {longest} tokens and {holder} holds "
+            f"{capacity}: shorten it, or use a smaller model",
         )
         return deployment, workload
 
@@ -328,16 +328,16 @@ def with_own(
     """LAPS with a user's policies in place of its own."""
     system, part = laps(model, config), settings.part
     slo = Slo(ttft_s=settings.deadline_s or NO_OBJECTIVE_S, itl_s=NO_OBJECTIVE_S)
-    told = {
+    facts = {
         "max_num_batched_tokens": in_tokens(CHUNKED_PREFILL_SIZE, part.length_scale),
         "max_num_seqs": part.max_num_seqs,
         "model": model,
         "slo": slo,
         "seed": settings.workload.streams[0].conversations.seed,
     }
-    offered = {kind: {name: told[name] for name in each.kind.offered} for kind, each in own.items()}
-    for kind, each in own.items():
-        each.checked(**offered[kind])
+    offered = {kind: {name: facts[name] for name in plugin.kind.offered} for kind, plugin in own.items()}
+    for kind, plugin in own.items():
+        plugin.checked(**offered[kind])
     changes: dict[str, Any] = {}
     if (batcher := own.get("batcher")) is not None:
         choice = graph_choice(config.graphs, model, tuple(model.shapes))
@@ -397,11 +397,11 @@ class OnTimeKnobs(GraphKnobs):
 
 
 def _build_laps(settings: PrefillSettings) -> PrefillSystem:
-    own, (model, graphs) = settings.policies, _captured(settings)
+    policies, (model, graphs) = settings.policies, _captured(settings)
     config = _laps_config(settings, graphs)
-    if "router" in own and config.spatial is not None:
+    if "router" in policies and config.spatial is not None:
         config = replace(config, spatial=replace(config.spatial, pooling="each"))
-    return with_own(settings, model, config, own)
+    return with_own(settings, model, config, policies)
 
 
 def _build_graphs(settings: PrefillSettings) -> PrefillSystem:
@@ -449,19 +449,19 @@ def _sglang_tokens(part: PrefillPart) -> dict[str, Any]:
 
 def _laps_config(settings: PrefillSettings, graphs: Graphs) -> LapsConfig:
     """The configuration of LAPS: temporal disaggregation on one instance or if answers are decoded, else pools of instances."""
-    own, spatial = settings.own, None
+    options, spatial = settings.own, None
     if settings.num_instances > 1 and settings.decode == "none":
         spatial = Spatial(
-            num_short=own.num_short or max(1, round(_SHORT_SHARE * settings.num_instances)),
-            controller=None if own.controller == "off" else ControllerConfig(form=own.controller),
-            pooling=own.pooling or ("each" if settings.cache == "instance" else "global"),
+            num_short=options.num_short or max(1, round(_SHORT_SHARE * settings.num_instances)),
+            controller=None if options.controller == "off" else ControllerConfig(form=options.controller),
+            pooling=options.pooling or ("each" if settings.cache == "instance" else "global"),
         )
     return LapsConfig(
         boundary=settings.boundary,
         slo_s=settings.deadline_s,
         graphs=graphs,
-        wait=getattr(own, "wait", WaitConfig(wait="off")),
-        temporal=own.temporal,
+        wait=getattr(options, "wait", WaitConfig(wait="off")),
+        temporal=options.temporal,
         spatial=spatial,
     )
 

@@ -46,10 +46,10 @@ def window_of(requests: Table, end_s: float, last_sessions: Sequence[int] = ()) 
     closes_s = float(arrival.max()) if len(arrival) else 0.0
     if last_sessions:
         turns = rows_of(requests, "session_id", "turn", "arrival_s")
-        begun = {session: arrival_s for session, turn, arrival_s in turns if turn == 0}
-        closes_s = min(begun.get(session, end_s) for session in last_sessions)
-    before = np.sort(arrival[arrival <= closes_s])
-    return Window(float(before[int(WARM_UP * len(before))]), closes_s) if len(before) else Window(0.0, 0.0)
+        started_s = {session: arrival_s for session, turn, arrival_s in turns if turn == 0}
+        closes_s = min(started_s.get(session, end_s) for session in last_sessions)
+    arrivals = np.sort(arrival[arrival <= closes_s])
+    return Window(float(arrivals[int(WARM_UP * len(arrivals))]), closes_s) if len(arrivals) else Window(0.0, 0.0)
 
 
 def tables_of(run: PrefillRun, window: Window) -> dict[str, Table]:
@@ -94,8 +94,8 @@ BUSY, WAITED = 0.999, 0.5
 
 def counted(record: RunRecord, length_class: str | None = None) -> Mask:
     """A mask of the turns that count, or of those in a class."""
-    found = mask(record, "counted")
-    return found if length_class is None else found & mask(record, "length_class", length_class)
+    is_counted = mask(record, "counted")
+    return is_counted if length_class is None else is_counted & mask(record, "length_class", length_class)
 
 
 def ttft_of(record: RunRecord, chosen: Mask) -> Floats:
@@ -104,8 +104,8 @@ def ttft_of(record: RunRecord, chosen: Mask) -> Floats:
 
 
 def violations(record: RunRecord, chosen: Mask) -> float | None:
-    late = mask(record, "violated")[chosen]
-    return float(late.mean()) if late.size else None
+    is_late = mask(record, "violated")[chosen]
+    return float(is_late.mean()) if is_late.size else None
 
 
 def _inside(record: RunRecord, begin_s: Floats, end_s: Floats) -> float:
@@ -164,13 +164,13 @@ def tokens_s(record: RunRecord) -> float | None:
 
 
 def by_length(record: RunRecord) -> dict[str, dict[str, Any]]:
-    counts = counted(record)
+    is_counted = counted(record)
     tokens = column(record, "prompt_len") / record.facts.get("length_scale", 1.0)
-    found = {}
+    stats = {}
     for name, low, high in BUCKETS:
-        chosen = counts & (low <= tokens) & (tokens < high)
-        found[name] = {"violations": violations(record, chosen), **distribution(ttft_of(record, chosen))}
-    return found
+        chosen = is_counted & (low <= tokens) & (tokens < high)
+        stats[name] = {"violations": violations(record, chosen), **distribution(ttft_of(record, chosen))}
+    return stats
 
 
 def mode_shares(record: RunRecord) -> dict[str, float]:
@@ -226,9 +226,9 @@ def tokens_are_whole(record: RunRecord) -> Iterator[str]:
     requests, steps, instances = record.requests, record.tables[STEPS], record.tables[INSTANCES]
     if "unfinished" in requests["status"] or record.facts["decode"] != "none":
         return
-    asked, computed = _sum(requests["prompt_len"]), _sum(steps["tokens"])
-    if asked != computed:
-        yield f"{computed} tokens were prefilled of {asked}"
+    requested, computed = _sum(requests["prompt_len"]), _sum(steps["tokens"])
+    if requested != computed:
+        yield f"{computed} tokens were prefilled of {requested}"
     if sum(instances["num_finished"]) != len(requests["status"]):
         yield f"{sum(instances['num_finished'])} turns finished of {len(requests['status'])}"
 
@@ -264,10 +264,10 @@ def littles_law(record: RunRecord) -> Iterator[str]:
     if loops and record.facts["decode"] == "none":
         thinking = record.facts["think_s"]
         idle = np.minimum(finished + thinking, end_s) - np.maximum(finished, start_s)
-        held = mean + float(idle[idle > 0].sum()) / length_s
+        num_active = mean + float(idle[idle > 0].sum()) / length_s
         clients = sum(loops)
-        if abs(held - clients) > 1e-6 * clients + 1e-9:
-            yield f"{held:.4f} clients are in the system or thinking, of {clients}"
+        if abs(num_active - clients) > 1e-6 * clients + 1e-9:
+            yield f"{num_active:.4f} clients are in the system or thinking, of {clients}"
 
 
 def _keeps_up(record: RunRecord) -> Iterator[str]:
@@ -307,8 +307,8 @@ def score(record: RunRecord) -> tuple[float, ...]:
     if record.facts["closed_loops"]:
         return (-(rps(record) or 0.0),)
     times = ttft_of(record, counted(record))
-    late = violations(record, counted(record))
-    return 1.0 if late is None else late, float(times.mean()) if times.size else math.inf
+    late_share = violations(record, counted(record))
+    return 1.0 if late_share is None else late_share, float(times.mean()) if times.size else math.inf
 
 
 PREFILL = family_in(

@@ -159,8 +159,8 @@ class PrefillSettings:
         assert card is not None, "a measured step is charged nothing"
         if self.charged.framework is not None:
             return self.charged.describe(card, "overheads assumed", self.shape)
-        fitted = fit_of(card)
-        how = "uncalibrated: constants" if fitted is None else f"{fitted.text}; launches and requests"
+        fit = fit_of(card)
+        how = "uncalibrated: constants" if fit is None else f"{fit.text}; launches and requests"
         return f"{card}, {how} assumed, mixing penalty {self.constants.kappa:g}"
 
     @property
@@ -244,14 +244,14 @@ def workload_of(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> "Prefill
         )
         arrivals = arrivals_asked(cell.rate, knobs)
     else:
-        for name, what in (("burstiness", "a request rate"), ("time_scale", "arrivals='trace'")):
-            require(getattr(knobs, name) is None, f"{name} has no effect without {what}: leave it out")
+        for name, needed in (("burstiness", "a request rate"), ("time_scale", "arrivals='trace'")):
+            require(getattr(knobs, name) is None, f"{name} has no effect without {needed}: leave it out")
     asked = cell.asked
-    usual = part.num_turns if file is None else trace_of(file, cell.seed).num_rounds
+    default_turns = part.num_turns if file is None else trace_of(file, cell.seed).num_rounds
     is_replayed = arrivals is not None and arrivals.kind == "trace"
-    whole = ConversationConfig(
+    conversations = ConversationConfig(
         dataset=cell.dataset,
-        num_turns=usual if knobs.num_prompts is None else knobs.num_prompts,
+        num_turns=default_turns if knobs.num_prompts is None else knobs.num_prompts,
         seed=cell.seed,
         think_s=knobs.think_s,
         answer_tokens=knobs.answer_tokens,
@@ -264,10 +264,10 @@ def workload_of(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> "Prefill
     )
     pair: dict[str, int] = {name: getattr(knobs, name) for name in ("long_clients", "short_clients") if name in asked}
     if pair:
-        streams = _bands(whole, pair)
+        streams = _bands(conversations, pair)
     else:
         clients = None if arrivals is not None else knobs.clients or part.clients
-        streams = (Stream(conversations=whole, clients=clients),)
+        streams = (Stream(conversations=conversations, clients=clients),)
     return PrefillWorkloadConfig(streams=streams, arrivals=arrivals, think_s=think_s, length_scale=part.length_scale)
 
 
@@ -321,13 +321,13 @@ class PrefillWorkload:
     def arrivals(self) -> tuple[PrefillArrivals, ...]:
         config = self.config
         if config.is_replayed:
-            return tuple(OpenLoop(sessions=each.sessions) for each in self.streams)
+            return tuple(OpenLoop(sessions=conversations.sessions) for conversations in self.streams)
         if config.arrivals is not None:
             seed = config.streams[0].conversations.seed
-            return tuple(open_turns(each, config.arrivals, seed) for each in self.streams)
+            return tuple(open_turns(conversations, config.arrivals, seed) for conversations in self.streams)
         return tuple(
-            ClosedLoop(sessions=each.sessions, num_clients=stream.clients or 1, think_s=config.think_s)
-            for each, stream in zip(self.streams, config.streams, strict=True)
+            ClosedLoop(sessions=conversations.sessions, num_clients=stream.clients or 1, think_s=config.think_s)
+            for conversations, stream in zip(self.streams, config.streams, strict=True)
         )
 
 
@@ -355,8 +355,8 @@ def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
         streams.append(replace(drawn, sessions=sessions))
     provenance = streams[0].provenance
     if len(streams) > 1:
-        checksum = hashlib.sha256(" ".join(each.provenance.checksum for each in streams).encode()).hexdigest()
-        text = "; ".join(dict.fromkeys(each.provenance.description for each in streams))
+        checksum = hashlib.sha256(" ".join(stream.provenance.checksum for stream in streams).encode()).hexdigest()
+        text = "; ".join(dict.fromkeys(stream.provenance.description for stream in streams))
         provenance = replace(provenance, checksum=checksum, description=text)
     return PrefillWorkload(config=config, streams=tuple(streams), provenance=provenance)
 
@@ -374,17 +374,17 @@ def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int)
         for index, (prefill, decode, _) in enumerate(session.rounds):
             flat.append(Turn(0.0, session.session_id, index, history, prefill, answered))
             history, answered = history + prefill + decode, decode
-    cuts = np.linspace(0, len(flat), min(LANES, len(flat)) + 1).astype(np.int64)
+    bounds = np.linspace(0, len(flat), min(LANES, len(flat)) + 1).astype(np.int64)
     rng = np.random.default_rng(derive_seed(seed, "conversations", "lanes"))
-    lanes = rng.permutation(np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))).tolist()
+    lanes = rng.permutation(np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))).tolist()
     times = arrival_times(arrivals, len(flat), seed).tolist()
-    places = cuts[:-1].tolist()
-    cut = [flat[place].session_id if flat[place].turn > 0 else None for place in places]
+    positions = bounds[:-1].tolist()
+    cut_ids = [flat[position].session_id if flat[position].turn > 0 else None for position in positions]
     turns = []
     for lane, arrival_s in zip(lanes, times, strict=True):
-        turn = flat[places[lane]]
-        places[lane] += 1
-        is_rest = turn.session_id == cut[lane]
+        turn = flat[positions[lane]]
+        positions[lane] += 1
+        is_rest = turn.session_id == cut_ids[lane]
         session_id = len(conversations.sessions) + lane if is_rest else turn.session_id
         turns.append(turn._replace(arrival_s=arrival_s, session_id=session_id))
     return OpenTurns(turns=turns)
@@ -397,8 +397,8 @@ def with_scaled_lengths(drawn: Conversations, scale: float) -> Conversations:
             session.session_id,
             session.arrival_s,
             tuple(
-                Round(in_tokens(each.prefill_tokens, scale), in_tokens(each.decode_tokens, scale), each.delay_s)
-                for each in session.rounds
+                Round(in_tokens(turn.prefill_tokens, scale), in_tokens(turn.decode_tokens, scale), turn.delay_s)
+                for turn in session.rounds
             ),
         )
         for session in drawn.sessions

@@ -28,12 +28,12 @@ def serving(settings: PrefillSettings) -> Iterator[PrefillSettings]:
     if settings.instance is not None:
         yield settings
         return
-    before = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(_THREADS)
     try:
         yield replace(settings, instance=instance(settings.part.most_tokens))
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(num_threads)
 
 
 @lru_cache(maxsize=1)

@@ -75,11 +75,11 @@ class Planning:
         ground = self.ground
         hardware, model = ground.hardware, ground.performance
         degrees = hardware.degrees(min_kv_tokens=workload.longest_tokens)
-        asked = PlanningWorkload(sessions=workload.sessions, rate=self.rate, slo=ground.slo)
+        demand = PlanningWorkload(sessions=workload.sessions, rate=self.rate, slo=ground.slo)
         start = time.process_time()
-        table = coefficients(model, asked, degrees, ground.num_gpus, self.method)
-        between = time.process_time()
-        found = solve(table, ground.num_gpus, top=self.top)
+        table = coefficients(model, demand, degrees, ground.num_gpus, self.method)
+        middle = time.process_time()
+        candidates = solve(table, ground.num_gpus, top=self.top)
         end = time.process_time()
         plans = [
             {
@@ -89,10 +89,10 @@ class Planning:
                 "itl_p95_s": plan.decode.of_slo * ground.slo.itl_s,
                 "round_decode_p95_s": plan.decode.seconds,
             }
-            for plan in found
+            for plan in candidates
         ]
         seconds = (
-            {"coefficients_s": between - start, "solve_s": end - between, **self._decisions()} if self.is_timed else {}
+            {"coefficients_s": middle - start, "solve_s": end - middle, **self._decisions()} if self.is_timed else {}
         )
         return RunRecord(
             tables={REQUESTS: empty_table(REQUEST_COLUMNS)},
@@ -107,7 +107,7 @@ class Planning:
                     "plans": plans,
                     "num_gpus": ground.num_gpus,
                     "method": self.method or default_method(ground.num_gpus),
-                    "solver": "enumeration" if found else None,
+                    "solver": "enumeration" if candidates else None,
                     "performance_model_error": model.max_error,
                 },
             },

@@ -40,14 +40,14 @@ class PolicySystem(Generic[Build]):
         return free_settings(self.name)
 
     def options_of(self, cell: Cell) -> Options:
-        own = {*knobs_of(self.own), *self.plugged_in(cell)}
-        return tuple((name, value) for name, value in sorted(cell.asked.items()) if name in own)
+        option_names = {*knobs_of(self.own), *self.plugged_in(cell)}
+        return tuple((name, value) for name, value in sorted(cell.asked.items()) if name in option_names)
 
     def plugged_in(self, cell: Cell) -> Mapping[str, Knob]:
-        found: dict[str, Knob] = {}
-        for each in named_in(cell.asked, self.policies).values():
-            found |= each.knobs
-        return found
+        knobs: dict[str, Knob] = {}
+        for plugin in named_in(cell.asked, self.policies).values():
+            knobs |= plugin.knobs
+        return knobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def shape_named(model: str) -> ModelShape:
         is_folder = Path(model).is_dir()
     except (OSError, ValueError):  # a name too long, or no name
         is_folder = False
-    if is_folder and model.lower() not in {each.name.lower() for each in CATALOGUE}:
+    if is_folder and model.lower() not in {shape.name.lower() for shape in CATALOGUE}:
         from engines.models.config_shape import read_shape
 
         return read_shape(Path(model))
@@ -106,7 +106,7 @@ def shape_named(model: str) -> ModelShape:
 def autoregressive_shape(model: str, system: str) -> ModelShape:
     shape = shape_named(model)
     if shape in DIFFUSION:
-        usable = ", ".join(each.name for each in CATALOGUE if each not in DIFFUSION)
+        usable = ", ".join(other.name for other in CATALOGUE if other not in DIFFUSION)
         raise UserError(
             f"model={shape.name!r} is a diffusion model, which system={system!r} cannot serve: use {usable}"
         )
@@ -137,7 +137,7 @@ def request_table(
     """The table of requests that were all submitted when due and did not fail. ``own`` are the family's columns."""
     num = len(request_id)
     is_ok = (
-        status.where("ok") if isinstance(status, Values) else np.array([each == "ok" for each in status], dtype=bool)
+        status.where("ok") if isinstance(status, Values) else np.array([state == "ok" for state in status], dtype=bool)
     )
     return {
         "request_id": request_id,

@@ -100,7 +100,7 @@ class DllmDeployment:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        own = (type(self.method).__module__, "repro.families.dllm.system")
+        system_modules = (type(self.method).__module__, "repro.families.dllm.system")
         is_simulated = self.settings.is_simulated
         executors = [] if is_simulated else [ON_TORCH, self.method.torch_executors[self.batching.kind]]
         if ":" in self.config.scheduler:
@@ -109,7 +109,7 @@ class DllmDeployment:
             executors.append(REPLAY)
         if self.task is not None:
             executors.append(TASKS[self.task.name].module)
-        return (*own, *(where.partition(":")[0] for where in executors))
+        return (*system_modules, *(spec.partition(":")[0] for spec in executors))
 
     def check_machine(self) -> None:
         """Raise UserError if a measured run cannot run here. Any machine can simulate."""
@@ -121,17 +121,17 @@ class DllmDeployment:
         if self.replayed is not None and sees(rule) and not isinstance(rule, RowRule):
             rule = ReplayedRule(rule=rule, replayed=self.replayed)
         if self.batching.kind == "packed":
-            kind, given = scheduler_of(self.config.scheduler), self.settings.scheduler_knobs
-            own = {"own": given_to(kind.knobs(), given)} if given else {}
-            made = asked(kind, self.config, pool, rule, exact_steps=exact, **own)
-            told = {"config": self.config, "pool": pool, "rule": rule, "exact_steps": exact}
-            kept = all(getattr(made, name, None) is value for name, value in told.items())
+            kind, knobs = scheduler_of(self.config.scheduler), self.settings.scheduler_knobs
+            arguments = {"own": given_to(kind.knobs(), knobs)} if knobs else {}
+            scheduler = asked(kind, self.config, pool, rule, exact_steps=exact, **arguments)
+            expected = {"config": self.config, "pool": pool, "rule": rule, "exact_steps": exact}
+            is_kept = all(getattr(scheduler, name, None) is value for name, value in expected.items())
             require(
-                kept,
+                is_kept,
                 f"scheduler={self.config.scheduler!r} replaces the config, pool, rule or exact_steps that it is made with, "
                 f"which say what is run: leave them",
             )
-            return made
+            return scheduler
         assert self.batch_size is not None
         return StaticBatchScheduler(
             self.config,
@@ -175,8 +175,8 @@ class DllmDeployment:
         """The executor that charges steps to a roofline. With ``is_upstream`` it also charges the copies of published code."""
         if self.batching.kind == "packed":
             return self.method.packed_roofline(roofline, self.config, self.sampler)
-        copied = self.sampler.reduction_traffic_per_value(roofline.shape.dtype_bytes) if is_upstream else 0
-        return self.published.static_roofline(roofline, self.config, self.sampler, copied_bytes_per_logit=copied)
+        copied_bytes = self.sampler.reduction_traffic_per_value(roofline.shape.dtype_bytes) if is_upstream else 0
+        return self.published.static_roofline(roofline, self.config, self.sampler, copied_bytes_per_logit=copied_bytes)
 
     def _charged_text(self, card: str | Gpu) -> str:
         calibration, charged = self.calibration or load_calibration(card), self.settings.charged
@@ -196,19 +196,19 @@ class DllmDeployment:
         settings, card = self.settings, self.settings.platform.gpu
         clock = VirtualClock() if settings.is_simulated else WallClock()
         with self.serving() as (engine, measured):
-            began = time.process_time()
+            started_s = time.process_time()
             recording = None
             if any(map(engine.is_open_ended, workload.requests)):
                 engine.executor = recording = RecordingExecutor(engine.executor)
             record = drive_engine(engine, workload.requests, clock, on_progress=on_progress, recording=recording)
-            spent = {} if settings.is_simulated else {"processor_s": time.process_time() - began}
+            cpu_time = {} if settings.is_simulated else {"processor_s": time.process_time() - started_s}
             if self.task is not None:
                 record = grade_run(record, self.task, _outputs(engine, record), settings.model)
         if not settings.is_simulated:
             record = record.with_manifest(device=settings.device, dtype=settings.dtype, weights=settings.weights)
-        ran = step_requests(record)
+        sizes = step_requests(record)
         # How many requests each step ran: for static batches, the batch size.
-        batches = {"mean": ran["mean"], "largest": int(ran["max"])} if ran["n"] else None
+        batches = {"mean": sizes["mean"], "largest": int(sizes["max"])} if sizes["n"] else None
         return record.with_manifest(
             obtained=self.obtained,
             dataset=asdict(workload.provenance),
@@ -217,7 +217,7 @@ class DllmDeployment:
             model=settings.model,
             system=self.method.title,
             calibration=self._charged_text(card) if settings.is_simulated and card else None,
-            facts={**measured.facts, "batch_ran": batches, **spent, **self._estimates()},
+            facts={**measured.facts, "batch_ran": batches, **cpu_time, **self._estimates()},
         )
 
 
@@ -257,14 +257,14 @@ def pool_rows(deployment: DllmDeployment, *, activations_measured_bytes: int | N
     row_bytes = method.cache_row_bytes(shape)
     # We count whole buffers of a chunk of logits: the chunk itself, and the buffers that reducing it takes, rounded up.
     rows = logit_rows_at_once(config, config.logit_rows)
-    reduced = min(rows, REDUCTION_ROWS) if deployment.sampler.decode.confidence_dtype == "float64" else rows
-    copied = reduced * deployment.sampler.reduction_bytes_per_value(shape.dtype_bytes)
+    reduced_rows = min(rows, REDUCTION_ROWS) if deployment.sampler.decode.confidence_dtype == "float64" else rows
+    copied_bytes = reduced_rows * deployment.sampler.reduction_bytes_per_value(shape.dtype_bytes)
     plan = divide_memory(
         shape,
         settings.memory_limit,
         config,
         logit_rows=config.logit_rows,
-        logit_copies=1 - (-copied // (rows * shape.dtype_bytes)),
+        logit_copies=1 - (-copied_bytes // (rows * shape.dtype_bytes)),
         activations_measured_bytes=activations_measured_bytes,
     )
     # We count KV rows. A method without a cache still needs room for its worst step.
@@ -289,18 +289,18 @@ def _fits(deployment: DllmDeployment, longest: int, members: int) -> bool:
 def plan_static(deployment: DllmDeployment, lengths: Sequence[int]) -> DllmDeployment:
     """The deployment with its batch size from the memory model. Raises UserError if the batch does not fit or cannot stay in step."""
     settings = deployment.settings
-    asked, limit = settings.baseline.batch_size, settings.engine.max_num_seqs
+    requested, limit = settings.baseline.batch_size, settings.engine.max_num_seqs
     require(
-        asked is None or asked <= limit,
-        f"batch_size={asked} is more than max_num_seqs={limit} allows: ask for fewer, or raise max_num_seqs",
+        requested is None or requested <= limit,
+        f"batch_size={requested} is more than max_num_seqs={limit} allows: ask for fewer, or raise max_num_seqs",
     )
     _check_rule(deployment)
     deployment = replace(deployment, longest=max(lengths))
     if settings.baseline.batch_rule == "batch":
         deployment = replace(deployment, room=partial(_fits, deployment))
-    most = most_members(deployment)
-    check_in_step(settings.generation, deployment.sampler.decode, most)
-    facts = dict(_planned(deployment, most) if asked is None else _asked(deployment, most))
+    max_members = most_members(deployment)
+    check_in_step(settings.generation, deployment.sampler.decode, max_members)
+    facts = dict(_planned(deployment, max_members) if requested is None else _asked(deployment, max_members))
     if deployment.batching.is_upstream and settings.is_simulated:
         # Longer requests take more memory, so we find the fitting ones by bisection.
         ordered = sorted(lengths)
@@ -329,19 +329,19 @@ def sized(deployment: DllmDeployment, facts: Mapping[str, Any]) -> DllmDeploymen
 def most_members(deployment: DllmDeployment) -> int:
     """The most requests of any batch, however much memory there is."""
     settings, baseline = deployment.settings, deployment.settings.baseline
-    most = min(settings.asked.num_prompts, settings.engine.max_num_seqs)
+    max_members = min(settings.asked.num_prompts, settings.engine.max_num_seqs)
     if baseline.batch_size is not None:
-        return min(most, baseline.batch_size)
+        return min(max_members, baseline.batch_size)
     if baseline.batch_rule == "one":
         return 1
     if not deployment.batching.is_upstream:
-        return most
+        return max_members
     if not deployment.published.batches_upstream:
         return 1
     if deployment.room is not None:
-        return most
+        return max_members
     footprint = _footprint(deployment, member_tokens(deployment), is_upstream=True)
-    return min(most, max(1, (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes))
+    return min(max_members, max(1, (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes))
 
 
 def member_tokens(deployment: DllmDeployment) -> int:
@@ -370,8 +370,8 @@ def _planned(deployment: DllmDeployment, most: int) -> Mapping[str, Any]:
     if deployment.room is not None:
         return {"batch_size": size, "batch_obtained": f"{rule}, by the memory model"}
     footprint = _footprint(deployment, member_tokens(deployment))
-    found = largest_batch(footprint.peak_bytes, settings.memory_limit, fixed_bytes=footprint.fixed_bytes, most=most)
-    return _largest(found, deployment, "by the memory model")
+    batch = largest_batch(footprint.peak_bytes, settings.memory_limit, fixed_bytes=footprint.fixed_bytes, most=most)
+    return _largest(batch, deployment, "by the memory model")
 
 
 def _largest(found: FoundBatch, deployment: DllmDeployment, how: str) -> Mapping[str, Any]:

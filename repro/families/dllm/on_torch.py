@@ -46,8 +46,8 @@ def serving(deployment: DllmDeployment) -> Iterator[tuple[Engine, DllmDeployment
         with closing(Engine(measured.scheduler(), executor)) as engine:
             yield engine, measured
         return
-    others = replace(deployment, task=None)
-    with local_ranks(settings.tensor_parallel, settings.device, _follow, others) as group:
+    rank_deployment = replace(deployment, task=None)
+    with local_ranks(settings.tensor_parallel, settings.device, _follow, rank_deployment) as group:
         executor, measured = assemble(deployment, group)
         leader = LeadingExecutor(executor, group)
         with closing(Engine(measured.scheduler(), leader)) as engine:
@@ -204,7 +204,7 @@ def _with_measured_pool(
     deployment: DllmDeployment, model: DiffusionModel, group: TensorParallel | None
 ) -> DllmDeployment:
     """The deployment with a pool that takes the memory left by the measured worst step."""
-    settings, config, graphs = deployment.settings, deployment.config, 0
+    settings, config, graph_bytes = deployment.settings, deployment.config, 0
     if group is None:
         peak = _measured_peak(model_key(settings), config, settings.generation)
     else:
@@ -212,12 +212,12 @@ def _with_measured_pool(
         peaks = group.gathered(measure_worst_step(model, config, settings.generation))
         peak = max(peaks, key=lambda peak: (peak.activation_bytes, peak.logits_bytes))
     # If logits take more than the plan counts, the excess must not come out of the guard band.
-    beyond = max(0, peak.logits_bytes - deployment.facts["logits_bytes"])
+    excess_bytes = max(0, peak.logits_bytes - deployment.facts["logits_bytes"])
     if config.cuda_graphs and settings.device.startswith("cuda"):
         # Captured graphs keep the activations of the largest, whose memory the others share, and the output of each.
         rows = min(MAX_ROWS + sum(ROWS) // 2, config.max_num_batched_tokens)
-        graphs = peak.activation_bytes * rows // config.max_num_batched_tokens
-    kv_rows, plan = pool_rows(deployment, activations_measured_bytes=peak.activation_bytes + beyond + graphs)
+        graph_bytes = peak.activation_bytes * rows // config.max_num_batched_tokens
+    kv_rows, plan = pool_rows(deployment, activations_measured_bytes=peak.activation_bytes + excess_bytes + graph_bytes)
     facts = {
         "kv_rows": kv_rows,
         "measured_activation_bytes": peak.activation_bytes,
@@ -242,8 +242,8 @@ _Batch = tuple[PublishedMethod, ModelKey, EngineConfig, Sampler, GenerationConfi
 
 def _measured_batch(deployment: DllmDeployment) -> Mapping[str, Any]:
     settings = deployment.settings
-    most = most_members(deployment)
-    found = _largest_measured(
+    max_members = most_members(deployment)
+    batch = _largest_measured(
         (
             deployment.published,
             model_key(settings),
@@ -254,9 +254,9 @@ def _measured_batch(deployment: DllmDeployment) -> Mapping[str, Any]:
         ),
         memory_bytes=settings.memory_limit,
         fixed_bytes=base_bytes(settings.shape, settings.memory_limit),
-        most=most,
+        most=max_members,
     )
-    return found_facts(found, deployment, most)
+    return found_facts(batch, deployment, max_members)
 
 
 @lru_cache(maxsize=32)
@@ -264,8 +264,8 @@ def _largest_measured(batch: _Batch, *, memory_bytes: int, fixed_bytes: int, mos
     """The largest batch that fits, searched once per sweep."""
 
     def peak(size: int) -> int:
-        held = _held(batch, size, memory_bytes)
-        return memory_bytes + 1 if held is None else fixed_bytes + held
+        held_bytes = _held(batch, size, memory_bytes)
+        return memory_bytes + 1 if held_bytes is None else fixed_bytes + held_bytes
 
     # Warm up, so that no batch is charged for what the model keeps from its first step, such as its table of rotations.
     _held.__wrapped__(batch, 1, memory_bytes)

@@ -100,8 +100,8 @@ def kv_occupancy_peak(record: RunRecord) -> float | None:
 
 
 def outside_forward_share(record: RunRecord) -> float | None:
-    inside = _per_busy_second(record, column(record, "forward_s", STEPS))
-    return None if inside is None else 1.0 - inside
+    forward_share = _per_busy_second(record, column(record, "forward_s", STEPS))
+    return None if forward_share is None else 1.0 - forward_share
 
 
 def roofline_share(record: RunRecord) -> float | None:
@@ -116,23 +116,23 @@ def graph_hit_rate(record: RunRecord) -> float | None:
 
 
 def host_share(record: RunRecord) -> float | None:
-    found = profile(record)
-    return None if found is None else found["all"]["share"]["idle"]
+    by_kind = profile(record)
+    return None if by_kind is None else by_kind["all"]["share"]["idle"]
 
 
 def profile(record: RunRecord) -> dict[str, Any] | None:
-    taken = {part: column(record, name, STEPS) for name, part in PART_COLUMNS.items()}
-    profiled = ~np.isnan(taken["idle"])
+    columns = {part: column(record, name, STEPS) for name, part in PART_COLUMNS.items()}
+    profiled = ~np.isnan(columns["idle"])
     if not profiled.any():
         return None
-    found: dict[str, Any] = {}
+    by_kind: dict[str, Any] = {}
     for name, of_kind in (*_kinds(record).items(), ("all", profiled)):
         steps = profiled & of_kind
-        seconds = {part: float(values[steps].sum()) for part, values in taken.items()}
+        seconds = {part: float(values[steps].sum()) for part, values in columns.items()}
         total = sum(seconds.values())
         share = {part: value / total if total > 0 else None for part, value in seconds.items()}
-        found[name] = {"num_steps": int(steps.sum()), "seconds": seconds, "share": share}
-    return found
+        by_kind[name] = {"num_steps": int(steps.sum()), "seconds": seconds, "share": share}
+    return by_kind
 
 
 def _solved(record: RunRecord, column: str) -> dict[str, Any] | None:
@@ -162,18 +162,18 @@ def step_times(record: RunRecord) -> Iterator[str]:
     start, end, duration, forward = (
         column(record, name, STEPS) for name in ("start_s", "end_s", "duration_s", "forward_s")
     )
-    if wrong := int((end < start).sum()):
-        yield f"{wrong} steps end before they start"
+    if num_wrong := int((end < start).sum()):
+        yield f"{num_wrong} steps end before they start"
         return
-    if wrong := int((start[1:] < end[:-1]).sum()):
-        yield f"{wrong} steps start before the previous one ends"
-    if wrong := int(((duration < 0) | (forward < 0)).sum()):
-        yield f"{wrong} steps have a negative duration"
+    if num_wrong := int((start[1:] < end[:-1]).sum()):
+        yield f"{num_wrong} steps start before the previous one ends"
+    if num_wrong := int(((duration < 0) | (forward < 0)).sum()):
+        yield f"{num_wrong} steps have a negative duration"
     # A device may lag behind the steps that give it work. But it cannot begin before them or end after the last of them.
     # Two timers may differ by their resolution.
     to_come, to_end = np.cumsum(np.where(np.isnan(forward), 0, forward)[::-1])[::-1], end[-1:] - start
-    if wrong := int((to_come > to_end * (1 + 1e-6) + 1e-6).sum()):
-        yield f"{wrong} steps and those after them spend longer in the forward than they last"
+    if num_wrong := int((to_come > to_end * (1 + 1e-6) + 1e-6).sum()):
+        yield f"{num_wrong} steps and those after them spend longer in the forward than they last"
 
 
 def step_counts(record: RunRecord) -> Iterator[str]:
@@ -184,40 +184,40 @@ def step_counts(record: RunRecord) -> Iterator[str]:
         if (reported := sum(table[name])) != counts[status]:
             yield f"steps report {reported} requests as {status}, the request table has {counts[status]}"
     used, total, computed = (np.asarray(table[name]) for name in ("kv_rows_used", "kv_rows_total", "query_tokens"))
-    if wrong := int((used > total).sum()):
-        yield f"{wrong} steps use more KV rows than the pool has"
+    if num_wrong := int((used > total).sum()):
+        yield f"{num_wrong} steps use more KV rows than the pool has"
     cap = record.manifest.get("max_num_batched_tokens")
-    if cap is not None and (wrong := int((computed > cap).sum())):
-        yield f"{wrong} steps compute up to {int(computed.max())} query tokens, max_num_batched_tokens={cap}"
+    if cap is not None and (num_wrong := int((computed > cap).sum())):
+        yield f"{num_wrong} steps compute up to {int(computed.max())} query tokens, max_num_batched_tokens={cap}"
 
 
 def output_lengths(record: RunRecord) -> Iterator[str]:
     """Committed tokens must lie between the outputs' total and the tokens asked for. Open requests may have committed a part, and
     a request that a stop token ended has committed its whole block."""
-    asked, got = record.requests["gen_length"], record.requests["output_len"]
-    rows = zip(record.requests["status"], asked, got, strict=True)
-    if wrong := sum(not 1 <= (n or 0) <= most if status == "ok" else n is not None for status, most, n in rows):
+    gen_lengths, output_lens = record.requests["gen_length"], record.requests["output_len"]
+    rows = zip(record.requests["status"], gen_lengths, output_lens, strict=True)
+    if wrong := sum(not 1 <= (n or 0) <= limit if status == "ok" else n is not None for status, limit, n in rows):
         yield f"{wrong} requests have an output_len that cannot be theirs"
         return
     if not record.tables[STEPS]["step"]:
         return
-    least = sum(length for length in got if length is not None)
-    most = sum(asked)
+    low = sum(length for length in output_lens if length is not None)
+    high = sum(gen_lengths)
     committed = sum(record.tables[STEPS]["committed_tokens"])
-    if not least <= committed <= most:
-        yield f"wrong output lengths: {committed} tokens were committed, {least if committed < least else most} were due"
+    if not low <= committed <= high:
+        yield f"wrong output lengths: {committed} tokens were committed, {low if committed < low else high} were due"
 
 
 def submissions(record: RunRecord) -> Iterator[str]:
     """Requests must be submitted in time. If a step was running when a request fell due, we count from the step's end: every engine that
     admits between steps has this delay."""
-    due = column(record, "arrival_s")
-    earliest = due
+    due_s = column(record, "arrival_s")
+    earliest_s = due_s
     if record.tables[STEPS]["step"]:
         start, end = (column(record, name, STEPS) for name in ("start_s", "end_s"))
-        running = np.searchsorted(start, due, side="right") - 1
-        earliest = np.where(running >= 0, np.maximum(due, end[running]), due)
-    yield from late_submissions(record, earliest)
+        running = np.searchsorted(start, due_s, side="right") - 1
+        earliest_s = np.where(running >= 0, np.maximum(due_s, end[running]), due_s)
+    yield from late_submissions(record, earliest_s)
 
 
 def score(record: RunRecord) -> tuple[float, ...]:
@@ -257,8 +257,8 @@ def block_table(steps: Mapping[int, Mapping[int, Sequence[tuple[Phase, int]]]]) 
     letters = {phase: letter for letter, phase in LETTERS.items()}
     table: Table = {column.name: [] for column in BLOCK_COLUMNS}
     for request_id in sorted(steps):
-        for block, own in enumerate(steps[request_id].values()):
-            phases, committed = "".join(letters[phase] for phase, _ in own), " ".join(str(count) for _, count in own)
+        for block, path in enumerate(steps[request_id].values()):
+            phases, committed = "".join(letters[phase] for phase, _ in path), " ".join(str(count) for _, count in path)
             for name, value in zip(table, (request_id, block, phases, committed), strict=True):
                 table[name].append(value)
     return table
@@ -290,8 +290,8 @@ class EngineLog(RequestLog):
     def stamp(self, step: StepRecord, start: float, end: float) -> None:
         number, duration_s, plan, outcome, done, occupancy = step
         committed, query_rows, logit_rows, forward_s, _, graph, parts, bound_s, *_ = outcome
-        told = (sum(committed), query_rows, logit_rows, forward_s, graph, bound_s)
-        self._rows.append((number, start, end, duration_s, *plan, *done, *occupancy, *told))
+        results = (sum(committed), query_rows, logit_rows, forward_s, graph, bound_s)
+        self._rows.append((number, start, end, duration_s, *plan, *done, *occupancy, *results))
         if len(self._rows) == _MOST_ROWS:
             self._flush()
         if parts is not None:
@@ -315,14 +315,14 @@ class EngineLog(RequestLog):
     def step_table(self, late: Mapping[int, DeviceTimes]) -> Table:
         """The columns of all steps. ``late`` holds the times that the device reported afterwards, by step number."""
         self._flush()
-        columns = self._steps | {name: list(map(len, self._steps[of])) for name, of in _LENGTHS.items()}
+        columns = self._steps | {name: list(map(len, self._steps[source])) for name, source in _LENGTHS.items()}
         parts = self._parts | {number: times.parts for number, times in late.items()}
         if late:
-            known = zip(columns["step"], columns["forward_s"], strict=True)
-            columns["forward_s"] = [late[number].forward_s if number in late else seconds for number, seconds in known]
+            pairs = zip(columns["step"], columns["forward_s"], strict=True)
+            columns["forward_s"] = [late[number].forward_s if number in late else seconds for number, seconds in pairs]
         for name, part in PART_COLUMNS.items():
-            own = map(parts.get, columns["step"]) if parts else [None] * len(columns["step"])
-            columns[name] = [None if seconds is None else seconds[part] for seconds in own]
+            step_parts = map(parts.get, columns["step"]) if parts else [None] * len(columns["step"])
+            columns[name] = [None if seconds is None else seconds[part] for seconds in step_parts]
         return {column.name: columns[column.name] for column in STEP_COLUMNS}
 
 

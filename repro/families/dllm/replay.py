@@ -52,44 +52,44 @@ class Recorded:
     def paths(self) -> Mapping[int, Steps]:
         requests, blocks = self.run.table(REQUESTS), self.run.table(BLOCKS)
         rows = rows_of(requests, "request_id", "status", "output_len", "gen_length")
-        ends = {request_id: told for request_id, *told in rows}
-        found: dict[int, list[BlockSteps]] = {}
+        ends = {request_id: end for request_id, *end in rows}
+        paths: dict[int, list[BlockSteps]] = {}
         for request_id, phases, committed in rows_of(blocks, "request_id", "phases", "committed"):
             block = BlockSteps(tuple(LETTERS[letter] for letter in phases), tuple(map(int, committed.split())))
-            found.setdefault(request_id, []).append(block)
-        for request_id, path in found.items():
-            status, length, asked = ends[request_id]
+            paths.setdefault(request_id, []).append(block)
+        for request_id, path in paths.items():
+            status, length, gen_len = ends[request_id]
             generated = sum(sum(block.committed) for block in path)
-            if status == "ok" and (length < generated or generated < asked):
-                before = generated - sum(path[-1].committed)
-                path[-1] = path[-1]._replace(stop=length - before - 1)
-        return {request_id: tuple(path) for request_id, path in found.items() if ends[request_id][0] == "ok"}
+            if status == "ok" and (length < generated or generated < gen_len):
+                num_before = generated - sum(path[-1].committed)
+                path[-1] = path[-1]._replace(stop=length - num_before - 1)
+        return {request_id: tuple(path) for request_id, path in paths.items() if ends[request_id][0] == "ok"}
 
     def workload(self, cell: Cell, generation: GenerationConfig) -> Workload:
         """The run's requests, at its own arrival times or stretched to another rate."""
-        own, table = self.run.cell, self.run.table(REQUESTS)
+        run_cell, table = self.run.cell, self.run.table(REQUESTS)
         for name in ("dataset", "seed"):
-            here, there = getattr(cell, name), getattr(own, name)
+            requested, recorded_value = getattr(cell, name), getattr(run_cell, name)
             require(
-                here == there,
-                f"{name}={here!r} is not that of replay={self.file!r}: ask for {there!r}, or add --replay-drawn",
+                requested == recorded_value,
+                f"{name}={requested!r} is not that of replay={self.file!r}: ask for {recorded_value!r}, or add --replay-drawn",
             )
         require(
-            cell.rate == own.rate or own.rate is not None,
+            cell.rate == run_cell.rate or run_cell.rate is not None,
             f"rate={cell.rate}: replay={self.file!r} was asked all at once, which has no times to stretch: use --request-rate inf",
         )
-        if cell.rate == own.rate:
+        if cell.rate == run_cell.rate:
             factor = 1.0
         else:
-            factor = 0.0 if cell.rate is None or own.rate is None else own.rate / cell.rate
+            factor = 0.0 if cell.rate is None or run_cell.rate is None else run_cell.rate / cell.rate
         num = cell.knob_values.get("num_prompts")
-        most = len(table["request_id"])
+        total = len(table["request_id"])
         require(
-            num is None or int(num) <= most,
-            f"num_prompts={num}: replay={self.file!r} has {most} requests, ask for no more",
+            num is None or int(num) <= total,
+            f"num_prompts={num}: replay={self.file!r} has {total} requests, ask for no more",
         )
         rows = sorted(rows_of(table, "request_id", "arrival_s", "prompt_len", "gen_length"))
-        rows = rows[: most if num is None else int(num)]
+        rows = rows[: total if num is None else int(num)]
         requests = tuple(
             Request(
                 request_id=request_id,
@@ -101,36 +101,36 @@ class Recorded:
             )
             for request_id, arrival_s, prompt_len, gen_length in rows
         )
-        given = self.run.manifest["facts"]["dataset"]
-        origin = Origin(**{each.name: given[each.name] for each in fields(Origin)})
-        left = most - len(requests)
-        said = given["description"] + (f"; the first {len(requests)} of these {most} requests" if left else "")
+        dataset = self.run.manifest["facts"]["dataset"]
+        origin = Origin(**{field.name: dataset[field.name] for field in fields(Origin)})
+        left = total - len(requests)
+        text = dataset["description"] + (f"; the first {len(requests)} of these {total} requests" if left else "")
         return workload_of(
-            own.dataset,
+            run_cell.dataset,
             requests,
             origin,
-            f"{said}; as in a measured run ({self.digest})",
-            num_clipped=min(given["num_clipped"], len(requests)),
-            num_repeated=max(0, given["num_repeated"] - left),
-            length_scale=given["length_scale"],
-            seed=given["seed"],
+            f"{text}; as in a measured run ({self.digest})",
+            num_clipped=min(dataset["num_clipped"], len(requests)),
+            num_repeated=max(0, dataset["num_repeated"] - left),
+            length_scale=dataset["length_scale"],
+            seed=dataset["seed"],
         )
 
     def replayed(self, requests: Sequence[Request], seed: int, *, is_drawn: bool) -> Replayed:
         if is_drawn:
             return drawn(list(self.paths.values()), requests, seed)
-        found = Replayed(paths=self.paths)
+        replay = Replayed(paths=self.paths)
         for request in requests:
-            found.check(request)
-        return found
+            replay.check(request)
+        return replay
 
 
 @kept(maxsize=4)
 def recorded(file: str) -> Recorded:
     """The run of a file, if a simulation can follow it. Raises UserError if the run does not record how a model decided its steps."""
-    found = measured_run(file, "replay")
+    run = measured_run(file, "replay")
     try:
-        is_open = bool(found.paths)
+        is_open = bool(run.paths)
     except StoreError:
         is_open = False
     require(
@@ -138,7 +138,7 @@ def recorded(file: str) -> Recorded:
         f"replay={file!r} says nothing of its steps, which its settings fix beforehand, or which an older version did not note: "
         f"simulate it as it is, or measure it again",
     )
-    return found
+    return run
 
 
 @kept(maxsize=4)
@@ -189,12 +189,12 @@ def read_steps(path: Path, model: str) -> list[TimedStep]:
         len(rows) <= MOST_ROWS,
         f"measured={str(path)!r} has {len(rows)} rows and {MOST_ROWS} are the most that are taken: give fewer",
     )
-    given = list(reader.fieldnames or ())
-    for name in given:
-        require(given.count(name) == 1, f"measured={str(path)!r} has two columns {name!r}: keep one")
+    columns = list(reader.fieldnames or ())
+    for name in columns:
+        require(columns.count(name) == 1, f"measured={str(path)!r} has two columns {name!r}: keep one")
         require(name in COLUMNS, f"measured={str(path)!r} has a column {name!r}: use {', '.join(COLUMNS)}")
     for name in REQUIRED:
-        require(name in given, f"measured={str(path)!r} has no column {name!r}: add it")
+        require(name in columns, f"measured={str(path)!r} has no column {name!r}: add it")
     steps = []
     for number, row in enumerate(rows, start=1):
         try:
@@ -213,16 +213,16 @@ def shape_of(model: str) -> ModelShape:
 
 def _step(row: Mapping[str, str | None], number: int, model: str) -> TimedStep:
     require(None not in row, "it has more values than there are columns: correct it")  # type: ignore[comparison-overlap]
-    told = {name: value.strip() for name, value in row.items() if value is not None and value.strip()}
+    cells = {name: value.strip() for name, value in row.items() if value is not None and value.strip()}
     for name in REQUIRED:
-        require(name in told, f"{name} has no value: give one")
-    counts: dict[str, Any] = {name: _count(name, told[name]) for name in WORK if name in told}
+        require(name in cells, f"{name} has no value: give one")
+    counts: dict[str, Any] = {name: _count(name, cells[name]) for name in WORK if name in cells}
     work = StepWork(**counts)
     require(work.query_rows > 0, "query_rows=0: a step has rows")
     require(not work.logit_rows or work.logit_chunks > 0, "logit_chunks=0 give no logit_rows: give at least 1")
-    seconds = _seconds(told[SECONDS])
+    seconds = _seconds(cells[SECONDS])
     return TimedStep(
-        name=told.get(NAME, f"row {number}"), shape=shape_of(told.get(MODEL, model)), work=work, seconds=seconds
+        name=cells.get(NAME, f"row {number}"), shape=shape_of(cells.get(MODEL, model)), work=work, seconds=seconds
     )
 
 
@@ -268,10 +268,10 @@ def steps_of_run(path: Path, most: int) -> list[TimedStep]:
         f"at once (--request-rate inf), in packed steps",
     )
     seconds: dict[StepWork, list[float]] = {}
-    for work, taken in zip(works, table["duration_s"], strict=True):
-        seconds.setdefault(work, []).append(taken)
+    for work, duration_s in zip(works, table["duration_s"], strict=True):
+        seconds.setdefault(work, []).append(duration_s)
     kinds = sorted(seconds)
-    chosen = kinds if len(kinds) <= most else [kinds[place * (len(kinds) - 1) // (most - 1)] for place in range(most)]
+    chosen = kinds if len(kinds) <= most else [kinds[index * (len(kinds) - 1) // (most - 1)] for index in range(most)]
     return [
         TimedStep(
             name=f"{work.query_rows} rows x {len(seconds[work])}",

@@ -43,24 +43,24 @@ def room_for_prompt(settings: DllmSettings) -> int:
 
 def requests_of(cell: Cell, settings: DllmSettings) -> Workload:
     """The workload of a data set: with token ids if the model runs, else with lengths only."""
-    asked, limit = settings.asked, room_for_prompt(settings)
+    requested, limit = settings.asked, room_for_prompt(settings)
     require(
-        asked.input_len is None or MIN_PROMPT_LEN <= asked.input_len <= limit,
-        f"input_len={asked.input_len} must be between {MIN_PROMPT_LEN} and {limit} here: change it or gen_length",
+        requested.input_len is None or MIN_PROMPT_LEN <= requested.input_len <= limit,
+        f"input_len={requested.input_len} must be between {MIN_PROMPT_LEN} and {limit} here: change it or gen_length",
     )
     config = WorkloadConfig(
         dataset=cell.dataset,
-        num_requests=asked.num_prompts,
+        num_requests=requested.num_prompts,
         seed=cell.seed,
-        arrivals=arrivals_asked(cell.rate, asked),
-        source=asked.dataset_source,
-        dataset_path=asked.dataset_path,
-        time_unit=asked.time_unit,
-        length_scale=asked.length_scale,
+        arrivals=arrivals_asked(cell.rate, requested),
+        source=requested.dataset_source,
+        dataset_path=requested.dataset_path,
+        time_unit=requested.time_unit,
+        length_scale=requested.length_scale,
         max_prompt_len=limit,
         min_prompt_len=MIN_PROMPT_LEN,
-        fixed_prompt_len=asked.input_len,
-        may_replace_arrivals=asked.dataset_path is None or asked.arrivals is not None,
+        fixed_prompt_len=requested.input_len,
+        may_replace_arrivals=requested.dataset_path is None or requested.arrivals is not None,
     )
     return _workload_of(config, settings.generation, encode=_encoding(settings))
 
@@ -77,22 +77,22 @@ def traced_requests(
     cell: Cell, settings: DllmSettings, file: Traced, generation_of: Callable[[int], GenerationConfig]
 ) -> Workload:
     """One request per row of a file. Answers are rounded up to whole blocks, which published samplers need."""
-    asked, engine = settings.asked, settings.engine
-    most = min(engine.max_model_len, engine.max_num_batched_tokens)
+    requested, engine = settings.asked, settings.engine
+    max_tokens = min(engine.max_model_len, engine.max_num_batched_tokens)
     require(
-        asked.input_len is None or asked.input_len < most,
-        f"input_len={asked.input_len} must be below the {most} tokens that a request may have here: change it",
+        requested.input_len is None or requested.input_len < max_tokens,
+        f"input_len={requested.input_len} must be below the {max_tokens} tokens that a request may have here: change it",
     )
     block = settings.generation.block_length
     return traced_workload(
         file,
-        arrivals_asked(cell.rate, asked),
+        arrivals_asked(cell.rate, requested),
         cell.seed,
         lambda tokens: generation_of(-(-tokens // block) * block),
-        most=most,
-        num=asked.num_prompts if "num_prompts" in cell.asked else None,
-        length_scale=asked.length_scale,
-        fixed_prompt_len=asked.input_len,
+        most=max_tokens,
+        num=requested.num_prompts if "num_prompts" in cell.asked else None,
+        length_scale=requested.length_scale,
+        fixed_prompt_len=requested.input_len,
         encode=_encoding(settings),
     )
 
@@ -114,21 +114,21 @@ _ASKING = ("num_fewshot", "chat", "allow_code_execution")
 
 def task_of(cell: Cell, settings: DllmSettings) -> Task | None:
     """The task whose problems the cell asks; None for a workload that is only served."""
-    asked, lacks = settings.asked, None
+    requested, obstacle = settings.asked, None
     if cell.executor == "roofline":
-        lacks = "a simulated executor"
+        obstacle = "a simulated executor"
     elif settings.weights == "random":
-        lacks = "random weights"
+        obstacle = "random weights"
     options = TaskOptions(
-        num_problems=asked.num_prompts,
+        num_problems=requested.num_prompts,
         seed=cell.seed,
-        num_fewshot=asked.num_fewshot,
-        chat=asked.chat,
-        source=asked.dataset_source,
-        dataset_path=asked.dataset_path,
-        allow_code_execution=asked.allow_code_execution,
+        num_fewshot=requested.num_fewshot,
+        chat=requested.chat,
+        source=requested.dataset_source,
+        dataset_path=requested.dataset_path,
+        allow_code_execution=requested.allow_code_execution,
     )
-    task = task_asked(cell, options, lacks)
+    task = task_asked(cell, options, obstacle)
     for name in _ASKING if task is None else ():
         if value := cell.knob_values.get(name):
             raise UserError(f"{name}={value!r} has no effect on dataset={cell.dataset!r} here, {_why_not_graded(cell)}")

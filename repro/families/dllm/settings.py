@@ -182,8 +182,8 @@ class DllmSettings(ModelKnobs, Device, ReplayKnobs, Checked):
             assert self.platform.gpu is not None
             card = self.platform.gpu
             replay = "" if self.replay is None else import_module(REPLAY).recorded(self.replay).digest
-            behind = repr(load_calibration(card)) + self.charged.basis(card) + self.platform.digest + replay
-            return digest_of(behind)
+            text = repr(load_calibration(card)) + self.charged.basis(card) + self.platform.digest + replay
+            return digest_of(text)
         return self.checkpoint_digest + self.platform.digest
 
     @property

@@ -63,13 +63,13 @@ class DllmSystem:
 
     def implied(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Knobs that given ones imply: one token per step if ``gen_length`` is given, unscaled prompts if ``input_len`` is given."""
-        found: dict[str, Any] = {"steps": given["gen_length"]} if "gen_length" in given else {}
-        return found | ({"length_scale": 1.0} if "input_len" in given else {})
+        knobs: dict[str, Any] = {"steps": given["gen_length"]} if "gen_length" in given else {}
+        return knobs | ({"length_scale": 1.0} if "input_len" in given else {})
 
     def prepare(self, cell: Cell) -> tuple[DllmDeployment, Workload]:
         """Raises every UserError that a user can cause, and loads nothing heavy."""
-        asked = resolve(cell, self.method)
-        settings = self._of_method(asked, cell)
+        requested = resolve(cell, self.method)
+        settings = self._of_method(requested, cell)
         recorded = None if settings.replay is None else import_module(REPLAY).recorded(settings.replay)
         task = None if recorded is not None else task_of(cell, settings)
         file = trace_asked(cell.dataset, settings.asked, cell.asked)
@@ -77,7 +77,7 @@ class DllmSystem:
             require(
                 recorded is None, "replay follows the requests of its run, or those of a data set: leave workload out"
             )
-            return self._prepared_trace(cell, asked, settings, file)
+            return self._prepared_trace(cell, requested, settings, file)
         if recorded is not None and not settings.replay_drawn:
             workload = recorded.workload(cell, settings.generation)
         elif task is None:
@@ -85,8 +85,8 @@ class DllmSystem:
         else:
             workload = task_workload(cell, settings, task, room_for_prompt(settings))
         # Requests of a file may ask for less than the settings, by which we count the pool's rows per request.
-        least = settings.generation.gen_length + MIN_PROMPT_LEN
-        deployment = self.deployment(settings, [max(least, request.total_len) for request in workload.requests])
+        min_tokens = settings.generation.gen_length + MIN_PROMPT_LEN
+        deployment = self.deployment(settings, [max(min_tokens, request.total_len) for request in workload.requests])
         if recorded is not None:
             replayed = recorded.replayed(workload.requests, cell.seed, is_drawn=settings.replay_drawn)
             deployment = deployment.following(replayed)
@@ -139,16 +139,16 @@ class DllmSystem:
             run.system == cell.system,
             f"system={cell.system!r} is not that of replay={settings.replay!r}: use --system {run.system}",
         )
-        there, lengths = self.settings(run), ("gen_length", "block_length", "steps")
+        replayed, lengths = self.settings(run), ("gen_length", "block_length", "steps")
         require(
-            not there.generation.cfg_scale,
+            not replayed.generation.cfg_scale,
             f"replay={settings.replay!r} ran with guidance, whose second forward has no cost here: replay a run without",
         )
-        own = {name: getattr(settings.generation, name) for name in lengths if name in cell.knob_values}
+        overrides = {name: getattr(settings.generation, name) for name in lengths if name in cell.knob_values}
         return replace(
             settings,
-            generation=replace(there.generation, seed=settings.generation.seed, **own),
-            options={**there.options, **settings.options},
+            generation=replace(replayed.generation, seed=settings.generation.seed, **overrides),
+            options={**replayed.options, **settings.options},
         )
 
     def deployment(self, settings: DllmSettings, lengths: list[int]) -> DllmDeployment:
@@ -192,42 +192,42 @@ class DllmSystem:
 
 def resolve(cell: Cell, method: Method) -> DllmSettings:
     """The settings of a cell for a method. Raises UserError for all that a user can get wrong in them."""
-    where = platform(cell.platform)
-    given = {name: value for name, value in cell.knobs if name not in NOTES}
-    part, is_measured = where.part(DllmPart), cell.executor == "torch"
+    target = platform(cell.platform)
+    requested = {name: value for name, value in cell.knobs if name not in NOTES}
+    part, is_measured = target.part(DllmPart), cell.executor == "torch"
     require(
-        cell.executor != "roofline" or where.gpu is not None,
-        f"executor='roofline' needs a GPU model and platform={where.name!r} has none: use --executor torch or platform "
+        cell.executor != "roofline" or target.gpu is not None,
+        f"executor='roofline' needs a GPU model and platform={target.name!r} has none: use --executor torch or platform "
         f"rtx4090",
     )
     # The reading of a baseline, and the part of it that other knobs depend on. dLLM-Serve has no reading.
     baseline, beside = BaselineKnobs(reading="efficient" if is_measured else SIMULATED_READING), {}
-    own: tuple[type, ...] = (method.own, *method.plugged_in(given))
+    knob_types: tuple[type, ...] = (method.own, *method.plugged_in(requested))
     if isinstance(method, PublishedMethod):
-        own, baseline = (*own, BaselineKnobs), given_to(baseline, given)
+        knob_types, baseline = (*knob_types, BaselineKnobs), given_to(baseline, requested)
         beside = {"reading": baseline.reading}
-    scheduler = knobs_of(scheduler_of(str(given.get("scheduler", "phase"))).knobs)
+    scheduler = knobs_of(scheduler_of(str(requested.get("scheduler", "phase"))).knobs)
     settings = resolve_knobs(
         DllmSettings,
-        given,
-        *own,
+        requested,
+        *knob_types,
         scheduler,
-        workload_knobs(given),
+        workload_knobs(requested),
         system=method.name,
         usual=_usual(cell, part),
         beside={"executor": cell.executor, **beside},
-        platform=where,
+        platform=target,
         executor=cell.executor,
-        options=method.options_in(given),
-        scheduler_knobs={name: value for name, value in given.items() if name in scheduler},
+        options=method.options_in(requested),
+        scheduler_knobs={name: value for name, value in requested.items() if name in scheduler},
         baseline=baseline,
     )
     if is_measured:
-        _check_measured(settings, given)
+        _check_measured(settings, requested)
         return settings
-    assert where.gpu is not None, "refused above"
-    charged = settings.charged.on(where.gpu)
-    check_kernels(settings.shape, gpu(where.gpu), charged.framework)
+    assert target.gpu is not None, "refused above"
+    charged = settings.charged.on(target.gpu)
+    check_kernels(settings.shape, gpu(target.gpu), charged.framework)
     return replace(settings, charged=charged)
 
 
@@ -235,15 +235,15 @@ def _usual(cell: Cell, part: DllmPart) -> dict[str, Any]:
     """A platform's defaults for a cell, by name. A workload file has its own lengths and number of requests."""
     is_traced, is_measured = "workload" in cell.asked, cell.executor == "torch"
     names = ("gen_length", "block_length", "steps", "max_num_batched_tokens", "max_num_logits", "max_num_seqs")
-    found = {name: getattr(part, name) for name in (*names, "max_model_len", "model")}
-    found |= {"device": part.device, "dtype": part.dtype} if is_measured else {}
+    defaults = {name: getattr(part, name) for name in (*names, "max_model_len", "model")}
+    defaults |= {"device": part.device, "dtype": part.dtype} if is_measured else {}
     sizes = {**{task.name: task.num_problems for task in TASKS.values()}, **part.num_requests}
     if cell.dataset not in sizes and "num_prompts" not in cell.asked and not is_traced:
         load_card(cell.dataset)  # refuses what is no data set at all, by name
         raise UserError(
             f"dataset={cell.dataset!r} has no default size on platform={cell.platform!r}: give --num-prompts"
         )
-    return found | {
+    return defaults | {
         "seed": cell.seed,
         "memory_limit": part.memory_bytes,
         "num_prompts": 1 if is_traced else sizes.get(cell.dataset, 1),
@@ -264,11 +264,11 @@ def _check_measured(settings: DllmSettings, given: Mapping[str, Any]) -> None:
 
 def dllm_system(name: str) -> DllmSystem:
     """The diffusion-LLM system of this name. Raises UserError for any other name."""
-    found = SYSTEMS.get(name)
-    if not isinstance(found, DllmSystem):
-        able = [each for each, entry in ENTRIES.items() if entry.made_by]
-        raise UserError(f"system={name!r} is no diffusion-LLM system: use one of {', '.join(able)}")
-    return found
+    system = SYSTEMS.get(name)
+    if not isinstance(system, DllmSystem):
+        usable = [system_name for system_name, entry in ENTRIES.items() if entry.made_by]
+        raise UserError(f"system={name!r} is no diffusion-LLM system: use one of {', '.join(usable)}")
+    return system
 
 
 def method(name: str) -> Method:

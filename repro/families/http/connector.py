@@ -42,6 +42,6 @@ class CountingConnector(TCPConnector):
         used: list[tuple[_Counting, int]] = []
         token = _used.set(used)
         try:
-            yield lambda: any(0 < before == protocol.num_bytes for protocol, before in used[-1:])
+            yield lambda: any(0 < num_before == protocol.num_bytes for protocol, num_before in used[-1:])
         finally:
             _used.reset(token)

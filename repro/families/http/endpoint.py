@@ -94,9 +94,9 @@ class Endpoint(Checked):
         """The lasting fields of a model's card, or of the only model if none is named. Raises UserError if the endpoint does not answer."""
         headers = self.headers
         try:
-            told = DECODER.decode(ask(f"{self.base}/v1/models", headers).decode())["data"]
-            json.dumps(told, allow_nan=False, ensure_ascii=False).encode()  # what no file of a run could hold
-            told = [card for card in told if isinstance(card["id"], str)]
+            listed = DECODER.decode(ask(f"{self.base}/v1/models", headers).decode())["data"]
+            json.dumps(listed, allow_nan=False, ensure_ascii=False).encode()  # what no file of a run could hold
+            listed = [card for card in listed if isinstance(card["id"], str)]
         except NoPage as error:
             if error.status is None:
                 raise UserError(
@@ -109,7 +109,7 @@ class Endpoint(Checked):
                 f"url={self.url!r} does not answer /v1/models as OpenAI's API does: check the url"
             ) from None
         cards: dict[str, Mapping[str, Any]] = {}
-        for card in told:
+        for card in listed:
             lasting = {name: card[name] for name in _LASTING if name in card}
             require(
                 cards.setdefault(card["id"], lasting) == lasting,
@@ -139,13 +139,13 @@ class Endpoint(Checked):
             "auto_decompress": False,
         }
         async with (
-            aiohttp.ClientSession(connector=(kept := CountingConnector(limit=0)), **options) as session,
+            aiohttp.ClientSession(connector=(connector := CountingConnector(limit=0)), **options) as session,
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True), **options) as fresh,
         ):
 
             async def send(body: Mapping[str, Any], clock: Clock) -> Reply:
                 reply = Reply()
-                with kept.watching() as is_unanswered:
+                with connector.watching() as is_unanswered:
                     was_cut = await self._send(session, body, clock, reply, needs_count)
                     if was_cut and is_unanswered():
                         reply = Reply(was_resent=True)
@@ -170,13 +170,13 @@ class Endpoint(Checked):
                 if 300 <= response.status < 400:
                     reply.error = redirect(response.status, response.headers.get("Location"))
                 elif response.status != 200:
-                    said = _sentence((await response.content.read(4096)).decode(errors="replace"))
-                    reply.error = f"status {response.status}: {said}"
-                elif wrong := unread(lambda name: response.headers.getall(name, ())):
-                    reply.error = wrong
+                    message = _sentence((await response.content.read(4096)).decode(errors="replace"))
+                    reply.error = f"status {response.status}: {message}"
+                elif problem := unread(lambda name: response.headers.getall(name, ())):
+                    reply.error = problem
                 else:
-                    is_chat, most = self.api == "chat", fields.get("max_tokens")
-                    await _read(response.content, reply, clock, is_chat=is_chat, most=most, needs_count=needs_count)
+                    is_chat, limit = self.api == "chat", fields.get("max_tokens")
+                    await _read(response.content, reply, clock, is_chat=is_chat, most=limit, needs_count=needs_count)
         except TimeoutError:
             reply.error = f"no whole answer within timeout_s={self.timeout_s:g}"
         except (AttributeError, TypeError, RecursionError):
@@ -220,28 +220,28 @@ class Events:
         self._has_begun, self._is_first = False, True
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        held, num_bytes, is_split, at = bytearray(), 0, False, (0.0, 0)
+        buffer, num_bytes, is_split, stamp = bytearray(), 0, False, (0.0, 0)
         async for chunk in self._content.iter_any():
-            at = self._clock(), at[1] + 1
+            stamp = self._clock(), stamp[1] + 1
             num_bytes += len(chunk)
             if is_split and chunk.startswith(b"\n"):
                 chunk = chunk[1:]
             is_split = chunk.endswith(b"\r")
             if not self._has_begun and len(self.first) < _FIRST_BYTES:
                 self.first += chunk[:_FIRST_BYTES]
-            held += chunk
+            buffer += chunk
             if b"\n" in chunk or b"\r" in chunk:
-                lines = held.splitlines()
-                held = bytearray() if chunk.endswith((b"\r", b"\n")) else lines.pop()
+                lines = buffer.splitlines()
+                buffer = bytearray() if chunk.endswith((b"\r", b"\n")) else lines.pop()
                 for line in lines:
-                    if event := self._add(line, at):
+                    if event := self._add(line, stamp):
                         yield event
-            if len(held) + self._num_bytes > LONGEST_LINE:
+            if len(buffer) + self._num_bytes > LONGEST_LINE:
                 raise ValueError(f"an event of more than {LONGEST_LINE} bytes")
             if num_bytes > LONGEST_ANSWER:
                 raise ValueError(f"the answer is longer than {LONGEST_ANSWER} bytes")
-        for line in (held, bytearray()):
-            if event := self._add(line, at):
+        for line in (buffer, bytearray()):
+            if event := self._add(line, stamp):
                 yield event
 
     def _add(self, line: bytes | bytearray, at: tuple[float, int]) -> Event | None:
@@ -274,14 +274,14 @@ async def _read(
             if event.data == b"[DONE]":
                 answer.is_done = True
                 continue
-            said = {} if event.kind == b"error" else _parsed(event)
-            if event.kind == b"error" or said.get("error") or said.get("object") == "error":
+            payload = {} if event.kind == b"error" else _parsed(event)
+            if event.kind == b"error" or payload.get("error") or payload.get("object") == "error":
                 reply.error = f"in the stream: {_sentence(event.data.decode(errors='replace'))}"
                 return
-            if answer.is_done and said.get("choices"):
+            if answer.is_done and payload.get("choices"):
                 reply.error = "the stream goes on behind its end, [DONE]"
                 return
-            answer.take(said, event)
+            answer.take(payload, event)
             if most is not None and max(len(reply.chunks_s), len(reply.token_ids or ())) > most:
                 reply.error = f"the answer goes on behind the {most} tokens that were asked for"
                 return
@@ -346,7 +346,7 @@ class _Answer:
         (text + aside).encode()  # half a character is none
         if ids:
             reply.token_ids = reply.token_ids or []
-            reply.token_ids += [_count("token_ids", each) for each in ids]
+            reply.token_ids += [_count("token_ids", token_id) for token_id in ids]
         if not reply.chunks_s:
             reply.first_text = aside + text
         self.texts.append(text)
@@ -360,15 +360,15 @@ class _Answer:
         """Tokens since the previous piece, if usage comes with every piece. Usage itself counts from the beginning."""
         if not usage:
             return None
-        reply, before = self.reply, self.counted if self.reply.chunks_s else self.counted or 0
+        reply, previous = self.reply, self.counted if self.reply.chunks_s else self.counted or 0
         reply.usage_s = event.arrived_s
         for name in ("prompt_tokens", "completion_tokens"):
-            if (told := _count(name, usage.get(name))) is not None:
-                setattr(reply, name, told)
+            if (count := _count(name, usage.get(name))) is not None:
+                setattr(reply, name, count)
         cached = _count("cached_tokens", (usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
         reply.cached_tokens = reply.cached_tokens if cached is None else cached
         self.counted = reply.completion_tokens
-        return None if before is None or self.counted is None else max(0, self.counted - before)
+        return None if previous is None or self.counted is None else max(0, self.counted - previous)
 
     def end(self, first: bytes, *, needs_count: bool) -> str | None:
         """Finish the reply, and return what is wrong with the answer, if anything."""
@@ -395,30 +395,30 @@ class _Answer:
     def _place_silent(self) -> None:
         """Count tokens without text, such as ignored ends of text, as part of the answer. We do so if it has no other piece, or if events
         without text and pieces of one token add up to the counted tokens."""
-        reply, most = self.reply, self.reply.completion_tokens or 0
+        reply, num_tokens = self.reply, self.reply.completion_tokens or 0
         if not reply.chunks_s:
-            pieces = self.silent[-most:] if most else self.silent
-            reply.chunks_s = [each.arrived_s for each in pieces]
-            reply.chunk_reads = [each.read for each in pieces]
-            if not pieces and most and reply.finish_s is not None:
+            pieces = self.silent[-num_tokens:] if num_tokens else self.silent
+            reply.chunks_s = [piece.arrived_s for piece in pieces]
+            reply.chunk_reads = [piece.read for piece in pieces]
+            if not pieces and num_tokens and reply.finish_s is not None:
                 reply.chunks_s, reply.chunk_reads = [reply.finish_s], [0]
             reply.chunk_tokens = [None] * len(reply.chunks_s)
             reply.ended_s = reply.chunks_s[-1] if reply.chunks_s else None
             return
-        shown = len(reply.chunks_s if reply.token_ids is None else reply.token_ids)
-        if self.silent and most - (reply.finish_reason == "stop") <= shown + len(self.silent) <= most:
+        num_shown = len(reply.chunks_s if reply.token_ids is None else reply.token_ids)
+        if self.silent and num_tokens - (reply.finish_reason == "stop") <= num_shown + len(self.silent) <= num_tokens:
             reply.ended_s = max(reply.ended_s or 0.0, self.silent[-1].arrived_s)
 
 
 def _aside(delta: Mapping[str, Any]) -> str:
     """The text of a chat event besides the answer: reasoning, a refusal, or a tool call. Some servers send reasoning under both of its
     names, so we take it once."""
-    said = [delta.get("reasoning_content") or delta.get("reasoning"), delta.get("refusal")]
-    calls = [each.get("function") for each in delta.get("tool_calls") or ()]
+    texts = [delta.get("reasoning_content") or delta.get("reasoning"), delta.get("refusal")]
+    calls = [tool_call.get("function") for tool_call in delta.get("tool_calls") or ()]
     for call in (*calls, delta.get("function_call")):
         if call:
-            said += [call.get("name"), call.get("arguments")]
-    return "".join(filter(None, said))
+            texts += [call.get("name"), call.get("arguments")]
+    return "".join(filter(None, texts))
 
 
 def _no_stream(first: bytes) -> str | None:
@@ -434,24 +434,24 @@ def _no_stream(first: bytes) -> str | None:
 def count_tokens(reply: Reply, encode: Callable[[str], list[int]] | None = None) -> None:
     """Fill in the tokens of a whole answer, if the endpoint did not count them, and of its first piece, with how we counted each. An
     ``encode`` that is given is the model's tokenizer."""
-    whole = reply.aside + reply.text
+    text = reply.aside + reply.text
     if reply.completion_tokens is None and encode is not None:
-        reply.completion_tokens, reply.counted_by = len(encode(whole)), "tokenizer"
+        reply.completion_tokens, reply.counted_by = len(encode(text)), "tokenizer"
     total, num = reply.completion_tokens, len(reply.chunks_s)
     first = next(iter(reply.chunk_tokens), None)
     if total is None or not num:
         return
     if first is not None:
-        told = first, "usage" if reply.token_ids is None else "token_ids"
+        counted = first, "usage" if reply.token_ids is None else "token_ids"
     elif num == 1:
-        told = total, "one piece"
-    elif reply.are_single or not whole:
-        told = 1, "one each"
+        counted = total, "one piece"
+    elif reply.are_single or not text:
+        counted = 1, "one each"
     elif encode is not None:
-        told = len(encode(reply.first_text)), "tokenizer"
+        counted = len(encode(reply.first_text)), "tokenizer"
     else:
-        told = round(total * len(reply.first_text.encode()) / len(whole.encode())), "text"
-    reply.first_tokens, reply.first_by = max(1, min(told[0], total - num + 1)), told[1]
+        counted = round(total * len(reply.first_text.encode()) / len(text.encode())), "text"
+    reply.first_tokens, reply.first_by = max(1, min(counted[0], total - num + 1)), counted[1]
 
 
 def _count(name: str, told: object) -> Any:
@@ -463,8 +463,8 @@ def _count(name: str, told: object) -> Any:
 def _sentence(text: str) -> str:
     """The message of an error in OpenAI's form, else the beginning of the text."""
     try:
-        found = json.loads(text)
-        text = found.get("error", found)["message"]
+        body = json.loads(text)
+        text = body.get("error", body)["message"]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
-    return "".join(each if each.isprintable() else "?" for each in " ".join(str(text).split())[:300])
+    return "".join(char if char.isprintable() else "?" for char in " ".join(str(text).split())[:300])

@@ -53,7 +53,7 @@ def tables_of(exchanges: Sequence[Exchange], encode: Callable[[str], list[int]] 
         chunks["arrived_s"] += reply.chunks_s
         chunks["tokens"] += reply.chunk_tokens or [None] * len(reply.chunks_s)
         reads = reply.chunk_reads or range(len(reply.chunks_s))
-        chunks["is_bunched"] += [read == before for before, read in zip([None, *reads], reads, strict=False)]
+        chunks["is_bunched"] += [read == previous for previous, read in zip([None, *reads], reads, strict=False)]
     return {REQUESTS: {name: [row[name] for row in rows] for name in columns}, CHUNKS: chunks}
 
 
@@ -61,7 +61,7 @@ def _row(number: int, exchange: Exchange) -> dict[str, object]:
     reply, ask = exchange.reply or Reply(), exchange.ask
     is_ok = exchange.error is None and exchange.reply is not None
     stamps, counted = reply.chunks_s, reply.prompt_tokens
-    least, most = (None, None) if ask is None else prompt_bounds(ask)
+    low, high = (None, None) if ask is None else prompt_bounds(ask)
     queue_s = None
     if exchange.sent_s is not None and exchange.queued_s is not None:
         queue_s = exchange.sent_s - exchange.queued_s
@@ -81,8 +81,8 @@ def _row(number: int, exchange: Exchange) -> dict[str, object]:
         "turn": exchange.turn,
         "client_queue_s": queue_s,
         "asked_tokens": None if ask is None else ask.asked_tokens,
-        "least_prompt": least,
-        "most_prompt": most,
+        "least_prompt": low,
+        "most_prompt": high,
         "num_ids": None if reply.token_ids is None else len(reply.token_ids),
         "text_bytes": None if exchange.reply is None else len((reply.text + reply.aside).encode()),
         "finish_reason": None if reply.finish_reason is None else str(reply.finish_reason)[:40],
@@ -129,10 +129,10 @@ def tpot_s(record: RunRecord) -> dict[str, Any]:
 
 def times_per_token(record: RunRecord) -> Floats:
     """[requests] (E2EL - TTFT) / tokens after the first piece; NaN if there are none or their number is unknown."""
-    later = column(record, "output_len") - column(record, "first_tokens")
+    later_tokens = column(record, "output_len") - column(record, "first_tokens")
     with np.errstate(divide="ignore", invalid="ignore"):
-        times = (column(record, "finished_s") - column(record, "first_output_s")) / later
-    times[~((later > 0) & (column(record, "num_chunks") > 1) & is_ok(record))] = np.nan
+        times = (column(record, "finished_s") - column(record, "first_output_s")) / later_tokens
+    times[~((later_tokens > 0) & (column(record, "num_chunks") > 1) & is_ok(record))] = np.nan
     return times
 
 
@@ -140,10 +140,10 @@ def own_gaps_p95(record: RunRecord) -> Floats:
     """[requests] P95 of each request's own gaps between tokens, in seconds. NaN with one piece, infinite if pieces may hold more tokens."""
     owner, arrived = (column(record, name, CHUNKS) for name in ("request_id", "arrived_s"))
     is_single = np.asarray(record.requests["is_single"], dtype=bool)
-    found = np.where(is_single | (column(record, "num_chunks") < 2), np.nan, np.inf)
+    percentiles = np.where(is_single | (column(record, "num_chunks") < 2), np.nan, np.inf)
     for request in np.flatnonzero(is_single & (column(record, "num_chunks") > 1)):
-        found[request] = np.percentile(np.diff(arrived[owner == request]), 95)
-    return found
+        percentiles[request] = np.percentile(np.diff(arrived[owner == request]), 95)
+    return percentiles
 
 
 def icl_s(record: RunRecord) -> dict[str, Any]:
@@ -255,8 +255,8 @@ def rate_was_kept(record: RunRecord) -> Iterator[str]:
     due, achieved = due_rate(record), achieved_rate(record)
     if due is not None and achieved is not None and achieved < MIN_RATE_SHARE * due:
         longest = max((value for value in record.requests["client_queue_s"] if value is not None), default=0.0)
-        held = " (max_concurrency held requests back)" if longest > 0.001 else ""
-        yield f"requests were sent at {achieved:.3g} per second and fell due at {due:.3g}{held}"
+        reason = " (max_concurrency held requests back)" if longest > 0.001 else ""
+        yield f"requests were sent at {achieved:.3g} per second and fell due at {due:.3g}{reason}"
 
 
 def _ok_rows(record: RunRecord, *names: str) -> Iterator[tuple[Any, ...]]:
@@ -270,35 +270,35 @@ def output_lengths(record: RunRecord) -> Iterator[str]:
     """Answers have exactly the asked tokens if ends of text are ignored, else at most. We skip counts by a tokenizer, which can differ."""
     is_exact = record.facts.get("ignore_eos", False)
     rows = _ok_rows(record, "asked_tokens", "output_len", "counted_by")
-    rows = ((asked, got) for asked, got, by in rows if by != "tokenizer" and asked is not None)
-    wrong = sum((got != asked if is_exact else got > asked) for asked, got in rows)
-    if wrong:
+    rows = ((target, actual) for target, actual, method in rows if method != "tokenizer" and target is not None)
+    num_wrong = sum((actual != target if is_exact else actual > target) for target, actual in rows)
+    if num_wrong:
         rule = "exactly" if is_exact else "at most"
-        yield f"{wrong} answers have not {rule} the tokens that were asked for"
+        yield f"{num_wrong} answers have not {rule} the tokens that were asked for"
 
 
 def prompt_lengths(record: RunRecord) -> Iterator[str]:
     """If the endpoint counts prompt tokens, it cannot have read more or less than we sent."""
     rows = _ok_rows(record, "prompt_len", "least_prompt", "most_prompt")
-    wrong = [(told, least, most) for told, least, most in rows if least is not None and not least <= told <= most]
-    if wrong:
-        told, least, most = wrong[0]
-        sent = f"{least} that were sent" if least == most else f"{least} to {most} that what was sent can be"
+    mismatches = [(counted, low, high) for counted, low, high in rows if low is not None and not low <= counted <= high]
+    if mismatches:
+        counted, low, high = mismatches[0]
+        sent = f"{low} that were sent" if low == high else f"{low} to {high} that what was sent can be"
         yield (
-            f"in {len(wrong)} answers the endpoint counts other prompt tokens (usage) than it got, the first {told} of the {sent}"
+            f"in {len(mismatches)} answers the endpoint counts other prompt tokens (usage) than it got, the first {counted} of the {sent}"
         )
 
 
 def answers_sent(record: RunRecord) -> Iterator[str]:
     """A token comes in one piece, and with its id if ids come. Only an end of text that ended the answer may have no id."""
-    wrong = []
+    messages = []
     rows = _ok_rows(record, "output_len", "num_ids", "num_chunks", "finish_reason", "counted_by")
-    for told, ids, pieces, reason in (row for *row, by in rows if by != "tokenizer"):
-        unsaid = 0 if ids is None else told - ids
-        if pieces > told or unsaid not in (0, int(reason == "stop")):
-            wrong.append(f"{told} (pieces: {pieces}" + (")" if ids is None else f", ids: {ids})"))
-    if wrong:
-        yield f"{len(wrong)} answers have not the tokens that the endpoint counts (usage), the first {wrong[0]}"
+    for num_tokens, num_ids, pieces, reason in (row for *row, method in rows if method != "tokenizer"):
+        num_missing = 0 if num_ids is None else num_tokens - num_ids
+        if pieces > num_tokens or num_missing not in (0, int(reason == "stop")):
+            messages.append(f"{num_tokens} (pieces: {pieces}" + (")" if num_ids is None else f", ids: {num_ids})"))
+    if messages:
+        yield f"{len(messages)} answers have not the tokens that the endpoint counts (usage), the first {messages[0]}"
 
 
 def cold_cache(record: RunRecord) -> Iterator[str]:
@@ -335,9 +335,9 @@ def warnings(record: RunRecord) -> Iterator[str]:
     yield from _unseen_tokens(record)
     yield from _uncounted_tokens(record)
     yield from _bunched_pieces(record)
-    if resent := num_resent(record):
+    if count := num_resent(record):
         yield (
-            f"{resent} requests were cut off unanswered on a connection that was used before, and sent once more on a fresh one: "
+            f"{count} requests were cut off unanswered on a connection that was used before, and sent once more on a fresh one: "
             f"their times count from the first sending"
         )
 
@@ -345,17 +345,17 @@ def warnings(record: RunRecord) -> Iterator[str]:
 def _unseen_tokens(record: RunRecord) -> Iterator[str]:
     """Warn of counted tokens that leave no text: they may be ignored ends of text, or a false count."""
     rows = _ok_rows(record, "output_len", "text_bytes", "num_ids")
-    if unseen := sum(ids is None and num_bytes is not None and told > num_bytes for told, num_bytes, ids in rows):
+    if unseen := sum(ids is None and num_bytes is not None and tokens > num_bytes for tokens, num_bytes, ids in rows):
         yield f"{unseen} answers have fewer bytes of text than tokens (usage), and nothing shows the others: {SHOW_IDS}"
 
 
 def _uncounted_tokens(record: RunRecord) -> Iterator[str]:
     """Warn of answers whose tokens are not counted by the endpoint's own usage."""
-    counts = [by for (by,) in _ok_rows(record, "counted_by")]
-    for by, what in (("token_ids", "the ids that it tells"), ("tokenizer", "the tokenizer that is given")):
-        if by in counts:
-            yield f"{counts.count(by)} answers have no count of tokens (usage): they were counted by {what}"
-    firsts = [by for by, pieces in _ok_rows(record, "first_by", "num_chunks") if pieces > 1]
+    counts = [method for (method,) in _ok_rows(record, "counted_by")]
+    for method, source in (("token_ids", "the ids that it tells"), ("tokenizer", "the tokenizer that is given")):
+        if method in counts:
+            yield f"{counts.count(method)} answers have no count of tokens (usage): they were counted by {source}"
+    firsts = [method for method, pieces in _ok_rows(record, "first_by", "num_chunks") if pieces > 1]
     if guessed := firsts.count("text"):
         yield (
             f"of {guessed} answers in pieces of several tokens nobody says how many the first has: for the time per token (tpot) its share "

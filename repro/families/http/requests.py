@@ -105,11 +105,11 @@ class HttpKnobs(RequestKnobs, Checked):
     @property
     def limits(self) -> Mapping[str, float]:
         """The limits of ``goodput`` in seconds, by name. Empty without it."""
-        found: dict[str, float] = {}
+        limits: dict[str, float] = {}
         for word in (self.goodput or "").split():
             match = re.fullmatch(r"([a-z0-9-]+):(\d+(?:\.\d+)?)", word)
             name = "" if match is None else SYNONYMS.get(match[1], match[1])
-            if match is None or name not in GOODPUT_TIMES or name in found:
+            if match is None or name not in GOODPUT_TIMES or name in limits:
                 raise UserError(
                     f"goodput={self.goodput!r} is no list of limits: write each of {', '.join((*GOODPUT_TIMES, *SYNONYMS))} once, in ms, "
                     f"like 'ttft:200 tpot:50'"
@@ -119,18 +119,18 @@ class HttpKnobs(RequestKnobs, Checked):
                 0 < limit_ms <= MOST_LIMIT_MS,
                 f"goodput={self.goodput!r} is no list of limits: each is above 0 ms and at most {MOST_LIMIT_MS:g}",
             )
-            found[name] = limit_ms / 1e3
-        return found
+            limits[name] = limit_ms / 1e3
+        return limits
 
     @property
     def extra_fields(self) -> Mapping[str, Any]:
         if self.extra is None:
             return {}
-        found = json_object("extra", self.extra, example='{"steps": 8}')
-        for name in (*found, *(found["nvext"] if isinstance(found.get("nvext"), dict) else ())):
+        fields = json_object("extra", self.extra, example='{"steps": 8}')
+        for name in (*fields, *(fields["nvext"] if isinstance(fields.get("nvext"), dict) else ())):
             fix = next((fix for names, fix in _NOT_EXTRA.items() if name.lower() in names.split()), None)
             require(fix is None, f"extra: {name} is not for it to set: {fix}")
-        return found
+        return fields
 
 
 def resolve(system: str, given: Mapping[str, Any]) -> HttpKnobs:
@@ -173,22 +173,22 @@ class HttpConversation:
     encode: Callable[[str], list[int]]
 
     def ask(self, turn: int, replies: Sequence[Reply]) -> Ask:
-        asked = self.turns[turn].asked_tokens
-        own = {**self.fields, "seed": self.seed, "max_tokens": asked}
+        max_tokens = self.turns[turn].asked_tokens
+        body = {**self.fields, "seed": self.seed, "max_tokens": max_tokens}
         if self.is_chat:
             messages = []
-            for past, reply in zip(self.turns, replies, strict=False):
-                messages.append({"role": "user", "content": self.decode(past.new_ids)})
+            for past_turn, reply in zip(self.turns, replies, strict=False):
+                messages.append({"role": "user", "content": self.decode(past_turn.new_ids)})
                 messages.append({"role": "assistant", "content": reply.text})
             messages.append({"role": "user", "content": self.decode(self.turns[turn].new_ids)})
-            length = sum(len(each.new_ids) for each in self.turns[: turn + 1])
-            return Ask(body={**own, "messages": messages}, prompt_len=length, asked_tokens=asked)
+            length = sum(len(entry.new_ids) for entry in self.turns[: turn + 1])
+            return Ask(body={**body, "messages": messages}, prompt_len=length, asked_tokens=max_tokens)
         ids: list[int] = []
-        for past, reply in zip(self.turns, replies, strict=False):
-            ids += past.new_ids
+        for past_turn, reply in zip(self.turns, replies, strict=False):
+            ids += past_turn.new_ids
             ids += self._answer_ids(reply)
         ids += self.turns[turn].new_ids
-        return Ask(body={**own, "prompt": ids}, prompt_len=len(ids), asked_tokens=asked)
+        return Ask(body={**body, "prompt": ids}, prompt_len=len(ids), asked_tokens=max_tokens)
 
     def _answer_ids(self, reply: Reply) -> list[int]:
         """The answer's own ids if the endpoint sends them, else the ids of its text, repeated or cut to the counted tokens."""
@@ -197,8 +197,8 @@ class HttpConversation:
         ids = self.encode(reply.text)
         if reply.completion_tokens is None:
             return ids
-        wanted, ids = reply.completion_tokens, ids or list(self.turns[0].new_ids)
-        return (ids * (wanted // len(ids) + 1))[:wanted]
+        num_tokens, ids = reply.completion_tokens, ids or list(self.turns[0].new_ids)
+        return (ids * (num_tokens // len(ids) + 1))[:num_tokens]
 
     def with_prefix(self, prefix: Ids) -> "HttpConversation":
         first = self.turns[0]
@@ -213,8 +213,8 @@ class HttpWorkload:
 
     def with_prefixes(self, nonce: str) -> "HttpWorkload":
         """The workload with a unique prefix for each conversation."""
-        made = [each.with_prefix(self._prefix(f"{nonce}/{each.session_id}")) for each in self.conversations]
-        return replace(self, conversations=tuple(made))
+        conversations = [each.with_prefix(self._prefix(f"{nonce}/{each.session_id}")) for each in self.conversations]
+        return replace(self, conversations=tuple(conversations))
 
     def warm_up(self, name: str) -> HttpConversation:
         """A conversation to warm up with: the one with the longest first turn, with a prefix that no other has."""
@@ -228,7 +228,7 @@ class HttpWorkload:
 
     @cached_property
     def _known(self) -> list[int]:
-        return sorted({i for each in self.conversations for i in each.turns[0].new_ids})
+        return sorted({token_id for conversation in self.conversations for token_id in conversation.turns[0].new_ids})
 
 
 def prompt_bounds(ask: Ask) -> tuple[int, int]:
@@ -237,10 +237,10 @@ def prompt_bounds(ask: Ask) -> tuple[int, int]:
     messages = ask.body.get("messages")
     if messages is None:
         return ask.prompt_len, ask.prompt_len
-    texts = [str(each["content"]) for each in messages]
-    least = sum(len(" ".join(text.split())) for text in texts) // CHARACTERS_OF_TOKEN
+    texts = [str(message["content"]) for message in messages]
+    fewest = sum(len(" ".join(text.split())) for text in texts) // CHARACTERS_OF_TOKEN
     room = TEMPLATE_TOKENS + TEMPLATE_TOKENS // 16 * len(texts)
-    return max(1, least), sum(len(text.encode()) for text in texts) + room
+    return max(1, fewest), sum(len(text.encode()) for text in texts) + room
 
 
 @kept(maxsize=2)
@@ -268,7 +268,7 @@ def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -
     file = trace_asked(cell.dataset, knobs, cell.asked)
     is_of_rounds = cell.dataset.lower() in known_session_cards()
     if file is not None:
-        is_of_rounds = max(len(each.rounds) for each in trace_of(file, cell.seed).sessions) > 1
+        is_of_rounds = max(len(session.rounds) for session in trace_of(file, cell.seed).sessions) > 1
     if is_of_rounds:
         return _sessions(cell, knobs, file, tokenizer, make)
     requests = (
@@ -387,15 +387,15 @@ def _turns(session: Session, knobs: HttpKnobs, tokenizer: TextTokenizer, seed: i
     rng, turns, total = random.Random(seed), [], 0
     scale = 1.0 if knobs.length_scale is None else knobs.length_scale
     for entry in session.rounds:
-        added, asked = (max(1, round(scale * n)) for n in (entry.prefill_tokens, entry.decode_tokens))
-        total += added
+        new_tokens, answer_len = (max(1, round(scale * n)) for n in (entry.prefill_tokens, entry.decode_tokens))
+        total += new_tokens
         if total > knobs.longest_prompt:
             raise UserError(
                 f"session {session.session_id} has a prompt of {total} tokens, more than max_prompt_len="
                 f"{knobs.longest_prompt}: lower length_scale={scale:g}, or raise max_prompt_len"
             )
-        turns.append(Turn(new_ids=_ids(tokenizer, rng, added), asked_tokens=asked))
-        total += asked
+        turns.append(Turn(new_ids=_ids(tokenizer, rng, new_tokens), asked_tokens=answer_len))
+        total += answer_len
     return tuple(turns)
 
 

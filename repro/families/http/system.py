@@ -82,10 +82,10 @@ class HttpDeployment:
 
 def _history(exchanges: Sequence[Exchange]) -> str | None:
     """How later turns repeat the answers before them; None if there are no later turns."""
-    replies = [each.reply for each in exchanges if each.reply is not None and each.error is None]
-    if all(each.turn == 0 for each in exchanges):
+    replies = [exchange.reply for exchange in exchanges if exchange.reply is not None and exchange.error is None]
+    if all(exchange.turn == 0 for exchange in exchanges):
         return None
-    return "token ids as answered" if all(r.token_ids is not None for r in replies) else "text as answered"
+    return "token ids as answered" if all(reply.token_ids is not None for reply in replies) else "text as answered"
 
 
 def attached(cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:

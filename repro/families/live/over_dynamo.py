@@ -55,19 +55,19 @@ class SessionConversation:
 
     @property
     def delays_s(self) -> Sequence[float]:
-        return [each.delay_s for each in self.session.rounds]
+        return [turn.delay_s for turn in self.session.rounds]
 
     def ask(self, turn: int, replies: Sequence[Reply]) -> Ask:
         ids: list[int] = []
-        for past in range(turn):
-            ids += self.prompts(self.session, past).tolist()
-            ids += replies[past].token_ids or []
+        for past_turn in range(turn):
+            ids += self.prompts(self.session, past_turn).tolist()
+            ids += replies[past_turn].token_ids or []
         ids += self.prompts(self.session, turn).tolist()
-        asked = self.session.rounds[turn].decode_tokens
+        limit = self.session.rounds[turn].decode_tokens
         headers = {"x-dynamo-session-id": str(self.session_id)}
         if turn == len(self.session.rounds) - 1:
             headers["x-dynamo-session-final"] = "true"
-        return Ask(body={**body_of(ids, asked), EXTRA_HEADERS: headers}, prompt_len=len(ids), asked_tokens=asked)
+        return Ask(body={**body_of(ids, limit), EXTRA_HEADERS: headers}, prompt_len=len(ids), asked_tokens=limit)
 
 
 def body_of(ids: Sequence[int], max_tokens: int) -> dict[str, Any]:
@@ -104,9 +104,9 @@ async def _drive(
             return await send(body, clock)
 
         exchanges = await _minding(asyncio.ensure_future(drive_http(conversations, sending)), check)
-    wrong = [each.error for each in exchanges if each.error is not None]
-    if wrong:
-        raise RunError(f"{len(wrong)} of {len(exchanges)} requests failed, the first with: {wrong[0]}")
+    errors = [exchange.error for exchange in exchanges if exchange.error is not None]
+    if errors:
+        raise RunError(f"{len(errors)} of {len(exchanges)} requests failed, the first with: {errors[0]}")
     return exchanges, zeros_s[0]
 
 
@@ -128,19 +128,19 @@ def seen_by_client(
     than the workers made."""
     from engines.cluster.record import observe
 
-    by_round = {(each.session_id, each.turn): each for each in exchanges}
+    by_round = {(exchange.session_id, exchange.turn): exchange for exchange in exchanges}
     due_s, replies = [], []
     for row, key in enumerate(zip(run.rounds["session_id"], run.rounds["round"], strict=True)):
         reply, tokens = by_round[key].reply, run.rounds["decode_tokens"][row]
         assert reply is not None
-        place = run.rounds["history"][row] + run.rounds["prefill_tokens"][row]
-        if reply.token_ids != store.ids(key[0], place, place + tokens):
+        offset = run.rounds["history"][row] + run.rounds["prefill_tokens"][row]
+        if reply.token_ids != store.ids(key[0], offset, offset + tokens):
             raise RunError(f"session {key[0]}, round {key[1]}: the client got other tokens than the workers made")
         due_s.append(by_round[key].due_s)
         replies.append(reply)
     at_client = _at(run, due_s, replies)
-    seen, inside = observe(at_client), observe(run)
-    added = {"ttft_s": seen.ttft_s - inside.ttft_s, "itl_s": seen.round_itl_s["mean"] - inside.round_itl_s["mean"]}
+    client, worker = observe(at_client), observe(run)
+    added = {"ttft_s": client.ttft_s - worker.ttft_s, "itl_s": client.round_itl_s["mean"] - worker.round_itl_s["mean"]}
     return at_client, {"added": {name: distribution(values[np.isfinite(values)]) for name, values in added.items()}}
 
 
@@ -148,17 +148,17 @@ def _at(run: "ClusterRun", due_s: Sequence[float], replies: Sequence[Reply]) -> 
     """The run with the client's times."""
     from engines.cluster.record import Gaps
 
-    ends = [each.chunks_s[-1] for each in replies]
+    ends_s = [reply.chunks_s[-1] for reply in replies]
     rounds = {
         **run.rounds,
         "ready_s": list(due_s),
-        "first_token_s": [each.chunks_s[0] for each in replies],
-        "finished_s": ends,
+        "first_token_s": [reply.chunks_s[0] for reply in replies],
+        "finished_s": ends_s,
     }
-    last: dict[int, float] = {}
-    for session, end_s in zip(run.rounds["session_id"], ends, strict=True):
-        last[session] = max(end_s, last.get(session, 0.0))
-    sessions = {**run.sessions, "finished_s": [last[each] for each in run.sessions["session_id"]]}
+    last_s: dict[int, float] = {}
+    for session, end_s in zip(run.rounds["session_id"], ends_s, strict=True):
+        last_s[session] = max(end_s, last_s.get(session, 0.0))
+    sessions = {**run.sessions, "finished_s": [last_s[session] for session in run.sessions["session_id"]]}
     gaps: list[tuple[int, float, int]] = []
     for row, reply in enumerate(replies):
         stamps, num_gaps = reply.chunks_s, (reply.completion_tokens or 0) - 1
@@ -166,12 +166,12 @@ def _at(run: "ClusterRun", due_s: Sequence[float], replies: Sequence[Reply]) -> 
             gaps += [(row, gap, 1) for gap in np.diff(stamps).tolist()]
         elif num_gaps > 0:  # several tokens came as one piece
             gaps.append((row, (stamps[-1] - stamps[0]) / num_gaps, num_gaps))
-    found = Gaps(
+    all_gaps = Gaps(
         np.array([row for row, _, _ in gaps], dtype=np.int64),
         np.array([gap for _, gap, _ in gaps], dtype=np.float64),
         np.array([count for _, _, count in gaps], dtype=np.int64),
     )
-    return replace(run, rounds=rounds, sessions=sessions, gaps=found)
+    return replace(run, rounds=rounds, sessions=sessions, gaps=all_gaps)
 
 
 # -- the servers ------------------------------------------------------------------------------------------
@@ -215,29 +215,29 @@ class OverDynamo:
 
         with log_folder("ampd-dynamo") as folder, self._started(deciding, folder) as (url, startup_s):
             logger.info("Dynamo's frontend answers after %.1f s; logs are in %s", startup_s, folder)
-            before = Mark.of(store, fleet.worker_ids)
+            first_mark = Mark.of(store, fleet.worker_ids)
             endpoint = Endpoint(url=url, timeout_s=GIVEN_UP_S)
-            conversations = [SessionConversation(session=each, prompts=prompts) for each in sessions]
+            conversations = [SessionConversation(session=session, prompts=prompts) for session in sessions]
             longest = max(sessions, key=lambda each: each.rounds[0].prefill_tokens)
             try:
                 asyncio.run(_warm_up(endpoint, prompts(longest, 0).tolist(), fleet.check))
                 store.call("forget")
                 # Keep the warm-up's decision in the log, because it drew from the router's random numbers like every other.
-                mark = replace(Mark.of(store, fleet.worker_ids), decision=before.decision)
+                mark = replace(Mark.of(store, fleet.worker_ids), decision=first_mark.decision)
                 exchanges, zero_s = asyncio.run(_drive(endpoint, conversations, fleet.check))
             except RunError as error:
                 raise RunError(f"{error}; all that Dynamo said: {folder}") from error
             end_s = time.monotonic() - zero_s
-            began = store.clock.now() - end_s
+            started_s = store.clock.now() - end_s
         lags_s = {}
-        for each in exchanges:
-            if each.turn == 0 and each.sent_s is not None:
-                lags_s[each.session_id] = max(each.sent_s - each.due_s, 0.0)
+        for exchange in exchanges:
+            if exchange.turn == 0 and exchange.sent_s is not None:
+                lags_s[exchange.session_id] = max(exchange.sent_s - exchange.due_s, 0.0)
         return FrontRun(
-            began=began,
+            began=started_s,
             end_s=end_s,
             mark=mark,
-            lags_s=[lags_s[each.session_id] for each in sessions],
+            lags_s=[lags_s[session.session_id] for session in sessions],
             exchanges=exchanges,
             facts={"name": "dynamo", "packages": dict(self._packages), "startup_s": round(startup_s, 1)},
         )
@@ -247,8 +247,8 @@ class OverDynamo:
         model = write_tiny(folder / "model") if self.tokenizer is None else self.tokenizer
         place = Place(folder=folder, port=free_port(), model=str(model.absolute()), is_local=True)
         spec, path = folder / "router.pickle", folder / "path"
-        told = RouterSpec(deciding=deciding, limits=self.limits, model=place.model, served_name=SERVED_NAME)
-        told.write(spec)
+        router_spec = RouterSpec(deciding=deciding, limits=self.limits, model=place.model, served_name=SERVED_NAME)
+        router_spec.write(spec)
         path.mkdir()
         # Link only this package: the rest of the project's environment would hide Dynamo's packages.
         (path / "engines").symlink_to(Path(engines.__path__[0]).absolute())
@@ -300,12 +300,12 @@ class Direct:
         mark = Mark.of(store, fleet.worker_ids)
         began = serve(coordinator, sessions, prompts, until_s=GIVEN_UP_S, on_turn=lambda ended: fleet.check())
         end_s = store.clock.now() - began
-        arrived = [float(store.fields("session", each.session_id)["arrived_s"]) - began for each in sessions]
+        arrived = [float(store.fields("session", session.session_id)["arrived_s"]) - began for session in sessions]
         return FrontRun(
             began=began,
             end_s=end_s,
             mark=mark,
-            lags_s=[max(at - session.arrival_s, 0.0) for at, session in zip(arrived, sessions, strict=True)],
+            lags_s=[max(time_s - session.arrival_s, 0.0) for time_s, session in zip(arrived, sessions, strict=True)],
         )
 
 

@@ -104,8 +104,8 @@ class LiveSettings:
     @property
     def roles(self) -> dict[int, str]:
         """The role of each worker by id. Homes (decode workers) come first, as in a simulation."""
-        found = dict.fromkeys(range(self.num_homes), "decode")
-        return found | dict.fromkeys(range(self.num_homes, self.num_homes + self.num_prefills), "prefill")
+        roles = dict.fromkeys(range(self.num_homes), "decode")
+        return roles | dict.fromkeys(range(self.num_homes, self.num_homes + self.num_prefills), "prefill")
 
     @property
     def config(self) -> str | CausalConfig:
@@ -113,8 +113,8 @@ class LiveSettings:
 
     @property
     def vocab_size(self) -> int:
-        found = self.config
-        return (found if isinstance(found, CausalConfig) else read_causal_config(Path(found))).vocab_size
+        config = self.config
+        return (config if isinstance(config, CausalConfig) else read_causal_config(Path(config))).vocab_size
 
     @property
     def basis(self) -> str:
@@ -127,23 +127,23 @@ class LiveSettings:
 
 def resolve(cell: Cell, system: str) -> LiveSettings:
     """The settings of a cell. Raises UserError for all that a user can get wrong."""
-    where = platform(cell.platform)
+    target = platform(cell.platform)
     require(
-        cell.executor == where.executor == "torch" and where.gpu is None,
-        f"platform={where.name!r}, executor={cell.executor!r}: system={system!r} runs workers on this machine's cores, use "
+        cell.executor == target.executor == "torch" and target.gpu is None,
+        f"platform={target.name!r}, executor={cell.executor!r}: system={system!r} runs workers on this machine's cores, use "
         "cpu-tiny and torch",
     )
-    own = own_policies(cell.asked)
-    plugged = (each.knobs for each in own.values())
+    plugins = own_policies(cell.asked)
+    plugged = (plugin.knobs for plugin in plugins.values())
     knobs = resolve_knobs(LiveKnobs, cell.asked, AmpdConfig, *plugged, workload_knobs(cell.asked), system=system)
     policies = given_to(AmpdConfig(), cell.asked)
-    told = {"model": _UNMEASURED, "slo": Slo(ttft_s=knobs.slo_ttft_s, itl_s=knobs.slo_itl_s), "seed": cell.seed}
-    for each in own.values():
-        module, _, name = each.where.partition(":")
-        if each.kind.name == "queue" or knobs.frontend is not None:
-            why = why_here(module, name, elsewhere=each.kind.name != "queue")
-            require(why is None, f"{each.kind.name}={each.where!r} {why}")
-        each.checked(**{name: told[name] for name in each.kind.offered})
+    facts = {"model": _UNMEASURED, "slo": Slo(ttft_s=knobs.slo_ttft_s, itl_s=knobs.slo_itl_s), "seed": cell.seed}
+    for plugin in plugins.values():
+        module, _, name = plugin.where.partition(":")
+        if plugin.kind.name == "queue" or knobs.frontend is not None:
+            reason = why_here(module, name, elsewhere=plugin.kind.name != "queue")
+            require(reason is None, f"{plugin.kind.name}={plugin.where!r} {reason}")
+        plugin.checked(**{name: facts[name] for name in plugin.kind.offered})
     deployment = parse_deployment(knobs.deployment)
     pools = (*deployment.prefill, *deployment.decode)
     require(
@@ -156,14 +156,14 @@ def resolve(cell: Cell, system: str) -> LiveSettings:
         f"model={knobs.model!r} has no tokenizer.json, which frontend={knobs.frontend!r} reads: give a checkpoint's folder with one",
     )
     workload = sessions_asked(cell, knobs, num_sessions=_NUM_SESSIONS)
-    return LiveSettings(knobs=knobs, deployment=deployment, policies=policies, own=own, workload=workload)
+    return LiveSettings(knobs=knobs, deployment=deployment, policies=policies, own=plugins, workload=workload)
 
 
 def workers_lived(record: RunRecord) -> Iterator[str]:
     facts = record.facts
     if lost := facts["lost_workers"]:
         roles = facts["roles"]
-        names = ", ".join(f"{roles[str(each)]} worker {each}" for each in lost)
+        names = ", ".join(f"{roles[str(worker)]} worker {worker}" for worker in lost)
         yield f"{names} died or fell silent: what was measured is less than {facts['deployment']}"
 
 
@@ -266,19 +266,19 @@ class LiveDeployment:
             served = self.front.serve(deciding, sessions, prompts, store, fleet)
             losses, ended = store.losses(), fleet.ended
             fleet.stop()  # with which workers report for the last time
-            began, mark, end_s = served.began, served.mark, served.end_s
-            run = collect(store, sessions, began, settings.roles, {"end_s": end_s}, since=mark)
-            found = replay(
+            started_s, mark, end_s = served.began, served.mark, served.end_s
+            run = collect(store, sessions, started_s, settings.roles, {"end_s": end_s}, since=mark)
+            replayed = replay(
                 store.log()[mark.decision :],
                 binder=self._binder(profile),
                 router=self._router(profile),
                 make_queue=lambda worker: self._make_queue(),
             )
-            ids = [answers(store, each) for each in sessions]
+            ids = [answers(store, session) for session in sessions]
             simulated = compared(run, self._simulated(profile, workload))
-            seen = None
+            client_facts = None
             if served.exchanges is not None:
-                run, seen = seen_by_client(served.exchanges, run, store)
+                run, client_facts = seen_by_client(served.exchanges, run, store)
             store.clear()
         facts = {
             "deployment": str(settings.deployment),
@@ -289,7 +289,7 @@ class LiveDeployment:
             "end_s": end_s,
             "stop_reason": None,
             **prefill_load(rows_of(run.workers, "role", "busy_prefill_s"), max(run.sessions["arrival_s"])),
-            "decisions": {**found.decisions, "not_made_again": len(found.mismatches)},
+            "decisions": {**replayed.decisions, "not_made_again": len(replayed.mismatches)},
             "answers": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12],
             # The store has not yet missed a worker that died within a lease of the end.
             "lost_workers": [*losses.workers, *sorted({*ended} - {*losses.workers})],
@@ -297,8 +297,8 @@ class LiveDeployment:
             "profile": _facts_of_profile(profile),
             "simulated": simulated,
         }
-        if seen is not None:
-            facts["frontend"] = {**served.facts, **seen}
+        if client_facts is not None:
+            facts["frontend"] = {**served.facts, **client_facts}
         record = RunRecord(tables=tables_of(run), manifest=self._manifest(workload, facts))
         return record.with_columns(REQUESTS, submit_lag_s=served.lags_s)
 
@@ -351,21 +351,21 @@ class LiveDeployment:
     @property
     def _make_queue(self) -> Callable[[], PrefillQueue]:
         settings = self.settings
-        make = settings.policies.make_queue if (own := settings.own.get("queue")) is None else own.made
+        make = settings.policies.make_queue if (plugin := settings.own.get("queue")) is None else plugin.made
         return partial(make, slo=settings.slo)
 
     def _router(self, profile: "LiveProfile") -> Router:
         settings = self.settings
-        make = settings.policies.make_router if (own := settings.own.get("router")) is None else own.made
-        found: Router = make(model=profile.performance, slo=settings.slo, seed=self.seed)
-        return found
+        make = settings.policies.make_router if (plugin := settings.own.get("router")) is None else plugin.made
+        router: Router = make(model=profile.performance, slo=settings.slo, seed=self.seed)
+        return router
 
     def _binder(self, profile: "LiveProfile") -> Binder:
         settings = self.settings
-        if (own := settings.own.get("binder")) is None:
+        if (plugin := settings.own.get("binder")) is None:
             return LeastKvMemory()
-        found: Binder = own.made(model=profile.performance, slo=settings.slo, seed=self.seed)
-        return found
+        binder: Binder = plugin.made(model=profile.performance, slo=settings.slo, seed=self.seed)
+        return binder
 
     def _simulated(self, profile: "LiveProfile", workload: SessionWorkload) -> "ClusterRun":
         from engines.ampd.live.profile import simulate_live
@@ -402,9 +402,9 @@ def compared(run: "ClusterRun", simulated: "ClusterRun") -> dict[str, dict[str, 
 
     from engines.cluster.record import observe
 
-    found = {}
-    pair = [observe(each) for each in (run, simulated)]
-    for name, of in (
+    latencies = {}
+    views = [observe(side) for side in (run, simulated)]
+    for name, latency_of in (
         ("ttft_s", lambda seen: seen.ttft_s),
         ("ttft_initial_s", lambda seen: seen.ttft_s[seen.round_index == 0]),
         ("ttft_incremental_s", lambda seen: seen.ttft_s[seen.round_index > 0]),
@@ -413,17 +413,17 @@ def compared(run: "ClusterRun", simulated: "ClusterRun") -> dict[str, dict[str, 
         ("e2el_s", lambda seen: seen.e2el_s),
     ):
         for stat, reduce in (("mean", np.nanmean), ("p50", np.nanmedian), ("p90", partial(np.nanquantile, q=0.9))):
-            values = [of(seen) for seen in pair]
-            if all(np.isfinite(each).any() for each in values):
-                measured, predicted = (float(reduce(each)) for each in values)
-                found[f"{name} {stat}"] = {
+            values = [latency_of(view) for view in views]
+            if all(np.isfinite(sample).any() for sample in values):
+                measured, predicted = (float(reduce(sample)) for sample in values)
+                latencies[f"{name} {stat}"] = {
                     "measured": measured,
                     "predicted": predicted,
                     "error": predicted / measured - 1,
                 }
-    local = [float(np.mean(seen.is_local)) for seen in pair]
-    found["local_share"] = {"measured": local[0], "predicted": local[1], "error": local[1] - local[0]}
-    return found
+    local = [float(np.mean(view.is_local)) for view in views]
+    latencies["local_share"] = {"measured": local[0], "predicted": local[1], "error": local[1] - local[0]}
+    return latencies
 
 
 _MODULES = (
@@ -444,15 +444,15 @@ class LiveSystem:
         settings = resolve(cell, self.name)
         workload = build_sessions(settings.workload)
         longest = max(session.context_tokens for session in workload.sessions)
-        most = min(MAX_LEN, settings.knobs.kv_tokens)
+        max_len = min(MAX_LEN, settings.knobs.kv_tokens)
         require(
-            longest < most,
-            f"dataset={workload.name!r} has a session of {longest} tokens and a live worker holds {most}: shorten it",
+            longest < max_len,
+            f"dataset={workload.name!r} has a session of {longest} tokens and a live worker holds {max_len}: shorten it",
         )
         front: Front = Direct()
         if settings.knobs.frontend is not None:
             front = OverDynamo(
-                limits=Limits(vocab_size=settings.vocab_size, max_len=most),
+                limits=Limits(vocab_size=settings.vocab_size, max_len=max_len),
                 tokenizer=None if settings.knobs.model == TINY else Path(settings.knobs.model),
             )
         deployment = LiveDeployment(
